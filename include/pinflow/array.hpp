@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pinflow/dtype.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/memory.hpp"
+
+namespace pinflow {
+
+class input_file;
+class mapped_file;
+class row_source;
+
+/// Lengths of the axes, in elements.
+using shape_vector = std::vector<std::uint64_t>;
+
+/// Elements of a shape: the product of its lengths, 1 for no axes. @throws invalid_argument when the lengths
+/// other than 0 make 2^64 or more, as numpy does.
+std::uint64_t element_count(std::span<const std::uint64_t> shape);
+/// Bytes between neighbours along each axis of a C-order array; a length of 0 counts as 1.
+/// @throws invalid_argument when the array would take 2^63 bytes or more.
+std::vector<std::int64_t> c_strides_bytes(std::span<const std::uint64_t> shape,
+                                          std::uint64_t item_size_bytes);
+/// The same for Fortran order, where the first axis varies fastest.
+std::vector<std::int64_t> fortran_strides_bytes(std::span<const std::uint64_t> shape,
+                                                std::uint64_t item_size_bytes);
+/// "(3, 4)", "(3,)", "()": numpy's spelling.
+std::string to_string(std::span<const std::uint64_t> shape);
+
+/// Somebody else's elements: address, type, shape and strides. It owns nothing, and says nothing about which
+/// device the address belongs to; whoever hands it out does.
+class array_view {
+ public:
+    /// A C-order view.
+    array_view(const std::byte* data, pinflow::dtype type, shape_vector shape);
+    /// Any order; strides are bytes between neighbours along each axis, one an axis.
+    /// @throws invalid_argument when they are not as many as the axes, or the elements take 2^63 bytes or
+    /// more.
+    array_view(const std::byte* data, pinflow::dtype type, shape_vector shape,
+               std::vector<std::int64_t> strides_bytes);
+
+    /// Null when there are no bytes, or none in the address space.
+    const std::byte* data() const noexcept { return data_; }
+    const pinflow::dtype& dtype() const noexcept { return dtype_; }
+    const shape_vector& shape() const noexcept { return shape_; }
+    const std::vector<std::int64_t>& strides_bytes() const noexcept { return strides_bytes_; }
+    /// Elements.
+    std::uint64_t size() const noexcept { return size_; }
+    /// Payload: elements times their size.
+    std::uint64_t size_bytes() const noexcept { return size_ * dtype_.size_bytes(); }
+    /// Whether the elements lie in C order without gaps (so does every array with fewer than two elements).
+    bool c_contiguous() const;
+    /// Whether they lie in Fortran order without gaps.
+    bool fortran_contiguous() const;
+
+    /// The elements as T, in C order. @throws invalid_argument when T is not the element type, the elements
+    /// are big-endian, not in C order, or not aligned for T.
+    template <typename T>
+    const T* as() const {
+        check_readable_as(pinflow::dtype::of<T>(), alignof(T));
+        return reinterpret_cast<const T*>(data_);
+    }
+
+ private:
+    void check_readable_as(const pinflow::dtype& type, std::size_t alignment) const;
+
+    const std::byte* data_;
+    pinflow::dtype dtype_;
+    shape_vector shape_;
+    std::vector<std::int64_t> strides_bytes_;
+    std::uint64_t size_;
+};
+
+/// An array and what keeps its bytes alive: a mapping of a file, or memory. Copies share the bytes, which are
+/// never written through it. Opening one reads a header and maps the rest. Thread-safe, as it is immutable.
+class array {
+ public:
+    /// Elements in host memory that this array takes over, in C order.
+    /// @throws invalid_argument when the region is smaller than the shape asks for.
+    array(memory_region memory, pinflow::dtype type, shape_vector shape);
+
+    /// Elements of an open file from `offset_bytes` on, in C or Fortran order: mapped when the system allows
+    /// it, otherwise readable as rows only (see `reason`).
+    /// @throws format_error when the file ends before the last element.
+    static array of_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
+                         pinflow::dtype type, shape_vector shape, bool fortran_order = false);
+
+    const pinflow::dtype& dtype() const noexcept { return view_.dtype(); }
+    const shape_vector& shape() const noexcept { return view_.shape(); }
+    std::uint64_t size_bytes() const noexcept { return view_.size_bytes(); }
+    /// Whether the elements are in the address space, so that `view` can be used.
+    bool mapped() const noexcept { return mapped_; }
+    /// One sentence that says why the array is or is not mapped.
+    const std::string& reason() const noexcept { return reason_; }
+    /// The elements in place; valid while this array or a copy of it lives. Reading a file's pages that were
+    /// truncated meanwhile raises SIGBUS: where that matters, use `rows`.
+    /// @throws unsupported when the array is not mapped.
+    const array_view& view() const;
+    /// The file behind it; null for an array in memory.
+    const std::shared_ptr<const input_file>& file() const noexcept { return file_; }
+    /// Where the first element lies in the file.
+    std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
+
+    /// The array as a source of rows, along its first axis: what a loader takes. Big-endian elements are
+    /// delivered little-endian. The source keeps the bytes alive.
+    /// @throws unsupported for an array without axes, or in Fortran order with more than one axis.
+    std::shared_ptr<const row_source> rows() const;
+    operator std::shared_ptr<const row_source>() const { return rows(); }
+
+ private:
+    array(array_view view, std::shared_ptr<const void> owner);
+
+    array_view view_;
+    std::shared_ptr<const void> owner_;
+    std::shared_ptr<const input_file> file_;
+    std::uint64_t offset_bytes_ = 0;
+    bool mapped_ = true;
+    std::string reason_;
+};
+
+}  // namespace pinflow

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace pinflow {
+
+/// The base of everything pinflow throws. `what()` is a full sentence: what was tried, on what (path, offset,
+/// shape), what happened and, where it is known, what would help.
+class error : public std::runtime_error {
+ public:
+    using std::runtime_error::runtime_error;
+};
+
+/// A system call on a file or on memory failed.
+class system_failure : public error {
+ public:
+    system_failure(const std::string& sentence, std::error_code code) : error(sentence), code_(code) {}
+
+    /// The errno value behind the failure.
+    const std::error_code& code() const noexcept { return code_; }
+
+ private:
+    std::error_code code_;
+};
+
+/// The bytes of a file are not what its format or its own header promises.
+class format_error : public error {
+ public:
+    using error::error;
+};
+
+/// The input is valid, but pinflow (or this build of it) has no way to do what was asked with it.
+class unsupported : public error {
+ public:
+    using error::error;
+};
+
+/// The caller asked for something that contradicts itself or the data.
+class invalid_argument : public error {
+ public:
+    using error::error;
+};
+
+/// A file changed (size, modification time or identity) while it was being read.
+class data_changed : public error {
+ public:
+    using error::error;
+};
+
+/// Every slot of a loader is held by the consumer, so that no further batch can ever arrive.
+class all_slots_leased : public error {
+ public:
+    using error::error;
+};
+
+/// A device refused or failed an operation; the process can go on.
+class device_error : public error {
+ public:
+    using error::error;
+};
+
+/// A device failed in a way that no later call in this process can recover from (a sticky CUDA error).
+class fatal_device_error : public device_error {
+ public:
+    using device_error::device_error;
+};
+
+}  // namespace pinflow

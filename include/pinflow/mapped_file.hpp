@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "pinflow/file.hpp"
+#include "pinflow/memory.hpp"
+
+namespace pinflow {
+
+/// How a mapping will be read; passed on to madvise.
+enum class access_advice { normal, sequential, random, will_need };
+
+/// A read-only shared mapping of a part of a file: the page cache itself, nothing is loaded or copied. The
+/// bytes stay valid while this object lives, whatever happens to the file's name; when the file is truncated,
+/// touching lost pages from the CPU raises SIGBUS, so pinflow itself reads through input_file::read.
+/// Thread-safe once constructed.
+class mapped_file {
+ public:
+    /// Maps [offset_bytes, offset_bytes + size_bytes) of `file`; no alignment is asked of the offset, and a
+    /// size of zero maps nothing. @throws format_error when the range passes the end of the file,
+    /// system_failure when the system refuses (address space, map count).
+    mapped_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes, std::uint64_t size_bytes);
+
+    const std::shared_ptr<const input_file>& file() const noexcept { return file_; }
+    std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
+    /// The first byte asked for; null when nothing is mapped.
+    const std::byte* data() const noexcept { return region_.data(); }
+    std::uint64_t size_bytes() const noexcept { return region_.size_bytes(); }
+    std::span<const std::byte> bytes() const noexcept { return region_.bytes(); }
+
+    /// Tells the system how the pages will be read; a hint, never an error.
+    void advise(access_advice advice) const noexcept;
+
+ private:
+    std::shared_ptr<const input_file> file_;
+    std::uint64_t offset_bytes_;
+    memory_region region_;
+};
+
+}  // namespace pinflow

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "pinflow/array.hpp"
+#include "pinflow/dtype.hpp"
+
+namespace pinflow {
+
+/// Consecutive rows that lie as they are delivered: C order, little-endian, one after the other.
+struct row_extent {
+    std::shared_ptr<const input_file> file;  ///< null when the rows exist in memory only
+    std::uint64_t offset_bytes = 0;          ///< of the first row, in the file
+    std::uint64_t row_count = 0;
+    const std::byte* data = nullptr;  ///< the first row in the address space; null when it is not mapped
+};
+
+/// Rows of one type and shape, numbered from 0: all that formats and loaders know of each other. A row is one
+/// index along the first axis of an array. Every member may be called from any thread at the same time.
+class row_source {
+ public:
+    row_source() = default;
+    row_source(const row_source&) = delete;
+    row_source& operator=(const row_source&) = delete;
+    virtual ~row_source() = default;
+
+    /// The type of the delivered elements; always little-endian.
+    virtual const pinflow::dtype& dtype() const noexcept = 0;
+    /// The shape of one row, in elements; empty when a row is one element.
+    virtual const shape_vector& row_shape() const noexcept = 0;
+    virtual std::uint64_t row_count() const noexcept = 0;
+    virtual std::uint64_t row_size_bytes() const noexcept = 0;
+    /// What it is, for messages: a path, or "an array in memory".
+    virtual std::string description() const = 0;
+    /// All rows, as extents in order of their numbers; empty when rows can only be had through `read_rows`.
+    virtual std::span<const row_extent> extents() const noexcept = 0;
+
+    /// Copies the rows `ids`, in that order, one after the other to host memory of ids.size() *
+    /// row_size_bytes() bytes. Files are read with pread, so that a truncated file is an error and not a
+    /// signal.
+    /// @return the time spent waiting for storage; the rest of the call's time is the CPU's.
+    /// @throws invalid_argument for an id past the end (nothing is read then), data_changed, system_failure.
+    virtual std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
+                                               std::span<std::byte> destination) const = 0;
+
+    /// @throws data_changed when what the rows are read from is no longer what was opened.
+    virtual void check_unchanged() const = 0;
+};
+
+}  // namespace pinflow

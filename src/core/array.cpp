@@ -1,0 +1,185 @@
+#include "pinflow/array.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "pinflow/file.hpp"
+#include "pinflow/mapped_file.hpp"
+#include "src/core/checked.hpp"
+
+namespace pinflow {
+
+std::string to_string(std::span<const std::uint64_t> shape) {
+    return shape.size() == 1 ? fmt::format("({},)", shape[0]) : fmt::format("({})", fmt::join(shape, ", "));
+}
+
+namespace {
+
+constexpr auto most_bytes = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+
+/// `factor` times the lengths, where a length of 0 counts as 1, as it does for numpy: what is too large in
+/// one order of the axes is so in each. Empty when it passes 2^64.
+std::optional<std::uint64_t> extended_product(std::span<const std::uint64_t> shape, std::uint64_t factor) {
+    for (const std::uint64_t length : shape) {
+        if (length != 0 && !detail::multiply(factor, length, factor)) return std::nullopt;
+    }
+    return factor;
+}
+
+/// Whether every distance within an array of this shape can be a stride.
+bool fits_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes) {
+    return extended_product(shape, item_size_bytes).value_or(most_bytes + 1) <= most_bytes;
+}
+
+void check_fits_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes) {
+    if (!fits_strides(shape, item_size_bytes)) {
+        throw invalid_argument(fmt::format("an array of shape {} with elements of {} bytes is too large",
+                                           to_string(shape), item_size_bytes));
+    }
+}
+
+/// Strides when the axes `order` visits grow from the fastest to the slowest.
+template <typename Axes>
+std::vector<std::int64_t> packed_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes,
+                                         Axes axis_at) {
+    check_fits_strides(shape, item_size_bytes);
+    std::vector<std::int64_t> strides(shape.size());
+    std::uint64_t stride = item_size_bytes;
+    for (std::size_t step = 0; step < shape.size(); ++step) {
+        const std::size_t axis = axis_at(step);
+        strides[axis] = static_cast<std::int64_t>(stride);
+        // an axis of length 0 leaves nothing to step over; counting it as 1 keeps the others' strides useful
+        stride *= std::max<std::uint64_t>(shape[axis], 1);
+    }
+    return strides;
+}
+
+bool is_packed(const array_view& view, const std::vector<std::int64_t>& packed) {
+    if (view.size() < 2) return true;
+    for (std::size_t axis = 0; axis < packed.size(); ++axis) {
+        if (view.shape()[axis] > 1 && view.strides_bytes()[axis] != packed[axis]) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+std::uint64_t element_count(std::span<const std::uint64_t> shape) {
+    const auto count = extended_product(shape, 1);
+    if (!count) {
+        throw invalid_argument(fmt::format("the shape {} has more than 2^64 elements", to_string(shape)));
+    }
+    return std::ranges::find(shape, 0u) == shape.end() ? *count : 0;
+}
+
+std::vector<std::int64_t> c_strides_bytes(std::span<const std::uint64_t> shape,
+                                          std::uint64_t item_size_bytes) {
+    return packed_strides(shape, item_size_bytes, [&](std::size_t step) { return shape.size() - 1 - step; });
+}
+
+std::vector<std::int64_t> fortran_strides_bytes(std::span<const std::uint64_t> shape,
+                                                std::uint64_t item_size_bytes) {
+    return packed_strides(shape, item_size_bytes, [](std::size_t step) { return step; });
+}
+
+array_view::array_view(const std::byte* data, pinflow::dtype type, shape_vector shape)
+    : data_(data),
+      dtype_(std::move(type)),
+      shape_(std::move(shape)),
+      strides_bytes_(c_strides_bytes(shape_, dtype_.size_bytes())),
+      size_(element_count(shape_)) {}
+
+array_view::array_view(const std::byte* data, pinflow::dtype type, shape_vector shape,
+                       std::vector<std::int64_t> strides_bytes)
+    : data_(data),
+      dtype_(std::move(type)),
+      shape_(std::move(shape)),
+      strides_bytes_(std::move(strides_bytes)),
+      size_(element_count(shape_)) {
+    if (strides_bytes_.size() != shape_.size()) {
+        throw invalid_argument(fmt::format("a view of shape {} needs {} strides, not {}", to_string(shape_),
+                                           shape_.size(), strides_bytes_.size()));
+    }
+    check_fits_strides(shape_, dtype_.size_bytes());  // a stride of 0 asks for no memory
+}
+
+bool array_view::c_contiguous() const {
+    return is_packed(*this, c_strides_bytes(shape_, dtype_.size_bytes()));
+}
+
+bool array_view::fortran_contiguous() const {
+    return is_packed(*this, fortran_strides_bytes(shape_, dtype_.size_bytes()));
+}
+
+void array_view::check_readable_as(const pinflow::dtype& type, std::size_t alignment) const {
+    const auto refuse = [&](const std::string& why) {
+        throw invalid_argument(fmt::format("cannot read an array of {} and shape {} as {}: {}",
+                                           dtype_.descr(), to_string(shape_), type.descr(), why));
+    };
+    if (dtype_ != type) {
+        refuse(dtype_.little_endian() == type ? "its byte order is not this machine's" : "the types differ");
+    }
+    if (!c_contiguous()) refuse("its elements are not in C order");
+    if (reinterpret_cast<std::uintptr_t>(data_) % alignment != 0) {
+        refuse(fmt::format("its address is not a multiple of {}", alignment));
+    }
+}
+
+array::array(array_view view, std::shared_ptr<const void> owner)
+    : view_(std::move(view)), owner_(std::move(owner)) {}
+
+array::array(memory_region memory, pinflow::dtype type, shape_vector shape)
+    : view_(memory.data(), std::move(type), std::move(shape)), reason_("it lies in host memory") {
+    if (memory.size_bytes() < view_.size_bytes()) {
+        throw invalid_argument(fmt::format(
+            "an array of {} and shape {} needs {} bytes, the memory given has {}", view_.dtype().descr(),
+            to_string(view_.shape()), view_.size_bytes(), memory.size_bytes()));
+    }
+    owner_ = std::make_shared<const memory_region>(std::move(memory));
+}
+
+array array::of_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes, pinflow::dtype type,
+                     shape_vector shape, bool fortran_order) {
+    const std::uint64_t size_bytes =
+        fits_strides(shape, type.size_bytes()) ? element_count(shape) * type.size_bytes() : most_bytes + 1;
+    if (size_bytes > most_bytes || offset_bytes > file->size_bytes() ||
+        size_bytes > file->size_bytes() - offset_bytes) {
+        throw format_error(
+            fmt::format("an array of {} and shape {} at offset {} does not fit into '{}', which has {} bytes",
+                        type.descr(), to_string(shape), offset_bytes, file->path(), file->size_bytes()));
+    }
+    std::shared_ptr<const mapped_file> mapping;
+    std::string reason =
+        size_bytes == 0 ? "there are no bytes to map" : "the file's pages are mapped in place";
+    bool mapped = true;
+    try {
+        mapping = std::make_shared<const mapped_file>(file, offset_bytes, size_bytes);
+    } catch (const system_failure& failure) {
+        mapped = false;
+        reason = failure.what();
+    }
+    auto strides = fortran_order ? fortran_strides_bytes(shape, type.size_bytes())
+                                 : c_strides_bytes(shape, type.size_bytes());
+    const std::byte* const data = mapping ? mapping->data() : nullptr;
+    array result(array_view(data, std::move(type), std::move(shape), std::move(strides)), std::move(mapping));
+    result.file_ = std::move(file);
+    result.offset_bytes_ = offset_bytes;
+    result.mapped_ = mapped;
+    result.reason_ = std::move(reason);
+    return result;
+}
+
+const array_view& array::view() const {
+    if (!mapped_) {
+        throw unsupported(
+            fmt::format("the array in '{}' cannot be viewed in place: {}", file_->path(), reason_));
+    }
+    return view_;
+}
+
+}  // namespace pinflow

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+/// Arithmetic that tells when it overflows.
+namespace pinflow::detail {
+
+/// @return whether a * b fits; `result` is set only then. May alias an operand.
+[[nodiscard]] constexpr bool multiply(std::uint64_t a, std::uint64_t b, std::uint64_t& result) noexcept {
+    std::uint64_t product = 0;
+    if (__builtin_mul_overflow(a, b, &product)) return false;
+    result = product;
+    return true;
+}
+
+/// @return whether a + b fits; `result` is set only then. May alias an operand.
+[[nodiscard]] constexpr bool add(std::uint64_t a, std::uint64_t b, std::uint64_t& result) noexcept {
+    std::uint64_t sum = 0;
+    if (__builtin_add_overflow(a, b, &sum)) return false;
+    result = sum;
+    return true;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,70 @@
+#include "pinflow/memory.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/system.hpp"
+
+namespace pinflow {
+
+namespace {
+
+constexpr std::uint64_t huge_page_bytes = std::uint64_t{2} << 20;
+
+void release_pages(std::byte* data, std::uint64_t size_bytes, void*) noexcept {
+    detail::system::unmap(data, size_bytes);
+}
+
+}  // namespace
+
+memory_region::memory_region(memory_region&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)),
+      release_(std::exchange(other.release_, nullptr)),
+      context_(std::exchange(other.context_, nullptr)) {}
+
+memory_region& memory_region::operator=(memory_region&& other) noexcept {
+    if (this != &other) {
+        const memory_region old = std::move(*this);  // released at the end of this block
+        data_ = std::exchange(other.data_, nullptr);
+        size_bytes_ = std::exchange(other.size_bytes_, 0);
+        release_ = std::exchange(other.release_, nullptr);
+        context_ = std::exchange(other.context_, nullptr);
+    }
+    return *this;
+}
+
+memory_region::~memory_region() {
+    if (release_ != nullptr) release_(data_, size_bytes_, context_);
+}
+
+memory_region memory_region::anonymous(std::uint64_t size_bytes) {
+    if (size_bytes == 0) return {};
+    if (size_bytes < huge_page_bytes) {
+        return {detail::system::map_anonymous(size_bytes), size_bytes, release_pages};
+    }
+    // pages are given back whole: only from the end of the region's last page on
+    const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    std::uint64_t mapped_bytes = 0;
+    if (!detail::add(size_bytes, huge_page_bytes + page_bytes - 1, mapped_bytes)) {
+        const auto code = std::make_error_code(std::errc::not_enough_memory);
+        throw system_failure(
+            fmt::format("cannot allocate {} bytes of memory: {}", size_bytes, code.message()), code);
+    }
+    mapped_bytes -= mapped_bytes % page_bytes;
+    std::byte* const begin = detail::system::map_anonymous(mapped_bytes);
+    const std::uint64_t misaligned = reinterpret_cast<std::uintptr_t>(begin) % huge_page_bytes;
+    const std::uint64_t before = misaligned == 0 ? 0 : huge_page_bytes - misaligned;
+    const std::uint64_t behind = huge_page_bytes - before;
+    if (before > 0) detail::system::unmap(begin, before);
+    detail::system::unmap(begin + mapped_bytes - behind, behind);
+    detail::system::advise(begin + before, size_bytes, MADV_HUGEPAGE);
+    return {begin + before, size_bytes, release_pages};
+}
+
+}  // namespace pinflow

@@ -1,0 +1,109 @@
+#include "src/core/output_file.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <system_error>
+
+#include "pinflow/error.hpp"
+#include "src/core/system.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+constexpr std::size_t most_collected_bytes = std::size_t{1} << 20;
+
+[[noreturn]] void fail(const std::string& path, std::string_view why, std::errc error) {
+    throw system_failure(fmt::format("cannot write '{}': {}", path, why), std::make_error_code(error));
+}
+
+/// A name that no other process or file of this process uses now; one that a killed process left may exist.
+std::string temporary_name() {
+    static std::atomic<std::uint64_t> count = 0;
+    return fmt::format(".pinflow-{}-{}.tmp", ::getpid(), count++);
+}
+
+}  // namespace
+
+output_file::output_file(const std::filesystem::path& path) : path_(path.string()) {
+    if (path.empty()) fail(path_, "the path is empty", std::errc::no_such_file_or_directory);
+    // absolute, so that a change of the working directory between here and commit changes nothing
+    std::error_code ignored;
+    const std::filesystem::path absolute = std::filesystem::absolute(path, ignored);
+    final_path_ = (absolute.empty() ? path : absolute).string();
+    folder_ = absolute.empty() ? "." : absolute.parent_path().string();
+
+    // rename would put a file in the place of a device or a pipe just as well
+    if (const auto status = system::status_of_path(final_path_)) {
+        if (S_ISDIR(status->st_mode)) fail(path_, "it is a folder", std::errc::is_a_directory);
+        if (!S_ISREG(status->st_mode)) fail(path_, "it is not a regular file", std::errc::invalid_argument);
+    } else if (!path.has_filename()) {
+        fail(path_, "it names a folder", std::errc::is_a_directory);
+    }
+
+    constexpr int most_tries = 1000;
+    for (int tries = 1; descriptor_ == -1; ++tries) {
+        temporary_path_ = (std::filesystem::path(folder_) / temporary_name()).string();
+        try {
+            descriptor_ = system::create_for_writing(temporary_path_, 0666);
+        } catch (const system_failure& failure) {
+            if (failure.code() == std::errc::file_exists && tries < most_tries) continue;
+            throw system_failure(fmt::format("cannot write '{}': {}", path_, failure.what()), failure.code());
+        }
+    }
+}
+
+output_file::~output_file() {
+    discard();
+}
+
+template <typename Step>
+void output_file::attempt(Step step) {
+    if (descriptor_ == -1) fail(path_, "an earlier step of writing it has failed", std::errc::io_error);
+    try {
+        step();
+    } catch (...) {
+        discard();
+        throw;
+    }
+}
+
+void output_file::write(std::span<const std::byte> bytes) {
+    if (bytes.empty()) return;
+    attempt([&] {
+        if (collected_.size() + bytes.size() > most_collected_bytes) flush();
+        if (bytes.size() >= most_collected_bytes) {
+            system::write_all(descriptor_, path_, bytes);
+        } else {
+            collected_.reserve(most_collected_bytes);
+            collected_.insert(collected_.end(), bytes.begin(), bytes.end());
+        }
+    });
+}
+
+void output_file::commit() {
+    attempt([&] {
+        flush();
+        system::sync(descriptor_, path_);
+        system::rename(temporary_path_, final_path_);
+    });
+    system::close(descriptor_);
+    descriptor_ = -1;
+    system::sync_folder(folder_);
+}
+
+void output_file::flush() {
+    system::write_all(descriptor_, path_, collected_);
+    collected_.clear();
+}
+
+void output_file::discard() noexcept {
+    if (descriptor_ == -1) return;
+    system::close(descriptor_);
+    descriptor_ = -1;
+    system::remove(temporary_path_);
+}
+
+}  // namespace pinflow::detail

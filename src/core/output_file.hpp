@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace pinflow::detail {
+
+/// A file that appears under its name complete or not at all: it is written beside it under a temporary name,
+/// made durable and then renamed. What was there before is replaced (a symbolic link too, not what it points
+/// to). Small writes are collected. Not thread-safe.
+class output_file {
+ public:
+    /// Creates the temporary file. @throws system_failure when the folder does not allow it, or when `path`
+    /// names something that is not a regular file.
+    explicit output_file(const std::filesystem::path& path);
+    output_file(const output_file&) = delete;
+    output_file& operator=(const output_file&) = delete;
+    /// Without `commit`, what was written is thrown away.
+    ~output_file();
+
+    /// Appends. @throws system_failure; nothing can be written or committed after that.
+    void write(std::span<const std::byte> bytes);
+    /// Makes the file durable and gives it its name; the last call. @throws system_failure.
+    void commit();
+
+    /// The path as it was given, for messages.
+    const std::string& path() const noexcept { return path_; }
+
+ private:
+    /// Runs one step of writing; if it fails, the file is lost for good: after a failed fsync the system may
+    /// have dropped the pages, so that a second try would report success without the data.
+    template <typename Step>
+    void attempt(Step step);
+    void flush();
+    void discard() noexcept;
+
+    std::string path_;
+    std::string folder_;
+    std::string final_path_;
+    std::string temporary_path_;
+    int descriptor_ = -1;
+    std::vector<std::byte> collected_;
+};
+
+}  // namespace pinflow::detail

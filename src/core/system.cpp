@@ -1,0 +1,218 @@
+#include "src/core/system.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail::system {
+
+namespace {
+
+std::atomic<bool> hook_installed = false;
+std::mutex hook_mutex;
+std::shared_ptr<const fault_hook> installed_hook;
+
+fault ask_hook(call what, std::string_view path) {
+    if (!hook_installed.load(std::memory_order_acquire)) return {};
+    std::shared_ptr<const fault_hook> hook;
+    {
+        const std::lock_guard lock(hook_mutex);
+        hook = installed_hook;
+    }
+    return hook ? (*hook)(what, path) : fault{};
+}
+
+/// Takes errno as a value first: formatting may change it.
+template <typename... Arguments>
+[[noreturn]] void fail(int error, fmt::format_string<Arguments...> attempted, Arguments&&... arguments) {
+    const std::error_code code(error, std::generic_category());
+    throw system_failure(
+        fmt::format("{}: {}", fmt::format(attempted, std::forward<Arguments>(arguments)...), code.message()),
+        code);
+}
+
+/// Calls `function(size)` until no signal interrupts it; the hook may shorten the size, or have the call fail
+/// instead, with errno set as usual.
+template <typename Function>
+::ssize_t transfer(call what, std::string_view path, std::size_t size, Function function) {
+    ::ssize_t result = -1;
+    do {
+        const fault fault = ask_hook(what, path);
+        if (fault.error != 0) {
+            errno = fault.error;
+            result = -1;
+        } else {
+            result = function(std::min(size, fault.most_bytes));
+        }
+    } while (result == -1 && errno == EINTR);
+    return result;
+}
+
+/// The same for calls that move no bytes.
+template <typename Function>
+int attempt(call what, std::string_view path, Function function) {
+    return static_cast<int>(transfer(what, path, 0, [&](std::size_t) { return function(); }));
+}
+
+/// The part of `destination` that a file can fill from there on: none reaches past the largest offset, and -1
+/// would have preadv2 read at the descriptor's own position.
+std::span<std::byte> within_any_file(std::uint64_t offset_bytes, std::span<std::byte> destination) noexcept {
+    constexpr auto end = static_cast<std::uint64_t>(std::numeric_limits<::off_t>::max());
+    return destination.first(std::min<std::uint64_t>(destination.size(), end - std::min(offset_bytes, end)));
+}
+
+}  // namespace
+
+scoped_fault_hook::scoped_fault_hook(fault_hook hook) {
+    const std::lock_guard lock(hook_mutex);
+    installed_hook = std::make_shared<const fault_hook>(std::move(hook));
+    hook_installed.store(true, std::memory_order_release);
+}
+
+scoped_fault_hook::~scoped_fault_hook() {
+    const std::lock_guard lock(hook_mutex);
+    hook_installed.store(false, std::memory_order_release);
+    installed_hook.reset();
+}
+
+void pass_seam(call what, const std::string& path, std::string_view attempt) {
+    if (const int error = ask_hook(what, path).error; error != 0) fail(error, "{}", attempt);
+}
+
+int open_for_reading(const std::string& path) {
+    const int descriptor = attempt(
+        call::open, path, [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); });
+    if (descriptor == -1) fail(errno, "cannot open '{}'", path);
+    return descriptor;
+}
+
+int create_for_writing(const std::string& path, ::mode_t mode) {
+    const int descriptor = attempt(call::open, path, [&] {
+        return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
+    });
+    if (descriptor == -1) fail(errno, "cannot create '{}'", path);
+    return descriptor;
+}
+
+void close(int descriptor) noexcept {
+    ask_hook(call::close, {});  // to be counted: there is no error to inject
+    // not retried after EINTR: Linux has released the descriptor by then, and it may be somebody else's
+    // already
+    ::close(descriptor);
+}
+
+struct ::stat status(int descriptor, const std::string& path) {
+    struct ::stat result{};
+    if (attempt(call::fstat, path, [&] { return ::fstat(descriptor, &result); }) == -1) {
+        fail(errno, "cannot examine '{}'", path);
+    }
+    return result;
+}
+
+std::optional<struct ::stat> status_of_path(const std::string& path) noexcept {
+    struct ::stat result{};
+    if (attempt(call::stat, path, [&] { return ::stat(path.c_str(), &result); }) == -1) return std::nullopt;
+    return result;
+}
+
+std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offset_bytes,
+                    std::span<std::byte> destination) {
+    const auto piece = within_any_file(offset_bytes, destination);
+    if (piece.empty()) return 0;
+    const ::ssize_t count = transfer(call::pread, path, piece.size(), [&](std::size_t size) {
+        return ::pread(descriptor, piece.data(), size, static_cast<::off_t>(offset_bytes));
+    });
+    if (count == -1) {
+        fail(errno, "cannot read {} bytes at offset {} of '{}'", destination.size(), offset_bytes, path);
+    }
+    return static_cast<std::size_t>(count);
+}
+
+std::optional<std::size_t> read_cached_at(int descriptor, std::uint64_t offset_bytes,
+                                          std::span<std::byte> destination, bool& supported) {
+    // a hook stands for storage: whatever it wants to happen happens in read_at
+    if (hook_installed.load(std::memory_order_acquire)) return std::nullopt;
+    const auto reachable = within_any_file(offset_bytes, destination);
+    if (reachable.empty()) return 0;
+    const ::iovec piece{reachable.data(), reachable.size()};
+    const ::ssize_t count = ::preadv2(descriptor, &piece, 1, static_cast<::off_t>(offset_bytes), RWF_NOWAIT);
+    if (count >= 0) return static_cast<std::size_t>(count);
+    // EAGAIN is the page cache's "not here"; errors proper come again, with a sentence, from read_at
+    if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) supported = false;
+    return std::nullopt;
+}
+
+void write_all(int descriptor, const std::string& path, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+        const ::ssize_t count = transfer(call::write, path, bytes.size(), [&](std::size_t size) {
+            return ::write(descriptor, bytes.data(), size);
+        });
+        if (count == -1) fail(errno, "cannot write {} bytes to '{}'", bytes.size(), path);
+        bytes = bytes.subspan(static_cast<std::size_t>(count));
+    }
+}
+
+void sync(int descriptor, const std::string& path) {
+    if (attempt(call::fsync, path, [&] { return ::fsync(descriptor); }) == -1) {
+        fail(errno, "cannot make '{}' durable", path);
+    }
+}
+
+void sync_folder(const std::string& path) {
+    const int descriptor =
+        attempt(call::open, path, [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+    if (descriptor == -1) fail(errno, "cannot open the folder '{}'", path);
+    try {
+        sync(descriptor, path);
+    } catch (...) {
+        close(descriptor);
+        throw;
+    }
+    close(descriptor);
+}
+
+void rename(const std::string& from, const std::string& to) {
+    if (attempt(call::rename, to, [&] { return ::rename(from.c_str(), to.c_str()); }) == -1) {
+        fail(errno, "cannot rename '{}' to '{}'", from, to);
+    }
+}
+
+void remove(const std::string& path) noexcept {
+    static_cast<void>(attempt(call::unlink, path, [&] { return ::unlink(path.c_str()); }));
+}
+
+void advise(const std::byte* data, std::uint64_t size_bytes, int advice) noexcept {
+    if (ask_hook(call::madvise, {}).error != 0) return;
+    // madvise wants the page's beginning
+    const auto address = reinterpret_cast<std::uintptr_t>(data);
+    const std::uintptr_t slack = address % static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    static_cast<void>(::madvise(reinterpret_cast<void*>(address - slack), size_bytes + slack, advice));
+}
+
+std::byte* map_anonymous(std::uint64_t size_bytes) {
+    void* data = MAP_FAILED;
+    if (const int error = ask_hook(call::mmap, {}).error; error != 0) {
+        errno = error;
+    } else {
+        data = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+    if (data == MAP_FAILED) fail(errno, "cannot allocate {} bytes of memory", size_bytes);
+    return static_cast<std::byte*>(data);
+}
+
+void unmap(std::byte* data, std::uint64_t size_bytes) noexcept {
+    ::munmap(data, size_bytes);
+}
+
+}  // namespace pinflow::detail::system

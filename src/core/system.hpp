@@ -1,0 +1,81 @@
+#pragma once
+
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+/// The one layer that makes system calls on files and memory: it checks their status, retries what a signal
+/// has interrupted, and words the errors. Every call passes a seam where tests inject faults. All functions
+/// throw system_failure unless they say otherwise, and may be called from any thread.
+namespace pinflow::detail::system {
+
+enum class call { open, close, fstat, stat, pread, write, fsync, rename, unlink, mmap, madvise };
+
+// ---- the seam ---------------------------------------------------------------------------------------------
+
+/// What a test wants to happen to one call.
+struct fault {
+    int error = 0;  ///< the errno value to fail with (the call is made again after EINTR); 0 lets it happen
+    std::size_t most_bytes = std::numeric_limits<std::size_t>::max();  ///< shortens reads and writes
+};
+/// Asked before each call; `path` names the file it is about, where the call knows it. May be called from
+/// several threads at once, and may wait: a slow disk is made that way.
+using fault_hook = std::function<fault(call what, std::string_view path)>;
+
+/// Installs a hook for its lifetime. For tests; one at a time.
+class scoped_fault_hook {
+ public:
+    explicit scoped_fault_hook(fault_hook hook);
+    ~scoped_fault_hook();
+    scoped_fault_hook(const scoped_fault_hook&) = delete;
+    scoped_fault_hook& operator=(const scoped_fault_hook&) = delete;
+};
+
+/// Throws system_failure when a hook wants `what` to fail: for calls that a library makes on our behalf.
+void pass_seam(call what, const std::string& path, std::string_view attempt);
+
+// ---- files ------------------------------------------------------------------------------------------------
+
+/// Opens for reading, with O_CLOEXEC and without ever blocking. @return the descriptor.
+int open_for_reading(const std::string& path);
+/// Creates a file for writing that must not exist yet, with O_CLOEXEC. @return the descriptor.
+int create_for_writing(const std::string& path, ::mode_t mode);
+/// Never fails: an error of close after reading says nothing, and writers have called fsync before.
+void close(int descriptor) noexcept;
+
+struct ::stat status(int descriptor, const std::string& path);
+/// Empty when nothing answers to `path` (any more).
+std::optional<struct ::stat> status_of_path(const std::string& path) noexcept;
+
+/// Reads up to destination.size() bytes. @return the bytes read; 0 at the end of the file.
+std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offset_bytes,
+                    std::span<std::byte> destination);
+/// The same, from the page cache alone. @return empty when that would have to wait for storage, or cannot be
+/// asked for on this filesystem (`supported` becomes false then).
+std::optional<std::size_t> read_cached_at(int descriptor, std::uint64_t offset_bytes,
+                                          std::span<std::byte> destination, bool& supported);
+/// Writes all of `bytes` at the descriptor's position.
+void write_all(int descriptor, const std::string& path, std::span<const std::byte> bytes);
+/// Makes a file's contents, or a folder's entries, durable.
+void sync(int descriptor, const std::string& path);
+/// Opens the folder `path`, makes its entries durable and closes it.
+void sync_folder(const std::string& path);
+void rename(const std::string& from, const std::string& to);
+/// Removes a name; an error is ignored, as this is for cleaning up.
+void remove(const std::string& path) noexcept;
+
+/// madvise; a hint, whose errors are ignored.
+void advise(const std::byte* data, std::uint64_t size_bytes, int advice) noexcept;
+/// Anonymous private pages.
+std::byte* map_anonymous(std::uint64_t size_bytes);
+void unmap(std::byte* data, std::uint64_t size_bytes) noexcept;
+
+}  // namespace pinflow::detail::system
