@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "pinflow/device.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow {
+
+/// Memory on a device, from the device's stream-ordered pool. Move-only. On CUDA the host must not touch it.
+class device_buffer {
+ public:
+    device_buffer() noexcept = default;
+    /// Uninitialised memory, aligned to 256 bytes, that may be used in `stream`'s order from now on, and
+    /// anywhere once the stream has come this far. Does not wait. @throws device_error when the device has no
+    /// such memory.
+    device_buffer(std::uint64_t size_bytes, stream_view stream);
+    device_buffer(device_buffer&& other) noexcept;
+    device_buffer& operator=(device_buffer&& other) noexcept;
+    device_buffer(const device_buffer&) = delete;
+    device_buffer& operator=(const device_buffer&) = delete;
+    /// Gives the memory back at once: all work on it must have finished.
+    ~device_buffer();
+
+    std::byte* data() const noexcept { return data_; }
+    std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+
+    /// Gives the memory back once `events` have passed. Never waits; the events may be destroyed afterwards.
+    void release_after(std::span<const event> events) noexcept;
+
+ private:
+    detail::device_backend* backend_ = nullptr;
+    std::byte* data_ = nullptr;
+    std::uint64_t size_bytes_ = 0;
+};
+
+/// Page-locked host memory that `device` copies from and to at the full rate of the link; on the host device
+/// plain memory. Move-only.
+class pinned_buffer {
+ public:
+    pinned_buffer() noexcept = default;
+    /// Zero-filled, aligned to 4096 bytes. @throws device_error when so much cannot be page-locked.
+    pinned_buffer(std::uint64_t size_bytes, pinflow::device device);
+    pinned_buffer(pinned_buffer&& other) noexcept;
+    pinned_buffer& operator=(pinned_buffer&& other) noexcept;
+    pinned_buffer(const pinned_buffer&) = delete;
+    pinned_buffer& operator=(const pinned_buffer&) = delete;
+    /// Gives the memory back at once: all copies from and to it must have finished.
+    ~pinned_buffer();
+
+    std::byte* data() const noexcept { return data_; }
+    std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+    std::span<std::byte> bytes() const noexcept { return {data_, size_bytes_}; }
+
+ private:
+    detail::device_backend* backend_ = nullptr;
+    std::byte* data_ = nullptr;
+    std::uint64_t size_bytes_ = 0;
+};
+
+/// Enqueues a copy of `source`, in host memory, to device memory at `destination`. Does not wait: both must
+/// stay valid, and the source unchanged, until the stream has passed it. Truly asynchronous from pinned
+/// memory only.
+void copy_to_device_async(std::byte* destination, std::span<const std::byte> source, stream_view stream);
+
+/// Enqueues a copy of device memory at `source` to `destination` in host memory. Does not wait, as above.
+void copy_to_host_async(std::span<std::byte> destination, const std::byte* source, stream_view stream);
+
+/// One piece of a batch of copies.
+struct copy_range {
+    std::byte* destination;   ///< device memory
+    const std::byte* source;  ///< host memory, pinned or registered
+    std::uint64_t size_bytes;
+};
+
+/// Enqueues many copies to the device as one piece of work, in no order among themselves; the destinations
+/// must not overlap. `ranges` itself is read before the call returns. Does not wait, as above.
+void copy_batch_to_device_async(std::span<const copy_range> ranges, stream_view stream);
+
+}  // namespace pinflow

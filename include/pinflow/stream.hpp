@@ -1,0 +1,95 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <utility>
+
+#include "pinflow/device.hpp"
+
+namespace pinflow {
+
+class event;
+
+/// A borrowed stream: an ordered queue of work on one device. Copyable and small; the stream must outlive it.
+/// Work may be enqueued from several threads.
+class stream_view {
+ public:
+    /// Names an existing stream of `device` by its native handle: a cudaStream_t, see pinflow/cuda.hpp.
+    stream_view(pinflow::device device, void* native_handle) noexcept
+        : device_(device), native_handle_(native_handle) {}
+
+    const pinflow::device& device() const noexcept { return device_; }
+    void* native_handle() const noexcept { return native_handle_; }
+
+    /// Work enqueued from now on starts only after `event`'s last record so far. Does not wait on the calling
+    /// thread.
+    void wait(const event& event) const;
+    /// Returns when all work enqueued so far has finished. @throws device_error when some of it failed.
+    void synchronize() const;
+    /// Whether all work enqueued so far has finished; never waits.
+    bool done() const;
+    /// Runs `work` on a host thread once everything enqueued before has finished; work enqueued after waits
+    /// for it. `work` must not throw and must not call CUDA. Does not wait. For computing on batches of the
+    /// host device, and for tests; on CUDA it stalls the stream for some ten microseconds.
+    void host_function_async(std::function<void()> work) const;
+
+ private:
+    pinflow::device device_;
+    void* native_handle_;
+};
+
+/// A stream of our own, non-blocking with respect to CUDA's legacy default stream. Move-only; the destructor
+/// waits for what is enqueued.
+class stream {
+ public:
+    explicit stream(pinflow::device device);
+    stream(stream&& other) noexcept;
+    stream& operator=(stream&& other) noexcept;
+    stream(const stream&) = delete;
+    stream& operator=(const stream&) = delete;
+    ~stream();
+
+    operator stream_view() const noexcept { return view_; }
+    stream_view view() const noexcept { return view_; }
+    const pinflow::device& device() const noexcept { return view_.device(); }
+    /// As stream_view.
+    void wait(const event& event) const { view_.wait(event); }
+    void synchronize() const { view_.synchronize(); }
+    bool done() const { return view_.done(); }
+    void host_function_async(std::function<void()> work) const { view_.host_function_async(std::move(work)); }
+
+ private:
+    stream_view view_;
+    bool owned_ = true;
+};
+
+/// A mark in a stream that host threads and other streams can wait for. Move-only. One thread at a time may
+/// record it; waiting is safe from any thread. An event never recorded counts as done.
+class event {
+ public:
+    explicit event(pinflow::device device);
+    event(event&& other) noexcept;
+    event& operator=(event&& other) noexcept;
+    event(const event&) = delete;
+    event& operator=(const event&) = delete;
+    ~event();
+
+    const pinflow::device& device() const noexcept { return device_; }
+    void* native_handle() const noexcept { return native_handle_; }
+
+    /// Marks the work enqueued on `stream` so far; forgets the mark made before. Does not wait.
+    /// @throws invalid_argument when the stream belongs to another device.
+    void record(stream_view stream);
+    /// Returns when the last mark has been passed.
+    void synchronize() const;
+    /// The same, but gives up after `timeout`. @return whether the mark has been passed.
+    bool synchronize_for(std::chrono::microseconds timeout) const;
+    /// Whether the last mark has been passed; never waits.
+    bool done() const;
+
+ private:
+    pinflow::device device_;
+    void* native_handle_;
+};
+
+}  // namespace pinflow

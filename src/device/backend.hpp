@@ -1,0 +1,75 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "pinflow/buffer.hpp"
+#include "pinflow/device.hpp"
+
+namespace pinflow::detail {
+
+/// One array of a batch as the digest reads it: `row_count` rows of `row_size_bytes`, one after the other.
+struct digest_array {
+    const std::byte* rows = nullptr;
+    std::uint64_t row_size_bytes = 0;
+};
+
+/// What a device has to be able to do; the public classes of device.hpp, stream.hpp and buffer.hpp are thin
+/// owners over it. One object for each device, alive until the process ends; every member may be called from
+/// any thread. Streams and events are opaque pointers that the backend made (or, for streams, foreign handles
+/// of its kind).
+class device_backend {
+ public:
+    virtual ~device_backend() = default;
+
+    virtual device_kind kind() const noexcept = 0;
+    virtual int index() const noexcept = 0;
+    virtual std::string model() const = 0;
+    virtual device::memory_sizes memory() const = 0;
+
+    virtual void* create_stream() = 0;
+    /// Waits for what is enqueued, then destroys.
+    virtual void destroy_stream(void* stream) noexcept = 0;
+    virtual void synchronize_stream(void* stream) = 0;
+    virtual bool stream_done(void* stream) = 0;
+    virtual void enqueue_host_function(void* stream, std::function<void()> work) = 0;
+
+    virtual void* create_event() = 0;
+    virtual void destroy_event(void* event) noexcept = 0;
+    virtual void record_event(void* event, void* stream) = 0;
+    virtual void stream_wait_event(void* stream, void* event) = 0;
+    /// Waits at most `timeout`; @return whether the event has passed.
+    virtual bool synchronize_event_for(void* event, std::chrono::microseconds timeout) = 0;
+    virtual void synchronize_event(void* event) = 0;
+    virtual bool event_done(void* event) = 0;
+
+    virtual std::byte* allocate(std::uint64_t size_bytes, void* stream) = 0;
+    virtual void release(std::byte* data, std::uint64_t size_bytes) noexcept = 0;
+    virtual void release_after(std::byte* data, std::uint64_t size_bytes,
+                               std::span<void* const> events) noexcept = 0;
+    virtual std::byte* allocate_pinned(std::uint64_t size_bytes) = 0;
+    virtual void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept = 0;
+
+    virtual void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) = 0;
+    virtual void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) = 0;
+    virtual void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) = 0;
+
+    /// Enqueues the digest of `row_count` samples (see pinflow/loader/digest.hpp) and adds it to the 64-bit
+    /// word at `sum` in device memory. `arrays` is read before the call returns.
+    virtual void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
+                            void* stream) = 0;
+};
+
+/// The host's backend.
+device_backend& host_backend();
+
+/// The backend of CUDA device `index`. @throws device_error when there is none. Only in builds with CUDA.
+device_backend& cuda_backend(int index);
+/// How many CUDA devices can be used, and if none, why. Only in builds with CUDA.
+int cuda_device_count(std::string* why_none) noexcept;
+
+}  // namespace pinflow::detail

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "src/device/backend.hpp"
+
+namespace pinflow::detail {
+
+/// The digest (see pinflow/loader/digest.hpp) of `row_count` samples in host memory, on all cores.
+std::uint64_t digest_of_rows(std::span<const digest_array> arrays, std::uint64_t row_count);
+
+}  // namespace pinflow::detail

@@ -1,0 +1,160 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/memory.hpp"
+#include "src/device/backend.hpp"
+#include "src/device/digest_host.hpp"
+#include "src/device/host/host_stream.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+host_stream& stream_of(void* handle) {
+    return *static_cast<host_stream*>(handle);
+}
+host_event& event_of(void* handle) {
+    return *static_cast<host_event*>(handle);
+}
+
+/// The value of the first line of a /proc file that begins with `key` and a colon; empty without such a line.
+std::string proc_value(const char* path, std::string_view key) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        if (!line.starts_with(key)) continue;
+        const std::size_t colon = line.find(':');
+        const std::size_t value = line.find_first_not_of(" \t", colon + 1);
+        if (colon != std::string::npos && value != std::string::npos) return line.substr(value);
+    }
+    return {};
+}
+
+/// "1024 kB" as bytes.
+std::uint64_t kibibytes(const std::string& value) {
+    return value.empty() ? 0 : std::uint64_t{std::stoull(value)} * 1024;
+}
+
+class host final : public device_backend {
+ public:
+    device_kind kind() const noexcept override { return device_kind::host; }
+    int index() const noexcept override { return 0; }
+
+    std::string model() const override {
+        const std::string name = proc_value("/proc/cpuinfo", "model name");
+        return fmt::format("{}, {} cores", name.empty() ? "processor" : name,
+                           ::sysconf(_SC_NPROCESSORS_ONLN));
+    }
+
+    device::memory_sizes memory() const override {
+        return {kibibytes(proc_value("/proc/meminfo", "MemTotal")),
+                kibibytes(proc_value("/proc/meminfo", "MemAvailable"))};
+    }
+
+    void* create_stream() override { return new host_stream; }
+    void destroy_stream(void* stream) noexcept override { delete &stream_of(stream); }
+    void synchronize_stream(void* stream) override { stream_of(stream).synchronize(); }
+    bool stream_done(void* stream) override { return stream_of(stream).done(); }
+    void enqueue_host_function(void* stream, std::function<void()> work) override {
+        stream_of(stream).enqueue(std::move(work));
+    }
+
+    void* create_event() override { return new host_event; }
+    void destroy_event(void* event) noexcept override { delete &event_of(event); }
+    void record_event(void* event, void* stream) override {
+        stream_of(stream).enqueue([mark = event_of(event).record()] { mark->pass(); });
+    }
+    void stream_wait_event(void* stream, void* event) override {
+        auto mark = event_of(event).last_mark();
+        if (!mark || mark->passed()) return;
+        stream_of(stream).enqueue([mark = std::move(mark)] { mark->wait(); });
+    }
+    bool synchronize_event_for(void* event, std::chrono::microseconds timeout) override {
+        const auto mark = event_of(event).last_mark();
+        return !mark || mark->wait_for(timeout);
+    }
+    void synchronize_event(void* event) override {
+        if (const auto mark = event_of(event).last_mark()) mark->wait();
+    }
+    bool event_done(void* event) override {
+        const auto mark = event_of(event).last_mark();
+        return !mark || mark->passed();
+    }
+
+    std::byte* allocate(std::uint64_t size_bytes, void*) override { return keep(size_bytes); }
+    void release(std::byte* data, std::uint64_t) noexcept override { static_cast<void>(take(data)); }
+    void release_after(std::byte* data, std::uint64_t, std::span<void* const> events) noexcept override {
+        const auto region = std::make_shared<memory_region>(take(data));
+        for (void* const event : events) {
+            if (const auto mark = event_of(event).last_mark()) mark->keep_until_passed(region);
+        }
+    }
+    std::byte* allocate_pinned(std::uint64_t size_bytes) override { return keep(size_bytes); }
+    void release_pinned(std::byte* data, std::uint64_t) noexcept override { static_cast<void>(take(data)); }
+
+    void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
+        copy(destination, source.data(), source.size(), stream);
+    }
+    void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) override {
+        copy(destination.data(), source, destination.size(), stream);
+    }
+    void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
+        stream_of(stream).enqueue([copies = std::vector<copy_range>(ranges.begin(), ranges.end())] {
+            for (const copy_range& range : copies) {
+                if (range.size_bytes != 0) std::memcpy(range.destination, range.source, range.size_bytes);
+            }
+        });
+    }
+
+    void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
+                    void* stream) override {
+        stream_of(stream).enqueue(
+            [copy = std::vector<digest_array>(arrays.begin(), arrays.end()), row_count, sum] {
+                const std::uint64_t added = digest_of_rows(copy, row_count);
+                std::atomic_ref(*sum).fetch_add(added, std::memory_order_relaxed);
+            });
+    }
+
+ private:
+    static void copy(std::byte* destination, const std::byte* source, std::size_t size_bytes, void* stream) {
+        if (size_bytes == 0) return;
+        stream_of(stream).enqueue([=] { std::memcpy(destination, source, size_bytes); });
+    }
+
+    std::byte* keep(std::uint64_t size_bytes) {
+        memory_region region = memory_region::anonymous(size_bytes);
+        std::byte* const data = region.data();
+        const std::lock_guard lock(mutex_);
+        regions_.emplace(data, std::move(region));
+        return data;
+    }
+
+    memory_region take(std::byte* data) noexcept {
+        const std::lock_guard lock(mutex_);
+        auto node = regions_.extract(data);
+        return std::move(node.mapped());
+    }
+
+    std::mutex mutex_;
+    std::unordered_map<std::byte*, memory_region> regions_;
+};
+
+}  // namespace
+
+device_backend& host_backend() {
+    static host& backend =
+        *new host;  // never destroyed: buffers of static lifetime may outlast any order of exit
+    return backend;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,107 @@
+#include "src/device/host/host_stream.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail {
+
+host_stream::host_stream() : owner_(::getpid()), thread_([this] { run(); }) {}
+
+host_stream::~host_stream() {
+    if (::getpid() != owner_) {
+        thread_.detach();  // a forked child has no such thread to wait for
+        return;
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    work_or_stop_.notify_one();
+    thread_.join();
+}
+
+void host_stream::enqueue(std::function<void()> work) {
+    if (::getpid() != owner_) {
+        throw device_error(
+            "cannot enqueue work on a stream of the host device in a forked process: its thread exists in "
+            "the parent only");
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        queue_.push_back(std::move(work));
+        ++enqueued_;
+    }
+    work_or_stop_.notify_one();
+}
+
+void host_stream::synchronize() {
+    std::unique_lock lock(mutex_);
+    const std::uint64_t target = enqueued_;
+    progress_.wait(lock, [&] { return finished_ >= target; });
+}
+
+bool host_stream::done() {
+    const std::lock_guard lock(mutex_);
+    return finished_ == enqueued_;
+}
+
+void host_stream::run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        work_or_stop_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+        if (queue_.empty()) return;
+        std::function<void()> work = std::move(queue_.front());
+        queue_.pop_front();
+        lock.unlock();
+        work();
+        work = nullptr;  // what it holds goes before the work counts as finished
+        lock.lock();
+        ++finished_;
+        progress_.notify_all();
+    }
+}
+
+void host_mark::pass() {
+    decltype(kept_) dropped;  // destroyed after the lock is gone
+    const std::lock_guard lock(mutex_);
+    passed_ = true;
+    dropped.swap(kept_);
+    changed_.notify_all();
+}
+
+bool host_mark::passed() const {
+    const std::lock_guard lock(mutex_);
+    return passed_;
+}
+
+void host_mark::wait() const {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return passed_; });
+}
+
+bool host_mark::wait_for(std::chrono::microseconds timeout) const {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, timeout, [&] { return passed_; });
+}
+
+void host_mark::keep_until_passed(std::shared_ptr<void> object) {
+    const std::lock_guard lock(mutex_);
+    if (!passed_) kept_.push_back(std::move(object));
+}
+
+std::shared_ptr<host_mark> host_event::record() {
+    auto mark = std::make_shared<host_mark>();
+    const std::lock_guard lock(mutex_);
+    last_ = mark;
+    return mark;
+}
+
+std::shared_ptr<host_mark> host_event::last_mark() const {
+    const std::lock_guard lock(mutex_);
+    return last_;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,73 @@
+#include "pinflow/pin.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/device/pin_worker.hpp"
+
+namespace pinflow {
+
+namespace {
+
+std::unique_ptr<detail::pin_worker> start([[maybe_unused]] const device& device,
+                                          std::vector<pin_range> ranges,
+                                          [[maybe_unused]] const pin_options& options) {
+#ifdef PINFLOW_HAVE_CUDA
+    if (device.kind() == device_kind::cuda) {
+        return std::make_unique<detail::pin_worker>(std::move(ranges),
+                                                    detail::cuda_page_locker(device.index()),
+                                                    detail::pin_registry::process(), options);
+    }
+#endif
+    return std::make_unique<detail::pin_worker>(
+        ranges, "the host device reads memory where it lies, so nothing is registered");
+}
+
+}  // namespace
+
+std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source) {
+    std::vector<pin_range> ranges;
+    for (const row_extent& extent : source->extents()) {
+        if (extent.data == nullptr || extent.row_count == 0) continue;
+        ranges.push_back(
+            {{extent.data, extent.row_count * source->row_size_bytes()}, source->description(), source});
+    }
+    return ranges;
+}
+
+pinned_pages::pinned_pages(std::vector<pin_range> ranges, pinflow::device device, const pin_options& options)
+    : worker_(start(device, std::move(ranges), options)) {}
+
+pinned_pages::pinned_pages(pinned_pages&&) noexcept = default;
+
+pinned_pages& pinned_pages::operator=(pinned_pages&&) noexcept = default;
+
+pinned_pages::~pinned_pages() = default;
+
+bool pinned_pages::covers(const std::byte* data, std::uint64_t size_bytes) const noexcept {
+    return worker_->covers(data, size_bytes);
+}
+
+std::uint64_t pinned_pages::registered_prefix_bytes() const noexcept {
+    return worker_->registered_prefix_bytes();
+}
+
+bool pinned_pages::finished() const noexcept {
+    return worker_->finished();
+}
+
+bool pinned_pages::wait() const {
+    return worker_->wait();
+}
+
+void pinned_pages::require() const {
+    if (!wait()) throw unsupported(fmt::format("cannot pin in place: {}", report().reason));
+}
+
+pin_report pinned_pages::report() const {
+    return worker_->report();
+}
+
+}  // namespace pinflow

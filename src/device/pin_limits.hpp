@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace pinflow::detail {
+
+/// What the machine says about memory that this process could lock; empty where it says nothing.
+struct memory_limits {
+    std::optional<std::uint64_t> locked_bytes;  ///< RLIMIT_MEMLOCK; empty when unlimited or not binding
+    std::optional<std::uint64_t>
+        cgroup_bytes;  ///< left in the tightest cgroup, its page cache counted as free
+    std::optional<std::uint64_t> available_bytes;  ///< MemAvailable
+};
+
+/// Reads /proc and /sys, below `root` in tests.
+memory_limits read_memory_limits(const std::string& root = {});
+
+struct pin_budget {
+    std::uint64_t size_bytes = 0;
+    std::string source;  ///< "RLIMIT_MEMLOCK", as the end of a sentence
+};
+
+/// How much may be pinned in all. Without a setting (0): RLIMIT_MEMLOCK, and three quarters of what the
+/// machine and the cgroup can give. CUDA's driver takes no notice of RLIMIT_MEMLOCK, so a setting may pass
+/// it: it is then the user's own word against the administrator's default. It may not pass what the machine
+/// and the cgroup can give.
+pin_budget choose_pin_budget(std::uint64_t setting_bytes, const memory_limits& limits);
+
+/// Whether pages can be registered in place, and how.
+struct page_verdict {
+    bool read_only = false;  ///< to be registered with the read-only flag: a file mapped for reading
+    std::string refusal;     ///< empty, or why they must not be registered, as the end of a sentence
+};
+
+/// Judges `pages` by `maps`, the text of /proc/self/maps. Refuses the combinations that fail, hang or copy:
+/// see the comments there.
+page_verdict judge_pages(std::string_view maps, std::span<const std::byte> pages);
+/// The text of /proc/self/maps; empty when it cannot be read.
+std::string read_own_maps();
+
+/// "3.1 GiB"
+std::string in_binary_units(std::uint64_t size_bytes);
+
+}  // namespace pinflow::detail

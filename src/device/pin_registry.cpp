@@ -1,0 +1,149 @@
+#include "src/device/pin_registry.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace pinflow::detail {
+
+namespace {
+
+std::span<const std::byte> bytes_between(std::uintptr_t begin, std::uintptr_t end) {
+    return {reinterpret_cast<const std::byte*>(begin), end - begin};
+}
+
+}  // namespace
+
+pin_registry& pin_registry::process() {
+    // never destroyed: pages may be held by static objects
+    static pin_registry& registry = *new pin_registry;
+    return registry;
+}
+
+std::string pin_registry::acquire(page_locker& locker, std::span<const std::byte> pages, bool read_only,
+                                  const std::shared_ptr<const void>& owner, holds& held) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(pages.data());
+    const std::uintptr_t end = begin + pages.size();
+    holds taken;
+    std::unique_lock lock(mutex_);
+    for (std::uintptr_t at = begin; at < end;) {
+        auto next = intervals_.upper_bound(at);
+        if (next != intervals_.begin() && std::prev(next)->second.end > at) {
+            auto& [start, there] = *std::prev(next);
+            if (there.busy) {
+                changed_.wait(lock);
+                continue;  // it may be gone by now
+            }
+            ++there.users;
+            taken.push_back(start);
+            at = there.end;
+            continue;
+        }
+        const std::uintptr_t gap_end = next == intervals_.end() ? end : std::min(end, next->first);
+        intervals_.emplace(at, interval{gap_end, 1, true, &locker, owner});
+        lock.unlock();
+        std::string reason = locker.lock(bytes_between(at, gap_end), read_only);
+        lock.lock();
+        const auto registered = intervals_.find(at);
+        if (!reason.empty()) {
+            intervals_.erase(registered);
+            changed_.notify_all();
+            release_locked(lock, taken);
+            return reason;
+        }
+        registered->second.busy = false;
+        count_.store(intervals_.size(), std::memory_order_release);
+        changed_.notify_all();
+        taken.push_back(at);
+        at = gap_end;
+    }
+    held.insert(held.end(), taken.begin(), taken.end());
+    return {};
+}
+
+void pin_registry::release(const holds& held) noexcept {
+    std::unique_lock lock(mutex_);
+    release_locked(lock, held);
+}
+
+void pin_registry::release_locked(std::unique_lock<std::mutex>& lock, const holds& held) noexcept {
+    for (const std::uintptr_t start : held) {
+        const auto found = intervals_.find(start);
+        if (found == intervals_.end() || --found->second.users > 0) continue;
+        found->second.busy = true;
+        const std::uintptr_t end = found->second.end;
+        page_locker* const locker = found->second.locker;
+        // the owner goes last: it may unmap the pages, and may do anything else, so without the lock
+        std::shared_ptr<const void> owner = std::move(found->second.owner);
+        lock.unlock();
+        locker->unlock(bytes_between(start, end));
+        lock.lock();
+        intervals_.erase(start);
+        count_.store(intervals_.size(), std::memory_order_release);
+        changed_.notify_all();
+        lock.unlock();
+        owner.reset();
+        lock.lock();
+    }
+}
+
+bool pin_registry::reserve(std::uint64_t size_bytes, std::uint64_t budget_bytes) {
+    const std::lock_guard lock(mutex_);
+    if (reserved_bytes_ > budget_bytes || size_bytes > budget_bytes - reserved_bytes_) return false;
+    reserved_bytes_ += size_bytes;
+    return true;
+}
+
+void pin_registry::give_back(std::uint64_t size_bytes) noexcept {
+    const std::lock_guard lock(mutex_);
+    reserved_bytes_ -= size_bytes;
+}
+
+std::uint64_t pin_registry::reserved_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return reserved_bytes_;
+}
+
+std::size_t pin_registry::size() const {
+    const std::lock_guard lock(mutex_);
+    return intervals_.size();
+}
+
+/// The end of the interval that holds `address`, or the begin of the next one.
+std::uintptr_t pin_registry::edge_after(std::uintptr_t address) const {
+    const auto next = intervals_.upper_bound(address);
+    if (next != intervals_.begin() && std::prev(next)->second.end > address)
+        return std::prev(next)->second.end;
+    return next == intervals_.end() ? std::numeric_limits<std::uintptr_t>::max() : next->first;
+}
+
+void pin_registry::cut(std::span<const copy_range> ranges, std::vector<copy_range>& pieces) const {
+    const std::size_t first = pieces.size();
+    for (const copy_range& range : ranges) {
+        if (range.size_bytes == 0) continue;
+        copy_range* const last = pieces.size() == first ? nullptr : &pieces.back();
+        if (last != nullptr && last->source + last->size_bytes == range.source &&
+            last->destination + last->size_bytes == range.destination) {
+            last->size_bytes += range.size_bytes;
+        } else {
+            pieces.push_back(range);
+        }
+    }
+    if (count_.load(std::memory_order_acquire) == 0) return;
+    const std::lock_guard lock(mutex_);
+    std::vector<copy_range> whole(pieces.begin() + static_cast<std::ptrdiff_t>(first), pieces.end());
+    pieces.resize(first);
+    for (copy_range rest : whole) {
+        for (;;) {
+            const auto begin = reinterpret_cast<std::uintptr_t>(rest.source);
+            const std::uint64_t left = edge_after(begin) - begin;
+            if (rest.size_bytes <= left) break;
+            pieces.push_back({rest.destination, rest.source, left});
+            rest.destination += left;
+            rest.source += left;
+            rest.size_bytes -= left;
+        }
+        pieces.push_back(rest);
+    }
+}
+
+}  // namespace pinflow::detail

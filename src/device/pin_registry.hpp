@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pinflow/buffer.hpp"
+
+namespace pinflow::detail {
+
+/// Page-locks host memory where it lies, for a device; the seam between the registry and CUDA.
+class page_locker {
+ public:
+    virtual ~page_locker() = default;
+    /// Registers whole pages. `read_only` is for pages that the device must not write: those of a file.
+    /// @return empty, or why not, as the end of a sentence. Never throws for what the system refuses.
+    virtual std::string lock(std::span<const std::byte> pages, bool read_only) = 0;
+    virtual void unlock(std::span<const std::byte> pages) noexcept = 0;
+};
+
+/// CUDA's, for device `index`. Only in builds with CUDA.
+page_locker& cuda_page_locker(int index);
+
+/// Which host pages are registered with CUDA by pinflow, process-wide: intervals of pages that never overlap,
+/// counted, so that arrays which share pages can come and go in any order. Thread-safe; no lock is held while
+/// pages are locked.
+class pin_registry {
+ public:
+    /// The process's own; it outlives everything.
+    static pin_registry& process();
+
+    /// Intervals that a holder counts on, by their addresses.
+    using holds = std::vector<std::uintptr_t>;
+
+    /// Registers those of `pages` (whole pages) that are not registered yet, and counts on all of them. What
+    /// is added to `held` must be given to `release`. `owner` keeps the memory mapped until its pages are
+    /// unregistered.
+    /// @return empty, or why not; nothing is held then.
+    std::string acquire(page_locker& locker, std::span<const std::byte> pages, bool read_only,
+                        const std::shared_ptr<const void>& owner, holds& held);
+    /// Counts down; unregisters the intervals that nobody counts on any more.
+    void release(const holds& held) noexcept;
+
+    /// Sets `size_bytes` of a budget aside for pages to be acquired. @return false when that would pass
+    /// `budget_bytes`.
+    bool reserve(std::uint64_t size_bytes, std::uint64_t budget_bytes);
+    void give_back(std::uint64_t size_bytes) noexcept;
+    /// Set aside now.
+    std::uint64_t reserved_bytes() const;
+    /// Intervals registered now.
+    std::size_t size() const;
+
+    /// Appends `ranges` to `pieces`: neighbours joined, and cut where the source passes from one registration
+    /// to the next, because CUDA promises nothing for a copy that does. Ranges of size 0 are left out.
+    void cut(std::span<const copy_range> ranges, std::vector<copy_range>& pieces) const;
+
+ private:
+    struct interval {
+        std::uintptr_t end = 0;
+        std::uint64_t users = 0;
+        bool busy = false;  ///< being registered or unregistered: neither there nor gone
+        page_locker* locker = nullptr;
+        std::shared_ptr<const void> owner;
+    };
+
+    void release_locked(std::unique_lock<std::mutex>& lock, const holds& held) noexcept;
+    std::uintptr_t edge_after(std::uintptr_t address) const;
+
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    std::map<std::uintptr_t, interval> intervals_;  // by their first address
+    std::atomic<std::size_t> count_ = 0;            // of intervals_, to be read without the lock
+    std::uint64_t reserved_bytes_ = 0;
+};
+
+}  // namespace pinflow::detail

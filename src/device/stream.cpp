@@ -1,0 +1,86 @@
+#include "pinflow/stream.hpp"
+
+#include <fmt/format.h>
+
+#include "pinflow/error.hpp"
+#include "src/device/backend.hpp"
+
+namespace pinflow {
+
+void stream_view::wait(const event& event) const {
+    // an event of another device can be waited for by any stream of the same kind, as in CUDA
+    if (event.device().kind() != device_.kind()) {
+        throw invalid_argument(fmt::format("a stream of {} cannot wait for an event of {}", device_.name(),
+                                           event.device().name()));
+    }
+    device_.backend().stream_wait_event(native_handle_, event.native_handle());
+}
+
+void stream_view::synchronize() const {
+    device_.backend().synchronize_stream(native_handle_);
+}
+
+bool stream_view::done() const {
+    return device_.backend().stream_done(native_handle_);
+}
+
+void stream_view::host_function_async(std::function<void()> work) const {
+    device_.backend().enqueue_host_function(native_handle_, std::move(work));
+}
+
+stream::stream(pinflow::device device) : view_(device, device.backend().create_stream()) {}
+
+stream::stream(stream&& other) noexcept : view_(other.view_), owned_(std::exchange(other.owned_, false)) {}
+
+stream& stream::operator=(stream&& other) noexcept {
+    if (this != &other) {
+        const stream old = std::move(*this);
+        view_ = other.view_;
+        owned_ = std::exchange(other.owned_, false);
+    }
+    return *this;
+}
+
+stream::~stream() {
+    if (owned_) view_.device().backend().destroy_stream(view_.native_handle());
+}
+
+event::event(pinflow::device device) : device_(device), native_handle_(device.backend().create_event()) {}
+
+event::event(event&& other) noexcept
+    : device_(other.device_), native_handle_(std::exchange(other.native_handle_, nullptr)) {}
+
+event& event::operator=(event&& other) noexcept {
+    if (this != &other) {
+        const event old = std::move(*this);
+        device_ = other.device_;
+        native_handle_ = std::exchange(other.native_handle_, nullptr);
+    }
+    return *this;
+}
+
+event::~event() {
+    if (native_handle_ != nullptr) device_.backend().destroy_event(native_handle_);
+}
+
+void event::record(stream_view stream) {
+    if (stream.device() != device_) {
+        throw invalid_argument(fmt::format("an event of {} cannot be recorded in a stream of {}",
+                                           device_.name(), stream.device().name()));
+    }
+    device_.backend().record_event(native_handle_, stream.native_handle());
+}
+
+void event::synchronize() const {
+    device_.backend().synchronize_event(native_handle_);
+}
+
+bool event::synchronize_for(std::chrono::microseconds timeout) const {
+    return device_.backend().synchronize_event_for(native_handle_, timeout);
+}
+
+bool event::done() const {
+    return device_.backend().event_done(native_handle_);
+}
+
+}  // namespace pinflow
