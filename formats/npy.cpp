@@ -1,0 +1,181 @@
+#include "pinflow/formats/npy.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "formats/npy_header.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/output_file.hpp"
+
+namespace pinflow {
+
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+    return std::as_bytes(std::span(text));
+}
+
+/// Reads as much as the header takes, and no more.
+npy_header read_header(const input_file& file) {
+    std::array<std::byte, detail::npy_preamble_size_bytes> preamble;
+    const auto preamble_size = std::min<std::uint64_t>(preamble.size(), file.size_bytes());
+    const auto begin = std::span(preamble).first(static_cast<std::size_t>(preamble_size));
+    file.read(0, begin);
+    std::vector<std::byte> header(detail::npy_data_offset_bytes(begin, file.size_bytes()));
+    file.read(0, header);
+    return parse_npy_header(header, file.size_bytes());
+}
+
+// ---- writing a view
+// --------------------------------------------------------------------------------------------------
+
+/// Elements of a view that lie next to each other in C order, as (trailing axes, bytes).
+struct packed_run {
+    std::size_t axes = 0;
+    std::uint64_t size_bytes = 0;
+};
+
+packed_run longest_packed_run(const array_view& view) {
+    packed_run run{0, view.dtype().size_bytes()};
+    for (std::size_t axis = view.shape().size(); axis-- > 0;) {
+        if (view.strides_bytes()[axis] != static_cast<std::int64_t>(run.size_bytes)) break;
+        run.size_bytes *= view.shape()[axis];
+        ++run.axes;
+    }
+    return run;
+}
+
+/// Writes the elements in C order, run by run; the file collects what is small.
+void write_strided(detail::output_file& file, const array_view& view) {
+    const packed_run run = longest_packed_run(view);
+    const std::size_t outer_axes = view.shape().size() - run.axes;
+    std::vector<std::uint64_t> index(outer_axes);
+    const std::byte* position = view.data();
+    for (;;) {
+        file.write({position, static_cast<std::size_t>(run.size_bytes)});
+        std::size_t axis = outer_axes;
+        for (; axis > 0; --axis) {
+            const std::int64_t stride = view.strides_bytes()[axis - 1];
+            if (++index[axis - 1] < view.shape()[axis - 1]) {
+                position += stride;
+                break;
+            }
+            position -= stride * static_cast<std::int64_t>(view.shape()[axis - 1] - 1);
+            index[axis - 1] = 0;
+        }
+        if (axis == 0) return;
+    }
+}
+
+/// Begins the sentence of an error that knows no path with one.
+template <typename Function>
+auto naming(const std::filesystem::path& path, Function function) -> decltype(function()) {
+    try {
+        return function();
+    } catch (const invalid_argument& failure) {
+        throw invalid_argument(fmt::format("cannot write '{}': {}", path.string(), failure.what()));
+    }
+}
+
+}  // namespace
+
+array open_npy(const std::filesystem::path& path) {
+    auto file = std::make_shared<const input_file>(path);
+    const auto sentence = [&](const std::exception& failure) {
+        return fmt::format("cannot open '{}': {}", file->path(), failure.what());
+    };
+    try {
+        npy_header header = read_header(*file);
+        return array::of_file(file, header.data_offset_bytes, std::move(header.dtype),
+                              std::move(header.shape), header.fortran_order);
+    } catch (const format_error& failure) {
+        throw format_error(sentence(failure));
+    } catch (const unsupported& failure) {
+        throw unsupported(sentence(failure));
+    } catch (const data_changed& failure) {
+        throw data_changed(sentence(failure));
+    } catch (const system_failure& failure) {
+        throw system_failure(sentence(failure), failure.code());
+    }
+}
+
+void write_npy(const std::filesystem::path& path, const array_view& view) {
+    const bool fortran_order = !view.c_contiguous() && view.fortran_contiguous();
+    const std::string header =
+        naming(path, [&] { return format_npy_header(view.dtype(), view.shape(), fortran_order); });
+    detail::output_file file(path);
+    file.write(bytes_of(header));
+    if (view.size() > 0) {
+        if (fortran_order || view.c_contiguous()) {
+            file.write({view.data(), static_cast<std::size_t>(view.size_bytes())});
+        } else {
+            write_strided(file, view);
+        }
+    }
+    file.commit();
+}
+
+struct npy_writer::state {
+    state(const std::filesystem::path& path, const pinflow::dtype& type, const shape_vector& shape,
+          std::uint64_t promised_size_bytes, std::uint64_t alignment_bytes)
+        : promise(fmt::format("shape {} of {}", to_string(shape), type.descr())),
+          promised_bytes(promised_size_bytes),
+          header(naming(path, [&] { return format_npy_header(type, shape, false, alignment_bytes); })),
+          file(path) {
+        file.write(bytes_of(header));
+    }
+
+    std::string promise;
+    std::uint64_t promised_bytes;
+    std::uint64_t written_bytes = 0;
+    std::string header;
+    detail::output_file file;
+    bool finished = false;
+};
+
+npy_writer::npy_writer(const std::filesystem::path& path, const pinflow::dtype& type, shape_vector shape,
+                       std::uint64_t alignment_bytes) {
+    const std::uint64_t size_bytes = naming(path, [&] {
+        std::uint64_t size = element_count(shape);
+        if (!detail::multiply(size, type.size_bytes(), size)) {
+            throw invalid_argument(
+                fmt::format("an array of {} and shape {} is too large", type.descr(), to_string(shape)));
+        }
+        return size;
+    });
+    state_ = std::make_unique<state>(path, type, shape, size_bytes, alignment_bytes);
+}
+
+npy_writer::npy_writer(npy_writer&&) noexcept = default;
+npy_writer& npy_writer::operator=(npy_writer&&) noexcept = default;
+npy_writer::~npy_writer() = default;
+
+void npy_writer::write(std::span<const std::byte> bytes) {
+    if (bytes.size() > state_->promised_bytes - state_->written_bytes) {
+        throw invalid_argument(fmt::format("cannot write {} bytes at {} of '{}': {} promises {} bytes",
+                                           bytes.size(), state_->written_bytes, state_->file.path(),
+                                           state_->promise, state_->promised_bytes));
+    }
+    state_->file.write(bytes);
+    state_->written_bytes += bytes.size();
+}
+
+void npy_writer::finish() {
+    if (state_->finished) {
+        throw invalid_argument(fmt::format("cannot finish '{}' twice", state_->file.path()));
+    }
+    if (state_->written_bytes != state_->promised_bytes) {
+        throw invalid_argument(fmt::format("cannot finish '{}': {} promises {} bytes, {} were written",
+                                           state_->file.path(), state_->promise, state_->promised_bytes,
+                                           state_->written_bytes));
+    }
+    state_->file.commit();
+    state_->finished = true;
+}
+
+}  // namespace pinflow
