@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "pinflow/array.hpp"
+#include "pinflow/device.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow {
+
+namespace detail {
+class slot_lease;
+}
+
+/// Some samples on a device, leased: the memory is not reused until the lease has ended and the consumer's
+/// streams have passed it. Move-only; may be handed to another thread and may outlive its loader. The lease
+/// ends with `release` or the destructor, neither of which waits: what is enqueued by then on the streams
+/// named to `loader::next` and `used_on` is waited for by the loader, not by the caller.
+class batch {
+ public:
+    batch(batch&&) noexcept;
+    batch& operator=(batch&&) noexcept;
+    batch(const batch&) = delete;
+    batch& operator=(const batch&) = delete;
+    ~batch();
+
+    /// Samples in this batch: the loader's batch size, or less at the end of an epoch. 0, as all counts, once
+    /// released.
+    std::uint64_t row_count() const noexcept;
+    /// Arrays of a sample.
+    std::size_t array_count() const noexcept;
+    /// The rows of array `index`: C order, little-endian, shape (row_count, ...), at addresses of the
+    /// loader's device. Valid while the lease lasts. @throws invalid_argument when there is no such array.
+    const array_view& operator[](std::size_t index) const;
+    /// Which rows of the sources these are, in the order they lie here; host memory.
+    std::span<const std::uint64_t> row_ids() const noexcept;
+    /// The epoch, counted from 0.
+    std::uint64_t epoch() const noexcept;
+    /// Number of this batch within its epoch, counted from 0.
+    std::uint64_t index() const noexcept;
+
+    /// Names a further stream that reads this batch: it waits for the data, and the slot will wait for it.
+    /// The stream must outlive the lease. @throws invalid_argument for a stream of another device.
+    void used_on(stream_view stream);
+    /// Ends the lease; the batch is empty afterwards. Does not wait.
+    void release() noexcept;
+
+    /// For pinflow's own layers.
+    explicit batch(std::unique_ptr<detail::slot_lease> lease) noexcept;
+
+ private:
+    std::unique_ptr<detail::slot_lease> lease_;
+};
+
+}  // namespace pinflow

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+#include "pinflow/buffer.hpp"
+#include "pinflow/device.hpp"
+#include "pinflow/loader/batch.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow {
+
+/// A checksum of delivered samples that does not depend on their order or on how they were cut into batches,
+/// and in which swapped words, rows of different arrays or labels show: shards and resumed parts add up.
+/// Computed on the device, from the bytes of leased batches.
+///
+/// With G = 0x9E3779B97F4A7C15 and mix = splitmix64's finaliser, modulo 2^64 and with the last word
+/// zero-padded: H(row) = size_bytes + sum_i mix(word_i + (i+1)G); a sample of arrays a = 0, 1, ... is
+/// mix(sum_a mix(H_a + (a+1)G)); the digest is the sum over samples. Not thread-safe.
+class digest {
+ public:
+    explicit digest(const pinflow::device& device);
+    ~digest();
+    digest(const digest&) = delete;
+    digest& operator=(const digest&) = delete;
+
+    /// Enqueues the samples of `batch` on `stream`, which must be one that the batch knows (`loader::next`,
+    /// `batch::used_on`). Does not wait; the lease may end right after, this object must live until the
+    /// stream has passed.
+    void add_async(const batch& batch, stream_view stream);
+    /// The sum so far: waits for every stream that was added on.
+    std::uint64_t value();
+
+ private:
+    stream stream_;
+    event ready_;
+    device_buffer sum_;
+};
+
+}  // namespace pinflow

@@ -1,0 +1,25 @@
+#pragma once
+
+/// Everything in pinflow's public API that needs no other library's headers; pinflow/cuda.hpp and
+/// pinflow/dlpack.hpp are included on their own.
+
+// core: no device, no format
+#include "pinflow/array.hpp"
+#include "pinflow/dtype.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "pinflow/mapped_file.hpp"
+#include "pinflow/memory.hpp"
+#include "pinflow/row_source.hpp"
+#include "pinflow/version.hpp"
+// devices
+#include "pinflow/buffer.hpp"
+#include "pinflow/device.hpp"
+#include "pinflow/stream.hpp"
+// formats
+#include "pinflow/formats/npy.hpp"
+// loader
+#include "pinflow/loader/batch.hpp"
+#include "pinflow/loader/digest.hpp"
+#include "pinflow/loader/loader.hpp"
+#include "pinflow/loader/sampler.hpp"

@@ -1,0 +1,55 @@
+#include "pinflow/loader/batch.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "loader/slots.hpp"
+#include "pinflow/error.hpp"
+
+namespace pinflow {
+
+batch::batch(std::unique_ptr<detail::slot_lease> lease) noexcept : lease_(std::move(lease)) {}
+batch::batch(batch&&) noexcept = default;
+batch& batch::operator=(batch&&) noexcept = default;
+batch::~batch() = default;
+
+std::uint64_t batch::row_count() const noexcept {
+    return lease_ ? lease_->held().row_ids.size() : 0;
+}
+
+std::size_t batch::array_count() const noexcept {
+    return lease_ ? lease_->held().arrays.size() : 0;
+}
+
+const array_view& batch::operator[](std::size_t index) const {
+    if (index >= array_count()) {
+        throw invalid_argument(
+            lease_ ? fmt::format("array {} was asked of a batch that has {}", index, array_count())
+                   : fmt::format("array {} was asked of a batch that has been released", index));
+    }
+    return lease_->held().arrays[index];
+}
+
+std::span<const std::uint64_t> batch::row_ids() const noexcept {
+    return lease_ ? std::span<const std::uint64_t>(lease_->held().row_ids) : std::span<const std::uint64_t>();
+}
+
+std::uint64_t batch::epoch() const noexcept {
+    return lease_ ? lease_->held().epoch : 0;
+}
+
+std::uint64_t batch::index() const noexcept {
+    return lease_ ? lease_->held().index : 0;
+}
+
+void batch::used_on(stream_view stream) {
+    if (!lease_) throw invalid_argument("a batch that has been released cannot be used on a stream");
+    lease_->use_on(stream);
+}
+
+void batch::release() noexcept {
+    lease_.reset();
+}
+
+}  // namespace pinflow

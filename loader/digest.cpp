@@ -1,0 +1,45 @@
+#include "pinflow/loader/digest.hpp"
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "src/device/backend.hpp"
+
+namespace pinflow {
+
+digest::digest(const pinflow::device& device)
+    : stream_(device), ready_(device), sum_(sizeof(std::uint64_t), stream_) {
+    constexpr std::array<std::byte, sizeof(std::uint64_t)> zero{};
+    copy_to_device_async(sum_.data(), zero, stream_);
+    stream_.synchronize();  // `zero` is about to go
+}
+
+digest::~digest() {
+    try {
+        stream_.synchronize();
+    } catch (...) {
+        return;  // a failed device adds nothing any more
+    }
+}
+
+void digest::add_async(const batch& batch, stream_view stream) {
+    std::vector<detail::digest_array> arrays;
+    for (std::size_t index = 0; index < batch.array_count(); ++index) {
+        const array_view& rows = batch[index];
+        arrays.push_back({rows.data(), batch.row_count() == 0 ? 0 : rows.size_bytes() / batch.row_count()});
+    }
+    stream.device().backend().add_digest(
+        arrays, batch.row_count(), reinterpret_cast<std::uint64_t*>(sum_.data()), stream.native_handle());
+    ready_.record(stream);
+    stream_.wait(ready_);
+}
+
+std::uint64_t digest::value() {
+    std::uint64_t sum = 0;
+    copy_to_host_async(std::as_writable_bytes(std::span(&sum, 1)), sum_.data(), stream_);
+    stream_.synchronize();
+    return sum;
+}
+
+}  // namespace pinflow

@@ -1,0 +1,83 @@
+#include <fmt/format.h>
+
+#include <bit>
+
+#include "pinflow/error.hpp"
+#include "pinflow/loader/sampler.hpp"
+
+namespace pinflow {
+
+namespace {
+
+constexpr std::uint64_t mix(std::uint64_t z) noexcept {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return z ^ (z >> 31);
+}
+
+/// The stream of numbers that the key expands to: splitmix64.
+class key_schedule {
+ public:
+    explicit key_schedule(std::uint64_t key) noexcept : state_(mix(key)) {}
+    std::uint64_t next() noexcept { return mix(state_ += 0x9E3779B97F4A7C15); }
+
+ private:
+    std::uint64_t state_;
+};
+
+/// What one half of the network contributes to the other.
+constexpr std::uint64_t round_function(std::uint64_t half, std::uint64_t key) noexcept {
+    std::uint64_t z = (half + key) * 0xD1342543DE82EF95;
+    z = (z ^ (z >> 32)) * 0xAF251AF3B0F025B5;
+    return z >> 31;
+}
+
+/// (a + b) modulo size, for a and b below size.
+constexpr std::uint64_t add_modulo(std::uint64_t a, std::uint64_t b, std::uint64_t size) noexcept {
+    return a >= size - b ? a - (size - b) : a + b;
+}
+
+}  // namespace
+
+permutation::permutation(std::uint64_t size, std::uint64_t key) : size_(size) {
+    if (size > std::uint64_t{1} << 62) {
+        throw invalid_argument(fmt::format("cannot shuffle {} rows: at most 2^62 can be", size));
+    }
+    if (size < 2) return;
+    const auto bits = static_cast<unsigned>(std::bit_width(size - 1));
+    low_bits_ = bits / 2;
+    high_bits_ = bits - low_bits_;
+    // few bits mix little in a round, and cost little
+    rounds_ = bits <= 8 ? 24 : bits <= 16 ? 12 : 8;
+    key_schedule keys(key);
+    // a network of an even number of bits can make even permutations only; the two rotations open the rest,
+    // and make every element equally likely at every position whatever the network does
+    first_shift_ = keys.next() % size;
+    last_shift_ = keys.next() % size;
+    for (unsigned round = 0; round < rounds_; ++round) {
+        round_keys_[round] = keys.next();
+    }
+}
+
+std::uint64_t permutation::encrypt(std::uint64_t value) const noexcept {
+    const std::uint64_t low_mask = (std::uint64_t{1} << low_bits_) - 1;
+    const std::uint64_t high_mask = (std::uint64_t{1} << high_bits_) - 1;
+    std::uint64_t low = value & low_mask;
+    std::uint64_t high = value >> low_bits_;
+    for (unsigned round = 0; round < rounds_; round += 2) {
+        high ^= round_function(low, round_keys_[round]) & high_mask;
+        low ^= round_function(high, round_keys_[round + 1]) & low_mask;
+    }
+    return (high << low_bits_) | low;
+}
+
+std::uint64_t permutation::operator()(std::uint64_t position) const noexcept {
+    if (size_ < 2) return 0;
+    std::uint64_t value = add_modulo(position, first_shift_, size_);
+    do {
+        value = encrypt(value);
+    } while (value >= size_);
+    return add_modulo(value, last_shift_, size_);
+}
+
+}  // namespace pinflow

@@ -1,0 +1,283 @@
+#include "loader/pipeline.hpp"
+
+#include <fmt/format.h>
+#include <tbb/blocked_range.h>
+#include <tbb/info.h>
+#include <tbb/parallel_for.h>
+#include <tbb/parallel_pipeline.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "loader/stage_seam.hpp"
+#include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+
+namespace pinflow {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t array_alignment_bytes = 256;  // what CUDA's own allocations have
+constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t gather_piece_bytes = std::uint64_t{1} << 20;  // enough to be worth a task
+constexpr unsigned most_slots = 8;
+
+std::vector<std::shared_ptr<const row_source>> checked(
+    std::vector<std::shared_ptr<const row_source>> sources) {
+    if (sources.empty()) throw invalid_argument("a loader needs at least one source of rows");
+    for (const auto& source : sources) {
+        if (source->row_count() != sources[0]->row_count()) {
+            throw invalid_argument(
+                fmt::format("the arrays of a sample need equal row counts: {} has {}, {} has {}",
+                            sources[0]->description(), sources[0]->row_count(), source->description(),
+                            source->row_count()));
+        }
+    }
+    return sources;
+}
+
+loader_options checked(loader_options options) {
+    if (options.batch_rows == 0) throw invalid_argument("a batch needs at least one row");
+    if (options.slots == 1)
+        throw invalid_argument("a loader needs at least 2 slots: one is filled while another is held");
+    return options;
+}
+
+std::uint64_t count_batches(std::uint64_t rows, std::uint64_t batch_rows, tail tail) {
+    const bool partial = tail == tail::partial && rows % batch_rows != 0;
+    return rows / batch_rows + (partial ? 1 : 0);
+}
+
+std::uint64_t count_all_batches(std::uint64_t batches_per_epoch, std::uint64_t epochs) {
+    std::uint64_t total = 0;
+    if (!detail::multiply(batches_per_epoch, epochs, total)) {
+        throw invalid_argument(
+            fmt::format("{} epochs of {} batches are too many", epochs, batches_per_epoch));
+    }
+    return total;
+}
+
+/// How many slots the memory allows; `side_count` is 2 when each slot exists on the host and on the device.
+unsigned count_slots(const loader_options& options, std::uint64_t slot_bytes, std::uint64_t side_count) {
+    const std::uint64_t each = std::max<std::uint64_t>(1, slot_bytes * side_count);
+    const std::uint64_t limit = options.memory_bytes == 0 ? default_memory_bytes : options.memory_bytes;
+    const std::uint64_t fitting = limit / each;
+    const unsigned least = options.slots == 0 ? 2 : options.slots;
+    if (options.memory_bytes != 0 && fitting < least) {
+        throw invalid_argument(fmt::format(
+            "{} slots of {} bytes do not fit into {} bytes: allow more memory, or make batches smaller",
+            least, each, options.memory_bytes));
+    }
+    if (options.slots != 0) return options.slots;
+    return static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 2, most_slots));
+}
+
+int count_threads(unsigned asked) {
+    return asked == 0 ? tbb::info::default_concurrency() : static_cast<int>(std::min(asked, 1024U));
+}
+
+}  // namespace
+
+loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> sources,
+                           const loader_options& options)
+    : sources_(checked(std::move(sources))),
+      options_(checked(options)),
+      route_(detail::choose_route(sources_, options_)),
+      sampler_(options.order, sources_[0]->row_count(), options.seed),
+      batches_per_epoch_(count_batches(row_count(), options.batch_rows, options.tail)),
+      batch_total_(count_all_batches(batches_per_epoch_, options.epochs)),
+      streams_{stream(options.device), stream(options.device)},
+      arena_(count_threads(options.threads), 1) {
+    const std::uint64_t slot_rows = std::min(options_.batch_rows, row_count());
+    for (const auto& source : sources_) {
+        array_offsets_.push_back(slot_bytes_);
+        std::uint64_t bytes = 0;
+        if (!detail::multiply(slot_rows, source->row_size_bytes(), bytes) ||
+            !detail::add(bytes, array_alignment_bytes - 1, bytes) ||
+            !detail::add(slot_bytes_, bytes / array_alignment_bytes * array_alignment_bytes, slot_bytes_)) {
+            throw invalid_argument(fmt::format("a batch of {} rows is too large", options_.batch_rows));
+        }
+    }
+    const std::uint64_t side_count = (route_.host_side ? 1U : 0U) + (route_.device_side ? 1U : 0U);
+    pool_ = std::make_shared<detail::slot_pool>(
+        options_.device, count_slots(options_, slot_bytes_, side_count), route_.host_side ? slot_bytes_ : 0,
+        route_.device_side ? slot_bytes_ : 0, sources_);
+    if (arena_.max_concurrency() > tbb::info::default_concurrency()) {
+        more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
+                              static_cast<std::size_t>(arena_.max_concurrency()));
+    }
+    driver_ = std::thread([this] { drive(); });
+}
+
+loader::pipeline::~pipeline() {
+    pool_->stop();
+    driver_.join();
+    // the streams go next, and wait for the copies enqueued on them: those depend on nobody else
+}
+
+std::unique_ptr<detail::slot_lease> loader::pipeline::next() {
+    detail::slot* const slot = pool_->lease();
+    return slot == nullptr ? nullptr : std::make_unique<detail::slot_lease>(pool_, *slot);
+}
+
+void loader::pipeline::drive() {
+    try {
+        while (next_batch_ < batch_total_ && !pool_->failed() && pool_->wait_for_free()) {
+            arena_.execute([this] { fill_free_slots(); });
+        }
+        pool_->finish();
+    } catch (...) {
+        pool_->finish(std::current_exception());
+    }
+}
+
+void loader::pipeline::fill_free_slots() {
+    using detail::slot;
+    using detail::stage;
+    const auto take = [this](tbb::flow_control& control) -> slot* {
+        slot* const taken = next_batch_ < batch_total_ && !pool_->failed() ? pool_->take_free() : nullptr;
+        if (taken == nullptr) {
+            control.stop();
+            return nullptr;
+        }
+        run_stage(stage::sample, *taken, [&] { sample(*taken); });
+        return taken;
+    };
+    const auto gather_rows = [this](slot* filling) {
+        run_stage(stage::gather, *filling, [&] { gather(*filling); });
+        return filling;
+    };
+    const auto copy_rows = [this](slot* filling) {
+        run_stage(stage::copy, *filling, [&] { copy(*filling); });
+        return filling;
+    };
+    const auto deliver = [this](slot* filled) {
+        run_stage(stage::deliver, *filled, [&] { check_sources(); });
+        pool_->deliver(*filled);
+    };
+    tbb::parallel_pipeline(pool_->slot_count(),
+                           tbb::make_filter<void, slot*>(tbb::filter_mode::serial_in_order, take) &
+                               tbb::make_filter<slot*, slot*>(tbb::filter_mode::parallel, gather_rows) &
+                               tbb::make_filter<slot*, slot*>(tbb::filter_mode::serial_in_order, copy_rows) &
+                               tbb::make_filter<slot*, void>(tbb::filter_mode::serial_in_order, deliver));
+}
+
+template <typename Work>
+void loader::pipeline::run_stage(detail::stage where, detail::slot& slot, Work work) noexcept {
+    if (slot.error) return;
+    try {
+        if (where == detail::stage::sample) slot.number = next_batch_++;
+        detail::pass_stage_seam(where, slot.number);
+        work();
+    } catch (...) {
+        slot.error = std::current_exception();
+    }
+}
+
+void loader::pipeline::sample(detail::slot& slot) {
+    slot.epoch = slot.number / batches_per_epoch_;
+    slot.index = slot.number % batches_per_epoch_;
+    slot.last = slot.number + 1 == batch_total_;
+    const std::uint64_t first = slot.index * options_.batch_rows;
+    slot.row_ids.resize(std::min(options_.batch_rows, row_count() - first));
+    sampler_.rows_at(slot.epoch, first, slot.row_ids);
+}
+
+void loader::pipeline::gather(detail::slot& slot) {
+    slot.arrays.clear();
+    std::atomic<std::int64_t> storage_ns = 0;
+    std::atomic<std::int64_t> total_ns = 0;
+    const auto before = clock::now();
+    for (std::size_t index = 0; index < sources_.size(); ++index) {
+        const row_source& source = *sources_[index];
+        shape_vector shape = source.row_shape();
+        shape.insert(shape.begin(), slot.row_ids.size());
+        if (!route_.device_side) {
+            const std::byte* const rows = source.extents()[0].data;
+            const std::byte* const first =
+                rows == nullptr ? nullptr : rows + slot.row_ids[0] * source.row_size_bytes();
+            slot.arrays.emplace_back(first, source.dtype(), std::move(shape));
+            continue;
+        }
+        slot.arrays.emplace_back(slot.device_side.data() + array_offsets_[index], source.dtype(),
+                                 std::move(shape));
+        std::byte* const side = route_.host_side ? slot.host_side.data() : slot.device_side.data();
+        gather_array(slot, index, side + array_offsets_[index], storage_ns, total_ns);
+    }
+    // the pieces ran side by side: the stage's own time is shared out as theirs was
+    const std::chrono::nanoseconds wall = clock::now() - before;
+    const double waiting =
+        total_ns > 0 ? static_cast<double>(storage_ns) / static_cast<double>(total_ns) : 0.0;
+    slot.times.storage = std::chrono::duration_cast<std::chrono::nanoseconds>(wall * std::min(1.0, waiting));
+    slot.times.cpu = wall - slot.times.storage;
+}
+
+void loader::pipeline::gather_array(const detail::slot& slot, std::size_t index, std::byte* destination,
+                                    std::atomic<std::int64_t>& storage_ns,
+                                    std::atomic<std::int64_t>& total_ns) const {
+    const row_source& source = *sources_[index];
+    const std::uint64_t row_bytes = source.row_size_bytes();
+    const std::span<const std::uint64_t> ids = slot.row_ids;
+    const auto gather_piece = [&](const tbb::blocked_range<std::size_t>& range) {
+        if (pool_->stopped()) return;  // nobody will see this batch
+        const auto before = clock::now();
+        const auto waited =
+            source.read_rows(ids.subspan(range.begin(), range.size()),
+                             {destination + range.begin() * row_bytes, range.size() * row_bytes});
+        storage_ns += waited.count();
+        total_ns += std::chrono::nanoseconds(clock::now() - before).count();
+    };
+    const std::size_t rows_a_piece =
+        std::max<std::uint64_t>(1, gather_piece_bytes / std::max<std::uint64_t>(1, row_bytes));
+    if (ids.size() <= rows_a_piece) {
+        gather_piece({0, ids.size()});
+        return;
+    }
+    // isolated, so that a thread that waits here for the last piece does not begin another batch meanwhile
+    tbb::this_task_arena::isolate([&] {
+        tbb::parallel_for(tbb::blocked_range<std::size_t>(0, ids.size(), rows_a_piece), gather_piece,
+                          tbb::simple_partitioner());
+    });
+}
+
+void loader::pipeline::copy(detail::slot& slot) {
+    const stream_view stream = streams_[slot.number % streams_.size()];
+    if (route_.host_side) {
+        for (std::size_t index = 0; index < sources_.size(); ++index) {
+            const std::uint64_t offset = array_offsets_[index];
+            copy_to_device_async(slot.device_side.data() + offset,
+                                 slot.host_side.bytes().subspan(offset, slot.arrays[index].size_bytes()),
+                                 stream);
+        }
+    }
+    slot.ready.record(stream);
+}
+
+void loader::pipeline::check_sources() const {
+    for (const auto& source : sources_) {
+        source->check_unchanged();
+    }
+}
+
+loader_report loader::pipeline::report() const {
+    const detail::slot_pool::statistics collected = pool_->collected();
+    loader_report report;
+    report.route = route_.route;
+    report.reason = route_.reason;
+    report.slots = static_cast<unsigned>(pool_->slot_count());
+    report.slot_bytes = slot_bytes_;
+    report.batches = collected.batches;
+    report.rows = collected.rows;
+    for (const auto& source : sources_) {
+        report.bytes += collected.rows * source->row_size_bytes();
+    }
+    report.storage_wait = collected.waits.storage;
+    report.cpu_wait = collected.waits.cpu;
+    report.link_wait = collected.waits.link;
+    report.consumer_wait = collected.consumer_wait;
+    return report;
+}
+
+}  // namespace pinflow

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <tbb/global_control.h>
+#include <tbb/task_arena.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "loader/route.hpp"
+#include "loader/slots.hpp"
+#include "loader/stage_seam.hpp"
+#include "pinflow/loader/loader.hpp"
+
+namespace pinflow {
+
+/// What works behind a loader: sample -> gather -> copy -> deliver, as a TBB pipeline whose tokens are slots.
+///
+/// No stage ever waits for the consumer. A thread of its own, the driver, waits until a slot can be filled
+/// and then runs the TBB pipeline for as long as there are such slots; when there are none the pipeline
+/// drains, and the driver waits again. So one TBB thread is enough, and none can be stuck in a wait that only
+/// itself could end.
+class loader::pipeline {
+ public:
+    pipeline(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options);
+    pipeline(const pipeline&) = delete;
+    pipeline& operator=(const pipeline&) = delete;
+    /// Stops wherever it is.
+    ~pipeline();
+
+    /// The next batch's lease; null at the end. Throws as loader::next.
+    std::unique_ptr<detail::slot_lease> next();
+
+    detail::slot_pool& pool() const noexcept { return *pool_; }
+    const pinflow::device& device() const noexcept { return options_.device; }
+    std::uint64_t row_count() const noexcept { return sources_[0]->row_count(); }
+    std::uint64_t batches_per_epoch() const noexcept { return batches_per_epoch_; }
+    loader_report report() const;
+
+ private:
+    void drive();
+    void fill_free_slots();
+
+    // the stages; an exception stays with its slot, so that it reaches the consumer in its turn
+    template <typename Work>
+    void run_stage(detail::stage where, detail::slot& slot, Work work) noexcept;
+    void sample(detail::slot& slot);
+    void gather(detail::slot& slot);
+    void copy(detail::slot& slot);
+    void check_sources() const;
+
+    void gather_array(const detail::slot& slot, std::size_t index, std::byte* destination,
+                      std::atomic<std::int64_t>& storage_ns, std::atomic<std::int64_t>& total_ns) const;
+
+    std::vector<std::shared_ptr<const row_source>> sources_;
+    loader_options options_;
+    detail::route_choice route_;
+    sampler sampler_;
+    std::uint64_t batches_per_epoch_;
+    std::uint64_t slot_bytes_ = 0;
+    std::vector<std::uint64_t> array_offsets_;  ///< of each array within a slot, in bytes
+    std::uint64_t next_batch_ = 0;              ///< the next to be sampled, over all epochs
+    std::uint64_t batch_total_;
+
+    std::shared_ptr<detail::slot_pool> pool_;
+    std::array<stream, 2>
+        streams_;  ///< batches take turns, so that one's copy can begin while another's ends
+    std::optional<tbb::global_control> more_threads_;  ///< when more are asked for than there are cores
+    tbb::task_arena arena_;
+    std::thread driver_;  // last: it uses everything above
+};
+
+}  // namespace pinflow

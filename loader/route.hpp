@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "pinflow/loader/loader.hpp"
+#include "pinflow/row_source.hpp"
+
+namespace pinflow::detail {
+
+/// How a loader moves its rows, and why so.
+struct route_choice {
+    pinflow::route route = route::automatic;
+    std::string reason;        ///< one sentence
+    bool host_side = false;    ///< rows are gathered into a pinned host side, and copied from there
+    bool device_side = false;  ///< batches lie in memory of their slot
+};
+
+/// Chooses the route for these sources, or checks the one asked for.
+/// @throws unsupported when the route asked for cannot work here.
+route_choice choose_route(std::span<const std::shared_ptr<const row_source>> sources,
+                          const loader_options& options);
+
+}  // namespace pinflow::detail

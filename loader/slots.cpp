@@ -1,0 +1,248 @@
+#include "loader/slots.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// How long the driver waits for the slot that was given back first before it looks at the others, and
+/// whether the loader stops.
+constexpr std::chrono::microseconds look_again_interval{200};
+
+std::span<const event> marks_of(const slot& slot) {
+    return {slot.passed.data(), slot.passed_count};
+}
+
+/// Whether the copy into the slot and the streams that read it have finished.
+bool has_passed(const slot& slot) {
+    return slot.ready.done() &&
+           std::ranges::all_of(marks_of(slot), [](const event& mark) { return mark.done(); });
+}
+
+/// Waits for the streams that read the slot, a while at most.
+void wait_for_marks(const slot& slot) {
+    for (const event& mark : marks_of(slot)) {
+        if (!mark.synchronize_for(look_again_interval)) return;
+    }
+}
+
+}  // namespace
+
+slot_pool::slot_pool(const pinflow::device& device, unsigned slot_count, std::uint64_t host_side_bytes,
+                     std::uint64_t device_side_bytes,
+                     std::vector<std::shared_ptr<const row_source>> keep_alive)
+    : device_(device), keep_alive_(std::move(keep_alive)) {
+    const stream allocation_stream(device_);
+    for (unsigned i = 0; i < slot_count; ++i) {
+        auto made = std::make_unique<slot>(device_);
+        made->host_side = pinned_buffer(host_side_bytes, device_);
+        made->device_side = device_buffer(device_side_bytes, allocation_stream);
+        free_.push_back(made.get());
+        slots_.push_back(std::move(made));
+    }
+    allocation_stream.synchronize();  // from here on, any stream may use the memory
+}
+
+slot_pool::~slot_pool() {
+    for (const auto& slot : slots_) {
+        if (slot->device_side.size_bytes() > 0) {
+            slot->device_side.release_after(marks_of(*slot));
+            continue;
+        }
+        // batches are views of the sources' mappings, which go when this pool has gone
+        for (const event& mark : marks_of(*slot)) {
+            try {
+                mark.synchronize();
+            } catch (const error&) {
+                continue;  // a failed device reads nothing any more
+            }
+        }
+    }
+}
+
+bool slot_pool::wait_for_free() {
+    std::vector<slot*> candidates;
+    while (candidates.empty()) {
+        std::unique_lock lock(mutex_);
+        if (free_.empty() && !stopped_) {
+            const auto before = clock::now();
+            freed_.wait(lock, [&] { return stopped_ || !free_.empty(); });
+            statistics_.consumer_wait += clock::now() - before;
+        }
+        if (stopped_) return false;
+        candidates.assign(free_.begin(), free_.end());
+        lock.unlock();
+        if (std::ranges::any_of(candidates, [](const slot* slot) { return has_passed(*slot); })) return true;
+        // they mostly pass in this order; when another one passes first, or is given back, the next look
+        // finds it
+        const auto before = clock::now();
+        const bool complete = candidates[0]->ready.synchronize_for(look_again_interval);
+        if (complete) wait_for_marks(*candidates[0]);
+        const auto waited = clock::now() - before;
+        lock.lock();
+        (complete ? statistics_.consumer_wait : link_waited_) += waited;
+        candidates.clear();
+    }
+    return true;
+}
+
+slot* slot_pool::take_free() {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return nullptr;
+    const auto found = std::ranges::find_if(free_, [](const slot* slot) { return has_passed(*slot); });
+    if (found == free_.end()) return nullptr;
+    slot* const next = *found;
+    free_.erase(found);
+    next->passed_count = 0;
+    next->error = nullptr;
+    next->times = {};
+    // the driver stood still for the sake of this slot
+    next->times.link = std::exchange(link_waited_, {});
+    return next;
+}
+
+void slot_pool::deliver(slot& filled) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (failed_ || stopped_) {
+            free_.push_back(&filled);
+        } else if (filled.error) {
+            failed_ = finished_ = true;
+            error_ = std::exchange(filled.error, nullptr);
+            free_.push_back(&filled);
+        } else {
+            ready_.push_back(&filled);
+            finished_ = finished_ || filled.last;
+        }
+    }
+    delivered_.notify_all();
+}
+
+void slot_pool::finish(std::exception_ptr error) {
+    {
+        const std::lock_guard lock(mutex_);
+        finished_ = true;
+        if (error && !failed_) {
+            failed_ = true;
+            error_ = std::move(error);
+        }
+    }
+    delivered_.notify_all();
+}
+
+void slot_pool::stop() noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        stopped_ = finished_ = true;
+    }
+    freed_.notify_all();
+    delivered_.notify_all();
+}
+
+bool slot_pool::stopped() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return stopped_;
+}
+
+bool slot_pool::failed() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return failed_;
+}
+
+slot* slot_pool::lease() {
+    std::unique_lock lock(mutex_);
+    const auto before = clock::now();
+    delivered_.wait(lock, [&] { return !ready_.empty() || finished_ || leased_ == slots_.size(); });
+    if (!ready_.empty()) {
+        slot* const next = ready_.front();
+        ready_.pop_front();
+        ++leased_;
+        ++statistics_.batches;
+        statistics_.rows += next->row_ids.size();
+        blame(next->times, clock::now() - before);
+        // who waits for a batch while the last slot is taken by somebody else would wait for ever
+        if (leased_ == slots_.size()) delivered_.notify_all();
+        return next;
+    }
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+    if (finished_) return nullptr;
+    throw all_slots_leased(
+        fmt::format("there is no slot left for another batch: all {} are held by the consumer; release "
+                    "batches, or give the loader more slots",
+                    slots_.size()));
+}
+
+void slot_pool::end_lease(slot& leased) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        --leased_;
+        free_.push_back(&leased);
+    }
+    freed_.notify_one();
+}
+
+slot_pool::statistics slot_pool::collected() const {
+    const std::lock_guard lock(mutex_);
+    return statistics_;
+}
+
+void slot_pool::add_link_wait(std::chrono::nanoseconds waited) {
+    const std::lock_guard lock(mutex_);
+    statistics_.waits.link += waited;
+}
+
+void slot_pool::blame(const batch_times& costs, std::chrono::nanoseconds waited) {
+    using seconds = std::chrono::duration<double>;
+    const double total = seconds(costs.storage + costs.cpu + costs.link).count();
+    const auto share = [&](std::chrono::nanoseconds cost) {
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(waited * (seconds(cost).count() / total));
+    };
+    if (total <= 0) {
+        statistics_.waits.cpu += waited;
+        return;
+    }
+    statistics_.waits.storage += share(costs.storage);
+    statistics_.waits.cpu += share(costs.cpu);
+    statistics_.waits.link += share(costs.link);
+}
+
+slot_lease::~slot_lease() {
+    for (const stream_view& stream : streams_) {
+        try {
+            if (slot_->passed.size() == slot_->passed_count) slot_->passed.emplace_back(pool_->device());
+            slot_->passed[slot_->passed_count].record(stream);
+            ++slot_->passed_count;
+        } catch (...) {
+            // without a mark the only safe way is to wait; when even that fails the device is gone, and reads
+            // nothing
+            try {
+                stream.synchronize();
+            } catch (...) {
+                continue;
+            }
+        }
+    }
+    pool_->end_lease(*slot_);
+}
+
+void slot_lease::use_on(stream_view stream) {
+    if (stream.device() != pool_->device()) {
+        throw invalid_argument(fmt::format("a batch on {} cannot be used on a stream of {}",
+                                           pool_->device().name(), stream.device().name()));
+    }
+    stream.wait(slot_->ready);
+    const bool known = std::ranges::any_of(
+        streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
+    if (!known) streams_.push_back(stream);
+}
+
+}  // namespace pinflow::detail

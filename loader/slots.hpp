@@ -1,0 +1,151 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "pinflow/array.hpp"
+#include "pinflow/buffer.hpp"
+#include "pinflow/device.hpp"
+#include "pinflow/row_source.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow::detail {
+
+/// What one batch cost on its way, in wall time.
+struct batch_times {
+    std::chrono::nanoseconds storage{};
+    std::chrono::nanoseconds cpu{};
+    std::chrono::nanoseconds link{};
+};
+
+/// The memory of one batch, reused for one batch after the other. Who may touch it changes hands with its
+/// state, which the pool keeps: the pipeline while it is being filled, the consumer while it is leased, the
+/// pool otherwise.
+struct slot {
+    explicit slot(const pinflow::device& device) : ready(device) {}
+
+    pinned_buffer
+        host_side;  ///< where the CPU gathers; empty when rows are gathered on the device side at once
+    device_buffer device_side;  ///< what the consumer reads; empty when the consumer reads the mapping
+    event ready;                ///< passed when the device side is complete
+    /// Marks in the streams that read the batch; the first `passed_count` belong to the last lease.
+    std::vector<event> passed;
+    std::size_t passed_count = 0;
+
+    // the batch that is in it
+    std::vector<std::uint64_t> row_ids;
+    std::vector<array_view> arrays;
+    std::uint64_t epoch = 0;
+    std::uint64_t index = 0;
+    std::uint64_t number = 0;  ///< of the batch, over all epochs
+    bool last = false;         ///< nothing comes after it
+    batch_times times;
+    std::exception_ptr error;  ///< why it could not be filled
+};
+
+/// The slots of one loader and the queues between them. A slot goes round: free -> (taken by the pipeline) ->
+/// delivered
+/// -> leased -> free, where "free" may still have to wait for the consumer's streams. Shared by the loader
+/// and the leases it has given out, so that a batch may outlive its loader. All members may be called from
+/// any thread.
+class slot_pool {
+ public:
+    /// `keep_alive` lives as long as the slots: what batches point into when they have no memory of their
+    /// own.
+    slot_pool(const pinflow::device& device, unsigned slot_count, std::uint64_t host_side_bytes,
+              std::uint64_t device_side_bytes, std::vector<std::shared_ptr<const row_source>> keep_alive);
+    slot_pool(const slot_pool&) = delete;
+    slot_pool& operator=(const slot_pool&) = delete;
+    /// Never waits for the consumer's streams, unless batches point into a mapping of the sources.
+    ~slot_pool();
+
+    // ---- the pipeline's side ----
+
+    /// Waits until a slot can be filled: given back, and passed by the streams that read it. Only the
+    /// pipeline's driver calls it, never a TBB thread, which might be the one that it waits for.
+    /// @return whether there is one; false when the loader stops.
+    bool wait_for_free();
+    /// Takes a slot that can be filled at once, if there is one; never waits.
+    slot* take_free();
+    /// Hands a filled slot, or one with an error, to the consumer.
+    void deliver(slot& filled);
+    /// Nothing more will be delivered; `error`, if any, reaches the consumer once.
+    void finish(std::exception_ptr error = nullptr);
+    void stop() noexcept;
+    bool stopped() const noexcept;
+    /// Whether an error was delivered, so that filling further slots is in vain.
+    bool failed() const noexcept;
+
+    // ---- the consumer's side ----
+
+    /// The next delivered slot, now leased; null at the end. Throws the pipeline's error, once.
+    /// @throws all_slots_leased when all are.
+    slot* lease();
+    /// Ends a lease whose last uses are marked in slot.passed.
+    void end_lease(slot& leased) noexcept;
+
+    const pinflow::device& device() const noexcept { return device_; }
+    std::size_t slot_count() const noexcept { return slots_.size(); }
+
+    struct statistics {
+        batch_times waits;                         ///< of `lease`, by what the awaited batch had waited for
+        std::chrono::nanoseconds consumer_wait{};  ///< of `wait_for_free`
+        std::uint64_t batches = 0;
+        std::uint64_t rows = 0;
+    };
+    statistics collected() const;
+    /// Adds to the link's share: time that a consumer without a stream waited for its data.
+    void add_link_wait(std::chrono::nanoseconds waited);
+
+ private:
+    /// Adds `waited`, the time a consumer waited, to the statistics in the proportion of `costs`.
+    void blame(const batch_times& costs, std::chrono::nanoseconds waited);
+
+    pinflow::device device_;
+    std::vector<std::shared_ptr<const row_source>> keep_alive_;
+    std::vector<std::unique_ptr<slot>> slots_;
+
+    mutable std::mutex mutex_;
+    std::condition_variable freed_;      // for the driver
+    std::condition_variable delivered_;  // for consumers
+    std::deque<slot*> free_;
+    std::deque<slot*> ready_;
+    std::size_t leased_ = 0;
+    bool stopped_ = false;
+    bool finished_ = false;
+    bool failed_ = false;
+    std::exception_ptr error_;
+    statistics statistics_;
+    std::chrono::nanoseconds link_waited_{};  ///< by the driver, for the slot it takes next
+};
+
+/// What a batch holds: one leased slot, and the streams that use it.
+class slot_lease {
+ public:
+    slot_lease(std::shared_ptr<slot_pool> pool, slot& leased) noexcept
+        : pool_(std::move(pool)), slot_(&leased) {}
+    slot_lease(const slot_lease&) = delete;
+    slot_lease& operator=(const slot_lease&) = delete;
+    /// Marks the streams and gives the slot back; does not wait.
+    ~slot_lease();
+
+    /// `stream` waits for the data; the slot will wait for it.
+    void use_on(stream_view stream);
+
+    const slot& held() const noexcept { return *slot_; }
+    slot_pool& pool() const noexcept { return *pool_; }
+
+ private:
+    std::shared_ptr<slot_pool> pool_;
+    slot* slot_;
+    std::vector<stream_view> streams_;
+};
+
+}  // namespace pinflow::detail
