@@ -1,0 +1,92 @@
+#include "src/cli/arguments.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "src/cli/output.hpp"
+
+namespace pinflow::cli {
+
+namespace {
+
+bool exists(const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored);
+}
+
+std::optional<std::uint64_t> decimal(std::string_view text) {
+    std::uint64_t number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stopped, status] = std::from_chars(text.data(), end, number);
+    if (status != std::errc{} || stopped != end) return std::nullopt;
+    return number;
+}
+
+}  // namespace
+
+bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
+    // CLI11 takes its arguments last first, and "[a,b]" for a list of two where a list is allowed
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+    for (std::string& argument : reversed) {
+        if (argument.starts_with('[')) argument.insert(0, "./");
+    }
+    try {
+        app.parse(std::move(reversed));
+        return true;
+    } catch (const CLI::CallForHelp&) {
+        print(app.help());
+        return false;
+    } catch (const CLI::ParseError& failure) {
+        throw usage_error(fmt::format("{} (see {} --help)", failure.what(), app.get_name()));
+    }
+}
+
+std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t least,
+                          std::uint64_t most) {
+    const auto number = decimal(text);
+    if (!number || *number < least || *number > most) {
+        throw usage_error(
+            fmt::format("{} takes a whole number from {} to {}, not '{}'", flag, least, most, text));
+    }
+    return *number;
+}
+
+std::uint64_t parse_byte_count(std::string_view flag, std::string_view text) {
+    constexpr std::array<std::pair<std::string_view, unsigned>, 4> units{
+        {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}}};
+    std::string_view digits = text;
+    unsigned shift = 0;
+    for (const auto& [suffix, bits] : units) {
+        if (digits.ends_with(suffix)) {
+            digits.remove_suffix(suffix.size());
+            shift = bits;
+            break;
+        }
+    }
+    const auto number = decimal(digits);
+    if (!number || *number == 0 || *number > std::numeric_limits<std::uint64_t>::max() >> shift) {
+        throw usage_error(
+            fmt::format("{} takes a positive number of bytes below 2^64, such as 1048576 or 512MiB (KiB, "
+                        "MiB, GiB, TiB), not '{}'",
+                        flag, text));
+    }
+    return *number << shift;
+}
+
+file_argument split_file_argument(const std::string& text) {
+    if (exists(text)) return {text, std::nullopt};
+    for (std::size_t colon = text.rfind(':'); colon != std::string::npos && colon > 0;
+         colon = text.rfind(':', colon - 1)) {
+        if (exists(text.substr(0, colon))) return {text.substr(0, colon), text.substr(colon + 1)};
+    }
+    return {text, std::nullopt};
+}
+
+}  // namespace pinflow::cli

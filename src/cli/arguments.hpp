@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/error.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace pinflow::cli {
+
+/// The command line asks for something wrong, or for something that this build lacks: exit status 2.
+class usage_error : public error {
+ public:
+    using error::error;
+};
+
+/// Parses what follows a command's name into the options of `app`. @return false when help was asked for,
+/// which has been printed then. @throws usage_error.
+bool parse(CLI::App& app, const std::vector<std::string>& arguments);
+
+/// Reads a whole decimal number without a sign. @throws usage_error, naming `flag`, for anything else.
+std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t least = 0,
+                          std::uint64_t most = std::numeric_limits<std::uint64_t>::max());
+
+/// Reads a positive number of bytes: "1048576", "1024KiB", "1MiB", also with GiB or TiB. @throws usage_error.
+std::uint64_t parse_byte_count(std::string_view flag, std::string_view text);
+
+/// What FILE[:NAME] stands for.
+struct file_argument {
+    std::string path;
+    std::optional<std::string> name;  ///< of an array in the file
+};
+
+/// Splits FILE[:NAME]: a text that is a path itself has no name; otherwise the longest prefix that exists and
+/// ends at a colon is the file. When nothing exists, all of it is the path, so that opening it says what is
+/// wrong.
+file_argument split_file_argument(const std::string& text);
+
+}  // namespace pinflow::cli

@@ -1,0 +1,102 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <exception>
+#include <string>
+#include <string_view>
+
+#include "pinflow/version.hpp"
+#include "src/cli/arguments.hpp"
+#include "src/cli/commands.hpp"
+#include "src/cli/output.hpp"
+
+namespace {
+
+using namespace pinflow::cli;
+
+enum exit_status : int { done = 0, failed = 1, wrong_usage = 2 };
+
+struct command {
+    std::string_view name;
+    void (*run)(const argument_list& arguments);
+    std::string_view summary;
+};
+
+constexpr std::array commands{
+    command{"inspect", inspect, "says what lies in a file, and whether it can be mapped"},
+    command{"stream", stream_files, "streams rows to a device and says how fast, and by which route"},
+    command{"devices", list_devices, "lists the devices that batches can be streamed to"},
+};
+
+/// Commands that the interface names and this build does not have.
+constexpr std::array<std::string_view, 7> missing_commands{"convert", "verify", "pin",  "unpin",
+                                                           "list",    "clean",  "bench"};
+
+std::string help() {
+    std::string text =
+        "Streams arrays from the files they lie in to where they are used.\n"
+        "\n"
+        "Usage: pinflow COMMAND [OPTIONS]\n"
+        "\n";
+    for (const command& each : commands)
+        text += fmt::format("  {:<10} {}\n", each.name, each.summary);
+    text +=
+        "\n"
+        "  --version  prints the version\n"
+        "  --help     prints this; after a command, what it takes\n"
+        "\n"
+        "FILE:NAME means the array NAME in FILE. Exit status: 0 done, 1 the data or the machine failed, 2 "
+        "wrong usage\n"
+        "or something that this build lacks; for 1 and 2 one line on standard error says why.\n";
+    return text;
+}
+
+void run(const argument_list& arguments) {
+    if (arguments.empty()) throw usage_error("no command is given (see pinflow --help)");
+    const std::string& name = arguments.front();
+    const argument_list rest(arguments.begin() + 1, arguments.end());
+    if (name == "--help" || name == "-h" || name == "--version") {
+        if (!rest.empty())
+            throw usage_error(fmt::format("{} takes no arguments, such as '{}'", name, rest.front()));
+        return print(name == "--version" ? fmt::format("pinflow {}\n", pinflow::version) : help());
+    }
+    const auto* const found = std::ranges::find(commands, name, &command::name);
+    if (found != commands.end()) return found->run(rest);
+    if (std::ranges::find(missing_commands, name) != missing_commands.end()) {
+        throw usage_error(fmt::format("this build of pinflow has no command '{}'", name));
+    }
+    throw usage_error(fmt::format("there is no command '{}' (see pinflow --help)", name));
+}
+
+/// A file opened while a standard descriptor is closed would get its number, and output would go there.
+void occupy_standard_descriptors() {
+    for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        // read-only: writing must still fail
+        if (::fcntl(descriptor, F_GETFD) == -1 && ::open("/dev/null", O_RDONLY) == -1) std::_Exit(failed);
+    }
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+    occupy_standard_descriptors();
+    std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, which has a sentence
+    try {
+        run(argument_list(arguments + std::min(argument_count, 1), arguments + argument_count));
+        return done;
+    } catch (const usage_error& failure) {
+        print_error(failure.what());
+        return wrong_usage;
+    } catch (const std::bad_alloc&) {
+        print_error("memory is exhausted");
+    } catch (const std::exception& failure) {
+        print_error(failure.what());
+    } catch (...) {
+        print_error("something failed without saying what");
+    }
+    return failed;
+}
