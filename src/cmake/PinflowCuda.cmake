@@ -1,0 +1,93 @@
+# Finds out whether the CUDA device can be built, and says so once. Sets PINFLOW_HAVE_CUDA in the including scope.
+
+set(PINFLOW_HAVE_CUDA OFF)
+set(pinflow_cuda_oldest 12.8)  # cudaMemcpyBatchAsync
+
+# pinflow_find_cuda(RESULT): empty when a CUDA compiler can be used, otherwise why not.
+function(pinflow_find_cuda result)
+  if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(PINFLOW_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+    mark_as_advanced(PINFLOW_NVCC)
+    if(NOT PINFLOW_NVCC)
+      set(${result} "no nvcc was found" PARENT_SCOPE)
+      return()
+    endif()
+    set(ENV{CUDACXX} ${PINFLOW_NVCC})
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(${result} "nvcc does not work with this host compiler (see CMakeFiles/CMakeError.log)" PARENT_SCOPE)
+    return()
+  endif()
+  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE answer ERROR_QUIET)
+  if(NOT answer MATCHES "release ([0-9]+\\.[0-9]+)")
+    set(${result} "${CMAKE_CUDA_COMPILER} does not say its version" PARENT_SCOPE)
+  elseif(CMAKE_MATCH_1 VERSION_LESS pinflow_cuda_oldest)
+    set(${result} "the toolkit ${CMAKE_MATCH_1} is older than ${pinflow_cuda_oldest}" PARENT_SCOPE)
+  else()
+    set(${result} "" PARENT_SCOPE)
+  endif()
+endfunction()
+
+if(PINFLOW_CUDA)  # AUTO is true, too
+  pinflow_find_cuda(pinflow_no_cuda)
+  if(pinflow_no_cuda STREQUAL "")
+    enable_language(CUDA)
+    find_package(CUDAToolkit ${pinflow_cuda_oldest} REQUIRED)
+    set(PINFLOW_HAVE_CUDA ON)
+    message(STATUS "CUDA device: toolkit ${CUDAToolkit_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}")
+  elseif(PINFLOW_CUDA STREQUAL "AUTO")
+    message(STATUS "CUDA device: left out, ${pinflow_no_cuda}")
+  else()
+    message(FATAL_ERROR "PINFLOW_CUDA is ${PINFLOW_CUDA}, but ${pinflow_no_cuda}")
+  endif()
+else()
+  message(STATUS "CUDA device: left out, PINFLOW_CUDA is ${PINFLOW_CUDA}")
+endif()
+
+# CMake 3.25 knows no C++20 for nvcc, so that .cu files keep to C++17 and to headers that do.
+# What a target needs to use CUDA's runtime: linked statically, so that programs start where there is no driver.
+function(pinflow_use_cuda target)
+  set_target_properties(${target} PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY None)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>)
+  target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+endfunction()
+
+# pinflow_add_cuda_backend(TARGET): adds the CUDA device to the device layer, when it can be built.
+function(pinflow_add_cuda_backend target)
+  if(NOT PINFLOW_HAVE_CUDA)
+    return()
+  endif()
+  target_sources(${target} PRIVATE
+    src/device/cuda/api.cpp
+    src/device/cuda/context.cpp
+    src/device/cuda/cuda_backend.cpp
+    src/device/cuda/digest.cu
+    src/device/cuda/host_functions.cpp
+    src/device/cuda/page_locker.cpp
+    src/device/cuda/pinned_memory.cpp)
+  target_compile_definitions(${target} PRIVATE PINFLOW_HAVE_CUDA=1)
+  # pinflow/cuda.hpp includes CUDA's headers; an installed copy leaves finding them to whoever includes it
+  target_include_directories(${target} SYSTEM PUBLIC $<BUILD_INTERFACE:${CUDAToolkit_INCLUDE_DIRS}>)
+  pinflow_use_cuda(${target})
+endfunction()
+
+# pinflow_add_cuda_tests(): the tests that need a GPU, in one executable; call it in tests/.
+function(pinflow_add_cuda_tests)
+  if(NOT PINFLOW_HAVE_CUDA)
+    return()
+  endif()
+  add_executable(cuda_test cuda_test.cpp cuda_digest_test.cpp cuda_pin_test.cpp cuda_process_test.cpp cuda_kernels.cu)
+  target_include_directories(cuda_test PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(cuda_test PRIVATE pinflow::pinflow pinflow_warnings doctest::doctest fmt::fmt-header-only
+    Threads::Threads)
+  pinflow_use_cuda(cuda_test)
+  add_test(NAME cuda_test COMMAND cuda_test)
+  set_tests_properties(cuda_test PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77 LABELS cuda)
+
+  # how fast this machine's link is: what every figure of a stream is held against
+  add_executable(link_speed ${PROJECT_SOURCE_DIR}/samples/bench/link_speed.cpp)
+  target_include_directories(link_speed PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(link_speed PRIVATE pinflow::pinflow pinflow_warnings)
+endfunction()

@@ -1,0 +1,367 @@
+#include "src/device/cuda/api.hpp"
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail::cuda {
+
+namespace {
+
+std::atomic<bool> hook_installed = false;
+std::mutex hook_mutex;
+std::shared_ptr<const fault_hook> installed_hook;
+
+/// The process that called CUDA first; CUDA does not survive fork.
+std::atomic<::pid_t> owner_process = 0;
+/// The first sticky error; from then on no call reaches CUDA.
+std::atomic<cudaError_t> first_fatal = cudaSuccess;
+
+bool forked() noexcept {
+    const ::pid_t here = ::getpid();
+    ::pid_t owner = 0;
+    return !owner_process.compare_exchange_strong(owner, here) && owner != here;
+}
+
+cudaError_t ask_hook(std::string_view call) noexcept {
+    if (!hook_installed.load(std::memory_order_acquire)) return cudaSuccess;
+    std::shared_ptr<const fault_hook> hook;
+    {
+        const std::lock_guard lock(hook_mutex);
+        hook = installed_hook;
+    }
+    return hook ? (*hook)(call) : cudaSuccess;
+}
+
+void remember_if_fatal(cudaError_t status) noexcept {
+    cudaError_t none = cudaSuccess;
+    if (is_fatal(status)) first_fatal.compare_exchange_strong(none, status);
+}
+
+/// Makes one call unless it is refused or a test has it fail.
+template <typename Function>
+cudaError_t attempt(std::string_view call, Function function) noexcept {
+    if (forked()) return cudaErrorInitializationError;
+    if (const cudaError_t fatal = first_fatal.load(std::memory_order_relaxed); fatal != cudaSuccess)
+        return fatal;
+    cudaError_t status = ask_hook(call);
+    if (status == cudaSuccess) {
+        status = function();
+        // our failure is reported here; the program's own cudaGetLastError must not find it
+        if (status != cudaSuccess) static_cast<void>(cudaGetLastError());
+    }
+    if (status != cudaSuccess) remember_if_fatal(status);
+    return status;
+}
+
+/// The driver's functions that the runtime has no counterpart for. Asked for by name: linking libcuda would
+/// keep the program from starting on a machine without a driver.
+struct driver_functions {
+    cudaError_t status = cudaSuccess;
+    CUresult(CUDAAPI* retain_primary)(CUcontext*, CUdevice) = nullptr;
+    CUresult(CUDAAPI* get_current)(CUcontext*) = nullptr;
+    CUresult(CUDAAPI* push_current)(CUcontext) = nullptr;
+    CUresult(CUDAAPI* pop_current)(CUcontext*) = nullptr;
+    CUresult(CUDAAPI* wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned) = nullptr;
+
+    driver_functions() noexcept {
+        find("cuDevicePrimaryCtxRetain", retain_primary);
+        find("cuCtxGetCurrent", get_current);
+        find("cuCtxPushCurrent", push_current);
+        find("cuCtxPopCurrent", pop_current);
+        find("cuStreamWaitValue32", wait_value);
+    }
+
+    template <typename Function>
+    void find(const char* name, Function& function) noexcept {
+        if (status != cudaSuccess) return;
+        constexpr unsigned signatures_of = 12000;
+        void* address = nullptr;
+        cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+        status = cudaGetDriverEntryPointByVersion(name, &address, signatures_of, cudaEnableDefault, &result);
+        if (status == cudaSuccess && result != cudaDriverEntryPointSuccess) status = cudaErrorSymbolNotFound;
+        if (status == cudaSuccess) function = reinterpret_cast<Function>(address);
+    }
+};
+
+const driver_functions& driver() noexcept {
+    static const driver_functions functions;
+    return functions;
+}
+
+/// The driver's numbers are the runtime's for everything that these calls can return.
+cudaError_t from_driver(CUresult result) noexcept {
+    return static_cast<cudaError_t>(result);
+}
+
+}  // namespace
+
+scoped_fault_hook::scoped_fault_hook(fault_hook hook) {
+    const std::lock_guard lock(hook_mutex);
+    installed_hook = std::make_shared<const fault_hook>(std::move(hook));
+    hook_installed.store(true, std::memory_order_release);
+}
+
+scoped_fault_hook::~scoped_fault_hook() {
+    const std::lock_guard lock(hook_mutex);
+    hook_installed.store(false, std::memory_order_release);
+    installed_hook.reset();
+    first_fatal.store(cudaSuccess);
+}
+
+bool is_fatal(cudaError_t status) noexcept {
+    switch (status) {
+        case cudaErrorECCUncorrectable:
+        case cudaErrorNvlinkUncorrectable:
+        case cudaErrorContained:
+        case cudaErrorIllegalAddress:
+        case cudaErrorLaunchTimeout:
+        case cudaErrorContextIsDestroyed:
+        case cudaErrorAssert:
+        case cudaErrorHardwareStackError:
+        case cudaErrorIllegalInstruction:
+        case cudaErrorMisalignedAddress:
+        case cudaErrorInvalidAddressSpace:
+        case cudaErrorInvalidPc:
+        case cudaErrorLaunchFailure:
+        case cudaErrorTensorMemoryLeak:
+        case cudaErrorMpsClientTerminated:
+        case cudaErrorExternalDevice:
+            return true;
+        default:
+            return false;
+    }
+}
+
+std::string cause(cudaError_t status) {
+    if (forked()) {
+        return "CUDA was started before this process was forked and cannot be used in it; start the child "
+               "with exec, "
+               "or use CUDA for the first time after fork";
+    }
+    std::string text = fmt::format("{} ({})", cudaGetErrorName(status), cudaGetErrorString(status));
+    if (is_fatal(status)) {
+        text += "; CUDA cannot be used any more in this process, which has to be started again";
+    } else if (status == cudaErrorHostMemoryAlreadyRegistered) {
+        text += "; something else in this process has registered a part of these pages";
+    } else if (status == cudaErrorInsufficientDriver) {
+        text += "; the driver is missing, or older than the CUDA that pinflow was built with";
+    }
+    return text;
+}
+
+void fail(std::string_view attempt, cudaError_t status) {
+    const std::string text = fmt::format("{}: {}", attempt, cause(status));
+    if (is_fatal(status)) throw fatal_device_error(text);
+    throw device_error(text);
+}
+
+// ---- devices and contexts
+// --------------------------------------------------------------------------------------------
+
+cudaError_t device_count(int& count) noexcept {
+    return attempt("cudaGetDeviceCount", [&] { return cudaGetDeviceCount(&count); });
+}
+
+cudaError_t device_attribute(int& value, cudaDeviceAttr attribute, int device) noexcept {
+    return attempt("cudaDeviceGetAttribute",
+                   [&] { return cudaDeviceGetAttribute(&value, attribute, device); });
+}
+
+cudaError_t device_properties(cudaDeviceProp& properties, int device) noexcept {
+    return attempt("cudaGetDeviceProperties", [&] { return cudaGetDeviceProperties(&properties, device); });
+}
+
+cudaError_t memory_info(std::size_t& free_bytes, std::size_t& total_bytes) noexcept {
+    return attempt("cudaMemGetInfo", [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); });
+}
+
+cudaError_t kernel_runs(const void* kernel) noexcept {
+    return attempt("cudaFuncGetAttributes", [&] {
+        cudaFuncAttributes attributes{};
+        return cudaFuncGetAttributes(&attributes, kernel);
+    });
+}
+
+cudaError_t retain_primary_context(CUcontext& context, int device) noexcept {
+    return attempt("cuDevicePrimaryCtxRetain", [&] {
+        if (driver().status != cudaSuccess) return driver().status;
+        return from_driver(driver().retain_primary(&context, device));
+    });
+}
+
+cudaError_t current_context(CUcontext& context) noexcept {
+    return attempt("cuCtxGetCurrent", [&] {
+        if (driver().status != cudaSuccess) return driver().status;
+        return from_driver(driver().get_current(&context));
+    });
+}
+
+cudaError_t push_context(CUcontext context) noexcept {
+    return attempt("cuCtxPushCurrent", [&] { return from_driver(driver().push_current(context)); });
+}
+
+cudaError_t pop_context() noexcept {
+    CUcontext popped = nullptr;
+    // not an attempt: what was pushed must come off even after a sticky error
+    return from_driver(driver().pop_current(&popped));
+}
+
+// ---- streams and events
+// ----------------------------------------------------------------------------------------------
+
+bool is_legacy_stream(cudaStream_t stream) noexcept {
+    return stream == nullptr || stream == cudaStreamLegacy;
+}
+
+cudaError_t create_stream(cudaStream_t& stream) noexcept {
+    return attempt("cudaStreamCreateWithFlags",
+                   [&] { return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); });
+}
+
+cudaError_t destroy_stream(cudaStream_t stream) noexcept {
+    return attempt("cudaStreamDestroy", [&] { return cudaStreamDestroy(stream); });
+}
+
+cudaError_t synchronize_stream(cudaStream_t stream) noexcept {
+    return attempt("cudaStreamSynchronize", [&] { return cudaStreamSynchronize(stream); });
+}
+
+cudaError_t query_stream(cudaStream_t stream) noexcept {
+    return attempt("cudaStreamQuery", [&] { return cudaStreamQuery(stream); });
+}
+
+cudaError_t launch_host_function(cudaStream_t stream, cudaHostFn_t function, void* data) noexcept {
+    return attempt("cudaLaunchHostFunc", [&] { return cudaLaunchHostFunc(stream, function, data); });
+}
+
+cudaError_t stream_wait_value(cudaStream_t stream, std::uint32_t* word, std::uint32_t value) noexcept {
+    return attempt("cuStreamWaitValue32", [&] {
+        // pinned memory has the same address on both sides
+        const auto address = reinterpret_cast<CUdeviceptr>(word);
+        return from_driver(driver().wait_value(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ));
+    });
+}
+
+cudaError_t create_event(cudaEvent_t& event) noexcept {
+    return attempt("cudaEventCreateWithFlags",
+                   [&] { return cudaEventCreateWithFlags(&event, cudaEventDisableTiming); });
+}
+
+cudaError_t destroy_event(cudaEvent_t event) noexcept {
+    return attempt("cudaEventDestroy", [&] { return cudaEventDestroy(event); });
+}
+
+cudaError_t record_event(cudaEvent_t event, cudaStream_t stream) noexcept {
+    return attempt("cudaEventRecord", [&] { return cudaEventRecord(event, stream); });
+}
+
+cudaError_t stream_wait_event(cudaStream_t stream, cudaEvent_t event) noexcept {
+    return attempt("cudaStreamWaitEvent", [&] { return cudaStreamWaitEvent(stream, event, 0); });
+}
+
+cudaError_t query_event(cudaEvent_t event) noexcept {
+    return attempt("cudaEventQuery", [&] { return cudaEventQuery(event); });
+}
+
+// ---- memory
+// ----------------------------------------------------------------------------------------------------------
+
+cudaError_t create_pool(cudaMemPool_t& pool, int device, std::uint64_t keep_bytes) noexcept {
+    return attempt("cudaMemPoolCreate", [&] {
+        cudaMemPoolProps properties{};
+        properties.allocType = cudaMemAllocationTypePinned;
+        properties.handleTypes = cudaMemHandleTypeNone;
+        properties.location.type = cudaMemLocationTypeDevice;
+        properties.location.id = device;
+        cudaError_t status = cudaMemPoolCreate(&pool, &properties);
+        if (status != cudaSuccess) return status;
+        status = cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep_bytes);
+        // reuse must never make a stream wait for another one behind our back: that could close a circle of
+        // waits
+        int no = 0;
+        if (status == cudaSuccess) {
+            status = cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &no);
+        }
+        if (status != cudaSuccess) static_cast<void>(cudaMemPoolDestroy(pool));
+        return status;
+    });
+}
+
+cudaError_t allocate(void*& data, std::size_t size_bytes, cudaMemPool_t pool, cudaStream_t stream) noexcept {
+    return attempt("cudaMallocFromPoolAsync",
+                   [&] { return cudaMallocFromPoolAsync(&data, size_bytes, pool, stream); });
+}
+
+cudaError_t free(void* data, cudaStream_t stream) noexcept {
+    return attempt("cudaFreeAsync", [&] { return cudaFreeAsync(data, stream); });
+}
+
+cudaError_t host_allocate(void*& data, std::size_t size_bytes) noexcept {
+    return attempt("cudaHostAlloc", [&] {
+        return cudaHostAlloc(&data, size_bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    });
+}
+
+cudaError_t host_free(void* data) noexcept {
+    return attempt("cudaFreeHost", [&] { return cudaFreeHost(data); });
+}
+
+cudaError_t host_register(void* data, std::size_t size_bytes, bool read_only) noexcept {
+    const unsigned flags =
+        cudaHostRegisterPortable | cudaHostRegisterMapped | (read_only ? cudaHostRegisterReadOnly : 0U);
+    return attempt("cudaHostRegister", [&] { return cudaHostRegister(data, size_bytes, flags); });
+}
+
+cudaError_t host_unregister(void* data) noexcept {
+    return attempt("cudaHostUnregister", [&] { return cudaHostUnregister(data); });
+}
+
+cudaError_t host_device_pointer(void*& device_pointer, void* data) noexcept {
+    return attempt("cudaHostGetDevicePointer",
+                   [&] { return cudaHostGetDevicePointer(&device_pointer, data, 0); });
+}
+
+cudaError_t copy(void* destination, const void* source, std::size_t size_bytes, cudaMemcpyKind kind,
+                 cudaStream_t stream) noexcept {
+    return attempt("cudaMemcpyAsync",
+                   [&] { return cudaMemcpyAsync(destination, source, size_bytes, kind, stream); });
+}
+
+cudaError_t copy_batch(std::span<void*> destinations, std::span<const void*> sources,
+                       std::span<std::size_t> sizes, cudaStream_t stream) noexcept {
+    return attempt("cudaMemcpyBatchAsync", [&] {
+        cudaMemcpyAttributes attributes{};
+        attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+        std::size_t first_copy = 0;  // that the attributes are for
+#if CUDART_VERSION >= 13000
+        return cudaMemcpyBatchAsync(destinations.data(), sources.data(), sizes.data(), sizes.size(),
+                                    &attributes, &first_copy, 1, stream);
+#else
+        std::size_t failed_copy = 0;
+        return cudaMemcpyBatchAsync(destinations.data(), const_cast<void**>(sources.data()), sizes.data(),
+                                    sizes.size(), &attributes, &first_copy, 1, &failed_copy, stream);
+#endif
+    });
+}
+
+cudaError_t fill_zero(void* data, std::size_t size_bytes, cudaStream_t stream) noexcept {
+    return attempt("cudaMemsetAsync", [&] { return cudaMemsetAsync(data, 0, size_bytes, stream); });
+}
+
+// ---- kernels
+// ---------------------------------------------------------------------------------------------------------
+
+cudaError_t launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
+                   cudaStream_t stream) noexcept {
+    return attempt("cudaLaunchKernel", [&] {
+        return cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream);
+    });
+}
+
+}  // namespace pinflow::detail::cuda

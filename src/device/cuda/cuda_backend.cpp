@@ -1,0 +1,396 @@
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "src/device/backend.hpp"
+#include "src/device/cuda/context.hpp"
+#include "src/device/cuda/digest.hpp"
+#include "src/device/cuda/host_functions.hpp"
+#include "src/device/cuda/pinned_memory.hpp"
+#include "src/device/pin_limits.hpp"
+#include "src/device/pin_registry.hpp"
+
+namespace pinflow::detail {
+
+namespace cuda {
+namespace {
+
+/// Older devices have no code in any build of ours.
+constexpr int oldest_capability = 8;
+/// Freed device memory that the pool keeps for the next allocation; the rest goes back to the driver, and so
+/// to whatever else runs in the process, at the next synchronisation.
+constexpr std::uint64_t pool_keeps_bytes = std::uint64_t{64} << 20;
+
+cudaStream_t stream_of(void* handle) {
+    return static_cast<cudaStream_t>(handle);
+}
+cudaEvent_t event_of(void* handle) {
+    return static_cast<cudaEvent_t>(handle);
+}
+
+class backend final : public device_backend {
+ public:
+    explicit backend(int device) : context_(device), pinned_(context_), host_functions_(context_) {
+        cudaDeviceProp properties{};
+        check(device_properties(properties, device), "cannot read the properties of cuda:{}", device);
+        model_ = properties.name;
+        multiprocessors_ = static_cast<unsigned>(properties.multiProcessorCount);
+        check(context_.run([] { return kernel_runs(digest_samples()); }),
+              "cannot use cuda:{} ({}): this build has no code for its compute capability {}.{}", device,
+              model_, properties.major, properties.minor);
+        check(context_.run([&] { return create_pool(pool_, device, pool_keeps_bytes); }),
+              "cannot create a memory pool on cuda:{}", device);
+        check(context_.run([&] { return cuda::create_stream(releases_); }),
+              "cannot create a stream on cuda:{}", device);
+        check(context_.run([&] { return cuda::create_event(allocated_); }),
+              "cannot create an event on cuda:{}", device);
+    }
+
+    device_kind kind() const noexcept override { return device_kind::cuda; }
+    int index() const noexcept override { return context_.device(); }
+    std::string model() const override { return model_; }
+
+    device::memory_sizes memory() const override {
+        std::size_t free_bytes = 0;
+        std::size_t total_bytes = 0;
+        check(context_.run([&] { return memory_info(free_bytes, total_bytes); }),
+              "cannot read the memory sizes of cuda:{}", index());
+        return {total_bytes, free_bytes};
+    }
+
+    // ---- streams and events
+    // ------------------------------------------------------------------------------------------
+
+    void* create_stream() override {
+        cudaStream_t stream = nullptr;
+        check(context_.run([&] { return cuda::create_stream(stream); }), "cannot create a stream on cuda:{}",
+              index());
+        return stream;
+    }
+
+    void destroy_stream(void* stream) noexcept override {
+        static_cast<void>(context_.run([&] {
+            static_cast<void>(cuda::synchronize_stream(stream_of(stream)));
+            return cuda::destroy_stream(stream_of(stream));
+        }));
+    }
+
+    void synchronize_stream(void* stream) override {
+        check(context_.run([&] { return cuda::synchronize_stream(stream_of(stream)); }),
+              "cannot finish the work of a stream on cuda:{}", index());
+    }
+
+    bool stream_done(void* stream) override {
+        return passed(context_.run([&] { return query_stream(stream_of(stream)); }), "a stream");
+    }
+
+    void enqueue_host_function(void* stream, std::function<void()> work) override {
+        check(host_functions_.enqueue(std::move(work), stream_of(stream)),
+              "cannot enqueue a host function on cuda:{}", index());
+    }
+
+    void* create_event() override {
+        cudaEvent_t event = nullptr;
+        check(context_.run([&] { return cuda::create_event(event); }), "cannot create an event on cuda:{}",
+              index());
+        return event;
+    }
+
+    void destroy_event(void* event) noexcept override {
+        static_cast<void>(context_.run([&] { return cuda::destroy_event(event_of(event)); }));
+    }
+
+    void record_event(void* event, void* stream) override {
+        check(context_.run([&] { return cuda::record_event(event_of(event), stream_of(stream)); }),
+              "cannot record an event on cuda:{}", index());
+    }
+
+    void stream_wait_event(void* stream, void* event) override {
+        check(context_.run([&] { return cuda::stream_wait_event(stream_of(stream), event_of(event)); }),
+              "cannot make a stream of cuda:{} wait", index());
+    }
+
+    /// Asks instead of using cudaEventSynchronize, which cannot give up and either burns a core or wakes up
+    /// late. The first moments are spun through, as copies of a batch end within them; what takes longer
+    /// costs the sleeper some tens of microseconds.
+    bool synchronize_event_for(void* event, std::chrono::microseconds timeout) override {
+        constexpr std::chrono::microseconds spinning{50};
+        constexpr std::chrono::microseconds pause{5};
+        const auto start = std::chrono::steady_clock::now();
+        cudaError_t status = cudaSuccess;
+        const cudaError_t outcome = context_.run([&] {
+            for (;;) {
+                status = query_event(event_of(event));
+                if (status != cudaErrorNotReady) return status;
+                const auto waited = std::chrono::steady_clock::now() - start;
+                if (waited >= timeout) return status;
+                if (waited >= spinning) std::this_thread::sleep_for(pause);
+            }
+        });
+        return passed(outcome, "an event");
+    }
+
+    void synchronize_event(void* event) override {
+        while (!synchronize_event_for(event, std::chrono::seconds(1))) {
+        }
+    }
+
+    bool event_done(void* event) override {
+        return passed(context_.run([&] { return query_event(event_of(event)); }), "an event");
+    }
+
+    // ---- memory
+    // ------------------------------------------------------------------------------------------------------
+
+    std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
+        void* data = nullptr;
+        const std::lock_guard lock(releases_mutex_);
+        const cudaError_t status = context_.run([&] {
+            const cudaError_t first = cuda::allocate(data, size_bytes, pool_, stream_of(stream));
+            if (first != cudaSuccess) return first;
+            // the stream that frees must have seen the allocation, whatever becomes of `stream`
+            cudaError_t ordered = cuda::record_event(allocated_, stream_of(stream));
+            if (ordered == cudaSuccess) ordered = cuda::stream_wait_event(releases_, allocated_);
+            if (ordered != cudaSuccess) static_cast<void>(cuda::free(data, stream_of(stream)));
+            return ordered;
+        });
+        if (status == cudaErrorMemoryAllocation) {
+            fail(fmt::format("cannot allocate {} bytes on cuda:{}, of whose memory {} are free", size_bytes,
+                             index(), in_binary_units(memory().free_bytes)),
+                 status);
+        }
+        check(status, "cannot allocate {} bytes on cuda:{}", size_bytes, index());
+        return static_cast<std::byte*>(data);
+    }
+
+    void release(std::byte* data, std::uint64_t) noexcept override {
+        const std::lock_guard lock(releases_mutex_);
+        static_cast<void>(context_.run([&] { return cuda::free(data, releases_); }));
+    }
+
+    void release_after(std::byte* data, std::uint64_t, std::span<void* const> events) noexcept override {
+        const std::lock_guard lock(releases_mutex_);
+        static_cast<void>(context_.run([&] {
+            for (void* const event : events) {
+                // memory that somebody may still use is rather lost than given to somebody else
+                const cudaError_t status = cuda::stream_wait_event(releases_, event_of(event));
+                if (status != cudaSuccess) return status;
+            }
+            return cuda::free(data, releases_);
+        }));
+    }
+
+    std::byte* allocate_pinned(std::uint64_t size_bytes) override { return pinned_.allocate(size_bytes); }
+
+    void release_pinned(std::byte* data, std::uint64_t) noexcept override { pinned_.release(data); }
+
+    // ---- copies
+    // ------------------------------------------------------------------------------------------------------
+
+    void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
+        const copy_range range{destination, source.data(), source.size()};
+        std::vector<copy_range> pieces;
+        pin_registry::process().cut({&range, 1}, pieces);
+        check(copy_one_by_one(pieces, stream_of(stream)), "cannot copy {} bytes to cuda:{}", source.size(),
+              index());
+    }
+
+    void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) override {
+        if (destination.empty()) return;
+        check(context_.run([&] {
+            return cuda::copy(destination.data(), source, destination.size(), cudaMemcpyDeviceToHost,
+                              stream_of(stream));
+        }),
+              "cannot copy {} bytes from cuda:{} to the host", destination.size(), index());
+    }
+
+    void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
+        std::vector<copy_range> pieces;
+        pin_registry::process().cut(ranges, pieces);
+        if (pieces.empty()) return;
+        cudaError_t status = cudaErrorNotSupported;
+        if (pieces.size() > 1 && !is_legacy_stream(stream_of(stream))) {
+            status = copy_at_once(pieces, stream_of(stream));
+        }
+        // one piece needs no batch, the legacy stream takes none, and an old driver may have none
+        if (status == cudaErrorNotSupported || status == cudaErrorCallRequiresNewerDriver) {
+            status = copy_one_by_one(pieces, stream_of(stream));
+        }
+        check(status, "cannot copy a batch of {} ranges to cuda:{}", ranges.size(), index());
+    }
+
+    // ---- the digest
+    // --------------------------------------------------------------------------------------------------
+
+    void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
+                    void* stream) override {
+        // in chunks, so that the rows' hashes take little memory however many rows there are
+        constexpr std::uint64_t most_hashes = std::uint64_t{1} << 21;
+        const std::uint64_t chunk_rows =
+            std::max(most_hashes / std::max<std::uint64_t>(arrays.size(), 1), std::uint64_t{1});
+        for (std::uint64_t first = 0; first < row_count; first += chunk_rows) {
+            const std::uint64_t rows = std::min(chunk_rows, row_count - first);
+            check(context_.run([&] { return add_digest_of(arrays, first, rows, sum, stream_of(stream)); }),
+                  "cannot compute the digest of {} samples on cuda:{}", row_count, index());
+        }
+    }
+
+ private:
+    bool passed(cudaError_t status, const char* what) const {
+        if (status == cudaErrorNotReady) return false;
+        check(status, "{} of cuda:{} cannot be waited for", what, index());
+        return true;
+    }
+
+    cudaError_t copy_at_once(std::span<const copy_range> pieces, cudaStream_t stream) const {
+        std::vector<void*> destinations;
+        std::vector<const void*> sources;
+        std::vector<std::size_t> sizes;
+        destinations.reserve(pieces.size());
+        sources.reserve(pieces.size());
+        sizes.reserve(pieces.size());
+        for (const copy_range& piece : pieces) {
+            destinations.push_back(piece.destination);
+            sources.push_back(piece.source);
+            sizes.push_back(piece.size_bytes);
+        }
+        return context_.run([&] { return copy_batch(destinations, sources, sizes, stream); });
+    }
+
+    cudaError_t copy_one_by_one(std::span<const copy_range> pieces, cudaStream_t stream) const {
+        return context_.run([&] {
+            for (const copy_range& piece : pieces) {
+                const cudaError_t status = cuda::copy(piece.destination, piece.source, piece.size_bytes,
+                                                      cudaMemcpyHostToDevice, stream);
+                if (status != cudaSuccess) return status;
+            }
+            return cudaSuccess;
+        });
+    }
+
+    /// Rows first ... first + rows - 1 of every array: their hashes into scratch memory, then the samples
+    /// into *sum.
+    cudaError_t add_digest_of(std::span<const digest_array> arrays, std::uint64_t first, std::uint64_t rows,
+                              std::uint64_t* sum, cudaStream_t stream) const noexcept {
+        const std::uint64_t hashes_bytes =
+            std::max<std::uint64_t>(arrays.size() * rows, 1) * sizeof(std::uint64_t);
+        void* scratch = nullptr;
+        cudaError_t status = cuda::allocate(scratch, hashes_bytes, pool_, stream);
+        if (status != cudaSuccess) return status;
+        auto* const hashes = static_cast<unsigned long long*>(scratch);
+        for (std::size_t i = 0; i < arrays.size() && status == cudaSuccess; ++i) {
+            const digest_array& array = arrays[i];
+            status = hash_rows(array, first, rows, hashes + i * rows, stream);
+        }
+        if (status == cudaSuccess) {
+            std::uint64_t array_count = arrays.size();
+            void* arguments[] = {&scratch, &array_count, &rows, &sum};
+            status =
+                launch(digest_samples(), blocks_for(rows, digest_threads), digest_threads, arguments, stream);
+        }
+        const cudaError_t freed = cuda::free(scratch, stream);
+        return status == cudaSuccess ? freed : status;
+    }
+
+    cudaError_t hash_rows(const digest_array& array, std::uint64_t first, std::uint64_t rows,
+                          unsigned long long* hashes, cudaStream_t stream) const noexcept {
+        constexpr std::uint64_t warps_of_block = digest_threads / 32;
+        digest_rows work;
+        work.rows = reinterpret_cast<const unsigned char*>(array.rows) + first * array.row_size_bytes;
+        work.row_size_bytes = array.row_size_bytes;
+        work.row_count = rows;
+        void* arguments[] = {&work, &hashes};
+        if (array.row_size_bytes <= digest_thread_row_bytes) {
+            return launch(digest_rows_by_thread(), blocks_for(rows, digest_threads), digest_threads,
+                          arguments, stream);
+        }
+        // parts small enough to keep every multiprocessor busy with a batch, and large enough to make few
+        // atomics
+        constexpr std::uint64_t least_part = 4096;
+        constexpr std::uint64_t largest_part = 65536;
+        const std::uint64_t even = rows * array.row_size_bytes / (std::uint64_t{multiprocessors_} * 64);
+        work.part_bytes = std::clamp(even / 16 * 16, least_part, largest_part);
+        work.parts = (array.row_size_bytes + work.part_bytes - 1) / work.part_bytes;
+        if (work.parts > 1) {
+            const cudaError_t status = fill_zero(hashes, rows * sizeof(std::uint64_t), stream);
+            if (status != cudaSuccess) return status;
+        }
+        return launch(digest_rows_by_warp(), blocks_for(rows * work.parts, warps_of_block), digest_threads,
+                      arguments, stream);
+    }
+
+    /// Enough blocks for `units` of work, but no more than a few waves: the kernels go on by themselves.
+    unsigned blocks_for(std::uint64_t units, std::uint64_t units_of_block) const noexcept {
+        const std::uint64_t needed = (units + units_of_block - 1) / units_of_block;
+        return static_cast<unsigned>(
+            std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 32));
+    }
+
+    context context_;
+    pinned_memory pinned_;
+    host_functions host_functions_;
+    std::string model_;
+    unsigned multiprocessors_ = 1;
+    cudaMemPool_t pool_ = nullptr;
+
+    std::mutex releases_mutex_;        // of what follows, so that record and wait stay together
+    cudaStream_t releases_ = nullptr;  // where memory is freed: what this stream waits for, nobody else does
+    cudaEvent_t allocated_ = nullptr;
+};
+
+}  // namespace
+}  // namespace cuda
+
+device_backend& cuda_backend(int index) {
+    // never destroyed: buffers and streams may live in static objects
+    static std::mutex& mutex = *new std::mutex;
+    static auto& backends = *new std::map<int, std::unique_ptr<cuda::backend>>;
+    const std::lock_guard lock(mutex);
+    if (const auto found = backends.find(index); found != backends.end()) return *found->second;
+    std::string why;
+    const int count = cuda_device_count(&why);
+    if (count == 0) throw device_error(fmt::format("cannot use the device cuda:{}: {}", index, why));
+    if (index < 0 || index >= count) {
+        throw device_error(
+            fmt::format("cannot use the device cuda:{}: the machine has {} CUDA device{}, counted from 0",
+                        index, count, count == 1 ? "" : "s"));
+    }
+    return *backends.emplace(index, std::make_unique<cuda::backend>(index)).first->second;
+}
+
+int cuda_device_count(std::string* why_none) noexcept {
+    int count = 0;
+    int capability = 0;
+    cudaError_t status = cuda::device_count(count);
+    if (status == cudaSuccess && count > 0) {
+        status = cuda::device_attribute(capability, cudaDevAttrComputeCapabilityMajor, 0);
+    }
+    const bool usable = status == cudaSuccess && count > 0 && capability >= cuda::oldest_capability;
+    if (usable) return count;
+    if (why_none != nullptr) {
+        try {
+            if (status != cudaSuccess) {
+                *why_none = cuda::cause(status);
+            } else if (count == 0) {
+                *why_none = "the machine has no CUDA device";
+            } else {
+                *why_none =
+                    fmt::format("cuda:0 has compute capability {}; {}.0 is the oldest that pinflow supports",
+                                capability, cuda::oldest_capability);
+            }
+        } catch (const std::exception&) {
+            why_none->clear();
+        }
+    }
+    return 0;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,83 @@
+#include "src/device/cuda/host_functions.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+
+namespace pinflow::detail::cuda {
+
+cudaError_t host_functions::enqueue(std::function<void()> work, cudaStream_t stream) {
+    auto owned = std::make_unique<task>(task{this, std::move(work), {}});
+    if (const cudaError_t status = take_flag(owned->done); status != cudaSuccess) return status;
+    const flag done = owned->done;
+    const std::lock_guard lock(enqueue_mutex_);
+    return context_.run([&] {
+        const cudaError_t status = launch_host_function(stream, hand_over, owned.get());
+        if (status != cudaSuccess) {
+            const std::lock_guard flags_lock(mutex_);
+            free_flags_.push_back(done);
+            return status;
+        }
+        static_cast<void>(owned.release());  // run_tasks owns it now
+        return stream_wait_value(stream, done.word, done.next);
+    });
+}
+
+/// Flags come from pinned memory, a page at a time.
+cudaError_t host_functions::take_flag(flag& taken) {
+    constexpr std::size_t page_bytes = 4096;
+    const std::lock_guard lock(mutex_);
+    if (free_flags_.empty()) {
+        void* page = nullptr;
+        const cudaError_t status = context_.run([&] { return host_allocate(page, page_bytes); });
+        if (status != cudaSuccess) return status;
+        std::memset(page, 0, page_bytes);
+        auto* const words = static_cast<std::uint32_t*>(page);
+        for (std::size_t i = 0; i < page_bytes / sizeof(std::uint32_t); ++i) {
+            free_flags_.push_back({words + i, 1});
+        }
+    }
+    taken = free_flags_.back();
+    free_flags_.pop_back();
+    return cudaSuccess;
+}
+
+void host_functions::hand_over(void* data) noexcept {
+    auto* const ready = static_cast<task*>(data);
+    ready->owner->give_task(ready);
+}
+
+void host_functions::give_task(task* ready) {
+    bool another_thread = false;
+    {
+        const std::lock_guard lock(mutex_);
+        ready_.push_back(ready);
+        another_thread = ready_.size() > idle_threads_;
+    }
+    changed_.notify_one();
+    // every function that waits needs a thread of its own
+    if (another_thread) std::thread([this] { run_tasks(); }).detach();
+}
+
+void host_functions::run_tasks() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        ++idle_threads_;
+        changed_.wait(lock, [&] { return !ready_.empty(); });
+        --idle_threads_;
+        std::unique_ptr<task> taken(ready_.front());
+        ready_.pop_front();
+        lock.unlock();
+        [&]() noexcept { taken->work(); }();
+        flag done = taken->done;
+        taken.reset();  // what the function holds is gone when the stream goes on
+        std::atomic_ref<std::uint32_t>(*done.word).store(done.next, std::memory_order_release);
+        ++done.next;
+        lock.lock();
+        free_flags_.push_back(done);
+    }
+}
+
+}  // namespace pinflow::detail::cuda

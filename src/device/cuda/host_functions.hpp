@@ -1,0 +1,54 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "src/device/cuda/context.hpp"
+
+namespace pinflow::detail::cuda {
+
+/// Runs functions on host threads in a stream's order. CUDA's own host functions may all share one thread, so
+/// that one that waits would stop those of all other streams; here CUDA's only hands the function to a thread
+/// of ours, and the stream waits in memory for a word which that thread writes. Thread-safe; never destroyed,
+/// as its threads never end.
+class host_functions {
+ public:
+    explicit host_functions(const context& context) : context_(context) {}
+    host_functions(const host_functions&) = delete;
+    host_functions& operator=(const host_functions&) = delete;
+
+    [[nodiscard]] cudaError_t enqueue(std::function<void()> work, cudaStream_t stream);
+
+ private:
+    /// A word that streams wait for; it only ever counts up, so that it can be used again as soon as it is
+    /// written.
+    struct flag {
+        std::uint32_t* word;
+        std::uint32_t next;
+    };
+    struct task {
+        host_functions* owner;
+        std::function<void()> work;
+        flag done;
+    };
+
+    static void hand_over(void* data) noexcept;
+    cudaError_t take_flag(flag& taken);
+    void give_task(task* ready);
+    void run_tasks();
+
+    const context& context_;
+    std::mutex enqueue_mutex_;  // a function and the wait for it are neighbours in their stream
+    std::mutex mutex_;          // of what follows
+    std::condition_variable changed_;
+    std::vector<flag> free_flags_;
+    std::deque<task*> ready_;
+    std::size_t idle_threads_ = 0;
+};
+
+}  // namespace pinflow::detail::cuda

@@ -1,0 +1,64 @@
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "src/device/cuda/context.hpp"
+#include "src/device/pin_registry.hpp"
+
+namespace pinflow::detail {
+
+namespace cuda {
+namespace {
+
+/// Registers with cudaHostRegister, for all devices, under the context of one.
+class locker final : public page_locker {
+ public:
+    explicit locker(int device) : context_(device) {
+        int supported = 0;
+        check(device_attribute(supported, cudaDevAttrHostRegisterReadOnlySupported, device),
+              "cannot ask whether cuda:{} can register read-only pages", device);
+        read_only_supported_ = supported != 0;
+    }
+
+    std::string lock(std::span<const std::byte> pages, bool read_only) override {
+        if (read_only && !read_only_supported_)
+            return "the device cannot register pages that are mapped for reading only";
+        void* const data = const_cast<std::byte*>(pages.data());
+        void* device_pointer = nullptr;
+        bool registered = false;
+        const cudaError_t status = context_.run([&] {
+            const cudaError_t first = host_register(data, pages.size(), read_only);
+            registered = first == cudaSuccess;
+            return registered ? host_device_pointer(device_pointer, data) : first;
+        });
+        if (status == cudaSuccess && device_pointer == data) return {};
+        if (registered) unlock(pages);
+        if (status != cudaSuccess) return cause(status);
+        return "the device would see the pages at other addresses than the host";
+    }
+
+    void unlock(std::span<const std::byte> pages) noexcept override {
+        // nothing is left to be done about an error here, cudaErrorCudartUnloading at exit included
+        static_cast<void>(
+            context_.run([&] { return host_unregister(const_cast<std::byte*>(pages.data())); }));
+    }
+
+ private:
+    context context_;
+    bool read_only_supported_ = false;
+};
+
+}  // namespace
+}  // namespace cuda
+
+page_locker& cuda_page_locker(int index) {
+    // never destroyed: pages may be held by static objects
+    static std::mutex& mutex = *new std::mutex;
+    static auto& lockers = *new std::map<int, std::unique_ptr<cuda::locker>>;
+    const std::lock_guard lock(mutex);
+    std::unique_ptr<cuda::locker>& locker = lockers[index];
+    if (!locker) locker = std::make_unique<cuda::locker>(index);
+    return *locker;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,87 @@
+#include "src/device/cuda/pinned_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/core/system.hpp"
+#include "src/device/pin_limits.hpp"
+
+namespace pinflow::detail::cuda {
+
+namespace {
+
+#ifdef MADV_POPULATE_WRITE
+constexpr int populate_write = MADV_POPULATE_WRITE;
+#else
+constexpr int populate_write = 23;  // Linux 5.14, newer than some C libraries
+#endif
+
+/// Locking more than there is would not fail but have the system kill some process. Small requests are not
+/// worth the asking.
+void check_available(std::uint64_t size_bytes) {
+    constexpr std::uint64_t small = std::uint64_t{64} << 20;
+    if (size_bytes < small) return;
+    const memory_limits limits = read_memory_limits();
+    const std::uint64_t most =
+        std::min(limits.available_bytes.value_or(std::numeric_limits<std::uint64_t>::max()),
+                 limits.cgroup_bytes.value_or(std::numeric_limits<std::uint64_t>::max()));
+    if (size_bytes <= most) return;
+    throw device_error(fmt::format("cannot page-lock {} bytes: only {} of memory are available", size_bytes,
+                                   in_binary_units(most)));
+}
+
+memory_region anonymous(std::uint64_t size_bytes) {
+    try {
+        return memory_region::anonymous(size_bytes);
+    } catch (const system_failure& failure) {
+        throw device_error(fmt::format("cannot page-lock {} bytes: {}", size_bytes, failure.what()));
+    }
+}
+
+}  // namespace
+
+std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
+    check_available(size_bytes);
+    memory_region region = anonymous(size_bytes);
+    std::byte* const data = region.data();
+    // faulted in here rather than by the registration, which holds the driver's lock meanwhile
+    system::advise(data, size_bytes, populate_write);
+    cudaError_t status = context_.run([&] { return host_register(data, size_bytes, false); });
+    if (status == cudaSuccess) {
+        const std::lock_guard lock(mutex_);
+        registered_.emplace(data, std::move(region));
+        return data;
+    }
+    region = {};
+    if (is_fatal(status)) fail(fmt::format("cannot page-lock {} bytes", size_bytes), status);
+    void* allocated = nullptr;
+    status = context_.run([&] { return host_allocate(allocated, size_bytes); });
+    check(status, "cannot page-lock {} bytes", size_bytes);
+    std::memset(allocated, 0, size_bytes);
+    const std::lock_guard lock(mutex_);
+    registered_.emplace(static_cast<std::byte*>(allocated), memory_region());
+    return static_cast<std::byte*>(allocated);
+}
+
+void pinned_memory::release(std::byte* data) noexcept {
+    memory_region region;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto found = registered_.find(data);
+        if (found == registered_.end()) return;
+        region = std::move(found->second);
+        registered_.erase(found);
+    }
+    const bool ours = static_cast<bool>(region);
+    const cudaError_t status = context_.run([&] { return ours ? host_unregister(data) : host_free(data); });
+    // pages that CUDA still counts as registered must not be mapped anew by somebody else: they are rather
+    // lost, as the process is, for CUDA
+    if (ours && status != cudaSuccess) static_cast<void>(new memory_region(std::move(region)));
+}
+
+}  // namespace pinflow::detail::cuda

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "pinflow/memory.hpp"
+#include "src/device/cuda/context.hpp"
+
+namespace pinflow::detail::cuda {
+
+/// Page-locked memory for staging: anonymous huge pages, registered, which copies small pieces faster than
+/// what cudaHostAlloc gives; that is the second choice. Thread-safe.
+class pinned_memory {
+ public:
+    explicit pinned_memory(const context& context) : context_(context) {}
+
+    /// Zero-filled, aligned to 4096 bytes. @throws device_error.
+    std::byte* allocate(std::uint64_t size_bytes);
+    void release(std::byte* data) noexcept;
+
+ private:
+    const context& context_;
+    std::mutex mutex_;
+    std::map<std::byte*, memory_region> registered_;  // an empty region stands for memory of cudaHostAlloc
+};
+
+}  // namespace pinflow::detail::cuda
