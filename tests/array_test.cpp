@@ -1,0 +1,375 @@
+#include "pinflow/array.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <complex>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "pinflow/memory.hpp"
+#include "pinflow/row_source.hpp"
+#include "src/core/system.hpp"
+#include "tests/file_bytes.hpp"
+#include "tests/temporary_folder.hpp"
+
+using pinflow::array;
+using pinflow::array_view;
+using pinflow::dtype;
+using pinflow::input_file;
+using pinflow::invalid_argument;
+using pinflow::memory_region;
+using pinflow::shape_vector;
+namespace seam = pinflow::detail::system;
+
+namespace {
+
+using strides = std::vector<std::int64_t>;
+
+constexpr std::uint64_t power_of_two(int exponent) {
+    return std::uint64_t{1} << exponent;
+}
+
+/// A view that is never read: only its shape and strides matter.
+array_view shaped(shape_vector shape, strides strides_bytes) {
+    return {nullptr, dtype::of<float>(), std::move(shape), std::move(strides_bytes)};
+}
+
+std::shared_ptr<const input_file> make_file(const temporary_folder& folder, std::size_t size_bytes) {
+    write_bytes(folder / "data", pattern_bytes(size_bytes));
+    return std::make_shared<const input_file>(folder / "data");
+}
+
+/// Runs `function` in a child process and returns its exit status, or -1 when it did not exit.
+template <typename Function>
+int status_of_child(Function function) {
+    const ::pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) ::_exit(function());
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+// ---- shapes and strides -----------------------------------------------------------------------------------
+
+TEST_CASE("array: shapes are spelled as numpy spells them") {
+    CHECK(pinflow::to_string(shape_vector{}) == "()");
+    CHECK(pinflow::to_string(shape_vector{3}) == "(3,)");
+    CHECK(pinflow::to_string(shape_vector{3, 4}) == "(3, 4)");
+    CHECK(pinflow::to_string(shape_vector{0, 1, 18'446'744'073'709'551'615u}) ==
+          "(0, 1, 18446744073709551615)");
+}
+
+TEST_CASE("array: the elements of a shape are the product of its lengths") {
+    CHECK(pinflow::element_count(shape_vector{}) == 1);
+    CHECK(pinflow::element_count(shape_vector{7}) == 7);
+    CHECK(pinflow::element_count(shape_vector{2, 3, 4}) == 24);
+    CHECK(pinflow::element_count(shape_vector{2, 0, 4}) == 0);
+    CHECK(pinflow::element_count(shape_vector{power_of_two(32), power_of_two(31)}) == power_of_two(63));
+}
+
+TEST_CASE(
+    "array: too many elements are refused, in each order of the axes, also beside an axis of length 0") {
+    CHECK(sentence_of<invalid_argument>([] {
+              pinflow::element_count(shape_vector{power_of_two(32), power_of_two(32)});
+          }) == "the shape (4294967296, 4294967296) has more than 2^64 elements");
+    CHECK_THROWS_AS(pinflow::element_count(shape_vector{power_of_two(40), power_of_two(40), 0}),
+                    invalid_argument);
+    CHECK_THROWS_AS(pinflow::element_count(shape_vector{power_of_two(40), 0, power_of_two(40)}),
+                    invalid_argument);
+    CHECK_THROWS_AS(pinflow::element_count(shape_vector{0, power_of_two(40), power_of_two(40)}),
+                    invalid_argument);
+}
+
+TEST_CASE("array: strides of C order and of Fortran order") {
+    CHECK(pinflow::c_strides_bytes(shape_vector{}, 8) == strides{});
+    CHECK(pinflow::c_strides_bytes(shape_vector{5}, 8) == strides{8});
+    CHECK(pinflow::c_strides_bytes(shape_vector{2, 3, 4}, 8) == strides{96, 32, 8});
+    CHECK(pinflow::fortran_strides_bytes(shape_vector{2, 3, 4}, 8) == strides{8, 16, 48});
+    CHECK(pinflow::fortran_strides_bytes(shape_vector{5}, 8) == strides{8});
+    CHECK(pinflow::c_strides_bytes(shape_vector{2, 0, 4}, 2) == strides{8, 8, 2});
+    CHECK(pinflow::fortran_strides_bytes(shape_vector{2, 0, 4}, 2) == strides{2, 4, 4});
+}
+
+TEST_CASE("array: strides that would pass 2^63 are refused, with the shape") {
+    CHECK_NOTHROW(pinflow::c_strides_bytes(shape_vector{power_of_two(31), power_of_two(31)}, 1));
+    for (const std::uint64_t item_size : {2u, 4u, 8u}) {
+        CHECK(sentence_of<invalid_argument>([&] {
+                  pinflow::c_strides_bytes(shape_vector{power_of_two(31), power_of_two(31)}, item_size);
+              }) == "an array of shape (2147483648, 2147483648) with elements of " +
+                        std::to_string(item_size) + " bytes is too large");
+    }
+    CHECK_THROWS_AS(pinflow::fortran_strides_bytes(shape_vector{0, power_of_two(62), 2}, 1),
+                    invalid_argument);
+    CHECK_THROWS_AS(pinflow::c_strides_bytes(shape_vector{power_of_two(63)}, 1), invalid_argument);
+}
+
+// ---- views ------------------------------------------------------------------------------------------------
+
+TEST_CASE("array_view: knows its type, shape, strides and sizes") {
+    const std::array<float, 6> elements{};
+    const array_view view(reinterpret_cast<const std::byte*>(elements.data()), dtype::of<float>(), {2, 3});
+    CHECK(static_cast<const void*>(view.data()) == elements.data());
+    CHECK(view.dtype() == dtype::of<float>());
+    CHECK(view.shape() == shape_vector{2, 3});
+    CHECK(view.strides_bytes() == strides{12, 4});
+    CHECK(view.size() == 6);
+    CHECK(view.size_bytes() == 24);
+}
+
+TEST_CASE("array_view: tells C order from Fortran order and from neither") {
+    struct expectation {
+        shape_vector shape;
+        strides strides_bytes;
+        bool c;
+        bool fortran;
+    };
+    for (const auto& [shape, strides_bytes, c, fortran] : std::vector<expectation>{
+             {{}, {}, true, true},
+             {{5}, {4}, true, true},
+             {{5}, {8}, false, false},
+             {{5}, {-4}, false, false},
+             {{5}, {0}, false, false},
+             {{2, 3}, {12, 4}, true, false},
+             {{2, 3}, {4, 8}, false, true},
+             {{2, 3}, {16, 4}, false, false},  // rows with gaps
+             {{2, 3, 4}, {48, 16, 4}, true, false},
+             {{2, 3, 4}, {4, 8, 24}, false, true},
+             {{2, 3, 4}, {48, 4, 12}, false, false},  // inner axes swapped
+             // the stride of an axis of length 1 is never used
+             {{1}, {1'000}, true, true},
+             {{1, 5}, {7, 4}, true, true},
+             {{5, 1}, {4, -9}, true, true},
+             {{2, 1, 3}, {12, 999, 4}, true, false},
+             {{2, 1, 3}, {4, 999, 8}, false, true},
+             {{1, 1, 1}, {1, 2, 3}, true, true},
+             // and without elements none is
+             {{0}, {1'000}, true, true},
+             {{3, 0}, {1, 1}, true, true},
+             {{0, 3}, {-5, 100}, true, true},
+         }) {
+        CAPTURE(pinflow::to_string(shape));
+        const array_view view = shaped(shape, strides_bytes);
+        CHECK(view.c_contiguous() == c);
+        CHECK(view.fortran_contiguous() == fortran);
+    }
+}
+
+TEST_CASE("array_view: refuses as many strides as it has no axes for") {
+    CHECK(sentence_of<invalid_argument>([] { shaped({2, 3}, {4}); }) ==
+          "a view of shape (2, 3) needs 2 strides, not 1");
+    CHECK_THROWS_AS(shaped({}, {4}), invalid_argument);
+    CHECK_THROWS_AS(shaped({2}, {4, 4}), invalid_argument);
+}
+
+TEST_CASE("array_view: refuses a shape whose bytes cannot be counted, whatever its strides") {
+    CHECK_THROWS_AS(array_view(nullptr, dtype::of<double>(), {power_of_two(61)}), invalid_argument);
+    CHECK_THROWS_AS(shaped({power_of_two(62)}, {0}), invalid_argument);
+    CHECK_THROWS_AS(shaped({power_of_two(32), power_of_two(31)}, {0, 0}), invalid_argument);
+    CHECK_THROWS_AS(shaped({0, power_of_two(40), power_of_two(40)}, {0, 0, 0}), invalid_argument);
+    const array_view broadcast = shaped({power_of_two(30), power_of_two(30)}, {0, 0});
+    CHECK(broadcast.size_bytes() == power_of_two(62));
+    CHECK_FALSE(broadcast.c_contiguous());
+}
+
+TEST_CASE("array_view: gives typed access to elements in C order") {
+    const std::array<std::int16_t, 4> numbers{1, -2, 3, 4};
+    const array_view view(reinterpret_cast<const std::byte*>(numbers.data()), dtype::of<std::int16_t>(),
+                          {2, 2});
+    CHECK(view.as<std::int16_t>() == numbers.data());
+    CHECK(view.as<std::int16_t>()[1] == -2);
+    const array_view nothing(nullptr, dtype::of<double>(), {0});
+    CHECK(nothing.as<double>() == nullptr);
+    const std::array<std::complex<float>, 1> complex{};
+    CHECK(array_view(reinterpret_cast<const std::byte*>(complex.data()), dtype::parse("<c8"), {1})
+              .as<std::complex<float>>() == complex.data());
+}
+
+TEST_CASE("array_view: refuses typed access that would misread, and says why") {
+    alignas(8) const std::array<std::byte, 64> bytes{};
+    const auto refusal = [&](const std::string& descr, std::size_t offset, strides strides_bytes) {
+        const array_view view(bytes.data() + offset, dtype::parse(descr), {2, 2}, std::move(strides_bytes));
+        return sentence_of<invalid_argument>([&] { static_cast<void>(view.as<float>()); });
+    };
+    const std::string begin = "cannot read an array of ";
+    CHECK(refusal("<f4", 0, {8, 4}).empty());
+    CHECK(refusal("<i4", 0, {8, 4}) == begin + "<i4 and shape (2, 2) as <f4: the types differ");
+    CHECK(refusal("<f8", 0, {16, 8}) == begin + "<f8 and shape (2, 2) as <f4: the types differ");
+    CHECK(refusal(">f4", 0, {8, 4}) ==
+          begin + ">f4 and shape (2, 2) as <f4: its byte order is not this machine's");
+    CHECK(refusal("<f4", 0, {4, 8}) ==
+          begin + "<f4 and shape (2, 2) as <f4: its elements are not in C order");
+    CHECK(refusal("<f4", 1, {8, 4}) ==
+          begin + "<f4 and shape (2, 2) as <f4: its address is not a multiple of 4");
+}
+
+// ---- arrays in memory -------------------------------------------------------------------------------------
+
+TEST_CASE("array: takes memory over and keeps it as long as a copy lives") {
+    int releases = 0;
+    std::array<std::uint16_t, 6> elements{1, 2, 3, 4, 5, 6};
+    {
+        memory_region region(
+            reinterpret_cast<std::byte*>(elements.data()), sizeof elements,
+            [](std::byte*, std::uint64_t, void* context) noexcept { ++*static_cast<int*>(context); },
+            &releases);
+        auto first =
+            std::make_unique<const array>(std::move(region), dtype::of<std::uint16_t>(), shape_vector{2, 3});
+        const array second = *first;
+        first.reset();
+        CHECK(releases == 0);
+        CHECK(second.mapped());
+        CHECK(second.reason() == "it lies in host memory");
+        CHECK(second.file() == nullptr);
+        CHECK(second.offset_bytes() == 0);
+        CHECK(second.dtype() == dtype::of<std::uint16_t>());
+        CHECK(second.shape() == shape_vector{2, 3});
+        CHECK(second.size_bytes() == 12);
+        CHECK(second.view().as<std::uint16_t>()[5] == 6);
+    }
+    CHECK(releases == 1);
+}
+
+TEST_CASE("array: memory may be larger than the array, but not smaller") {
+    const array enough(memory_region::anonymous(100), dtype::of<double>(), {3, 4});
+    CHECK(enough.size_bytes() == 96);
+    CHECK(sentence_of<invalid_argument>([] {
+              array(memory_region::anonymous(95), dtype::of<double>(), {3, 4});
+          }) == "an array of <f8 and shape (3, 4) needs 96 bytes, the memory given has 95");
+    CHECK_THROWS_AS(array(memory_region::anonymous(8), dtype::of<double>(), {power_of_two(61)}),
+                    invalid_argument);
+    CHECK(array(memory_region(), dtype::of<double>(), {3, 0}).size_bytes() == 0);
+}
+
+// ---- arrays of a file -------------------------------------------------------------------------------------
+
+TEST_CASE("array: a file's elements are viewed in place, from any offset") {
+    const temporary_folder folder;
+    const auto content = pattern_bytes(5'000);
+    const auto file = make_file(folder, 5'000);
+    const array source = array::of_file(file, 4'100, dtype::of<std::uint8_t>(), {30, 30});
+    CHECK(source.mapped());
+    CHECK(source.reason() == "the file's pages are mapped in place");
+    CHECK(source.file() == file);
+    CHECK(source.offset_bytes() == 4'100);
+    CHECK(source.size_bytes() == 900);
+    CHECK(source.view().strides_bytes() == strides{30, 1});
+    CHECK(std::memcmp(source.view().data(), content.data() + 4'100, 900) == 0);
+}
+
+TEST_CASE("array: outlives the file's name and the caller's handle on the file") {
+    const temporary_folder folder;
+    const array source = array::of_file(make_file(folder, 1'000), 0, dtype::of<std::uint8_t>(), {1'000});
+    std::filesystem::remove(folder / "data");
+    CHECK(std::memcmp(source.view().data(), pattern_bytes(1'000).data(), 1'000) == 0);
+}
+
+TEST_CASE("array: a file in Fortran order is viewed with its strides") {
+    const temporary_folder folder;
+    const array source = array::of_file(make_file(folder, 24), 0, dtype::of<float>(), {2, 3}, true);
+    CHECK(source.view().strides_bytes() == strides{4, 8});
+    CHECK(source.view().fortran_contiguous());
+    CHECK_FALSE(source.view().c_contiguous());
+}
+
+TEST_CASE("array: fills a file to its last byte, and not one byte more") {
+    const temporary_folder folder;
+    const auto file = make_file(folder, 100);
+    CHECK_NOTHROW(array::of_file(file, 20, dtype::of<double>(), {10}));
+    CHECK(sentence_of<pinflow::format_error>([&] { array::of_file(file, 21, dtype::of<double>(), {10}); }) ==
+          "an array of <f8 and shape (10,) at offset 21 does not fit into '" + file->path() +
+              "', which has 100 bytes");
+    CHECK_THROWS_AS(array::of_file(file, 20, dtype::of<double>(), {11}), pinflow::format_error);
+    CHECK_THROWS_AS(array::of_file(file, 101, dtype::of<double>(), {0}), pinflow::format_error);
+    CHECK_THROWS_AS(array::of_file(file, ~std::uint64_t{0}, dtype::of<double>(), {1}), pinflow::format_error);
+}
+
+TEST_CASE("array: a shape that overflows does not fit into a file either") {
+    const temporary_folder folder;
+    const auto file = make_file(folder, 100);
+    for (const shape_vector& shape : {shape_vector{power_of_two(61)}, shape_vector{power_of_two(63)},
+                                      shape_vector{power_of_two(40), power_of_two(40)},
+                                      shape_vector{0, power_of_two(40), power_of_two(40)},
+                                      shape_vector{power_of_two(40), power_of_two(40), 0}}) {
+        CAPTURE(pinflow::to_string(shape));
+        CHECK_THROWS_AS(array::of_file(file, 0, dtype::of<double>(), shape), pinflow::format_error);
+        CHECK_THROWS_AS(array::of_file(file, 0, dtype::of<double>(), shape, true), pinflow::format_error);
+    }
+}
+
+TEST_CASE("array: without elements, or without axes, a file is viewed all the same") {
+    const temporary_folder folder;
+    const auto file = make_file(folder, 16);
+    const array empty = array::of_file(file, 16, dtype::of<double>(), {0, 3});
+    CHECK(empty.mapped());
+    CHECK(empty.reason() == "there are no bytes to map");
+    CHECK(empty.view().data() == nullptr);
+    CHECK(empty.view().size() == 0);
+    const array scalar = array::of_file(file, 8, dtype::of<double>(), {});
+    CHECK(scalar.view().size() == 1);
+    CHECK(scalar.view().size_bytes() == 8);
+}
+
+TEST_CASE("array: a mapping refused leaves an array that says why, and whose rows can be read") {
+    const temporary_folder folder;
+    const auto content = pattern_bytes(1'000);
+    const auto file = make_file(folder, 1'000);
+    const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
+        return what == seam::call::mmap ? seam::fault{.error = ENOMEM} : seam::fault{};
+    });
+    const array source = array::of_file(file, 10, dtype::of<std::uint8_t>(), {9, 100});
+    CHECK_FALSE(source.mapped());
+    const std::string reason =
+        "cannot map 900 bytes at offset 10 of '" + file->path() + "': Cannot allocate memory";
+    CHECK(source.reason() == reason);
+    CHECK(sentence_of<pinflow::unsupported>([&] { static_cast<void>(source.view()); }) ==
+          "the array in '" + file->path() + "' cannot be viewed in place: " + reason);
+    CHECK(source.size_bytes() == 900);
+
+    const auto rows = source.rows();
+    REQUIRE(rows->extents().size() == 1);
+    CHECK(rows->extents()[0].data == nullptr);
+    std::vector<std::byte> row(100);
+    rows->read_rows(std::array<std::uint64_t, 1>{4}, row);
+    CHECK(std::memcmp(row.data(), content.data() + 410, 100) == 0);
+}
+
+TEST_CASE("array: too large for the address space, a file is still read by rows") {
+    const temporary_folder folder;
+    write_bytes(folder / "data", pattern_bytes(4'096));
+    constexpr std::uint64_t row_count = power_of_two(28);  // of 4096 bytes: a sparse TiB
+    std::filesystem::resize_file(folder / "data", row_count * 4'096);
+    const int status = status_of_child([&] {
+        std::uint64_t pages = 0;
+        std::ifstream("/proc/self/statm") >> pages;
+        // room for work, but not for the file
+        const ::rlim_t limit = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) + power_of_two(28);
+        const ::rlimit limits{limit, limit};
+        if (::setrlimit(RLIMIT_AS, &limits) != 0) return 1;
+        const auto file = std::make_shared<const input_file>(folder / "data");
+        const array source = array::of_file(file, 0, dtype::of<std::uint8_t>(), {row_count, 4'096});
+        if (source.mapped()) return 2;
+        if (!contains(source.reason(), "Cannot allocate memory")) return 3;
+        std::vector<std::byte> rows(8'192);
+        source.rows()->read_rows(std::array<std::uint64_t, 2>{row_count - 1, 0}, rows);
+        if (std::memcmp(rows.data(), std::vector<std::byte>(4'096).data(), 4'096) != 0) return 4;
+        if (std::memcmp(rows.data() + 4'096, pattern_bytes(4'096).data(), 4'096) != 0) return 5;
+        return 0;
+    });
+    CHECK(status == 0);
+}

@@ -1,0 +1,495 @@
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <bit>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pinflow/version.hpp"
+#include "tests/npy_bytes.hpp"
+#include "tests/run_tool.hpp"
+#include "tests/temporary_folder.hpp"
+
+// What others script against: commands, flags, exit statuses, JSON, the digest. tests/cli_bad_files_test.cpp
+// has the files that the tool refuses.
+
+namespace {
+
+using nlohmann::json;
+using npy_bytes::write_file;
+using arguments = std::vector<std::string>;
+
+std::string npy(const std::string& descr, const std::string& shape, const std::string& payload,
+                const std::string& fortran_order = "False") {
+    return npy_bytes::header(npy_bytes::text("'" + descr + "'", shape, fortran_order)) + payload;
+}
+
+std::string counting_bytes(std::size_t count) {
+    std::string bytes(count, '\0');
+    for (std::size_t i = 0; i < count; ++i) {
+        bytes[i] = static_cast<char>(i * 131 + i / 251);
+    }
+    return bytes;
+}
+
+std::set<std::string> keys_of(const json& object) {
+    std::set<std::string> keys;
+    for (const auto& [key, value] : object.items()) {
+        keys.insert(key);
+    }
+    return keys;
+}
+
+/// Runs a command that has to succeed and to print JSON and nothing else.
+json run_json(arguments command) {
+    command.emplace_back("--json");
+    CAPTURE(fmt::format("{}", fmt::join(command, " ")));
+    const tool_result result = run_tool(command);
+    CAPTURE(result.errors);
+    REQUIRE(result.status == 0);
+    CHECK(result.errors.empty());
+    const json parsed = json::parse(result.output, nullptr, false);
+    REQUIRE(!parsed.is_discarded());
+    return parsed;
+}
+
+std::string digest_of(arguments command) {
+    command.insert(command.begin(), "stream");
+    return run_json(std::move(command))["digest"];
+}
+
+// ---- the digest, once more from its definition ------------------------------------------------------------
+
+constexpr std::uint64_t golden = 0x9E3779B97F4A7C15;
+
+std::uint64_t mix(std::uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return z ^ (z >> 31);
+}
+
+std::uint64_t hash_of(const std::string& row) {
+    std::uint64_t hash = row.size();
+    for (std::size_t word = 0; word * 8 < row.size(); ++word) {
+        std::uint64_t bits = 0;
+        for (std::size_t i = word * 8; i < row.size() && i < word * 8 + 8; ++i) {
+            bits |= std::uint64_t{static_cast<unsigned char>(row[i])} << (i % 8 * 8);
+        }
+        hash += mix(bits + (word + 1) * golden);
+    }
+    return hash;
+}
+
+/// Of `arrays`, each the rows' bytes one after the other, with `rows` rows each.
+std::string expected_digest(const std::vector<std::string>& arrays, std::size_t rows) {
+    std::uint64_t digest = 0;
+    for (std::size_t row = 0; row < rows; ++row) {
+        std::uint64_t sample = 0;
+        for (std::size_t a = 0; a < arrays.size(); ++a) {
+            const std::size_t size = arrays[a].size() / rows;
+            sample += mix(hash_of(arrays[a].substr(row * size, size)) + (a + 1) * golden);
+        }
+        digest += mix(sample);
+    }
+    return fmt::format("{:016x}", digest);
+}
+
+}  // namespace
+
+// ---- the command line -------------------------------------------------------------------------------------
+
+TEST_CASE("cli: prints its version and help with exit status 0") {
+    const tool_result version = run_tool({"--version"});
+    CHECK(version.status == 0);
+    CHECK(version.output == fmt::format("pinflow {}\n", pinflow::version));
+    CHECK(version.errors.empty());
+    for (const arguments& command :
+         {arguments{"--help"}, {"-h"}, {"inspect", "--help"}, {"stream", "-h"}, {"devices", "--help"}}) {
+        const tool_result help = run_tool(command);
+        CAPTURE(fmt::format("{}", fmt::join(command, " ")));
+        CHECK(help.status == 0);
+        CHECK(help.output.find("Usage: pinflow") != std::string::npos);
+        CHECK(help.errors.empty());
+    }
+}
+
+TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2 and one line") {
+    const temporary_folder folder;
+    const std::string file = folder / "a.npy";
+    write_file(file, npy("|u1", "(2, 3)", counting_bytes(6)));
+    write_file(folder / "a.npz", std::string("PK\x03\x04", 4) + std::string(60, '\0'));
+    write_file(folder / "empty.npz", std::string("PK\x05\x06", 4) + std::string(18, '\0'));
+    write_file(folder / "a.h5", "\x89HDF\r\n\x1a\n" + std::string(60, '\0'));
+    write_file(folder / "user_block.h5",
+               std::string(1024, '\0') + "\x89HDF\r\n\x1a\n" + std::string(60, '\0'));
+    write_file(folder / "a.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10));
+
+    struct wrong {
+        arguments command;
+        std::string says;
+    };
+    std::vector<wrong> table{
+        {{}, "no command"},
+        {{""}, "no command ''"},
+        {{"frobnicate", file}, "'frobnicate'"},
+        {{"two\nlines"}, "two\\nlines"},
+        {{"--json"}, "'--json'"},
+        {{"--version", "please"}, "'please'"},
+        // commands of the interface that come later
+        {{"convert", file, folder / "b.npy"}, "'convert'"},
+        {{"verify", file}, "'verify'"},
+        {{"pin", file, "segment"}, "'pin'"},
+        {{"unpin", "segment"}, "'unpin'"},
+        {{"list", "--json"}, "'list'"},
+        {{"clean"}, "'clean'"},
+        {{"bench"}, "'bench'"},
+        // arguments
+        {{"inspect"}, "required"},
+        {{"inspect", file, file}, "a.npy"},
+        {{"inspect", file, "--batch", "3"}, "--batch"},
+        {{"inspect", file, "--json=false"}, "json"},
+        {{"devices", file}, "a.npy"},
+        {{"stream"}, "required"},
+        {{"stream", file, "--no-such-flag"}, "--no-such-flag"},
+        {{"stream", file, "-x"}, "-x"},
+        {{"stream", file, "--batch"}, "--batch"},
+        {{"stream", file, "--batch", "3", "--batch", "4"}, "--batch"},
+        {{"stream", file, "--order", "random"}, "'random'"},
+        {{"stream", file, "--order", "Shuffled"}, "'Shuffled'"},
+        {{"stream", file, "--route", "automatic"}, "'automatic'"},
+        {{"stream", file, "--tail", "keep"}, "'keep'"},
+        {{"stream", file, "--device", "gpu"}, "'gpu'"},
+        {{"stream", file, "--device", "cuda:-1"}, "cuda:-1"},
+        {{"stream", file, "--device", "cuda:x"}, "cuda:x"},
+        {{"stream", file, "--device", ""}, ""},
+        // flags that do not fit together, or not to the rows
+        {{"stream", file, "--memory", "5"}, "5 bytes"},
+        {{"stream", file, "--memory", "1KiB", "--slots", "60000"}, "1024 bytes"},
+        {{"stream", file, "--batch", "1", "--epochs", "18446744073709551615"}, "epochs"},
+        // formats and sources that come later, told by content
+        {{"inspect", folder / "a.npz"}, "zip"},
+        {{"stream", folder / "empty.npz"}, "zip"},
+        {{"inspect", std::string(folder / "a.npz") + ":x"}, "zip"},
+        {{"stream", folder / "a.h5"}, "HDF5"},
+        {{"inspect", folder / "user_block.h5"}, "HDF5"},
+        {{"inspect", folder / "a.safetensors"}, "safetensors"},
+        {{"inspect", "shm:segment"}, "shm:segment"},
+        {{"stream", "shm:segment"}, "shm:segment"},
+        {{"stream", folder / "*.npy"}, "*.npy"},
+        {{"stream", folder / "[ab].npy"}, "[ab].npy"},
+        // flags that come later are told even before the file is looked for
+        {{"stream", file, "--order", "windowed"}, "windowed"},
+        {{"stream", "absent.npy", "--window", "8"}, "--window"},
+        {{"stream", file, "--rank", "0"}, "--rank"},
+        {{"stream", file, "--world", "env"}, "--world"},
+        {{"stream", file, "--max-batches", "3"}, "--max-batches"},
+        {{"stream", file, "--save-state", "state"}, "--save-state"},
+        {{"stream", file, "--load-state=state"}, "--load-state"},
+    };
+    for (const char* const flag : {"--batch", "--epochs", "--slots", "--threads", "--memory", "--seed"}) {
+        for (const char* const value :
+             {"-1", "-0", "+1", "x", "1x", "0x10", "1.0", "1e3", " 1", "1 ", "18446744073709551616",
+              "99999999999999999999999999999", "1KB", "KiB"}) {
+            table.push_back({{"stream", file, flag, value}, flag});
+        }
+        if (flag != std::string("--seed")) table.push_back({{"stream", file, flag, "0"}, flag});
+    }
+    table.push_back({{"stream", file, "--slots", "1"}, "--slots"});
+    table.push_back({{"stream", file, "--memory", "0GiB"}, "--memory"});
+    table.push_back({{"stream", file, "--memory", "16777216TiB"}, "--memory"});
+    table.push_back({{"stream", file, "--batch", "1KiB"}, "--batch"});
+
+    for (const auto& [command, says] : table) {
+        CAPTURE(fmt::format("{}", fmt::join(command, " ")));
+        const tool_result result = run_tool(command);
+        CAPTURE(result.errors);
+        CHECK(result.status == 2);
+        CHECK(result.one_error_line());
+        CHECK(result.errors.find(says) != std::string::npos);
+        CHECK(result.output.empty());
+    }
+}
+
+TEST_CASE("cli: a CUDA device that is not there is exit status 2 without CUDA in the build and 1 with it") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", npy("|u1", "(2, 3)", counting_bytes(6)));
+    const json devices = run_json({"devices"});
+    const std::string reason = devices["why_no_cuda"].is_null() ? "" : devices["why_no_cuda"];
+    const tool_result result = run_tool({"stream", folder / "a.npy", "--device", "cuda:4096"});
+    CAPTURE(result.errors);
+    CHECK(result.status == (reason.find("build") != std::string::npos ? 2 : 1));
+    CHECK(result.one_error_line());
+}
+
+TEST_CASE("cli: a result that cannot be written is exit status 1") {
+    const temporary_folder folder;
+    const std::string file = folder / "a.npy";
+    write_file(file, npy("|u1", "(2, 3)", counting_bytes(6)));
+    tool_surroundings full;
+    full.output_path = "/dev/full";
+    tool_surroundings closed;
+    closed.output_closed = true;
+    tool_surroundings unread;
+    unread.output_pipe_closed = true;
+    for (const arguments& command : {arguments{"--version"},
+                                     {"--help"},
+                                     {"stream", "--help"},
+                                     {"devices"},
+                                     {"inspect", file},
+                                     {"stream", file}}) {
+        for (const tool_surroundings& surroundings : {full, closed, unread}) {
+            CAPTURE(command[0]);
+            const tool_result result = run_tool(command, surroundings);
+            CAPTURE(result.errors);
+            CHECK(result.status == 1);
+            CHECK(result.one_error_line());
+            CHECK(result.errors.find("standard output") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("cli: takes the longest existing prefix that ends at a colon as the file") {
+    const temporary_folder folder;
+    write_file(folder / "a", npy("|u1", "(1,)", "1"));
+    write_file(folder / "a:b", npy("|u1", "(2,)", "12"));
+    write_file(folder / "a:b:c", npy("|u1", "(3,)", "123"));
+    CHECK(run_json({"inspect", folder / "a:b:c"})["shape"] == json({3}));
+    CHECK(run_json({"inspect", folder / "a:b"})["shape"] == json({2}));
+    for (const auto& [argument, file, name] :
+         std::vector<std::array<std::string, 3>>{{"a:x", "a'", "'x'"},
+                                                 {"a:b:x", "a:b'", "'x'"},
+                                                 {"a:b:c:x:y", "a:b:c'", "'x:y'"},
+                                                 {"a:", "a'", "''"}}) {
+        const tool_result result = run_tool({"inspect", folder / argument});
+        CAPTURE(result.errors);
+        CHECK(result.status == 1);  // an .npy file has no named arrays
+        CHECK(result.one_error_line());
+        CHECK(result.errors.find(file) != std::string::npos);
+        CHECK(result.errors.find(name) != std::string::npos);
+    }
+}
+
+TEST_CASE("cli: file names may look like flags, commands, lists or globs") {
+    const temporary_folder folder;
+    const auto home = std::filesystem::current_path();
+    std::filesystem::current_path(folder.path());
+    for (const char* const name : {"--json", "inspect", "[a,b]", "*", "two\nlines", " "}) {
+        write_file(name, npy("|u1", "(3,)", "123"));
+        CAPTURE(name);
+        const tool_result inspected = run_tool({"inspect", "--json", "--", name});
+        CHECK(inspected.status == 0);
+        const tool_result streamed = run_tool({"stream", "--json", "--", name});
+        CAPTURE(streamed.errors);
+        CHECK(streamed.status == 0);
+        CHECK(json::parse(streamed.output, nullptr, false)["rows"] == 3);
+    }
+    std::filesystem::current_path(home);
+}
+
+// ---- inspect ----------------------------------------------------------------------------------------------
+
+TEST_CASE("cli: inspect prints exactly the documented keys") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", npy("<f4", "(3, 4)", counting_bytes(48) + "trailing"));
+    write_file(folder / "big.npy", npy(">M8[25s]", "(2, 3)", counting_bytes(48), "True"));
+    write_file(folder / "scalar.npy", npy("|b1", "()", "1"));
+    write_file(folder / "none.npy", npy("<U5", "(0, 3)", ""));
+    const std::size_t header = npy("<f4", "(3, 4)", "").size();
+
+    const json plain = run_json({"inspect", folder / "a.npy"});
+    CHECK(keys_of(plain) == std::set<std::string>{"format", "dtype", "shape", "fortran_order", "offset_bytes",
+                                                  "size_bytes", "mappable", "reason"});
+    CHECK(plain["format"] == "npy");
+    CHECK(plain["dtype"] == "<f4");
+    CHECK(plain["shape"] == json({3, 4}));
+    CHECK(plain["fortran_order"] == false);
+    CHECK(plain["offset_bytes"] == header);
+    CHECK(plain["size_bytes"] == 48);
+    CHECK(plain["mappable"] == true);
+    CHECK(plain["reason"].get<std::string>().size() > 0);
+
+    const json fortran = run_json({"inspect", folder / "big.npy"});
+    CHECK(fortran["dtype"] == ">M8[25s]");
+    CHECK(fortran["fortran_order"] == true);
+    CHECK(fortran["reason"].get<std::string>().find("Fortran") != std::string::npos);
+    const json scalar = run_json({"inspect", folder / "scalar.npy"});
+    CHECK(scalar["shape"] == json::array());
+    CHECK(scalar["size_bytes"] == 1);
+    const json none = run_json({"inspect", folder / "none.npy"});
+    CHECK(none["shape"] == json({0, 3}));
+    CHECK(none["size_bytes"] == 0);
+
+    const tool_result text = run_tool({"inspect", folder / "a.npy"});
+    CHECK(text.status == 0);
+    for (const char* const word : {"npy", "<f4", "(3, 4)", "48 bytes"}) {
+        CHECK(text.output.find(word) != std::string::npos);
+    }
+}
+
+TEST_CASE("cli: names that are no UTF-8 do not break the JSON") {
+    const temporary_folder folder;
+    const std::string name = folder / "\xff\n.npy";
+    write_file(name, npy("|u1", "(3,)", "123"));
+    CHECK(run_json({"inspect", name})["shape"] == json({3}));
+    CHECK(run_json({"stream", name})["rows"] == 3);
+    const tool_result text = run_tool({"inspect", name});
+    CHECK(text.output.find("\\n.npy") != std::string::npos);
+}
+
+// ---- devices ----------------------------------------------------------------------------------------------
+
+TEST_CASE("cli: devices lists the host first") {
+    const json object = run_json({"devices"});
+    CHECK(keys_of(object) == std::set<std::string>{"devices", "why_no_cuda"});
+    const json& list = object["devices"];
+    REQUIRE(list.size() >= 1);
+    for (const json& device : list) {
+        CHECK(keys_of(device) ==
+              std::set<std::string>{"name", "kind", "model", "memory_total_bytes", "memory_free_bytes"});
+        CHECK(device["memory_total_bytes"] >= device["memory_free_bytes"]);
+        CHECK(device["memory_total_bytes"] > 0);
+    }
+    CHECK(list[0]["name"] == "host");
+    CHECK(list[0]["kind"] == "host");
+    CHECK(object["why_no_cuda"].is_null() == (list.size() > 1));
+    CHECK(run_tool({"devices"}).output.starts_with("host "));
+}
+
+// ---- stream -----------------------------------------------------------------------------------------------
+
+TEST_CASE("cli: stream prints exactly the documented keys") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", npy("<f4", "(10, 4)", counting_bytes(160)));
+    const json result =
+        run_json({"stream", folder / "a.npy", "--device", "host", "--batch", "4", "--epochs", "3"});
+    CHECK(keys_of(result) == std::set<std::string>{"rows", "bytes", "batches", "epochs", "seconds", "gbps",
+                                                   "open_seconds", "pin_seconds", "epoch_seconds", "device",
+                                                   "route", "reason", "digest", "wait_seconds"});
+    CHECK(keys_of(result["wait_seconds"]) == std::set<std::string>{"storage", "cpu", "link", "consumer"});
+    CHECK(result["rows"] == 30);
+    CHECK(result["bytes"] == 480);
+    CHECK(result["batches"] == 9);
+    CHECK(result["epochs"] == 3);
+    CHECK(result["device"] == "host");
+    CHECK(result["route"] == "copy");
+    CHECK(result["reason"].get<std::string>().size() > 0);
+    CHECK(result["digest"].get<std::string>().size() == 16);
+    REQUIRE(result["epoch_seconds"].size() == 3);
+    double sum = 0;
+    for (const json& seconds : result["epoch_seconds"]) {
+        CHECK(seconds > 0);
+        sum += seconds.get<double>();
+    }
+    CHECK(result["seconds"].get<double>() == doctest::Approx(sum));
+    CHECK(result["gbps"].get<double>() == doctest::Approx(480 / result["seconds"].get<double>() / 1e9));
+
+    const json dropped = run_json({"stream", folder / "a.npy", "--batch", "4", "--tail", "drop"});
+    CHECK(dropped["rows"] == 8);
+    CHECK(dropped["batches"] == 2);
+
+    const tool_result text = run_tool({"stream", folder / "a.npy", "--epochs", "2"});
+    CHECK(text.status == 0);
+    CHECK(text.errors.empty());  // progress is for terminals
+    for (const char* const word : {"GB/s", "route", "waited", "digest", "2 epochs", "20 rows"}) {
+        CHECK(text.output.find(word) != std::string::npos);
+    }
+}
+
+TEST_CASE("cli: the digest has the values of its definition") {
+    const temporary_folder folder;
+    write_file(folder / "six.npy", npy("|u1", "(2, 3)", std::string("\0\1\2\3\4\5", 6)));
+    write_file(folder / "nine.npy", npy("|u1", "(1, 9)", std::string("\0\1\2\3\4\5\6\7\10", 9)));
+    write_file(folder / "empty_row.npy", npy("|u1", "(1, 0)", ""));
+    write_file(folder / "no_rows.npy", npy("|u1", "(0, 3)", ""));
+    CHECK(digest_of({folder / "six.npy"}) == "c5121eb0e0166a0a");
+    CHECK(digest_of({folder / "nine.npy"}) == "e87e5cfe1c1f92ad");
+    CHECK(digest_of({folder / "empty_row.npy"}) == "48218226ff3cd4bf");
+    CHECK(digest_of({folder / "no_rows.npy"}) == "0000000000000000");
+
+    const std::string images = counting_bytes(std::size_t{50} * 17);
+    const std::string labels = counting_bytes(std::size_t{50} * 4);
+    std::string swapped = labels;
+    for (std::size_t i = 0; i < swapped.size(); i += 4) {
+        std::swap(swapped[i], swapped[i + 3]);
+        std::swap(swapped[i + 1], swapped[i + 2]);
+    }
+    const std::string a = folder / "images.npy", b = folder / "labels.npy",
+                      big = folder / "labels_big_endian.npy";
+    write_file(a, npy("|u1", "(50, 17)", images));
+    write_file(b, npy("<i4", "(50,)", labels));
+    write_file(big, npy(">i4", "(50,)", swapped));
+    CHECK(digest_of({a, b}) == expected_digest({images, labels}, 50));
+    CHECK(digest_of({b, a}) == expected_digest({labels, images}, 50));
+    CHECK(digest_of({a, big}) == expected_digest({images, labels}, 50));  // delivered little-endian
+    CHECK(digest_of({b, b, b}) == expected_digest({labels, labels, labels}, 50));
+}
+
+TEST_CASE("cli: the digest is the same for every order, batch size, slot count, thread count and route") {
+    const temporary_folder folder;
+    const std::string rows = counting_bytes(std::size_t{1000} * 1003);
+    const std::string file = folder / "a.npy";
+    write_file(file, npy("|u1", "(1000, 1003)", rows));
+    const std::string expected = expected_digest({rows}, 1000);
+    for (const char* const order : {"sequential", "shuffled"}) {
+        for (const char* const batch : {"1", "7", "64", "1000", "18446744073709551615"}) {
+            for (const char* const slots : {"2", "3", "16"}) {
+                for (const char* const threads : {"1", "2"}) {
+                    CHECK(digest_of({file, "--order", order, "--batch", batch, "--slots", slots, "--threads",
+                                     threads, "--seed", "7"}) == expected);
+                }
+            }
+        }
+    }
+    for (const char* const route : {"auto", "direct", "copy", "staged", "read"}) {
+        const json result = run_json({"stream", file, "--device", "host", "--route", route});
+        CHECK(result["digest"] == expected);
+        if (route != std::string("auto")) CHECK(result["route"] == route);
+    }
+    CHECK(digest_of({file, "--memory", "4MiB"}) == expected);
+}
+
+TEST_CASE("cli: the digest holds every batch, also one that takes longer than those after it") {
+    const temporary_folder folder;
+    const std::string rows =
+        counting_bytes(std::size_t{65} << 18);  // 64 rows for one stream, one for the other
+    write_file(folder / "a.npy", npy("|u1", "(65, 262144)", rows));
+    const std::string expected = expected_digest({rows}, 65);
+    for (int repetition = 0; repetition < 5; ++repetition) {
+        CHECK(digest_of({folder / "a.npy"}) == expected);
+    }
+}
+
+TEST_CASE("cli: an array without a batch to deliver streams in no time") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", npy("|u1", "(3,)", "123"));
+    const json result = run_json({"stream", folder / "a.npy", "--tail", "drop", "--epochs", "2"});
+    CHECK(result["rows"] == 0);
+    CHECK(result["batches"] == 0);
+    CHECK(result["epochs"] == 2);
+    CHECK(result["gbps"] == 0.0);
+    CHECK(result["epoch_seconds"] == json({0.0, 0.0}));
+}
+
+TEST_CASE("cli: stream refuses arrays that have no rows to take, or not equally many") {
+    const temporary_folder folder;
+    write_file(folder / "two.npy", npy("|u1", "(2, 3)", counting_bytes(6)));
+    write_file(folder / "three.npy", npy("|u1", "(3,)", "123"));
+    write_file(folder / "scalar.npy", npy("|u1", "()", "1"));
+    write_file(folder / "fortran.npy", npy("|u1", "(2, 3)", counting_bytes(6), "True"));
+    for (const arguments& command : {arguments{"stream", folder / "two.npy", folder / "three.npy"},
+                                     {"stream", folder / "scalar.npy"},
+                                     {"stream", folder / "fortran.npy"},
+                                     {"stream", folder / "two.npy", folder / "absent.npy"}}) {
+        const tool_result result = run_tool(command);
+        CAPTURE(result.errors);
+        CHECK(result.status == 1);
+        CHECK(result.one_error_line());
+        CHECK(result.output.empty());
+    }
+}

@@ -1,0 +1,15 @@
+# cmake -D installed=... -D source=... -D build=... -P check_relocatable.cmake: fails when an installed CMake file names
+# a folder of the machine that it was built on.
+file(GLOB_RECURSE files ${installed}/*.cmake)
+if(NOT files)
+  message(FATAL_ERROR "no CMake files under ${installed}")
+endif()
+foreach(file IN LISTS files)
+  file(READ ${file} text)
+  foreach(folder IN ITEMS ${installed} ${build} ${source} /usr/)
+    string(FIND "${text}" "${folder}" at)
+    if(NOT at EQUAL -1)
+      message(FATAL_ERROR "${file} names ${folder}")
+    endif()
+  endforeach()
+endforeach()

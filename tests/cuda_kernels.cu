@@ -1,0 +1,28 @@
+#include "tests/cuda_kernels.hpp"
+
+namespace {
+
+__global__ void spin(const volatile int* flag) {
+    const long long start = clock64();
+    constexpr long long some_seconds = 20'000'000'000;
+    while (*flag == 0 && clock64() - start < some_seconds) {
+    }
+}
+
+__global__ void store(unsigned* address, unsigned value) {
+    *address = value;
+}
+
+}  // namespace
+
+void launch_spin(const volatile int* flag, cudaStream_t stream) {
+    spin<<<1, 1, 0, stream>>>(flag);
+}
+
+void launch_store(unsigned* address, unsigned value, cudaStream_t stream) {
+    store<<<1, 1, 0, stream>>>(address, value);
+}
+
+void launch_fault(cudaStream_t stream) {
+    store<<<1, 1, 0, stream>>>(reinterpret_cast<unsigned*>(8), 1);
+}

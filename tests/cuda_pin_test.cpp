@@ -1,0 +1,221 @@
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/cuda.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/mapped_file.hpp"
+#include "pinflow/pin.hpp"
+#include "src/device/backend.hpp"
+#include "src/device/cuda/api.hpp"
+#include "src/device/digest_host.hpp"
+#include "src/device/pin_registry.hpp"
+#include "tests/devices.hpp"
+#include "tests/file_bytes.hpp"
+#include "tests/temporary_folder.hpp"
+
+using namespace pinflow;
+
+namespace {
+
+constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
+
+std::shared_ptr<const mapped_file> map_pattern(const std::filesystem::path& path, std::uint64_t size_bytes) {
+    write_bytes(path, pattern_bytes(size_bytes));
+    return std::make_shared<mapped_file>(std::make_shared<input_file>(path), 0, size_bytes);
+}
+
+pin_range range_of(const std::shared_ptr<const mapped_file>& file) {
+    return {file->bytes(), "'" + file->file()->path() + "'", file};
+}
+
+bool known_to_cuda(const std::byte* data) {
+    cudaPointerAttributes attributes{};
+    const cudaError_t status = ::cudaPointerGetAttributes(&attributes, data);
+    return status == cudaSuccess && attributes.type == cudaMemoryTypeHost;
+}
+
+/// RssAnon in bytes.
+std::uint64_t anonymous_bytes() {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+        if (line.starts_with("RssAnon:")) return std::stoull(line.substr(8)) * 1024;
+    }
+    return 0;
+}
+
+/// Registers `file` in pieces of 16 MiB, copies from it and reads it by a kernel.
+void check_in_place(const std::shared_ptr<const mapped_file>& file) {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    const std::vector<std::byte> expected = pattern_bytes(file->size_bytes());
+    const std::size_t registrations = detail::pin_registry::process().size();
+    const std::uint64_t anonymous = anonymous_bytes();
+    {
+        pin_options options;
+        options.piece_bytes = 16 * mebibyte;
+        const pinned_pages pages({range_of(file)}, gpu, options);
+        pages.require();
+        INFO(pages.report().reason);
+        CHECK(contains(pages.report().reason, "registered read-only"));
+        CHECK(anonymous_bytes() < anonymous + 16 * mebibyte);  // nothing was copied
+        CHECK(pages.covers(file->data(), file->size_bytes()));
+        CHECK(detail::pin_registry::process().size() ==
+              registrations + (file->size_bytes() + options.piece_bytes - 1) / options.piece_bytes);
+        CHECK(known_to_cuda(file->data()));
+        CHECK(known_to_cuda(file->data() + file->size_bytes() - 1));
+
+        // across the edges of pieces
+        const device_buffer memory(file->size_bytes(), stream);
+        copy_to_device_async(memory.data(), file->bytes(), stream);
+        CHECK(to_host(memory.data(), file->size_bytes(), stream) == expected);
+        std::vector<copy_range> ranges;
+        constexpr std::uint64_t row = 300'001;
+        const std::uint64_t rows = file->size_bytes() / row;
+        for (std::uint64_t i = 0; i < rows; ++i) {
+            ranges.push_back({memory.data() + i * row, file->data() + (rows - 1 - i) * row, row});
+        }
+        copy_batch_to_device_async(ranges, stream);
+        const std::vector<std::byte> reversed = to_host(memory.data(), rows * row, stream);
+        bool equal = true;
+        for (std::uint64_t i = 0; i < rows && equal; ++i) {
+            const auto from = expected.begin() + static_cast<std::ptrdiff_t>((rows - 1 - i) * row);
+            equal = std::equal(from, from + row, reversed.begin() + static_cast<std::ptrdiff_t>(i * row));
+        }
+        CHECK(equal);
+
+        // a kernel reads the pages at the host's own addresses
+        const detail::digest_array array{file->data(), 4096};
+        const std::uint64_t samples = file->size_bytes() / 4096;
+        const std::uint64_t zero = 0;
+        copy_to_device_async(memory.data(), std::as_bytes(std::span(&zero, 1)), stream);
+        gpu.backend().add_digest({&array, 1}, samples, reinterpret_cast<std::uint64_t*>(memory.data()),
+                                 stream.view().native_handle());
+        std::uint64_t digest = 0;
+        std::memcpy(&digest, to_host(memory.data(), sizeof digest, stream).data(), sizeof digest);
+        CHECK(digest == detail::digest_of_rows({&array, 1}, samples));
+    }
+    CHECK(detail::pin_registry::process().size() == registrations);
+    CHECK_FALSE(known_to_cuda(file->data()));
+}
+
+}  // namespace
+
+TEST_CASE("cuda pin: a file's mapped pages are registered where they are, copied from and read by a kernel") {
+    const temporary_folder folder;
+    check_in_place(map_pattern(folder / "x.bin", 100 * mebibyte + 12'345));
+}
+
+TEST_CASE("cuda pin: so are those of a file in shared memory") {
+    const std::filesystem::path path = "/dev/shm/pinflow-cuda-pin-test.bin";
+    const auto file = map_pattern(path, 33 * mebibyte + 1);
+    std::filesystem::remove(path);
+    check_in_place(file);
+}
+
+TEST_CASE("cuda pin: memory of the process's own is registered too") {
+    const device gpu = device::cuda(0);
+    const auto memory = std::make_shared<memory_region>(memory_region::anonymous(5 * mebibyte));
+    memory->bytes()[4 * mebibyte] = std::byte{9};
+    const pinned_pages pages({{memory->bytes(), "an array in memory", memory}}, gpu);
+    pages.require();
+    CHECK(known_to_cuda(memory->data()));
+    const stream stream(gpu);
+    const device_buffer copy(memory->size_bytes(), stream);
+    copy_to_device_async(copy.data(), memory->bytes(), stream);
+    CHECK(to_host(copy.data(), memory->size_bytes(), stream)[4 * mebibyte] == std::byte{9});
+}
+
+TEST_CASE("cuda pin: two arrays of one mapping and the same file mapped twice") {
+    const temporary_folder folder;
+    const device gpu = device::cuda(0);
+    const auto file = map_pattern(folder / "x.bin", 8 * mebibyte);
+    const auto again = std::make_shared<mapped_file>(file->file(), 0, file->size_bytes());
+    const std::size_t registrations = detail::pin_registry::process().size();
+    {
+        const std::uint64_t middle = 4 * mebibyte + 100;
+        auto front = std::make_unique<pinned_pages>(
+            std::vector<pin_range>{{file->bytes().first(middle), "'x.bin:a'", file}}, gpu);
+        const pinned_pages back({{file->bytes().subspan(middle), "'x.bin:b'", file}}, gpu);
+        const pinned_pages other({range_of(again)}, gpu);
+        front->require();
+        back.require();
+        other.require();
+        front.reset();
+        CHECK(back.covers(file->data() + middle, 4 * mebibyte - 100));
+        CHECK(known_to_cuda(file->data() + middle));
+        CHECK(known_to_cuda(again->data()));
+    }
+    CHECK(detail::pin_registry::process().size() == registrations);
+    CHECK_FALSE(known_to_cuda(file->data()));
+    CHECK_FALSE(known_to_cuda(again->data()));
+}
+
+TEST_CASE("cuda pin: pages that somebody else registered are a reason") {
+    const temporary_folder folder;
+    const device gpu = device::cuda(0);
+    const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
+    void* const data = const_cast<std::byte*>(file->data());
+    REQUIRE(::cudaHostRegister(data, file->size_bytes(), cudaHostRegisterMapped | cudaHostRegisterReadOnly) ==
+            cudaSuccess);
+    {
+        const pinned_pages pages({range_of(file)}, gpu);
+        CHECK_FALSE(pages.wait());
+        CHECK(contains(pages.report().reason, "cudaErrorHostMemoryAlreadyRegistered"));
+        CHECK(contains(sentence_of<unsupported>([&] { pages.require(); }), "something else in this process"));
+        CHECK_FALSE(pages.covers(file->data(), 1));
+    }
+    CHECK(::cudaPeekAtLastError() == cudaSuccess);
+    CHECK(::cudaHostUnregister(data) == cudaSuccess);
+}
+
+TEST_CASE("cuda pin: memory that runs out half-way leaves the pieces before it usable") {
+    const temporary_folder folder;
+    const device gpu = device::cuda(0);
+    const auto file = map_pattern(folder / "x.bin", 8 * mebibyte);
+    std::atomic<unsigned> calls = 0;
+    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+        return call == "cudaHostRegister" && ++calls == 3 ? cudaErrorMemoryAllocation : cudaSuccess;
+    });
+    pin_options options;
+    options.piece_bytes = mebibyte;
+    const pinned_pages pages({range_of(file)}, gpu, options);
+    CHECK_FALSE(pages.wait());
+    CHECK(pages.covers(file->data(), 2 * mebibyte));
+    CHECK_FALSE(pages.covers(file->data(), 2 * mebibyte + 1));
+    CHECK(pages.registered_prefix_bytes() == 2 * mebibyte);
+    CHECK(contains(pages.report().reason, "cannot register 1048576 bytes, 2097152 bytes into '"));
+    CHECK(contains(pages.report().reason, "cudaErrorMemoryAllocation"));
+    const stream stream(gpu);
+    const device_buffer memory(file->size_bytes(), stream);
+    copy_to_device_async(memory.data(), file->bytes(), stream);  // registered, then not: still right
+    CHECK(to_host(memory.data(), file->size_bytes(), stream) == pattern_bytes(file->size_bytes()));
+}
+
+TEST_CASE("cuda pin: a device that sees other addresses than the host is refused") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", mebibyte);
+    const detail::cuda::scoped_fault_hook hook([](std::string_view call) {
+        return call == "cudaHostGetDevicePointer" ? cudaErrorInvalidValue : cudaSuccess;
+    });
+    const pinned_pages pages({range_of(file)}, device::cuda(0));
+    CHECK_FALSE(pages.wait());
+    CHECK_FALSE(known_to_cuda(file->data()));
+}
+
+TEST_CASE("cuda pin: a file that lost pages is a reason, not a signal") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 4 * mebibyte);
+    std::filesystem::resize_file(folder / "x.bin", mebibyte);
+    const pinned_pages pages({range_of(file)}, device::cuda(0));
+    CHECK_FALSE(pages.wait());
+    CHECK_FALSE(pages.report().reason.empty());
+}

@@ -1,0 +1,247 @@
+// What a process can go through: sticky errors, fork, exit with everything still held, hundreds of beginnings
+// and ends.
+#include "tests/cuda_process_test.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pinflow/cuda.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/mapped_file.hpp"
+#include "pinflow/pin.hpp"
+#include "src/device/cuda/api.hpp"
+#include "tests/cuda_kernels.hpp"
+#include "tests/devices.hpp"
+#include "tests/file_bytes.hpp"
+#include "tests/temporary_folder.hpp"
+
+using namespace pinflow;
+
+namespace {
+
+constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
+
+/// Some of everything that CUDA knows of.
+struct holdings {
+    explicit holdings(const device& gpu)
+        : queue(gpu), mark(gpu), memory(8 * mebibyte, queue), staging(8 * mebibyte, gpu) {}
+
+    stream queue;
+    event mark;
+    device_buffer memory;
+    pinned_buffer staging;
+};
+
+/// A kernel faults; every call from then on must say that the process is lost, and ending must work.
+int meet_sticky_error() {
+    const device gpu = device::cuda(0);
+    holdings held(gpu);
+    launch_fault(to_cuda(held.queue));
+    std::string first;
+    try {
+        held.queue.synchronize();
+    } catch (const fatal_device_error& failure) {
+        first = failure.what();
+    }
+    std::printf("first: %s\n", first.c_str());
+    std::string later;
+    try {
+        held.mark.record(held.queue);
+    } catch (const fatal_device_error& failure) {
+        later = failure.what();
+    }
+    std::printf("later: %s\n", later.c_str());
+    return !first.empty() && !later.empty() ? 0 : 1;
+}
+
+/// Static objects outlive CUDA's runtime, or its runtime them: either must do.
+int end_with_static_objects() {
+    static holdings held(device::cuda(0));
+    static auto memory = std::make_shared<memory_region>(memory_region::anonymous(mebibyte));
+    static pinned_pages pages({{memory->bytes(), "an array in memory", memory}}, device::cuda(0));
+    pages.require();
+    copy_to_device_async(held.memory.data(), held.staging.bytes(), held.queue);
+    held.mark.record(held.queue);
+    std::printf("ending\n");
+    return 0;
+}
+
+/// As the tool does: begin, copy a little, end; by the way of exit that leaves work in flight.
+int end_in_flight() {
+    holdings held(device::cuda(0));
+    for (int i = 0; i < 20; ++i)
+        copy_to_device_async(held.memory.data(), held.staging.bytes(), held.queue);
+    std::printf("ending\n");
+    std::fflush(stdout);
+    std::exit(0);
+}
+
+struct outcome {
+    int status = -1;
+    std::string output;
+};
+
+/// This program again, as a new process.
+outcome run_child(const std::string& name) {
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+    std::FILE* const pipe = ::popen(("timeout 60 '" + self + "' --child " + name + " 2>&1").c_str(), "r");
+    REQUIRE(pipe != nullptr);
+    outcome result;
+    std::array<char, 4096> block{};
+    while (const std::size_t size = std::fread(block.data(), 1, block.size(), pipe)) {
+        result.output.append(block.data(), size);
+    }
+    const int status = ::pclose(pipe);
+    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return result;
+}
+
+/// Resident memory of this process, in bytes.
+std::uint64_t resident_bytes() {
+    std::ifstream statm("/proc/self/statm");
+    std::uint64_t total = 0;
+    std::uint64_t resident = 0;
+    statm >> total >> resident;
+    return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+void begin_and_end(const std::shared_ptr<const mapped_file>& file) {
+    const device gpu = device::cuda(0);
+    holdings held(gpu);
+    const pinned_pages pages({{file->bytes(), "'x.bin'", file}}, gpu);
+    pages.require();
+    copy_to_device_async(held.memory.data(), file->bytes(), held.queue);
+    copy_to_host_async(held.staging.bytes(), held.memory.data(), held.queue);
+    held.queue.host_function_async([] {});
+    held.mark.record(held.queue);
+    held.memory.release_after({&held.mark, 1});
+    held.queue.synchronize();
+}
+
+}  // namespace
+
+int run_as_child(std::string_view name) {
+    if (name == "sticky") return meet_sticky_error();
+    if (name == "static") return end_with_static_objects();
+    if (name == "flight") return end_in_flight();
+    std::fprintf(stderr, "no child of that name\n");
+    return 2;
+}
+
+TEST_CASE("cuda process: after a kernel's fault every call says that the process is lost") {
+    const outcome child = run_child("sticky");
+    INFO(child.output);
+    CHECK(child.status == 0);
+    CHECK(contains(child.output,
+                   "first: cannot finish the work of a stream on cuda:0: cudaErrorIllegalAddress"));
+    CHECK(contains(child.output, "later: cannot record an event on cuda:0: cudaErrorIllegalAddress"));
+    CHECK(contains(child.output, "CUDA cannot be used any more in this process"));
+}
+
+TEST_CASE("cuda process: a sticky error from any call is fatal, and destructors stay silent") {
+    const device gpu = device::cuda(0);
+    const stream outside(gpu);
+    {
+        const detail::cuda::scoped_fault_hook hook([](std::string_view call) {
+            return call == "cudaEventRecord" ? cudaErrorLaunchFailure : cudaSuccess;
+        });
+        const stream inside(gpu);
+        event mark(gpu);
+        CHECK_THROWS_AS(mark.record(inside), fatal_device_error);
+        CHECK_THROWS_AS(outside.synchronize(), fatal_device_error);
+        CHECK_THROWS_AS(stream{gpu}, fatal_device_error);
+        CHECK(contains(sentence_of<fatal_device_error>([&] { outside.done(); }), "cudaErrorLaunchFailure"));
+    }
+    outside.synchronize();  // it was the test that said so
+}
+
+TEST_CASE("cuda process: an error that is not sticky leaves the device usable") {
+    const device gpu = device::cuda(0);
+    const stream queue(gpu);
+    event mark(gpu);
+    {
+        const detail::cuda::scoped_fault_hook hook([](std::string_view call) {
+            return call == "cudaEventRecord" ? cudaErrorInvalidResourceHandle : cudaSuccess;
+        });
+        const std::string why = sentence_of<device_error>([&] { mark.record(queue); });
+        CHECK(contains(why, "cannot record an event on cuda:0: cudaErrorInvalidResourceHandle ("));
+        CHECK_FALSE(contains(why, "any more"));
+    }
+    mark.record(queue);
+    mark.synchronize();
+}
+
+TEST_CASE("cuda process: CUDA that is unloading is no error to a destructor") {
+    const device gpu = device::cuda(0);
+    bool unloading = false;
+    const detail::cuda::scoped_fault_hook hook(
+        [&](std::string_view) { return unloading ? cudaErrorCudartUnloading : cudaSuccess; });
+    {
+        const stream queue(gpu);
+        const event mark(gpu);
+        unloading = true;
+    }
+    unloading = false;
+    const stream next(gpu);
+    next.synchronize();
+}
+
+TEST_CASE("cuda process: a forked child gets a sentence, and the parent goes on") {
+    const device gpu = device::cuda(0);
+    holdings held(gpu);
+    const ::pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        const std::string stream_error = sentence_of<device_error>([&] { const stream in_child(gpu); });
+        const std::string event_error = sentence_of<device_error>([&] { held.mark.record(held.queue); });
+        const bool told = contains(stream_error, "before this process was forked") &&
+                          contains(event_error, "before this process was forked");
+        {
+            const holdings ends_quietly = std::move(held);
+        }
+        ::_exit(told && device::cuda_count() == 0 ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+    held.mark.record(held.queue);
+    held.mark.synchronize();
+}
+
+TEST_CASE("cuda process: a process ends well with static objects, and with work in flight") {
+    for (const char* const name : {"static", "flight"}) {
+        const outcome child = run_child(name);
+        INFO(child.output);
+        CHECK(child.status == 0);
+        CHECK(child.output == "ending\n");
+    }
+}
+
+TEST_CASE(
+    "cuda process: a hundred beginnings and ends leave neither device memory nor pinned memory behind") {
+    const temporary_folder folder;
+    write_bytes(folder / "x.bin", pattern_bytes(8 * mebibyte));
+    const auto file =
+        std::make_shared<mapped_file>(std::make_shared<input_file>(folder / "x.bin"), 0, 8 * mebibyte);
+    for (int i = 0; i < 10; ++i)
+        begin_and_end(file);
+    const std::uint64_t free_before = device::cuda(0).memory().free_bytes;
+    const std::uint64_t resident_before = resident_bytes();
+    const std::size_t descriptors_before = open_descriptors();
+    for (int i = 0; i < 100; ++i)
+        begin_and_end(file);
+    CHECK(device::cuda(0).memory().free_bytes + 32 * mebibyte >= free_before);
+    CHECK(resident_bytes() <= resident_before + 16 * mebibyte);
+    CHECK(open_descriptors() <= descriptors_before + 2);
+}

@@ -1,0 +1,441 @@
+// The tests that need a GPU. Those of streams, buffers and loaders that hold on every device are in
+// stream_test.cpp, buffer_test.cpp, loader_test.cpp.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "pinflow/cuda.hpp"
+#include "pinflow/error.hpp"
+#include "src/device/cuda/api.hpp"
+#include "tests/cuda_kernels.hpp"
+#include "tests/cuda_process_test.hpp"
+#include "tests/devices.hpp"
+#include "tests/file_bytes.hpp"
+
+using namespace pinflow;
+using namespace std::chrono_literals;
+
+namespace {
+
+unsigned cases_run = 0;
+
+struct case_counter : doctest::IReporter {
+    explicit case_counter(const doctest::ContextOptions&) {}
+    void report_query(const doctest::QueryData&) override {}
+    void test_run_start() override {}
+    void test_run_end(const doctest::TestRunStats&) override {}
+    void test_case_start(const doctest::TestCaseData&) override { ++cases_run; }
+    void test_case_reenter(const doctest::TestCaseData&) override {}
+    void test_case_end(const doctest::CurrentTestCaseStats&) override {}
+    void test_case_exception(const doctest::TestCaseException&) override {}
+    void subcase_start(const doctest::SubcaseSignature&) override {}
+    void subcase_end() override {}
+    void log_assert(const doctest::AssertData&) override {}
+    void log_message(const doctest::MessageData&) override {}
+    void test_case_skipped(const doctest::TestCaseData&) override {}
+};
+
+/// An int in pinned memory that a spinning kernel waits for; set at the end, so that a failed test does not
+/// hang.
+class spin_flag {
+ public:
+    explicit spin_flag(const device& device) : memory_(sizeof(int), device) {}
+    spin_flag(const spin_flag&) = delete;
+    spin_flag& operator=(const spin_flag&) = delete;
+    ~spin_flag() {
+        set();
+        ::cudaDeviceSynchronize();
+    }
+    void set() const { std::atomic_ref<int>(*word()).store(1); }
+    int* word() const { return reinterpret_cast<int*>(memory_.data()); }
+
+ private:
+    pinned_buffer memory_;
+};
+
+unsigned* word_of(const device_buffer& buffer) {
+    return reinterpret_cast<unsigned*>(buffer.data());
+}
+
+unsigned first_word(const std::vector<std::byte>& bytes) {
+    unsigned word = 0;
+    std::memcpy(&word, bytes.data(), sizeof word);
+    return word;
+}
+
+}  // namespace
+
+DOCTEST_REGISTER_LISTENER("case_counter", 1, case_counter);
+
+int main(int argc, char** argv) {
+    // a kernel loaded when it is first launched may have to wait for one that spins until the test goes on
+    ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    if (device::cuda_count() == 0) {
+        std::printf("skipped: %s\n", device::why_no_cuda().c_str());
+        return 77;
+    }
+    if (argc == 3 && std::string_view(argv[1]) == "--child") return run_as_child(argv[2]);
+    doctest::Context context(argc, argv);
+    const int status = context.run();
+    if (context.shouldExit()) return status;
+    if (cases_run == 0) {
+        std::fputs("no test case was run: the filters match none\n", stderr);
+        return 1;
+    }
+    return status;
+}
+
+// ---- devices
+// ---------------------------------------------------------------------------------------------------------
+
+TEST_CASE("cuda: the device says what it is") {
+    const device gpu = device::cuda(0);
+    CHECK(gpu.kind() == device_kind::cuda);
+    CHECK(gpu.name() == "cuda:0");
+    CHECK_FALSE(gpu.model().empty());
+    CHECK(gpu.memory().total_bytes >= gpu.memory().free_bytes);
+    CHECK(gpu.memory().free_bytes > 0);
+    CHECK(device::best() == gpu);
+    CHECK(device::parse("cuda:0") == gpu);
+    CHECK(device::why_no_cuda().empty());
+    CHECK(contains(sentence_of<device_error>([] { device::cuda(1000); }), "cuda:1000"));
+    CHECK(contains(sentence_of<device_error>([] { device::cuda(-1); }), "counted from 0"));
+}
+
+TEST_CASE("cuda: the calling thread's device and context stay as they were, even none") {
+    std::thread([] {
+        CUcontext before = nullptr;
+        CHECK(detail::cuda::current_context(before) == cudaSuccess);
+        CHECK(before == nullptr);  // a new thread has none
+        const device gpu = device::cuda(0);
+        {
+            const stream stream(gpu);
+            const device_buffer memory(4096, stream);
+            const pinned_buffer pinned(4096, gpu);
+            copy_to_device_async(memory.data(), pinned.bytes(), stream);
+            stream.synchronize();
+        }
+        CUcontext after = nullptr;
+        CHECK(detail::cuda::current_context(after) == cudaSuccess);
+        CHECK(after == nullptr);
+        int index = -1;
+        CHECK(::cudaGetDevice(&index) == cudaSuccess);
+        CHECK(index == 0);
+    }).join();
+}
+
+TEST_CASE("cuda: no status of ours is left for the program's own cudaGetLastError") {
+    const device gpu = device::cuda(0);
+    const stream busy(gpu);
+    event mark(gpu);
+    const spin_flag flag(gpu);
+    launch_spin(flag.word(), to_cuda(busy));
+    mark.record(busy);
+    CHECK_FALSE(mark.done());
+    CHECK(::cudaPeekAtLastError() == cudaSuccess);
+    flag.set();
+    busy.synchronize();
+    CHECK_THROWS_AS(device_buffer(std::uint64_t{1} << 50, busy), device_error);
+    CHECK(::cudaPeekAtLastError() == cudaSuccess);
+}
+
+// ---- streams and events
+// ----------------------------------------------------------------------------------------------
+
+TEST_CASE(
+    "cuda: a stream that waits for an event sees what was written before it, one that does not sees the "
+    "old") {
+    const device gpu = device::cuda(0);
+    const stream writer(gpu);
+    const stream waiter(gpu);
+    const stream other(gpu);
+    event written(gpu);
+    const device_buffer memory(sizeof(unsigned), writer);
+    launch_store(word_of(memory), 1, to_cuda(writer));
+    writer.synchronize();
+    const spin_flag flag(gpu);
+    launch_spin(flag.word(), to_cuda(writer));
+    launch_store(word_of(memory), 2, to_cuda(writer));
+    written.record(writer);
+    waiter.wait(written);
+    const pinned_buffer seen(sizeof(unsigned), gpu);
+    copy_to_host_async(seen.bytes(), memory.data(), waiter);
+
+    CHECK(first_word(to_host(memory.data(), sizeof(unsigned), other)) == 1);
+    CHECK_FALSE(written.done());
+    CHECK_FALSE(waiter.done());
+    CHECK_FALSE(written.synchronize_for(2ms));
+    flag.set();
+    CHECK(written.synchronize_for(10s));
+    CHECK(written.done());
+    waiter.synchronize();
+    CHECK(waiter.done());
+    unsigned value = 0;
+    std::memcpy(&value, seen.data(), sizeof value);
+    CHECK(value == 2);
+}
+
+TEST_CASE("cuda: an event never recorded is done, and can be recorded again") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    event mark(gpu);
+    CHECK(mark.done());
+    CHECK(mark.synchronize_for(0us));
+    for (int i = 0; i < 3; ++i) {
+        const spin_flag flag(gpu);
+        launch_spin(flag.word(), to_cuda(stream));
+        mark.record(stream);
+        CHECK_FALSE(mark.done());
+        flag.set();
+        mark.synchronize();
+        CHECK(mark.done());
+    }
+}
+
+TEST_CASE("cuda: our streams do not wait for the legacy default stream") {
+    const device gpu = device::cuda(0);
+    const stream ours(gpu);
+    const spin_flag flag(gpu);
+    launch_spin(flag.word(), nullptr);
+    const device_buffer memory(sizeof(unsigned), ours);
+    launch_store(word_of(memory), 7, to_cuda(ours));
+    CHECK(first_word(to_host(memory.data(), sizeof(unsigned), ours)) == 7);
+    CHECK(::cudaStreamQuery(nullptr) == cudaErrorNotReady);
+    flag.set();
+}
+
+TEST_CASE("cuda: a host function that waits holds its own stream and no other") {
+    const device gpu = device::cuda(0);
+    std::vector<stream> streams;
+    for (int i = 0; i < 3; ++i) {
+        streams.emplace_back(gpu);
+    }
+    const stream free(gpu);
+    std::array<gate, 3> gates;
+    for (std::size_t i = 0; i < gates.size(); ++i) {
+        hold(streams[i], gates[i]);
+    }
+    std::atomic<int> ran = 0;
+    free.host_function_async([&] { ++ran; });
+    free.synchronize();
+    CHECK(ran == 1);
+    for (std::size_t i = gates.size(); i-- > 0;) {
+        streams[i].host_function_async([&] { ++ran; });
+        CHECK_FALSE(streams[i].done());
+        gates[i].open();
+        streams[i].synchronize();
+        CHECK(ran == 1 + static_cast<int>(gates.size() - i));
+    }
+}
+
+TEST_CASE("cuda: host functions of one stream run in order, between the copies around them") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    const device_buffer memory(sizeof(int), stream);
+    const pinned_buffer in(sizeof(int), gpu);
+    const pinned_buffer out(sizeof(int), gpu);
+    int& input = *reinterpret_cast<int*>(in.data());
+    const int& output = *reinterpret_cast<const int*>(out.data());
+    std::vector<int> seen;
+    for (int i = 0; i < 500; ++i) {
+        stream.host_function_async([&, i] { input = i; });
+        copy_to_device_async(memory.data(), in.bytes(), stream);
+        copy_to_host_async(out.bytes(), memory.data(), stream);
+        stream.host_function_async([&] { seen.push_back(output); });
+    }
+    stream.synchronize();
+    std::vector<int> expected(500);
+    std::iota(expected.begin(), expected.end(), 0);
+    CHECK(seen == expected);
+}
+
+TEST_CASE("cuda: foreign streams are taken as they are, the legacy and the per-thread default ones too") {
+    const device gpu = device::cuda(0);
+    REQUIRE(::cudaSetDevice(0) == cudaSuccess);
+    cudaStream_t foreign = nullptr;
+    REQUIRE(::cudaStreamCreate(&foreign) == cudaSuccess);
+    const std::vector<std::byte> bytes = pattern_bytes(100'000);
+    const pinned_buffer source(bytes.size(), gpu);
+    std::memcpy(source.data(), bytes.data(), bytes.size());
+    for (cudaStream_t handle :
+         {foreign, static_cast<cudaStream_t>(nullptr), cudaStreamLegacy, cudaStreamPerThread}) {
+        const stream_view view = from_cuda(handle, 0);
+        CHECK(to_cuda(view) == handle);
+        device_buffer memory(bytes.size(), view);
+        const std::array<copy_range, 2> ranges{
+            copy_range{memory.data(), source.data(), 50'000},
+            copy_range{memory.data() + 60'000, source.data() + 60'000, 40'000}};
+        copy_batch_to_device_async(ranges, view);
+        copy_to_device_async(memory.data() + 50'000, source.bytes().subspan(50'000, 10'000), view);
+        event copied(gpu);
+        copied.record(view);
+        const stream ours(gpu);
+        ours.wait(copied);
+        CHECK(to_host(memory.data(), bytes.size(), ours) == bytes);
+        std::atomic<bool> ran = false;
+        view.host_function_async([&] { ran = true; });
+        view.synchronize();
+        CHECK(ran);
+        CHECK(view.done());
+        memory.release_after({&copied, 1});
+    }
+    CHECK(::cudaStreamDestroy(foreign) == cudaSuccess);
+    CHECK_THROWS_AS(to_cuda(stream(device::host())), invalid_argument);
+}
+
+// ---- copies
+// ----------------------------------------------------------------------------------------------------------
+
+TEST_CASE("cuda: copies go both ways, of any size and alignment") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    for (const std::size_t size :
+         {std::size_t{1}, std::size_t{4095}, std::size_t{65537}, std::size_t{9'000'001}}) {
+        const pinned_buffer in(size + 3, gpu);
+        const pinned_buffer out(size, gpu);
+        const std::vector<std::byte> bytes = pattern_bytes(size);
+        std::memcpy(in.data() + 3, bytes.data(), size);
+        const device_buffer memory(size + 5, stream);
+        copy_to_device_async(memory.data() + 5, in.bytes().subspan(3), stream);
+        copy_to_host_async(out.bytes(), memory.data() + 5, stream);
+        stream.synchronize();
+        CHECK(std::ranges::equal(out.bytes(), bytes));
+    }
+    copy_to_device_async(nullptr, {}, stream);
+    copy_to_host_async({}, nullptr, stream);
+    stream.synchronize();
+}
+
+TEST_CASE("cuda: a batch of copies puts every range where it belongs") {
+    const device gpu = device::cuda(0);
+    const stream ours(gpu);
+    constexpr std::size_t size = 8 << 20;
+    const pinned_buffer source(size, gpu);
+    const std::vector<std::byte> bytes = pattern_bytes(size);
+    std::memcpy(source.data(), bytes.data(), size);
+    std::mt19937_64 random(7);
+    for (const std::size_t count :
+         {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{64}, std::size_t{1000}}) {
+        for (const stream_view stream : {ours.view(), from_cuda(nullptr, 0)}) {
+            // rows in a shuffled order, as a loader copies them; every fourth pair stays adjacent
+            const std::size_t row = count == 0 ? 0 : size / count;
+            std::vector<std::size_t> ids(count);
+            std::iota(ids.begin(), ids.end(), 0);
+            if (count > 4) std::shuffle(ids.begin() + 4, ids.end(), random);
+            const device_buffer memory(size, stream);
+            std::vector<copy_range> ranges;
+            std::vector<std::byte> expected;
+            for (std::size_t i = 0; i < count; ++i) {
+                ranges.push_back({memory.data() + i * row, source.data() + ids[i] * row, row});
+                expected.insert(expected.end(), bytes.begin() + static_cast<std::ptrdiff_t>(ids[i] * row),
+                                bytes.begin() + static_cast<std::ptrdiff_t>((ids[i] + 1) * row));
+            }
+            copy_batch_to_device_async(ranges, stream);
+            CHECK(to_host(memory.data(), expected.size(), stream) == expected);
+        }
+    }
+}
+
+TEST_CASE("cuda: a driver without batch copies is served by single ones") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    const std::vector<std::byte> bytes = pattern_bytes(10'000);
+    const device_buffer memory(bytes.size(), stream);
+    std::atomic<unsigned> asked = 0;
+    std::atomic<unsigned> singles = 0;
+    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+        if (call == "cudaMemcpyAsync") ++singles;
+        if (call != "cudaMemcpyBatchAsync") return cudaSuccess;
+        ++asked;
+        return cudaErrorNotSupported;
+    });
+    const std::array<copy_range, 2> ranges{copy_range{memory.data(), bytes.data(), 4000},
+                                           copy_range{memory.data() + 5000, bytes.data() + 5000, 5000}};
+    copy_batch_to_device_async(ranges, stream);
+    CHECK(asked == 1);
+    CHECK(singles == 2);
+    const std::vector<std::byte> copied = to_host(memory.data(), bytes.size(), stream);
+    CHECK(std::equal(copied.begin() + 5000, copied.end(), bytes.begin() + 5000));
+}
+
+// ---- memory
+// ----------------------------------------------------------------------------------------------------------
+
+TEST_CASE("cuda: memory released after an event is nobody else's before it") {
+    const device gpu = device::cuda(0);
+    const stream user(gpu);
+    const stream other(gpu);
+    constexpr std::size_t size = 32 << 20;
+    const spin_flag flag(gpu);
+    device_buffer memory(size, user);
+    std::byte* const address = memory.data();
+    launch_spin(flag.word(), to_cuda(user));
+    event used(gpu);
+    used.record(user);
+    memory.release_after({&used, 1});  // does not wait: the flag is not set yet
+    CHECK(memory.data() == nullptr);
+    const device_buffer next(size, other);
+    CHECK(next.data() != address);
+    flag.set();
+    user.synchronize();
+}
+
+TEST_CASE("cuda: device memory is aligned, and asking for too much says how much is free") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    for (const std::uint64_t size : {1ULL, 255ULL, 4097ULL, 1ULL << 24}) {
+        const device_buffer memory(size, stream);
+        CHECK(reinterpret_cast<std::uintptr_t>(memory.data()) % 256 == 0);
+    }
+    const std::string why = sentence_of<device_error>([&] { device_buffer(std::uint64_t{1} << 50, stream); });
+    CHECK(contains(why, "1125899906842624 bytes"));
+    CHECK(contains(why, "are free"));
+    CHECK(contains(why, "cudaErrorMemoryAllocation"));
+    const device_buffer memory(4096, stream);  // the device goes on
+    stream.synchronize();
+}
+
+TEST_CASE("cuda: pinned memory is zero-filled, aligned, and known to CUDA") {
+    const device gpu = device::cuda(0);
+    for (const std::uint64_t size : {1ULL, 4097ULL, (3ULL << 20) + 5, 64ULL << 20}) {
+        const pinned_buffer memory(size, gpu);
+        CHECK(reinterpret_cast<std::uintptr_t>(memory.data()) % 4096 == 0);
+        CHECK(std::ranges::all_of(memory.bytes(), [](std::byte byte) { return byte == std::byte{0}; }));
+        cudaPointerAttributes attributes{};
+        REQUIRE(::cudaPointerGetAttributes(&attributes, memory.data() + size - 1) == cudaSuccess);
+        CHECK(attributes.type == cudaMemoryTypeHost);
+        CHECK(attributes.devicePointer == memory.data() + size - 1);
+    }
+    CHECK(contains(sentence_of<device_error>([&] { pinned_buffer(std::uint64_t{1} << 50, gpu); }),
+                   "cannot page-lock"));
+}
+
+TEST_CASE("cuda: pinned memory that cannot be registered is allocated by CUDA") {
+    const device gpu = device::cuda(0);
+    bool allocate_too = false;
+    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+        if (call == "cudaHostRegister") return cudaErrorMemoryAllocation;
+        return allocate_too && call == "cudaHostAlloc" ? cudaErrorMemoryAllocation : cudaSuccess;
+    });
+    {
+        const pinned_buffer memory(1 << 20, gpu);
+        CHECK(std::ranges::all_of(memory.bytes(), [](std::byte byte) { return byte == std::byte{0}; }));
+    }
+    allocate_too = true;
+    CHECK(contains(sentence_of<device_error>([&] { pinned_buffer(1 << 20, gpu); }),
+                   "cannot page-lock 1048576 bytes: cudaErrorMemoryAllocation"));
+}

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "pinflow/buffer.hpp"
+#include "pinflow/device.hpp"
+#include "pinflow/stream.hpp"
+
+/// Runs `body(device)` on the host, and on the first CUDA device where there is one.
+template <typename Body>
+void on_each_device(Body body) {
+    std::vector<pinflow::device> devices{pinflow::device::host()};
+    if (pinflow::device::cuda_count() > 0) devices.push_back(pinflow::device::cuda(0));
+    for (const pinflow::device& device : devices) {
+        INFO("on " << device.name());
+        body(device);
+    }
+}
+
+/// Holds whoever waits for it until it is opened; opens by itself at the end, so that a failed test does not
+/// hang.
+class gate {
+ public:
+    gate() = default;
+    gate(const gate&) = delete;
+    gate& operator=(const gate&) = delete;
+    ~gate() { open(); }
+
+    void open() {
+        {
+            const std::lock_guard lock(mutex_);
+            open_ = true;
+        }
+        opened_.notify_all();
+    }
+    void wait() {
+        std::unique_lock lock(mutex_);
+        opened_.wait(lock, [&] { return open_; });
+    }
+
+ private:
+    std::mutex mutex_;
+    std::condition_variable opened_;
+    bool open_ = false;
+};
+
+/// Everything enqueued on `stream` after this starts when `gate` opens.
+inline void hold(pinflow::stream_view stream, gate& gate) {
+    stream.host_function_async([&gate] { gate.wait(); });
+}
+
+/// Device memory, brought to the host in `stream`'s order.
+inline std::vector<std::byte> to_host(const std::byte* data, std::size_t size_bytes,
+                                      pinflow::stream_view stream) {
+    std::vector<std::byte> copy(size_bytes);
+    pinflow::copy_to_host_async(copy, data, stream);
+    stream.synchronize();
+    return copy;
+}

@@ -1,0 +1,273 @@
+#include "pinflow/dtype.hpp"
+
+#include <doctest/doctest.h>
+
+#include <complex>
+#include <string>
+
+#include "pinflow/error.hpp"
+
+using pinflow::dtype;
+using pinflow::dtype_kind;
+
+TEST_CASE("dtype: reads every spelling that numpy writes, and spells it the same") {
+    for (const char* const descr : {"|b1",
+                                    "|i1",
+                                    "<i2",
+                                    "<i4",
+                                    "<i8",
+                                    "|u1",
+                                    "<u2",
+                                    "<u4",
+                                    "<u8",
+                                    "<f2",
+                                    "<f4",
+                                    "<f8",
+                                    "<f16",
+                                    "<c8",
+                                    "<c16",
+                                    "<c32",
+                                    ">i2",
+                                    ">u8",
+                                    ">f4",
+                                    ">f16",
+                                    ">c16",
+                                    "|S1",
+                                    "|S10",
+                                    "<U1",
+                                    "<U5",
+                                    ">U5",
+                                    "|V1",
+                                    "|V7",
+                                    "<M8",
+                                    "<m8",
+                                    ">M8",
+                                    "<M8[Y]",
+                                    "<M8[M]",
+                                    "<M8[W]",
+                                    "<M8[D]",
+                                    "<M8[h]",
+                                    "<M8[m]",
+                                    "<M8[s]",
+                                    "<M8[ms]",
+                                    "<M8[us]",
+                                    "<M8[ns]",
+                                    "<M8[ps]",
+                                    "<M8[fs]",
+                                    "<M8[as]",
+                                    ">m8[25us]",
+                                    "<m8[D]",
+                                    "<M8[2147483647s]",
+                                    "|S2147483647",
+                                    "<U536870911",
+                                    "|V2147483647"}) {
+        CAPTURE(descr);
+        CHECK(dtype::parse(descr).descr() == descr);
+    }
+}
+
+TEST_CASE("dtype: reads the other spellings that numpy accepts") {
+    struct {
+        const char* spelling;
+        const char* descr;
+    } const cases[] = {
+        {"f4", "<f4"},
+        {"=f4", "<f4"},
+        {"|f4", "<f4"},
+        {"b1", "|b1"},
+        {"<b1", "|b1"},
+        {">b1", "|b1"},
+        {">i1", "|i1"},
+        {"=U5", "<U5"},
+        {"S10", "|S10"},
+        {"<S10", "|S10"},
+        {">S10", "|S10"},
+        {">V7", "|V7"},
+        {"M8", "<M8"},
+        {"|M8[ns]", "<M8[ns]"},
+        {"M8[1ns]", "<M8[ns]"},
+        {"m8[generic]", "<m8"},
+        {"bool", "|b1"},
+        {"int8", "|i1"},
+        {"int64", "<i8"},
+        {"uint16", "<u2"},
+        {"float16", "<f2"},
+        {"float32", "<f4"},
+        {"float64", "<f8"},
+        {"float128", "<f16"},
+        {"complex64", "<c8"},
+        {"complex256", "<c32"},
+        {"datetime64", "<M8"},
+        {"datetime64[ns]", "<M8[ns]"},
+        {"timedelta64[25s]", "<m8[25s]"},
+    };
+    for (const auto& [spelling, descr] : cases) {
+        CAPTURE(spelling);
+        CHECK(dtype::parse(spelling).descr() == descr);
+    }
+}
+
+TEST_CASE("dtype: refuses what numpy rejects") {
+    for (const char* const descr : {"",
+                                    "<",
+                                    "|",
+                                    "<ixy",
+                                    "<f3",
+                                    "<f",
+                                    "b2",
+                                    "i3",
+                                    "i16",
+                                    "u0",
+                                    "f12",
+                                    "c4",
+                                    "x4",
+                                    "F4",
+                                    "f4 ",
+                                    " f4",
+                                    "f4x",
+                                    "<>f4",
+                                    "f-4",
+                                    "S1a",
+                                    "M4",
+                                    "m4[s]",
+                                    "M8[]",
+                                    "M8[x]",
+                                    "M8[B]",
+                                    "M8[-1s]",
+                                    "M8[ns",
+                                    "M8[ns]]",
+                                    "M8ns",
+                                    "M8[7/2s]",
+                                    "M8[25]",
+                                    "<float32",
+                                    "=float32",
+                                    "float96",
+                                    "M8[2147483648s]",
+                                    "datetime64[ns]x",
+                                    "S99999999999999999999999999",
+                                    "\x93",
+                                    "f4\n"}) {
+        CAPTURE(descr);
+        CHECK_THROWS_AS(dtype::parse(descr), pinflow::format_error);
+    }
+}
+
+TEST_CASE("dtype: refuses what numpy accepts but never writes") {
+    struct {
+        const char* descr;
+        const char* why;
+    } const cases[] = {
+        {"|V0", "elements without bytes"},
+        {"|S0", "elements without bytes"},
+        {"<U0", "elements without bytes"},
+        {"S", "elements without bytes"},
+        {"U", "elements without bytes"},
+        {"V", "elements without bytes"},
+        {"|S2147483648", "numpy's size wraps to a negative one"},
+        {"|S4294967301", "numpy's size wraps to 5"},
+        {"<U536870912", "numpy's size wraps to a negative one"},
+        {"<U1073741824", "numpy's size wraps to 0"},
+        {"f04", "a leading zero"},
+        {"S010", "a leading zero"},
+        {"f+4", "a sign"},
+        {"f 4", "a space"},
+        {"f", "a letter without a size"},
+        {"?", "a letter without a size"},
+        {"d", "a letter without a size"},
+        {"l", "a letter without a size"},
+        {"M", "a letter without a size"},
+        {"a10", "gone from numpy 2"},
+        {"int", "a name without a size"},
+        {"float", "a name without a size"},
+        {"str", "a name without a size"},
+        {"bool_", "one of many names"},
+        {"<datetime64[ns]", "a name with a byte order"},
+        {"M8[7s/2]", "a divisor, which numpy itself resolves to [3500ms]"},
+        {"M8[0s]", "a multiplier of 0"},
+        {"M8[025s]", "a leading zero"},
+        {"M8[2generic]", "a multiple of no unit"},
+        {"M8[\xCE\xBCs]", "a Greek letter"},
+        {"f4,i4", "a structured type in short"},
+        {"2f4", "a subarray in short"},
+        {"(2,)f4", "a subarray in short"},
+    };
+    for (const auto& [descr, why] : cases) {
+        CAPTURE(descr);
+        CAPTURE(why);
+        CHECK_THROWS_AS(dtype::parse(descr), pinflow::format_error);
+    }
+}
+
+TEST_CASE("dtype: refuses Python objects with a sentence about pickles") {
+    for (const char* const descr : {"|O", "O", "<O", "|O8", "|O4", "object"}) {
+        CAPTURE(descr);
+        CHECK_THROWS_WITH_AS(dtype::parse(descr), doctest::Contains("pickle"), pinflow::unsupported);
+    }
+}
+
+TEST_CASE("dtype: calls structured types unsupported") {
+    CHECK_THROWS_WITH_AS(dtype::parse("[('a', '<f4')]"), doctest::Contains("structured"),
+                         pinflow::unsupported);
+}
+
+TEST_CASE("dtype: an error quotes its input on one line and not at length") {
+    const std::string hostile = "<f4\n\x01" + std::string(100'000, 'x');
+    try {
+        dtype::parse(hostile);
+        FAIL("it was accepted");
+    } catch (const pinflow::format_error& failure) {
+        const std::string sentence = failure.what();
+        CHECK(sentence.find('\n') == std::string::npos);
+        CHECK(sentence.size() < 200);
+    }
+}
+
+TEST_CASE("dtype: knows sizes and what byte order applies to") {
+    struct {
+        const char* descr;
+        std::uint64_t size_bytes;
+        std::uint64_t swap_size_bytes;
+    } const cases[] = {{"|b1", 1, 1},   {">i4", 4, 4},  {"<f16", 16, 16}, {">c8", 8, 4},   {"<c32", 32, 16},
+                       {"|S10", 10, 1}, {">U5", 20, 4}, {"|V7", 7, 1},    {"<M8[s]", 8, 8}};
+    for (const auto& [descr, size_bytes, swap_size_bytes] : cases) {
+        CAPTURE(descr);
+        const dtype type = dtype::parse(descr);
+        CHECK(type.size_bytes() == size_bytes);
+        CHECK(type.swap_size_bytes() == swap_size_bytes);
+        CHECK(type.order() == (descr[0] == '>' ? std::endian::big : std::endian::little));
+    }
+}
+
+TEST_CASE("dtype: turns big-endian types into little-endian ones and leaves the rest") {
+    CHECK(dtype::parse(">M8[25s]").little_endian() == dtype::parse("<M8[25s]"));
+    CHECK(dtype::parse("<f4").little_endian() == dtype::parse("<f4"));
+    CHECK(dtype::parse("|S3").little_endian() == dtype::parse("|S3"));
+}
+
+TEST_CASE("dtype: is equal by kind, size, order and unit") {
+    CHECK(dtype::parse("<f4") == dtype(dtype_kind::floating, 4));
+    CHECK(dtype::parse("<f4") != dtype::parse(">f4"));
+    CHECK(dtype::parse("<f4") != dtype::parse("<i4"));
+    CHECK(dtype::parse("<M8[s]") != dtype::parse("<M8[ms]"));
+    CHECK(dtype(dtype_kind::unsigned_integer, 1, std::endian::big) == dtype::parse("|u1"));
+    CHECK(dtype(dtype_kind::datetime, 8, std::endian::little, "1ns") == dtype::parse("<M8[ns]"));
+}
+
+TEST_CASE("dtype: knows the types of C++") {
+    CHECK(dtype::of<bool>().descr() == "|b1");
+    CHECK(dtype::of<std::byte>().descr() == "|V1");
+    CHECK(dtype::of<std::int8_t>().descr() == "|i1");
+    CHECK(dtype::of<std::uint64_t>().descr() == "<u8");
+    CHECK(dtype::of<float>().descr() == "<f4");
+    CHECK(dtype::of<std::complex<double>>().descr() == "<c16");
+}
+
+TEST_CASE("dtype: cannot be made from parts that no type of numpy has") {
+    CHECK_THROWS_AS(dtype(dtype_kind::floating, 3), pinflow::invalid_argument);
+    CHECK_THROWS_AS(dtype(dtype_kind::bytes, 0), pinflow::invalid_argument);
+    CHECK_THROWS_AS(dtype(dtype_kind::unicode, 6), pinflow::invalid_argument);
+    CHECK_THROWS_AS(dtype(dtype_kind::opaque, std::uint64_t{1} << 31), pinflow::invalid_argument);
+    CHECK_THROWS_AS(dtype(dtype_kind::floating, 4, std::endian::little, "s"), pinflow::invalid_argument);
+    CHECK_THROWS_AS(dtype(dtype_kind::datetime, 8, std::endian::little, "x"), pinflow::invalid_argument);
+    CHECK_THROWS_AS(dtype(static_cast<dtype_kind>('?'), 1), pinflow::invalid_argument);
+}

@@ -1,0 +1,22 @@
+# cmake -D EXPECTED=REGEX -P expect_output.cmake -- COMMAND...: fails unless the command succeeds and its output matches.
+cmake_minimum_required(VERSION 3.25)
+
+set(command "")
+set(in_command FALSE)
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE ${last})
+  if(in_command)
+    list(APPEND command "${CMAKE_ARGV${i}}")
+  elseif(CMAKE_ARGV${i} STREQUAL "--")
+    set(in_command TRUE)
+  endif()
+endforeach()
+
+execute_process(COMMAND ${command} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+message("${output}${errors}")
+if(NOT result STREQUAL "0")
+  message(FATAL_ERROR "exit status ${result}")
+endif()
+if(EXPECTED AND NOT output MATCHES "${EXPECTED}")
+  message(FATAL_ERROR "the output does not match '${EXPECTED}'")
+endif()

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+/// Files of known bytes, and the sentences of errors, for the tests of core.
+
+/// 0, 1, ..., 250, 0, ...: the period is prime, so that no two pages, and hardly two rows, are alike.
+inline std::vector<std::byte> pattern_bytes(std::size_t size) {
+    std::vector<std::byte> bytes(size);
+    for (std::size_t index = 0; index < size; ++index)
+        bytes[index] = static_cast<std::byte>(index % 251);
+    return bytes;
+}
+
+/// Writes `bytes` over whatever was at `path`, in place.
+inline void write_bytes(const std::filesystem::path& path, std::span<const std::byte> bytes) {
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    if (!file.flush()) throw std::runtime_error("cannot write " + path.string());
+}
+
+/// How many descriptors this process has open.
+inline std::size_t open_descriptors() {
+    std::size_t count = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+        ++count;
+    return count;
+}
+
+/// What the Error says that `function` throws; empty when it throws none. Other exceptions pass.
+template <typename Error, typename Function>
+std::string sentence_of(Function function) {
+    try {
+        function();
+    } catch (const Error& failure) {
+        return failure.what();
+    }
+    return {};
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}

@@ -1,0 +1,64 @@
+#include "src/device/host/host_stream.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "pinflow/error.hpp"
+#include "pinflow/stream.hpp"
+#include "tests/devices.hpp"
+
+using namespace pinflow;
+
+TEST_CASE("host event: what is kept until a mark is passed goes then, not before") {
+    detail::host_event event;
+    CHECK(event.last_mark() == nullptr);
+    const auto object = std::make_shared<int>(1);
+    const auto first = event.record();
+    first->keep_until_passed(object);
+    CHECK(object.use_count() == 2);
+    const auto second = event.record();
+    CHECK(event.last_mark() == second);
+    second->keep_until_passed(object);
+    CHECK(object.use_count() == 3);
+    first->pass();
+    CHECK(object.use_count() == 2);
+    second->pass();
+    CHECK(object.use_count() == 1);
+    second->keep_until_passed(object);
+    CHECK(object.use_count() == 1);
+}
+
+TEST_CASE("host stream: what a piece of work holds is gone when it counts as finished") {
+    detail::host_stream stream;
+    auto held = std::make_shared<int>(1);
+    const std::weak_ptr<int> watch = held;
+    stream.enqueue([held = std::move(held)] {});
+    stream.synchronize();
+    CHECK(watch.expired());
+}
+
+// a process that TSan watches cannot fork once it has threads
+#ifndef __SANITIZE_THREAD__
+TEST_CASE("host stream: a forked process is told that it has no such stream") {
+    const stream stream(device::host());
+    stream.synchronize();
+    const ::pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        try {
+            stream.host_function_async([] {});
+        } catch (const device_error& error) {
+            ::_exit(std::string(error.what()).find("forked") == std::string::npos ? 2 : 0);
+        }
+        ::_exit(1);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+}
+#endif

@@ -1,0 +1,242 @@
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+#include "loader/stage_seam.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/loader/loader.hpp"
+#include "src/core/system.hpp"
+#include "tests/arrays.hpp"
+#include "tests/temporary_folder.hpp"
+
+using namespace pinflow;
+using detail::stage;
+
+namespace {
+
+/// How often a loader is destroyed at a random moment; more by hand, through the environment.
+int destructions() {
+    const char* const asked = std::getenv("PINFLOW_TEST_DESTRUCTIONS");
+    return asked == nullptr ? 500 : std::atoi(asked);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "loader: an exception in any stage of any batch reaches the consumer once, after the batches before it") {
+    on_each_device([](const device& device) {
+        for (const unsigned threads : {1U, 4U}) {
+            for (const stage where : {stage::sample, stage::gather, stage::copy, stage::deliver}) {
+                for (const std::uint64_t when : {0U, 7U, 19U}) {
+                    CAPTURE(threads);
+                    CAPTURE(static_cast<int>(where));
+                    CAPTURE(when);
+                    const detail::scoped_stage_hook hook([&](stage at, std::uint64_t batch) {
+                        if (at == where && batch == when) throw std::runtime_error("thrown by the test");
+                    });
+                    loader loader(
+                        {numbered_rows(200)},
+                        {.device = device, .batch_rows = 10, .route = route::staged, .threads = threads});
+                    const stream stream(device);
+                    std::uint64_t batches = 0;
+                    std::string caught;
+                    try {
+                        while (const auto batch = loader.next(stream)) {
+                            CHECK(batch->index() == batches);
+                            CHECK(holds_its_rows(*batch, stream));
+                            ++batches;
+                        }
+                    } catch (const std::runtime_error& error) {
+                        caught = error.what();
+                    }
+                    CHECK(caught == "thrown by the test");
+                    CHECK(batches == when);
+                    CHECK_FALSE(loader.next(stream).has_value());
+                    CHECK_FALSE(loader.next(stream).has_value());
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("loader: an error nobody asks for does not hold up its end") {
+    const detail::scoped_stage_hook hook([](stage at, std::uint64_t batch) {
+        if (at == stage::gather && batch == 1) throw std::runtime_error("thrown by the test");
+    });
+    for (int i = 0; i < 20; ++i) {
+        loader loader({numbered_rows(200)}, {.device = device::host(), .batch_rows = 10});
+    }
+    loader loader({numbered_rows(200)}, {.device = device::host(), .batch_rows = 10});
+    CHECK(loader.next().has_value());
+}
+
+TEST_CASE("loader: works with one thread whatever the consumer holds, and when it never takes anything") {
+    on_each_device([](const device& device) {
+        for (const route route : {route::automatic, route::staged}) {
+            const loader_options options{.device = device,
+                                         .batch_rows = 64,
+                                         .order = order::shuffled,
+                                         .route = route,
+                                         .slots = 3,
+                                         .threads = 1};
+            const array rows =
+                numbered_rows(64 * 12, 8192);  // 4 MiB a batch: several pieces for the one thread
+            {
+                const loader never_asked({rows}, options);
+            }
+            loader loader({rows}, options);
+            const stream stream(device);
+            std::vector<batch> held;
+            std::uint64_t batches = 0;
+            for (;;) {
+                if (held.size() == 3) {
+                    if (batches < 12) CHECK_THROWS_AS(loader.next(stream), all_slots_leased);
+                    held.erase(held.begin());
+                }
+                auto batch = loader.next(stream);
+                if (!batch) break;
+                CHECK(holds_its_rows(*batch, stream));
+                held.push_back(std::move(*batch));
+                ++batches;
+            }
+            CHECK(batches == 12);
+        }
+    });
+}
+
+TEST_CASE("loader: can be destroyed at any moment") {
+    on_each_device([](const device& device) {
+        std::mt19937 engine(1);
+        const auto random = [&] { return static_cast<unsigned>(engine()); };
+        const array rows = numbered_rows(500, 64);
+        const stream stream(device);
+        const int count = destructions();
+        for (int i = 0; i < count; ++i) {
+            const std::uint64_t moment = random() % 60;
+            const stage where = static_cast<stage>(random() % 4);
+            gate reached;
+            const detail::scoped_stage_hook hook([&](stage at, std::uint64_t batch) {
+                if (at == where && batch == moment) reached.open();
+            });
+            std::vector<batch> held;
+            {
+                loader loader({rows}, {.device = device,
+                                       .batch_rows = 10,
+                                       .order = order::shuffled,
+                                       .route = random() % 2 == 0 ? route::automatic : route::staged,
+                                       .slots = 2 + random() % 3,
+                                       .threads = 1 + random() % 3});
+                const std::uint64_t taken = moment % 7;
+                for (std::uint64_t b = 0; b < taken; ++b) {
+                    auto batch = loader.next(stream);
+                    if (batch && held.empty() && random() % 2 == 0) held.push_back(std::move(*batch));
+                }
+                // in that very stage, when the pipeline gets there by itself
+                if (moment < taken) reached.wait();
+            }
+            if (!held.empty() && i % 10 == 0) CHECK(holds_its_rows(held[0], stream));
+        }
+        stream.synchronize();
+    });
+}
+
+TEST_CASE(
+    "loader: an error while reading carries the file's name, and no batch with wrong rows is delivered") {
+    const temporary_folder folder;
+    write_npy(folder / "rows.npy", numbered_rows(1000, 64).view());
+    const array rows = open_npy(folder / "rows.npy");
+    std::atomic<int> reads = 0;
+    const detail::system::scoped_fault_hook hook([&](detail::system::call what, std::string_view path) {
+        const bool ours = what == detail::system::call::pread && path.ends_with("rows.npy");
+        return detail::system::fault{.error = ours && ++reads > 5 ? EIO : 0};
+    });
+    loader loader({rows}, {.device = device::host(), .batch_rows = 10, .order = order::shuffled});
+    const stream stream(device::host());
+    std::string sentence;
+    try {
+        while (const auto batch = loader.next(stream)) {
+            CHECK(holds_its_rows(*batch, stream));
+        }
+    } catch (const system_failure& failure) {
+        sentence = failure.what();
+    }
+    CHECK(sentence.find("rows.npy': Input/output error") != std::string::npos);
+    CHECK(sentence.starts_with("cannot read 512 bytes at offset "));
+}
+
+TEST_CASE("loader: short reads are gone on with") {
+    const temporary_folder folder;
+    write_npy(folder / "rows.npy", numbered_rows(100, 64).view());
+    const array rows = open_npy(folder / "rows.npy");
+    const detail::system::scoped_fault_hook hook([](detail::system::call what, std::string_view) {
+        return detail::system::fault{.most_bytes = what == detail::system::call::pread ? std::size_t{100}
+                                                                                       : ~std::size_t{0}};
+    });
+    loader loader({rows}, {.device = device::host(), .batch_rows = 10});
+    const stream stream(device::host());
+    std::uint64_t batches = 0;
+    while (const auto batch = loader.next(stream)) {
+        CHECK(holds_its_rows(*batch, stream));
+        ++batches;
+    }
+    CHECK(batches == 10);
+}
+
+TEST_CASE("loader: a file that shrinks, is modified or is replaced in an epoch is a typed error") {
+    const temporary_folder folder;
+    const auto path = folder / "rows.npy";
+    const auto disturb = [&](int how) {
+        if (how == 0) std::filesystem::resize_file(path, 0);
+        if (how == 1) std::filesystem::resize_file(path, std::filesystem::file_size(path) - 5000);
+        if (how == 2) {
+            std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+            file.seekp(200);
+            file.put('x');
+        }
+        if (how == 3) {
+            write_npy(folder / "other.npy", numbered_rows(1000, 64).view());
+            std::filesystem::rename(folder / "other.npy", path);
+        }
+    };
+    for (int how = 0; how < 4; ++how) {
+        CAPTURE(how);
+        write_npy(path, numbered_rows(1000, 64).view());
+        loader loader({open_npy(path)}, {.device = device::host(), .batch_rows = 10, .slots = 2});
+        REQUIRE(loader.next());
+        disturb(how);
+        CHECK_THROWS_AS(
+            [&] {
+                while (loader.next()) {
+                }
+            }(),
+            data_changed);
+        CHECK_FALSE(loader.next().has_value());
+    }
+}
+
+TEST_CASE("loader: time spent waiting for storage is reported as such") {
+    const temporary_folder folder;
+    write_npy(folder / "rows.npy", numbered_rows(100, 64).view());
+    const array rows = open_npy(folder / "rows.npy");
+    const detail::system::scoped_fault_hook hook([](detail::system::call what, std::string_view) {
+        if (what == detail::system::call::pread) {  // a disk that takes its time
+            const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+            while (std::chrono::steady_clock::now() < until) {
+                std::this_thread::yield();
+            }
+        }
+        return detail::system::fault{};
+    });
+    loader loader({rows}, {.device = device::host(), .batch_rows = 10, .threads = 1});
+    while (loader.next()) {
+    }
+    const loader_report report = loader.report();
+    CHECK(report.storage_wait > std::chrono::milliseconds(10));
+    CHECK(report.storage_wait > 4 * report.cpu_wait);
+}

@@ -1,0 +1,389 @@
+#include "pinflow/loader/loader.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "tests/arrays.hpp"
+#include "tests/temporary_folder.hpp"
+
+using namespace pinflow;
+
+TEST_CASE("loader: delivers every row once an epoch, as it lies in the source") {
+    on_each_device([](const device& device) {
+        for (const order order : {order::sequential, order::shuffled}) {
+            for (const std::uint64_t rows : {1U, 63U, 64U, 65U, 1000U}) {
+                CAPTURE(rows);
+                loader loader({numbered_rows(rows)},
+                              {.device = device, .batch_rows = 64, .order = order, .seed = 5, .epochs = 3});
+                CHECK(loader.row_count() == rows);
+                CHECK(loader.batches_per_epoch() == (rows + 63) / 64);
+                const stream stream(device);
+                std::map<std::uint64_t, std::vector<std::uint64_t>> seen;
+                while (const auto batch = loader.next(stream)) {
+                    CHECK(holds_its_rows(*batch, stream));
+                    auto& epoch = seen[batch->epoch()];
+                    CHECK(epoch.size() == batch->index() * 64);
+                    CHECK(batch->row_count() == std::min<std::uint64_t>(64, rows - epoch.size()));
+                    epoch.insert(epoch.end(), batch->row_ids().begin(), batch->row_ids().end());
+                }
+                CHECK_FALSE(loader.next(stream).has_value());
+                REQUIRE(seen.size() == 3);
+                std::vector<std::uint64_t> all(rows);
+                std::iota(all.begin(), all.end(), 0);
+                for (auto& [epoch, ids] : seen) {
+                    if (order == order::sequential) CHECK(ids == all);
+                    std::ranges::sort(ids);
+                    CHECK(ids == all);
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("loader: keeps the arrays of a sample together, with their types and shapes") {
+    on_each_device([](const device& device) {
+        std::vector<float> images(50 * 2 * 3);
+        std::iota(images.begin(), images.end(), 0.0F);
+        std::vector<std::uint16_t> labels(50);
+        std::iota(labels.begin(), labels.end(), std::uint16_t{1000});
+        loader loader({array_of(images, {50, 2, 3}), array_of(labels, {50})},
+                      {.device = device, .batch_rows = 8, .order = order::shuffled});
+        const stream stream(device);
+        std::size_t rows = 0;
+        while (const auto batch = loader.next(stream)) {
+            REQUIRE(batch->array_count() == 2);
+            CHECK((*batch)[0].shape() == shape_vector{batch->row_count(), 2, 3});
+            CHECK((*batch)[1].shape() == shape_vector{batch->row_count()});
+            CHECK((*batch)[0].dtype().descr() == "<f4");
+            CHECK((*batch)[1].dtype().descr() == "<u2");
+            const auto image = elements_of<float>(*batch, 0, stream);
+            const auto label = elements_of<std::uint16_t>(*batch, 1, stream);
+            for (std::size_t i = 0; i < batch->row_count(); ++i) {
+                CHECK(image[i * 6] == static_cast<float>(batch->row_ids()[i] * 6));
+                CHECK(label[i] == 1000 + batch->row_ids()[i]);
+            }
+            CHECK_THROWS_AS((*batch)[2], invalid_argument);
+            rows += batch->row_count();
+        }
+        CHECK(rows == 50);
+    });
+}
+
+TEST_CASE("loader: a leased batch is not overwritten while a stream is still to read it") {
+    on_each_device([](const device& device) {
+        for (const route route : {route::automatic, route::staged}) {
+            loader loader(
+                {numbered_rows(400, 512)},
+                {.device = device, .batch_rows = 10, .order = order::shuffled, .route = route, .slots = 3});
+            const stream slow(device);
+            const stream other(device);
+            gate gate;
+            hold(slow, gate);
+            std::vector<std::vector<std::uint64_t>> copies(2, std::vector<std::uint64_t>(10 * 512));
+            std::vector<std::vector<std::uint64_t>> ids;
+            for (auto& copy : copies) {
+                const auto batch = loader.next(slow);
+                REQUIRE(batch);
+                ids.emplace_back(batch->row_ids().begin(), batch->row_ids().end());
+                // the consumer is late: this reads long after the lease has ended
+                copy_to_host_async(std::as_writable_bytes(std::span(copy)), (*batch)[0].data(), slow);
+            }
+            for (int i = 0; i < 30; ++i) {  // the third slot goes round and round meanwhile
+                const auto batch = loader.next(other);
+                REQUIRE(batch);
+                CHECK(holds_its_rows(*batch, other));
+            }
+            gate.open();
+            slow.synchronize();
+            for (std::size_t i = 0; i < copies.size(); ++i) {
+                for (std::size_t row = 0; row < 10; ++row) {
+                    CHECK(copies[i][row * 512] == ids[i][row]);
+                    CHECK(copies[i][row * 512 + 511] == ids[i][row]);
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("loader: a stream named with used_on is waited for as well") {
+    on_each_device([](const device& device) {
+        loader loader({numbered_rows(40, 256)}, {.device = device, .batch_rows = 10, .slots = 2});
+        const stream main(device);
+        const stream side(device);
+        gate gate;
+        std::vector<std::uint64_t> copy(10 * 256);
+        {
+            auto batch = loader.next(main);
+            REQUIRE(batch);
+            batch->used_on(side);
+            hold(side, gate);
+            copy_to_host_async(std::as_writable_bytes(std::span(copy)), (*batch)[0].data(), side);
+            main.synchronize();
+        }
+        for (int i = 0; i < 2; ++i) {
+            const auto next = loader.next(main);
+            REQUIRE(next);
+            main.synchronize();
+            if (i == 1) break;
+        }
+        gate.open();
+        side.synchronize();
+        CHECK(copy.front() == 0);
+        CHECK(copy.back() == 9);
+    });
+}
+
+TEST_CASE("loader: holding every slot is told instead of waiting for ever, and can be mended") {
+    on_each_device([](const device& device) {
+        loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10, .slots = 3});
+        const stream stream(device);
+        std::vector<batch> held;
+        for (int i = 0; i < 3; ++i) {
+            held.push_back(*loader.next(stream));
+        }
+        CHECK_THROWS_AS(loader.next(stream), all_slots_leased);
+        CHECK_THROWS_AS(loader.next(), all_slots_leased);
+        for (const batch& batch : held) {
+            CHECK(holds_its_rows(batch, stream));
+        }
+        held.erase(held.begin());
+        const auto next = loader.next(stream);
+        REQUIRE(next);
+        CHECK(next->index() == 3);
+    });
+}
+
+TEST_CASE("loader: the end comes also to a consumer that holds every slot") {
+    loader loader({numbered_rows(30)}, {.device = device::host(), .batch_rows = 10, .slots = 3});
+    std::vector<batch> held;
+    for (int i = 0; i < 3; ++i) {
+        held.push_back(*loader.next());
+    }
+    CHECK_FALSE(loader.next().has_value());
+    CHECK_FALSE(loader.next().has_value());
+}
+
+TEST_CASE("loader: batches outlive their loader, and may go to another thread") {
+    on_each_device([](const device& device) {
+        std::optional<batch> kept;
+        const stream stream(device);
+        {
+            loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10});
+            kept = loader.next(stream);
+        }
+        REQUIRE(kept);
+        std::thread([batch = std::move(kept), &stream] { CHECK(holds_its_rows(*batch, stream)); }).join();
+    });
+}
+
+TEST_CASE("loader: its destructor does not wait for a consumer's stream that is stuck") {
+    on_each_device([](const device& device) {
+        const stream stuck(device);
+        gate gate;
+        std::vector<std::uint64_t> copy(10 * 4);
+        {
+            loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10, .slots = 2});
+            for (int i = 0; i < 2; ++i) {
+                const auto batch = loader.next(stuck);
+                REQUIRE(batch);
+                if (i == 0) hold(stuck, gate);
+                copy_to_host_async(std::as_writable_bytes(std::span(copy)), (*batch)[0].data(), stuck);
+            }
+        }
+        gate.open();
+        stuck.synchronize();
+        CHECK(copy.front() == 10);
+        CHECK(copy.back() == 19);
+    });
+}
+
+TEST_CASE("loader: without a stream the data is there when next returns") {
+    loader loader({numbered_rows(100)},
+                  {.device = device::host(), .batch_rows = 32, .order = order::shuffled});
+    std::size_t rows = 0;
+    while (const auto batch = loader.next()) {
+        const std::uint64_t* const elements = (*batch)[0].as<std::uint64_t>();
+        for (std::size_t i = 0; i < batch->row_count(); ++i) {
+            CHECK(elements[i * 4 + 3] == batch->row_ids()[i]);
+        }
+        rows += batch->row_count();
+    }
+    CHECK(rows == 100);
+}
+
+TEST_CASE("loader: may be asked from several threads, which share the rows") {
+    on_each_device([](const device& device) {
+        loader loader({numbered_rows(1000)},
+                      {.device = device, .batch_rows = 7, .order = order::shuffled, .epochs = 2, .slots = 6});
+        std::mutex mutex;
+        std::vector<std::uint64_t> seen;
+        std::vector<std::thread> threads;
+        for (int t = 0; t < 3; ++t) {
+            threads.emplace_back([&] {
+                const stream stream(device);
+                while (const auto batch = loader.next(stream)) {
+                    const bool right = holds_its_rows(*batch, stream);
+                    const std::lock_guard lock(mutex);
+                    CHECK(right);
+                    seen.insert(seen.end(), batch->row_ids().begin(), batch->row_ids().end());
+                }
+            });
+        }
+        for (std::thread& thread : threads) {
+            thread.join();
+        }
+        std::ranges::sort(seen);
+        REQUIRE(seen.size() == 2000);
+        for (std::size_t i = 0; i < seen.size(); ++i) {
+            REQUIRE(seen[i] == i / 2);
+        }
+    });
+}
+
+TEST_CASE("loader: a dropped tail is the last rows of the order, and nothing else") {
+    loader loader({numbered_rows(25)},
+                  {.device = device::host(), .batch_rows = 10, .epochs = 2, .tail = tail::drop});
+    std::vector<std::uint64_t> sizes;
+    while (const auto batch = loader.next()) {
+        sizes.push_back(batch->row_count());
+    }
+    CHECK(sizes == std::vector<std::uint64_t>{10, 10, 10, 10});
+}
+
+TEST_CASE("loader: no rows, no epochs and a dropped tail that is everything end at once") {
+    for (const loader_options& options :
+         {loader_options{.device = device::host(), .epochs = 0},
+          loader_options{.device = device::host(), .batch_rows = 11, .tail = tail::drop}}) {
+        loader loader({numbered_rows(10)}, options);
+        CHECK_FALSE(loader.next().has_value());
+    }
+    loader empty({numbered_rows(0)}, {.device = device::host(), .epochs = 5});
+    CHECK_FALSE(empty.next().has_value());
+}
+
+TEST_CASE("loader: rows without bytes are delivered all the same") {
+    on_each_device([](const device& device) {
+        loader loader({array_of<float>({}, {10, 0})}, {.device = device, .batch_rows = 4});
+        const stream stream(device);
+        std::uint64_t rows = 0;
+        while (const auto batch = loader.next(stream)) {
+            CHECK((*batch)[0].size_bytes() == 0);
+            rows += batch->row_count();
+        }
+        CHECK(rows == 10);
+    });
+}
+
+TEST_CASE(
+    "loader: files are read by every route that the host has, also big-endian ones and ones with a header of "
+    "any size") {
+    const temporary_folder folder;
+    const array content = numbered_rows(333, 33);
+    write_npy(folder / "rows.npy", content.view());
+    for (const route route : {route::automatic, route::direct, route::copy, route::staged, route::read}) {
+        CAPTURE(to_string(route));
+        loader loader({open_npy(folder / "rows.npy")},
+                      {.device = device::host(), .batch_rows = 50, .route = route});
+        const stream stream(device::host());
+        std::uint64_t rows = 0;
+        while (const auto batch = loader.next(stream)) {
+            CHECK(holds_its_rows(*batch, stream));
+            rows += batch->row_count();
+        }
+        CHECK(rows == 333);
+        const loader_report report = loader.report();
+        CHECK(report.route == (route == route::automatic ? route::copy : route));
+        CHECK_FALSE(report.reason.empty());
+        CHECK(report.rows == 333);
+        CHECK(report.bytes == 333 * 33 * 8);
+    }
+}
+
+TEST_CASE(
+    "loader: the direct route's batches are the mapping itself, and stay readable after everything else has "
+    "gone") {
+    const temporary_folder folder;
+    write_npy(folder / "rows.npy", numbered_rows(100).view());
+    const stream stream(device::host());
+    std::optional<batch> kept;
+    {
+        array mapped = open_npy(folder / "rows.npy");
+        const std::byte* const data = mapped.view().data();
+        loader loader({mapped}, {.device = device::host(), .batch_rows = 60, .route = route::direct});
+        kept = loader.next(stream);
+        REQUIRE(kept);
+        CHECK((*kept)[0].data() == data);
+    }
+    CHECK(holds_its_rows(*kept, stream));
+}
+
+TEST_CASE("loader: refuses what contradicts itself, in a sentence") {
+    const device device = device::host();
+    const auto refuses = [&](std::vector<std::shared_ptr<const row_source>> sources, loader_options options,
+                             const std::string& why) {
+        options.device = device;
+        try {
+            const loader loader(std::move(sources), options);
+        } catch (const error& error) {
+            return std::string(error.what()).find(why) != std::string::npos;
+        }
+        return false;
+    };
+    CHECK(refuses({}, {}, "at least one source"));
+    CHECK(refuses({numbered_rows(3), numbered_rows(4)}, {}, "equal row counts"));
+    CHECK(refuses({numbered_rows(3)}, {.batch_rows = 0}, "at least one row"));
+    CHECK(refuses({numbered_rows(3)}, {.slots = 1}, "at least 2 slots"));
+    CHECK(refuses({numbered_rows(100, 1000)}, {.memory_bytes = 1000}, "do not fit into 1000 bytes"));
+    CHECK(refuses({numbered_rows(3)}, {.batch_rows = 1, .epochs = ~std::uint64_t{0}}, "too many"));
+    CHECK(refuses({numbered_rows(3)}, {.route = route::read}, "no file to read from"));
+    CHECK(
+        refuses({numbered_rows(3)}, {.order = order::shuffled, .route = route::direct}, "sequential order"));
+    CHECK(refuses({std::make_shared<scripted_rows>(3)}, {.route = route::direct}, "not mapped"));
+}
+
+TEST_CASE("loader: its memory is bounded by the slots it says it has") {
+    const array rows = numbered_rows(1000, 128);  // 1 KiB a row
+    const loader few({rows}, {.device = device::host(), .batch_rows = 100, .memory_bytes = 350 * 1024});
+    CHECK(few.report().slots == 3);
+    CHECK(few.report().slot_bytes == 100 * 1024);
+    const loader both_sides(
+        {rows},
+        {.device = device::host(), .batch_rows = 100, .route = route::staged, .memory_bytes = 450 * 1024});
+    CHECK(both_sides.report().slots == 2);
+    const loader asked({rows}, {.device = device::host(), .batch_rows = 100, .slots = 20});
+    CHECK(asked.report().slots == 20);
+}
+
+TEST_CASE("loader: says whom it waited for when the consumer is slow") {
+    const auto source = std::make_shared<scripted_rows>(100);
+    loader loader({source}, {.device = device::host(), .batch_rows = 10, .slots = 2});
+    const stream stream(device::host());
+    gate gate;
+    hold(stream, gate);
+    for (int i = 0; i < 2; ++i) {
+        loader.next(stream);
+    }
+    std::thread opener([&] {
+        // long enough to be seen in the report, however busy the machine is
+        const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+        while (std::chrono::steady_clock::now() < until) {
+            std::this_thread::yield();
+        }
+        gate.open();
+    });
+    while (loader.next(stream)) {
+    }
+    opener.join();
+    const loader_report report = loader.report();
+    CHECK(report.consumer_wait > std::chrono::milliseconds(25));
+    CHECK(report.storage_wait == std::chrono::nanoseconds(0));
+}

@@ -1,0 +1,503 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "tests/fuzz/npy_header_invariants.hpp"
+#include "tests/npy_bytes.hpp"
+
+// ---- the largest allocation, counted for the whole executable
+// --------------------------------------------------------
+
+namespace {
+std::atomic<std::size_t> largest_allocation = 0;
+}
+
+// not inlined, as g++ would see new without delete in one place and free without malloc in another, and warn
+[[gnu::noinline]] void* operator new(std::size_t size) {
+    std::size_t largest = largest_allocation.load();
+    while (size > largest && !largest_allocation.compare_exchange_weak(largest, size)) {
+    }
+    if (void* const data = std::malloc(size == 0 ? 1 : size)) return data;
+    throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* data) noexcept {
+    std::free(data);
+}
+[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept {
+    std::free(data);
+}
+
+namespace {
+
+using npy_bytes::as_bytes;
+using npy_bytes::header;
+using npy_bytes::text;
+using pinflow::format_error;
+using pinflow::parse_npy_header;
+using pinflow::shape_vector;
+
+constexpr std::uint64_t any_size = std::numeric_limits<std::int64_t>::max();
+
+pinflow::npy_header parse(const std::string& bytes, std::uint64_t file_size_bytes = any_size) {
+    return parse_npy_header(as_bytes(bytes), file_size_bytes);
+}
+
+std::string repeated(std::string_view piece, std::size_t times) {
+    std::string result;
+    for (std::size_t index = 0; index < times; ++index)
+        result += piece;
+    return result;
+}
+
+/// The sentence that `bytes` are refused with, in a file of that size, or "accepted".
+std::string refusal(const std::string& bytes, std::uint64_t file_size_bytes = any_size) {
+    try {
+        parse(bytes, file_size_bytes);
+        return "accepted";
+    } catch (const format_error& failure) {
+        return failure.what();
+    }
+}
+
+struct bad_text {
+    std::string text;
+    std::string sentence;  ///< a part of it
+};
+
+void check_refused(const std::vector<bad_text>& cases, unsigned major_version = 1) {
+    for (const bad_text& bad : cases) {
+        CAPTURE(bad.text.substr(0, 200));
+        const auto started = std::chrono::steady_clock::now();
+        const std::string sentence = refusal(header(bad.text, major_version));
+        CHECK(std::chrono::steady_clock::now() - started < std::chrono::seconds(1));
+        CHECK_MESSAGE(sentence.find(bad.sentence) != std::string::npos, sentence);
+        CHECK(sentence.find('\n') == std::string::npos);
+        CHECK(sentence.size() < 2000);
+    }
+}
+
+}  // namespace
+
+// ---- what is accepted
+// ------------------------------------------------------------------------------------------------
+
+TEST_CASE("npy header: reads what numpy writes") {
+    const auto read = parse(header(text("'<f4'", "(2, 3)") + "          \n"));
+    CHECK(read.dtype.descr() == "<f4");
+    CHECK(read.shape == shape_vector{2, 3});
+    CHECK_FALSE(read.fortran_order);
+    CHECK(read.data_offset_bytes == 10 + text("'<f4'", "(2, 3)").size() + 11);
+}
+
+TEST_CASE("npy header: reads versions 1.0, 2.0 and 3.0") {
+    for (const unsigned version : {1u, 2u, 3u}) {
+        CAPTURE(version);
+        const std::string bytes = header(text("'>i8'", "(7,)", "True") + "\n", version);
+        const auto read = parse(bytes);
+        CHECK(read.dtype.descr() == ">i8");
+        CHECK(read.shape == shape_vector{7});
+        CHECK(read.fortran_order);
+        CHECK(read.data_offset_bytes == bytes.size());
+    }
+}
+
+TEST_CASE("npy header: reads the listed spellings of other writers") {
+    for (const char* const spelling : {
+             "{'descr': 'float32', 'fortran_order': False, 'shape': (2, 3), }",
+             "{\"descr\": \"<f4\", \"fortran_order\": False, \"shape\": (2, 3), }",
+             "{'shape': (2, 3), 'fortran_order': False, 'descr': '<f4'}",
+             "{'descr':'<f4','fortran_order':False,'shape':(2,3)}",
+             "{ 'descr' : '<f4' , 'fortran_order' : False , 'shape' : ( 2 , 3 , ) , }",
+             "{\n'descr':\t'<f4',\n'fortran_order':\tFalse,\n'shape': (2,\n 3),\n}",
+             "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L), }",
+             "{'descr': '=f4', 'fortran_order': False, 'shape': (2, 3), }",
+             "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } \t \n\n",
+         }) {
+        CAPTURE(spelling);
+        const auto read = parse(header(spelling));
+        CHECK(read.dtype.descr() == "<f4");
+        CHECK(read.shape == shape_vector{2, 3});
+        CHECK_FALSE(read.fortran_order);
+    }
+}
+
+TEST_CASE("npy header: reads shapes without axes, with one, with empty ones and with 64") {
+    CHECK(parse(header(text("'<f4'", "()"))).shape.empty());
+    CHECK(parse(header(text("'<f4'", "( )"))).shape.empty());
+    CHECK(parse(header(text("'<f4'", "(0,)"))).shape == shape_vector{0});
+    CHECK(parse(header(text("'<f4'", "(5, 0, 3)"))).shape == shape_vector{5, 0, 3});
+    const std::string ones = repeated("1, ", 64);
+    CHECK(parse(header(text("'<f4'", std::string("(").append(ones).append(")")))).shape ==
+          shape_vector(64, 1));
+}
+
+TEST_CASE("npy header: reads any alignment of the data") {
+    for (std::size_t padding = 0; padding < 70; ++padding) {
+        const std::string bytes = header(text("'<f8'", "(3,)") + std::string(padding, ' '));
+        CHECK(parse(bytes, bytes.size() + 24).data_offset_bytes == bytes.size());
+    }
+}
+
+TEST_CASE("npy header: the file may go on, but must hold what the header promises") {
+    const std::string bytes = header(text("'<f8'", "(16, 32)") + "\n");
+    CHECK_NOTHROW(parse(bytes, bytes.size() + 4096));
+    CHECK_NOTHROW(parse(bytes, bytes.size() + 4097));
+    CHECK(refusal(bytes, bytes.size() + 4095) == "header promises 4096 bytes of data, file has 4095");
+    CHECK_NOTHROW(parse(header(text("'<f8'", "(16, 0)")), header(text("'<f8'", "(16, 0)")).size()));
+    const std::string scalar = header(text("'<f8'", "()"));
+    CHECK_NOTHROW(parse(scalar, scalar.size() + 8));
+    CHECK(refusal(scalar, scalar.size()) == "header promises 8 bytes of data, file has 0");
+}
+
+TEST_CASE("npy header: the bytes may be a prefix of the file that goes on past the header") {
+    const std::string bytes = header(text("'<f8'", "(2,)")) + std::string(9, '}');
+    CHECK(parse(bytes, any_size).data_offset_bytes == bytes.size() - 9);
+}
+
+// ---- what is refused
+// -------------------------------------------------------------------------------------------------
+
+TEST_CASE("npy header: refuses what is not a .npy file") {
+    const std::string rest = header(text("'<f4'", "(2, 3)")).substr(6);
+    for (const std::string& begin :
+         {std::string("\x92NUMPY"), std::string("\0NUMPY", 6), std::string("\x93numpy"),
+          std::string("\x93MATLB"), std::string("PK\3\4ab")}) {
+        CHECK(refusal(begin + rest).find("not a .npy file") != std::string::npos);
+    }
+    for (const char* const version : {"\0\0", "\0\1", "\1\1", "\2\2", "\4\0", "\xFF\xFF"}) {
+        const std::string bytes = "\x93NUMPY" + std::string(version, 2) + rest.substr(2);
+        CHECK(refusal(bytes).find("version is") != std::string::npos);
+    }
+}
+
+TEST_CASE("npy header: refuses a file cut off after any byte") {
+    for (const unsigned version : {1u, 2u, 3u}) {
+        const std::string bytes = header(text("'<f4'", "(2, 3)") + "    \n", version) + std::string(24, 'x');
+        CHECK_NOTHROW(parse(bytes, bytes.size()));
+        for (std::size_t size = 0; size < bytes.size(); ++size) {
+            CAPTURE(size);
+            CHECK(refusal(bytes.substr(0, size), size) != "accepted");
+        }
+    }
+}
+
+TEST_CASE("npy header: refuses lengths that the file cannot hold, or that numpy would not read") {
+    using namespace std::string_literals;
+    CHECK(refusal("\x93NUMPY\2\0\xF0\xFF\xFF\xFF"s, 12) ==
+          "the header's length is given as 4294967280 bytes, but only 0 follow in the file");
+    CHECK(refusal("\x93NUMPY\1\0\xFF\xFF{}"s, 12) ==
+          "the header's length is given as 65535 bytes, but only 2 follow in the file");
+    CHECK(refusal("\x93NUMPY\2\0\xF0\xFF\xFF\xFF{}"s).find("numpy and pinflow read at most 10000") !=
+          std::string::npos);
+    CHECK(refusal("\x93NUMPY\1\0\0\0"s, 10) == "the header ends where '{' should be");
+    CHECK(refusal("\x93NUMPY\1\0\xFF\x00{}"s).find("but only 2 are there") != std::string::npos);
+
+    const std::string short_text = text("'<f4'", "()");
+    for (const unsigned version : {1u, 2u, 3u}) {
+        CHECK_NOTHROW(parse(header(short_text + std::string(10'000 - short_text.size(), ' '), version)));
+        CHECK(refusal(header(short_text + std::string(10'001 - short_text.size(), ' '), version)) !=
+              "accepted");
+    }
+}
+
+TEST_CASE("npy header: counts the limit of version 3.0 in characters") {
+    const std::string begin = "{'descr': [('";
+    const std::string end = "', '<f4')], 'fortran_order': False, 'shape': (), }";
+    const std::size_t room = 10'000 - begin.size() - end.size();
+    CHECK_THROWS_AS(parse(header(begin + repeated("\xF0\x9F\x98\x80", room) + end, 3)), pinflow::unsupported);
+    CHECK(refusal(header(begin + repeated("\xF0\x9F\x98\x80", room + 1) + end, 3)).find("10001 characters") !=
+          std::string::npos);
+}
+
+TEST_CASE("npy header: refuses malformed dictionaries") {
+    const std::string good = text("'<f4'", "(2, 3)");
+    check_refused({
+        {"", "ends where '{'"},
+        {"{", "ends where a string"},
+        {"{}", "lacks the key 'descr'"},
+        {"[]", "where '{' should be"},
+        {"{'descr': '<f4', 'fortran_order': False, }", "lacks the key 'shape'"},
+        {"{'descr': '<f4', 'shape': (), }", "lacks the key 'fortran_order'"},
+        {"{'fortran_order': False, 'shape': (), }", "lacks the key 'descr'"},
+        {good.substr(0, good.size() - 1) + "'extra': 1, }", "unknown key 'extra'"},
+        {"{'Descr': '<f4', }", "unknown key 'Descr'"},
+        {"{descr: '<f4', }", "where a string should be"},
+        {"{'descr' '<f4', }", "where ':' should be"},
+        {"{'descr': '<f4' 'fortran_order': False, }", "where ',' should be"},
+        {"{'descr': '<f4',, 'fortran_order': False, }", "where a string should be"},
+        {"{,}", "where a string should be"},
+        {"{'descr: ", "the end of a string"},
+        {"{'descr': '<f4\n', }", "the end of a string"},
+        {"{'descr\\", "the end of a string"},
+        {good + ",", "nothing but padding"},
+        {good + "}", "nothing but padding"},
+        {good + "\n x", "nothing but padding"},
+        {good + std::string(1, '\0'), "nothing but padding"},
+        {std::string("{\0'descr': '<f4'}", 17), "where a string should be"},
+        {std::string("{'des\0cr': '<f4'}", 17), "the end of a string"},
+        {"{'descr': '<\xE9\x34', 'fortran_order': False, 'shape': (), }", "type '<?4' is not one"},
+        {"{\xE9: 1}", "where a string should be"},
+        {repeated("(", 5'000), "where '{' should be"},
+        {repeated("{", 5'000), "where a string should be"},
+        {repeated("(", 10'000), "where '{' should be"},
+    });
+}
+
+TEST_CASE("npy header: refuses invalid UTF-8 in version 3.0") {
+    for (const char* const bytes :
+         {"\x80", "\xC3", "\xC0\xAF", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80", "\xF4\x90\x80\x80",
+          "\xF5\x80\x80\x80", "\xFF", "\xE2\x82", "\xC3\x28"}) {
+        const std::string descr = "[('" + std::string(bytes) + "', '<f4')]";
+        check_refused({{text(descr, "()"), "not valid UTF-8"}}, 3);
+        CHECK_THROWS_AS(parse(header(text(descr, "()"), 2)), pinflow::unsupported);
+    }
+}
+
+TEST_CASE("npy header: refuses malformed shapes") {
+    const auto shape = [](const std::string& literal) { return text("'<f4'", literal); };
+    check_refused({
+        {shape("(-1,)"), "where a length in the shape should be"},
+        {shape("(" + repeated("-", 5'000) + "1,)"), "where a length in the shape should be"},
+        {shape("(2, 18446744073709551614)"), "more than numpy allows"},
+        {shape("(0, 9223372036854775808)"), "more than numpy allows"},
+        {shape("(18446744073709551616,)"), "more than numpy allows"},
+        {shape("(" + std::string(9'000, '9') + ",)"), "more than numpy allows"},
+        {shape("(4294967296, 4294967296)"), "larger than any file"},
+        {shape("(2305843009213693952,)"), "larger than any file"},
+        {shape("(0, 9223372036854775807)"), "larger than any file"},
+        {shape("(2305843009213693951,)"), "larger than any file"},
+        {shape("(" + repeated("1, ", 65) + ")"), "more than 64 axes"},
+        {shape("(3)"), "a number, not a tuple"},
+        {shape("3"), "where '(' should be"},
+        {shape("[2, 3]"), "where '(' should be"},
+        {shape("None"), "where '(' should be"},
+        {shape("(1.0,)"), "where ',' or ')'"},
+        {shape("1.0"), "where '(' should be"},
+        {shape("(1e3,)"), "where ',' or ')'"},
+        {shape("(True, 2)"), "where a length in the shape should be"},
+        {shape("('2',)"), "where a length in the shape should be"},
+        {shape("(2 3)"), "where ',' or ')'"},
+        {shape("(2,, 3)"), "where a length in the shape should be"},
+        {shape("(,)"), "where a length in the shape should be"},
+        {shape("(02,)"), "where a length in the shape should be"},
+        {shape("(2l,)"), "where ',' or ')'"},
+        {shape("(2LL,)"), "where ',' or ')'"},
+        {shape("(2"), "where a length in the shape should be"},
+        {"{'shape': (2", "ends where ',' or ')'"},
+    });
+    check_refused({{shape("(2L,)"), "where ',' or ')'"}}, 3);
+}
+
+TEST_CASE("npy header: refuses sizes that overflow with the data's offset") {
+    // 2^63 - 16 bytes of data fit into numpy's integers, but not behind a header
+    const std::string bytes = header(text("'<f8'", "(1152921504606846974,)"));
+    CHECK(refusal(bytes, any_size).find("larger than any file") != std::string::npos);
+    CHECK(refusal(bytes, std::numeric_limits<std::uint64_t>::max()) == "accepted");
+}
+
+TEST_CASE("npy header: refuses other values of fortran_order than True and False") {
+    for (const char* const value : {"1", "0", "None", "'True'", "true", "", "(True)"}) {
+        check_refused({{text("'<f4'", "()", value), "True or False as fortran_order"}});
+    }
+    check_refused({{text("'<f4'", "()", "Truer"), "where ',' should be"}});
+}
+
+TEST_CASE("npy header: refuses types that numpy does not know") {
+    for (const char* const descr :
+         {"'<ixy'", "''", "'<f3'", "'|V0'", "'<U1073741824'", "'|S99999999999999999999'"}) {
+        check_refused({{text(descr, "()"), "is not one that numpy writes"}});
+    }
+    check_refused({
+        {text("1", "()"), "where a string should be"},
+        {text("None", "()"), "where a string should be"},
+        {text("{}", "()"), "where a string should be"},
+        {text(repeated("[", 1'000) + repeated("]", 1'000), "()"), "nested more than 64 deep"},
+        {text(repeated("(", 4'000), "()"), "nested more than 64 deep"},
+        {text("[('a', '<f4'))", "()"), "a part of a structured type"},
+        {text("[('a', -1)]", "()"), "a part of a structured type"},
+        {text("[('a', f())]", "()"), "a part of a structured type"},
+        {"{'descr': [('a', '<f4')", "a part of a structured type"},
+    });
+}
+
+TEST_CASE("npy header: calls pickled objects and structured types unsupported") {
+    for (const char* const descr : {"'|O'", "'O'", "'|O8'"}) {
+        CHECK_THROWS_WITH_AS(parse(header(text(descr, "(3,)"))), doctest::Contains("pickle"),
+                             pinflow::unsupported);
+    }
+    for (const std::string& descr :
+         {std::string("[('a', '<f4'), ('b', '<i4')]"), std::string("[('a', '<f4', (2, 3))]"),
+          std::string("[(('title', 'name'), '<f4')]"), std::string("[((u'title', 'name'), '<f4', (2L,))]"),
+          std::string("[('a', [('b', [('c', '|S3')])])]"), std::string("[('it\\'s', '<f4'), (\"'\", '<f4')]"),
+          std::string("[('\\u6570', '<f4')]"), std::string("[]"), std::string("('<f4', (2,))")}) {
+        CAPTURE(descr);
+        CHECK_THROWS_WITH_AS(parse(header(text(descr, "(3,)"))), doctest::Contains("structured"),
+                             pinflow::unsupported);
+    }
+}
+
+TEST_CASE("npy header: refuses the oddities that numpy accepts and nobody writes") {
+    const std::string good = text("'<f4'", "(2, 3)");
+    struct {
+        const char* name;
+        std::string text;
+    } const cases[] = {
+        {"a key twice", good.substr(0, good.size() - 1) + "'shape': (2, 3), }"},
+        {"a key twice with another value", good.substr(0, good.size() - 1) + "'shape': (1,), }"},
+        {"descr twice", good.substr(0, good.size() - 1) + "'descr': '<f8', }"},
+        {"fortran_order twice", good.substr(0, good.size() - 1) + "'fortran_order': True, }"},
+        {"elements without bytes", text("'|V0'", "(2, 3)")},
+        {"a size that wraps to zero", text("'<U1073741824'", "(2, 3)")},
+        {"a hexadecimal length", text("'<f4'", "(0x2, 3)")},
+        {"an underscore in a length", text("'<f4'", "(1_0,)")},
+        {"more zeros than one", text("'<f4'", "(00,)")},
+        {"a sign of a length", text("'<f4'", "(+2, 3)")},
+        {"minus zero", text("'<f4'", "(-0,)")},
+        {"a length in parentheses", text("'<f4'", "((2), 3)")},
+        {"a space before L", text("'<f4'", "(2 L, 3)")},
+        {"adjacent strings", text("'<f' '4'", "(2, 3)")},
+        {"triple quotes", text("'''<f4'''", "(2, 3)")},
+        {"an escape in a type", text("'<f\\x34'", "(2, 3)")},
+        {"an escape in a key", "{'d\\x65scr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"},
+        {"a prefix of a string", text("r'<f4'", "(2, 3)")},
+        {"Python 2's prefix of a string", text("u'<f4'", "(2, 3)")},
+        {"parentheses around fortran_order", text("'<f4'", "(2, 3)", "(False)")},
+        {"parentheses around it all", "(" + good + ")"},
+        {"a comment at the end", good + "# comment"},
+        {"a comment within", text("'<f4'", "(2, # comment\n3)")},
+        {"a backslash before a line end", text("'<f4'", "(2, \\\n3)")},
+        {"space before it all", " " + good},
+        {"a line end before it all", "\n" + good},
+        {"spaces after a line end", good + "\n  "},
+        {"a carriage return", good + "\r\n"},
+        {"a form feed", text("'<f4'", "(2,\f3)")},
+        {"a structured type in short", text("'f4,i4'", "(2, 3)")},
+        {"a subarray in short", text("'2f4'", "(2, 3)")},
+        {"a type's letter without a size", text("'f'", "(2, 3)")},
+        {"a divisor of a time unit", text("'<M8[7s/2]'", "(2, 3)")},
+    };
+    for (const auto& [name, oddity] : cases) {
+        CAPTURE(name);
+        CHECK(refusal(header(oddity)) != "accepted");
+    }
+    // refused as structured, which they nearly are
+    CHECK_THROWS_AS(parse(header(text("('<f4')", "(2, 3)"))), pinflow::unsupported);
+}
+
+TEST_CASE("npy header: no hostile length or shape makes it allocate") {
+    using namespace std::string_literals;
+    const std::vector<std::string> hostile = {
+        "\x93NUMPY\2\0\xF0\xFF\xFF\xFF"s,
+        "\x93NUMPY\2\0\xF0\xFF\xFF\xFF{}"s,
+        "\x93NUMPY\3\0\xFF\xFF\xFF\xFF{}"s,
+        "\x93NUMPY\1\0\xFF\xFF{}"s,
+        header(text("'<f4'", "(9223372036854775807,)")),
+        header(text("'<f4'", "(0, 9223372036854775807)")),
+        header(text("'<f4'", "(1099511627776, 2)")),
+        header(text("'|S2147483647'", "(2147483647, 2)")),
+        header(text("'|S99999999999999999999'", "(1,)")),
+        header(text("'" + std::string(9'000, 'x') + "'", "(1,)")),
+        header(text("'<f4'", "(" + repeated("1, ", 3'000) + ")")),
+        header(text("'<f4'", "(" + std::string(9'000, '9') + ",)")),
+        header(repeated("(", 9'999)),
+        header(text(repeated("[", 9'000), "()")),
+        header("{" + std::string(9'000, '\'')),
+    };
+    std::size_t largest = 0;
+    for (const std::string& bytes : hostile) {
+        for (const std::uint64_t file_size : {std::uint64_t{bytes.size()}, any_size}) {
+            largest_allocation = 0;
+            try {
+                parse(bytes, file_size);
+            } catch (const format_error&) {
+            }
+            largest = std::max(largest, largest_allocation.load());
+        }
+    }
+    CHECK(largest > 0);
+    CHECK(largest <= 4096);
+}
+
+// ---- fuzzing
+// ---------------------------------------------------------------------------------------------------------
+
+TEST_CASE(
+    "npy header: what must always hold holds for the fuzzer's seeds and findings, and their mutations") {
+    const auto folder = std::filesystem::path(__FILE__).parent_path() / "fuzz";
+    std::size_t files = 0;
+    for (const auto& inputs : {folder / "seeds" / "npy_header", folder / "regressions" / "npy_header"}) {
+        if (!std::filesystem::exists(inputs)) continue;  // nothing found so far
+        for (const auto& entry : std::filesystem::directory_iterator(inputs)) {
+            CAPTURE(entry.path().filename().string());
+            std::string bytes = npy_bytes::read_file(entry.path().string());
+            ++files;
+            CHECK(npy_header_invariants::broken_for(as_bytes(bytes)) == "");
+            for (std::size_t at = 0; at < bytes.size(); ++at) {
+                const char original = bytes[at];
+                for (const char replacement : {'\0', ' ', '\'', '(', ',', '0', 'L', '\\', '\xFF'}) {
+                    bytes[at] = replacement;
+                    const std::string broken = npy_header_invariants::broken_for(as_bytes(bytes));
+                    if (!broken.empty()) FAIL_CHECK("byte " << at << ": " << broken);
+                }
+                bytes[at] = original;
+            }
+        }
+    }
+    CHECK(files > 10);
+}
+
+// ---- writing
+// ---------------------------------------------------------------------------------------------------------
+
+TEST_CASE("npy header: what is written is aligned and reads back the same") {
+    for (const char* const descr : {"<f4", ">i8", "|b1", "|S10", "<U5", "<M8[25us]", "|V7", "<c32"}) {
+        for (const shape_vector& shape :
+             {shape_vector{}, shape_vector{0}, shape_vector{5}, shape_vector{2, 3},
+              shape_vector{123456789, 0, 1}, shape_vector(64, 1), shape_vector{0, any_size / 32}}) {
+            for (const std::uint64_t alignment : {16u, 64u, 4096u, 8192u}) {
+                for (const bool fortran_order : {false, true}) {
+                    const auto type = pinflow::dtype::parse(descr);
+                    const std::string bytes =
+                        pinflow::format_npy_header(type, shape, fortran_order, alignment);
+                    CHECK(bytes.size() % alignment == 0);
+                    CHECK(bytes.back() == '\n');
+                    const auto read = parse(bytes);
+                    CHECK(read.dtype == type);
+                    CHECK(read.shape == shape);
+                    CHECK(read.fortran_order == fortran_order);
+                    CHECK(read.data_offset_bytes == bytes.size());
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("npy header: refuses to write what numpy would not read") {
+    const auto type = pinflow::dtype::of<float>();
+    for (const std::uint64_t alignment : {0u, 1u, 8u, 63u, 96u, 16384u}) {
+        CHECK_THROWS_AS(pinflow::format_npy_header(type, shape_vector{3}, false, alignment),
+                        pinflow::invalid_argument);
+    }
+    CHECK_THROWS_AS(pinflow::format_npy_header(type, shape_vector(65, 1)), pinflow::invalid_argument);
+    CHECK_THROWS_AS(pinflow::format_npy_header(type, shape_vector{any_size + 1}), pinflow::invalid_argument);
+}
+
+TEST_CASE("npy header: the longest header that can be written can be read") {
+    shape_vector long_shape(64, 1);
+    long_shape[0] = 0;
+    CHECK_NOTHROW(parse(
+        pinflow::format_npy_header(pinflow::dtype::parse("<M8[2147483647ns]"), long_shape, true, 8192)));
+    shape_vector longest(64, any_size);
+    CHECK(
+        pinflow::format_npy_header(pinflow::dtype::parse("<M8[2147483647ns]"), longest, true, 8192).size() ==
+        8192);
+}

@@ -1,0 +1,250 @@
+// pinflow and numpy read what the other wrote. Exits with 77 (skipped) where the distribution's Python has no
+// numpy.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "tests/npy_bytes.hpp"
+#include "tests/temporary_folder.hpp"
+
+extern char** environ;
+
+namespace {
+
+namespace fs = std::filesystem;
+using pinflow::array_view;
+using pinflow::dtype;
+using pinflow::shape_vector;
+
+unsigned cases_run = 0;
+
+/// Runs tests/numpy_files.py. @return its exit status; 127 when there is no Python.
+int run_numpy(std::vector<std::string> arguments) {
+    const std::string script = (fs::path(__FILE__).parent_path() / "numpy_files.py").string();
+    arguments.insert(arguments.begin(), {"/usr/bin/python3", script});
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments)
+        pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    ::pid_t child = 0;
+    if (::posix_spawn(&child, pointers[0], nullptr, nullptr, pointers.data(), environ) != 0) return 127;
+    int status = 0;
+    if (::waitpid(child, &status, 0) != child || !WIFEXITED(status)) return 126;
+    return WEXITSTATUS(status);
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+    std::vector<std::string> parts;
+    std::size_t begin = 0;
+    for (std::size_t end; (end = text.find(separator, begin)) != text.npos; begin = end + 1) {
+        parts.push_back(text.substr(begin, end - begin));
+    }
+    parts.push_back(text.substr(begin));
+    return parts;
+}
+
+shape_vector shape_from(const std::string& lengths) {
+    shape_vector shape;
+    if (lengths.empty()) return shape;
+    for (const std::string& length : split(lengths, ','))
+        shape.push_back(std::stoull(length));
+    return shape;
+}
+
+std::string lengths_of(const shape_vector& shape) {
+    std::string result;
+    for (const std::uint64_t length : shape) {
+        if (!result.empty()) result += ',';
+        result += std::to_string(length);
+    }
+    return result;
+}
+
+/// The elements in C order, gathered one by one through the strides.
+std::string elements_of(const array_view& view) {
+    std::string result;
+    for (std::uint64_t element = 0; element < view.size(); ++element) {
+        std::uint64_t rest = element;
+        std::int64_t offset = 0;
+        for (std::size_t axis = view.shape().size(); axis-- > 0; rest /= view.shape()[axis]) {
+            offset += static_cast<std::int64_t>(rest % view.shape()[axis]) * view.strides_bytes()[axis];
+        }
+        result.append(reinterpret_cast<const char*>(view.data() + offset), view.dtype().size_bytes());
+    }
+    return result;
+}
+
+/// Folders of files by numpy, written once for all cases.
+const temporary_folder& numpy_folder() {
+    static const temporary_folder folder;
+    static const int status = run_numpy({"write", folder.path().string()});
+    REQUIRE(status == 0);
+    return folder;
+}
+
+}  // namespace
+
+TEST_CASE("npy and numpy: every array that numpy wrote opens equal") {
+    ++cases_run;
+    const temporary_folder& folder = numpy_folder();
+    std::ifstream manifest(folder / "manifest.txt");
+    unsigned arrays = 0;
+    for (std::string line; std::getline(manifest, line); ++arrays) {
+        CAPTURE(line);
+        const auto fields = split(line, '\t');
+        REQUIRE(fields.size() == 4);
+        const std::string path = folder / (fields[0] + ".npy");
+        const pinflow::array opened = pinflow::open_npy(path);
+        const array_view& view = opened.view();
+        const bool fortran_order = fields[2] == "1";
+        bool same = opened.dtype().descr() == fields[1] && opened.shape() == shape_from(fields[3]) &&
+                    elements_of(view) == npy_bytes::read_file(folder / (fields[0] + ".raw")) &&
+                    (fortran_order ? !view.c_contiguous() && view.fortran_contiguous() : view.c_contiguous());
+        if (fields[0].ends_with("_v1")) {
+            const std::string header =
+                pinflow::format_npy_header(opened.dtype(), opened.shape(), fortran_order);
+            same = same && npy_bytes::read_file(path).starts_with(header) &&
+                   header.size() == opened.offset_bytes();
+        }
+        CHECK(same);
+    }
+    CHECK(arrays > 1000);
+}
+
+TEST_CASE(
+    "npy and numpy: every array that pinflow wrote loads equal, byte for byte as numpy would write it") {
+    ++cases_run;
+    const temporary_folder folder;
+    std::ofstream manifest(folder / "manifest.txt");
+    unsigned arrays = 0;
+    const auto add = [&](const array_view& view, bool in_pieces) {
+        const std::string name = fmt::format("array{}", arrays++);
+        const std::string path = folder / (name + ".npy");
+        const std::string elements = elements_of(view);
+        if (in_pieces) {
+            pinflow::npy_writer writer(path, view.dtype(), view.shape());
+            const auto bytes = npy_bytes::as_bytes(elements);
+            writer.write(bytes.first(bytes.size() / 3));
+            writer.write(bytes.subspan(bytes.size() / 3));
+            writer.finish();
+        } else {
+            pinflow::write_npy(path, view);
+        }
+        const bool fortran_order = !in_pieces && view.fortran_contiguous() && !view.c_contiguous();
+        npy_bytes::write_file(folder / (name + ".raw"), elements);
+        manifest << fmt::format("{}\t{}\t{}\t{}\n", name, view.dtype().descr(), fortran_order ? 1 : 0,
+                                lengths_of(view.shape()));
+    };
+
+    std::vector<std::byte> content(4096);
+    std::uint32_t state = 1;
+    for (std::byte& byte : content) {
+        state = state * 1664525 + 1013904223;
+        byte = static_cast<std::byte>(state >> 24);
+    }
+    for (const char* const descr : {"|b1",  "|i1", "<i2", "<i4", ">i8",       "|u1",          "<u2",  "<u4",
+                                    ">u8",  "<f2", ">f4", "<f8", "<f16",      "<c8",          ">c16", "<c32",
+                                    "|S10", "<U5", ">U3", "|V7", "<M8[25us]", ">m8[generic]", "<M8"}) {
+        const dtype type = dtype::parse(descr);
+        const std::vector<std::byte> zeros(4096);
+        // numpy itself would normalise booleans other than 0 and 1, and refuse code points past the last
+        const bool any_bytes =
+            type.kind() != pinflow::dtype_kind::boolean && type.kind() != pinflow::dtype_kind::unicode;
+        const std::byte* const data = (any_bytes ? content : zeros).data();
+        for (const shape_vector& shape : {shape_vector{}, shape_vector{0}, shape_vector{1}, shape_vector{5},
+                                          shape_vector{3, 0}, shape_vector{2, 3}, shape_vector{2, 3, 4}}) {
+            add({data, type, shape}, false);
+            add({data, type, shape}, true);
+            add({data, type, shape, pinflow::fortran_strides_bytes(shape, type.size_bytes())}, false);
+        }
+        const auto item = static_cast<std::int64_t>(type.size_bytes());
+        add({data + 6 * item, type, {3, 4}, {2 * item, -item}}, false);
+        add({data, type, {2, 3, 4}, {item, 8 * item, 2 * item}}, false);
+    }
+    manifest.close();
+    CHECK(arrays > 300);
+    CHECK(run_numpy({"read", folder.path().string()}) == 0);
+}
+
+TEST_CASE("npy and numpy: no header is accepted that numpy rejects or reads differently") {
+    ++cases_run;
+    std::ifstream file(numpy_folder() / "headers.bin", std::ios::binary);
+    const auto read_part = [&](std::string& part) {
+        std::uint32_t size = 0;
+        if (!file.read(reinterpret_cast<char*>(&size), sizeof size)) return false;
+        part.resize(size);
+        return static_cast<bool>(file.read(part.data(), size));
+    };
+    unsigned accepted_by_both = 0;
+    unsigned accepted_by_numpy = 0;
+    unsigned headers = 0;
+    for (std::string content, verdict; read_part(content) && read_part(verdict); ++headers) {
+        if (!verdict.empty()) ++accepted_by_numpy;
+        std::string ours;
+        try {
+            const auto header =
+                pinflow::parse_npy_header(npy_bytes::as_bytes(content), std::uint64_t{1} << 62);
+            ours = fmt::format("{}\t{}\t{}\t{}", header.dtype.descr(), header.fortran_order ? 1 : 0,
+                               lengths_of(header.shape), header.data_offset_bytes);
+        } catch (const pinflow::error&) {
+            continue;
+        }
+        ++accepted_by_both;
+        if (ours != verdict)
+            FAIL_CHECK("read as '" << ours << "', by numpy as '" << verdict << "': " << content);
+    }
+    CHECK(headers == 8000);
+    CHECK(accepted_by_both > 1000);
+    CHECK(accepted_by_numpy < 5000);
+    MESSAGE("of " << headers << " headers, numpy accepts " << accepted_by_numpy << ", pinflow "
+                  << accepted_by_both);
+}
+
+TEST_CASE("npy and numpy: type strings mean the same to both, and all that numpy writes are accepted") {
+    ++cases_run;
+    std::ifstream file(numpy_folder() / "types.txt");
+    unsigned accepted = 0;
+    unsigned lines = 0;
+    for (std::string line; std::getline(file, line); ++lines) {
+        const auto fields = split(line, '\t');
+        REQUIRE(fields.size() == 3);
+        const bool numpy_writes_it = fields[0] == fields[1] && std::stoll(fields[2]) > 0 &&
+                                     fields[1] != "|O" && fields[1].find("[0s]") == fields[1].npos;
+        try {
+            const dtype type = dtype::parse(fields[0]);
+            ++accepted;
+            const bool same = type.descr() == fields[1] && std::to_string(type.size_bytes()) == fields[2];
+            if (!same)
+                FAIL_CHECK(fields[0] << " is read as " << type.descr() << ", by numpy as " << fields[1]);
+        } catch (const pinflow::error& failure) {
+            if (numpy_writes_it) FAIL_CHECK(failure.what());
+        }
+    }
+    CHECK(lines > 10'000);
+    CHECK(accepted > 300);
+}
+
+int main(int argc, char** argv) {
+    doctest::Context context(argc, argv);
+    if (const int status = run_numpy({"check"}); status == 77 || status == 127) {
+        std::puts("skipped: /usr/bin/python3 with numpy is not installed");
+        return 77;
+    }
+    const int status = context.run();
+    if (context.shouldExit()) return status;
+    if (cases_run == 0) {
+        std::fputs("no test case was run: the filters match none\n", stderr);
+        return 1;
+    }
+    return status;
+}

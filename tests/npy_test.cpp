@@ -1,0 +1,535 @@
+#include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "src/core/system.hpp"
+#include "tests/npy_bytes.hpp"
+#include "tests/temporary_folder.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace sys = pinflow::detail::system;
+using npy_bytes::header;
+using npy_bytes::read_file;
+using npy_bytes::text;
+using npy_bytes::write_file;
+using pinflow::array_view;
+using pinflow::dtype;
+using pinflow::open_npy;
+using pinflow::shape_vector;
+
+std::vector<std::int32_t> counted(std::size_t count) {
+    std::vector<std::int32_t> values(count);
+    std::iota(values.begin(), values.end(), 0);
+    return values;
+}
+
+const std::byte* bytes_of(const std::vector<std::int32_t>& values) {
+    return reinterpret_cast<const std::byte*>(values.data());
+}
+
+std::span<const std::byte> as_bytes(const std::vector<std::int32_t>& values) {
+    return std::as_bytes(std::span(values));
+}
+
+std::vector<std::int32_t> payload(const pinflow::array& opened) {
+    std::vector<std::int32_t> values(opened.size_bytes() / 4);
+    if (!values.empty()) std::memcpy(values.data(), opened.view().data(), opened.size_bytes());
+    return values;
+}
+
+std::size_t files_in(const fs::path& folder) {
+    return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+/// The sentence that opening `path` ends with; it must be an error of pinflow's.
+std::string refusal(const fs::path& path) {
+    try {
+        open_npy(path);
+        return "opened";
+    } catch (const pinflow::error& failure) {
+        return failure.what();
+    }
+}
+
+}  // namespace
+
+// ---- opening
+// ---------------------------------------------------------------------------------------------------------
+
+TEST_CASE("npy: opens a file where it lies") {
+    const temporary_folder folder;
+    const auto values = counted(6);
+    const std::string begin = header(text("'<i4'", "(2, 3)") + "\n");
+    const std::string path = folder / "a.npy";
+    write_file(path, begin + std::string(reinterpret_cast<const char*>(values.data()), 24));
+    const pinflow::array opened = open_npy(path);
+    CHECK(opened.mapped());
+    CHECK(opened.dtype() == dtype::of<std::int32_t>());
+    CHECK(opened.shape() == shape_vector{2, 3});
+    CHECK(opened.offset_bytes() == begin.size());
+    CHECK(opened.file()->path() == path);
+    CHECK(opened.view().c_contiguous());
+    CHECK(payload(opened) == values);
+}
+
+TEST_CASE("npy: opens Fortran order with strides that say so") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", header(text("'<i4'", "(2, 3)", "True")) + std::string(24, 'x'));
+    const pinflow::array opened = open_npy(folder / "a.npy");
+    CHECK(opened.view().strides_bytes() == std::vector<std::int64_t>{4, 8});
+    CHECK(opened.view().fortran_contiguous());
+    CHECK_FALSE(opened.view().c_contiguous());
+    CHECK_THROWS_AS(opened.rows(), pinflow::unsupported);
+}
+
+TEST_CASE("npy: opens arrays without axes and without elements") {
+    const temporary_folder folder;
+    write_file(folder / "scalar.npy", header(text("'<i4'", "()")) + std::string(4, '\0'));
+    write_file(folder / "empty.npy", header(text("'<i4'", "(3, 0, 2)")));
+    CHECK(open_npy(folder / "scalar.npy").view().size() == 1);
+    CHECK(open_npy(folder / "empty.npy").view().size() == 0);
+    CHECK(open_npy(folder / "empty.npy").shape() == shape_vector{3, 0, 2});
+}
+
+TEST_CASE("npy: tolerates bytes after the data") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", header(text("'<i4'", "(2,)")) + std::string(1000, '\1'));
+    CHECK(open_npy(folder / "a.npy").size_bytes() == 8);
+}
+
+TEST_CASE("npy: opens a sparse file of 1 TiB in milliseconds and reads only its header") {
+    const temporary_folder folder;
+    const fs::path path = folder / "large.npy";
+    const std::string begin =
+        pinflow::format_npy_header(dtype::of<float>(), shape_vector{1ull << 20, 1ull << 18});
+    write_file(path, begin);
+    std::error_code too_large;
+    fs::resize_file(path, begin.size() + (1ull << 40), too_large);
+    if (too_large) {
+        MESSAGE("skipped: this filesystem holds no file of 1 TiB");
+        return;
+    }
+    unsigned reads = 0;
+    {
+        const sys::scoped_fault_hook hook([&](sys::call what, std::string_view) {
+            if (what == sys::call::pread) ++reads;
+            return sys::fault{};
+        });
+        open_npy(path);
+    }
+    CHECK(reads <= 2);
+    auto fastest = std::chrono::steady_clock::duration::max();
+    for (int repeat = 0; repeat < 5; ++repeat) {
+        const auto started = std::chrono::steady_clock::now();
+        const pinflow::array opened = open_npy(path);
+        fastest = std::min(fastest, std::chrono::steady_clock::now() - started);
+        CHECK(opened.size_bytes() == 1ull << 40);
+    }
+    CHECK(fastest < std::chrono::milliseconds(20));
+}
+
+TEST_CASE("npy: refuses a file shorter than its header promises") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    write_file(path, header(text("'<f8'", "(512,)")) + std::string(4088, '\0'));
+    CHECK(refusal(path) == "cannot open '" + path + "': header promises 4096 bytes of data, file has 4088");
+}
+
+TEST_CASE("npy: refuses what is not a file to read, at once") {
+    const temporary_folder folder;
+    const std::string pipe = folder / "pipe";
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    const std::string missing = folder / "missing.npy";
+    for (const std::string& path :
+         {folder.path().string(), pipe, missing, std::string("/dev/zero"), std::string()}) {
+        CAPTURE(path);
+        const auto started = std::chrono::steady_clock::now();
+        CHECK(refusal(path).starts_with("cannot open '" + path + "': "));
+        CHECK(std::chrono::steady_clock::now() - started < std::chrono::seconds(1));
+    }
+}
+
+TEST_CASE("npy: every refusal names the file, on one line, and has its type") {
+    using namespace std::string_literals;
+    const temporary_folder folder;
+    const std::string path = folder / "bad.npy";
+    for (const std::string& content :
+         {""s, "\x93"s, "\x93NUMPY\1"s, "\x93NUMPY\2\0\xF0\xFF\xFF\xFF"s, "\x93NUMPY\1\0\xFF\xFF"s,
+          "\x93NUMPY\1\0\0\0"s, "PK\3\4 and so on"s, header("{'descr': \n"), header(text("'<f4'", "(-1,)")),
+          header(text("'<f3'", "()")), header(text("'<f4'", "(4294967296, 4294967296)")),
+          header(text("'<f4'", "(1,)"))}) {
+        write_file(path, content);
+        CHECK_THROWS_AS(open_npy(path), pinflow::format_error);
+        const std::string sentence = refusal(path);
+        CAPTURE(sentence);
+        CHECK(sentence.starts_with("cannot open '" + path + "': "));
+        CHECK(sentence.find('\n') == std::string::npos);
+    }
+    for (const char* const descr : {"'|O'", "[('a', '<f4')]"}) {
+        write_file(path, header(text(descr, "()")) + "data");
+        CHECK_THROWS_AS(open_npy(path), pinflow::unsupported);
+        CHECK(refusal(path).starts_with("cannot open '" + path + "': "));
+    }
+}
+
+TEST_CASE("npy: a failing system call becomes a sentence with its code") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    write_file(path, header(text("'<i4'", "(2,)")) + "12345678");
+    struct {
+        sys::call what;
+        int error;
+    } const cases[] = {{sys::call::open, EACCES}, {sys::call::fstat, EIO}, {sys::call::pread, EIO}};
+    for (const auto& [failing, error] : cases) {
+        const sys::scoped_fault_hook hook(
+            [&](sys::call what, std::string_view) { return sys::fault{what == failing ? error : 0}; });
+        try {
+            open_npy(path);
+            FAIL("it was opened");
+        } catch (const pinflow::system_failure& failure) {
+            CHECK(failure.code().value() == error);
+            CHECK(std::string(failure.what()).find("'" + path + "'") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("npy: a file that cannot be mapped is opened all the same, and says why") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", header(text("'<i4'", "(2,)")) + "12345678");
+    const sys::scoped_fault_hook hook(
+        [](sys::call what, std::string_view) { return sys::fault{what == sys::call::mmap ? ENOMEM : 0}; });
+    const pinflow::array opened = open_npy(folder / "a.npy");
+    CHECK_FALSE(opened.mapped());
+    CHECK(opened.reason().find("cannot map 8 bytes") != std::string::npos);
+}
+
+// ---- writing views
+// ---------------------------------------------------------------------------------------------------
+
+TEST_CASE("npy: writes C-order and Fortran-order views as they lie") {
+    const temporary_folder folder;
+    const auto values = counted(24);
+    for (const bool fortran_order : {false, true}) {
+        const shape_vector shape = {2, 3, 4};
+        const auto strides =
+            fortran_order ? pinflow::fortran_strides_bytes(shape, 4) : pinflow::c_strides_bytes(shape, 4);
+        pinflow::write_npy(folder / "a.npy", {bytes_of(values), dtype::of<std::int32_t>(), shape, strides});
+        const pinflow::array opened = open_npy(folder / "a.npy");
+        CHECK(opened.shape() == shape);
+        CHECK(opened.view().strides_bytes() == strides);
+        CHECK(opened.offset_bytes() % 64 == 0);
+        CHECK(payload(opened) == values);
+    }
+    CHECK(files_in(folder.path()) == 1);
+}
+
+TEST_CASE("npy: writes views without either order in C order") {
+    const temporary_folder folder;
+    const auto values = counted(1000);
+    struct {
+        const char* what;
+        std::size_t first;
+        shape_vector shape;
+        std::vector<std::int64_t> strides;  // in elements
+    } const cases[] = {
+        {"a step of two", 0, {500}, {2}},
+        {"reversed", 999, {1000}, {-1}},
+        {"columns of a matrix", 3, {10, 5}, {100, 1}},
+        {"a row repeated", 5, {4, 10}, {0, 1}},
+        {"one element repeated", 5, {4, 10}, {0, 0}},
+        {"axes in the order 1, 0, 2", 0, {10, 10, 10}, {10, 100, 1}},
+        {"axes in the order 0, 2, 1", 0, {10, 10, 10}, {100, 1, 10}},
+        {"every axis stepped", 7, {3, 4, 2}, {-2, 200, 50}},
+        {"an axis of one", 0, {5, 1, 3}, {200, 7777, 2}},
+    };
+    for (const auto& c : cases) {
+        CAPTURE(c.what);
+        const std::size_t axes = c.shape.size();
+        std::vector<std::int64_t> strides_bytes;
+        for (const std::int64_t stride : c.strides)
+            strides_bytes.push_back(stride * 4);
+
+        std::vector<std::int32_t> expected;
+        for (std::uint64_t element = 0; element < pinflow::element_count(c.shape); ++element) {
+            std::uint64_t rest = element;
+            auto position = static_cast<std::int64_t>(c.first);
+            for (std::size_t axis = axes; axis-- > 0; rest /= c.shape[axis]) {
+                position += static_cast<std::int64_t>(rest % c.shape[axis]) * c.strides[axis];
+            }
+            expected.push_back(values[static_cast<std::size_t>(position)]);
+        }
+
+        pinflow::write_npy(folder / "a.npy", {bytes_of(values) + 4 * c.first, dtype::of<std::int32_t>(),
+                                              c.shape, strides_bytes});
+        const pinflow::array opened = open_npy(folder / "a.npy");
+        CHECK(opened.shape() == c.shape);
+        CHECK(opened.view().c_contiguous());
+        CHECK(payload(opened) == expected);
+    }
+}
+
+TEST_CASE("npy: writes a strided view larger than what it collects") {
+    const temporary_folder folder;
+    const auto values = counted(1 << 20);
+    pinflow::write_npy(folder / "a.npy",
+                       {bytes_of(values), dtype::of<std::int32_t>(), {1 << 10, 1 << 10}, {4, 4096}});
+    // columns of a matrix are that matrix transposed: Fortran order, written as it lies
+    CHECK(open_npy(folder / "a.npy").view().fortran_contiguous());
+    pinflow::write_npy(folder / "a.npy",
+                       {bytes_of(values), dtype::of<std::int32_t>(), {1000, 1 << 10}, {4, 4096}});
+    const auto written = payload(open_npy(folder / "a.npy"));
+    REQUIRE(written.size() == 1000 << 10);
+    bool equal = true;
+    for (std::size_t index = 0; index < written.size(); ++index) {
+        equal = equal && static_cast<std::size_t>(written[index]) == index % 1024 * 1024 + index / 1024;
+    }
+    CHECK(equal);
+}
+
+TEST_CASE("npy: writes arrays without axes, without elements, and big-endian ones") {
+    const temporary_folder folder;
+    const auto values = counted(4);
+    pinflow::write_npy(folder / "scalar.npy", {bytes_of(values) + 4, dtype::of<std::int32_t>(), {}});
+    CHECK(payload(open_npy(folder / "scalar.npy")) == std::vector<std::int32_t>{1});
+    CHECK(open_npy(folder / "scalar.npy").shape().empty());
+
+    pinflow::write_npy(folder / "empty.npy", {nullptr, dtype::of<std::int32_t>(), {0, 5}});
+    CHECK(open_npy(folder / "empty.npy").shape() == shape_vector{0, 5});
+    pinflow::write_npy(folder / "empty.npy", {nullptr, dtype::of<std::int32_t>(), {5, 0}, {400, 800}});
+    CHECK(open_npy(folder / "empty.npy").size_bytes() == 0);
+
+    pinflow::write_npy(folder / "big.npy", {bytes_of(values), dtype::parse(">i4"), {2, 2}});
+    CHECK(open_npy(folder / "big.npy").dtype().descr() == ">i4");
+    CHECK(payload(open_npy(folder / "big.npy")) == values);
+}
+
+TEST_CASE("npy: a file can be written over the one that the view is mapped from") {
+    const temporary_folder folder;
+    const auto values = counted(6);
+    pinflow::write_npy(folder / "a.npy", {bytes_of(values), dtype::of<std::int32_t>(), {2, 3}});
+    const pinflow::array opened = open_npy(folder / "a.npy");
+    pinflow::write_npy(folder / "a.npy", array_view(opened.view().data(), opened.dtype(), {3, 2}, {4, 12}));
+    CHECK(payload(open_npy(folder / "a.npy")) == values);
+    CHECK(open_npy(folder / "a.npy").view().fortran_contiguous());
+    CHECK_THROWS_AS(opened.file()->check_unchanged(), pinflow::data_changed);
+}
+
+// ---- writing in pieces
+// -----------------------------------------------------------------------------------------------
+
+TEST_CASE("npy writer: pieces may be cut anywhere") {
+    const temporary_folder folder;
+    const auto values = counted(1'000'000);
+    const auto all = as_bytes(values);
+    for (const std::size_t step :
+         {std::size_t{999}, std::size_t{1} << 20, std::size_t{1'500'001}, all.size()}) {
+        CAPTURE(step);
+        pinflow::npy_writer writer(folder / "a.npy", dtype::of<std::int32_t>(), {1000, 1000}, 4096);
+        for (std::size_t at = 0; at < all.size(); at += step) {
+            writer.write(all.subspan(at, std::min(step, all.size() - at)));
+        }
+        writer.write({});
+        writer.finish();
+        const pinflow::array opened = open_npy(folder / "a.npy");
+        CHECK(opened.offset_bytes() == 4096);
+        CHECK((payload(opened) == values));
+        CHECK(files_in(folder.path()) == 1);
+    }
+}
+
+TEST_CASE("npy writer: holds to what the shape promises") {
+    const temporary_folder folder;
+    const auto values = counted(5);
+    const auto all = as_bytes(values);
+    pinflow::npy_writer writer(folder / "a.npy", dtype::of<std::int32_t>(), {4});
+    CHECK_THROWS_AS(writer.write(all), pinflow::invalid_argument);
+    writer.write(all.first(15));
+    CHECK_THROWS_WITH_AS(writer.finish(), doctest::Contains("promises 16 bytes, 15 were written"),
+                         pinflow::invalid_argument);
+    CHECK_FALSE(fs::exists(folder / "a.npy"));
+    writer.write(all.subspan(15, 1));
+    writer.finish();
+    CHECK(payload(open_npy(folder / "a.npy")) == counted(4));
+    CHECK_THROWS_AS(writer.write(all.first(1)), pinflow::invalid_argument);
+    CHECK_THROWS_AS(writer.finish(), pinflow::invalid_argument);
+}
+
+TEST_CASE("npy writer: without finish, nothing remains and what was there is still there") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", "before");
+    {
+        pinflow::npy_writer writer(folder / "a.npy", dtype::of<std::int32_t>(), {4});
+        writer.write(as_bytes(counted(2)));
+        pinflow::npy_writer moved = std::move(writer);
+        CHECK(files_in(folder.path()) == 2);
+    }
+    CHECK(files_in(folder.path()) == 1);
+    CHECK(read_file(folder / "a.npy") == "before");
+}
+
+TEST_CASE("npy writer: two that write the same file do not mix") {
+    const temporary_folder folder;
+    const auto one = counted(4);
+    const std::vector<std::int32_t> two = {7, 7, 7, 7};
+    pinflow::npy_writer first(folder / "a.npy", dtype::of<std::int32_t>(), {4});
+    pinflow::npy_writer second(folder / "a.npy", dtype::of<std::int32_t>(), {4});
+    first.write(as_bytes(one));
+    second.write(as_bytes(two));
+    second.finish();
+    CHECK(payload(open_npy(folder / "a.npy")) == two);
+    first.finish();
+    CHECK(payload(open_npy(folder / "a.npy")) == one);
+}
+
+TEST_CASE("npy writer: refuses shapes that no file can have") {
+    const temporary_folder folder;
+    const auto type = dtype::of<std::int32_t>();
+    for (const shape_vector& shape : {shape_vector{1ull << 62, 2}, shape_vector{1ull << 32, 1ull << 32},
+                                      shape_vector(65, 1), shape_vector{1ull << 63}}) {
+        CHECK_THROWS_WITH_AS(pinflow::npy_writer(folder / "a.npy", type, shape),
+                             doctest::Contains("cannot write '"), pinflow::invalid_argument);
+    }
+    CHECK(files_in(folder.path()) == 0);
+}
+
+// ---- writing when something fails
+// ------------------------------------------------------------------------------------
+
+TEST_CASE("npy writer: refuses to replace what is not a regular file") {
+    const temporary_folder folder;
+    const std::string pipe = folder / "pipe";
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    fs::create_symlink("/dev/null", folder / "link");
+    fs::create_directory(folder / "inner");
+    for (const std::string& path :
+         {pipe, std::string("/dev/null"), (folder / "link").string(), (folder / "inner").string(),
+          (folder / "inner/").string(), (folder / "absent/").string(), (folder / "absent/a.npy").string(),
+          std::string()}) {
+        CAPTURE(path);
+        CHECK_THROWS_WITH_AS(pinflow::npy_writer(path, dtype::of<float>(), {}),
+                             doctest::Contains(("cannot write '" + path + "': ").c_str()),
+                             pinflow::system_failure);
+    }
+    CHECK(files_in(folder.path()) == 3);
+    CHECK(files_in(folder / "inner") == 0);
+}
+
+TEST_CASE("npy writer: a symbolic link is replaced, not followed") {
+    const temporary_folder folder;
+    write_file(folder / "target.npy", "before");
+    fs::create_symlink("target.npy", folder / "link.npy");
+    pinflow::write_npy(folder / "link.npy", {nullptr, dtype::of<float>(), {0}});
+    CHECK(read_file(folder / "target.npy") == "before");
+    CHECK_FALSE(fs::is_symlink(folder / "link.npy"));
+}
+
+TEST_CASE("npy writer: a failure in any step leaves what was there, and no temporary file") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    const auto values = counted(1 << 20);
+    struct {
+        sys::call what;
+        int error;
+    } const cases[] = {{sys::call::open, EROFS},
+                       {sys::call::write, ENOSPC},
+                       {sys::call::write, EIO},
+                       {sys::call::fsync, EIO},
+                       {sys::call::rename, EIO}};
+    for (const auto& [failing, error] : cases) {
+        write_file(path, "before");
+        const sys::scoped_fault_hook hook(
+            [&](sys::call what, std::string_view) { return sys::fault{what == failing ? error : 0}; });
+        try {
+            pinflow::write_npy(path, {bytes_of(values), dtype::of<std::int32_t>(), {1 << 20}});
+            FAIL("it was written");
+        } catch (const pinflow::system_failure& failure) {
+            CHECK(failure.code().value() == error);
+            CHECK(std::string(failure.what()).find(path) != std::string::npos);
+        }
+        CHECK(read_file(path) == "before");
+        CHECK(files_in(folder.path()) == 1);
+    }
+}
+
+TEST_CASE("npy writer: a failed fsync is final") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    write_file(path, "before");
+    unsigned syncs = 0;
+    pinflow::npy_writer writer(path, dtype::of<std::int32_t>(), {1});
+    writer.write(as_bytes(counted(1)));
+    const sys::scoped_fault_hook hook([&](sys::call what, std::string_view) {
+        return sys::fault{what == sys::call::fsync && ++syncs == 1 ? EIO : 0};
+    });
+    CHECK_THROWS_AS(writer.finish(), pinflow::system_failure);
+    CHECK_THROWS_WITH_AS(writer.finish(), doctest::Contains("an earlier step"), pinflow::system_failure);
+    CHECK(syncs == 1);
+    CHECK(read_file(path) == "before");
+    CHECK(files_in(folder.path()) == 1);
+}
+
+TEST_CASE("npy writer: a folder that cannot be made durable is an error, with the file complete") {
+    const temporary_folder folder;
+    unsigned syncs = 0;
+    const sys::scoped_fault_hook hook([&](sys::call what, std::string_view) {
+        return sys::fault{what == sys::call::fsync && ++syncs == 2 ? EIO : 0};
+    });
+    const auto values = counted(3);
+    CHECK_THROWS_AS(pinflow::write_npy(folder / "a.npy", {bytes_of(values), dtype::of<std::int32_t>(), {3}}),
+                    pinflow::system_failure);
+    CHECK(payload(open_npy(folder / "a.npy")) == values);
+}
+
+TEST_CASE("npy writer: writes in this order: data, fsync, rename, fsync of the folder") {
+    const temporary_folder folder;
+    std::vector<sys::call> calls;
+    const auto values = counted(3);
+    {
+        const sys::scoped_fault_hook hook([&](sys::call what, std::string_view) {
+            if (what != sys::call::open && what != sys::call::stat && what != sys::call::close)
+                calls.push_back(what);
+            return sys::fault{};
+        });
+        pinflow::write_npy(folder / "a.npy", {bytes_of(values), dtype::of<std::int32_t>(), {3}});
+    }
+    const std::vector<sys::call> expected = {sys::call::write, sys::call::fsync, sys::call::rename,
+                                             sys::call::fsync};
+    CHECK((calls == expected));
+}
+
+TEST_CASE("npy writer: short writes are continued") {
+    const temporary_folder folder;
+    const auto values = counted(300);
+    const sys::scoped_fault_hook hook([](sys::call, std::string_view) { return sys::fault{0, 7}; });
+    pinflow::write_npy(folder / "a.npy", {bytes_of(values), dtype::of<std::int32_t>(), {300}});
+    CHECK(payload(open_npy(folder / "a.npy")) == values);
+}
+
+TEST_CASE("npy writer: a temporary file that a killed process left is passed over") {
+    const temporary_folder folder;
+    unsigned opens = 0;
+    {
+        const sys::scoped_fault_hook hook([&](sys::call what, std::string_view) {
+            return sys::fault{what == sys::call::open && ++opens <= 3 ? EEXIST : 0};
+        });
+        pinflow::write_npy(folder / "a.npy", {nullptr, dtype::of<float>(), {0}});
+    }
+    CHECK(opens >= 4);
+    CHECK(open_npy(folder / "a.npy").size_bytes() == 0);
+    const sys::scoped_fault_hook hook(
+        [&](sys::call what, std::string_view) { return sys::fault{what == sys::call::open ? EEXIST : 0}; });
+    CHECK_THROWS_AS(pinflow::write_npy(folder / "b.npy", {nullptr, dtype::of<float>(), {0}}),
+                    pinflow::system_failure);
+}

@@ -1,0 +1,205 @@
+"""numpy's side of npy_numpy_test.cpp.
+
+numpy_files.py check           exits with 77 when there is no numpy
+numpy_files.py write FOLDER    writes arrays, and what numpy thinks of many headers and type strings, for C++ to compare
+numpy_files.py read FOLDER     compares the arrays that C++ wrote with numpy's reading and writing of them
+
+A manifest has a line for each array: name, dtype, 1 for Fortran order, lengths; NAME.npy is the file, NAME.raw the
+elements in C order.
+"""
+
+import io
+import pathlib
+import random
+import struct
+import sys
+import warnings
+
+try:
+    import numpy as np
+except ImportError:
+    sys.exit(77)
+
+warnings.simplefilter("ignore")  # of versions 2.0 and 3.0, and of types that go out of use
+
+NUMBERS = ["i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "f16", "c8", "c16", "c32", "U1", "U5", "M8", "m8",
+           "M8[ns]", "M8[D]", "m8[25us]", "m8[Y]", "M8[2147483647as]"]
+DTYPES = ["|b1", "|i1", "|u1", "|S1", "|S10", "|V1", "|V7"] + [order + number for number in NUMBERS for order in "<>"]
+SHAPES = [(), (0,), (5,), (0, 3), (2, 3), (3, 0, 2), (2, 3, 4)]
+VERSIONS = [(1, 0), (2, 0), (3, 0)]
+
+
+def sample(descr, shape):
+    dtype = np.dtype(descr)
+    count = int(np.prod(shape, dtype=np.int64))
+    content = random.randbytes(count * dtype.itemsize)
+    if dtype.kind == "b":
+        content = bytes(byte & 1 for byte in content)
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+class Manifest:
+    def __init__(self, folder):
+        self.folder = folder
+        self.lines = []
+
+    def add(self, name, content, array):
+        self.lines.append("\t".join([name, array.dtype.str, str(int(is_fortran(array))),
+                                     ",".join(map(str, array.shape))]))
+        (self.folder / (name + ".npy")).write_bytes(content)
+        (self.folder / (name + ".raw")).write_bytes(array.tobytes("C"))
+
+    def write(self):
+        (self.folder / "manifest.txt").write_text("".join(line + "\n" for line in self.lines))
+
+
+def is_fortran(array):
+    return array.flags.f_contiguous and not array.flags.c_contiguous
+
+
+def saved(array, version=None):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version)
+    return file.getvalue()
+
+
+def by_hand(text, version=(1, 0)):
+    encoded = text.encode("utf8" if version == (3, 0) else "latin1", "surrogateescape")
+    return b"\x93NUMPY" + bytes(version) + struct.pack("<H" if version == (1, 0) else "<I", len(encoded)) + encoded
+
+
+def write_arrays(folder):
+    manifest = Manifest(folder)
+    for descr in DTYPES:
+        for shape in SHAPES:
+            for order in "CF" if len(shape) > 1 else "C":
+                array = np.array(sample(descr, shape), order=order)
+                for version in VERSIONS:
+                    name = f"array{len(manifest.lines)}"
+                    manifest.add(name if version != (1, 0) else name + "_v1", saved(array, version), array)
+    values = np.arange(24, dtype="<f4").reshape(4, 6)
+    for name, array in {"transposed": values.T, "stepped": values[::2, ::-3], "broadcast": np.broadcast_to(values, (2, 4, 6)),
+                        "readonly_v1": values}.items():
+        manifest.add(name, saved(array), array)
+    # what numpy wrote before 2017 (aligned to 16), under Python 2 on Windows, and other programs (not aligned)
+    for name, text in {
+        "aligned_16": "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 6), }",
+        "python_2": "{'descr': '<f4', 'fortran_order': False, 'shape': (4L, 6L), }",
+        "unaligned": "{'shape': (4, 6), 'fortran_order': False, 'descr': '<f4'}",
+    }.items():
+        padding = 0 if name == "unaligned" else -(10 + len(text) + 1) % 16
+        content = by_hand(text + " " * padding + "\n") + values.tobytes()
+        assert (np.load(io.BytesIO(content)) == values).all()
+        manifest.add(name, content, values)
+    manifest.write()
+
+
+# ---- numpy as the judge of headers -----------------------------------------------------------------------------------
+
+PIECES = ["'descr'", '"descr"', "'fortran_order'", "'shape'", "'<f4'", '">i8"', "'|b1'", "'float32'", "'<M8[ns]'", "'<U5'",
+          "'|O'", "'|V0'", "[('a', '<f4')]", "True", "False", "1", "0", "2L", "3L", "L", "00", "07", "-1", "+2", "0x2",
+          "1_0", "1.0", "1e2", "None", "(2, 3)", "(2,)", "(2)", "()", "(", ")", "[", "]", "{", "}", ",", ":", " ", "  ",
+          "\n", "\t", "\r", "\f", "\v", "\\", "\\\n", "#", "'", '"', "'''", "b", "u", "r", ";", "\0", "\x7f", "\xe9",
+          "9223372036854775807", "9223372036854775808", "18446744073709551616"]
+BASES = ["{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }      \n",
+         "{'descr': '>M8[25us]', 'fortran_order': True, 'shape': (7,), }\n",
+         "{'descr': '|S10', 'fortran_order': False, 'shape': (), }",
+         '{"shape":(2L,0L),"descr":"uint8","fortran_order":True}\n\n']
+
+
+def mutated():
+    text = random.choice(BASES)
+    for _ in range(random.choice([0, 1, 1, 1, 2, 2, 3, 5])):
+        at = random.randrange(len(text) + 1)
+        action = random.randrange(5)
+        if action == 0:
+            text = text[:at] + random.choice(PIECES) + text[at:]
+        elif action == 1:
+            text = text[:at] + text[at + random.randrange(1, 4):]
+        elif action == 2:
+            text = text[:at] + random.choice(PIECES) + text[at + random.randrange(1, 8):]
+        elif action == 3:
+            until = at + random.randrange(1, 30)
+            text = text[:at] + text[at:until] + text[at:]
+        else:
+            old = random.choice(["<f4", "False", "(2, 3)", "2", "3", "7", "'", " ", ",", "(", "\n", "2L"])
+            text = text.replace(old, random.choice(PIECES))
+    return by_hand(text, random.choice(VERSIONS))
+
+
+def verdict(content):
+    """What numpy reads in a header: dtype, order, lengths, offset; or nothing, when it rejects it."""
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        shape, fortran_order, dtype = np.lib.format._read_array_header(file, version)
+        if not all(type(length) is int and 0 <= length < 2**63 for length in shape):
+            return ""  # numpy notices when it makes the array
+        return "\t".join([dtype.str, str(int(fortran_order)), ",".join(map(str, shape)), str(file.tell())])
+    except Exception:  # SyntaxError, TypeError, ValueError, RecursionError, tokenize.TokenError, ...
+        return ""
+
+
+def write_judged_headers(folder):
+    with open(folder / "headers.bin", "wb") as file:
+        for _ in range(8000):
+            content = mutated()
+            for part in (content, verdict(content).encode()):
+                file.write(struct.pack("<I", len(part)) + part)
+
+
+def write_judged_types(folder):
+    units = ["", "generic", "Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as", "B", "1s", "2D", "025s",
+             "0s", "-1s", "7s/2", "7/2s", "2147483647s", "2147483648s", "s ", "5", "[s"]
+    spellings = [prefix + letter + size for prefix in ["", "<", ">", "=", "|", "<<", " "]
+                 for letter in map(chr, range(33, 127))
+                 for size in ["", "0", "1", "2", "3", "4", "5", "7", "8", "10", "12", "16", "32", "04", "+4", " 4", "4 ", "4x",
+                              "2147483647", "2147483648", "536870911", "536870912", "4294967301"]]
+    spellings += [prefix + time + f"[{unit}]" for prefix in ["", "<", ">", "|"]
+                  for time in ["M8", "m8", "m4", "datetime64", "timedelta64"] for unit in units]
+    spellings += [prefix + name for prefix in ["", "<", "="] for name in list(np.sctypeDict) if isinstance(name, str)]
+    lines = []
+    for spelling in spellings:
+        try:
+            dtype = np.dtype(spelling)
+            lines.append(f"{spelling}\t{dtype.str}\t{dtype.itemsize}\n")
+        except Exception:
+            lines.append(f"{spelling}\t\t0\n")
+    (folder / "types.txt").write_text("".join(lines))
+
+
+# ---- what C++ wrote --------------------------------------------------------------------------------------------------
+
+def read_arrays(folder):
+    failures = 0
+    lines = (folder / "manifest.txt").read_text().splitlines()
+    for line in lines:
+        name, descr, fortran_order, lengths = line.split("\t")
+        path = folder / (name + ".npy")
+        shape = tuple(map(int, lengths.split(","))) if lengths else ()
+        content = path.read_bytes()
+        array = np.load(path)
+        same = (array.dtype.str == descr and array.shape == shape and is_fortran(array) == bool(int(fortran_order))
+                and array.tobytes("C") == (folder / (name + ".raw")).read_bytes()
+                # byte for byte what numpy writes, padding and version included
+                and saved(array) == content)
+        if array.size > 0:
+            mapped = np.load(path, mmap_mode="r")
+            same = same and mapped.tobytes("C") == array.tobytes("C")
+        if not same:
+            print(f"{name}: {descr} {shape} differs: {content[:100]!r}")
+            failures += 1
+    if not lines:
+        sys.exit("the manifest is empty")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    random.seed(20)
+    if sys.argv[1] == "write":
+        target = pathlib.Path(sys.argv[2])
+        write_arrays(target)
+        write_judged_headers(target)
+        write_judged_types(target)
+    elif sys.argv[1] == "read":
+        read_arrays(pathlib.Path(sys.argv[2]))

@@ -1,0 +1,124 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/loader/sampler.hpp"
+
+using namespace pinflow;
+
+namespace {
+
+/// How many standard deviations a chi-square statistic lies from what chance gives.
+double deviations(const std::vector<std::uint64_t>& counts, double expected) {
+    double chi_square = 0;
+    for (const std::uint64_t count : counts) {
+        const double difference = static_cast<double>(count) - expected;
+        chi_square += difference * difference / expected;
+    }
+    const double freedom = static_cast<double>(counts.size()) - 1;
+    return (chi_square - freedom) / std::sqrt(2 * freedom);
+}
+
+}  // namespace
+
+TEST_CASE("permutation: visits every element once, for every size") {
+    std::vector<std::uint64_t> sizes(300);
+    std::iota(sizes.begin(), sizes.end(), 1);
+    for (const std::uint64_t size : {4095U, 4096U, 4097U, 65535U, 65536U, 65537U, 1'000'003U}) {
+        sizes.push_back(size);
+    }
+    for (const std::uint64_t size : sizes) {
+        CAPTURE(size);
+        const permutation shuffled(size, size * 31);
+        std::vector<bool> seen(size);
+        std::uint64_t misplaced = 0;
+        for (std::uint64_t position = 0; position < size; ++position) {
+            const std::uint64_t element = shuffled(position);
+            if (element >= size || seen[element]) {
+                ++misplaced;
+            } else {
+                seen[element] = true;
+            }
+        }
+        CHECK(misplaced == 0);
+    }
+}
+
+TEST_CASE("permutation: of sizes past 2^32 stays within them and repeats nothing nearby") {
+    for (const std::uint64_t size :
+         {(std::uint64_t{1} << 40), (std::uint64_t{1} << 40) + 1, std::uint64_t{1} << 62}) {
+        const permutation shuffled(size, 7);
+        std::map<std::uint64_t, std::uint64_t> seen;
+        std::uint64_t wrong = 0;
+        for (std::uint64_t position = 0; position < 100'000; ++position) {
+            const std::uint64_t element = shuffled(size - 1 - position * 1'000'003);
+            wrong += element >= size || !seen.emplace(element, position).second ? 1U : 0U;
+        }
+        CHECK(wrong == 0);
+    }
+    CHECK_THROWS_AS(permutation((std::uint64_t{1} << 62) + 1, 7), invalid_argument);
+}
+
+TEST_CASE("permutation: all orders of a few elements are equally likely") {
+    for (const std::uint64_t size : {2U, 3U, 4U, 5U}) {
+        CAPTURE(size);
+        std::uint64_t orders = 1;
+        for (std::uint64_t i = 2; i <= size; ++i) {
+            orders *= i;
+        }
+        std::map<std::uint64_t, std::uint64_t> counts;
+        for (std::uint64_t key = 0; key < orders * 1000; ++key) {
+            const permutation shuffled(size, key);
+            std::uint64_t order = 0;
+            for (std::uint64_t position = 0; position < size; ++position) {
+                order = order * size + shuffled(position);
+            }
+            ++counts[order];
+        }
+        REQUIRE(counts.size() == orders);
+        std::vector<std::uint64_t> flat;
+        for (const auto& [order, count] : counts) {
+            flat.push_back(count);
+        }
+        CHECK(deviations(flat, 1000) < 5);
+    }
+}
+
+TEST_CASE("permutation: neighbours in position are strangers") {
+    for (const std::uint64_t size : {16U, 100U, 256U, 257U}) {
+        CAPTURE(size);
+        const std::uint64_t keys = 400 * size;
+        std::vector<std::uint64_t> distances(size);
+        for (std::uint64_t key = 0; key < keys; ++key) {
+            const permutation shuffled(size, key);
+            ++distances[(shuffled(size / 3) + size - shuffled(size / 3 + 1)) % size];
+        }
+        CHECK(distances[0] == 0);
+        distances.erase(distances.begin());
+        CHECK(deviations(distances, static_cast<double>(keys) / static_cast<double>(size - 1)) < 5);
+    }
+    const permutation large(50'000'000, 11);
+    std::vector<std::uint64_t> distances(1000);
+    for (std::uint64_t position = 0; position < 1'000'000; ++position) {
+        const std::uint64_t distance = (large(position) + large.size() - large(position + 1)) % large.size();
+        ++distances[distance / 50'000];
+    }
+    CHECK(deviations(distances, 1000) < 5);
+}
+
+TEST_CASE("permutation: version 1 gives these elements for ever") {
+    const auto first_of = [](std::uint64_t size, std::uint64_t key) {
+        const permutation shuffled(size, key);
+        return std::vector<std::uint64_t>{shuffled(0), shuffled(1), shuffled(2)};
+    };
+    CHECK(first_of(10, 0) == std::vector<std::uint64_t>{2, 4, 5});
+    CHECK(first_of(1797, 42) == std::vector<std::uint64_t>{1783, 1046, 1195});
+    CHECK(first_of(1'000'000'000, 7) == std::vector<std::uint64_t>{845127310, 343232229, 235260584});
+    CHECK(first_of(std::uint64_t{1} << 40, 7) ==
+          std::vector<std::uint64_t>{783617830196, 261077239262, 431539983470});
+}

@@ -1,0 +1,64 @@
+# Sourced by the scripts that start from a bare machine: sets $root, a sane environment, and the functions below.
+# Debian 12 and Ubuntu 24.04 are supported; packages come from the distribution only.
+# shellcheck shell=bash
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+
+# A cron job or `env -i` has none of these.
+export PATH=${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
+export HOME=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
+export LC_ALL=C.UTF-8
+exec </dev/null
+
+say() {
+    printf '== %s\n' "$*"
+}
+
+fail() {
+    printf '%s: %s\n' "$(basename -- "$0")" "$*" >&2
+    exit 1
+}
+
+# need_packages NAME...: installs those that are missing, and does not touch the package system when none is.
+need_packages() {
+    if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+        fail "this script needs the packages of Debian 12 or Ubuntu 24.04; elsewhere install what CMakeLists.txt looks for and use the CMake presets."
+    fi
+    local package missing=()
+    for package in "$@"; do
+        if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
+            missing+=("$package")
+        fi
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+
+    local as_root=()
+    if [ "$(id -u)" != 0 ]; then
+        # sudo asks on the terminal, if there is one.
+        if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || { : </dev/tty; } 2>/dev/null; }; then
+            as_root=(sudo)
+        else
+            fail "cannot install ${missing[*]}: this needs root, or sudo that works here without a password."
+        fi
+    fi
+    say "installing ${missing[*]}"
+    local apt_get=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
+    "${apt_get[@]}" update
+    "${apt_get[@]}" install --yes --no-install-recommends "${missing[@]}"
+}
+
+# What the library, the tool, the samples and the tests are built from.
+need_build_packages() {
+    need_packages g++ cmake ninja-build libtbb-dev libboost-dev libfmt-dev libcli11-dev nlohmann-json3-dev \
+        doctest-dev python3 python3-numpy python3-h5py
+}
+
+# configure_and_build PRESET [TARGET...]
+configure_and_build() {
+    local preset=$1
+    shift
+    if command -v ccache >/dev/null; then
+        export CMAKE_CXX_COMPILER_LAUNCHER=ccache
+    fi
+    (cd "$root" && cmake --preset "$preset" && cmake --build --preset "$preset" ${1:+--target "$@"})
+}
