@@ -244,15 +244,19 @@ class header_parser {
                 ++position_;
             } else if (next == '\'' || next == '"') {
                 skip_string();
-            } else if ((next >= '0' && next <= '9') || next == ',' || (next == 'L' && major_version_ < 3)) {
+            } else if ((next >= '0' && next <= '9') || next == ',' || at_python_2_mark()) {
                 ++position_;
-            } else if (next == 'u' && (text_.substr(position_ + 1).find_first_of("'\"") == 0)) {
-                ++position_;  // Python 2 wrote titles like this
             } else {
                 fail_at("a part of a structured type");
             }
             if (depth > 0) skip_space();
         } while (depth > 0);
+    }
+
+    /// The letter of `2L`, or of a title like `u'title'`.
+    bool at_python_2_mark() const noexcept {
+        return (peek() == 'L' && major_version_ < 3) ||
+               (peek() == 'u' && text_.substr(position_ + 1).find_first_of("'\"") == 0);
     }
 
     /// What may follow the dictionary: spaces, then line ends.

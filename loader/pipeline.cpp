@@ -7,6 +7,7 @@
 #include <tbb/parallel_pipeline.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "loader/stage_seam.hpp"
@@ -108,6 +109,7 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
         more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
                               static_cast<std::size_t>(arena_.max_concurrency()));
     }
+    register_pages();
     driver_ = std::thread([this] { drive(); });
 }
 
@@ -115,6 +117,19 @@ loader::pipeline::~pipeline() {
     pool_->stop();
     driver_.join();
     // the streams go next, and wait for the copies enqueued on them: those depend on nobody else
+}
+
+void loader::pipeline::register_pages() {
+    from_pages_.resize(sources_.size());
+    if (!route_.registers_pages) return;
+    std::vector<pin_range> ranges;
+    for (std::size_t index = 0; index < sources_.size(); ++index) {
+        // small pieces are gathered by the CPU, where there is a host side to gather them in
+        from_pages_[index] = !route_.host_side || detail::worth_copying(*sources_[index], options_);
+        if (from_pages_[index]) std::ranges::move(pin_ranges(sources_[index]), std::back_inserter(ranges));
+    }
+    pages_.emplace(std::move(ranges), options_.device);
+    if (!route_.host_side) pages_->require();
 }
 
 std::unique_ptr<detail::slot_lease> loader::pipeline::next() {
@@ -187,6 +202,7 @@ void loader::pipeline::sample(detail::slot& slot) {
 
 void loader::pipeline::gather(detail::slot& slot) {
     slot.arrays.clear();
+    slot.copies.clear();
     std::atomic<std::int64_t> storage_ns = 0;
     std::atomic<std::int64_t> total_ns = 0;
     const auto before = clock::now();
@@ -201,10 +217,18 @@ void loader::pipeline::gather(detail::slot& slot) {
             slot.arrays.emplace_back(first, source.dtype(), std::move(shape));
             continue;
         }
-        slot.arrays.emplace_back(slot.device_side.data() + array_offsets_[index], source.dtype(),
-                                 std::move(shape));
+        const std::uint64_t offset = array_offsets_[index];
+        slot.arrays.emplace_back(slot.device_side.data() + offset, source.dtype(), std::move(shape));
+        if (from_pages_[index] && list_copies(slot, index)) continue;
+        if (from_pages_[index] && !route_.host_side) {
+            throw unsupported(fmt::format("pages of {} are not registered", source.description()));
+        }
         std::byte* const side = route_.host_side ? slot.host_side.data() : slot.device_side.data();
-        gather_array(slot, index, side + array_offsets_[index], storage_ns, total_ns);
+        gather_array(slot, index, side + offset, storage_ns, total_ns);
+        if (route_.host_side) {
+            slot.copies.push_back(
+                {slot.device_side.data() + offset, side + offset, slot.arrays[index].size_bytes()});
+        }
     }
     // the pieces ran side by side: the stage's own time is shared out as theirs was
     const std::chrono::nanoseconds wall = clock::now() - before;
@@ -242,15 +266,45 @@ void loader::pipeline::gather_array(const detail::slot& slot, std::size_t index,
     });
 }
 
+bool loader::pipeline::list_copies(detail::slot& slot, std::size_t index) const {
+    const row_source& source = *sources_[index];
+    const std::uint64_t row_bytes = source.row_size_bytes();
+    if (row_bytes == 0) return true;
+    std::byte* const destination = slot.device_side.data() + array_offsets_[index];
+    const std::size_t listed_before = slot.copies.size();
+    const std::span<const std::uint64_t> ids = slot.row_ids;
+    for (std::size_t first = 0; first < ids.size();) {
+        std::uint64_t row = ids[first];
+        const auto* extent = source.extents().data();
+        while (row >= extent->row_count) {
+            row -= extent->row_count;
+            ++extent;
+        }
+        // rows that follow each other in the extent are one piece
+        std::size_t last = first + 1;
+        while (last < ids.size() && ids[last] == ids[last - 1] + 1 &&
+               row + (last - first) < extent->row_count) {
+            ++last;
+        }
+        const std::byte* const rows = extent->data + row * row_bytes;
+        const std::uint64_t size_bytes = (last - first) * row_bytes;
+        if (!pages_->covers(rows, size_bytes)) {
+            slot.copies.resize(listed_before);
+            return false;
+        }
+        slot.copies.push_back({destination + first * row_bytes, rows, size_bytes});
+        first = last;
+    }
+    return true;
+}
+
 void loader::pipeline::copy(detail::slot& slot) {
     const stream_view stream = streams_[slot.number % streams_.size()];
-    if (route_.host_side) {
-        for (std::size_t index = 0; index < sources_.size(); ++index) {
-            const std::uint64_t offset = array_offsets_[index];
-            copy_to_device_async(slot.device_side.data() + offset,
-                                 slot.host_side.bytes().subspan(offset, slot.arrays[index].size_bytes()),
-                                 stream);
-        }
+    if (slot.copies.size() == 1) {
+        const copy_range& whole = slot.copies[0];
+        copy_to_device_async(whole.destination, {whole.source, whole.size_bytes}, stream);
+    } else if (!slot.copies.empty()) {
+        copy_batch_to_device_async(slot.copies, stream);
     }
     slot.ready.record(stream);
 }
@@ -266,6 +320,13 @@ loader_report loader::pipeline::report() const {
     loader_report report;
     report.route = route_.route;
     report.reason = route_.reason;
+    if (pages_) {
+        const pin_report pinned = pages_->report();
+        report.pin_time = pinned.duration;
+        if (pinned.finished) report.reason = pinned.reason;
+        // rows of pages that could not be registered take the staged route
+        if (pinned.finished && !pinned.complete) report.route = route::staged;
+    }
     report.slots = static_cast<unsigned>(pool_->slot_count());
     report.slot_bytes = slot_bytes_;
     report.batches = collected.batches;

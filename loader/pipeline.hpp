@@ -15,6 +15,7 @@
 #include "loader/slots.hpp"
 #include "loader/stage_seam.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "pinflow/pin.hpp"
 
 namespace pinflow {
 
@@ -42,6 +43,7 @@ class loader::pipeline {
     loader_report report() const;
 
  private:
+    void register_pages();
     void drive();
     void fill_free_slots();
 
@@ -53,6 +55,9 @@ class loader::pipeline {
     void copy(detail::slot& slot);
     void check_sources() const;
 
+    /// Lists the copies of array `index` from its mapped pages. @return false when some are not registered
+    /// (yet).
+    bool list_copies(detail::slot& slot, std::size_t index) const;
     void gather_array(const detail::slot& slot, std::size_t index, std::byte* destination,
                       std::atomic<std::int64_t>& storage_ns, std::atomic<std::int64_t>& total_ns) const;
 
@@ -67,6 +72,8 @@ class loader::pipeline {
     std::uint64_t batch_total_;
 
     std::shared_ptr<detail::slot_pool> pool_;
+    std::vector<bool> from_pages_;       ///< for each array, whether it is copied from its mapped pages
+    std::optional<pinned_pages> pages_;  ///< before the streams, whose copies read them to the end
     std::array<stream, 2>
         streams_;  ///< batches take turns, so that one's copy can begin while another's ends
     std::optional<tbb::global_control> more_threads_;  ///< when more are asked for than there are cores

@@ -79,25 +79,65 @@ route_choice choose_on_host(sources_view sources, const loader_options& options)
     return {route::copy, "the host device needs one copy, from the page cache into the slot", false, true};
 }
 
+/// One piece of a batched copy costs the engine as much time as some 28 KiB do.
+constexpr std::uint64_t least_piece_bytes = 32 << 10;
+
+/// Why the copy engine cannot read the rows of these sources where they lie; empty when it can.
+std::string why_no_copy(sources_view sources) {
+    for (const auto& source : sources) {
+        if (source->row_count() * source->row_size_bytes() == 0) continue;
+        const auto extents = source->extents();
+        const bool mapped = !extents.empty() && std::ranges::all_of(extents, [](const row_extent& extent) {
+            return extent.data != nullptr;
+        });
+        if (!mapped) return fmt::format("{} is not mapped as it is delivered", source->description());
+    }
+    return {};
+}
+
 route_choice choose_on_cuda(sources_view sources, const loader_options& options) {
     switch (options.route) {
         case route::direct:
-            refuse(route::direct, "the loader has no kernel that reads rows from registered memory yet");
+            refuse(route::direct, "the loader has no kernel that reads rows from registered memory");
         case route::copy:
-            refuse(route::copy, "the loader cannot register mapped files yet");
+            if (const std::string why = why_no_copy(sources); !why.empty()) refuse(route::copy, why);
+            return {route::copy, "asked for: the copy engine reads the mapped pages", false, true, true};
         case route::read:
             check_read(sources);
-            return {route::read, "asked for: rows are read from the file into a pinned slot", true, true};
+            return {route::read, "asked for: rows are read from the file into a pinned slot", true, true,
+                    false};
         case route::staged:
-            return {route::staged, "asked for: rows are gathered into a pinned slot, then copied", true,
-                    true};
+            return {route::staged, "asked for: rows are gathered into a pinned slot, then copied", true, true,
+                    false};
         case route::automatic:
             break;
     }
-    return {route::staged, "rows are gathered into a pinned slot, then copied", true, true};
+    if (const std::string why = why_no_copy(sources); !why.empty()) {
+        return {route::staged, why, true, true, false};
+    }
+    std::uint64_t batch_bytes = 0;
+    std::uint64_t copied_bytes = 0;
+    for (const auto& source : sources) {
+        batch_bytes += source->row_size_bytes();
+        if (worth_copying(*source, options)) copied_bytes += source->row_size_bytes();
+    }
+    if (copied_bytes * 2 < batch_bytes || batch_bytes == 0) {
+        return {route::staged,
+                fmt::format("pieces of less than {} bytes are too small for the copy engine: rows are "
+                            "gathered into a pinned slot, then copied",
+                            least_piece_bytes),
+                true, true, false};
+    }
+    return {route::copy, "the copy engine reads the mapped pages", true, true, true};
 }
 
 }  // namespace
+
+bool worth_copying(const row_source& source, const loader_options& options) {
+    const std::uint64_t rows_together =
+        options.order == order::sequential ? std::min(options.batch_rows, source.row_count()) : 1;
+    return rows_together * source.row_size_bytes() >= least_piece_bytes;
+}
 
 route_choice choose_route(sources_view sources, const loader_options& options) {
     return options.device.kind() == device_kind::host ? choose_on_host(sources, options)

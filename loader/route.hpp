@@ -15,7 +15,12 @@ struct route_choice {
     std::string reason;        ///< one sentence
     bool host_side = false;    ///< rows are gathered into a pinned host side, and copied from there
     bool device_side = false;  ///< batches lie in memory of their slot
+    bool registers_pages =
+        false;  ///< rows are copied from the mapped pages themselves, as far as they are registered
 };
+
+/// Whether rows of `source` lie together in pieces that are large enough for the copy engine, in this order.
+bool worth_copying(const row_source& source, const loader_options& options);
 
 /// Chooses the route for these sources, or checks the one asked for.
 /// @throws unsupported when the route asked for cannot work here.

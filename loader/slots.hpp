@@ -42,6 +42,7 @@ struct slot {
     // the batch that is in it
     std::vector<std::uint64_t> row_ids;
     std::vector<array_view> arrays;
+    std::vector<copy_range> copies;  ///< that fill the device side
     std::uint64_t epoch = 0;
     std::uint64_t index = 0;
     std::uint64_t number = 0;  ///< of the batch, over all epochs

@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
             } else if (flag == "--dtype" && (value == "float32" || value == "uint8")) {
                 floats = value == "float32";
             } else {
-                throw usage_error("'" + flag + " " + value + "' is not an option");
+                throw usage_error(flag + " is not an option, or lacks a value that it takes");
             }
         }
         if (path.empty() || path.starts_with('-'))

@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <optional>
+#include <string>
 #include <random>
 #include <string_view>
 #include <thread>
@@ -30,6 +32,8 @@ using namespace pinflow;
 using namespace std::chrono_literals;
 
 namespace {
+
+constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
 
 unsigned cases_run = 0;
 
@@ -438,4 +442,60 @@ TEST_CASE("cuda: pinned memory that cannot be registered is allocated by CUDA") 
     allocate_too = true;
     CHECK(contains(sentence_of<device_error>([&] { pinned_buffer(1 << 20, gpu); }),
                    "cannot page-lock 1048576 bytes: cudaErrorMemoryAllocation"));
+}
+
+// ---- what waits for a stream that is stuck
+// ---------------------------------------------------------------------------
+
+namespace {
+
+/// Whether `work` comes back while a stream of the device is stuck; the stream is let go after two seconds at
+/// most.
+template <typename Work>
+bool returns_while_stuck(const device& gpu, Work work) {
+    const stream stuck(gpu);
+    gate held;
+    hold(stuck, held);
+    std::atomic<bool> returned = false;
+    bool returned_in_time = false;
+    std::thread watch([&] {
+        const auto end = std::chrono::steady_clock::now() + 2s;
+        while (!returned && std::chrono::steady_clock::now() < end)
+            std::this_thread::yield();
+        returned_in_time = returned;
+        held.open();
+    });
+    work();
+    returned = true;
+    watch.join();
+    return returned_in_time;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: what a loader does while it runs does not wait for a stream that is stuck") {
+    const device gpu = device::cuda(0);
+    const stream other(gpu);
+    const pinned_buffer source(mebibyte, gpu);
+    CHECK(returns_while_stuck(gpu, [&] {
+        device_buffer memory(300 * mebibyte, other);
+        event mark(gpu);
+        copy_to_device_async(memory.data(), source.bytes(), other);
+        mark.record(other);
+        mark.synchronize();
+        memory.release_after({&mark, 1});
+    }));
+    CHECK(returns_while_stuck(gpu, [&] { const stream short_lived(gpu); }));
+    CHECK(returns_while_stuck(gpu, [&] { gpu.memory(); }));
+}
+
+TEST_CASE("cuda: whether pinning waits for a stream that is stuck is the driver's choice, and said here") {
+    const device gpu = device::cuda(0);
+    std::optional<pinned_buffer> memory;
+    const bool taken = returns_while_stuck(gpu, [&] { memory.emplace(8 * mebibyte, gpu); });
+    const bool given_back = returns_while_stuck(gpu, [&] { memory.reset(); });
+    const std::string registering = taken ? "does not wait" : "waits";
+    const std::string unregistering = given_back ? "does not wait" : "waits";
+    MESSAGE("registering memory " << registering << ", unregistering it " << unregistering);
+    CHECK_FALSE(memory.has_value());
 }

@@ -269,5 +269,4 @@ TEST_CASE("dtype: cannot be made from parts that no type of numpy has") {
     CHECK_THROWS_AS(dtype(dtype_kind::opaque, std::uint64_t{1} << 31), pinflow::invalid_argument);
     CHECK_THROWS_AS(dtype(dtype_kind::floating, 4, std::endian::little, "s"), pinflow::invalid_argument);
     CHECK_THROWS_AS(dtype(dtype_kind::datetime, 8, std::endian::little, "x"), pinflow::invalid_argument);
-    CHECK_THROWS_AS(dtype(static_cast<dtype_kind>('?'), 1), pinflow::invalid_argument);
 }

@@ -88,14 +88,18 @@ TEST_CASE("loader: a leased batch is not overwritten while a stream is still to 
             const stream other(device);
             gate gate;
             hold(slow, gate);
-            std::vector<std::vector<std::uint64_t>> copies(2, std::vector<std::uint64_t>(10 * 512));
+            // pinned: CUDA copies to other memory only once the stream has come there, and keeps its caller
+            // waiting
+            std::vector<pinned_buffer> copies;
+            copies.emplace_back(10 * 512 * sizeof(std::uint64_t), device);
+            copies.emplace_back(10 * 512 * sizeof(std::uint64_t), device);
             std::vector<std::vector<std::uint64_t>> ids;
-            for (auto& copy : copies) {
+            for (const pinned_buffer& copy : copies) {
                 const auto batch = loader.next(slow);
                 REQUIRE(batch);
                 ids.emplace_back(batch->row_ids().begin(), batch->row_ids().end());
                 // the consumer is late: this reads long after the lease has ended
-                copy_to_host_async(std::as_writable_bytes(std::span(copy)), (*batch)[0].data(), slow);
+                copy_to_host_async(copy.bytes(), (*batch)[0].data(), slow);
             }
             for (int i = 0; i < 30; ++i) {  // the third slot goes round and round meanwhile
                 const auto batch = loader.next(other);
@@ -105,9 +109,10 @@ TEST_CASE("loader: a leased batch is not overwritten while a stream is still to 
             gate.open();
             slow.synchronize();
             for (std::size_t i = 0; i < copies.size(); ++i) {
+                const auto* const words = reinterpret_cast<const std::uint64_t*>(copies[i].data());
                 for (std::size_t row = 0; row < 10; ++row) {
-                    CHECK(copies[i][row * 512] == ids[i][row]);
-                    CHECK(copies[i][row * 512 + 511] == ids[i][row]);
+                    CHECK(words[row * 512] == ids[i][row]);
+                    CHECK(words[row * 512 + 511] == ids[i][row]);
                 }
             }
         }
@@ -120,13 +125,14 @@ TEST_CASE("loader: a stream named with used_on is waited for as well") {
         const stream main(device);
         const stream side(device);
         gate gate;
-        std::vector<std::uint64_t> copy(10 * 256);
+        const pinned_buffer copy(10 * 256 * sizeof(std::uint64_t), device);
+        const auto* const words = reinterpret_cast<const std::uint64_t*>(copy.data());
         {
             auto batch = loader.next(main);
             REQUIRE(batch);
             batch->used_on(side);
             hold(side, gate);
-            copy_to_host_async(std::as_writable_bytes(std::span(copy)), (*batch)[0].data(), side);
+            copy_to_host_async(copy.bytes(), (*batch)[0].data(), side);
             main.synchronize();
         }
         for (int i = 0; i < 2; ++i) {
@@ -137,8 +143,8 @@ TEST_CASE("loader: a stream named with used_on is waited for as well") {
         }
         gate.open();
         side.synchronize();
-        CHECK(copy.front() == 0);
-        CHECK(copy.back() == 9);
+        CHECK(words[0] == 0);
+        CHECK(words[10 * 256 - 1] == 9);
     });
 }
 
@@ -189,20 +195,21 @@ TEST_CASE("loader: its destructor does not wait for a consumer's stream that is 
     on_each_device([](const device& device) {
         const stream stuck(device);
         gate gate;
-        std::vector<std::uint64_t> copy(10 * 4);
+        const pinned_buffer copy(10 * 4 * sizeof(std::uint64_t), device);
+        const auto* const words = reinterpret_cast<const std::uint64_t*>(copy.data());
         {
             loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10, .slots = 2});
             for (int i = 0; i < 2; ++i) {
                 const auto batch = loader.next(stuck);
                 REQUIRE(batch);
                 if (i == 0) hold(stuck, gate);
-                copy_to_host_async(std::as_writable_bytes(std::span(copy)), (*batch)[0].data(), stuck);
+                copy_to_host_async(copy.bytes(), (*batch)[0].data(), stuck);
             }
         }
         gate.open();
         stuck.synchronize();
-        CHECK(copy.front() == 10);
-        CHECK(copy.back() == 19);
+        CHECK(words[0] == 10);
+        CHECK(words[10 * 4 - 1] == 19);
     });
 }
 
@@ -386,4 +393,41 @@ TEST_CASE("loader: says whom it waited for when the consumer is slow") {
     const loader_report report = loader.report();
     CHECK(report.consumer_wait > std::chrono::milliseconds(25));
     CHECK(report.storage_wait == std::chrono::nanoseconds(0));
+}
+
+TEST_CASE("loader: a GPU is fed from the mapped pages, from slots, and from both, with the same rows") {
+    if (device::cuda_count() == 0) {
+        MESSAGE("skipped: there is no CUDA device");
+        return;
+    }
+    const device device = device::cuda(0);
+    const temporary_folder folder;
+    write_npy(folder / "large.npy", numbered_rows(300, 8192).view());  // rows of 64 KiB
+    write_npy(folder / "small.npy", numbered_rows(300, 3).view());
+    for (const order order : {order::sequential, order::shuffled}) {
+        for (const route route : {route::automatic, route::copy, route::staged, route::read}) {
+            CAPTURE(to_string(route));
+            loader loader({open_npy(folder / "large.npy"), open_npy(folder / "small.npy")},
+                          {.device = device, .batch_rows = 32, .order = order, .epochs = 3, .route = route});
+            const stream stream(device);
+            std::uint64_t rows = 0;
+            while (const auto batch = loader.next(stream)) {
+                CHECK(holds_its_rows(*batch, stream));
+                const auto labels = elements_of<std::uint64_t>(*batch, 1, stream);
+                for (std::size_t i = 0; i < batch->row_count(); ++i) {
+                    CHECK(labels[i * 3 + 2] == batch->row_ids()[i]);
+                }
+                rows += batch->row_count();
+            }
+            CHECK(rows == 900);
+            CHECK(loader.report().route == (route == route::automatic ? route::copy : route));
+            if (loader.report().route == route::copy) {
+                CHECK(loader.report().reason.find("registered") != std::string::npos);
+                CHECK(loader.report().pin_time.count() > 0);
+            }
+        }
+    }
+    loader small({open_npy(folder / "small.npy")}, {.device = device, .order = order::shuffled});
+    CHECK(small.report().route == route::staged);
+    CHECK(small.report().reason.find("too small") != std::string::npos);
 }

@@ -21,6 +21,7 @@ namespace {
 std::atomic<std::size_t> largest_allocation = 0;
 }
 
+#ifndef __clang_analyzer__  // which would see leaks everywhere
 // not inlined, as g++ would see new without delete in one place and free without malloc in another, and warn
 [[gnu::noinline]] void* operator new(std::size_t size) {
     std::size_t largest = largest_allocation.load();
@@ -35,6 +36,7 @@ std::atomic<std::size_t> largest_allocation = 0;
 [[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept {
     std::free(data);
 }
+#endif
 
 namespace {
 
@@ -113,7 +115,7 @@ TEST_CASE("npy header: reads versions 1.0, 2.0 and 3.0") {
 TEST_CASE("npy header: reads the listed spellings of other writers") {
     for (const char* const spelling : {
              "{'descr': 'float32', 'fortran_order': False, 'shape': (2, 3), }",
-             "{\"descr\": \"<f4\", \"fortran_order\": False, \"shape\": (2, 3), }",
+             R"({"descr": "<f4", "fortran_order": False, "shape": (2, 3), })",
              "{'shape': (2, 3), 'fortran_order': False, 'descr': '<f4'}",
              "{'descr':'<f4','fortran_order':False,'shape':(2,3)}",
              "{ 'descr' : '<f4' , 'fortran_order' : False , 'shape' : ( 2 , 3 , ) , }",
@@ -337,7 +339,7 @@ TEST_CASE("npy header: calls pickled objects and structured types unsupported") 
     for (const std::string& descr :
          {std::string("[('a', '<f4'), ('b', '<i4')]"), std::string("[('a', '<f4', (2, 3))]"),
           std::string("[(('title', 'name'), '<f4')]"), std::string("[((u'title', 'name'), '<f4', (2L,))]"),
-          std::string("[('a', [('b', [('c', '|S3')])])]"), std::string("[('it\\'s', '<f4'), (\"'\", '<f4')]"),
+          std::string("[('a', [('b', [('c', '|S3')])])]"), std::string(R"([('it\'s', '<f4'), ("'", '<f4')])"),
           std::string("[('\\u6570', '<f4')]"), std::string("[]"), std::string("('<f4', (2,))")}) {
         CAPTURE(descr);
         CHECK_THROWS_WITH_AS(parse(header(text(descr, "(3,)"))), doctest::Contains("structured"),
@@ -412,6 +414,7 @@ TEST_CASE("npy header: no hostile length or shape makes it allocate") {
         header(text(repeated("[", 9'000), "()")),
         header("{" + std::string(9'000, '\'')),
     };
+    std::size_t refused = 0;
     std::size_t largest = 0;
     for (const std::string& bytes : hostile) {
         for (const std::uint64_t file_size : {std::uint64_t{bytes.size()}, any_size}) {
@@ -419,10 +422,12 @@ TEST_CASE("npy header: no hostile length or shape makes it allocate") {
             try {
                 parse(bytes, file_size);
             } catch (const format_error&) {
+                ++refused;
             }
             largest = std::max(largest, largest_allocation.load());
         }
     }
+    CHECK(refused > hostile.size());
     CHECK(largest > 0);
     CHECK(largest <= 4096);
 }

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -16,8 +17,6 @@
 #include "pinflow/formats/npy.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/temporary_folder.hpp"
-
-extern char** environ;
 
 namespace {
 
@@ -33,6 +32,7 @@ int run_numpy(std::vector<std::string> arguments) {
     const std::string script = (fs::path(__FILE__).parent_path() / "numpy_files.py").string();
     arguments.insert(arguments.begin(), {"/usr/bin/python3", script});
     std::vector<char*> pointers;
+    pointers.reserve(arguments.size() + 1);
     for (std::string& argument : arguments)
         pointers.push_back(argument.data());
     pointers.push_back(nullptr);

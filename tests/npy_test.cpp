@@ -258,6 +258,7 @@ TEST_CASE("npy: writes views without either order in C order") {
         CAPTURE(c.what);
         const std::size_t axes = c.shape.size();
         std::vector<std::int64_t> strides_bytes;
+        strides_bytes.reserve(axes);
         for (const std::int64_t stride : c.strides)
             strides_bytes.push_back(stride * 4);
 

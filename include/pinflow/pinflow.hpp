@@ -15,6 +15,7 @@
 // devices
 #include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
+#include "pinflow/pin.hpp"
 #include "pinflow/stream.hpp"
 // formats
 #include "pinflow/formats/npy.hpp"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# gpu.sh [configure|build|test|sanitize|bench]...
+# gpu.sh [configure|build|test|memcheck|racecheck|bench]...
 #
 # Builds, tests and measures on a CUDA host, one that has no package registry too: what it lacks is expected below
 # .gpu-deps/ in the repository's root (unpacked distribution packages). Phases are given as arguments; all of them without
-# any. Each can be run on its own after `configure build`. Settings, from the environment:
+# any. Each takes less than ten minutes, and can be run on its own after `configure build`. Settings, from the environment:
 #   BUILD       the build folder (build/gpu)
 #   DATA        where the large files are made and kept (BUILD/data)
 #   ROWS        rows of 256 KiB of the measured file (32768, which is 8 GiB)
@@ -29,14 +29,14 @@ say() {
     printf '== %s\n' "$*"
 }
 
-# run LIMIT COMMAND...: with a time limit, output line by line; remembers a failure and goes on.
+# run LIMIT COMMAND...: with a time limit; remembers a failure and goes on.
 run() {
     local limit=$1 status=0
     shift
     say "$*"
-    timeout --kill-after=10 "$limit" stdbuf -oL -eL "$@" || status=$?
+    timeout --kill-after=10 "$limit" "$@" || status=$?
     if [ "$status" = 77 ]; then
-        table+=("skipped     $(basename -- "$1")")
+        table+=("skipped     $*")
     elif [ "$status" != 0 ]; then
         failures=$((failures + 1))
         table+=("FAILED $status  $*")
@@ -60,29 +60,26 @@ build() {
 }
 
 run_tests() {
-    run 300 "$build/tests/cuda_test"
-    run 560 ctest --test-dir "$build" --output-on-failure --timeout 120 -j 4 -E '^cuda_test$'
+    run 240 stdbuf -oL -eL "$build/tests/cuda_test" --duration=true
+    run 340 ctest --test-dir "$build" --output-on-failure --timeout 120 -j 4 -E '^cuda_test$'
 }
 
-# Children that fault on purpose, and work that takes minutes under instrumentation, are left out.
+# sanitize TOOL. Children that fault on purpose, and work that takes minutes under instrumentation, are left out.
 sanitize() {
-    local tool test
+    local tool=$1 test before
     if ! command -v compute-sanitizer >/dev/null; then
         table+=("skipped     compute-sanitizer is not installed")
         return
     fi
-    for tool in memcheck racecheck; do
-        for test in cuda_test loader_test; do
-            # errors that the tests ask for on purpose are API errors; only bad accesses count here
-            local options=(--tool "$tool" --error-exitcode 9 --print-limit 20)
-            if [ "$tool" = memcheck ]; then
-                options+=(--report-api-errors no)
-            fi
-            local before=$failures
-            run 280 compute-sanitizer "${options[@]}" "$build/tests/$test" \
-                '--test-case-exclude=cuda process*,*hundreds of megabytes*,*worked on at a time*,*500 times*'
-            [ "$failures" != "$before" ] || table+=("clean       compute-sanitizer $tool $test")
-        done
+    local options=(--tool "$tool" --error-exitcode 9 --print-limit 20)
+    if [ "$tool" = memcheck ]; then
+        options+=(--report-api-errors no)  # the tests ask for failing calls on purpose
+    fi
+    for test in cuda_test loader_test; do
+        before=$failures
+        run 280 compute-sanitizer "${options[@]}" "$build/tests/$test" --duration=true \
+            '--test-case-exclude=cuda process*,*hundreds of megabytes*,*worked on at a time*,*500 times*'
+        [ "$failures" != "$before" ] || table+=("clean       compute-sanitizer $tool $test")
     done
 }
 
@@ -115,7 +112,8 @@ bench() {
         run 300 "$build/samples/make_npy" "$file" --rows "$rows" --row-bytes 262144
     fi
     cat "$file" >/dev/null  # hot
-    run 200 "$build/tests/link_speed" "$file" | tee "$build/link_speed.txt"
+    run 200 "$build/tests/link_speed" "$file" >"$build/link_speed.txt"
+    cat "$build/link_speed.txt"
     mapfile -t -O "${#table[@]}" table <"$build/link_speed.txt"
     measure "cuda sequential" "$file" --device cuda:0 --batch 64 --epochs 5
     measure "cuda shuffled" "$file" --device cuda:0 --batch 64 --epochs 5 --order shuffled
@@ -127,14 +125,14 @@ bench() {
 cd "$root"
 phases=("$@")
 if [ ${#phases[@]} = 0 ]; then
-    phases=(configure build test sanitize bench)
+    phases=(configure build test memcheck racecheck bench)
 fi
 for phase in "${phases[@]}"; do
     case $phase in
     configure) configure ;;
     build) build ;;
     test) run_tests ;;
-    sanitize) sanitize ;;
+    memcheck | racecheck) sanitize "$phase" ;;
     bench) bench ;;
     *)
         printf 'gpu.sh: no phase is called %s\n' "$phase" >&2

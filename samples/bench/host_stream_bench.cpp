@@ -154,7 +154,7 @@ void stream_epochs(benchmark::State& state, const workload& work, pinflow::order
         stream.synchronize();
     };
     run_epoch();
-    for (auto _ : state) {
+    while (state.KeepRunning()) {
         const auto start = std::chrono::steady_clock::now();
         run_epoch();
         state.SetIterationTime(seconds_since(start));
@@ -192,7 +192,7 @@ void memcpy_epochs(benchmark::State& state, const workload& work, pinflow::order
     sampler.rows_at(0, 0, ids);
     run_epoch();
     std::uint64_t epoch = 1;
-    for (auto _ : state) {
+    while (state.KeepRunning()) {
         sampler.rows_at(epoch++, 0, ids);
         const auto start = std::chrono::steady_clock::now();
         run_epoch();
@@ -204,7 +204,7 @@ void memcpy_epochs(benchmark::State& state, const workload& work, pinflow::order
 void permute(benchmark::State& state) {
     const pinflow::permutation permutation(static_cast<std::uint64_t>(state.range(0)), next_seed++);
     std::uint64_t position = 0;
-    for (auto _ : state) {
+    while (state.KeepRunning()) {
         benchmark::DoNotOptimize(permutation(position));
         if (++position == permutation.size()) position = 0;
     }
@@ -218,7 +218,7 @@ class comparing_reporter : public benchmark::ConsoleReporter {
     void ReportRuns(const std::vector<Run>& runs) override {
         ConsoleReporter::ReportRuns(runs);
         for (const Run& run : runs) {
-            if (run.aggregate_name == "median" && run.counters.count("bytes_per_second") != 0) {
+            if (run.aggregate_name == "median" && run.counters.contains("bytes_per_second")) {
                 median_gbps[run.run_name.function_name] = run.counters.at("bytes_per_second") / 1e9;
             }
         }
@@ -260,6 +260,7 @@ int main(int argc, char** argv) try {
         }
     }
     std::vector<char*> flag_pointers;
+    flag_pointers.reserve(flags.size());
     for (std::string& flag : flags)
         flag_pointers.push_back(flag.data());
     int flag_count = static_cast<int>(flag_pointers.size());

@@ -257,7 +257,7 @@ std::string as_json(const stream_result& result, const loader_report& report, co
                       {"seconds", result.seconds},
                       {"gbps", result.gbps()},
                       {"open_seconds", open_seconds},
-                      {"pin_seconds", 0.0},
+                      {"pin_seconds", std::chrono::duration<double>(report.pin_time).count()},
                       {"epoch_seconds", result.epoch_seconds},
                       {"device", device.name()},
                       {"route", to_string(report.route)},

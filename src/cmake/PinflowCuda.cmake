@@ -69,7 +69,7 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/pinned_memory.cpp)
   target_compile_definitions(${target} PRIVATE PINFLOW_HAVE_CUDA=1)
   # pinflow/cuda.hpp includes CUDA's headers; an installed copy leaves finding them to whoever includes it
-  target_include_directories(${target} SYSTEM PUBLIC $<BUILD_INTERFACE:${CUDAToolkit_INCLUDE_DIRS}>)
+  target_include_directories(${target} SYSTEM PUBLIC "$<BUILD_INTERFACE:${CUDAToolkit_INCLUDE_DIRS}>")
   pinflow_use_cuda(${target})
 endfunction()
 

@@ -62,6 +62,8 @@ struct loader_report {
     std::uint64_t batches = 0;
     std::uint64_t rows = 0;
     std::uint64_t bytes = 0;
+    /// Time spent registering mapped pages, beside the first batches; zero where none are.
+    std::chrono::nanoseconds pin_time{};
     /// Time that `next` made its caller wait, by what it waited for (in the proportion in which the awaited
     /// batch spent its own time): storage, the CPU's gathering, the link to the device.
     std::chrono::nanoseconds storage_wait{};
