@@ -31,8 +31,7 @@ npy_header read_header(const input_file& file) {
     return parse_npy_header(header, file.size_bytes());
 }
 
-// ---- writing a view
-// --------------------------------------------------------------------------------------------------
+// ---- writing a view ---------------------------------------------------------------------------------------
 
 /// Elements of a view that lie next to each other in C order, as (trailing axes, bytes).
 struct packed_run {

@@ -39,8 +39,7 @@ template <typename... Arguments>
     throw format_error(fmt::format(sentence, std::forward<Arguments>(arguments)...));
 }
 
-// ---- magic, version, length
-// ------------------------------------------------------------------------------------------
+// ---- magic, version, length -------------------------------------------------------------------------------
 
 struct preamble {
     unsigned major_version = 0;
@@ -83,8 +82,7 @@ preamble parse_preamble(std::span<const std::byte> bytes, std::uint64_t file_siz
     return result;
 }
 
-// ---- text
-// ------------------------------------------------------------------------------------------------------------
+// ---- text -------------------------------------------------------------------------------------------------
 
 /// Characters of UTF-8 text (RFC 3629); empty when it is malformed.
 std::optional<std::uint64_t> count_utf8_characters(std::string_view text) {
@@ -302,8 +300,7 @@ class header_parser {
     std::optional<shape_vector> shape_;
 };
 
-// ---- sizes
-// -----------------------------------------------------------------------------------------------------------
+// ---- sizes ------------------------------------------------------------------------------------------------
 
 /// @throws format_error unless the array that the header promises lies within the file.
 void check_size(const npy_header& header, std::uint64_t file_size_bytes) {

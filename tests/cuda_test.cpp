@@ -13,8 +13,8 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
-#include <string>
 #include <random>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>

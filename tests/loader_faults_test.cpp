@@ -1,8 +1,10 @@
 #include <doctest/doctest.h>
 
+#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -226,10 +228,10 @@ TEST_CASE("loader: time spent waiting for storage is reported as such") {
     const array rows = open_npy(folder / "rows.npy");
     const detail::system::scoped_fault_hook hook([](detail::system::call what, std::string_view) {
         if (what == detail::system::call::pread) {  // a disk that takes its time
-            const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
-            while (std::chrono::steady_clock::now() < until) {
-                std::this_thread::yield();
-            }
+            std::mutex mutex;
+            std::unique_lock lock(mutex);
+            std::condition_variable nothing;
+            nothing.wait_for(lock, std::chrono::milliseconds(5), [] { return false; });
         }
         return detail::system::fault{};
     });

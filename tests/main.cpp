@@ -1,5 +1,5 @@
-// main for every doctest executable: doctest's own, except that a run without a single case has failed (a filter that
-// matches nothing must not look like success).
+// main for every doctest executable: doctest's own, except that a run without a single case has failed (a
+// filter that matches nothing must not look like success).
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 

@@ -14,14 +14,12 @@
 #include "tests/fuzz/npy_header_invariants.hpp"
 #include "tests/npy_bytes.hpp"
 
-// ---- the largest allocation, counted for the whole executable
-// --------------------------------------------------------
+// ---- the largest allocation, counted for the whole executable ---------------------------------------------
 
 namespace {
 std::atomic<std::size_t> largest_allocation = 0;
 }
 
-#ifndef __clang_analyzer__  // which would see leaks everywhere
 // not inlined, as g++ would see new without delete in one place and free without malloc in another, and warn
 [[gnu::noinline]] void* operator new(std::size_t size) {
     std::size_t largest = largest_allocation.load();
@@ -36,7 +34,6 @@ std::atomic<std::size_t> largest_allocation = 0;
 [[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept {
     std::free(data);
 }
-#endif
 
 namespace {
 
@@ -89,8 +86,7 @@ void check_refused(const std::vector<bad_text>& cases, unsigned major_version = 
 
 }  // namespace
 
-// ---- what is accepted
-// ------------------------------------------------------------------------------------------------
+// ---- what is accepted -------------------------------------------------------------------------------------
 
 TEST_CASE("npy header: reads what numpy writes") {
     const auto read = parse(header(text("'<f4'", "(2, 3)") + "          \n"));
@@ -165,8 +161,7 @@ TEST_CASE("npy header: the bytes may be a prefix of the file that goes on past t
     CHECK(parse(bytes, any_size).data_offset_bytes == bytes.size() - 9);
 }
 
-// ---- what is refused
-// -------------------------------------------------------------------------------------------------
+// ---- what is refused --------------------------------------------------------------------------------------
 
 TEST_CASE("npy header: refuses what is not a .npy file") {
     const std::string rest = header(text("'<f4'", "(2, 3)")).substr(6);
@@ -432,8 +427,7 @@ TEST_CASE("npy header: no hostile length or shape makes it allocate") {
     CHECK(largest <= 4096);
 }
 
-// ---- fuzzing
-// ---------------------------------------------------------------------------------------------------------
+// ---- fuzzing ----------------------------------------------------------------------------------------------
 
 TEST_CASE(
     "npy header: what must always hold holds for the fuzzer's seeds and findings, and their mutations") {
@@ -460,8 +454,7 @@ TEST_CASE(
     CHECK(files > 10);
 }
 
-// ---- writing
-// ---------------------------------------------------------------------------------------------------------
+// ---- writing ----------------------------------------------------------------------------------------------
 
 TEST_CASE("npy header: what is written is aligned and reads back the same") {
     for (const char* const descr : {"<f4", ">i8", "|b1", "|S10", "<U5", "<M8[25us]", "|V7", "<c32"}) {

@@ -65,8 +65,7 @@ std::string refusal(const fs::path& path) {
 
 }  // namespace
 
-// ---- opening
-// ---------------------------------------------------------------------------------------------------------
+// ---- opening ----------------------------------------------------------------------------------------------
 
 TEST_CASE("npy: opens a file where it lies") {
     const temporary_folder folder;
@@ -215,8 +214,7 @@ TEST_CASE("npy: a file that cannot be mapped is opened all the same, and says wh
     CHECK(opened.reason().find("cannot map 8 bytes") != std::string::npos);
 }
 
-// ---- writing views
-// ---------------------------------------------------------------------------------------------------
+// ---- writing views ----------------------------------------------------------------------------------------
 
 TEST_CASE("npy: writes C-order and Fortran-order views as they lie") {
     const temporary_folder folder;
@@ -327,8 +325,7 @@ TEST_CASE("npy: a file can be written over the one that the view is mapped from"
     CHECK_THROWS_AS(opened.file()->check_unchanged(), pinflow::data_changed);
 }
 
-// ---- writing in pieces
-// -----------------------------------------------------------------------------------------------
+// ---- writing in pieces ------------------------------------------------------------------------------------
 
 TEST_CASE("npy writer: pieces may be cut anywhere") {
     const temporary_folder folder;
@@ -405,8 +402,7 @@ TEST_CASE("npy writer: refuses shapes that no file can have") {
     CHECK(files_in(folder.path()) == 0);
 }
 
-// ---- writing when something fails
-// ------------------------------------------------------------------------------------
+// ---- writing when something fails -------------------------------------------------------------------------
 
 TEST_CASE("npy writer: refuses to replace what is not a regular file") {
     const temporary_folder folder;

@@ -1,11 +1,11 @@
 """numpy's side of npy_numpy_test.cpp.
 
 numpy_files.py check           exits with 77 when there is no numpy
-numpy_files.py write FOLDER    writes arrays, and what numpy thinks of many headers and type strings, for C++ to compare
+numpy_files.py write FOLDER    writes arrays, and what numpy thinks of many headers and type strings
 numpy_files.py read FOLDER     compares the arrays that C++ wrote with numpy's reading and writing of them
 
-A manifest has a line for each array: name, dtype, 1 for Fortran order, lengths; NAME.npy is the file, NAME.raw the
-elements in C order.
+A manifest has a line for each array: name, dtype, 1 for Fortran order, lengths; NAME.npy is the file, and
+NAME.raw the elements in C order.
 """
 
 import io
@@ -22,9 +22,10 @@ except ImportError:
 
 warnings.simplefilter("ignore")  # of versions 2.0 and 3.0, and of types that go out of use
 
-NUMBERS = ["i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "f16", "c8", "c16", "c32", "U1", "U5", "M8", "m8",
-           "M8[ns]", "M8[D]", "m8[25us]", "m8[Y]", "M8[2147483647as]"]
-DTYPES = ["|b1", "|i1", "|u1", "|S1", "|S10", "|V1", "|V7"] + [order + number for number in NUMBERS for order in "<>"]
+NUMBERS = ["i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "f16", "c8", "c16", "c32", "U1", "U5",
+           "M8", "m8", "M8[ns]", "M8[D]", "m8[25us]", "m8[Y]", "M8[2147483647as]"]
+DTYPES = ["|b1", "|i1", "|u1", "|S1", "|S10", "|V1", "|V7"]
+DTYPES += [order + number for number in NUMBERS for order in "<>"]
 SHAPES = [(), (0,), (5,), (0, 3), (2, 3), (3, 0, 2), (2, 3, 4)]
 VERSIONS = [(1, 0), (2, 0), (3, 0)]
 
@@ -65,7 +66,8 @@ def saved(array, version=None):
 
 def by_hand(text, version=(1, 0)):
     encoded = text.encode("utf8" if version == (3, 0) else "latin1", "surrogateescape")
-    return b"\x93NUMPY" + bytes(version) + struct.pack("<H" if version == (1, 0) else "<I", len(encoded)) + encoded
+    length = struct.pack("<H" if version == (1, 0) else "<I", len(encoded))
+    return b"\x93NUMPY" + bytes(version) + length + encoded
 
 
 def write_arrays(folder):
@@ -78,10 +80,10 @@ def write_arrays(folder):
                     name = f"array{len(manifest.lines)}"
                     manifest.add(name if version != (1, 0) else name + "_v1", saved(array, version), array)
     values = np.arange(24, dtype="<f4").reshape(4, 6)
-    for name, array in {"transposed": values.T, "stepped": values[::2, ::-3], "broadcast": np.broadcast_to(values, (2, 4, 6)),
-                        "readonly_v1": values}.items():
+    for name, array in {"transposed": values.T, "stepped": values[::2, ::-3],
+                        "broadcast": np.broadcast_to(values, (2, 4, 6))}.items():
         manifest.add(name, saved(array), array)
-    # what numpy wrote before 2017 (aligned to 16), under Python 2 on Windows, and other programs (not aligned)
+    # what numpy wrote before 2017 (aligned to 16), under Python 2, and what others write (not aligned)
     for name, text in {
         "aligned_16": "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 6), }",
         "python_2": "{'descr': '<f4', 'fortran_order': False, 'shape': (4L, 6L), }",
@@ -94,12 +96,13 @@ def write_arrays(folder):
     manifest.write()
 
 
-# ---- numpy as the judge of headers -----------------------------------------------------------------------------------
+# ---- numpy as the judge of headers -------------------------------------------------------------------------
 
-PIECES = ["'descr'", '"descr"', "'fortran_order'", "'shape'", "'<f4'", '">i8"', "'|b1'", "'float32'", "'<M8[ns]'", "'<U5'",
-          "'|O'", "'|V0'", "[('a', '<f4')]", "True", "False", "1", "0", "2L", "3L", "L", "00", "07", "-1", "+2", "0x2",
-          "1_0", "1.0", "1e2", "None", "(2, 3)", "(2,)", "(2)", "()", "(", ")", "[", "]", "{", "}", ",", ":", " ", "  ",
-          "\n", "\t", "\r", "\f", "\v", "\\", "\\\n", "#", "'", '"', "'''", "b", "u", "r", ";", "\0", "\x7f", "\xe9",
+PIECES = ["'descr'", '"descr"', "'fortran_order'", "'shape'", "'<f4'", '">i8"', "'|b1'", "'float32'",
+          "'<M8[ns]'", "'<U5'", "'|O'", "'|V0'", "[('a', '<f4')]", "True", "False", "1", "0", "2L",
+          "3L", "L", "00", "07", "-1", "+2", "0x2", "1_0", "1.0", "1e2", "None", "(2, 3)", "(2,)",
+          "(2)", "()", "(", ")", "[", "]", "{", "}", ",", ":", " ", "  ", "\n", "\t", "\r", "\f", "\v",
+          "\\", "\\\n", "#", "'", '"', "'''", "b", "u", "r", ";", "\0", "\x7f", "\xe9",
           "9223372036854775807", "9223372036854775808", "18446744073709551616"]
 BASES = ["{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }      \n",
          "{'descr': '>M8[25us]', 'fortran_order': True, 'shape': (7,), }\n",
@@ -149,15 +152,17 @@ def write_judged_headers(folder):
 
 
 def write_judged_types(folder):
-    units = ["", "generic", "Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as", "B", "1s", "2D", "025s",
-             "0s", "-1s", "7s/2", "7/2s", "2147483647s", "2147483648s", "s ", "5", "[s"]
+    units = ["", "generic", "Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as", "B",
+             "1s", "2D", "025s", "0s", "-1s", "7s/2", "7/2s", "2147483647s", "2147483648s", "s ", "5", "[s"]
     spellings = [prefix + letter + size for prefix in ["", "<", ">", "=", "|", "<<", " "]
                  for letter in map(chr, range(33, 127))
-                 for size in ["", "0", "1", "2", "3", "4", "5", "7", "8", "10", "12", "16", "32", "04", "+4", " 4", "4 ", "4x",
-                              "2147483647", "2147483648", "536870911", "536870912", "4294967301"]]
+                 for size in ["", "0", "1", "2", "3", "4", "5", "7", "8", "10", "12", "16", "32", "04", "+4",
+                              " 4", "4 ", "4x", "2147483647", "2147483648", "536870911", "536870912",
+                              "4294967301"]]
     spellings += [prefix + time + f"[{unit}]" for prefix in ["", "<", ">", "|"]
                   for time in ["M8", "m8", "m4", "datetime64", "timedelta64"] for unit in units]
-    spellings += [prefix + name for prefix in ["", "<", "="] for name in list(np.sctypeDict) if isinstance(name, str)]
+    names = [name for name in np.sctypeDict if isinstance(name, str)]
+    spellings += [prefix + name for prefix in ["", "<", "="] for name in names]
     lines = []
     for spelling in spellings:
         try:
@@ -168,7 +173,7 @@ def write_judged_types(folder):
     (folder / "types.txt").write_text("".join(lines))
 
 
-# ---- what C++ wrote --------------------------------------------------------------------------------------------------
+# ---- what C++ wrote ----------------------------------------------------------------------------------------
 
 def read_arrays(folder):
     failures = 0
@@ -179,7 +184,8 @@ def read_arrays(folder):
         shape = tuple(map(int, lengths.split(","))) if lengths else ()
         content = path.read_bytes()
         array = np.load(path)
-        same = (array.dtype.str == descr and array.shape == shape and is_fortran(array) == bool(int(fortran_order))
+        same = (array.dtype.str == descr and array.shape == shape
+                and is_fortran(array) == bool(int(fortran_order))
                 and array.tobytes("C") == (folder / (name + ".raw")).read_bytes()
                 # byte for byte what numpy writes, padding and version included
                 and saved(array) == content)

@@ -67,12 +67,12 @@ std::chrono::nanoseconds input_file::read(std::uint64_t offset_bytes,
                 detail::system::read_cached_at(descriptor_, offset_bytes, destination, cache_can_be_asked);
         }
         if (!count || *count == 0) {
-            // where the page cache cannot be asked, what the thread did not compute it waited for
-            const auto cpu_before = cache_can_be_asked ? std::chrono::nanoseconds{} : thread_cpu_time();
+            // the copying within the call is the CPU's: what the thread did not compute it waited for
+            const auto cpu_before = thread_cpu_time();
             const auto before = clock::now();
             count = detail::system::read_at(descriptor_, path_, offset_bytes, destination);
-            waited += clock::now() - before;
-            if (!cache_can_be_asked) waited -= thread_cpu_time() - cpu_before;
+            const auto cpu = thread_cpu_time() - cpu_before;
+            waited += std::max(clock::now() - before - cpu, std::chrono::nanoseconds{});
         }
         if (*count == 0) {
             throw data_changed(
@@ -84,7 +84,7 @@ std::chrono::nanoseconds input_file::read(std::uint64_t offset_bytes,
         offset_bytes += *count;
         destination = destination.subspan(*count);
     }
-    return std::max(waited, std::chrono::nanoseconds{});
+    return waited;
 }
 
 void input_file::check_unchanged() const {

@@ -22,12 +22,14 @@ int main(int argc, char** argv) try {
     pinflow::write_npy(argv[1], pinflow::array_view(std::as_bytes(std::span(values)).data(),
                                                     pinflow::dtype::of<std::int32_t>(), {12, 5}));
 
-    pinflow::loader loader({pinflow::open_npy(argv[1])},
-                           {.device = pinflow::device::host(), .batch_rows = 5, .order = pinflow::order::shuffled});
+    pinflow::loader loader(
+        {pinflow::open_npy(argv[1])},
+        {.device = pinflow::device::host(), .batch_rows = 5, .order = pinflow::order::shuffled});
     std::int64_t sum = 0;
     while (const auto batch = loader.next()) {
         const auto* rows = (*batch)[0].as<std::int32_t>();
-        for (std::uint64_t i = 0; i < batch->row_count() * 5; ++i) sum += rows[i];
+        for (std::uint64_t i = 0; i < batch->row_count() * 5; ++i)
+            sum += rows[i];
     }
     std::cout << "pinflow " << pinflow::version << ": sum " << sum << ", expected " << expected << '\n';
     return sum == expected ? 0 : 1;

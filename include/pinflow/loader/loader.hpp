@@ -77,9 +77,10 @@ struct loader_report {
 /// is bounded by the slots. A pipeline (sample, gather, copy, deliver) runs on threads of its own from
 /// construction on.
 ///
-/// `next` may be called from several threads. The destructor stops the pipeline wherever it is and does not
-/// wait for the consumer's streams (on the direct route it does); leased batches stay valid. After fork, a
-/// loader can be used in the parent only.
+/// `next` may be called from several threads. The destructor stops the pipeline wherever it is;
+/// leased batches stay valid. It does not wait for the consumer's streams, with two exceptions: on the direct
+/// route, and on CUDA, whose driver waits for all work of the device when page-locked memory is given back.
+/// After fork, a loader can be used in the parent only.
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal.
