@@ -1,9 +1,12 @@
 #include "pinflow/loader/digest.hpp"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <span>
 #include <vector>
 
+#include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
 
 namespace pinflow {
@@ -24,6 +27,10 @@ digest::~digest() {
 }
 
 void digest::add_async(const batch& batch, stream_view stream) {
+    if (stream.device() != stream_.device()) {
+        throw invalid_argument(fmt::format("a digest on {} cannot be computed on a stream of {}",
+                                           stream_.device().name(), stream.device().name()));
+    }
     std::vector<detail::digest_array> arrays;
     for (std::size_t index = 0; index < batch.array_count(); ++index) {
         const array_view& rows = batch[index];

@@ -29,6 +29,7 @@ std::vector<std::shared_ptr<const row_source>> checked(
     std::vector<std::shared_ptr<const row_source>> sources) {
     if (sources.empty()) throw invalid_argument("a loader needs at least one source of rows");
     for (const auto& source : sources) {
+        if (source == nullptr) throw invalid_argument("a loader was given a source of rows that is null");
         if (source->row_count() != sources[0]->row_count()) {
             throw invalid_argument(
                 fmt::format("the arrays of a sample need equal row counts: {} has {}, {} has {}",
@@ -60,16 +61,15 @@ std::uint64_t count_all_batches(std::uint64_t batches_per_epoch, std::uint64_t e
     return total;
 }
 
-/// How many slots the memory allows; `side_count` is 2 when each slot exists on the host and on the device.
-unsigned count_slots(const loader_options& options, std::uint64_t slot_bytes, std::uint64_t side_count) {
-    const std::uint64_t each = std::max<std::uint64_t>(1, slot_bytes * side_count);
+/// How many slots of `each_bytes` the memory allows.
+unsigned count_slots(const loader_options& options, std::uint64_t each_bytes) {
     const std::uint64_t limit = options.memory_bytes == 0 ? default_memory_bytes : options.memory_bytes;
-    const std::uint64_t fitting = limit / each;
+    const std::uint64_t fitting = limit / std::max<std::uint64_t>(1, each_bytes);
     const unsigned least = options.slots == 0 ? 2 : options.slots;
     if (options.memory_bytes != 0 && fitting < least) {
         throw invalid_argument(fmt::format(
             "{} slots of {} bytes do not fit into {} bytes: allow more memory, or make batches smaller",
-            least, each, options.memory_bytes));
+            least, each_bytes, options.memory_bytes));
     }
     if (options.slots != 0) return options.slots;
     return static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 2, most_slots));
@@ -101,10 +101,20 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
             throw invalid_argument(fmt::format("a batch of {} rows is too large", options_.batch_rows));
         }
     }
+    // a slot's memory: its sides, and the lists of the rows that are in it
     const std::uint64_t side_count = (route_.host_side ? 1U : 0U) + (route_.device_side ? 1U : 0U);
-    pool_ = std::make_shared<detail::slot_pool>(
-        options_.device, count_slots(options_, slot_bytes_, side_count), route_.host_side ? slot_bytes_ : 0,
-        route_.device_side ? slot_bytes_ : 0, sources_);
+    const std::uint64_t list_bytes =
+        sizeof(std::uint64_t) + (route_.registers_pages ? sources_.size() * sizeof(copy_range) : 0);
+    std::uint64_t sides_bytes = 0;
+    std::uint64_t each_bytes = 0;
+    if (!detail::multiply(slot_bytes_, side_count, sides_bytes) ||
+        !detail::multiply(slot_rows, list_bytes, each_bytes) ||
+        !detail::add(sides_bytes, each_bytes, each_bytes)) {
+        throw invalid_argument(fmt::format("a batch of {} rows is too large", options_.batch_rows));
+    }
+    pool_ = std::make_shared<detail::slot_pool>(options_.device, count_slots(options_, each_bytes),
+                                                route_.host_side ? slot_bytes_ : 0,
+                                                route_.device_side ? slot_bytes_ : 0, sources_);
     if (arena_.max_concurrency() > tbb::info::default_concurrency()) {
         more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
                               static_cast<std::size_t>(arena_.max_concurrency()));
@@ -133,6 +143,10 @@ void loader::pipeline::register_pages() {
 }
 
 std::unique_ptr<detail::slot_lease> loader::pipeline::next() {
+    if (pool_->forked()) {
+        throw device_error(
+            "a loader cannot be used in a forked process: its threads exist in the parent only");
+    }
     detail::slot* const slot = pool_->lease();
     return slot == nullptr ? nullptr : std::make_unique<detail::slot_lease>(pool_, *slot);
 }
@@ -196,7 +210,13 @@ void loader::pipeline::sample(detail::slot& slot) {
     slot.index = slot.number % batches_per_epoch_;
     slot.last = slot.number + 1 == batch_total_;
     const std::uint64_t first = slot.index * options_.batch_rows;
-    slot.row_ids.resize(std::min(options_.batch_rows, row_count() - first));
+    const std::uint64_t rows = std::min(options_.batch_rows, row_count() - first);
+    try {
+        slot.row_ids.resize(rows);
+    } catch (const std::exception&) {
+        throw invalid_argument(
+            fmt::format("a batch of {} rows is too large for this machine's memory", rows));
+    }
     sampler_.rows_at(slot.epoch, first, slot.row_ids);
 }
 

@@ -41,7 +41,8 @@ void check_direct(sources_view sources, const loader_options& options) {
     }
     for (const auto& source : sources) {
         const auto extents = source->extents();
-        if (extents.size() != 1 || (extents[0].data == nullptr && source->row_size_bytes() > 0)) {
+        if (extents.size() != 1 ||
+            (extents[0].data == nullptr && source->row_count() * source->row_size_bytes() > 0)) {
             refuse(route::direct,
                    fmt::format("{} is not mapped in one piece as it is delivered", source->description()));
         }

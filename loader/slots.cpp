@@ -1,6 +1,7 @@
 #include "loader/slots.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <span>
@@ -40,7 +41,10 @@ void wait_for_marks(const slot& slot) {
 slot_pool::slot_pool(const pinflow::device& device, unsigned slot_count, std::uint64_t host_side_bytes,
                      std::uint64_t device_side_bytes,
                      std::vector<std::shared_ptr<const row_source>> keep_alive)
-    : device_(device), keep_alive_(std::move(keep_alive)) {
+    : device_(device),
+      owner_(::getpid()),
+      keep_alive_(std::move(keep_alive)),
+      views_sources_(device_side_bytes == 0) {
     const stream allocation_stream(device_);
     for (unsigned i = 0; i < slot_count; ++i) {
         auto made = std::make_unique<slot>(device_);
@@ -54,19 +58,21 @@ slot_pool::slot_pool(const pinflow::device& device, unsigned slot_count, std::ui
 
 slot_pool::~slot_pool() {
     for (const auto& slot : slots_) {
-        if (slot->device_side.size_bytes() > 0) {
-            slot->device_side.release_after(marks_of(*slot));
-            continue;
-        }
-        // batches are views of the sources' mappings, which go when this pool has gone
-        for (const event& mark : marks_of(*slot)) {
-            try {
-                mark.synchronize();
-            } catch (const error&) {
-                continue;  // a failed device reads nothing any more
-            }
-        }
+        slot->device_side.release_after(marks_of(*slot));
     }
+}
+
+bool slot_pool::forked() const noexcept {
+    return ::getpid() != owner_;
+}
+
+void slot_pool::keep_sources_on(stream_view stream) const {
+    if (views_sources_) stream.host_function_async([sources = keep_alive_] {});
+}
+
+std::chrono::nanoseconds slot_pool::since_asked(clock::time_point before) const {
+    if (!first_asked_) return {};
+    return std::max(clock::now() - std::max(before, *first_asked_), clock::duration{});
 }
 
 bool slot_pool::wait_for_free() {
@@ -76,7 +82,7 @@ bool slot_pool::wait_for_free() {
         if (free_.empty() && !stopped_) {
             const auto before = clock::now();
             freed_.wait(lock, [&] { return stopped_ || !free_.empty(); });
-            statistics_.consumer_wait += clock::now() - before;
+            statistics_.consumer_wait += since_asked(before);
         }
         if (stopped_) return false;
         candidates.assign(free_.begin(), free_.end());
@@ -87,9 +93,8 @@ bool slot_pool::wait_for_free() {
         const auto before = clock::now();
         const bool complete = candidates[0]->ready.synchronize_for(look_again_interval);
         if (complete) wait_for_marks(*candidates[0]);
-        const auto waited = clock::now() - before;
         lock.lock();
-        (complete ? statistics_.consumer_wait : link_waited_) += waited;
+        (complete ? statistics_.consumer_wait : link_waited_) += since_asked(before);
         candidates.clear();
     }
     return true;
@@ -161,6 +166,7 @@ bool slot_pool::failed() const noexcept {
 slot* slot_pool::lease() {
     std::unique_lock lock(mutex_);
     const auto before = clock::now();
+    if (!first_asked_) first_asked_ = before;
     delivered_.wait(lock, [&] { return !ready_.empty() || finished_ || leased_ == slots_.size(); });
     if (!ready_.empty()) {
         slot* const next = ready_.front();
@@ -216,9 +222,14 @@ void slot_pool::blame(const batch_times& costs, std::chrono::nanoseconds waited)
 }
 
 slot_lease::~slot_lease() {
+    if (pool_->forked()) {
+        static_cast<void>(new std::shared_ptr<slot_pool>(std::move(pool_)));  // left as it is, on purpose
+        return;
+    }
     for (const stream_view& stream : streams_) {
         try {
             if (slot_->passed.size() == slot_->passed_count) slot_->passed.emplace_back(pool_->device());
+            pool_->keep_sources_on(stream);
             slot_->passed[slot_->passed_count].record(stream);
             ++slot_->passed_count;
         } catch (...) {

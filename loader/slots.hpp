@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -7,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -64,8 +67,12 @@ class slot_pool {
               std::uint64_t device_side_bytes, std::vector<std::shared_ptr<const row_source>> keep_alive);
     slot_pool(const slot_pool&) = delete;
     slot_pool& operator=(const slot_pool&) = delete;
-    /// Never waits for the consumer's streams, unless batches point into a mapping of the sources.
+    /// Never waits for the consumer's streams.
     ~slot_pool();
+
+    /// Whether this is a process forked after the pool was made: the pipeline's threads do not exist here,
+    /// and locks may be held for ever, so that nothing may be touched.
+    bool forked() const noexcept;
 
     // ---- the pipeline's side ----
 
@@ -93,6 +100,8 @@ class slot_pool {
     void end_lease(slot& leased) noexcept;
 
     const pinflow::device& device() const noexcept { return device_; }
+    /// Keeps what batches point into, when that is not memory of their slots, until `stream` has come here.
+    void keep_sources_on(stream_view stream) const;
     std::size_t slot_count() const noexcept { return slots_.size(); }
 
     struct statistics {
@@ -106,11 +115,16 @@ class slot_pool {
     void add_link_wait(std::chrono::nanoseconds waited);
 
  private:
+    /// Time since `before` in which the consumer could have been waited for: not before it began to ask.
+    /// Under the lock.
+    std::chrono::nanoseconds since_asked(std::chrono::steady_clock::time_point before) const;
     /// Adds `waited`, the time a consumer waited, to the statistics in the proportion of `costs`.
     void blame(const batch_times& costs, std::chrono::nanoseconds waited);
 
     pinflow::device device_;
+    const ::pid_t owner_;
     std::vector<std::shared_ptr<const row_source>> keep_alive_;
+    bool views_sources_;  ///< batches are views of the sources
     std::vector<std::unique_ptr<slot>> slots_;
 
     mutable std::mutex mutex_;
@@ -124,6 +138,7 @@ class slot_pool {
     bool failed_ = false;
     std::exception_ptr error_;
     statistics statistics_;
+    std::optional<std::chrono::steady_clock::time_point> first_asked_;  ///< when the consumer began
     std::chrono::nanoseconds link_waited_{};  ///< by the driver, for the slot it takes next
 };
 

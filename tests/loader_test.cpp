@@ -1,11 +1,16 @@
 #include "pinflow/loader/loader.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -431,3 +436,91 @@ TEST_CASE("loader: a GPU is fed from the mapped pages, from slots, and from both
     CHECK(small.report().route == route::staged);
     CHECK(small.report().reason.find("too small") != std::string::npos);
 }
+
+TEST_CASE(
+    "loader: on the direct route, a batch may end on the stream that reads it, as the last of everything") {
+    const temporary_folder folder;
+    write_npy(folder / "rows.npy", numbered_rows(100).view());
+    const stream stream(device::host());
+    gate gate;
+    bool right = false;
+    {
+        loader loader({open_npy(folder / "rows.npy")},
+                      {.device = device::host(), .batch_rows = 10, .route = route::direct});
+        auto shared = std::make_shared<batch>(*loader.next(stream));
+        stream.host_function_async([&gate, &right, shared] {
+            gate.wait();
+            right = (*shared)[0].as<std::uint64_t>()[39] == 9;
+        });
+    }
+    gate.open();
+    stream.synchronize();
+    CHECK(right);
+}
+
+TEST_CASE(
+    "loader: on the direct route, the mapping stays until the streams have passed, without anybody waiting") {
+    const temporary_folder folder;
+    write_npy(folder / "rows.npy", numbered_rows(100).view());
+    const stream stream(device::host());
+    gate gate;
+    std::uint64_t seen = 0;
+    {
+        loader loader({open_npy(folder / "rows.npy")},
+                      {.device = device::host(), .batch_rows = 10, .route = route::direct});
+        const auto batch = loader.next(stream);
+        REQUIRE(batch);
+        hold(stream, gate);
+        stream.host_function_async([&seen, rows = (*batch)[0].as<std::uint64_t>()] { seen = rows[39]; });
+    }
+    gate.open();
+    stream.synchronize();
+    CHECK(seen == 9);
+}
+
+TEST_CASE("loader: a stream of another device is refused, and no batch is lost by it") {
+    if (device::cuda_count() == 0) {
+        MESSAGE("skipped: there is no CUDA device");
+        return;
+    }
+    loader loader({numbered_rows(10)}, {.device = device::host(), .batch_rows = 10});
+    CHECK_THROWS_AS(loader.next(stream(device::cuda(0))), invalid_argument);
+    CHECK(loader.next().has_value());
+}
+
+TEST_CASE("loader: the lists of rows count as its memory too") {
+    CHECK_THROWS_AS(loader({array_of(std::vector<std::uint8_t>(100'000), {100'000})},
+                           {.device = device::host(), .batch_rows = 50'000, .memory_bytes = 150'000}),
+                    invalid_argument);
+    CHECK_THROWS_AS(loader({nullptr}, {.device = device::host()}), invalid_argument);
+}
+
+// a process that TSan watches cannot fork once it has threads
+#ifndef __SANITIZE_THREAD__
+TEST_CASE("loader: a forked process is told that it cannot use it, and ends") {
+    const array rows = numbered_rows(100);
+    auto parents =
+        std::make_unique<loader>(std::vector<std::shared_ptr<const row_source>>{rows},
+                                 loader_options{.device = device::host(), .batch_rows = 10, .slots = 2});
+    auto held = parents->next();
+    const ::pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        int status = 1;
+        try {
+            parents->next();
+        } catch (const device_error& error) {
+            status = std::string(error.what()).find("forked") == std::string::npos ? 2 : 0;
+        }
+        held.reset();
+        parents.reset();
+        ::_exit(status);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+    held.reset();
+    CHECK(parents->next().has_value());
+}
+#endif

@@ -16,11 +16,6 @@ namespace pinflow::cli {
 
 namespace {
 
-bool exists(const std::string& path) {
-    std::error_code ignored;
-    return std::filesystem::exists(path, ignored);
-}
-
 std::optional<std::uint64_t> decimal(std::string_view text) {
     std::uint64_t number = 0;
     const char* const end = text.data() + text.size();
@@ -78,6 +73,11 @@ std::uint64_t parse_byte_count(std::string_view flag, std::string_view text) {
                         flag, text));
     }
     return *number << shift;
+}
+
+bool exists(const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored);
 }
 
 file_argument split_file_argument(const std::string& text) {

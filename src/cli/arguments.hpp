@@ -38,6 +38,9 @@ struct file_argument {
     std::optional<std::string> name;  ///< of an array in the file
 };
 
+/// Whether something answers to `path`; false when that cannot be found out.
+bool exists(const std::string& path);
+
 /// Splits FILE[:NAME]: a text that is a path itself has no name; otherwise the longest prefix that exists and
 /// ends at a colon is the file. When nothing exists, all of it is the path, so that opening it says what is
 /// wrong.

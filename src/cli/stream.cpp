@@ -93,7 +93,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--batch", batch, "ROWS", "Rows a batch");
     add("--order", order_name, "sequential|shuffled", "Order of rows within an epoch");
     add("--seed", seed, "N", "Seed of the shuffled order");
-    add("--epochs", epochs, "N", "How often every row comes");
+    add("--epochs", epochs, "N", "How often every row comes, at most 1000000 times");
     add("--route", route_name, "auto|direct|copy|staged|read",
         "How rows travel; one that cannot work is an error");
     add("--memory", memory, "BYTES", "Most memory of all slots; with KiB, MiB, GiB or TiB (default: 1GiB)");
@@ -115,7 +115,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     options.batch_rows = parse_count("--batch", batch, 1);
     options.order = parse_order(order_name);
     options.seed = parse_count("--seed", seed);
-    options.epochs = parse_count("--epochs", epochs, 1);
+    options.epochs = parse_count("--epochs", epochs, 1, 1'000'000);
     options.route = parse_route(route_name);
     options.tail = parse_tail(tail_name);
     if (app.count("--memory") > 0) options.memory_bytes = parse_byte_count("--memory", memory);
@@ -131,8 +131,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
 // ---- opening ----------------------------------------------------------------------------------------------
 
 std::shared_ptr<const row_source> open_rows(const std::string& text) {
-    if (text.find_first_of("*?[") != std::string::npos &&
-        !std::filesystem::exists(split_file_argument(text).path)) {
+    if (text.find_first_of("*?[") != std::string::npos && !exists(split_file_argument(text).path)) {
         throw usage_error(fmt::format(
             "there is no file '{}', and this build of pinflow cannot take several files as one array", text));
     }

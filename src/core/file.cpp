@@ -37,7 +37,11 @@ std::string_view kind_of(::mode_t mode) noexcept {
 input_file::input_file(const std::filesystem::path& path) : path_(path.string()) {
     descriptor_ = detail::system::open_for_reading(path_);
     try {
-        absolute_path_ = std::filesystem::absolute(path).string();
+        // without a working directory there is no absolute path: the name as it is finds the same file, or
+        // none
+        std::error_code no_folder;
+        absolute_path_ = std::filesystem::absolute(path, no_folder).string();
+        if (no_folder) absolute_path_ = path_;
         const struct ::stat status = detail::system::status(descriptor_, path_);
         if (!S_ISREG(status.st_mode)) {
             throw format_error(fmt::format("cannot open '{}': it is {}, not a regular file", path_,

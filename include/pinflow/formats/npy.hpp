@@ -37,7 +37,7 @@ std::string format_npy_header(const pinflow::dtype& type, std::span<const std::u
 
 /// Opens a .npy file (versions 1.0 to 3.0): reads the header and maps the data, which is not touched, so that
 /// this takes the same time for any size.
-/// @throws system_failure, format_error, unsupported; each sentence begins with the path.
+/// @throws system_failure, format_error, unsupported; each sentence names the path.
 array open_npy(const std::filesystem::path& path);
 
 /// Writes an array as a .npy file, atomically: a temporary file beside it, fsync, rename, fsync of the

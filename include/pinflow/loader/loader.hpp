@@ -43,12 +43,14 @@ struct loader_options {
     std::uint64_t epochs = 1;
     pinflow::tail tail = tail::partial;
     pinflow::route route = route::automatic;
-    /// Upper bound on the memory of all slots, in bytes; 0 stands for 1 GiB, or two slots where that is more.
+    /// Upper bound on the memory of all slots, in bytes. 0: 1 GiB, or two slots where that is more; where
+    /// `slots` is given, what those take.
     std::uint64_t memory_bytes = 0;
     /// Batches that can exist at once, being filled, waiting or leased; at least 2. 0: from 2 to 8, by
     /// memory.
     unsigned slots = 0;
-    /// Threads that gather rows; 0: one for each core.
+    /// Threads that gather rows; 0: one for each core. More than there are cores raise oneTBB's limit for the
+    /// process while the loader lives.
     unsigned threads = 0;
 };
 
@@ -78,9 +80,9 @@ struct loader_report {
 /// construction on.
 ///
 /// `next` may be called from several threads. The destructor stops the pipeline wherever it is;
-/// leased batches stay valid. It does not wait for the consumer's streams, with two exceptions: on the direct
-/// route, and on CUDA, whose driver waits for all work of the device when page-locked memory is given back.
-/// After fork, a loader can be used in the parent only.
+/// leased batches stay valid. It does not wait for the consumer's streams, except on CUDA, whose driver waits
+/// for all work of the device when page-locked memory is given back. In a process forked later, a loader
+/// cannot be used: `next` says so, and the destructor leaves everything as it is.
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal.

@@ -62,7 +62,10 @@ class host final : public device_backend {
     }
 
     void* create_stream() override { return new host_stream; }
-    void destroy_stream(void* stream) noexcept override { delete &stream_of(stream); }
+    void destroy_stream(void* stream) noexcept override {
+        // in a forked process its locks may be held for ever: it is left as it is
+        if (!stream_of(stream).forked()) delete &stream_of(stream);
+    }
     void synchronize_stream(void* stream) override { stream_of(stream).synchronize(); }
     bool stream_done(void* stream) override { return stream_of(stream).done(); }
     void enqueue_host_function(void* stream, std::function<void()> work) override {

@@ -11,10 +11,6 @@ namespace pinflow::detail {
 host_stream::host_stream() : owner_(::getpid()), thread_([this] { run(); }) {}
 
 host_stream::~host_stream() {
-    if (::getpid() != owner_) {
-        thread_.detach();  // a forked child has no such thread to wait for
-        return;
-    }
     {
         const std::lock_guard lock(mutex_);
         stop_ = true;
@@ -23,8 +19,12 @@ host_stream::~host_stream() {
     thread_.join();
 }
 
+bool host_stream::forked() const noexcept {
+    return ::getpid() != owner_;
+}
+
 void host_stream::enqueue(std::function<void()> work) {
-    if (::getpid() != owner_) {
+    if (forked()) {
         throw device_error(
             "cannot enqueue work on a stream of the host device in a forked process: its thread exists in "
             "the parent only");

@@ -20,8 +20,10 @@ class host_stream {
     host_stream();
     host_stream(const host_stream&) = delete;
     host_stream& operator=(const host_stream&) = delete;
-    /// Runs what is enqueued, then ends.
+    /// Runs what is enqueued, then ends. Not to be called in a forked process.
     ~host_stream();
+    /// Whether this is a process forked after the stream was made, which has no such thread.
+    bool forked() const noexcept;
 
     /// `work` must not throw. @throws device_error in a process forked after the stream was made.
     void enqueue(std::function<void()> work);
