@@ -18,8 +18,7 @@ using namespace pinflow;
 
 namespace {
 
-// ---- the definition, word by word
-// ------------------------------------------------------------------------------------
+// ---- the definition, word by word ---------------------------------------------------------------
 
 constexpr std::uint64_t golden = 0x9E3779B97F4A7C15;
 

@@ -1,6 +1,8 @@
 // The tests that need a GPU. Those of streams, buffers and loaders that hold on every device are in
 // stream_test.cpp, buffer_test.cpp, loader_test.cpp.
+#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
 #define DOCTEST_CONFIG_IMPLEMENT
+#endif
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -103,8 +105,7 @@ int main(int argc, char** argv) {
     return status;
 }
 
-// ---- devices
-// ---------------------------------------------------------------------------------------------------------
+// ---- devices ------------------------------------------------------------------------------------
 
 TEST_CASE("cuda: the device says what it is") {
     const device gpu = device::cuda(0);
@@ -157,8 +158,7 @@ TEST_CASE("cuda: no status of ours is left for the program's own cudaGetLastErro
     CHECK(::cudaPeekAtLastError() == cudaSuccess);
 }
 
-// ---- streams and events
-// ----------------------------------------------------------------------------------------------
+// ---- streams and events -------------------------------------------------------------------------
 
 TEST_CASE(
     "cuda: a stream that waits for an event sees what was written before it, one that does not sees the "
@@ -301,8 +301,7 @@ TEST_CASE("cuda: foreign streams are taken as they are, the legacy and the per-t
     CHECK_THROWS_AS(to_cuda(stream(device::host())), invalid_argument);
 }
 
-// ---- copies
-// ----------------------------------------------------------------------------------------------------------
+// ---- copies -------------------------------------------------------------------------------------
 
 TEST_CASE("cuda: copies go both ways, of any size and alignment") {
     const device gpu = device::cuda(0);
@@ -376,8 +375,7 @@ TEST_CASE("cuda: a driver without batch copies is served by single ones") {
     CHECK(std::equal(copied.begin() + 5000, copied.end(), bytes.begin() + 5000));
 }
 
-// ---- memory
-// ----------------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 TEST_CASE("cuda: memory released after an event is nobody else's before it") {
     const device gpu = device::cuda(0);
@@ -444,8 +442,7 @@ TEST_CASE("cuda: pinned memory that cannot be registered is allocated by CUDA") 
                    "cannot page-lock 1048576 bytes: cudaErrorMemoryAllocation"));
 }
 
-// ---- what waits for a stream that is stuck
-// ---------------------------------------------------------------------------
+// ---- what waits for a stream that is stuck ------------------------------------------------------
 
 namespace {
 

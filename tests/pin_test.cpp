@@ -134,8 +134,7 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-// ---- the registry
-// ----------------------------------------------------------------------------------------------------
+// ---- the registry -------------------------------------------------------------------------------
 
 TEST_CASE("pin: pages that two holders share are registered once, and until the last one lets go") {
     const auto memory = memory_region::anonymous(16 * page);
@@ -285,8 +284,7 @@ TEST_CASE("pin: copies are joined with their neighbours and cut where one regist
     }
 }
 
-// ---- the machine
-// -----------------------------------------------------------------------------------------------------
+// ---- the machine --------------------------------------------------------------------------------
 
 TEST_CASE("pin: the limits of the machine are read from proc and sys") {
     const temporary_folder root;
@@ -375,8 +373,7 @@ TEST_CASE("pin: a real file mapping is judged read-only, a real private one is r
     ::munmap(mapped, page);
 }
 
-// ---- registering in the background
-// -----------------------------------------------------------------------------------
+// ---- registering in the background --------------------------------------------------------------
 
 TEST_CASE("pin: what is registered so far can be asked for while the rest is waited for") {
     const temporary_folder folder;

@@ -80,7 +80,7 @@ progress_line::~progress_line() {
     if (width_ > 0) std::fprintf(stderr, "\r%*s\r", static_cast<int>(width_), "");
 }
 
-bool progress_line::due() {
+bool progress_line::due() const {
     return on_terminal_ && now_ms() >= next_ms_;
 }
 

@@ -33,7 +33,7 @@ class progress_line {
     progress_line& operator=(const progress_line&) = delete;
 
     /// Whether it is time to say something new.
-    bool due();
+    bool due() const;
     void show(std::string_view text);
 
  private:

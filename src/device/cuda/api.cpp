@@ -161,8 +161,7 @@ void fail(std::string_view attempt, cudaError_t status) {
     throw device_error(text);
 }
 
-// ---- devices and contexts
-// --------------------------------------------------------------------------------------------
+// ---- devices and contexts -----------------------------------------------------------------------
 
 cudaError_t device_count(int& count) noexcept {
     return attempt("cudaGetDeviceCount", [&] { return cudaGetDeviceCount(&count); });
@@ -209,11 +208,11 @@ cudaError_t push_context(CUcontext context) noexcept {
 cudaError_t pop_context() noexcept {
     CUcontext popped = nullptr;
     // not an attempt: what was pushed must come off even after a sticky error
-    return from_driver(driver().pop_current(&popped));
+    const auto pop = driver().pop_current;
+    return pop == nullptr ? cudaErrorInitializationError : from_driver(pop(&popped));
 }
 
-// ---- streams and events
-// ----------------------------------------------------------------------------------------------
+// ---- streams and events -------------------------------------------------------------------------
 
 bool is_legacy_stream(cudaStream_t stream) noexcept {
     return stream == nullptr || stream == cudaStreamLegacy;
@@ -240,7 +239,7 @@ cudaError_t launch_host_function(cudaStream_t stream, cudaHostFn_t function, voi
     return attempt("cudaLaunchHostFunc", [&] { return cudaLaunchHostFunc(stream, function, data); });
 }
 
-cudaError_t stream_wait_value(cudaStream_t stream, std::uint32_t* word, std::uint32_t value) noexcept {
+cudaError_t stream_wait_value(cudaStream_t stream, const std::uint32_t* word, std::uint32_t value) noexcept {
     return attempt("cuStreamWaitValue32", [&] {
         // pinned memory has the same address on both sides
         const auto address = reinterpret_cast<CUdeviceptr>(word);
@@ -269,8 +268,7 @@ cudaError_t query_event(cudaEvent_t event) noexcept {
     return attempt("cudaEventQuery", [&] { return cudaEventQuery(event); });
 }
 
-// ---- memory
-// ----------------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 cudaError_t create_pool(cudaMemPool_t& pool, int device, std::uint64_t keep_bytes) noexcept {
     return attempt("cudaMemPoolCreate", [&] {
@@ -354,8 +352,7 @@ cudaError_t fill_zero(void* data, std::size_t size_bytes, cudaStream_t stream) n
     return attempt("cudaMemsetAsync", [&] { return cudaMemsetAsync(data, 0, size_bytes, stream); });
 }
 
-// ---- kernels
-// ---------------------------------------------------------------------------------------------------------
+// ---- kernels ------------------------------------------------------------------------------------
 
 cudaError_t launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
                    cudaStream_t stream) noexcept {

@@ -18,8 +18,7 @@
 /// may be called from any thread.
 namespace pinflow::detail::cuda {
 
-// ---- the seam
-// --------------------------------------------------------------------------------------------------------
+// ---- the seam -----------------------------------------------------------------------------------
 
 /// Asked before each call, by the name of CUDA's function ("cudaHostRegister"); cudaSuccess lets it happen,
 /// any other status is what the call then fails with. May be called from several threads at once.
@@ -35,8 +34,7 @@ class scoped_fault_hook {
     scoped_fault_hook& operator=(const scoped_fault_hook&) = delete;
 };
 
-// ---- errors
-// ----------------------------------------------------------------------------------------------------------
+// ---- errors -------------------------------------------------------------------------------------
 
 /// Whether no later call in this process can succeed after `status` (CUDA calls such errors sticky).
 bool is_fatal(cudaError_t status) noexcept;
@@ -50,8 +48,7 @@ void check(cudaError_t status, fmt::format_string<Arguments...> attempt, Argumen
     if (status != cudaSuccess) fail(fmt::format(attempt, std::forward<Arguments>(arguments)...), status);
 }
 
-// ---- devices and contexts
-// --------------------------------------------------------------------------------------------
+// ---- devices and contexts -----------------------------------------------------------------------
 
 [[nodiscard]] cudaError_t device_count(int& count) noexcept;
 [[nodiscard]] cudaError_t device_attribute(int& value, cudaDeviceAttr attribute, int device) noexcept;
@@ -65,8 +62,7 @@ void check(cudaError_t status, fmt::format_string<Arguments...> attempt, Argumen
 [[nodiscard]] cudaError_t push_context(CUcontext context) noexcept;
 [[nodiscard]] cudaError_t pop_context() noexcept;
 
-// ---- streams and events
-// ----------------------------------------------------------------------------------------------
+// ---- streams and events -------------------------------------------------------------------------
 
 /// Whether `stream` is the legacy default stream, which some calls do not take.
 bool is_legacy_stream(cudaStream_t stream) noexcept;
@@ -78,7 +74,7 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t launch_host_function(cudaStream_t stream, cudaHostFn_t function,
                                                void* data) noexcept;
 /// Work enqueued from now on waits until *word has counted up to `value`; `word` is pinned host memory.
-[[nodiscard]] cudaError_t stream_wait_value(cudaStream_t stream, std::uint32_t* word,
+[[nodiscard]] cudaError_t stream_wait_value(cudaStream_t stream, const std::uint32_t* word,
                                             std::uint32_t value) noexcept;
 [[nodiscard]] cudaError_t create_event(cudaEvent_t& event) noexcept;
 [[nodiscard]] cudaError_t destroy_event(cudaEvent_t event) noexcept;
@@ -86,8 +82,7 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t stream_wait_event(cudaStream_t stream, cudaEvent_t event) noexcept;
 [[nodiscard]] cudaError_t query_event(cudaEvent_t event) noexcept;
 
-// ---- memory
-// ----------------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 /// A pool of device memory that keeps up to `keep_bytes` of what was freed.
 [[nodiscard]] cudaError_t create_pool(cudaMemPool_t& pool, int device, std::uint64_t keep_bytes) noexcept;
@@ -107,8 +102,7 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
                                      std::span<std::size_t> sizes, cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t fill_zero(void* data, std::size_t size_bytes, cudaStream_t stream) noexcept;
 
-// ---- kernels
-// ---------------------------------------------------------------------------------------------------------
+// ---- kernels ------------------------------------------------------------------------------------
 
 [[nodiscard]] cudaError_t launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
                                  cudaStream_t stream) noexcept;

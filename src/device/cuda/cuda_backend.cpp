@@ -66,8 +66,7 @@ class backend final : public device_backend {
         return {total_bytes, free_bytes};
     }
 
-    // ---- streams and events
-    // ------------------------------------------------------------------------------------------
+    // ---- streams and events ---------------------------------------------------------------------
 
     void* create_stream() override {
         cudaStream_t stream = nullptr;
@@ -147,8 +146,7 @@ class backend final : public device_backend {
         return passed(context_.run([&] { return query_event(event_of(event)); }), "an event");
     }
 
-    // ---- memory
-    // ------------------------------------------------------------------------------------------------------
+    // ---- memory ---------------------------------------------------------------------------------
 
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
         void* data = nullptr;
@@ -192,8 +190,7 @@ class backend final : public device_backend {
 
     void release_pinned(std::byte* data, std::uint64_t) noexcept override { pinned_.release(data); }
 
-    // ---- copies
-    // ------------------------------------------------------------------------------------------------------
+    // ---- copies ---------------------------------------------------------------------------------
 
     void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
         const copy_range range{destination, source.data(), source.size()};
@@ -227,8 +224,7 @@ class backend final : public device_backend {
         check(status, "cannot copy a batch of {} ranges to cuda:{}", ranges.size(), index());
     }
 
-    // ---- the digest
-    // --------------------------------------------------------------------------------------------------
+    // ---- the digest -----------------------------------------------------------------------------
 
     void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
                     void* stream) override {

@@ -20,7 +20,7 @@ cudaError_t host_functions::enqueue(std::function<void()> work, cudaStream_t str
             free_flags_.push_back(done);
             return status;
         }
-        static_cast<void>(owned.release());  // run_tasks owns it now
+        owned.release();  // NOLINT(bugprone-unused-return-value): run_tasks owns it now
         return stream_wait_value(stream, done.word, done.next);
     });
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -81,7 +82,7 @@ void pinned_memory::release(std::byte* data) noexcept {
     const cudaError_t status = context_.run([&] { return ours ? host_unregister(data) : host_free(data); });
     // pages that CUDA still counts as registered must not be mapped anew by somebody else: they are rather
     // lost, as the process is, for CUDA
-    if (ours && status != cudaSuccess) static_cast<void>(new memory_region(std::move(region)));
+    if (ours && status != cudaSuccess) static_cast<void>(new (std::nothrow) memory_region(std::move(region)));
 }
 
 }  // namespace pinflow::detail::cuda
