@@ -21,7 +21,8 @@ loader& loader::operator=(loader&& other) noexcept {
 
 loader::~loader() {
     // a forked process has none of the threads: waiting for them would never end, so all is left as it is
-    if (pipeline_ && pipeline_->pool().forked()) static_cast<void>(pipeline_.release());
+    // NOLINTNEXTLINE(bugprone-unused-return-value)
+    if (pipeline_ && pipeline_->pool().forked()) pipeline_.release();
 }
 
 std::optional<batch> loader::next(stream_view stream) {

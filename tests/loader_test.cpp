@@ -495,8 +495,6 @@ TEST_CASE("loader: the lists of rows count as its memory too") {
     CHECK_THROWS_AS(loader({nullptr}, {.device = device::host()}), invalid_argument);
 }
 
-// a process that TSan watches cannot fork once it has threads
-#ifndef __SANITIZE_THREAD__
 TEST_CASE("loader: a forked process is told that it cannot use it, and ends") {
     const array rows = numbered_rows(100);
     auto parents =
@@ -523,4 +521,3 @@ TEST_CASE("loader: a forked process is told that it cannot use it, and ends") {
     held.reset();
     CHECK(parents->next().has_value());
 }
-#endif
