@@ -6,11 +6,14 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <span>
@@ -360,9 +363,15 @@ TEST_CASE("array_rows: a disk that fails is a system failure") {
 TEST_CASE("array_rows: a read that had to wait says so") {
     const temporary_folder folder;
     const rows_pointer rows = array_of_file(folder, "<i4", {10, 2}).rows();
-    const seam::scoped_fault_hook hook([](seam::call, std::string_view) { return seam::fault{}; });
+    const seam::scoped_fault_hook hook([](seam::call, std::string_view) {
+        std::mutex mutex;  // a disk that takes its time, in which the thread does not compute
+        std::unique_lock lock(mutex);
+        std::condition_variable nothing;
+        nothing.wait_for(lock, std::chrono::milliseconds(2), [] { return false; });
+        return seam::fault{};
+    });
     std::vector<std::byte> destination(24);
-    CHECK(rows->read_rows(row_ids{1, 5, 3}, destination) > std::chrono::nanoseconds::zero());
+    CHECK(rows->read_rows(row_ids{1, 5, 3}, destination) > std::chrono::milliseconds(1));
     const rows_pointer in_memory = array_of_memory("<i4", {10, 2}).rows();
     CHECK(in_memory->read_rows(row_ids{1, 5, 3}, destination) == std::chrono::nanoseconds::zero());
 }
