@@ -4,22 +4,17 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/loader/sampler.hpp"
+#include "src/device/digest_mix.hpp"
 
 namespace pinflow {
 
 namespace {
 
-constexpr std::uint64_t mix(std::uint64_t z) noexcept {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-    return z ^ (z >> 31);
-}
-
 /// The stream of numbers that the key expands to: splitmix64.
 class key_schedule {
  public:
-    explicit key_schedule(std::uint64_t key) noexcept : state_(mix(key)) {}
-    std::uint64_t next() noexcept { return mix(state_ += 0x9E3779B97F4A7C15); }
+    explicit key_schedule(std::uint64_t key) noexcept : state_(detail::digest_mix(key)) {}
+    std::uint64_t next() noexcept { return detail::digest_mix(state_ += detail::digest_gamma); }
 
  private:
     std::uint64_t state_;
