@@ -197,25 +197,28 @@ TEST_CASE("loader: batches outlive their loader, and may go to another thread") 
 }
 
 TEST_CASE("loader: its destructor does not wait for a consumer's stream that is stuck") {
-    // on the host: CUDA's driver waits for all work of a device when page-locked memory is given back
-    const device device = device::host();
-    const stream stuck(device);
-    gate gate;
-    const pinned_buffer copy(10 * 4 * sizeof(std::uint64_t), device);
-    const auto* const words = reinterpret_cast<const std::uint64_t*>(copy.data());
-    {
-        loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10, .slots = 2});
-        for (int i = 0; i < 2; ++i) {
-            const auto batch = loader.next(stuck);
-            REQUIRE(batch);
-            if (i == 0) hold(stuck, gate);
-            copy_to_host_async(copy.bytes(), (*batch)[0].data(), stuck);
+    const temporary_folder folder;
+    constexpr std::uint64_t width = 8192;  // rows of 64 KiB, which a GPU takes from the mapped pages
+    write_npy(folder / "rows.npy", numbered_rows(100, width).view());
+    on_each_device([&](const device& device) {
+        const stream stuck(device);
+        gate gate;
+        const pinned_buffer copy(10 * width * sizeof(std::uint64_t), device);
+        const auto* const words = reinterpret_cast<const std::uint64_t*>(copy.data());
+        {
+            loader loader({open_npy(folder / "rows.npy")}, {.device = device, .batch_rows = 10, .slots = 2});
+            for (int i = 0; i < 2; ++i) {
+                const auto batch = loader.next(stuck);
+                REQUIRE(batch);
+                if (i == 0) hold(stuck, gate);
+                copy_to_host_async(copy.bytes(), (*batch)[0].data(), stuck);
+            }
         }
-    }
-    gate.open();
-    stuck.synchronize();
-    CHECK(words[0] == 10);
-    CHECK(words[10 * 4 - 1] == 19);
+        gate.open();
+        stuck.synchronize();
+        CHECK(words[0] == 10);
+        CHECK(words[10 * width - 1] == 19);
+    });
 }
 
 TEST_CASE("loader: without a stream the data is there when next returns") {

@@ -80,9 +80,9 @@ struct loader_report {
 /// construction on.
 ///
 /// `next` may be called from several threads. The destructor stops the pipeline wherever it is;
-/// leased batches stay valid. It does not wait for the consumer's streams, except on CUDA, whose driver waits
-/// for all work of the device when page-locked memory is given back. In a process forked later, a loader
-/// cannot be used: `next` says so, and the destructor leaves everything as it is.
+/// leased batches stay valid. It does not wait for the consumer's streams (on a GPU of less than 10 GiB,
+/// where pinflow has no CUDA context of its own for page-locked memory, CUDA does). In a process forked
+/// later, a loader cannot be used: `next` says so, and the destructor leaves everything as it is.
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal.

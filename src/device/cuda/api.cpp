@@ -64,6 +64,7 @@ cudaError_t attempt(std::string_view call, Function function) noexcept {
 struct driver_functions {
     cudaError_t status = cudaSuccess;
     CUresult(CUDAAPI* retain_primary)(CUcontext*, CUdevice) = nullptr;
+    CUresult(CUDAAPI* create_context)(CUcontext*, unsigned, CUdevice) = nullptr;
     CUresult(CUDAAPI* get_current)(CUcontext*) = nullptr;
     CUresult(CUDAAPI* push_current)(CUcontext) = nullptr;
     CUresult(CUDAAPI* pop_current)(CUcontext*) = nullptr;
@@ -71,6 +72,7 @@ struct driver_functions {
 
     driver_functions() noexcept {
         find("cuDevicePrimaryCtxRetain", retain_primary);
+        find("cuCtxCreate", create_context, 3020);  // later versions have other parameters
         find("cuCtxGetCurrent", get_current);
         find("cuCtxPushCurrent", push_current);
         find("cuCtxPopCurrent", pop_current);
@@ -78,9 +80,8 @@ struct driver_functions {
     }
 
     template <typename Function>
-    void find(const char* name, Function& function) noexcept {
+    void find(const char* name, Function& function, unsigned signatures_of = 12000) noexcept {
         if (status != cudaSuccess) return;
-        constexpr unsigned signatures_of = 12000;
         void* address = nullptr;
         cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
         status = cudaGetDriverEntryPointByVersion(name, &address, signatures_of, cudaEnableDefault, &result);
@@ -191,6 +192,15 @@ cudaError_t retain_primary_context(CUcontext& context, int device) noexcept {
     return attempt("cuDevicePrimaryCtxRetain", [&] {
         if (driver().status != cudaSuccess) return driver().status;
         return from_driver(driver().retain_primary(&context, device));
+    });
+}
+
+cudaError_t create_context(CUcontext& context, int device) noexcept {
+    return attempt("cuCtxCreate", [&] {
+        if (driver().status != cudaSuccess) return driver().status;
+        const cudaError_t status = from_driver(driver().create_context(&context, CU_CTX_SCHED_AUTO, device));
+        if (status == cudaSuccess) static_cast<void>(pop_context());  // a new context is current
+        return status;
     });
 }
 

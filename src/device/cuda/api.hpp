@@ -58,6 +58,8 @@ void check(cudaError_t status, fmt::format_string<Arguments...> attempt, Argumen
 [[nodiscard]] cudaError_t kernel_runs(const void* kernel) noexcept;
 /// The device's primary context, the one that the runtime and all frameworks use; kept alive for the process.
 [[nodiscard]] cudaError_t retain_primary_context(CUcontext& context, int device) noexcept;
+/// Another context of the device, which is not made current. It lives as long as the process.
+[[nodiscard]] cudaError_t create_context(CUcontext& context, int device) noexcept;
 [[nodiscard]] cudaError_t current_context(CUcontext& context) noexcept;
 [[nodiscard]] cudaError_t push_context(CUcontext context) noexcept;
 [[nodiscard]] cudaError_t pop_context() noexcept;

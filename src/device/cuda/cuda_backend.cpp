@@ -38,7 +38,7 @@ cudaEvent_t event_of(void* handle) {
 
 class backend final : public device_backend {
  public:
-    explicit backend(int device) : context_(device), pinned_(context_), host_functions_(context_) {
+    explicit backend(int device) : context_(device), pinned_(device), host_functions_(context_) {
         cudaDeviceProp properties{};
         check(device_properties(properties, device), "cannot read the properties of cuda:{}", device);
         model_ = properties.name;

@@ -10,10 +10,10 @@ namespace pinflow::detail {
 namespace cuda {
 namespace {
 
-/// Registers with cudaHostRegister, for all devices, under the context of one.
+/// Registers with cudaHostRegister, for all devices, under a context of one.
 class locker final : public page_locker {
  public:
-    explicit locker(int device) : context_(device) {
+    explicit locker(int device) : context_(context::for_host_memory(device)) {
         int supported = 0;
         check(device_attribute(supported, cudaDevAttrHostRegisterReadOnlySupported, device),
               "cannot ask whether cuda:{} can register read-only pages", device);
@@ -44,7 +44,7 @@ class locker final : public page_locker {
     }
 
  private:
-    context context_;
+    const context& context_;
     bool read_only_supported_ = false;
 };
 

@@ -48,11 +48,12 @@ memory_region anonymous(std::uint64_t size_bytes) {
 
 std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
     check_available(size_bytes);
+    const context& context = context::for_host_memory(device_);
     memory_region region = anonymous(size_bytes);
     std::byte* const data = region.data();
     // faulted in here rather than by the registration, which holds the driver's lock meanwhile
     system::advise(data, size_bytes, populate_write);
-    cudaError_t status = context_.run([&] { return host_register(data, size_bytes, false); });
+    cudaError_t status = context.run([&] { return host_register(data, size_bytes, false); });
     if (status == cudaSuccess) {
         const std::lock_guard lock(mutex_);
         registered_.emplace(data, std::move(region));
@@ -61,7 +62,7 @@ std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
     region = {};
     if (is_fatal(status)) fail(fmt::format("cannot page-lock {} bytes", size_bytes), status);
     void* allocated = nullptr;
-    status = context_.run([&] { return host_allocate(allocated, size_bytes); });
+    status = context.run([&] { return host_allocate(allocated, size_bytes); });
     check(status, "cannot page-lock {} bytes", size_bytes);
     std::memset(allocated, 0, size_bytes);
     const std::lock_guard lock(mutex_);
@@ -79,7 +80,8 @@ void pinned_memory::release(std::byte* data) noexcept {
         registered_.erase(found);
     }
     const bool ours = static_cast<bool>(region);
-    const cudaError_t status = context_.run([&] { return ours ? host_unregister(data) : host_free(data); });
+    const context& context = context::for_host_memory(device_);  // the one that allocate used
+    const cudaError_t status = context.run([&] { return ours ? host_unregister(data) : host_free(data); });
     // pages that CUDA still counts as registered must not be mapped anew by somebody else: they are rather
     // lost, as the process is, for CUDA
     if (ours && status != cudaSuccess) static_cast<void>(new (std::nothrow) memory_region(std::move(region)));

@@ -14,14 +14,14 @@ namespace pinflow::detail::cuda {
 /// what cudaHostAlloc gives; that is the second choice. Thread-safe.
 class pinned_memory {
  public:
-    explicit pinned_memory(const context& context) : context_(context) {}
+    explicit pinned_memory(int device) : device_(device) {}
 
     /// Zero-filled, aligned to 4096 bytes. @throws device_error.
     std::byte* allocate(std::uint64_t size_bytes);
     void release(std::byte* data) noexcept;
 
  private:
-    const context& context_;
+    int device_;
     std::mutex mutex_;
     std::map<std::byte*, memory_region> registered_;  // an empty region stands for memory of cudaHostAlloc
 };
