@@ -90,7 +90,8 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
       batches_per_epoch_(count_batches(row_count(), options.batch_rows, options.tail)),
       batch_total_(count_all_batches(batches_per_epoch_, options.epochs)),
       streams_{stream(options.device), stream(options.device)},
-      arena_(count_threads(options.threads), 1) {
+      arena_(count_threads(options.threads), 1),
+      half_arena_(std::max(1, count_threads(options.threads) / 2), 1) {
     const std::uint64_t slot_rows = std::min(options_.batch_rows, row_count());
     for (const auto& source : sources_) {
         array_offsets_.push_back(slot_bytes_);
@@ -138,7 +139,9 @@ void loader::pipeline::register_pages() {
         from_pages_[index] = !route_.host_side || detail::worth_copying(*sources_[index], options_);
         if (from_pages_[index]) std::ranges::move(pin_ranges(sources_[index]), std::back_inserter(ranges));
     }
-    pages_.emplace(std::move(ranges), options_.device);
+    pin_options how;
+    how.alongside_reader = route_.host_side;
+    pages_.emplace(std::move(ranges), options_.device, how);
     if (!route_.host_side) pages_->require();
 }
 
@@ -154,7 +157,8 @@ std::unique_ptr<detail::slot_lease> loader::pipeline::next() {
 void loader::pipeline::drive() {
     try {
         while (next_batch_ < batch_total_ && !pool_->failed() && pool_->wait_for_free()) {
-            arena_.execute([this] { fill_free_slots(); });
+            tbb::task_arena& arena = pages_ && !pages_->finished() ? half_arena_ : arena_;
+            arena.execute([this] { fill_free_slots(); });
         }
         pool_->finish();
     } catch (...) {
@@ -239,15 +243,19 @@ void loader::pipeline::gather(detail::slot& slot) {
         }
         const std::uint64_t offset = array_offsets_[index];
         slot.arrays.emplace_back(slot.device_side.data() + offset, source.dtype(), std::move(shape));
-        if (from_pages_[index] && list_copies(slot, index)) continue;
+        std::vector<row_run> missing{{0, slot.row_ids.size()}};
+        if (from_pages_[index]) missing = list_copies(slot, index);
+        if (missing.empty()) continue;
         if (from_pages_[index] && !route_.host_side) {
             throw unsupported(fmt::format("pages of {} are not registered", source.description()));
         }
-        std::byte* const side = route_.host_side ? slot.host_side.data() : slot.device_side.data();
-        gather_array(slot, index, side + offset, storage_ns, total_ns);
-        if (route_.host_side) {
-            slot.copies.push_back(
-                {slot.device_side.data() + offset, side + offset, slot.arrays[index].size_bytes()});
+        std::byte* const side = (route_.host_side ? slot.host_side.data() : slot.device_side.data()) + offset;
+        gather_rows(slot, index, missing, side, storage_ns, total_ns);
+        if (!route_.host_side) continue;
+        const std::uint64_t row_bytes = source.row_size_bytes();
+        for (const row_run& run : missing) {
+            slot.copies.push_back({slot.device_side.data() + offset + run.first * row_bytes,
+                                   side + run.first * row_bytes, run.count * row_bytes});
         }
     }
     // the pieces ran side by side: the stage's own time is shared out as theirs was
@@ -258,41 +266,59 @@ void loader::pipeline::gather(detail::slot& slot) {
     slot.times.cpu = wall - slot.times.storage;
 }
 
-void loader::pipeline::gather_array(const detail::slot& slot, std::size_t index, std::byte* destination,
-                                    std::atomic<std::int64_t>& storage_ns,
-                                    std::atomic<std::int64_t>& total_ns) const {
+void loader::pipeline::gather_rows(const detail::slot& slot, std::size_t index, std::span<const row_run> runs,
+                                   std::byte* destination, std::atomic<std::int64_t>& storage_ns,
+                                   std::atomic<std::int64_t>& total_ns) const {
     const row_source& source = *sources_[index];
     const std::uint64_t row_bytes = source.row_size_bytes();
     const std::span<const std::uint64_t> ids = slot.row_ids;
-    const auto gather_piece = [&](const tbb::blocked_range<std::size_t>& range) {
+    const auto gather_run = [&](const row_run& run) {
         if (pool_->stopped()) return;  // nobody will see this batch
         const auto before = clock::now();
-        const auto waited =
-            source.read_rows(ids.subspan(range.begin(), range.size()),
-                             {destination + range.begin() * row_bytes, range.size() * row_bytes});
+        const auto waited = source.read_rows(ids.subspan(run.first, run.count),
+                                             {destination + run.first * row_bytes, run.count * row_bytes});
         storage_ns += waited.count();
         total_ns += std::chrono::nanoseconds(clock::now() - before).count();
     };
     const std::size_t rows_a_piece =
         std::max<std::uint64_t>(1, gather_piece_bytes / std::max<std::uint64_t>(1, row_bytes));
-    if (ids.size() <= rows_a_piece) {
-        gather_piece({0, ids.size()});
+    std::vector<row_run> pieces;
+    for (const row_run& run : runs) {
+        for (std::size_t done = 0; done < run.count; done += rows_a_piece)
+            pieces.push_back({run.first + done, std::min(rows_a_piece, run.count - done)});
+    }
+    if (pieces.size() == 1) {
+        gather_run(pieces[0]);
         return;
     }
     // isolated, so that a thread that waits here for the last piece does not begin another batch meanwhile
     tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(tbb::blocked_range<std::size_t>(0, ids.size(), rows_a_piece), gather_piece,
-                          tbb::simple_partitioner());
+        tbb::parallel_for(
+            std::size_t{0}, pieces.size(), [&](std::size_t i) { gather_run(pieces[i]); },
+            tbb::simple_partitioner());
     });
 }
 
-bool loader::pipeline::list_copies(detail::slot& slot, std::size_t index) const {
+std::vector<loader::pipeline::row_run> loader::pipeline::list_copies(detail::slot& slot,
+                                                                     std::size_t index) const {
     const row_source& source = *sources_[index];
     const std::uint64_t row_bytes = source.row_size_bytes();
-    if (row_bytes == 0) return true;
+    std::vector<row_run> missing;
+    if (row_bytes == 0) return missing;
     std::byte* const destination = slot.device_side.data() + array_offsets_[index];
-    const std::size_t listed_before = slot.copies.size();
     const std::span<const std::uint64_t> ids = slot.row_ids;
+    const auto list = [&](std::size_t first, std::size_t count, const std::byte* rows) {
+        if (!pages_->covers(rows, count * row_bytes)) return false;
+        slot.copies.push_back({destination + first * row_bytes, rows, count * row_bytes});
+        return true;
+    };
+    const auto miss = [&](std::size_t row) {
+        if (!missing.empty() && missing.back().first + missing.back().count == row) {
+            ++missing.back().count;
+        } else {
+            missing.push_back({row, 1});
+        }
+    };
     for (std::size_t first = 0; first < ids.size();) {
         std::uint64_t row = ids[first];
         const auto* extent = source.extents().data();
@@ -300,22 +326,21 @@ bool loader::pipeline::list_copies(detail::slot& slot, std::size_t index) const 
             row -= extent->row_count;
             ++extent;
         }
-        // rows that follow each other in the extent are one piece
+        // rows that follow each other in the extent are one piece, when all of them are registered
         std::size_t last = first + 1;
         while (last < ids.size() && ids[last] == ids[last - 1] + 1 &&
                row + (last - first) < extent->row_count) {
             ++last;
         }
         const std::byte* const rows = extent->data + row * row_bytes;
-        const std::uint64_t size_bytes = (last - first) * row_bytes;
-        if (!pages_->covers(rows, size_bytes)) {
-            slot.copies.resize(listed_before);
-            return false;
+        if (!list(first, last - first, rows)) {
+            for (std::size_t i = first; i < last; ++i) {
+                if (last - first == 1 || !list(i, 1, rows + (i - first) * row_bytes)) miss(i);
+            }
         }
-        slot.copies.push_back({destination + first * row_bytes, rows, size_bytes});
         first = last;
     }
-    return true;
+    return missing;
 }
 
 void loader::pipeline::copy(detail::slot& slot) {

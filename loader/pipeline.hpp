@@ -55,11 +55,16 @@ class loader::pipeline {
     void copy(detail::slot& slot);
     void check_sources() const;
 
-    /// Lists the copies of array `index` from its mapped pages. @return false when some are not registered
-    /// (yet).
-    bool list_copies(detail::slot& slot, std::size_t index) const;
-    void gather_array(const detail::slot& slot, std::size_t index, std::byte* destination,
-                      std::atomic<std::int64_t>& storage_ns, std::atomic<std::int64_t>& total_ns) const;
+    /// Rows of a batch that follow each other in it.
+    struct row_run {
+        std::size_t first;
+        std::size_t count;
+    };
+    /// Lists the copies of those rows of array `index` that lie on registered pages. @return the others.
+    std::vector<row_run> list_copies(detail::slot& slot, std::size_t index) const;
+    void gather_rows(const detail::slot& slot, std::size_t index, std::span<const row_run> runs,
+                     std::byte* destination, std::atomic<std::int64_t>& storage_ns,
+                     std::atomic<std::int64_t>& total_ns) const;
 
     std::vector<std::shared_ptr<const row_source>> sources_;
     loader_options options_;
@@ -78,7 +83,8 @@ class loader::pipeline {
         streams_;  ///< batches take turns, so that one's copy can begin while another's ends
     std::optional<tbb::global_control> more_threads_;  ///< when more are asked for than there are cores
     tbb::task_arena arena_;
-    std::thread driver_;  // last: it uses everything above
+    tbb::task_arena half_arena_;  ///< while pages are registered, which slows down when every core gathers
+    std::thread driver_;          // last: it uses everything above
 };
 
 }  // namespace pinflow

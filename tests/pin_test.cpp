@@ -65,6 +65,8 @@ class fake_locker final : public page_locker {
         }
     }
 
+    void give_way() noexcept override { ++ways_given; }
+
     std::uint64_t locked_bytes() {
         const std::lock_guard guard(mutex);
         std::uint64_t sum = 0;
@@ -92,6 +94,7 @@ class fake_locker final : public page_locker {
     std::size_t permits = std::numeric_limits<std::size_t>::max() / 2;
     std::size_t fail_at_call = 0;
     std::size_t strays = 0;
+    std::size_t ways_given = 0;  // read after the worker has ended
     bool all_read_only = true;
 };
 
@@ -414,6 +417,37 @@ TEST_CASE("pin: what is registered so far can be asked for while the rest is wai
     }
     CHECK(locker.locked_bytes() == 0);
     CHECK(registry.reserved_bytes() == 0);
+}
+
+TEST_CASE("pin: every second piece can be registered first, and the others from the back") {
+    const temporary_folder folder;
+    // 5 pieces of 2 pages, and a sixth of one; the bytes begin within the first page
+    const auto file = map_pattern(folder / "x.bin", 11 * page, 100);
+    const std::byte* const data = file->data();
+    const auto piece_at = [&](std::uint64_t index) { return data - 100 + index * 2 * page; };
+    pin_registry registry;
+    fake_locker locker;
+    locker.permits = 2;
+    pin_worker worker({range_of(file)}, locker, registry,
+                      {.budget_bytes = 0, .piece_bytes = 2 * page, .alongside_reader = true}, &generous);
+    while (worker.report().registered_bytes < 4 * page)
+        std::this_thread::yield();
+    CHECK(worker.covers(piece_at(1), 2 * page));
+    CHECK(worker.covers(piece_at(3), 2 * page));
+    CHECK_FALSE(worker.covers(data, 1));
+    CHECK_FALSE(worker.covers(piece_at(1) - 1, 2));
+    CHECK_FALSE(worker.covers(piece_at(1), 2 * page + 1));
+    CHECK(worker.registered_prefix_bytes() == 0);
+    locker.allow(4);
+    CHECK(worker.wait());
+    std::vector<std::ptrdiff_t> order;
+    for (const auto& pages : locker.locked)
+        order.push_back((pages.data() - piece_at(0)) / static_cast<std::ptrdiff_t>(2 * page));
+    CHECK(order == std::vector<std::ptrdiff_t>{1, 3, 5, 4, 2, 0});
+    CHECK(locker.ways_given == 6);
+    CHECK(worker.covers(data, 11 * page - 100));
+    CHECK(worker.registered_prefix_bytes() == 11 * page - 100);
+    CHECK(worker.report().registered_bytes == 11 * page - 100);
 }
 
 TEST_CASE("pin: stopping takes one piece, and unregisters what was registered") {

@@ -34,6 +34,10 @@ struct pin_options {
     std::uint64_t budget_bytes = 0;
     /// Bytes registered at a time. After each piece, copies can use it, and stopping is possible.
     std::uint64_t piece_bytes = std::uint64_t{64} << 20;
+    /// For a reader who goes through the ranges from the front meanwhile, and takes what is not registered
+    /// yet by another way: every second piece is registered first, from the front, then the others, from the
+    /// back, so that the reader does not run ahead of it all the time. False: from the front.
+    bool alongside_reader = false;
 };
 
 struct pin_report {
@@ -51,7 +55,8 @@ struct pin_report {
 /// refused). Nothing is copied. The pages of all CUDA devices are shared: registered once, every device can
 /// read them.
 ///
-/// Registration runs piece by piece on a thread of its own from construction on; `covers` says at any time
+/// Registration runs piece by piece on a thread of its own from construction on, while another brings the
+/// next piece into memory; `covers` says at any time
 /// what can be copied already. What cannot be registered is no error but a reason: `report`, or `require`
 /// where it has to work. Pages registered by pinflow before, by another object, are counted and not
 /// registered twice.
@@ -60,7 +65,7 @@ struct pin_report {
 /// unregisters, and only then lets go of the owners. Move-only; members may be called from several threads.
 class pinned_pages {
  public:
-    /// Starts registering `ranges`, in this order. A host device registers nothing, and says so.
+    /// Starts registering `ranges`. A host device registers nothing, and says so.
     pinned_pages(std::vector<pin_range> ranges, pinflow::device device, const pin_options& options = {});
     pinned_pages(pinned_pages&&) noexcept;
     pinned_pages& operator=(pinned_pages&&) noexcept;

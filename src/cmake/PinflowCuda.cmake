@@ -78,7 +78,8 @@ function(pinflow_add_cuda_tests)
   if(NOT PINFLOW_HAVE_CUDA)
     return()
   endif()
-  add_executable(cuda_test cuda_test.cpp cuda_digest_test.cpp cuda_pin_test.cpp cuda_process_test.cpp cuda_kernels.cu)
+  add_executable(cuda_test cuda_test.cpp cuda_digest_test.cpp cuda_loader_test.cpp cuda_pin_test.cpp
+    cuda_process_test.cpp cuda_kernels.cu)
   target_include_directories(cuda_test PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(cuda_test PRIVATE pinflow::pinflow pinflow_warnings doctest::doctest fmt::fmt-header-only
     Threads::Threads)
@@ -90,4 +91,10 @@ function(pinflow_add_cuda_tests)
   add_executable(link_speed ${PROJECT_SOURCE_DIR}/samples/bench/link_speed.cpp)
   target_include_directories(link_speed PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(link_speed PRIVATE pinflow::pinflow pinflow_warnings)
+
+  # whether copies and a consumer's kernels run at the same time
+  add_executable(overlap ${PROJECT_SOURCE_DIR}/samples/bench/overlap.cpp ${PROJECT_SOURCE_DIR}/samples/bench/busy.cu)
+  target_include_directories(overlap PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(overlap PRIVATE pinflow::pinflow pinflow_warnings)
+  pinflow_use_cuda(overlap)
 endfunction()

@@ -23,6 +23,8 @@ class page_locker {
     /// @return empty, or why not, as the end of a sentence. Never throws for what the system refuses.
     virtual std::string lock(std::span<const std::byte> pages, bool read_only) = 0;
     virtual void unlock(std::span<const std::byte> pages) noexcept = 0;
+    /// Waits between two calls for a moment, in which others can use the device.
+    virtual void give_way() noexcept = 0;
 };
 
 /// CUDA's, for device `index`. Only in builds with CUDA.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
+#include <future>
 #include <system_error>
 #include <utility>
 
@@ -35,7 +36,57 @@ std::span<const std::byte> pages_of(std::span<const std::byte> bytes) {
     return {reinterpret_cast<const std::byte*>(begin), end - begin};
 }
 
+/// Brings the pages of a file into the page table while others are registered; cold ones are read from the
+/// disk here, outside the driver's lock, in which copies would have to wait for it. Pages that a truncated
+/// file has lost are left to the registration's own error.
+std::future<void> populate(std::span<const std::byte> pages) {
+    try {
+        return std::async(std::launch::async,
+                          [pages] { system::advise(pages.data(), pages.size(), populate_read); });
+    } catch (const std::system_error&) {
+        return {};  // no thread: the registration brings them in itself
+    }
+}
+
+/// The odd ones from the front, then the even ones from the back.
+template <typename Element>
+std::vector<Element> every_second_first(const std::vector<Element>& all) {
+    std::vector<Element> reordered;
+    reordered.reserve(all.size());
+    for (std::size_t i = 1; i < all.size(); i += 2)
+        reordered.push_back(all[i]);
+    for (std::size_t i = (all.size() + 1) / 2; i-- > 0;)
+        reordered.push_back(all[2 * i]);
+    return reordered;
+}
+
 }  // namespace
+
+pin_worker::tracked_range::tracked_range(pin_range what, std::uint64_t size_of_piece)
+    : range(std::move(what)),
+      pages(pages_of(range.bytes)),
+      piece_bytes(size_of_piece),
+      registered((pages.size() + piece_bytes - 1) / piece_bytes) {}
+
+std::uint64_t pin_worker::tracked_range::bytes_before(std::uint64_t index) const noexcept {
+    const auto lead = static_cast<std::uint64_t>(range.bytes.data() - pages.data());
+    const std::uint64_t end = index * piece_bytes;
+    return std::min<std::uint64_t>(end - std::min(end, lead), range.bytes.size());
+}
+
+std::uint64_t pin_worker::tracked_range::registered_bytes() const noexcept {
+    std::uint64_t sum = 0;
+    for (std::uint64_t i = 0; i < registered.size(); ++i) {
+        if (registered[i].load(std::memory_order_acquire)) sum += bytes_before(i + 1) - bytes_before(i);
+    }
+    return sum;
+}
+
+std::span<const std::byte> pin_worker::piece::pages() const noexcept {
+    const std::span<const std::byte> all = tracked->pages;
+    return all.subspan(offset_bytes(),
+                       std::min<std::uint64_t>(tracked->piece_bytes, all.size() - offset_bytes()));
+}
 
 pin_worker::machine_answers pin_worker::this_machine() {
     return {read_memory_limits(), read_own_maps()};
@@ -51,10 +102,12 @@ pin_worker::pin_worker(const std::vector<pin_range>& ranges, std::string reason)
 pin_worker::pin_worker(std::vector<pin_range> ranges, page_locker& locker, pin_registry& registry,
                        const pin_options& options, ask_machine ask)
     : locker_(&locker), registry_(&registry), options_(options) {
+    const std::uint64_t piece_bytes =
+        std::max(options_.piece_bytes / page_bytes(), std::uint64_t{1}) * page_bytes();
     for (pin_range& range : ranges) {
         if (range.bytes.empty()) continue;
         total_bytes_ += range.bytes.size();
-        ranges_.push_back(std::make_unique<tracked_range>(std::move(range)));
+        ranges_.push_back(std::make_unique<tracked_range>(std::move(range), piece_bytes));
         by_address_.push_back(ranges_.back().get());
     }
     std::sort(by_address_.begin(), by_address_.end(), [](const tracked_range* a, const tracked_range* b) {
@@ -102,14 +155,15 @@ void pin_worker::run(ask_machine ask) noexcept {
 std::string pin_worker::register_all(ask_machine ask) {
     const machine_answers machine = ask();
     std::uint64_t pages_bytes = 0;
-    std::vector<page_verdict> verdicts;
+    std::vector<piece> pieces;
     for (const auto& tracked : ranges_) {
-        const std::span<const std::byte> pages = pages_of(tracked->range.bytes);
-        pages_bytes += pages.size();
-        verdicts.push_back(judge_pages(machine.maps, pages));
-        if (!verdicts.back().refusal.empty()) {
-            return fmt::format("cannot register {}: {}", tracked->range.description, verdicts.back().refusal);
+        pages_bytes += tracked->pages.size();
+        const page_verdict verdict = judge_pages(machine.maps, tracked->pages);
+        if (!verdict.refusal.empty()) {
+            return fmt::format("cannot register {}: {}", tracked->range.description, verdict.refusal);
         }
+        for (std::uint64_t index = 0; index < tracked->registered.size(); ++index)
+            pieces.push_back({tracked.get(), index, verdict.read_only});
     }
     const pin_budget budget = choose_pin_budget(options_.budget_bytes, machine.limits);
     if (!registry_->reserve(pages_bytes, budget.size_bytes)) {
@@ -121,35 +175,26 @@ std::string pin_worker::register_all(ask_machine ask) {
             budget.source);
     }
     reserved_bytes_ = pages_bytes;
-    for (std::size_t i = 0; i < ranges_.size(); ++i) {
-        if (std::string reason = register_range(*ranges_[i], verdicts[i].read_only); !reason.empty())
-            return reason;
-    }
-    return {};
+    return register_pieces(options_.alongside_reader ? every_second_first(pieces) : pieces);
 }
 
-std::string pin_worker::register_range(tracked_range& tracked, bool read_only) {
-    const std::span<const std::byte> bytes = tracked.range.bytes;
-    const std::span<const std::byte> pages = pages_of(bytes);
-    const std::uint64_t piece_bytes =
-        std::max(options_.piece_bytes / page_bytes(), std::uint64_t{1}) * page_bytes();
-    for (std::uint64_t done = 0; done < pages.size();) {
+std::string pin_worker::register_pieces(const std::vector<piece>& pieces) {
+    std::future<void> populated;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        const piece& next = pieces[i];
+        if (i == 0 && next.read_only) populated = populate(next.pages());
+        if (populated.valid()) populated.get();
         if (stop_.load(std::memory_order_relaxed)) return "stopped before everything was registered";
-        const std::span<const std::byte> piece =
-            pages.subspan(done, std::min(piece_bytes, pages.size() - done));
-        // cold pages are read here, outside the driver's lock, in which copies would have to wait for the
-        // disk; pages that a truncated file has lost are left to the registration's own error
-        if (read_only) system::advise(piece.data(), piece.size(), populate_read);
-        const std::string reason = registry_->acquire(*locker_, piece, read_only, tracked.range.owner, held_);
+        if (i + 1 < pieces.size() && pieces[i + 1].read_only) populated = populate(pieces[i + 1].pages());
+        const std::string reason =
+            registry_->acquire(*locker_, next.pages(), next.read_only, next.tracked->range.owner, held_);
         if (!reason.empty()) {
-            return fmt::format("cannot register {} bytes, {} bytes into {}: {}", piece.size(), done,
-                               tracked.range.description, reason);
+            return fmt::format("cannot register {} bytes, {} bytes into {}: {}", next.pages().size(),
+                               next.offset_bytes(), next.tracked->range.description, reason);
         }
-        if (read_only) read_only_bytes_ += piece.size();
-        done += piece.size();
-        const auto before = static_cast<std::uint64_t>(bytes.data() - pages.data());
-        tracked.registered_bytes.store(std::min<std::uint64_t>(done - std::min(done, before), bytes.size()),
-                                       std::memory_order_release);
+        if (next.read_only) read_only_bytes_ += next.pages().size();
+        next.tracked->registered[next.index].store(true, std::memory_order_release);
+        if (options_.alongside_reader) locker_->give_way();
     }
     return {};
 }
@@ -170,17 +215,27 @@ bool pin_worker::covers(const std::byte* data, std::uint64_t size_bytes) const n
                                         });
     if (after == by_address_.begin()) return false;
     const tracked_range& candidate = **std::prev(after);
-    const std::uint64_t registered = candidate.registered_bytes.load(std::memory_order_acquire);
     const auto offset = static_cast<std::uint64_t>(data - candidate.range.bytes.data());
-    return offset <= registered && size_bytes <= registered - offset;
+    if (offset > candidate.range.bytes.size() || size_bytes > candidate.range.bytes.size() - offset)
+        return false;
+    const auto first_page_byte = static_cast<std::uint64_t>(data - candidate.pages.data());
+    const std::uint64_t end =
+        (first_page_byte + size_bytes + candidate.piece_bytes - 1) / candidate.piece_bytes;
+    for (std::uint64_t i = first_page_byte / candidate.piece_bytes; i < end; ++i) {
+        if (!candidate.registered[i].load(std::memory_order_acquire)) return false;
+    }
+    return true;
 }
 
 std::uint64_t pin_worker::registered_prefix_bytes() const noexcept {
     std::uint64_t sum = 0;
     for (const auto& tracked : ranges_) {
-        const std::uint64_t registered = tracked->registered_bytes.load(std::memory_order_acquire);
-        sum += registered;
-        if (registered < tracked->range.bytes.size()) break;
+        std::uint64_t pieces = 0;
+        while (pieces < tracked->registered.size() &&
+               tracked->registered[pieces].load(std::memory_order_acquire))
+            ++pieces;
+        sum += tracked->bytes_before(pieces);
+        if (pieces < tracked->registered.size()) break;
     }
     return sum;
 }
@@ -195,7 +250,7 @@ pin_report pin_worker::report() const {
     pin_report report;
     report.total_bytes = total_bytes_;
     for (const auto& tracked : ranges_) {
-        report.registered_bytes += tracked->registered_bytes.load(std::memory_order_acquire);
+        report.registered_bytes += tracked->registered_bytes();
     }
     const std::lock_guard lock(mutex_);
     report.finished = finished();

@@ -45,17 +45,31 @@ class pin_worker {
     pin_report report() const;
 
  private:
-    /// A range, and how far from its beginning it is registered.
+    /// A range, the whole pages that it lies on, and which pieces of them are registered.
     struct tracked_range {
-        explicit tracked_range(pin_range what) : range(std::move(what)) {}
+        tracked_range(pin_range what, std::uint64_t size_of_piece);
+        /// Bytes of the range before the piece `index` of its pages, at most all.
+        std::uint64_t bytes_before(std::uint64_t index) const noexcept;
+        std::uint64_t registered_bytes() const noexcept;
+
         pin_range range;
-        std::atomic<std::uint64_t> registered_bytes = 0;
+        std::span<const std::byte> pages;
+        std::uint64_t piece_bytes;
+        std::vector<std::atomic<bool>> registered;  ///< one a piece
+    };
+    struct piece {
+        tracked_range* tracked;
+        std::uint64_t index;
+        bool read_only;
+
+        std::uint64_t offset_bytes() const noexcept { return index * tracked->piece_bytes; }
+        std::span<const std::byte> pages() const noexcept;
     };
 
     void run(ask_machine ask) noexcept;
     /// @return why not everything could be registered, or empty.
     std::string register_all(ask_machine ask);
-    std::string register_range(tracked_range& tracked, bool read_only);
+    std::string register_pieces(const std::vector<piece>& pieces);
     void finish(std::string reason);
 
     std::vector<std::unique_ptr<tracked_range>> ranges_;  // as given

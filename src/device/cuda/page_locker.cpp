@@ -1,6 +1,8 @@
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "src/device/cuda/context.hpp"
 #include "src/device/pin_registry.hpp"
@@ -41,6 +43,11 @@ class locker final : public page_locker {
         // nothing is left to be done about an error here, cudaErrorCudartUnloading at exit included
         static_cast<void>(
             context_.run([&] { return host_unregister(const_cast<std::byte*>(pages.data())); }));
+    }
+
+    void give_way() noexcept override {
+        // the lock of a context is unfair: others waiting for it are awake in this time
+        if (context_.is_primary()) std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
 
  private:
