@@ -140,6 +140,7 @@ void loader::pipeline::register_pages() {
         if (from_pages_[index]) std::ranges::move(pin_ranges(sources_[index]), std::back_inserter(ranges));
     }
     pin_options how;
+    how.budget_bytes = options_.pin_budget_bytes;
     how.alongside_reader = route_.host_side;
     pages_.emplace(std::move(ranges), options_.device, how);
     if (!route_.host_side) pages_->require();
@@ -157,8 +158,8 @@ std::unique_ptr<detail::slot_lease> loader::pipeline::next() {
 void loader::pipeline::drive() {
     try {
         while (next_batch_ < batch_total_ && !pool_->failed() && pool_->wait_for_free()) {
-            tbb::task_arena& arena = pages_ && !pages_->finished() ? half_arena_ : arena_;
-            arena.execute([this] { fill_free_slots(); });
+            const bool registering = pages_ && !pages_->finished();
+            (registering ? half_arena_ : arena_).execute([&] { fill_free_slots(registering); });
         }
         pool_->finish();
     } catch (...) {
@@ -166,11 +167,13 @@ void loader::pipeline::drive() {
     }
 }
 
-void loader::pipeline::fill_free_slots() {
+void loader::pipeline::fill_free_slots(bool while_registering) {
     using detail::slot;
     using detail::stage;
-    const auto take = [this](tbb::flow_control& control) -> slot* {
-        slot* const taken = next_batch_ < batch_total_ && !pool_->failed() ? pool_->take_free() : nullptr;
+    const auto take = [this, while_registering](tbb::flow_control& control) -> slot* {
+        const bool go_on =
+            next_batch_ < batch_total_ && !pool_->failed() && !(while_registering && pages_->finished());
+        slot* const taken = go_on ? pool_->take_free() : nullptr;
         if (taken == nullptr) {
             control.stop();
             return nullptr;
@@ -251,6 +254,10 @@ void loader::pipeline::gather(detail::slot& slot) {
         }
         std::byte* const side = (route_.host_side ? slot.host_side.data() : slot.device_side.data()) + offset;
         gather_rows(slot, index, missing, side, storage_ns, total_ns);
+        if (from_pages_[index]) {
+            for (const row_run& run : missing)
+                gathered_bytes_ += run.count * source.row_size_bytes();
+        }
         if (!route_.host_side) continue;
         const std::uint64_t row_bytes = source.row_size_bytes();
         for (const row_run& run : missing) {
@@ -307,16 +314,25 @@ std::vector<loader::pipeline::row_run> loader::pipeline::list_copies(detail::slo
     if (row_bytes == 0) return missing;
     std::byte* const destination = slot.device_side.data() + array_offsets_[index];
     const std::span<const std::uint64_t> ids = slot.row_ids;
-    const auto list = [&](std::size_t first, std::size_t count, const std::byte* rows) {
-        if (!pages_->covers(rows, count * row_bytes)) return false;
-        slot.copies.push_back({destination + first * row_bytes, rows, count * row_bytes});
-        return true;
-    };
-    const auto miss = [&](std::size_t row) {
-        if (!missing.empty() && missing.back().first + missing.back().count == row) {
-            ++missing.back().count;
-        } else {
-            missing.push_back({row, 1});
+    // rows [first, last) of the batch lie one after the other at `rows`
+    const auto list = [&](std::size_t first, std::size_t last, const std::byte* rows) {
+        while (first < last) {
+            const pin_stretch stretch = pages_->stretch_at(rows, (last - first) * row_bytes);
+            std::size_t count = stretch.size_bytes / row_bytes;
+            const bool registered = stretch.registered && count > 0;
+            if (registered) {
+                slot.copies.push_back({destination + first * row_bytes, rows, count * row_bytes});
+            } else {
+                // a row that is registered in part counts with those that are not
+                count = stretch.registered ? 1 : (stretch.size_bytes + row_bytes - 1) / row_bytes;
+                if (!missing.empty() && missing.back().first + missing.back().count == first) {
+                    missing.back().count += count;
+                } else {
+                    missing.push_back({first, count});
+                }
+            }
+            first += count;
+            rows += count * row_bytes;
         }
     };
     for (std::size_t first = 0; first < ids.size();) {
@@ -332,12 +348,7 @@ std::vector<loader::pipeline::row_run> loader::pipeline::list_copies(detail::slo
                row + (last - first) < extent->row_count) {
             ++last;
         }
-        const std::byte* const rows = extent->data + row * row_bytes;
-        if (!list(first, last - first, rows)) {
-            for (std::size_t i = first; i < last; ++i) {
-                if (last - first == 1 || !list(i, 1, rows + (i - first) * row_bytes)) miss(i);
-            }
-        }
+        list(first, last, extent->data + row * row_bytes);
         first = last;
     }
     return missing;
@@ -371,6 +382,12 @@ loader_report loader::pipeline::report() const {
         if (pinned.finished) report.reason = pinned.reason;
         // rows of pages that could not be registered take the staged route
         if (pinned.finished && !pinned.complete) report.route = route::staged;
+        if (const std::uint64_t gathered = gathered_bytes_; gathered > 0) {
+            report.reason +=
+                fmt::format("; {:.2f} GB {} gathered into pinned slots, the rest copied in place",
+                            static_cast<double>(gathered) / 1e9,
+                            pinned.finished && pinned.complete ? "came before, and were" : "were");
+        }
     }
     report.slots = static_cast<unsigned>(pool_->slot_count());
     report.slot_bytes = slot_bytes_;

@@ -45,7 +45,8 @@ class loader::pipeline {
  private:
     void register_pages();
     void drive();
-    void fill_free_slots();
+    /// @param while_registering to be left when the registration has ended
+    void fill_free_slots(bool while_registering);
 
     // the stages; an exception stays with its slot, so that it reaches the consumer in its turn
     template <typename Work>
@@ -77,7 +78,8 @@ class loader::pipeline {
     std::uint64_t batch_total_;
 
     std::shared_ptr<detail::slot_pool> pool_;
-    std::vector<bool> from_pages_;       ///< for each array, whether it is copied from its mapped pages
+    std::vector<bool> from_pages_;  ///< for each array, whether it is copied from its mapped pages
+    std::atomic<std::uint64_t> gathered_bytes_ = 0;  ///< of arrays that are copied from their pages
     std::optional<pinned_pages> pages_;  ///< before the streams, whose copies read them to the end
     std::array<stream, 2>
         streams_;  ///< batches take turns, so that one's copy can begin while another's ends

@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -11,6 +12,9 @@
 #include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
 #include "pinflow/stream.hpp"
+
+/// More than any test registers: a default RLIMIT_MEMLOCK must not decide whether pages are registered.
+inline constexpr std::uint64_t generous_pin_budget = std::uint64_t{64} << 30;
 
 /// Runs `body(device)` on the host, and on the first CUDA device where there is one.
 template <typename Body>

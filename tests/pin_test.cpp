@@ -53,7 +53,7 @@ class fake_locker final : public page_locker {
         all_read_only = all_read_only && read_only;
         return {};
     }
-    void unlock(std::span<const std::byte> pages) noexcept override {
+    bool unlock(std::span<const std::byte> pages) noexcept override {
         const std::lock_guard guard(mutex);
         const auto found = std::find_if(locked.begin(), locked.end(), [&](const auto& there) {
             return there.data() == pages.data() && there.size() == pages.size();
@@ -61,8 +61,9 @@ class fake_locker final : public page_locker {
         if (found == locked.end()) {
             ++strays;
         } else {
-            locked.erase(found);
+            if (unlocks) locked.erase(found);
         }
+        return unlocks;
     }
 
     void give_way() noexcept override { ++ways_given; }
@@ -96,6 +97,7 @@ class fake_locker final : public page_locker {
     std::size_t strays = 0;
     std::size_t ways_given = 0;  // read after the worker has ended
     bool all_read_only = true;
+    bool unlocks = true;
 };
 
 std::span<const std::byte> pages_at(const memory_region& memory, std::uint64_t first, std::uint64_t count) {
@@ -376,6 +378,45 @@ TEST_CASE("pin: a real file mapping is judged read-only, a real private one is r
     ::munmap(mapped, page);
 }
 
+TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {
+    pin_registry registry;
+    fake_locker locker;
+    locker.unlocks = false;
+    auto memory = std::make_shared<const memory_region>(memory_region::anonymous(page));
+    pin_registry::holds held;
+    REQUIRE(registry.acquire(locker, memory->bytes(), false, memory, held).empty());
+    const std::weak_ptr<const memory_region> still_there = memory;
+    memory.reset();
+    registry.release(held);
+    CHECK_FALSE(still_there.expired());
+    // who asks for them again has them, and may have more luck
+    locker.unlocks = true;
+    held.clear();
+    const auto again = still_there.lock()->bytes();
+    REQUIRE(registry.acquire(locker, again, false, nullptr, held).empty());
+    registry.release(held);
+    CHECK(still_there.expired());
+    CHECK(locker.calls == 1);
+}
+
+TEST_CASE("pin: a locker that throws is a reason, and leaves nothing busy") {
+    struct throwing_locker final : page_locker {
+        std::string lock(std::span<const std::byte>, bool) override { throw device_error("it went away"); }
+        bool unlock(std::span<const std::byte>) noexcept override { return true; }
+        void give_way() noexcept override {}
+    };
+    pin_registry registry;
+    throwing_locker throwing;
+    fake_locker locker;
+    const auto memory = memory_region::anonymous(4 * page);
+    pin_registry::holds held;
+    CHECK(registry.acquire(throwing, memory.bytes(), false, nullptr, held) == "it went away");
+    CHECK(held.empty());
+    CHECK(registry.size() == 0);
+    CHECK(acquire(registry, locker, memory.bytes(), held).empty());
+    registry.release(held);
+}
+
 // ---- registering in the background --------------------------------------------------------------
 
 TEST_CASE("pin: what is registered so far can be asked for while the rest is waited for") {
@@ -437,6 +478,15 @@ TEST_CASE("pin: every second piece can be registered first, and the others from 
     CHECK_FALSE(worker.covers(data, 1));
     CHECK_FALSE(worker.covers(piece_at(1) - 1, 2));
     CHECK_FALSE(worker.covers(piece_at(1), 2 * page + 1));
+    const pin_stretch before = worker.stretch_at(data, 3 * page);
+    CHECK_FALSE(before.registered);
+    CHECK(before.size_bytes == 2 * page - 100);
+    const pin_stretch within = worker.stretch_at(piece_at(1) + 1, 6 * page);
+    CHECK(within.registered);
+    CHECK(within.size_bytes == 2 * page - 1);
+    const pin_stretch last = worker.stretch_at(piece_at(4), 100 * page);
+    CHECK_FALSE(last.registered);
+    CHECK(last.size_bytes == 3 * page);
     CHECK(worker.registered_prefix_bytes() == 0);
     locker.allow(4);
     CHECK(worker.wait());

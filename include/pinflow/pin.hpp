@@ -50,18 +50,23 @@ struct pin_report {
     std::string reason;
 };
 
+/// Bytes that are alike: registered, or not.
+struct pin_stretch {
+    bool registered = false;
+    std::uint64_t size_bytes = 0;
+};
+
 /// Host pages registered with a CUDA device in place: the copy engine, and kernels, read the mapped pages
 /// themselves, at the addresses that the host uses (checked for every piece: a device on which they differ is
 /// refused). Nothing is copied. The pages of all CUDA devices are shared: registered once, every device can
 /// read them.
 ///
 /// Registration runs piece by piece on a thread of its own from construction on, while another brings the
-/// next piece into memory; `covers` says at any time
-/// what can be copied already. What cannot be registered is no error but a reason: `report`, or `require`
-/// where it has to work. Pages registered by pinflow before, by another object, are counted and not
-/// registered twice.
+/// next piece into memory; `covers` says at any time what can be copied already. What cannot be registered is
+/// no error but a reason: `report`, or `require` where it has to work. Pages registered by pinflow before, by
+/// another object, are counted and not registered twice.
 ///
-/// The order of the end: copies must have finished; the destructor stops the thread (within one piece),
+/// The order of the end: copies must have finished; the destructor stops the thread (within two pieces),
 /// unregisters, and only then lets go of the owners. Move-only; members may be called from several threads.
 class pinned_pages {
  public:
@@ -75,6 +80,9 @@ class pinned_pages {
 
     /// Whether all `size_bytes` at `data` are registered by now. Never waits, takes no lock.
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
+    /// Whether the byte at `data` is registered by now, and how many of the `size_bytes` from it on are as it
+    /// is. Never waits, takes no lock.
+    pin_stretch stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     /// Bytes registered without a gap from the first range's first byte on, in the ranges' order. Never
     /// waits.
     std::uint64_t registered_prefix_bytes() const noexcept;

@@ -50,6 +50,10 @@ bool pinned_pages::covers(const std::byte* data, std::uint64_t size_bytes) const
     return worker_->covers(data, size_bytes);
 }
 
+pin_stretch pinned_pages::stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
+    return worker_->stretch_at(data, size_bytes);
+}
+
 std::uint64_t pinned_pages::registered_prefix_bytes() const noexcept {
     return worker_->registered_prefix_bytes();
 }

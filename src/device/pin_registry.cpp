@@ -1,7 +1,9 @@
 #include "src/device/pin_registry.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
+#include <new>
 
 namespace pinflow::detail {
 
@@ -41,7 +43,13 @@ std::string pin_registry::acquire(page_locker& locker, std::span<const std::byte
         const std::uintptr_t gap_end = next == intervals_.end() ? end : std::min(end, next->first);
         intervals_.emplace(at, interval{gap_end, 1, true, &locker, owner});
         lock.unlock();
-        std::string reason = locker.lock(bytes_between(at, gap_end), read_only);
+        std::string reason;
+        try {
+            taken.reserve(taken.size() + 1);
+            reason = locker.lock(bytes_between(at, gap_end), read_only);
+        } catch (const std::exception& failure) {
+            reason = failure.what();
+        }
         lock.lock();
         const auto registered = intervals_.find(at);
         if (!reason.empty()) {
@@ -72,14 +80,17 @@ void pin_registry::release_locked(std::unique_lock<std::mutex>& lock, const hold
         found->second.busy = true;
         const std::uintptr_t end = found->second.end;
         page_locker* const locker = found->second.locker;
-        // the owner goes last: it may unmap the pages, and may do anything else, so without the lock
-        std::shared_ptr<const void> owner = std::move(found->second.owner);
         lock.unlock();
-        locker->unlock(bytes_between(start, end));
+        const bool unlocked = locker->unlock(bytes_between(start, end));
         lock.lock();
-        intervals_.erase(start);
-        count_.store(intervals_.size(), std::memory_order_release);
+        const auto there = intervals_.find(start);
+        there->second.busy = false;
         changed_.notify_all();
+        if (!unlocked) continue;  // they may still be locked: they stay known, and mapped
+        // the owner goes last: it may unmap the pages, and may do anything else, so without the lock
+        std::shared_ptr<const void> owner = std::move(there->second.owner);
+        intervals_.erase(there);
+        count_.store(intervals_.size(), std::memory_order_release);
         lock.unlock();
         owner.reset();
         lock.lock();

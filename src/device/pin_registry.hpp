@@ -22,7 +22,8 @@ class page_locker {
     /// Registers whole pages. `read_only` is for pages that the device must not write: those of a file.
     /// @return empty, or why not, as the end of a sentence. Never throws for what the system refuses.
     virtual std::string lock(std::span<const std::byte> pages, bool read_only) = 0;
-    virtual void unlock(std::span<const std::byte> pages) noexcept = 0;
+    /// @return false when the pages may still be locked, and so must stay mapped for good.
+    virtual bool unlock(std::span<const std::byte> pages) noexcept = 0;
     /// Waits between two calls for a moment, in which others can use the device.
     virtual void give_way() noexcept = 0;
 };

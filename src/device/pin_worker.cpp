@@ -36,13 +36,17 @@ std::span<const std::byte> pages_of(std::span<const std::byte> bytes) {
     return {reinterpret_cast<const std::byte*>(begin), end - begin};
 }
 
-/// Brings the pages of a file into the page table while others are registered; cold ones are read from the
-/// disk here, outside the driver's lock, in which copies would have to wait for it. Pages that a truncated
-/// file has lost are left to the registration's own error.
-std::future<void> populate(std::span<const std::byte> pages) {
+/// Brings the pages of a file into the page table. Cold ones are read from the disk here, outside the
+/// driver's lock, in which others would have to wait for it. Pages that a truncated file has lost are left to
+/// the registration's own error.
+void bring_in(std::span<const std::byte> pages) {
+    system::advise(pages.data(), pages.size(), populate_read);
+}
+
+/// The same on another thread, while others are registered.
+std::future<void> bring_in_meanwhile(std::span<const std::byte> pages) {
     try {
-        return std::async(std::launch::async,
-                          [pages] { system::advise(pages.data(), pages.size(), populate_read); });
+        return std::async(std::launch::async, [pages] { bring_in(pages); });
     } catch (const std::system_error&) {
         return {};  // no thread: the registration brings them in itself
     }
@@ -182,10 +186,11 @@ std::string pin_worker::register_pieces(const std::vector<piece>& pieces) {
     std::future<void> populated;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         const piece& next = pieces[i];
-        if (i == 0 && next.read_only) populated = populate(next.pages());
+        if (i == 0 && next.read_only) bring_in(next.pages());
         if (populated.valid()) populated.get();
         if (stop_.load(std::memory_order_relaxed)) return "stopped before everything was registered";
-        if (i + 1 < pieces.size() && pieces[i + 1].read_only) populated = populate(pieces[i + 1].pages());
+        if (i + 1 < pieces.size() && pieces[i + 1].read_only)
+            populated = bring_in_meanwhile(pieces[i + 1].pages());
         const std::string reason =
             registry_->acquire(*locker_, next.pages(), next.read_only, next.tracked->range.owner, held_);
         if (!reason.empty()) {
@@ -209,22 +214,30 @@ void pin_worker::finish(std::string reason) {
 }
 
 bool pin_worker::covers(const std::byte* data, std::uint64_t size_bytes) const noexcept {
+    const pin_stretch stretch = stretch_at(data, size_bytes);
+    return stretch.registered && stretch.size_bytes == size_bytes;
+}
+
+pin_stretch pin_worker::stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
     const auto after = std::upper_bound(by_address_.begin(), by_address_.end(), data,
                                         [](const std::byte* address, const tracked_range* p) {
                                             return std::less<>()(address, p->range.bytes.data());
                                         });
-    if (after == by_address_.begin()) return false;
+    if (after == by_address_.begin()) return {false, size_bytes};
     const tracked_range& candidate = **std::prev(after);
     const auto offset = static_cast<std::uint64_t>(data - candidate.range.bytes.data());
-    if (offset > candidate.range.bytes.size() || size_bytes > candidate.range.bytes.size() - offset)
-        return false;
-    const auto first_page_byte = static_cast<std::uint64_t>(data - candidate.pages.data());
-    const std::uint64_t end =
-        (first_page_byte + size_bytes + candidate.piece_bytes - 1) / candidate.piece_bytes;
-    for (std::uint64_t i = first_page_byte / candidate.piece_bytes; i < end; ++i) {
-        if (!candidate.registered[i].load(std::memory_order_acquire)) return false;
+    if (offset >= candidate.range.bytes.size()) return {false, size_bytes};
+    const std::uint64_t within = std::min<std::uint64_t>(size_bytes, candidate.range.bytes.size() - offset);
+    const auto begin = static_cast<std::uint64_t>(data - candidate.pages.data());
+    const auto registered_at = [&](std::uint64_t index) {
+        return candidate.registered[index].load(std::memory_order_acquire);
+    };
+    std::uint64_t index = begin / candidate.piece_bytes;
+    const bool registered = registered_at(index);
+    while (++index * candidate.piece_bytes < begin + within) {
+        if (registered_at(index) != registered) return {registered, index * candidate.piece_bytes - begin};
     }
-    return true;
+    return {registered, within};
 }
 
 std::uint64_t pin_worker::registered_prefix_bytes() const noexcept {

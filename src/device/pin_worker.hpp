@@ -39,6 +39,7 @@ class pin_worker {
     pin_worker& operator=(const pin_worker&) = delete;
 
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
+    pin_stretch stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     std::uint64_t registered_prefix_bytes() const noexcept;
     bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
     bool wait() const;

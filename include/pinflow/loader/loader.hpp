@@ -52,6 +52,9 @@ struct loader_options {
     /// Threads that gather rows; 0: one for each core. More than there are cores raise oneTBB's limit for the
     /// process while the loader lives.
     unsigned threads = 0;
+    /// Upper bound on the memory that pinflow registers with CUDA in this process, as
+    /// pin_options::budget_bytes. What does not fit takes the staged route.
+    std::uint64_t pin_budget_bytes = 0;
 };
 
 /// Where a loader's time went, so far.

@@ -14,9 +14,9 @@ class context {
     /// The context in which host memory is registered for `device`: not the primary one, because while memory
     /// is registered in a context nobody can use it, not even to enqueue a copy, and unregistering waits for
     /// all work in it. What is registered is known in every context. Made at the first call, which takes a
-    /// tenth of a second and some 500 MiB of device memory: the primary context serves where that is more
-    /// than a twentieth of the device's, or cannot be had. @throws device_error when the device cannot be
-    /// used.
+    /// tenth of a second and some 500 MiB of device memory: the primary context serves, from then on, where
+    /// that is more than a twentieth of the device's or half of what is free, or cannot be had. @throws
+    /// device_error when the device cannot be used.
     static const context& for_host_memory(int device);
 
     int device() const noexcept { return device_; }

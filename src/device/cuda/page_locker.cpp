@@ -12,10 +12,10 @@ namespace pinflow::detail {
 namespace cuda {
 namespace {
 
-/// Registers with cudaHostRegister, for all devices, under a context of one.
+/// Registers with cudaHostRegister, for all devices, in the context for host memory of one.
 class locker final : public page_locker {
  public:
-    explicit locker(int device) : context_(context::for_host_memory(device)) {
+    explicit locker(int device) : primary_(device), context_(context::for_host_memory(device)) {
         int supported = 0;
         check(device_attribute(supported, cudaDevAttrHostRegisterReadOnlySupported, device),
               "cannot ask whether cuda:{} can register read-only pages", device);
@@ -28,21 +28,22 @@ class locker final : public page_locker {
         void* const data = const_cast<std::byte*>(pages.data());
         void* device_pointer = nullptr;
         bool registered = false;
-        const cudaError_t status = context_.run([&] {
-            const cudaError_t first = host_register(data, pages.size(), read_only);
-            registered = first == cudaSuccess;
-            return registered ? host_device_pointer(device_pointer, data) : first;
-        });
+        cudaError_t status = context_.run([&] { return host_register(data, pages.size(), read_only); });
+        if (status == cudaSuccess) {
+            registered = true;
+            // where copies and kernels will use them
+            status = primary_.run([&] { return host_device_pointer(device_pointer, data); });
+        }
         if (status == cudaSuccess && device_pointer == data) return {};
-        if (registered) unlock(pages);
+        if (registered) static_cast<void>(unlock(pages));
         if (status != cudaSuccess) return cause(status);
         return "the device would see the pages at other addresses than the host";
     }
 
-    void unlock(std::span<const std::byte> pages) noexcept override {
-        // nothing is left to be done about an error here, cudaErrorCudartUnloading at exit included
-        static_cast<void>(
-            context_.run([&] { return host_unregister(const_cast<std::byte*>(pages.data())); }));
+    bool unlock(std::span<const std::byte> pages) noexcept override {
+        const cudaError_t status =
+            context_.run([&] { return host_unregister(const_cast<std::byte*>(pages.data())); });
+        return status == cudaSuccess || status == cudaErrorCudartUnloading;
     }
 
     void give_way() noexcept override {
@@ -51,6 +52,7 @@ class locker final : public page_locker {
     }
 
  private:
+    context primary_;
     const context& context_;
     bool read_only_supported_ = false;
 };

@@ -55,8 +55,7 @@ std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
     system::advise(data, size_bytes, populate_write);
     cudaError_t status = context.run([&] { return host_register(data, size_bytes, false); });
     if (status == cudaSuccess) {
-        const std::lock_guard lock(mutex_);
-        registered_.emplace(data, std::move(region));
+        remember(data, std::move(region), [&] { return host_unregister(data); });
         return data;
     }
     region = {};
@@ -65,9 +64,19 @@ std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
     status = context.run([&] { return host_allocate(allocated, size_bytes); });
     check(status, "cannot page-lock {} bytes", size_bytes);
     std::memset(allocated, 0, size_bytes);
-    const std::lock_guard lock(mutex_);
-    registered_.emplace(static_cast<std::byte*>(allocated), memory_region());
+    remember(static_cast<std::byte*>(allocated), {}, [&] { return host_free(allocated); });
     return static_cast<std::byte*>(allocated);
+}
+
+template <typename GiveBack>
+void pinned_memory::remember(std::byte* data, memory_region region, GiveBack give_back) {
+    try {
+        const std::lock_guard lock(mutex_);
+        registered_.try_emplace(data, std::move(region));
+    } catch (...) {
+        static_cast<void>(context::for_host_memory(device_).run(give_back));
+        throw;
+    }
 }
 
 void pinned_memory::release(std::byte* data) noexcept {

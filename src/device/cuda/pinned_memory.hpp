@@ -21,6 +21,9 @@ class pinned_memory {
     void release(std::byte* data) noexcept;
 
  private:
+    template <typename GiveBack>
+    void remember(std::byte* data, memory_region region, GiveBack give_back);
+
     int device_;
     std::mutex mutex_;
     std::map<std::byte*, memory_region> registered_;  // an empty region stands for memory of cudaHostAlloc
