@@ -3,14 +3,18 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <random>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "pinflow/array.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/loader/digest.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/row_source.hpp"
 #include "tests/devices.hpp"
@@ -31,6 +35,30 @@ inline pinflow::array numbered_rows(std::uint64_t row_count, std::uint64_t width
         elements[i] = i / width;
     }
     return array_of(elements, {row_count, width});
+}
+
+/// A .npy file of rows of `width` 64-bit words: the row's number, then random ones.
+inline void write_random_rows(const std::filesystem::path& path, std::uint64_t row_count, std::uint64_t width,
+                              std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    pinflow::npy_writer writer(path, pinflow::dtype::of<std::uint64_t>(), {row_count, width});
+    std::vector<std::uint64_t> row(width);
+    for (std::uint64_t number = 0; number < row_count; ++number) {
+        for (std::uint64_t& word : row)
+            word = random();
+        row[0] = number;
+        writer.write(std::as_bytes(std::span(row)));
+    }
+    writer.finish();
+}
+
+/// Streams what `loader` still has to give. @return the digest, computed on the loader's device.
+inline std::uint64_t digest_of(pinflow::loader& loader) {
+    const pinflow::stream stream(loader.device());
+    pinflow::digest digest(loader.device());
+    while (const auto batch = loader.next(stream))
+        digest.add_async(*batch, stream);
+    return digest.value();
 }
 
 /// Array `index` of a batch on any device, brought to the host in `stream`'s order.

@@ -2,13 +2,23 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "pinflow/formats/npy.hpp"
+#include "pinflow/loader/digest.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "pinflow/row_source.hpp"
 #include "src/device/cuda/api.hpp"
 #include "tests/arrays.hpp"
 #include "tests/temporary_folder.hpp"
@@ -46,39 +56,113 @@ void make_rows(const std::filesystem::path& path, std::uint64_t rows) {
 
 /// Whether every row of the batch begins with its number; `numbers` has room for them.
 bool numbers_are_right(const batch& batch, stream_view stream, const pinned_buffer& numbers) {
+    const std::uint64_t size_bytes = batch[0].size_bytes() / batch.row_count();
     for (std::size_t i = 0; i < batch.row_count(); ++i) {
-        copy_to_host_async(numbers.bytes().subspan(i * 8, 8), batch[0].data() + i * row_bytes, stream);
+        copy_to_host_async(numbers.bytes().subspan(i * 8, 8), batch[0].data() + i * size_bytes, stream);
     }
     stream.synchronize();
     const auto* const found = reinterpret_cast<const std::uint64_t*>(numbers.data());
     return std::equal(batch.row_ids().begin(), batch.row_ids().end(), found);
 }
 
+/// The rows of another source, in its pages too; remembers which of them were gathered by the CPU.
+class counted_rows final : public row_source {
+ public:
+    explicit counted_rows(std::shared_ptr<const row_source> source)
+        : source_(std::move(source)), gathered_(source_->row_count()), looked_at_(source_->row_count()) {}
+
+    /// Whether some rows of the batch were gathered, and the others not. Batches are to be asked about in
+    /// order.
+    bool mixed(const batch& batch) {
+        std::size_t from_slot = 0;
+        for (const std::uint64_t row : batch.row_ids()) {
+            const unsigned times = gathered_[row];
+            if (times > looked_at_[row]) ++from_slot;
+            looked_at_[row] = times;
+        }
+        return from_slot > 0 && from_slot < batch.row_count();
+    }
+
+    const pinflow::dtype& dtype() const noexcept override { return source_->dtype(); }
+    const shape_vector& row_shape() const noexcept override { return source_->row_shape(); }
+    std::uint64_t row_count() const noexcept override { return source_->row_count(); }
+    std::uint64_t row_size_bytes() const noexcept override { return source_->row_size_bytes(); }
+    std::string description() const override { return source_->description(); }
+    std::span<const row_extent> extents() const noexcept override { return source_->extents(); }
+    std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
+                                       std::span<std::byte> destination) const override {
+        for (const std::uint64_t id : ids)
+            ++gathered_[id];
+        return source_->read_rows(ids, destination);
+    }
+    void check_unchanged() const override { source_->check_unchanged(); }
+
+ private:
+    std::shared_ptr<const row_source> source_;
+    mutable std::vector<std::atomic<unsigned>> gathered_;
+    std::vector<unsigned> looked_at_;
+};
+
+/// Waits until nothing more will be registered, because of a refusal.
+bool registering_was_refused(const loader& loader) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (loader.report().reason.find("cannot register") == std::string::npos) {
+        if (std::chrono::steady_clock::now() > until) return false;
+        std::this_thread::yield();
+    }
+    return true;
+}
+
 }  // namespace
 
-TEST_CASE("cuda loader: a batch may hold rows of registered pages and others") {
+TEST_CASE("cuda loader: a batch may hold rows of registered pages and others, and every byte is right") {
     const temporary_folder folder;
-    constexpr std::uint64_t rows = 5 * 64 * mebibyte / row_bytes;
-    make_rows(folder / "rows.npy", rows);
-    const pinned_buffer numbers(mebibyte, device::cuda(0));
+    // pages are registered in six pieces of 64 MiB, whose edges fall into rows
+    constexpr std::uint64_t rows = 3300;
+    write_random_rows(folder / "rows.npy", rows, (100 * 1024 + 8) / 8, 1);
+    write_random_rows(folder / "labels.npy", rows, 3, 2);
+    loader on_host({open_npy(folder / "rows.npy"), open_npy(folder / "labels.npy")},
+                   {.device = device::host()});
+    const std::uint64_t expected = digest_of(on_host);
+    const device gpu = device::cuda(0);
+    const pinned_buffer numbers(mebibyte, gpu);
     for (const order order : {order::sequential, order::shuffled}) {
+        CAPTURE(static_cast<int>(order));
         // one call for each slot, then two pieces of the file; what comes after is refused
         constexpr unsigned slots = 3;
         std::atomic<int> registered_pieces = -static_cast<int>(slots);
+        std::atomic<unsigned> batched_copies = 0;
         const detail::cuda::scoped_fault_hook refuse([&](std::string_view call) {
+            if (call == "cudaMemcpyBatchAsync") ++batched_copies;
             return call == "cudaHostRegister" && ++registered_pieces > 2 ? cudaErrorMemoryAllocation
                                                                          : cudaSuccess;
         });
-        const stream stream(device::cuda(0));
-        loader loader(
-            {open_npy(folder / "rows.npy")},
-            {.device = device::cuda(0), .batch_rows = 61, .order = order, .epochs = 2, .slots = slots});
+        const auto large = std::make_shared<counted_rows>(open_npy(folder / "rows.npy").rows());
+        const stream stream(gpu);
+        digest digest(gpu);
+        loader loader({large, open_npy(folder / "labels.npy")}, {.device = gpu,
+                                                                 .batch_rows = 61,
+                                                                 .order = order,
+                                                                 .epochs = 2,
+                                                                 .slots = slots,
+                                                                 .pin_budget_bytes = generous_pin_budget});
         std::uint64_t seen = 0;
+        unsigned mixed_batches = 0;
         while (const auto batch = loader.next(stream)) {
+            digest.add_async(*batch, stream);
             CHECK(numbers_are_right(*batch, stream, numbers));
+            if (large->mixed(*batch)) ++mixed_batches;
+            // from here on, what is registered is known: the second and the fourth piece
+            if (seen == 0) REQUIRE(registering_was_refused(loader));
             seen += batch->row_count();
         }
         CHECK(seen == 2 * rows);
+        CHECK(digest.value() == 2 * expected);
+        // in the order of the file a batch is mixed at the four edges of the two pieces, in each epoch; when
+        // shuffled, nearly every one is
+        INFO(mixed_batches << " batches were mixed, " << batched_copies.load() << " copied at once");
+        CHECK(mixed_batches >= (order == order::sequential ? 8U : 50U));
+        CHECK(batched_copies.load() >= mixed_batches);
         const loader_report report = loader.report();
         CHECK(report.route == route::staged);
         CHECK(report.reason.find("cannot register") != std::string::npos);
@@ -93,8 +177,11 @@ TEST_CASE("cuda loader: a hundred beginnings and ends leave nothing behind") {
     const pinned_buffer numbers(mebibyte, gpu);
     const auto stream_a_little = [&](int batches) {
         const stream stream(gpu);
-        loader loader({open_npy(folder / "rows.npy")},
-                      {.device = gpu, .batch_rows = 16, .order = order::shuffled, .epochs = 1000});
+        loader loader({open_npy(folder / "rows.npy")}, {.device = gpu,
+                                                        .batch_rows = 16,
+                                                        .order = order::shuffled,
+                                                        .epochs = 1000,
+                                                        .pin_budget_bytes = generous_pin_budget});
         for (int i = 0; i < batches; ++i) {
             const auto batch = loader.next(stream);
             REQUIRE(batch);
@@ -120,7 +207,8 @@ TEST_CASE("cuda loader: anonymous memory does not grow with the size of the file
     make_rows(folder / "large.npy", 16 * 1024);
     const auto peak_while_streaming = [&](const std::string& name, order order) {
         const stream stream(device::cuda(0));
-        loader loader({open_npy(folder / name)}, {.device = device::cuda(0), .order = order});
+        loader loader({open_npy(folder / name)},
+                      {.device = device::cuda(0), .order = order, .pin_budget_bytes = generous_pin_budget});
         std::uint64_t peak = 0;
         while (loader.next(stream))
             peak = std::max(peak, own_status_bytes("RssAnon"));

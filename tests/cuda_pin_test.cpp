@@ -37,6 +37,14 @@ pin_range range_of(const std::shared_ptr<const mapped_file>& file) {
     return {file->bytes(), "'" + file->file()->path() + "'", file};
 }
 
+/// Registered in pieces of that size, whatever RLIMIT_MEMLOCK says.
+pin_options generous(std::uint64_t piece_bytes = 64 * mebibyte) {
+    pin_options options;
+    options.budget_bytes = generous_pin_budget;
+    options.piece_bytes = piece_bytes;
+    return options;
+}
+
 bool known_to_cuda(const std::byte* data) {
     cudaPointerAttributes attributes{};
     const cudaError_t status = ::cudaPointerGetAttributes(&attributes, data);
@@ -60,8 +68,7 @@ void check_in_place(const std::shared_ptr<const mapped_file>& file) {
     const std::size_t registrations = detail::pin_registry::process().size();
     const std::uint64_t anonymous = anonymous_bytes();
     {
-        pin_options options;
-        options.piece_bytes = 16 * mebibyte;
+        const pin_options options = generous(16 * mebibyte);
         const pinned_pages pages({range_of(file)}, gpu, options);
         pages.require();
         INFO(pages.report().reason);
@@ -125,7 +132,7 @@ TEST_CASE("cuda pin: memory of the process's own is registered too") {
     const device gpu = device::cuda(0);
     const auto memory = std::make_shared<memory_region>(memory_region::anonymous(5 * mebibyte));
     memory->bytes()[4 * mebibyte] = std::byte{9};
-    const pinned_pages pages({{memory->bytes(), "an array in memory", memory}}, gpu);
+    const pinned_pages pages({{memory->bytes(), "an array in memory", memory}}, gpu, generous());
     pages.require();
     CHECK(known_to_cuda(memory->data()));
     const stream stream(gpu);
@@ -143,9 +150,9 @@ TEST_CASE("cuda pin: two arrays of one mapping and the same file mapped twice") 
     {
         const std::uint64_t middle = 4 * mebibyte + 100;
         auto front = std::make_unique<pinned_pages>(
-            std::vector<pin_range>{{file->bytes().first(middle), "'x.bin:a'", file}}, gpu);
-        const pinned_pages back({{file->bytes().subspan(middle), "'x.bin:b'", file}}, gpu);
-        const pinned_pages other({range_of(again)}, gpu);
+            std::vector<pin_range>{{file->bytes().first(middle), "'x.bin:a'", file}}, gpu, generous());
+        const pinned_pages back({{file->bytes().subspan(middle), "'x.bin:b'", file}}, gpu, generous());
+        const pinned_pages other({range_of(again)}, gpu, generous());
         front->require();
         back.require();
         other.require();
@@ -167,7 +174,7 @@ TEST_CASE("cuda pin: pages that somebody else registered are a reason") {
     REQUIRE(::cudaHostRegister(data, file->size_bytes(), cudaHostRegisterMapped | cudaHostRegisterReadOnly) ==
             cudaSuccess);
     {
-        const pinned_pages pages({range_of(file)}, gpu);
+        const pinned_pages pages({range_of(file)}, gpu, generous());
         CHECK_FALSE(pages.wait());
         CHECK(contains(pages.report().reason, "cudaErrorHostMemoryAlreadyRegistered"));
         CHECK(contains(sentence_of<unsupported>([&] { pages.require(); }), "something else in this process"));
@@ -185,9 +192,7 @@ TEST_CASE("cuda pin: memory that runs out half-way leaves the pieces before it u
     const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
         return call == "cudaHostRegister" && ++calls == 3 ? cudaErrorMemoryAllocation : cudaSuccess;
     });
-    pin_options options;
-    options.piece_bytes = mebibyte;
-    const pinned_pages pages({range_of(file)}, gpu, options);
+    const pinned_pages pages({range_of(file)}, gpu, generous(mebibyte));
     CHECK_FALSE(pages.wait());
     CHECK(pages.covers(file->data(), 2 * mebibyte));
     CHECK_FALSE(pages.covers(file->data(), 2 * mebibyte + 1));
@@ -206,7 +211,7 @@ TEST_CASE("cuda pin: a device that sees other addresses than the host is refused
     const detail::cuda::scoped_fault_hook hook([](std::string_view call) {
         return call == "cudaHostGetDevicePointer" ? cudaErrorInvalidValue : cudaSuccess;
     });
-    const pinned_pages pages({range_of(file)}, device::cuda(0));
+    const pinned_pages pages({range_of(file)}, device::cuda(0), generous());
     CHECK_FALSE(pages.wait());
     CHECK_FALSE(known_to_cuda(file->data()));
 }
@@ -215,7 +220,7 @@ TEST_CASE("cuda pin: a file that lost pages is a reason, not a signal") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 4 * mebibyte);
     std::filesystem::resize_file(folder / "x.bin", mebibyte);
-    const pinned_pages pages({range_of(file)}, device::cuda(0));
+    const pinned_pages pages({range_of(file)}, device::cuda(0), generous());
     CHECK_FALSE(pages.wait());
     CHECK_FALSE(pages.report().reason.empty());
 }

@@ -13,13 +13,19 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pinflow/cuda.hpp"
 #include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/loader/loader.hpp"
 #include "pinflow/mapped_file.hpp"
 #include "pinflow/pin.hpp"
 #include "src/device/cuda/api.hpp"
+#include "src/device/cuda/context.hpp"
+#include "tests/arrays.hpp"
 #include "tests/cuda_kernels.hpp"
 #include "tests/devices.hpp"
 #include "tests/file_bytes.hpp"
@@ -33,14 +39,21 @@ constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
 
 /// Some of everything that CUDA knows of.
 struct holdings {
-    explicit holdings(const device& gpu)
-        : queue(gpu), mark(gpu), memory(8 * mebibyte, queue), staging(8 * mebibyte, gpu) {}
+    explicit holdings(const device& gpu) : mark(gpu), staging(8 * mebibyte, gpu), queue(gpu) {
+        memory = device_buffer(8 * mebibyte, queue);
+    }
 
-    stream queue;
     event mark;
     device_buffer memory;
     pinned_buffer staging;
+    stream queue;  // the first to go: it waits for the copies from and to the memory above
 };
+
+pin_options generous() {
+    pin_options options;
+    options.budget_bytes = generous_pin_budget;
+    return options;
+}
 
 /// A kernel faults; every call from then on must say that the process is lost, and ending must work.
 int meet_sticky_error() {
@@ -68,7 +81,7 @@ int meet_sticky_error() {
 int end_with_static_objects() {
     static holdings held(device::cuda(0));
     static auto memory = std::make_shared<memory_region>(memory_region::anonymous(mebibyte));
-    static pinned_pages pages({{memory->bytes(), "an array in memory", memory}}, device::cuda(0));
+    static pinned_pages pages({{memory->bytes(), "an array in memory", memory}}, device::cuda(0), generous());
     pages.require();
     copy_to_device_async(held.memory.data(), held.staging.bytes(), held.queue);
     held.mark.record(held.queue);
@@ -84,6 +97,45 @@ int end_in_flight() {
     std::printf("ending\n");
     std::fflush(stdout);
     std::exit(0);
+}
+
+/// On a device too small for a context of our own, or where that cannot be had, host memory is registered in
+/// the context that everything else runs in: unregistering then waits for all work in it.
+int stream_in_primary_context() {
+    const detail::cuda::scoped_fault_hook refuse([](std::string_view call) {
+        return call == "cuCtxCreate" ? cudaErrorMemoryAllocation : cudaSuccess;
+    });
+    const temporary_folder folder;
+    const std::filesystem::path path = folder / "rows.npy";
+    write_random_rows(path, 2048, 12'801, 8);  // 200 MiB, in rows that divide no piece of the registration
+    loader on_host({open_npy(path)}, {.device = device::host()});
+    const std::uint64_t expected = digest_of(on_host);
+    const device gpu = device::cuda(0);
+    bool right = detail::cuda::context::for_host_memory(0).is_primary();
+    std::printf("in the primary context: %d\n", right ? 1 : 0);
+    for (const order order : {order::sequential, order::shuffled}) {
+        const loader_options options{.device = gpu,
+                                     .batch_rows = 50,
+                                     .order = order,
+                                     .epochs = 3,
+                                     .pin_budget_bytes = generous_pin_budget};
+        loader whole({open_npy(path)}, options);
+        const std::uint64_t found = digest_of(whole);
+        const loader_report report = whole.report();
+        const std::string route(to_string(report.route));
+        std::printf("%s: digest %s, route %s, %s\n", order == order::sequential ? "sequential" : "shuffled",
+                    found == 3 * expected ? "right" : "WRONG", route.c_str(), report.reason.c_str());
+        right = right && found == 3 * expected && report.route == route::copy;
+        // ends in the middle: with copies on their way, and pages registered or about to be
+        for (const int batches : {0, 1, 20}) {
+            const stream stream(gpu);
+            loader begun({open_npy(path)}, options);
+            for (int i = 0; i < batches; ++i)
+                right = begun.next(stream).has_value() && right;
+        }
+    }
+    std::printf("ending\n");
+    return right ? 0 : 1;
 }
 
 struct outcome {
@@ -118,7 +170,7 @@ std::uint64_t resident_bytes() {
 void begin_and_end(const std::shared_ptr<const mapped_file>& file) {
     const device gpu = device::cuda(0);
     holdings held(gpu);
-    const pinned_pages pages({{file->bytes(), "'x.bin'", file}}, gpu);
+    const pinned_pages pages({{file->bytes(), "'x.bin'", file}}, gpu, generous());
     pages.require();
     copy_to_device_async(held.memory.data(), file->bytes(), held.queue);
     copy_to_host_async(held.staging.bytes(), held.memory.data(), held.queue);
@@ -134,6 +186,7 @@ int run_as_child(std::string_view name) {
     if (name == "sticky") return meet_sticky_error();
     if (name == "static") return end_with_static_objects();
     if (name == "flight") return end_in_flight();
+    if (name == "primary") return stream_in_primary_context();
     std::fprintf(stderr, "no child of that name\n");
     return 2;
 }
@@ -226,6 +279,16 @@ TEST_CASE("cuda process: a process ends well with static objects, and with work 
         CHECK(child.status == 0);
         CHECK(child.output == "ending\n");
     }
+}
+
+TEST_CASE("cuda process: where no other context can be had, all is done in the primary one") {
+    const outcome child = run_child("primary");
+    INFO(child.output);
+    CHECK(child.status == 0);
+    CHECK(contains(child.output, "in the primary context: 1\n"));
+    CHECK(contains(child.output, "sequential: digest right, route copy, "));
+    CHECK(contains(child.output, "shuffled: digest right, route copy, "));
+    CHECK(child.output.ends_with("ending\n"));
 }
 
 TEST_CASE(

@@ -1,6 +1,10 @@
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <cerrno>
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -8,6 +12,9 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "loader/stage_seam.hpp"
 #include "pinflow/error.hpp"
@@ -22,10 +29,15 @@ using detail::stage;
 
 namespace {
 
+/// Rows of 512 bytes are gathered for a GPU, those of 64 KiB taken from the mapped pages.
+constexpr std::uint64_t small_width = 64;
+constexpr std::uint64_t large_width = 8192;
+
 /// How often a loader is destroyed at a random moment; more by hand, through the environment.
-int destructions() {
+int destructions(const device& device) {
     const char* const asked = std::getenv("PINFLOW_TEST_DESTRUCTIONS");
-    return asked == nullptr ? 500 : std::atoi(asked);
+    if (asked != nullptr) return std::atoi(asked);
+    return device.kind() == device_kind::host ? 500 : 100;  // page-locking slots takes its time
 }
 
 }  // namespace
@@ -33,34 +45,42 @@ int destructions() {
 TEST_CASE(
     "loader: an exception in any stage of any batch reaches the consumer once, after the batches before it") {
     on_each_device([](const device& device) {
+        const auto throws_in = [&](stage where, std::uint64_t when, route route, unsigned threads) {
+            CAPTURE(static_cast<int>(where));
+            CAPTURE(when);
+            CAPTURE(to_string(route));
+            CAPTURE(threads);
+            const detail::scoped_stage_hook hook([&](stage at, std::uint64_t batch) {
+                if (at == where && batch == when) throw std::runtime_error("thrown by the test");
+            });
+            // batches of 40 KiB: enough for a GPU to take them from registered pages
+            loader loader({numbered_rows(200, 512)}, {.device = device,
+                                                      .batch_rows = 10,
+                                                      .route = route,
+                                                      .threads = threads,
+                                                      .pin_budget_bytes = generous_pin_budget});
+            const stream stream(device);
+            std::uint64_t batches = 0;
+            std::string caught;
+            try {
+                while (const auto batch = loader.next(stream)) {
+                    CHECK(batch->index() == batches);
+                    CHECK(holds_its_rows(*batch, stream));
+                    ++batches;
+                }
+            } catch (const std::runtime_error& error) {
+                caught = error.what();
+            }
+            CHECK(caught == "thrown by the test");
+            CHECK(batches == when);
+            CHECK_FALSE(loader.next(stream).has_value());
+            CHECK_FALSE(loader.next(stream).has_value());
+        };
         for (const unsigned threads : {1U, 4U}) {
             for (const stage where : {stage::sample, stage::gather, stage::copy, stage::deliver}) {
                 for (const std::uint64_t when : {0U, 7U, 19U}) {
-                    CAPTURE(threads);
-                    CAPTURE(static_cast<int>(where));
-                    CAPTURE(when);
-                    const detail::scoped_stage_hook hook([&](stage at, std::uint64_t batch) {
-                        if (at == where && batch == when) throw std::runtime_error("thrown by the test");
-                    });
-                    loader loader(
-                        {numbered_rows(200)},
-                        {.device = device, .batch_rows = 10, .route = route::staged, .threads = threads});
-                    const stream stream(device);
-                    std::uint64_t batches = 0;
-                    std::string caught;
-                    try {
-                        while (const auto batch = loader.next(stream)) {
-                            CHECK(batch->index() == batches);
-                            CHECK(holds_its_rows(*batch, stream));
-                            ++batches;
-                        }
-                    } catch (const std::runtime_error& error) {
-                        caught = error.what();
-                    }
-                    CHECK(caught == "thrown by the test");
-                    CHECK(batches == when);
-                    CHECK_FALSE(loader.next(stream).has_value());
-                    CHECK_FALSE(loader.next(stream).has_value());
+                    throws_in(where, when, route::automatic, threads);
+                    throws_in(where, when, route::staged, threads);
                 }
             }
         }
@@ -68,14 +88,16 @@ TEST_CASE(
 }
 
 TEST_CASE("loader: an error nobody asks for does not hold up its end") {
-    const detail::scoped_stage_hook hook([](stage at, std::uint64_t batch) {
-        if (at == stage::gather && batch == 1) throw std::runtime_error("thrown by the test");
+    on_each_device([](const device& device) {
+        const detail::scoped_stage_hook hook([](stage at, std::uint64_t batch) {
+            if (at == stage::gather && batch == 1) throw std::runtime_error("thrown by the test");
+        });
+        for (int i = 0; i < 20; ++i) {
+            loader loader({numbered_rows(200)}, {.device = device, .batch_rows = 10});
+        }
+        loader loader({numbered_rows(200)}, {.device = device, .batch_rows = 10});
+        CHECK(loader.next().has_value());
     });
-    for (int i = 0; i < 20; ++i) {
-        loader loader({numbered_rows(200)}, {.device = device::host(), .batch_rows = 10});
-    }
-    loader loader({numbered_rows(200)}, {.device = device::host(), .batch_rows = 10});
-    CHECK(loader.next().has_value());
 }
 
 TEST_CASE("loader: works with one thread whatever the consumer holds, and when it never takes anything") {
@@ -113,12 +135,15 @@ TEST_CASE("loader: works with one thread whatever the consumer holds, and when i
 }
 
 TEST_CASE("loader: can be destroyed at any moment") {
-    on_each_device([](const device& device) {
+    const temporary_folder folder;
+    write_npy(folder / "large.npy", numbered_rows(500, large_width).view());
+    const array large = open_npy(folder / "large.npy");
+    const array small = numbered_rows(500, small_width);
+    on_each_device([&](const device& device) {
         std::mt19937 engine(1);
         const auto random = [&] { return static_cast<unsigned>(engine()); };
-        const array rows = numbered_rows(500, 64);
         const stream stream(device);
-        const int count = destructions();
+        const int count = destructions(device);
         for (int i = 0; i < count; ++i) {
             const std::uint64_t moment = random() % 60;
             const stage where = static_cast<stage>(random() % 4);
@@ -128,12 +153,15 @@ TEST_CASE("loader: can be destroyed at any moment") {
             });
             std::vector<batch> held;
             {
-                loader loader({rows}, {.device = device,
-                                       .batch_rows = 10,
-                                       .order = order::shuffled,
-                                       .route = random() % 2 == 0 ? route::automatic : route::staged,
-                                       .slots = 2 + random() % 3,
-                                       .threads = 1 + random() % 3});
+                // when large: from pages that may be about to be registered
+                loader loader({random() % 4 == 0 ? large : small},
+                              {.device = device,
+                               .batch_rows = 10,
+                               .order = order::shuffled,
+                               .route = random() % 2 == 0 ? route::automatic : route::staged,
+                               .slots = 2 + random() % 3,
+                               .threads = 1 + random() % 3,
+                               .pin_budget_bytes = generous_pin_budget});
                 const std::uint64_t taken = moment % 7;
                 for (std::uint64_t b = 0; b < taken; ++b) {
                     auto batch = loader.next(stream);
@@ -151,25 +179,61 @@ TEST_CASE("loader: can be destroyed at any moment") {
 TEST_CASE(
     "loader: an error while reading carries the file's name, and no batch with wrong rows is delivered") {
     const temporary_folder folder;
-    write_npy(folder / "rows.npy", numbered_rows(1000, 64).view());
-    const array rows = open_npy(folder / "rows.npy");
-    std::atomic<int> reads = 0;
-    const detail::system::scoped_fault_hook hook([&](detail::system::call what, std::string_view path) {
-        const bool ours = what == detail::system::call::pread && path.ends_with("rows.npy");
-        return detail::system::fault{.error = ours && ++reads > 5 ? EIO : 0};
-    });
-    loader loader({rows}, {.device = device::host(), .batch_rows = 10, .order = order::shuffled});
-    const stream stream(device::host());
-    std::string sentence;
-    try {
-        while (const auto batch = loader.next(stream)) {
-            CHECK(holds_its_rows(*batch, stream));
+    write_npy(folder / "rows.npy", numbered_rows(1000, small_width).view());
+    on_each_device([&](const device& device) {
+        for (const route route : {route::automatic, route::staged, route::read}) {
+            CAPTURE(to_string(route));
+            const array rows = open_npy(folder / "rows.npy");
+            std::atomic<int> reads = 0;
+            const detail::system::scoped_fault_hook hook(
+                [&](detail::system::call what, std::string_view path) {
+                    const bool ours = what == detail::system::call::pread && path.ends_with("rows.npy");
+                    return detail::system::fault{.error = ours && ++reads > 35 ? EIO : 0};
+                });
+            loader loader({rows},
+                          {.device = device, .batch_rows = 10, .order = order::shuffled, .route = route});
+            const stream stream(device);
+            std::uint64_t batches = 0;
+            std::string sentence;
+            try {
+                while (const auto batch = loader.next(stream)) {
+                    CHECK(holds_its_rows(*batch, stream));
+                    ++batches;
+                }
+            } catch (const system_failure& failure) {
+                sentence = failure.what();
+            }
+            CHECK(batches <= 3);  // each takes ten reads, and they are made side by side
+            CHECK(sentence.find("rows.npy': Input/output error") != std::string::npos);
+            CHECK(sentence.starts_with("cannot read 512 bytes at offset "));
+            CHECK_FALSE(loader.next(stream).has_value());
         }
-    } catch (const system_failure& failure) {
-        sentence = failure.what();
+    });
+}
+
+TEST_CASE("loader: an error while reading does not concern a GPU that takes the rows from registered pages") {
+    if (device::cuda_count() == 0) {
+        MESSAGE("skipped: there is no CUDA device");
+        return;
     }
-    CHECK(sentence.find("rows.npy': Input/output error") != std::string::npos);
-    CHECK(sentence.starts_with("cannot read 512 bytes at offset "));
+    const temporary_folder folder;
+    write_npy(folder / "rows.npy", numbered_rows(100, large_width).view());
+    const array rows = open_npy(folder / "rows.npy");
+    const detail::system::scoped_fault_hook hook([](detail::system::call what, std::string_view path) {
+        const bool ours = what == detail::system::call::pread && path.ends_with("rows.npy");
+        return detail::system::fault{.error = ours ? EIO : 0};
+    });
+    loader loader({rows}, {.device = device::cuda(0),
+                           .batch_rows = 10,
+                           .route = route::copy,
+                           .pin_budget_bytes = generous_pin_budget});
+    const stream stream(device::cuda(0));
+    std::uint64_t batches = 0;
+    while (const auto batch = loader.next(stream)) {
+        CHECK(holds_its_rows(*batch, stream));
+        ++batches;
+    }
+    CHECK(batches == 10);
 }
 
 TEST_CASE("loader: short reads are gone on with") {
@@ -180,20 +244,22 @@ TEST_CASE("loader: short reads are gone on with") {
         return detail::system::fault{.most_bytes = what == detail::system::call::pread ? std::size_t{100}
                                                                                        : ~std::size_t{0}};
     });
-    loader loader({rows}, {.device = device::host(), .batch_rows = 10});
-    const stream stream(device::host());
-    std::uint64_t batches = 0;
-    while (const auto batch = loader.next(stream)) {
-        CHECK(holds_its_rows(*batch, stream));
-        ++batches;
-    }
-    CHECK(batches == 10);
+    on_each_device([&](const device& device) {
+        loader loader({rows}, {.device = device, .batch_rows = 10});
+        const stream stream(device);
+        std::uint64_t batches = 0;
+        while (const auto batch = loader.next(stream)) {
+            CHECK(holds_its_rows(*batch, stream));
+            ++batches;
+        }
+        CHECK(batches == 10);
+    });
 }
 
 TEST_CASE("loader: a file that shrinks, is modified or is replaced in an epoch is a typed error") {
     const temporary_folder folder;
     const auto path = folder / "rows.npy";
-    const auto disturb = [&](int how) {
+    const auto disturb = [&](int how, std::uint64_t width) {
         if (how == 0) std::filesystem::resize_file(path, 0);
         if (how == 1) std::filesystem::resize_file(path, std::filesystem::file_size(path) - 5000);
         if (how == 2) {
@@ -202,24 +268,47 @@ TEST_CASE("loader: a file that shrinks, is modified or is replaced in an epoch i
             file.put('x');
         }
         if (how == 3) {
-            write_npy(folder / "other.npy", numbered_rows(1000, 64).view());
+            write_npy(folder / "other.npy", numbered_rows(200, width).view());
             std::filesystem::rename(folder / "other.npy", path);
         }
     };
-    for (int how = 0; how < 4; ++how) {
-        CAPTURE(how);
-        write_npy(path, numbered_rows(1000, 64).view());
-        loader loader({open_npy(path)}, {.device = device::host(), .batch_rows = 10, .slots = 2});
-        REQUIRE(loader.next());
-        disturb(how);
-        CHECK_THROWS_AS(
-            [&] {
-                while (loader.next()) {
-                }
-            }(),
-            data_changed);
-        CHECK_FALSE(loader.next().has_value());
-    }
+    on_each_device([&](const device& device) {
+        const auto is_noticed = [&](int how, std::uint64_t width, route route) {
+            CAPTURE(how);
+            CAPTURE(width);
+            CAPTURE(to_string(route));
+            write_npy(path, numbered_rows(200, width).view());
+            // written long ago, so that a change shows however coarse the file system's clock is
+            std::filesystem::last_write_time(
+                path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+            loader loader({open_npy(path)}, {.device = device,
+                                             .batch_rows = 10,
+                                             .route = route,
+                                             .slots = 2,
+                                             .pin_budget_bytes = generous_pin_budget});
+            const stream stream(device);
+            {
+                const auto first = loader.next(stream);
+                REQUIRE(first);
+                CHECK(holds_its_rows(*first, stream));
+            }
+            disturb(how, width);
+            CHECK_THROWS_AS(
+                [&] {
+                    while (loader.next(stream)) {
+                    }
+                }(),
+                data_changed);
+            CHECK_FALSE(loader.next(stream).has_value());
+        };
+        for (int how = 0; how < 4; ++how) {
+            is_noticed(how, small_width, route::staged);
+            // registered as the epoch begins, and before: the pages stay the device's when the file loses
+            // them
+            is_noticed(how, large_width, route::automatic);
+            is_noticed(how, large_width, route::copy);
+        }
+    });
 }
 
 TEST_CASE("loader: time spent waiting for storage is reported as such") {
@@ -235,10 +324,13 @@ TEST_CASE("loader: time spent waiting for storage is reported as such") {
         }
         return detail::system::fault{};
     });
-    loader loader({rows}, {.device = device::host(), .batch_rows = 10, .threads = 1});
-    while (loader.next()) {
-    }
-    const loader_report report = loader.report();
-    CHECK(report.storage_wait > std::chrono::milliseconds(10));
-    CHECK(report.storage_wait > 4 * report.cpu_wait);
+    on_each_device([&](const device& device) {
+        loader loader({rows}, {.device = device, .batch_rows = 10, .threads = 1});
+        const stream stream(device);
+        while (loader.next(stream)) {
+        }
+        const loader_report report = loader.report();
+        CHECK(report.storage_wait > std::chrono::milliseconds(10));
+        CHECK(report.storage_wait > 4 * report.cpu_wait);
+    });
 }
