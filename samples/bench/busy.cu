@@ -13,6 +13,8 @@ __global__ void busy(const float* data, std::size_t count, unsigned rounds, floa
 
 }  // namespace
 
-void launch_busy(const float* data, std::size_t count, unsigned rounds, float* sink, cudaStream_t stream) {
+cudaError_t launch_busy(const float* data, std::size_t count, unsigned rounds, float* sink,
+                        cudaStream_t stream) {
     busy<<<264, 256, 0, stream>>>(data, count, rounds, sink);
+    return cudaGetLastError();
 }

@@ -24,17 +24,19 @@ if [ -d "$deps" ]; then
 fi
 table=()
 failures=0
+last=0
 
 say() {
     printf '== %s\n' "$*"
 }
 
-# run LIMIT COMMAND...: with a time limit; remembers a failure and goes on.
+# run LIMIT COMMAND...: with a time limit; remembers a failure, whose status is in $last, and goes on.
 run() {
     local limit=$1 status=0
     shift
     say "$*"
     timeout --kill-after=10 "$limit" "$@" || status=$?
+    last=$status
     if [ "$status" = 77 ]; then
         table+=("skipped     $*")
     elif [ "$status" != 0 ]; then
@@ -67,7 +69,7 @@ run_tests() {
 # sanitize TOOL. Left out: children that fault on purpose, work that takes minutes under instrumentation, and a test of
 # a kernel that is to be still running when its launch returns, which the tool does not allow.
 sanitize() {
-    local tool=$1 test before
+    local tool=$1 test
     if ! command -v compute-sanitizer >/dev/null; then
         table+=("skipped     compute-sanitizer is not installed")
         return
@@ -76,15 +78,15 @@ sanitize() {
     if [ "$tool" = memcheck ]; then
         options+=(--report-api-errors no)  # the tests ask for failing calls on purpose
     fi
-    for test in cuda_test loader_test; do
-        before=$failures
+    for test in cuda_test loader_test loader_faults_test slots_test digest_test stream_test buffer_test; do
         run 280 compute-sanitizer "${options[@]}" "$build/tests/$test" --duration=true \
-            '--test-case-exclude=cuda process*,*hundreds of megabytes*,*worked on at a time*,*500 times*,*legacy default stream'
-        [ "$failures" != "$before" ] || table+=("clean       compute-sanitizer $tool $test")
+            '--test-case-exclude=cuda process*,*hundreds of megabytes*,*worked on at a time*,*legacy default stream'
+        [ "$last" != 0 ] || table+=("clean       compute-sanitizer $tool $test")
     done
 }
 
-# measure NAME ARGUMENTS...: one run of `pinflow stream`, its figures into the table.
+# measure NAME ARGUMENTS...: one run of `pinflow stream`, its figures into the table; in $first and $rest the GB/s of the
+# first epoch and the median of the others, in $digest one epoch's digest.
 measure() {
     local name=$1 output
     shift
@@ -95,6 +97,15 @@ measure() {
         return
     fi
     printf '%s\n' "$output"
+    read -r first rest digest < <(python3 -c '
+import json, statistics, sys
+r = json.loads(sys.stdin.read())
+epochs = r["epoch_seconds"]
+size = r["bytes"] / len(epochs) / 1e9
+# equal epochs add up to a multiple of one of them; an odd number of them can be divided out again
+one = int(r["digest"], 16) * pow(len(epochs), -1, 2**64) % 2**64
+print(size / epochs[0], size / statistics.median(epochs[1:] or epochs), "%016x" % one)
+' <<<"$output")
     table+=("$(NAME=$name python3 -c '
 import json, os, statistics, sys
 r = json.loads(sys.stdin.read())
@@ -110,22 +121,35 @@ print("%-34s epoch 1 %6.1f  then %6.1f GB/s  pin %.2f s  %s: %s  digest %s" % (
 # locked and allocated is gone.
 soak() {
     mkdir -p "$data"
-    local file=$data/soak.npy before after digests
+    local file=$data/soak.npy results=$build/soak.txt status=0 before after
     "$build/samples/make_npy" "$file" --rows 512 --row-bytes 262144 >/dev/null
-    held_memory() {
-        nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1
-        awk '/^(Mlocked|Unevictable):/ { print $2 / 1024 }' /proc/meminfo
+    held_memory() {  # MiB, in all
+        { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1
+          awk '/^(Mlocked|Unevictable):/ { print $2 / 1024 }' /proc/meminfo; } | awk '{ sum += $1 } END { print int(sum) }'
     }
-    before=$(held_memory | xargs)
+    before=$(held_memory)
     say "100 processes of pinflow stream"
-    digests=$(seq 100 | xargs -P 4 -I {} timeout --kill-after=5 60 "$build/bin/pinflow" stream "$file" --device cuda:0 \
-        --batch 32 --order shuffled --seed {} --json | grep -o '"digest":"[0-9a-f]*"' | sort | uniq -c) || true
-    after=$(held_memory | xargs)
-    printf '%s\n' "$digests"
-    table+=("100 processes: $(xargs <<<"$digests"); MiB of device memory, locked, unevictable: before $before, after $after")
-    if [ "$(wc -l <<<"$digests")" != 1 ] || [ "$(awk '{ print $1 }' <<<"$digests")" != 100 ]; then
+    # what xargs returns says whether each of them ended well, after its last line too
+    seq 100 | xargs -P 4 -I {} timeout --kill-after=5 60 "$build/bin/pinflow" stream "$file" --device cuda:0 \
+        --batch 32 --order shuffled --seed {} --json >"$results" || status=$?
+    after=$(held_memory)
+    local digests
+    digests=$(grep -o '"digest":"[0-9a-f]*"' "$results" | sort | uniq -c | xargs)
+    table+=("100 processes: status $status, $digests; device, locked and unevictable MiB before $before, after $after")
+    if [ "$status" != 0 ] || ! [[ $digests =~ ^100\ [^\ ]*$ ]] || [ "$after" -gt $((before + 16)) ]; then
         failures=$((failures + 1))
         table+=("FAILED      100 processes")
+    fi
+}
+
+# expect NAME VALUE least|most BOUND
+expect() {
+    if awk -v value="$2" -v bound="$4" -v how="$3" \
+        'BEGIN { exit !(value != "" && (how == "least" ? value + 0 >= bound : value + 0 <= bound)) }'; then
+        table+=("as asked    $1: $2, at $3 $4")
+    else
+        failures=$((failures + 1))
+        table+=("FAILED      $1: ${2:-nothing}, should be at $3 $4")
     fi
 }
 
@@ -142,11 +166,30 @@ bench() {
     run 100 "$build/tests/overlap" "$file" >"$build/overlap.txt"
     cat "$build/overlap.txt"
     mapfile -t -O "${#table[@]}" table <"$build/overlap.txt"
-    measure "cuda sequential" "$file" --device cuda:0 --batch 64 --epochs 5
-    measure "cuda shuffled" "$file" --device cuda:0 --batch 64 --epochs 5 --order shuffled
-    measure "cuda sequential, staged" "$file" --device cuda:0 --batch 64 --epochs 3 --route staged
-    measure "cuda shuffled, staged" "$file" --device cuda:0 --batch 64 --epochs 3 --route staged --order shuffled
+    expect "a kernel beside the copy, of the longer one" "$(awk '/of the longer one/ { print $NF }' "$build/overlap.txt")" most 1.10
+    local link first=0 rest=0 digest=none expected
+    link=$(awk '/^LINK/ { print $(NF - 1) }' "$build/link_speed.txt")
     measure "host sequential" "$file" --device host --batch 64 --epochs 1
+    expected=$digest
+    same_digest() {
+        if [ "$digest" = "$expected" ]; then return; fi
+        failures=$((failures + 1))
+        table+=("FAILED      the digest is $digest, on the host $expected")
+    }
+    of_link() {
+        awk -v x="$1" -v link="$link" 'BEGIN { printf "%.3f", x / link }'
+    }
+    measure "cuda sequential" "$file" --device cuda:0 --batch 64 --epochs 5
+    same_digest
+    expect "sequential, epoch 1, of LINK" "$(of_link "$first")" least 0.55
+    expect "sequential, epochs 2 to 5, of LINK" "$(of_link "$rest")" least 0.90
+    measure "cuda shuffled" "$file" --device cuda:0 --batch 64 --epochs 5 --order shuffled
+    same_digest
+    expect "shuffled, epochs 2 to 5, of LINK" "$(of_link "$rest")" least 0.85
+    measure "cuda sequential, staged" "$file" --device cuda:0 --batch 64 --epochs 3 --route staged
+    same_digest
+    measure "cuda shuffled, staged" "$file" --device cuda:0 --batch 64 --epochs 3 --route staged --order shuffled
+    same_digest
 }
 
 cd "$root"

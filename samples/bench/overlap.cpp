@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "pinflow/cuda.hpp"
+#include "pinflow/error.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/pinflow.hpp"
 #include "samples/bench/busy.hpp"
@@ -41,8 +42,10 @@ class consumer {
     explicit consumer(const device& gpu) : stream_(gpu), sink_(sizeof(float), stream_) {}
 
     void run(const std::byte* data, std::uint64_t size_bytes, unsigned rounds) const {
-        launch_busy(reinterpret_cast<const float*>(data), size_bytes / sizeof(float), rounds,
-                    reinterpret_cast<float*>(sink_.data()), to_cuda(stream_));
+        const cudaError_t status =
+            launch_busy(reinterpret_cast<const float*>(data), size_bytes / sizeof(float), rounds,
+                        reinterpret_cast<float*>(sink_.data()), to_cuda(stream_));
+        if (status != cudaSuccess) throw device_error("the consumer's kernel was not launched");
     }
     const pinflow::stream& stream() const { return stream_; }
 
@@ -100,6 +103,8 @@ void measure(const char* path) {
         rounds = static_cast<unsigned>(rounds * std::max(1e-6, copy - base) / std::max(1e-9, kernel - base));
     }
     kernel = kernel_seconds(consumer, batch, rounds);
+    if (kernel < 0.9 * copy || kernel > 1.1 * copy)
+        throw device_error("no kernel as long as the copy was found");
     print("kernel alone, a step", 1e3 * kernel, "ms");
     const double both = step_seconds(path, gpu, consumer, rounds, true);
     print("both, a step", 1e3 * both, "ms");
