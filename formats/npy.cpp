@@ -120,17 +120,51 @@ void write_npy(const std::filesystem::path& path, const array_view& view) {
 }
 
 struct npy_writer::state {
-    state(const std::filesystem::path& path, const pinflow::dtype& type, const shape_vector& shape,
-          std::uint64_t promised_size_bytes, std::uint64_t alignment_bytes)
-        : promise(fmt::format("shape {} of {}", to_string(shape), type.descr())),
-          promised_bytes(promised_size_bytes),
+    state(const std::filesystem::path& path, pinflow::dtype element_type, shape_vector first_shape,
+          std::uint64_t alignment, bool shape_grows)
+        : type(std::move(element_type)),
+          shape(std::move(first_shape)),
+          alignment_bytes(alignment),
+          grows(shape_grows),
+          unit_bytes(naming(path, [&] { return unit_size_bytes(); })),
           header(naming(path, [&] { return format_npy_header(type, shape, false, alignment_bytes); })),
           file(path) {
         file.write(bytes_of(header));
     }
 
-    std::string promise;
-    std::uint64_t promised_bytes;
+    /// Bytes of what must arrive whole: a row of a file that grows, else all.
+    std::uint64_t unit_size_bytes() const {
+        const auto lengths = std::span(shape).subspan(grows ? 1 : 0);
+        std::uint64_t size = element_count(lengths);
+        if (!detail::multiply(size, type.size_bytes(), size)) {
+            throw invalid_argument(
+                fmt::format("an array of {} and shape {} is too large", type.descr(), to_string(lengths)));
+        }
+        if (grows && size == 0) {
+            throw invalid_argument(fmt::format(
+                "rows of shape {} have no bytes by which they could be counted", to_string(lengths)));
+        }
+        return size;
+    }
+
+    /// @return whether the file will hold what its header says.
+    bool complete() const noexcept {
+        return grows ? written_bytes % unit_bytes == 0 : written_bytes == unit_bytes;
+    }
+
+    /// What the bytes that arrive are compared with, for messages.
+    std::string promise() const {
+        return grows ? fmt::format("a row of shape {} of {} has {} bytes",
+                                   to_string(std::span(shape).subspan(1)), type.descr(), unit_bytes)
+                     : fmt::format("shape {} of {} promises {} bytes", to_string(shape), type.descr(),
+                                   unit_bytes);
+    }
+
+    pinflow::dtype type;
+    shape_vector shape;  ///< of a file that grows, with 0 rows
+    std::uint64_t alignment_bytes;
+    bool grows;
+    std::uint64_t unit_bytes;
     std::uint64_t written_bytes = 0;
     std::string header;
     detail::output_file file;
@@ -138,27 +172,29 @@ struct npy_writer::state {
 };
 
 npy_writer::npy_writer(const std::filesystem::path& path, const pinflow::dtype& type, shape_vector shape,
-                       std::uint64_t alignment_bytes) {
-    const std::uint64_t size_bytes = naming(path, [&] {
-        std::uint64_t size = element_count(shape);
-        if (!detail::multiply(size, type.size_bytes(), size)) {
-            throw invalid_argument(
-                fmt::format("an array of {} and shape {} is too large", type.descr(), to_string(shape)));
-        }
-        return size;
-    });
-    state_ = std::make_unique<state>(path, type, shape, size_bytes, alignment_bytes);
+                       std::uint64_t alignment_bytes)
+    : npy_writer(std::make_unique<state>(path, type, std::move(shape), alignment_bytes, false)) {}
+
+npy_writer npy_writer::of_rows(const std::filesystem::path& path, const pinflow::dtype& type,
+                               const shape_vector& row_shape, std::uint64_t alignment_bytes) {
+    shape_vector shape = {0};
+    shape.insert(shape.end(), row_shape.begin(), row_shape.end());
+    return npy_writer(std::make_unique<state>(path, type, std::move(shape), alignment_bytes, true));
 }
 
+npy_writer::npy_writer(std::unique_ptr<state> begun) noexcept : state_(std::move(begun)) {}
 npy_writer::npy_writer(npy_writer&&) noexcept = default;
 npy_writer& npy_writer::operator=(npy_writer&&) noexcept = default;
 npy_writer::~npy_writer() = default;
 
 void npy_writer::write(std::span<const std::byte> bytes) {
-    if (bytes.size() > state_->promised_bytes - state_->written_bytes) {
-        throw invalid_argument(fmt::format("cannot write {} bytes at {} of '{}': {} promises {} bytes",
-                                           bytes.size(), state_->written_bytes, state_->file.path(),
-                                           state_->promise, state_->promised_bytes));
+    if (state_->finished) {
+        throw invalid_argument(
+            fmt::format("cannot write {} bytes to '{}': it is finished", bytes.size(), state_->file.path()));
+    }
+    if (!state_->grows && bytes.size() > state_->unit_bytes - state_->written_bytes) {
+        throw invalid_argument(fmt::format("cannot write {} bytes at {} of '{}': {}", bytes.size(),
+                                           state_->written_bytes, state_->file.path(), state_->promise()));
     }
     state_->file.write(bytes);
     state_->written_bytes += bytes.size();
@@ -168,10 +204,15 @@ void npy_writer::finish() {
     if (state_->finished) {
         throw invalid_argument(fmt::format("cannot finish '{}' twice", state_->file.path()));
     }
-    if (state_->written_bytes != state_->promised_bytes) {
-        throw invalid_argument(fmt::format("cannot finish '{}': {} promises {} bytes, {} were written",
-                                           state_->file.path(), state_->promise, state_->promised_bytes,
-                                           state_->written_bytes));
+    if (!state_->complete()) {
+        throw invalid_argument(fmt::format("cannot finish '{}': {}, {} were written", state_->file.path(),
+                                           state_->promise(), state_->written_bytes));
+    }
+    if (state_->grows && state_->written_bytes > 0) {
+        state_->shape[0] = state_->written_bytes / state_->unit_bytes;
+        // as long as the one that it replaces, which has room for every number of rows
+        const auto header = format_npy_header(state_->type, state_->shape, false, state_->alignment_bytes);
+        state_->file.write_at(0, bytes_of(header));
     }
     state_->file.commit();
     state_->finished = true;

@@ -34,6 +34,12 @@ using sources_view = std::span<const std::shared_ptr<const row_source>>;
     throw unsupported(fmt::format("the route {} cannot be taken: {}", to_string(asked), why));
 }
 
+/// Why the rows of a source cannot be taken where they lie.
+std::string why_not_in_place(const row_source& source) {
+    const std::string why = source.why_no_extents();
+    return fmt::format("{} {}", source.description(), why.empty() ? "is not mapped as it is delivered" : why);
+}
+
 void check_direct(sources_view sources, const loader_options& options) {
     if (options.order != order::sequential) {
         refuse(route::direct,
@@ -41,6 +47,7 @@ void check_direct(sources_view sources, const loader_options& options) {
     }
     for (const auto& source : sources) {
         const auto extents = source->extents();
+        if (extents.empty()) refuse(route::direct, why_not_in_place(*source));
         if (extents.size() != 1 ||
             (extents[0].data == nullptr && source->row_count() * source->row_size_bytes() > 0)) {
             refuse(route::direct,
@@ -91,7 +98,7 @@ std::string why_no_copy(sources_view sources) {
         const bool mapped = !extents.empty() && std::ranges::all_of(extents, [](const row_extent& extent) {
             return extent.data != nullptr;
         });
-        if (!mapped) return fmt::format("{} is not mapped as it is delivered", source->description());
+        if (!mapped) return why_not_in_place(*source);
     }
     return {};
 }

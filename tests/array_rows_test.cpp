@@ -22,12 +22,14 @@
 #include <utility>
 #include <vector>
 
+#include "loader/route.hpp"
 #include "pinflow/array.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/core/system.hpp"
 #include "tests/file_bytes.hpp"
+#include "tests/random_arrays.hpp"
 #include "tests/temporary_folder.hpp"
 
 using pinflow::array;
@@ -393,4 +395,148 @@ TEST_CASE("array_rows: several threads read at the same time") {
     for (std::thread& thread : threads)
         thread.join();
     CHECK(wrong == 0);
+}
+
+// ---- fields of structured arrays --------------------------------------------------------------------------
+
+namespace {
+
+/// Records of 24 bytes: `>i4` at 2, two `<f4` at 8.
+dtype record_type() {
+    return dtype::structured({{"a", "", dtype::parse(">i4"), {}, 2}, {"b", "", dtype::parse("<f4"), {2}, 8}},
+                             24);
+}
+
+/// The rows `ids` of elements in C order.
+std::vector<std::byte> rows_of(const expected_elements& elements, const row_ids& ids) {
+    const auto delivered = elements.little_endian();
+    const std::uint64_t row_size = delivered.size() / std::max<std::uint64_t>(elements.shape[0], 1);
+    std::vector<std::byte> result;
+    for (const std::uint64_t id : ids) {
+        const auto row = std::span(delivered).subspan(id * row_size, row_size);
+        result.insert(result.end(), row.begin(), row.end());
+    }
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("array_rows: structured elements and fields of them are delivered little-endian and together") {
+    const temporary_folder folder;
+    for (std::uint32_t seed = 0; seed < 200; ++seed) {
+        CAPTURE(seed);
+        random_engine random(seed);
+        const dtype type = random_type(random, 2);
+        shape_vector shape{1 + random() % 40};
+        for (std::uint64_t axes = random() % 3; axes > 0; --axes)
+            shape.push_back(1 + random() % 4);
+        CAPTURE(type.descr());
+        CAPTURE(pinflow::to_string(shape));
+        const auto [source, expected] = make_array(random, folder / "data", type, shape, false);
+
+        auto names = field_names(type);
+        names.resize(std::min<std::size_t>(names.size(), 6));
+        names.emplace_back();  // for the whole
+        for (const std::string& name : names) {
+            CAPTURE(name);
+            const auto& elements = name.empty() ? expected : expected.field(name);
+            for (const array& whole : {source, in_memory(expected)}) {
+                const array part = name.empty() ? whole : whole.field(name);
+                const rows_pointer rows = part.rows();
+                CHECK(rows->dtype() == elements.type.little_endian());
+                CHECK(rows->row_count() == shape[0]);
+                CHECK(rows->row_shape() == shape_vector(elements.shape.begin() + 1, elements.shape.end()));
+                const row_ids ids = random_ids(shape[0], 30, seed);
+                CHECK((read(rows, ids) == rows_of(elements, ids)));
+                // only what lies as it is delivered may be taken as it lies
+                const bool in_place = part.view().c_contiguous() && part.dtype().is_little_endian();
+                CHECK(rows->extents().empty() != in_place);
+                CHECK(rows->why_no_extents().empty() == in_place);
+            }
+        }
+    }
+}
+
+TEST_CASE("array_rows: records that follow each other are read at once, up to a bound") {
+    const temporary_folder folder;
+    random_engine random(1);
+    const auto [source, expected] = make_array(random, folder / "data", record_type(), {100'000}, false);
+    const rows_pointer rows = source.field("b").rows();
+    int reads = 0;
+    const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
+        reads += what == seam::call::pread ? 1 : 0;
+        return seam::fault{};
+    });
+    const auto elements = expected.field("b");
+    const auto reads_of = [&](const row_ids& ids) {
+        reads = 0;
+        CHECK((read(rows, ids) == rows_of(elements, ids)));
+        return reads;
+    };
+    CHECK(reads_of({}) == 0);
+    CHECK(reads_of({5}) == 1);
+    CHECK(reads_of({3, 4, 5, 6, 7, 8}) == 1);
+    CHECK(reads_of({3, 4, 5, 99'999, 0, 1, 1, 2}) == 4);
+    row_ids all(100'000);
+    std::iota(all.begin(), all.end(), std::uint64_t{0});
+    CHECK(reads_of(all) == 5);  // 2.4 MB, 512 KiB at a time
+}
+
+TEST_CASE("array_rows: why rows cannot be taken in place is said, also by the route that needs it") {
+    const temporary_folder folder;
+    random_engine random(2);
+    const auto [source, expected] = make_array(random, folder / "data", record_type(), {10}, false);
+    const auto refusal = [](const array& refused) {
+        const std::array<rows_pointer, 1> sources{refused.rows()};
+        pinflow::loader_options options;
+        options.route = pinflow::route::direct;
+        return sentence_of<pinflow::unsupported>([&] { pinflow::detail::choose_route(sources, options); });
+    };
+    const std::string begin = "the route direct cannot be taken: '" + (folder / "data").string() + "' ";
+    CHECK(refusal(source.view_as(dtype::parse("|V24"))).empty());
+    CHECK(refusal(source) == begin + "is big-endian, so that its rows are converted on the way");
+    CHECK(refusal(source.field("b")) ==
+          begin + "holds records of which one field is taken, so that its rows are gathered");
+    CHECK(refusal(source.field("a")) == refusal(source.field("b")));
+}
+
+TEST_CASE("array_rows: a file truncated under a field is an error and not a signal") {
+    const temporary_folder folder;
+    random_engine random(3);
+    const auto [source, expected] = make_array(random, folder / "data", record_type(), {1'000}, false, 0);
+    const rows_pointer rows = source.field("a").rows();
+    std::filesystem::resize_file(folder / "data", 12'000);
+    CHECK(contains(sentence_of<pinflow::data_changed>([&] { read(rows, {999}); }), "has 12000 bytes now"));
+    CHECK_THROWS_AS(read(rows, {498, 499, 500}), pinflow::data_changed);
+    CHECK_THROWS_AS(rows->check_unchanged(), pinflow::data_changed);
+    const row_ids kept{0, 499};
+    CHECK((read(rows, kept) == rows_of(expected.field("a"), kept)));
+}
+
+TEST_CASE("array_rows: a field keeps what it is read from alive") {
+    const temporary_folder folder;
+    random_engine random(4);
+    rows_pointer of_file;
+    rows_pointer of_memory;
+    expected_elements elements = [&] {
+        const auto [source, expected] = make_array(random, folder / "data", record_type(), {50}, false);
+        of_file = source.field("b").rows();
+        of_memory = in_memory(expected).field("b").rows();
+        return expected.field("b");
+    }();
+    std::filesystem::remove(folder / "data");
+    const row_ids ids{49, 0, 7, 8};
+    CHECK((read(of_file, ids) == rows_of(elements, ids)));
+    CHECK((read(of_memory, ids) == rows_of(elements, ids)));
+}
+
+TEST_CASE("array_rows: fields in Fortran order are refused where rows do not lie together") {
+    const temporary_folder folder;
+    random_engine random(5);
+    const auto [source, expected] = make_array(random, folder / "data", record_type(), {4, 5}, true);
+    CHECK(contains(sentence_of<pinflow::unsupported>([&] { source.field("b").rows(); }),
+                   "has shape (4, 5, 2) in Fortran order"));
+    const auto [vector, expected_vector] = make_array(random, folder / "data", record_type(), {20}, true);
+    const row_ids ids{19, 3, 4};
+    CHECK((read(vector.field("b").rows(), ids) == rows_of(expected_vector.field("b"), ids)));
 }

@@ -373,3 +373,158 @@ TEST_CASE("array: too large for the address space, a file is still read by rows"
     });
     CHECK(status == 0);
 }
+
+// ---- other views of the same bytes ------------------------------------------------------------------------
+
+namespace {
+
+/// 24 bytes: a `>i2` at 1, a nested record at 4 of which the array of two lies together, an `<f4` after it.
+dtype record_type() {
+    const dtype point = dtype::structured(
+        {{"x", "", dtype::parse("<i2"), {}, 0}, {"y.z", "", dtype::parse(">i4"), {}, 2}}, 6);
+    return dtype::structured({{"id", "", dtype::parse(">i2"), {}, 1},
+                              {"points", "", point, {2}, 4},
+                              {"weight", "", dtype::parse("<f4"), {}, 18}},
+                             24);
+}
+
+}  // namespace
+
+TEST_CASE("array: is taken for another type of the same size") {
+    const temporary_folder folder;
+    const array source = array::of_file(make_file(folder, 100), 4, dtype::parse("|V2"), {3, 4}, true);
+    const array half = source.view_as(dtype::parse("bfloat16"));
+    CHECK(half.dtype() == dtype::parse("bfloat16"));
+    CHECK(half.shape() == source.shape());
+    CHECK(half.strides_bytes() == source.strides_bytes());
+    CHECK(half.view().data() == source.view().data());
+    CHECK(half.file() == source.file());
+    CHECK(half.offset_bytes() == 4);
+    CHECK(half.reason() == source.reason());
+    CHECK(array::of_file(source.file(), 5, dtype::parse("|V2"), {3}).view_as(half.dtype()).reason() ==
+          "the file's pages are mapped in place, at an offset that is no multiple of 2");
+    CHECK(sentence_of<invalid_argument>([&] { source.view_as(dtype::parse("<f4")); }) ==
+          "an array of |V2 cannot be taken for one of <f4: an element has 2 bytes, and would have to have 4");
+}
+
+TEST_CASE("array: memory lives as long as any view of it under another type") {
+    int releases = 0;
+    std::array<std::int64_t, 3> elements{1, 2, 3};
+    {
+        memory_region region(
+            reinterpret_cast<std::byte*>(elements.data()), sizeof elements,
+            [](std::byte*, std::uint64_t, void* context) noexcept { ++*static_cast<int*>(context); },
+            &releases);
+        const array times =
+            array(std::move(region), dtype::of<std::int64_t>(), {3}).view_as(dtype::parse("<M8[ns]"));
+        CHECK(releases == 0);
+        CHECK(times.view_as(dtype::of<std::int64_t>()).view().as<std::int64_t>()[2] == 3);
+    }
+    CHECK(releases == 1);
+}
+
+TEST_CASE("array: a field is a strided view of the same bytes, its own axes last") {
+    const temporary_folder folder;
+    const array source = array::of_file(make_file(folder, 1'000), 40, record_type(), {5, 3});
+    CHECK(source.reason() == "the file's pages are mapped in place");
+    struct expectation {
+        std::string name;
+        std::string descr;
+        shape_vector shape;
+        strides strides_bytes;
+        std::uint64_t offset_bytes;
+    };
+    for (const auto& [name, descr, shape, strides_bytes, offset_bytes] : std::vector<expectation>{
+             {"id", ">i2", {5, 3}, {72, 24}, 1},
+             {"weight", "<f4", {5, 3}, {72, 24}, 18},
+             {"points", "[('x', '<i2'), ('y.z', '>i4')]", {5, 3, 2}, {72, 24, 6}, 4},
+             {"points.x", "<i2", {5, 3, 2}, {72, 24, 6}, 4},
+             {"points.y.z", ">i4", {5, 3, 2}, {72, 24, 6}, 6},
+         }) {
+        CAPTURE(name);
+        const array field = source.field(name);
+        CHECK(field.dtype().descr() == descr);
+        CHECK(field.shape() == shape);
+        CHECK(field.strides_bytes() == strides_bytes);
+        CHECK(field.offset_bytes() == 40 + offset_bytes);
+        CHECK(field.view().data() == source.view().data() + offset_bytes);
+        CHECK(field.file() == source.file());
+        CHECK(field.reason() ==
+              "the file's pages are mapped in place: a field of a structured array, one every 24 bytes");
+    }
+    // step by step it is the same
+    const array nested = source.field("points").field("y.z");
+    CHECK(nested.strides_bytes() == strides{72, 24, 6});
+    CHECK(nested.offset_bytes() == 46);
+    CHECK(nested.reason() == source.field("points.y.z").reason());
+}
+
+TEST_CASE("array: a field of an array in Fortran order keeps its strides") {
+    const temporary_folder folder;
+    const array source = array::of_file(make_file(folder, 1'000), 0, record_type(), {5, 3}, true);
+    CHECK(source.field("points.x").strides_bytes() == strides{24, 120, 6});
+}
+
+TEST_CASE("array: a field is found where nothing is mapped, in memory, without axes, and without elements") {
+    const temporary_folder folder;
+    const auto file = make_file(folder, 24);
+    {
+        const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
+            return what == seam::call::mmap ? seam::fault{.error = ENOMEM} : seam::fault{};
+        });
+        const array field = array::of_file(file, 0, record_type(), {1}).field("weight");
+        CHECK_FALSE(field.mapped());
+        CHECK(contains(field.reason(), "cannot map 24 bytes"));
+        CHECK(field.offset_bytes() == 18);
+        CHECK_THROWS_AS(static_cast<void>(field.view()), pinflow::unsupported);
+        std::vector<std::byte> row(4);
+        field.rows()->read_rows(std::array<std::uint64_t, 1>{0}, row);
+        CHECK(std::memcmp(row.data(), pattern_bytes(24).data() + 18, 4) == 0);
+    }
+    const array in_memory(memory_region::anonymous(240), record_type(), {10});
+    CHECK(in_memory.field("weight").view().data() == in_memory.view().data() + 18);
+    CHECK(in_memory.field("weight").offset_bytes() == 0);
+    CHECK(in_memory.field("weight").reason() ==
+          "it lies in host memory: a field of a structured array, one every 24 bytes");
+
+    const array scalar = array::of_file(file, 0, record_type(), {}).field("points.x");
+    CHECK(scalar.shape() == shape_vector{2});
+    CHECK(scalar.strides_bytes() == strides{6});
+
+    const array empty = array::of_file(file, 24, record_type(), {0, 2}).field("weight");
+    CHECK(empty.view().data() == nullptr);
+    CHECK(empty.offset_bytes() == 24);
+    CHECK(empty.reason() == "there are no bytes to map");
+    CHECK(empty.rows()->row_count() == 0);
+}
+
+TEST_CASE("array: the one field of a structured array lies together, and says nothing of others") {
+    const array source(memory_region::anonymous(40),
+                       dtype::structured({{"only", "", dtype::parse("<f4"), {}, 0}}, 4), {10});
+    CHECK(source.field("only").view().c_contiguous());
+    CHECK(source.field("only").reason() == "it lies in host memory");
+}
+
+TEST_CASE("array: a field that does not exist is refused, and those that do are named") {
+    const array source(memory_region::anonymous(24), record_type(), {1});
+    const auto refusal = [&](const std::string& name) {
+        return sentence_of<invalid_argument>([&] { source.field(name); });
+    };
+    const std::string outer = " among 'id', 'points', 'weight'";
+    CHECK(refusal("nothing") == "there is no field 'nothing'" + outer);
+    CHECK(refusal("") == "there is no field ''" + outer);
+    CHECK(refusal(".") == "there is no field '.'" + outer);
+    CHECK(refusal(".id") == "there is no field '.id'" + outer);
+    CHECK(refusal("id2") == "there is no field 'id2'" + outer);
+    CHECK(refusal("points.y") == "there is no field 'points.y' among 'x', 'y.z'");
+    CHECK(refusal("points.") == "there is no field 'points.' among 'x', 'y.z'");
+    CHECK(refusal("id.x") == "there is no field 'id.x': elements of >i2 have no fields");
+    CHECK(sentence_of<invalid_argument>([&] { source.field("weight").field("x"); }) ==
+          "there is no field 'x': elements of <f4 have no fields");
+
+    std::vector<pinflow::dtype_field> many;
+    for (std::uint64_t index = 0; index < 1'000; ++index)
+        many.push_back({"f" + std::to_string(index), "", dtype::parse("|u1"), {}, index});
+    const array wide(memory_region::anonymous(1'000), dtype::structured(many, 1'000), {1});
+    CHECK(contains(sentence_of<invalid_argument>([&] { wide.field("f"); }), "'f19' and 980 more"));
+}

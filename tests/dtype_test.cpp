@@ -4,11 +4,23 @@
 
 #include <complex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "pinflow/error.hpp"
 
 using pinflow::dtype;
+using pinflow::dtype_field;
 using pinflow::dtype_kind;
+
+namespace {
+
+dtype_field field(const std::string& name, const char* descr, std::uint64_t offset_bytes,
+                  std::vector<std::uint64_t> shape = {}) {
+    return {name, "", dtype::parse(descr), std::move(shape), offset_bytes};
+}
+
+}  // namespace
 
 TEST_CASE("dtype: reads every spelling that numpy writes, and spells it the same") {
     for (const char* const descr : {"|b1",
@@ -145,6 +157,11 @@ TEST_CASE("dtype: refuses what numpy rejects") {
                                     "M8[2147483648s]",
                                     "datetime64[ns]x",
                                     "S99999999999999999999999999",
+                                    "=bfloat",
+                                    "bfloat8",
+                                    "B2",
+                                    "E1",
+                                    "float8_e5m2fnuz",
                                     "\x93",
                                     "f4\n"}) {
         CAPTURE(descr);
@@ -205,8 +222,8 @@ TEST_CASE("dtype: refuses Python objects with a sentence about pickles") {
     }
 }
 
-TEST_CASE("dtype: calls structured types unsupported") {
-    CHECK_THROWS_WITH_AS(dtype::parse("[('a', '<f4')]"), doctest::Contains("structured"),
+TEST_CASE("dtype: reads no list of fields") {
+    CHECK_THROWS_WITH_AS(dtype::parse("[('a', '<f4')]"), doctest::Contains("is not read as a type"),
                          pinflow::unsupported);
 }
 
@@ -227,8 +244,9 @@ TEST_CASE("dtype: knows sizes and what byte order applies to") {
         const char* descr;
         std::uint64_t size_bytes;
         std::uint64_t swap_size_bytes;
-    } const cases[] = {{"|b1", 1, 1},   {">i4", 4, 4},  {"<f16", 16, 16}, {">c8", 8, 4},   {"<c32", 32, 16},
-                       {"|S10", 10, 1}, {">U5", 20, 4}, {"|V7", 7, 1},    {"<M8[s]", 8, 8}};
+    } const cases[] = {{"|b1", 1, 1},    {">i4", 4, 4},      {"<f16", 16, 16},    {">c8", 8, 4},
+                       {"<c32", 32, 16}, {"|S10", 10, 1},    {">U5", 20, 4},      {"|V7", 7, 1},
+                       {"<M8[s]", 8, 8}, {"bfloat16", 2, 2}, {">bfloat16", 2, 2}, {"float8_e5m2", 1, 1}};
     for (const auto& [descr, size_bytes, swap_size_bytes] : cases) {
         CAPTURE(descr);
         const dtype type = dtype::parse(descr);
@@ -269,4 +287,166 @@ TEST_CASE("dtype: cannot be made from parts that no type of numpy has") {
     CHECK_THROWS_AS(dtype(dtype_kind::opaque, std::uint64_t{1} << 31), pinflow::invalid_argument);
     CHECK_THROWS_AS(dtype(dtype_kind::floating, 4, std::endian::little, "s"), pinflow::invalid_argument);
     CHECK_THROWS_AS(dtype(dtype_kind::datetime, 8, std::endian::little, "x"), pinflow::invalid_argument);
+}
+
+// ---- what numpy lacks -------------------------------------------------------------------------------------
+
+TEST_CASE("dtype: names what numpy lacks as ml_dtypes does") {
+    CHECK(dtype::parse("bfloat16") == dtype(dtype_kind::bfloat16, 2));
+    CHECK(dtype::parse("float8_e4m3fn") == dtype(dtype_kind::float8_e4m3fn, 1));
+    CHECK(dtype::parse("float8_e5m2") == dtype(dtype_kind::float8_e5m2, 1));
+    CHECK(dtype::parse("<bfloat16") == dtype::parse("bfloat16"));
+    CHECK(dtype::parse(">bfloat16") == dtype(dtype_kind::bfloat16, 2, std::endian::big));
+    for (const char* const descr : {"bfloat16", ">bfloat16", "float8_e4m3fn", "float8_e5m2"}) {
+        CHECK(dtype::parse(descr).descr() == descr);
+    }
+    CHECK(dtype::parse(">bfloat16").little_endian() == dtype::parse("bfloat16"));
+    CHECK_FALSE(dtype::parse(">bfloat16").is_little_endian());
+    CHECK(dtype(dtype_kind::float8_e5m2, 1, std::endian::big) == dtype::parse("float8_e5m2"));
+    CHECK(dtype::parse("bfloat16") != dtype::parse("<f2"));
+    CHECK(dtype::parse("float8_e5m2") != dtype::parse("float8_e4m3fn"));
+    CHECK_THROWS_AS(dtype(dtype_kind::bfloat16, 4), pinflow::invalid_argument);
+    CHECK_THROWS_AS(dtype(dtype_kind::float8_e5m2, 2), pinflow::invalid_argument);
+}
+
+// ---- structured types -------------------------------------------------------------------------------------
+
+TEST_CASE("dtype: a structured type knows its fields") {
+    const dtype type = dtype::structured({field("a", ">f4", 0), field("b", "<i2", 4, {3})}, 10);
+    CHECK(type.kind() == dtype_kind::opaque);
+    CHECK(type.size_bytes() == 10);
+    CHECK(type.swap_size_bytes() == 1);
+    REQUIRE(type.fields().size() == 2);
+    CHECK(type.fields()[1] == field("b", "<i2", 4, {3}));
+    CHECK(type.fields()[1].size_bytes() == 6);
+    CHECK(dtype::parse("|V10").fields().empty());
+    CHECK(type != dtype::parse("|V10"));
+}
+
+TEST_CASE("dtype: a structured type is spelled as numpy spells it") {
+    const dtype inner = dtype::structured({field("x", "<f8", 0), field("y", ">i2", 8, {2, 0})}, 8);
+    dtype_field titled = field("name", "<f4", 0);
+    titled.title = "title";
+    const dtype_field nested{"in", "", inner, {2}, 2};
+    struct {
+        std::vector<dtype_field> fields;
+        std::uint64_t size_bytes;
+        const char* descr;
+    } const cases[] = {
+        {{field("a", "<f4", 0)}, 4, "[('a', '<f4')]"},
+        {{field("a", "<f4", 0, {3}), field("b", ">i2", 12, {2, 1})},
+         16,
+         "[('a', '<f4', (3,)), ('b', '>i2', (2, 1))]"},
+        {{titled}, 4, "[(('title', 'name'), '<f4')]"},
+        {{field("a", "|i1", 0), field("b", "<f8", 8), field("c", "|i1", 16)},
+         24,
+         "[('a', '|i1'), ('', '|V7'), ('b', '<f8'), ('c', '|i1'), ('', '|V7')]"},
+        {{field("a", "|i1", 3)}, 4, "[('', '|V3'), ('a', '|i1')]"},
+        {{field("a", "<f4", 0, {0}), field("b", "|V2", 0), nested},
+         18,
+         "[('a', '<f4', (0,)), ('b', '|V2'), ('in', [('x', '<f8'), ('y', '>i2', (2, 0))], (2,))]"},
+        {{field("a", "bfloat16", 0)}, 2, "[('a', 'bfloat16')]"},
+    };
+    for (const auto& [fields, size_bytes, descr] : cases) {
+        CHECK(dtype::structured(fields, size_bytes).descr() == descr);
+    }
+}
+
+TEST_CASE("dtype: names of fields are spelled as Python spells strings") {
+    struct {
+        std::string name;
+        const char* spelling;
+    } const cases[] = {
+        {"it's", R"("it's")"},
+        {R"(say "a")", R"('say "a"')"},
+        {R"(it's "a")", R"('it\'s "a"')"},
+        {R"(a\b)", R"('a\\b')"},
+        {"a\tb\nc\rd", R"('a\tb\nc\rd')"},
+        {std::string("\0\x1f\x7f", 3), R"('\x00\x1f\x7f')"},
+        {"\u0080\u009f\u00a0\u00a1\u00ad\u00ff", R"('\x80\x9f\xa0¡\xadÿ')"},
+        {"数据 \U0001F600", "'数据 \U0001F600'"},
+    };
+    for (const auto& [name, spelling] : cases) {
+        CHECK(dtype::structured({field(name, "<f4", 0)}, 4).descr() ==
+              "[(" + std::string(spelling) + ", '<f4')]");
+    }
+}
+
+TEST_CASE("dtype: structured types are equal by value") {
+    const auto make = [](const char* name, const char* title, const char* descr, std::uint64_t offset_bytes,
+                         std::uint64_t size_bytes, std::vector<std::uint64_t> shape) {
+        dtype_field inner = field(name, descr, offset_bytes, std::move(shape));
+        inner.title = title;
+        const dtype type = dtype::structured({inner}, size_bytes);
+        return dtype::structured({{"outer", "", type, {}, 0}}, size_bytes);
+    };
+    const dtype type = make("a", "t", "<f4", 0, 8, {1});
+    CHECK(type == make("a", "t", "<f4", 0, 8, {1}));
+    CHECK(type == dtype(type));
+    CHECK(type != make("b", "t", "<f4", 0, 8, {1}));
+    CHECK(type != make("a", "", "<f4", 0, 8, {1}));
+    CHECK(type != make("a", "t", ">f4", 0, 8, {1}));
+    CHECK(type != make("a", "t", "<f4", 4, 8, {1}));
+    CHECK(type != make("a", "t", "<f4", 0, 9, {1}));
+    CHECK(type != make("a", "t", "<f4", 0, 8, {}));
+}
+
+TEST_CASE("dtype: a structured type becomes little-endian in every field") {
+    const auto make = [](const char* prefix) {
+        const std::string descr = std::string(prefix) + "f4";
+        const dtype inner = dtype::structured({field("x", descr.c_str(), 0), field("y", "|S3", 4)}, 8);
+        return dtype::structured({field("a", "|u1", 0), {"b", "t", inner, {2}, 4}}, 24);
+    };
+    CHECK_FALSE(make(">").is_little_endian());
+    CHECK(make(">").order() == std::endian::little);
+    CHECK(make("<").is_little_endian());
+    CHECK(make(">").little_endian() == make("<"));
+    CHECK(make("<").little_endian() == make("<"));
+}
+
+TEST_CASE("dtype: fields live as long as a copy of the type") {
+    dtype copy = dtype::of<float>();
+    {
+        const dtype type = dtype::structured({field("a", "<f4", 0)}, 4);
+        copy = type;
+    }
+    const auto fields = copy.fields();
+    const dtype another = copy;
+    copy = dtype::of<float>();
+    CHECK(fields[0].name == "a");
+}
+
+TEST_CASE("dtype: refuses fields that cannot be together") {
+    dtype_field titled = field("b", "<f4", 4);
+    titled.title = "a";
+    struct {
+        std::vector<dtype_field> fields;
+        std::uint64_t size_bytes;
+        const char* sentence;
+    } const cases[] = {
+        {{}, 4, "at least one field"},
+        {{field("a", "<f4", 0, {0})}, 0, "cannot have 0 bytes"},
+        {{field("a", "<f4", 0)}, std::uint64_t{1} << 31, "cannot have 2147483648 bytes"},
+        {{field("a", "<f4", 0), field("a", "<f4", 4)}, 8, "two fields of a structured type are called 'a'"},
+        {{field("a", "<f4", 0), titled}, 8, "two fields of a structured type are called 'a'"},
+        {{field("", "<f4", 0)}, 4, "an empty name"},
+        {{field("\xE9", "<f4", 0)}, 4, "is not valid UTF-8"},
+        {{field("a", "<f4", 0), field("b", "<f4", 3)},
+         8,
+         "'b' begins at byte 3, the one before it ends at byte 4"},
+        {{field("a", "<f4", 4), field("b", "<f4", 0)},
+         8,
+         "'b' begins at byte 0, the one before it ends at byte 8"},
+        {{field("a", "<f4", 1)}, 4, "'a' has 4 bytes at byte 1 of a type of 4 bytes"},
+        {{field("a", "<f4", ~std::uint64_t{0})}, 4, "of a type of 4 bytes"},
+        {{field("a", "<f4", 0, {2})}, 7, "'a' has 8 bytes at byte 0 of a type of 7 bytes"},
+        {{field("a", "<f4", 0, {1u << 29})}, 4, "larger than numpy allows"},
+        {{field("a", "<f4", 0, {1ull << 32, 1ull << 32})}, 4, "larger than numpy allows"},
+        {{field("a", "<f4", 0, {0, ~std::uint64_t{0}})}, 4, "larger than numpy allows"},
+        {{field("a", "<f4", 0, std::vector<std::uint64_t>(65, 1))}, 4, "has 65 axes"},
+    };
+    for (const auto& [fields, size_bytes, sentence] : cases) {
+        CHECK_THROWS_WITH_AS(dtype::structured(fields, size_bytes), doctest::Contains(sentence),
+                             pinflow::invalid_argument);
+    }
 }

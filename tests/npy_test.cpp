@@ -102,6 +102,29 @@ TEST_CASE("npy: opens arrays without axes and without elements") {
     CHECK(open_npy(folder / "empty.npy").shape() == shape_vector{3, 0, 2});
 }
 
+TEST_CASE("npy: opens structured types, whose fields are views of the same bytes") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    // a byte, a gap of three, a number: as numpy lays out aligned types
+    write_file(path, header(text("[('a', '|u1'), ('', '|V3'), ('b', '<i4')]", "(2,)")) +
+                         std::string("\1xxx\2\0\0\0\3xxx\4\0\0\0", 16));
+    const pinflow::array opened = open_npy(path);
+    CHECK(opened.mapped());
+    CHECK(opened.size_bytes() == 16);
+    const pinflow::array b = opened.field("b");
+    CHECK(b.dtype() == dtype::of<std::int32_t>());
+    CHECK(b.view().strides_bytes() == std::vector<std::int64_t>{8});
+    CHECK(std::to_integer<int>(*b.view().data()) == 2);
+
+    // a field is written without what lies around it, the whole with it
+    pinflow::write_npy(folder / "b.npy", b.view());
+    CHECK(payload(open_npy(folder / "b.npy")) == std::vector<std::int32_t>{2, 4});
+    pinflow::write_npy(folder / "again.npy", opened.view());
+    const pinflow::array again = open_npy(folder / "again.npy");
+    CHECK(again.dtype() == opened.dtype());
+    CHECK(std::memcmp(again.view().data(), opened.view().data(), 16) == 0);
+}
+
 TEST_CASE("npy: tolerates bytes after the data") {
     const temporary_folder folder;
     write_file(folder / "a.npy", header(text("'<i4'", "(2,)")) + std::string(1000, '\1'));
@@ -176,7 +199,7 @@ TEST_CASE("npy: every refusal names the file, on one line, and has its type") {
         CHECK(sentence.starts_with("cannot open '" + path + "': "));
         CHECK(sentence.find('\n') == std::string::npos);
     }
-    for (const char* const descr : {"'|O'", "[('a', '<f4')]"}) {
+    for (const char* const descr : {"'|O'", "[('a', '|O')]"}) {
         write_file(path, header(text(descr, "()")) + "data");
         CHECK_THROWS_AS(open_npy(path), pinflow::unsupported);
         CHECK(refusal(path).starts_with("cannot open '" + path + "': "));
@@ -400,6 +423,135 @@ TEST_CASE("npy writer: refuses shapes that no file can have") {
                              doctest::Contains("cannot write '"), pinflow::invalid_argument);
     }
     CHECK(files_in(folder.path()) == 0);
+}
+
+// ---- rows that are counted --------------------------------------------------------------------------------
+
+TEST_CASE("npy writer: rows are counted as they arrive, and the file is that of a known number") {
+    const temporary_folder folder;
+    const auto type = dtype::of<std::int32_t>();
+    for (const std::size_t rows : {0u, 1u, 9u, 10u, 12345u}) {
+        for (const std::uint64_t alignment : {16u, 64u, 4096u}) {
+            CAPTURE(rows);
+            const auto values = counted(rows * 6);
+            const auto all = as_bytes(values);
+            auto counting = pinflow::npy_writer::of_rows(folder / "counted.npy", type, {3, 2}, alignment);
+            for (std::size_t at = 0; at < all.size(); at += 1001) {
+                counting.write(all.subspan(at, std::min<std::size_t>(1001, all.size() - at)));
+            }
+            counting.finish();
+            pinflow::npy_writer known(folder / "known.npy", type, {rows, 3, 2}, alignment);
+            known.write(all);
+            known.finish();
+            CHECK((read_file(folder / "counted.npy") == read_file(folder / "known.npy")));
+            CHECK(open_npy(folder / "counted.npy").shape() == shape_vector{rows, 3, 2});
+        }
+    }
+    CHECK(files_in(folder.path()) == 2);
+}
+
+TEST_CASE("npy writer: a row may be one element, and more than is collected") {
+    const temporary_folder folder;
+    const auto values = counted(1 << 20);
+    auto elements = pinflow::npy_writer::of_rows(folder / "a.npy", dtype::of<std::int32_t>(), {});
+    elements.write(as_bytes(values));
+    elements.finish();
+    CHECK(open_npy(folder / "a.npy").shape() == shape_vector{1 << 20});
+    CHECK((payload(open_npy(folder / "a.npy")) == values));
+    auto rows = pinflow::npy_writer::of_rows(folder / "a.npy", dtype::of<std::int32_t>(), {1 << 19});
+    rows.write(as_bytes(values));
+    rows.finish();
+    CHECK(open_npy(folder / "a.npy").shape() == shape_vector{2, 1 << 19});
+    CHECK((payload(open_npy(folder / "a.npy")) == values));
+}
+
+TEST_CASE("npy writer: a row that is not whole is not finished") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    const auto values = counted(6);
+    const auto all = as_bytes(values);
+    auto writer = pinflow::npy_writer::of_rows(path, dtype::of<std::int32_t>(), {3});
+    writer.write(all.first(13));
+    CHECK_THROWS_WITH_AS(writer.finish(),
+                         doctest::Contains("a row of shape (3,) of <i4 has 12 bytes, 13 were written"),
+                         pinflow::invalid_argument);
+    CHECK_FALSE(fs::exists(path));
+    writer.write(all.subspan(13));
+    writer.finish();
+    CHECK(payload(open_npy(path)) == values);
+    CHECK_THROWS_AS(writer.write(all), pinflow::invalid_argument);
+    CHECK_THROWS_AS(writer.finish(), pinflow::invalid_argument);
+    CHECK(payload(open_npy(path)) == values);
+}
+
+TEST_CASE("npy writer: refuses rows that cannot be counted, or that no file can have") {
+    const temporary_folder folder;
+    const auto refuse = [&](const shape_vector& row_shape, const char* sentence) {
+        CHECK_THROWS_WITH_AS(
+            pinflow::npy_writer::of_rows(folder / "a.npy", dtype::of<std::int32_t>(), row_shape),
+            doctest::Contains(sentence), pinflow::invalid_argument);
+    };
+    refuse({3, 0}, "rows of shape (3, 0) have no bytes by which they could be counted");
+    refuse({1ull << 62, 2}, "is too large");
+    refuse(shape_vector(64, 1), "cannot have 65 axes");
+    CHECK(files_in(folder.path()) == 0);
+}
+
+TEST_CASE("npy writer: counted rows appear complete or not at all") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    const auto values = counted(1 << 20);
+    {
+        write_file(path, "before");
+        auto writer = pinflow::npy_writer::of_rows(path, dtype::of<std::int32_t>(), {});
+        writer.write(as_bytes(values));
+    }
+    CHECK(read_file(path) == "before");
+    // the header and the data's beginning, the data, the header again
+    for (const unsigned failing : {1u, 2u, 3u}) {
+        unsigned writes = 0;
+        {
+            const sys::scoped_fault_hook hook([&](sys::call what, std::string_view) {
+                return sys::fault{what == sys::call::write && ++writes == failing ? ENOSPC : 0};
+            });
+            auto writer = pinflow::npy_writer::of_rows(path, dtype::of<std::int32_t>(), {});
+            const auto write_all = [&] {
+                writer.write(as_bytes(values).first(1000));
+                writer.write(as_bytes(values).subspan(1000));
+                writer.finish();
+            };
+            CHECK_THROWS_AS(write_all(), pinflow::system_failure);
+            CHECK_THROWS_AS(writer.finish(), pinflow::error);
+        }
+        CHECK(writes == failing);
+        CHECK(read_file(path) == "before");
+        CHECK(files_in(folder.path()) == 1);
+    }
+}
+
+TEST_CASE("npy writer: the last header is written before the file is made durable, in short writes too") {
+    const temporary_folder folder;
+    std::vector<sys::call> calls;
+    const auto values = counted(3);
+    const auto write = [&] {
+        auto writer = pinflow::npy_writer::of_rows(folder / "a.npy", dtype::of<std::int32_t>(), {});
+        writer.write(as_bytes(values));
+        writer.finish();
+    };
+    {
+        const sys::scoped_fault_hook hook([&](sys::call what, std::string_view) {
+            if (what != sys::call::open && what != sys::call::stat && what != sys::call::close)
+                calls.push_back(what);
+            return sys::fault{};
+        });
+        write();
+    }
+    const std::vector<sys::call> expected = {sys::call::write, sys::call::write, sys::call::fsync,
+                                             sys::call::rename, sys::call::fsync};
+    CHECK((calls == expected));
+    const sys::scoped_fault_hook hook([](sys::call, std::string_view) { return sys::fault{0, 7}; });
+    write();
+    CHECK(payload(open_npy(folder / "a.npy")) == values);
 }
 
 // ---- writing when something fails -------------------------------------------------------------------------

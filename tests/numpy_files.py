@@ -5,7 +5,8 @@ numpy_files.py write FOLDER    writes arrays, and what numpy thinks of many head
 numpy_files.py read FOLDER     compares the arrays that C++ wrote with numpy's reading and writing of them
 
 A manifest has a line for each array: name, dtype, 1 for Fortran order, lengths; NAME.npy is the file, and
-NAME.raw the elements in C order.
+NAME.raw the elements in C order. Of arrays that numpy wrote, NAME ends in _default when the header is the one
+that numpy chooses, and NAME.fields holds the elements of each field of a structured array, field after field.
 """
 
 import io
@@ -30,13 +31,96 @@ SHAPES = [(), (0,), (5,), (0, 3), (2, 3), (3, 0, 2), (2, 3, 4)]
 VERSIONS = [(1, 0), (2, 0), (3, 0)]
 
 
-def sample(descr, shape):
+def sample(descr, shape, order="C"):
+    """An array of random bytes, gaps included, which numpy does not promise to copy."""
     dtype = np.dtype(descr)
     count = int(np.prod(shape, dtype=np.int64))
     content = random.randbytes(count * dtype.itemsize)
     if dtype.kind == "b":
         content = bytes(byte & 1 for byte in content)
-    return np.frombuffer(content, dtype).reshape(shape)
+    opaque = np.frombuffer(content, f"V{dtype.itemsize}").reshape(shape)
+    return np.array(opaque, order=order).view(dtype)
+
+
+def raw(array):
+    """The elements in C order, gaps included."""
+    return array.view(f"V{array.dtype.itemsize}").tobytes("C") if array.dtype.itemsize else b""
+
+
+def flat(dtype):
+    """The type of the elements, and the shape, of a type that may be an array of arrays."""
+    shape = ()
+    while dtype.subdtype is not None:
+        shape += dtype.subdtype[1]
+        dtype = dtype.subdtype[0]
+    return dtype, shape
+
+
+def as_descr(dtype):
+    """What numpy writes into a header, but for arrays of arrays, which become arrays of more axes."""
+    if dtype.names is None:
+        return dtype.str
+    result = []
+    for name, part in zip([part[0] for part in dtype.descr], dtype.descr):
+        if name == "":
+            result.append(part)
+            continue
+        element, shape = flat(dtype.fields[name[1] if isinstance(name, tuple) else name][0])
+        result.append((name, as_descr(element), shape) if shape else (name, as_descr(element)))
+    return result
+
+
+def spelled(dtype):
+    descr = as_descr(dtype)
+    return descr if isinstance(descr, str) else repr(descr)
+
+
+def has_array_of_arrays(dtype):
+    if dtype.subdtype is not None:
+        return dtype.subdtype[0].subdtype is not None or has_array_of_arrays(dtype.subdtype[0])
+    return dtype.names is not None and any(has_array_of_arrays(dtype[name]) for name in dtype.names)
+
+
+# ---- random types ------------------------------------------------------------------------------------------
+
+NAMES = ["x", "y", "label", "a b", "it's", 'say "a"', "it's \"a\"", "back\\slash", "tab\t", "line\n",
+         "\x00", "\x7f", "\x85", "\xa0", "caf\xe9", "\xad", "\xff", "\u0100", "\u6570\u636e", "\U0001f600",
+         "]", "')", "2L", "#", "u'x'"]
+
+
+def random_shape(most_axes, lengths):
+    return tuple(random.choice(lengths) for _ in range(random.randrange(most_axes + 1)))
+
+
+def random_structured(depth=0):
+    names = random.sample(NAMES, random.choice([1, 1, 2, 3, 5]))
+    spare = [name for name in NAMES if name not in names]
+    fields = []
+    for name in names:
+        element = (random_structured(depth + 1) if depth < 3 and random.random() < 0.25
+                   else np.dtype(random.choice(DTYPES)))
+        if random.random() < 0.3:
+            element = np.dtype((element, random_shape(3, [0, 1, 2, 2, 3]) or (2,)))
+            if element.itemsize > 0 and random.random() < 0.15:
+                element = np.dtype((element, (2,)))
+        title = spare.pop() if random.random() < 0.15 else None
+        fields.append((name, title, element))
+    kind = random.choice(["packed", "aligned", "gaps"])
+    if kind == "gaps":
+        offsets, offset = [], random.choice([0, 0, 3])
+        for _, _, element in fields:
+            offsets.append(offset)
+            offset += element.itemsize + random.choice([0, 0, 1, 5])
+        dtype = np.dtype({"names": names, "formats": [field[2] for field in fields], "offsets": offsets,
+                          "titles": [field[1] for field in fields], "itemsize": offset})
+    else:
+        dtype = np.dtype([((title, name) if title else name, element) for name, title, element in fields],
+                         align=kind == "aligned")
+    return dtype if dtype.itemsize > 0 else random_structured(depth)
+
+
+def random_dtype():
+    return random_structured() if random.random() < 0.7 else np.dtype(random.choice(DTYPES))
 
 
 class Manifest:
@@ -45,13 +129,16 @@ class Manifest:
         self.lines = []
 
     def add(self, name, content, array):
-        self.lines.append("\t".join([name, array.dtype.str, str(int(is_fortran(array))),
+        self.lines.append("\t".join([name, spelled(array.dtype), str(int(is_fortran(array))),
                                      ",".join(map(str, array.shape))]))
         (self.folder / (name + ".npy")).write_bytes(content)
-        (self.folder / (name + ".raw")).write_bytes(array.tobytes("C"))
+        (self.folder / (name + ".raw")).write_bytes(raw(array))
+        if array.dtype.names is not None:
+            (self.folder / (name + ".fields")).write_bytes(
+                b"".join(raw(np.asarray(array[field])) for field in array.dtype.names))
 
     def write(self):
-        (self.folder / "manifest.txt").write_text("".join(line + "\n" for line in self.lines))
+        (self.folder / "manifest.txt").write_text("".join(line + "\n" for line in self.lines), "utf-8")
 
 
 def is_fortran(array):
@@ -75,14 +162,31 @@ def write_arrays(folder):
     for descr in DTYPES:
         for shape in SHAPES:
             for order in "CF" if len(shape) > 1 else "C":
-                array = np.array(sample(descr, shape), order=order)
+                array = sample(descr, shape, order)
                 for version in VERSIONS:
                     name = f"array{len(manifest.lines)}"
-                    manifest.add(name if version != (1, 0) else name + "_v1", saved(array, version), array)
+                    name += "_default" if version == (1, 0) else ""
+                    manifest.add(name, saved(array, version), array)
+    for _ in range(1200):
+        dtype = random_dtype()
+        array = sample(dtype, random_shape(5, [0, 1, 2, 3, 4]), random.choice("CCF"))
+        name = f"random{len(manifest.lines)}"
+        version = random.choice([None, None, (1, 0), (2, 0), (3, 0)])
+        if version is None and not has_array_of_arrays(dtype):
+            name += "_default"
+        try:
+            manifest.add(name, saved(array, version), array)
+        except UnicodeEncodeError:
+            manifest.add(name, saved(array, (3, 0)), array)
     values = np.arange(24, dtype="<f4").reshape(4, 6)
     for name, array in {"transposed": values.T, "stepped": values[::2, ::-3],
                         "broadcast": np.broadcast_to(values, (2, 4, 6))}.items():
         manifest.add(name, saved(array), array)
+    # as numpy writes bfloat16 and the 8-bit floats of ml_dtypes, whose types' spelling keeps a byte order
+    for descr in ["<V2", "|V2", "<V1", "|V1"]:
+        array = sample(descr, (4, 6))
+        text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': (4, 6), }}"
+        manifest.add(f"lacking_{descr[0] == '<'}_{descr[2]}", by_hand(text + "\n") + array.tobytes(), array)
     # what numpy wrote before 2017 (aligned to 16), under Python 2, and what others write (not aligned)
     for name, text in {
         "aligned_16": "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 6), }",
@@ -103,15 +207,28 @@ PIECES = ["'descr'", '"descr"', "'fortran_order'", "'shape'", "'<f4'", '">i8"', 
           "3L", "L", "00", "07", "-1", "+2", "0x2", "1_0", "1.0", "1e2", "None", "(2, 3)", "(2,)",
           "(2)", "()", "(", ")", "[", "]", "{", "}", ",", ":", " ", "  ", "\n", "\t", "\r", "\f", "\v",
           "\\", "\\\n", "#", "'", '"', "'''", "b", "u", "r", ";", "\0", "\x7f", "\xe9",
-          "9223372036854775807", "9223372036854775808", "18446744073709551616"]
+          "9223372036854775807", "9223372036854775808", "18446744073709551616",
+          "[('b', '>i2', (2,))]", "('c', '|S3'), ", "('', '|V4'), ", "(('t', 'd'), '<f8', (2, 1))",
+          "('t', 'e')", "('<f4', (2,))", "''", "'a'", "'b'", "[]", "()", "[", "]", "\\x41", "\\u0041", "\\N",
+          "\\'", "'|O'", "2147483647", "2147483648", "536870911", "u't'", "b'a'", ", 2", ", (3, 0)",
+          ", ()", ", 1"]
 BASES = ["{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }      \n",
          "{'descr': '>M8[25us]', 'fortran_order': True, 'shape': (7,), }\n",
          "{'descr': '|S10', 'fortran_order': False, 'shape': (), }",
          '{"shape":(2L,0L),"descr":"uint8","fortran_order":True}\n\n']
+STRUCTURED_BASES = [
+    "{'descr': [('a', '<f4'), ('b', '>i2', (2, 3))], 'fortran_order': False, 'shape': (2, 3), }      \n",
+    "{'descr': [(('title', 'name'), '|S3'), ('', '|V5'), ('x', '<f8')], 'fortran_order': False, "
+    "'shape': (7,), }",
+    "{'descr': [('a', [('b', '|u1'), ('c', [('d', '<M8[ns]')], (2,))]), ('', '|V7')], 'fortran_order': True, "
+    "'shape': (2, 3), }\n",
+    "{'descr': [('a', ('<f4', (2,)), (3,)), ((u'\\xe9', 'caf\xe9'), '<U5', 2L)], 'fortran_order': False, "
+    "'shape': (), }\n",
+]
 
 
 def mutated():
-    text = random.choice(BASES)
+    text = random.choice(random.choice([BASES, STRUCTURED_BASES]))
     for _ in range(random.choice([0, 1, 1, 1, 2, 2, 3, 5])):
         at = random.randrange(len(text) + 1)
         action = random.randrange(5)
@@ -138,14 +255,15 @@ def verdict(content):
         shape, fortran_order, dtype = np.lib.format._read_array_header(file, version)
         if not all(type(length) is int and 0 <= length < 2**63 for length in shape):
             return ""  # numpy notices when it makes the array
-        return "\t".join([dtype.str, str(int(fortran_order)), ",".join(map(str, shape)), str(file.tell())])
+        lengths = ",".join(map(str, shape))
+        return "\t".join([spelled(dtype), str(int(fortran_order)), lengths, str(file.tell())])
     except Exception:  # SyntaxError, TypeError, ValueError, RecursionError, tokenize.TokenError, ...
         return ""
 
 
 def write_judged_headers(folder):
     with open(folder / "headers.bin", "wb") as file:
-        for _ in range(8000):
+        for _ in range(16000):
             content = mutated()
             for part in (content, verdict(content).encode()):
                 file.write(struct.pack("<I", len(part)) + part)
@@ -177,21 +295,21 @@ def write_judged_types(folder):
 
 def read_arrays(folder):
     failures = 0
-    lines = (folder / "manifest.txt").read_text().splitlines()
+    lines = (folder / "manifest.txt").read_text("utf-8").splitlines()
     for line in lines:
         name, descr, fortran_order, lengths = line.split("\t")
         path = folder / (name + ".npy")
         shape = tuple(map(int, lengths.split(","))) if lengths else ()
         content = path.read_bytes()
         array = np.load(path)
-        same = (array.dtype.str == descr and array.shape == shape
+        same = (spelled(array.dtype) == descr and array.shape == shape
                 and is_fortran(array) == bool(int(fortran_order))
-                and array.tobytes("C") == (folder / (name + ".raw")).read_bytes()
+                and raw(array) == (folder / (name + ".raw")).read_bytes()
                 # byte for byte what numpy writes, padding and version included
                 and saved(array) == content)
         if array.size > 0:
             mapped = np.load(path, mmap_mode="r")
-            same = same and mapped.tobytes("C") == array.tobytes("C")
+            same = same and raw(mapped) == raw(array)
         if not same:
             print(f"{name}: {descr} {shape} differs: {content[:100]!r}")
             failures += 1

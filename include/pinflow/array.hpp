@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pinflow/dtype.hpp"
@@ -85,6 +86,10 @@ class array {
     /// @throws invalid_argument when the region is smaller than the shape asks for.
     array(memory_region memory, pinflow::dtype type, shape_vector shape);
 
+    /// The same in C or Fortran order, with a sentence for `reason`.
+    static array of_memory(memory_region memory, pinflow::dtype type, shape_vector shape, bool fortran_order,
+                           std::string reason);
+
     /// Elements of an open file from `offset_bytes` on, in C or Fortran order: mapped when the system allows
     /// it, otherwise readable as rows only (see `reason`).
     /// @throws format_error when the file ends before the last element.
@@ -106,9 +111,20 @@ class array {
     const std::shared_ptr<const input_file>& file() const noexcept { return file_; }
     /// Where the first element lies in the file.
     std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
+    /// Bytes between neighbours along each axis, in the file as in memory; also when nothing is mapped.
+    const std::vector<std::int64_t>& strides_bytes() const noexcept { return view_.strides_bytes(); }
+
+    /// The same bytes taken for another type of the same size: bfloat16 for `|V2`, int64 for `<M8[ns]`.
+    /// Nothing is copied. @throws invalid_argument when the sizes differ.
+    array view_as(const pinflow::dtype& type) const;
+    /// One field of a structured array, as a strided view of the same bytes; the axes of a field that is an
+    /// array come last. `name` may lead into nested fields: "position.x".
+    /// @throws invalid_argument when there is no such field; the sentence names those that exist.
+    array field(std::string_view name) const;
 
     /// The array as a source of rows, along its first axis: what a loader takes. Big-endian elements are
-    /// delivered little-endian. The source keeps the bytes alive.
+    /// delivered little-endian, and a field's elements next to each other; neither can be copied in place, so
+    /// that the source has no extents. The source keeps the bytes alive.
     /// @throws unsupported for an array without axes, or in Fortran order with more than one axis.
     std::shared_ptr<const row_source> rows() const;
     operator std::shared_ptr<const row_source>() const { return rows(); }

@@ -4,9 +4,12 @@
 #include <complex>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace pinflow {
 
@@ -21,11 +24,17 @@ enum class dtype_kind : char {
     datetime = 'M',
     bytes = 'S',    ///< fixed-length byte strings, zero-padded
     unicode = 'U',  ///< fixed-length UCS-4 strings, zero-padded
-    opaque = 'V',   ///< numpy's void: bytes without a meaning
+    opaque = 'V',   ///< numpy's void: bytes without a meaning, or the fields of a structured type
+    // numpy has no letters for these: in .npy files they are `|V2` and `|V1`, and `array::view_as` names them
+    bfloat16 = 'B',       ///< the upper half of a float32
+    float8_e4m3fn = 'E',  ///< OCP 8-bit float with 4 bits of exponent, without infinities
+    float8_e5m2 = 'F',    ///< OCP 8-bit float with 5 bits of exponent
 };
 
-/// The type of an array's elements: kind, size, byte order and, for times, unit. A small value; equal values
-/// are equal types.
+struct dtype_field;
+
+/// The type of an array's elements: kind, size, byte order, for times the unit, and for structured types the
+/// fields. A small value; equal values are equal types.
 class dtype {
  public:
     /// A type from its parts. `unit` is numpy's, without brackets ("ns", "25s"), for times only; empty is
@@ -35,9 +44,16 @@ class dtype {
     dtype(dtype_kind kind, std::uint64_t size_bytes, std::endian order = std::endian::little,
           std::string_view unit = {});
 
-    /// Reads numpy's spelling: `<f4`, `>i8`, `|S10`, `<U5`, `<M8[ns]`, `|V7`, also `=f4`, `f4` and `float32`.
+    /// A structured type: fields in the order of their offsets within an element of `size_bytes`. Fields may
+    /// leave gaps, and may themselves be structured.
+    /// @throws invalid_argument for no fields, a name (or title) that occurs twice, is empty or is not UTF-8,
+    /// and fields that overlap, are not in order or do not fit.
+    static dtype structured(std::vector<dtype_field> fields, std::uint64_t size_bytes);
+
+    /// Reads numpy's spelling: `<f4`, `>i8`, `|S10`, `<U5`, `<M8[ns]`, `|V7`, also `=f4`, `f4` and `float32`;
+    /// and `bfloat16`, `float8_e4m3fn`, `float8_e5m2`, as ml_dtypes names what numpy lacks, also `>bfloat16`.
     /// The source of the grammar is numpy's array-protocol type strings.
-    /// @throws format_error for what numpy rejects; unsupported for pickled objects and structured types.
+    /// @throws format_error for what numpy rejects; unsupported for pickled objects and lists of fields.
     static dtype parse(std::string_view descr);
 
     /// The type of T: bool, the fixed-width integers, float, double, std::complex of both, std::byte (`|V1`).
@@ -53,18 +69,39 @@ class dtype {
     std::uint64_t swap_size_bytes() const noexcept;
     /// Time unit without brackets ("ns"); empty for other kinds and for the generic unit.
     const std::string& unit() const noexcept { return unit_; }
-    /// The same type, little-endian.
+    /// The fields of a structured type; empty for all others. They live as long as any copy of the type.
+    std::span<const dtype_field> fields() const noexcept;
+    /// The same type, little-endian, its fields too.
     dtype little_endian() const;
-    /// numpy's spelling, byte order included: `<f4`, `|b1`, `>U5`, `<M8[25s]`.
+    /// Whether all of it is little-endian, or order has no meaning.
+    bool is_little_endian() const noexcept;
+    /// numpy's spelling, byte order included: `<f4`, `|b1`, `>U5`, `<M8[25s]`; a structured type as the list
+    /// that numpy.dtype takes, `[('a', '<f4'), ('b', '<i2', (3,))]`, gaps as fields named '' of type `|V`;
+    /// `bfloat16`, `float8_e4m3fn`, `float8_e5m2`, and `>bfloat16` when big-endian.
     std::string descr() const;
 
-    friend bool operator==(const dtype&, const dtype&) = default;
+    friend bool operator==(const dtype& a, const dtype& b);
 
  private:
     dtype_kind kind_;
     std::endian order_;
     std::uint64_t size_bytes_;
     std::string unit_;
+    std::shared_ptr<const std::vector<dtype_field>>
+        fields_;  // null unless structured; shared, as it never changes
+};
+
+/// One field of a structured type.
+struct dtype_field {
+    std::string name;
+    std::string title;  ///< a second name that numpy allows; mostly empty
+    dtype type;
+    std::vector<std::uint64_t> shape;  ///< of a field that is an array itself; empty for one element
+    std::uint64_t offset_bytes = 0;    ///< within the element
+
+    /// Bytes that the field takes. @throws invalid_argument for more than numpy allows.
+    std::uint64_t size_bytes() const;
+    friend bool operator==(const dtype_field&, const dtype_field&) = default;
 };
 
 template <typename T>

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "pinflow/array.hpp"
 #include "pinflow/dtype.hpp"
@@ -39,6 +40,9 @@ class row_source {
     virtual std::string description() const = 0;
     /// All rows, as extents in order of their numbers; empty when rows can only be had through `read_rows`.
     virtual std::span<const row_extent> extents() const noexcept = 0;
+    /// Why there are no extents, to be read after the description ("is big-endian, ..."); empty when there
+    /// are some, or when nothing is known of it.
+    virtual std::string why_no_extents() const { return {}; }
 
     /// Copies the rows `ids`, in that order, one after the other to host memory of ids.size() *
     /// row_size_bytes() bytes. Files are read with pread, so that a truncated file is an error and not a
@@ -51,5 +55,11 @@ class row_source {
     /// @throws data_changed when what the rows are read from is no longer what was opened.
     virtual void check_unchanged() const = 0;
 };
+
+/// The rows of several sources, one after the other, as one: files of one dataset. Keeps them alive. Extents
+/// are those of all of them where every one has some; otherwise there are none.
+/// @throws invalid_argument for an empty list, and when types or row shapes differ (the sentence names the
+/// two), or the rows are more than 2^64.
+std::shared_ptr<const row_source> concatenate(std::vector<std::shared_ptr<const row_source>> sources);
 
 }  // namespace pinflow

@@ -11,6 +11,8 @@
 #include "pinflow/file.hpp"
 #include "pinflow/mapped_file.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/mapping_reason.hpp"
+#include "src/core/quote.hpp"
 
 namespace pinflow {
 
@@ -143,6 +145,16 @@ array::array(memory_region memory, pinflow::dtype type, shape_vector shape)
     owner_ = std::make_shared<const memory_region>(std::move(memory));
 }
 
+array array::of_memory(memory_region memory, pinflow::dtype type, shape_vector shape, bool fortran_order,
+                       std::string reason) {
+    auto strides = fortran_order ? fortran_strides_bytes(shape, type.size_bytes())
+                                 : c_strides_bytes(shape, type.size_bytes());
+    array result(std::move(memory), std::move(type), std::move(shape));
+    result.view_ = array_view(result.view_.data(), result.dtype(), result.shape(), std::move(strides));
+    result.reason_ = std::move(reason);
+    return result;
+}
+
 array array::of_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes, pinflow::dtype type,
                      shape_vector shape, bool fortran_order) {
     const std::uint64_t size_bytes =
@@ -154,8 +166,7 @@ array array::of_file(std::shared_ptr<const input_file> file, std::uint64_t offse
                         type.descr(), to_string(shape), offset_bytes, file->path(), file->size_bytes()));
     }
     std::shared_ptr<const mapped_file> mapping;
-    std::string reason =
-        size_bytes == 0 ? "there are no bytes to map" : "the file's pages are mapped in place";
+    std::string reason = detail::mapping_reason(type, offset_bytes, size_bytes);
     bool mapped = true;
     try {
         mapping = std::make_shared<const mapped_file>(file, offset_bytes, size_bytes);
@@ -180,6 +191,89 @@ const array_view& array::view() const {
             fmt::format("the array in '{}' cannot be viewed in place: {}", file_->path(), reason_));
     }
     return view_;
+}
+
+namespace {
+
+bool is_packed(const array_view& view) {
+    return view.c_contiguous() || view.fortran_contiguous();
+}
+
+}  // namespace
+
+array array::view_as(const pinflow::dtype& type) const {
+    if (type.size_bytes() != dtype().size_bytes()) {
+        throw invalid_argument(
+            fmt::format("an array of {} cannot be taken for one of {}: an element has {} bytes, and would "
+                        "have to have {}",
+                        dtype().descr(), type.descr(), dtype().size_bytes(), type.size_bytes()));
+    }
+    array result = *this;
+    result.view_ = array_view(view_.data(), type, shape(), strides_bytes());
+    // another type may ask for another alignment
+    if (file_ && mapped_ && is_packed(view_)) {
+        result.reason_ = detail::mapping_reason(type, offset_bytes_, size_bytes());
+    }
+    return result;
+}
+
+namespace {
+
+/// The field of `type` that `name` begins with, all of it or up to a dot; null when there is none.
+const dtype_field* find_field(const dtype& type, std::string_view name) {
+    for (std::size_t end = name.size(); end != 0 && end != name.npos; end = name.rfind('.', end - 1)) {
+        const auto field = std::ranges::find(type.fields(), name.substr(0, end), &dtype_field::name);
+        if (field != type.fields().end()) return &*field;
+    }
+    return nullptr;
+}
+
+/// "'a', 'b', 'c'", of a file that may have made up any number of them.
+std::string names_of(std::span<const dtype_field> fields) {
+    constexpr std::size_t most = 20;
+    std::string names;
+    for (const dtype_field& field : fields.first(std::min(fields.size(), most))) {
+        names += (names.empty() ? "" : ", ") + detail::quote(field.name);
+    }
+    return fields.size() > most ? fmt::format("{} and {} more", names, fields.size() - most) : names;
+}
+
+}  // namespace
+
+array array::field(std::string_view name) const {
+    const pinflow::dtype* type = &dtype();
+    shape_vector shape = this->shape();
+    std::vector<std::int64_t> strides = strides_bytes();
+    std::uint64_t offset_bytes = 0;
+    std::string_view rest = name;
+    for (bool found = false; !found;) {
+        const dtype_field* const field = find_field(*type, rest);
+        if (field == nullptr) {
+            throw invalid_argument(type->fields().empty()
+                                       ? fmt::format("there is no field {}: elements of {} have no fields",
+                                                     detail::quote(name), type->descr())
+                                       : fmt::format("there is no field {} among {}", detail::quote(name),
+                                                     names_of(type->fields())));
+        }
+        const auto inner_strides = c_strides_bytes(field->shape, field->type.size_bytes());
+        shape.insert(shape.end(), field->shape.begin(), field->shape.end());
+        strides.insert(strides.end(), inner_strides.begin(), inner_strides.end());
+        offset_bytes += field->offset_bytes;
+        type = &field->type;
+        found = rest.size() == field->name.size();
+        rest.remove_prefix(found ? rest.size() : field->name.size() + 1);
+    }
+    array result = *this;
+    // where there are no elements, there is nothing at the field's offset either
+    const std::uint64_t moved_bytes = view_.size() > 0 ? offset_bytes : 0;
+    const std::byte* const data = view_.data() ? view_.data() + moved_bytes : nullptr;
+    result.view_ = array_view(data, *type, std::move(shape), std::move(strides));
+    if (file_) result.offset_bytes_ += moved_bytes;
+    if (mapped_ && is_packed(view_) && !is_packed(result.view_)) {
+        result.reason_ +=
+            fmt::format(": a field of a structured array, one every {} bytes", dtype().size_bytes());
+    }
+    return result;
 }
 
 }  // namespace pinflow

@@ -1,30 +1,33 @@
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "pinflow/array.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/strided_reader.hpp"
+#include "src/core/swap_plan.hpp"
 
 namespace pinflow {
 
 namespace {
 
-/// The rows of one array whose rows follow each other: the one-extent case of a row source.
+/// The rows of one array, which follow each other: the one-extent case of a row source where they lie as they
+/// are delivered.
 class array_rows final : public row_source {
  public:
-    explicit array_rows(array source)
+    array_rows(array source, detail::strided_reader reader)
         : array_(std::move(source)),
           dtype_(array_.dtype().little_endian()),
           row_shape_(array_.shape().begin() + 1, array_.shape().end()),
           row_count_(array_.shape()[0]),
           row_size_bytes_(element_count(row_shape_) * dtype_.size_bytes()),
-          swap_size_bytes_(array_.dtype() == dtype_ ? 1 : dtype_.swap_size_bytes()),
-          data_(array_.mapped() ? array_.view().data() : nullptr),
-          extent_{array_.file(), array_.offset_bytes(), row_count_, data_} {}
+          swap_(array_.dtype()),
+          reader_(std::move(reader)),
+          lies_together_(array_.size_bytes() == reader_.unit_bytes() || array_.size_bytes() == 0),
+          extent_{array_.file(), array_.offset_bytes(), row_count_,
+                  array_.mapped() ? array_.view().data() : nullptr} {}
 
     const pinflow::dtype& dtype() const noexcept override { return dtype_; }
     const shape_vector& row_shape() const noexcept override { return row_shape_; }
@@ -36,8 +39,15 @@ class array_rows final : public row_source {
     }
 
     std::span<const row_extent> extents() const noexcept override {
-        if (swap_size_bytes_ != 1) return {};  // the rows do not lie there as they are delivered
+        if (!lies_together_ || !swap_.empty()) return {};
         return {&extent_, 1};
+    }
+
+    std::string why_no_extents() const override {
+        if (!lies_together_)
+            return "holds records of which one field is taken, so that its rows are gathered";
+        if (!swap_.empty()) return "is big-endian, so that its rows are converted on the way";
+        return {};
     }
 
     std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
@@ -48,15 +58,14 @@ class array_rows final : public row_source {
     }
 
  private:
-    void swap_bytes(std::span<std::byte> bytes) const noexcept;
-
     array array_;
     pinflow::dtype dtype_;
     shape_vector row_shape_;
     std::uint64_t row_count_;
     std::uint64_t row_size_bytes_;
-    std::uint64_t swap_size_bytes_;
-    const std::byte* data_;
+    detail::swap_plan swap_;
+    detail::strided_reader reader_;
+    bool lies_together_;
     row_extent extent_;
 };
 
@@ -74,29 +83,19 @@ std::chrono::nanoseconds array_rows::read_rows(std::span<const std::uint64_t> id
                                            row_size_bytes_, destination.size()));
     }
     std::chrono::nanoseconds waited{};
+    detail::scratch_memory scratch;
     for (std::size_t first = 0; first < ids.size();) {
         // rows that follow each other are one piece
         std::size_t last = first + 1;
         while (last < ids.size() && ids[last] == ids[last - 1] + 1)
             ++last;
-        const auto piece = destination.subspan(first * row_size_bytes_, (last - first) * row_size_bytes_);
-        const std::uint64_t begin_bytes = ids[first] * row_size_bytes_;
-        if (array_.file()) {
-            waited += array_.file()->read(array_.offset_bytes() + begin_bytes, piece);
-        } else if (!piece.empty()) {
-            std::memcpy(piece.data(), data_ + begin_bytes, piece.size());
-        }
+        waited += reader_.read(ids[first] * row_size_bytes_,
+                               destination.subspan(first * row_size_bytes_, (last - first) * row_size_bytes_),
+                               scratch);
         first = last;
     }
-    if (swap_size_bytes_ != 1) swap_bytes(destination);
+    swap_.apply(destination);
     return waited;
-}
-
-void array_rows::swap_bytes(std::span<std::byte> bytes) const noexcept {
-    for (std::size_t offset = 0; offset < bytes.size(); offset += swap_size_bytes_) {
-        const auto number = bytes.subspan(offset, swap_size_bytes_);
-        std::reverse(number.begin(), number.end());
-    }
 }
 
 }  // namespace
@@ -107,12 +106,13 @@ std::shared_ptr<const row_source> array::rows() const {
         throw unsupported(
             fmt::format("{} holds one element without axes, so that there are no rows to take", name));
     }
-    if (!view_.c_contiguous()) {
+    detail::strided_reader reader(*this);
+    if (!reader.in_order()) {
         throw unsupported(fmt::format(
             "{} has shape {} in Fortran order, so that its rows do not lie together: store it in C order",
             name, to_string(shape())));
     }
-    return std::make_shared<const array_rows>(*this);
+    return std::make_shared<const array_rows>(*this, std::move(reader));
 }
 
 }  // namespace pinflow

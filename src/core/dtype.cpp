@@ -7,9 +7,14 @@
 #include <charconv>
 #include <limits>
 #include <optional>
+#include <set>
+#include <utility>
 
+#include "pinflow/array.hpp"
 #include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
 #include "src/core/quote.hpp"
+#include "src/core/utf8.hpp"
 
 namespace pinflow {
 
@@ -17,6 +22,8 @@ namespace {
 
 /// numpy keeps the size of an element, and the multiplier of a unit, in a C int.
 constexpr std::uint64_t largest_int = std::numeric_limits<std::int32_t>::max();
+/// As many axes as numpy 2 allows in the array that a field is; numpy 1 allows 32.
+constexpr std::size_t most_axes = 64;
 
 constexpr std::array<std::string_view, 13> time_units = {"Y",  "M",  "W",  "D",  "h",  "m", "s",
                                                          "ms", "us", "ns", "ps", "fs", "as"};
@@ -45,6 +52,11 @@ bool size_exists(dtype_kind kind, std::uint64_t size_bytes) noexcept {
         case dtype_kind::bytes:
         case dtype_kind::opaque:
             return size_bytes > 0 && size_bytes <= largest_int;
+        case dtype_kind::bfloat16:
+            return is_one_of(2u);
+        case dtype_kind::float8_e4m3fn:
+        case dtype_kind::float8_e5m2:
+            return is_one_of(1u);
     }
     return false;
 }
@@ -94,6 +106,13 @@ constexpr type_name type_names[] = {
     {"complex256", dtype_kind::complex, 32},
 };
 
+/// What numpy lacks, as ml_dtypes names it.
+constexpr type_name other_type_names[] = {
+    {"bfloat16", dtype_kind::bfloat16, 2},
+    {"float8_e4m3fn", dtype_kind::float8_e4m3fn, 1},
+    {"float8_e5m2", dtype_kind::float8_e5m2, 1},
+};
+
 std::optional<dtype_kind> kind_of_letter(char letter) noexcept {
     constexpr std::string_view letters = "biufcmMSUV";
     if (letters.find(letter) == letters.npos) return std::nullopt;
@@ -141,13 +160,75 @@ std::optional<dtype> parse_letter_and_size(std::string_view text, std::endian or
     return dtype(*kind, *size_bytes, order, unit);
 }
 
+// ---- structured types -------------------------------------------------------------------------------------
+
+/// Text as Python's repr() spells it, so that headers come out as numpy's. Of what lies past Latin-1 Python
+/// escapes a few characters that are written as they are here, which reads back the same.
+std::string python_string(std::string_view text) {
+    const char quote = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
+    std::string result(1, quote);
+    for (std::size_t position = 0; position < text.size();) {
+        const std::uint32_t code = detail::next_code_point(text, position).value_or('?');
+        if (code == '\\' || code == static_cast<unsigned char>(quote)) {
+            result += '\\';
+            result += static_cast<char>(code);
+        } else if (code == '\n' || code == '\r' || code == '\t') {
+            result += code == '\n' ? "\\n" : code == '\r' ? "\\r" : "\\t";
+        } else if (code < ' ' || (code >= 0x7F && code <= 0xA0) || code == 0xAD) {
+            result += fmt::format("\\x{:02x}", code);
+        } else {
+            detail::append_utf8(result, code);
+        }
+    }
+    return result + quote;
+}
+
+/// @throws invalid_argument when no field can be called that, or another one is already.
+void check_name(std::string_view name, std::set<std::string_view>& names) {
+    if (name.empty()) throw invalid_argument("a field of a structured type cannot have an empty name");
+    if (!detail::count_code_points(name)) {
+        throw invalid_argument(fmt::format("the field name {} is not valid UTF-8", detail::quote(name)));
+    }
+    if (!names.insert(name).second) {
+        throw invalid_argument(
+            fmt::format("two fields of a structured type are called {}", detail::quote(name)));
+    }
+}
+
+std::string gap(std::uint64_t size_bytes) {
+    return fmt::format("('', '|V{}')", size_bytes);
+}
+
+std::string field_descr(const dtype_field& field) {
+    std::string name = python_string(field.name);
+    if (!field.title.empty()) name = fmt::format("({}, {})", python_string(field.title), name);
+    const std::string type =
+        field.type.fields().empty() ? fmt::format("'{}'", field.type.descr()) : field.type.descr();
+    return field.shape.empty() ? fmt::format("({}, {})", name, type)
+                               : fmt::format("({}, {}, {})", name, type, to_string(field.shape));
+}
+
+/// A list of fields as numpy spells it, which names offsets only by the gaps before them.
+std::string structured_descr(std::span<const dtype_field> fields, std::uint64_t size_bytes) {
+    std::string list;
+    std::uint64_t end = 0;
+    const auto add = [&](const std::string& part) { list += (list.empty() ? "" : ", ") + part; };
+    for (const dtype_field& field : fields) {
+        if (field.offset_bytes > end) add(gap(field.offset_bytes - end));
+        add(field_descr(field));
+        end = field.offset_bytes + field.size_bytes();
+    }
+    if (size_bytes > end) add(gap(size_bytes - end));
+    return fmt::format("[{}]", list);
+}
+
 }  // namespace
 
 dtype::dtype(dtype_kind kind, std::uint64_t size_bytes, std::endian order, std::string_view unit)
     : kind_(kind), order_(order), size_bytes_(size_bytes) {
     if (!size_exists(kind, size_bytes)) {
         throw invalid_argument(
-            fmt::format("numpy has no type of kind '{}' with {} bytes", static_cast<char>(kind), size_bytes));
+            fmt::format("no type of kind '{}' has {} bytes", static_cast<char>(kind), size_bytes));
     }
     if (!unit.empty()) {
         const auto normal = is_time(kind) ? normal_unit(unit) : std::nullopt;
@@ -158,6 +239,35 @@ dtype::dtype(dtype_kind kind, std::uint64_t size_bytes, std::endian order, std::
         unit_ = *normal;
     }
     if (swap_size_bytes() == 1) order_ = std::endian::little;
+}
+
+dtype dtype::structured(std::vector<dtype_field> fields, std::uint64_t size_bytes) {
+    if (fields.empty()) throw invalid_argument("a structured type takes at least one field");
+    if (size_bytes == 0 || size_bytes > largest_int) {
+        throw invalid_argument(fmt::format("a structured type cannot have {} bytes: numpy allows 1 to {}",
+                                           size_bytes, largest_int));
+    }
+    std::set<std::string_view> names;
+    std::uint64_t end = 0;
+    for (const dtype_field& field : fields) {
+        check_name(field.name, names);
+        if (!field.title.empty()) check_name(field.title, names);
+        const std::uint64_t field_size_bytes = field.size_bytes();
+        if (field.offset_bytes < end) {
+            throw invalid_argument(
+                fmt::format("the field {} begins at byte {}, the one before it ends at byte {}",
+                            detail::quote(field.name), field.offset_bytes, end));
+        }
+        if (field.offset_bytes > size_bytes || field_size_bytes > size_bytes - field.offset_bytes) {
+            throw invalid_argument(fmt::format("the field {} has {} bytes at byte {} of a type of {} bytes",
+                                               detail::quote(field.name), field_size_bytes,
+                                               field.offset_bytes, size_bytes));
+        }
+        end = field.offset_bytes + field_size_bytes;
+    }
+    dtype result(dtype_kind::opaque, size_bytes);
+    result.fields_ = std::make_shared<const std::vector<dtype_field>>(std::move(fields));
+    return result;
 }
 
 dtype dtype::parse(std::string_view descr) {
@@ -175,7 +285,11 @@ dtype dtype::parse(std::string_view descr) {
                         detail::quote(descr)));
     }
     if (descr.starts_with('[')) {
-        throw unsupported("structured types are not supported; store each field as an array of its own");
+        throw unsupported(fmt::format("the list {} is not read as a type; name a field of the array",
+                                      detail::quote(descr)));
+    }
+    for (const type_name& known : other_type_names) {
+        if (bare == known.name) return {known.kind, known.size_bytes, order};
     }
     if (const auto type = parse_letter_and_size(bare, order)) return *type;
     if (const auto type = parse_name(descr)) return *type;
@@ -196,17 +310,63 @@ std::uint64_t dtype::swap_size_bytes() const noexcept {
     }
 }
 
+std::span<const dtype_field> dtype::fields() const noexcept {
+    return fields_ ? std::span<const dtype_field>(*fields_) : std::span<const dtype_field>();
+}
+
 dtype dtype::little_endian() const {
     dtype result = *this;
     result.order_ = std::endian::little;
+    if (is_little_endian() || !fields_) return result;
+    std::vector<dtype_field> fields = *fields_;
+    for (dtype_field& field : fields)
+        field.type = field.type.little_endian();
+    result.fields_ = std::make_shared<const std::vector<dtype_field>>(std::move(fields));
     return result;
 }
 
+bool dtype::is_little_endian() const noexcept {
+    return order_ == std::endian::little && std::ranges::all_of(fields(), [](const dtype_field& field) {
+               return field.type.is_little_endian();
+           });
+}
+
 std::string dtype::descr() const {
+    if (fields_) return structured_descr(*fields_, size_bytes_);
+    for (const type_name& known : other_type_names) {
+        if (kind_ != known.kind) continue;
+        return fmt::format("{}{}", order_ == std::endian::big ? ">" : "", known.name);
+    }
     const char prefix = swap_size_bytes() == 1 ? '|' : order_ == std::endian::little ? '<' : '>';
     const std::uint64_t length = kind_ == dtype_kind::unicode ? size_bytes_ / 4 : size_bytes_;
     const std::string type = fmt::format("{}{}{}", prefix, static_cast<char>(kind_), length);
     return unit_.empty() ? type : fmt::format("{}[{}]", type, unit_);
+}
+
+bool operator==(const dtype& a, const dtype& b) {
+    const bool same =
+        a.kind_ == b.kind_ && a.order_ == b.order_ && a.size_bytes_ == b.size_bytes_ && a.unit_ == b.unit_;
+    return same && (a.fields_ == b.fields_ || std::ranges::equal(a.fields(), b.fields()));
+}
+
+std::uint64_t dtype_field::size_bytes() const {
+    if (shape.size() > most_axes) {
+        throw invalid_argument(fmt::format("the field {} has {} axes: numpy allows {}", detail::quote(name),
+                                           shape.size(), most_axes));
+    }
+    // lengths of 0 are left out at first, so that what the other axes would need is countable anyway
+    std::uint64_t size = type.size_bytes();
+    bool empty = false;
+    for (const std::uint64_t length : shape) {
+        if (length == 0) {
+            empty = true;
+        } else if (!detail::multiply(size, length, size) || size > largest_int) {
+            throw invalid_argument(
+                fmt::format("the field {} of shape {} and {}-byte elements is larger than numpy allows",
+                            detail::quote(name), to_string(shape), type.size_bytes()));
+        }
+    }
+    return empty ? 0 : size;
 }
 
 }  // namespace pinflow

@@ -83,6 +83,13 @@ void output_file::write(std::span<const std::byte> bytes) {
     });
 }
 
+void output_file::write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
+    attempt([&] {
+        flush();
+        system::write_all_at(descriptor_, path_, offset_bytes, bytes);
+    });
+}
+
 void output_file::commit() {
     attempt([&] {
         flush();

@@ -24,6 +24,9 @@ class output_file {
 
     /// Appends. @throws system_failure; nothing can be written or committed after that.
     void write(std::span<const std::byte> bytes);
+    /// Replaces bytes that were written before: a header whose lengths are known at the end.
+    /// @throws system_failure; nothing can be written or committed after that.
+    void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes);
     /// Makes the file durable and gives it its name; the last call. @throws system_failure.
     void commit();
 

@@ -163,6 +163,20 @@ void write_all(int descriptor, const std::string& path, std::span<const std::byt
     }
 }
 
+void write_all_at(int descriptor, const std::string& path, std::uint64_t offset_bytes,
+                  std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+        const ::ssize_t count = transfer(call::write, path, bytes.size(), [&](std::size_t size) {
+            return ::pwrite(descriptor, bytes.data(), size, static_cast<::off_t>(offset_bytes));
+        });
+        if (count == -1) {
+            fail(errno, "cannot write {} bytes at offset {} of '{}'", bytes.size(), offset_bytes, path);
+        }
+        bytes = bytes.subspan(static_cast<std::size_t>(count));
+        offset_bytes += static_cast<std::uint64_t>(count);
+    }
+}
+
 void sync(int descriptor, const std::string& path) {
     if (attempt(call::fsync, path, [&] { return ::fsync(descriptor); }) == -1) {
         fail(errno, "cannot make '{}' durable", path);

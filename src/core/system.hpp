@@ -64,6 +64,9 @@ std::optional<std::size_t> read_cached_at(int descriptor, std::uint64_t offset_b
                                           std::span<std::byte> destination, bool& supported);
 /// Writes all of `bytes` at the descriptor's position.
 void write_all(int descriptor, const std::string& path, std::span<const std::byte> bytes);
+/// Writes all of `bytes` at an offset, and leaves the descriptor's position.
+void write_all_at(int descriptor, const std::string& path, std::uint64_t offset_bytes,
+                  std::span<const std::byte> bytes);
 /// Makes a file's contents, or a folder's entries, durable.
 void sync(int descriptor, const std::string& path);
 /// Opens the folder `path`, makes its entries durable and closes it.

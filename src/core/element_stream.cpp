@@ -1,0 +1,107 @@
+#include "src/core/element_stream.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "pinflow/memory.hpp"
+#include "src/core/strided_reader.hpp"
+#include "src/core/swap_plan.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Units from this size on are read one by one as fast as in blocks.
+constexpr std::uint64_t large_unit_bytes = 64 << 10;
+/// A block that is worth reordering; taken also when less memory is granted.
+constexpr std::uint64_t least_block_bytes = 64 << 10;
+
+class array_elements final : public element_stream {
+ public:
+    array_elements(const array& source, std::uint64_t memory_bytes)
+        : file_(source.file()),
+          dtype_(source.dtype().little_endian()),
+          shape_(source.shape()),
+          size_bytes_(source.size_bytes()),
+          swap_(source.dtype()),
+          reader_(source),
+          in_blocks_(!reader_.in_order() && reader_.unit_bytes() < large_unit_bytes),
+          most_block_bytes_(std::max(least_block_bytes,
+                                     memory_bytes - std::min(memory_bytes, strided_reader::scratch_bytes))) {}
+
+    const pinflow::dtype& dtype() const noexcept override { return dtype_; }
+    const shape_vector& shape() const noexcept override { return shape_; }
+    void read(std::span<std::byte> destination) override;
+    void finish() override {
+        if (file_) file_->check_unchanged();
+    }
+
+ private:
+    void read_now(std::uint64_t begin_bytes, std::span<std::byte> destination) {
+        reader_.read(begin_bytes, destination, scratch_);
+        swap_.apply(destination);
+    }
+    void read_block();
+
+    std::shared_ptr<const input_file> file_;
+    pinflow::dtype dtype_;
+    shape_vector shape_;
+    std::uint64_t size_bytes_;
+    swap_plan swap_;
+    strided_reader reader_;
+    scratch_memory scratch_;
+    std::uint64_t position_bytes_ = 0;
+
+    // where C order is not the order in the source: as much as memory holds, read ahead and put in order
+    bool in_blocks_;
+    std::uint64_t most_block_bytes_;
+    memory_region block_memory_;
+    std::span<const std::byte> block_;  // what of it is not delivered yet
+};
+
+void array_elements::read(std::span<std::byte> destination) {
+    if (destination.size() % dtype_.size_bytes() != 0) {
+        throw invalid_argument(fmt::format("{} bytes are not a whole number of elements of {} bytes",
+                                           destination.size(), dtype_.size_bytes()));
+    }
+    if (destination.size() > size_bytes_ - position_bytes_) {
+        throw invalid_argument(
+            fmt::format("cannot read {} bytes at byte {} of an array of shape {}, which has {}",
+                        destination.size(), position_bytes_, to_string(shape_), size_bytes_));
+    }
+    if (!in_blocks_) {
+        read_now(position_bytes_, destination);
+        position_bytes_ += destination.size();
+        return;
+    }
+    while (!destination.empty()) {
+        if (block_.empty()) read_block();
+        const std::size_t count = std::min(block_.size(), destination.size());
+        std::memcpy(destination.data(), block_.data(), count);
+        position_bytes_ += count;
+        block_ = block_.subspan(count);
+        destination = destination.subspan(count);
+    }
+}
+
+void array_elements::read_block() {
+    const std::uint64_t size_bytes = reader_.block_end(position_bytes_, most_block_bytes_) - position_bytes_;
+    // the first block is the largest one
+    if (!block_memory_) block_memory_ = memory_region::anonymous(size_bytes);
+    const auto block = block_memory_.bytes().first(size_bytes);
+    read_now(position_bytes_, block);
+    block_ = block;
+}
+
+}  // namespace
+
+std::unique_ptr<element_stream> stream_elements(const array& array, std::uint64_t memory_bytes) {
+    return std::make_unique<array_elements>(array, memory_bytes);
+}
+
+}  // namespace pinflow::detail
