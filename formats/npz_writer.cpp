@@ -1,0 +1,97 @@
+#include <fmt/format.h>
+
+#include <bit>
+#include <string>
+
+#include "formats/zip_writer.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/formats/npz.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
+
+namespace pinflow {
+
+struct npz_writer::state {
+    state(const std::filesystem::path& path, std::uint64_t alignment)
+        : zip(path), alignment_bytes(alignment) {}
+
+    /// "cannot write 'a.npz'"
+    std::string attempt() const { return fmt::format("cannot write '{}'", zip.path()); }
+    void check_complete() const;
+
+    detail::zip_writer zip;
+    std::uint64_t alignment_bytes;
+    std::string promise;  // of the member begun last; empty before the first
+    std::uint64_t promised_bytes = 0;
+    std::uint64_t written_bytes = 0;
+    bool finished = false;
+};
+
+void npz_writer::state::check_complete() const {
+    if (finished) throw invalid_argument(fmt::format("{}: it is finished", attempt()));
+    if (written_bytes != promised_bytes) {
+        throw invalid_argument(fmt::format("{}: {} promises {} bytes, {} were written", attempt(), promise,
+                                           promised_bytes, written_bytes));
+    }
+}
+
+npz_writer::npz_writer(const std::filesystem::path& path, std::uint64_t alignment_bytes) {
+    if (!std::has_single_bit(alignment_bytes) || alignment_bytes < 16 || alignment_bytes > 8192) {
+        throw invalid_argument(fmt::format(
+            "cannot write '{}': data cannot be aligned to {} bytes: it takes a power of two from 16 to 8192",
+            path.string(), alignment_bytes));
+    }
+    state_ = std::make_unique<state>(path, alignment_bytes);
+}
+
+npz_writer::npz_writer(npz_writer&&) noexcept = default;
+npz_writer& npz_writer::operator=(npz_writer&&) noexcept = default;
+npz_writer::~npz_writer() = default;
+
+void npz_writer::begin(std::string_view name, const pinflow::dtype& type, const shape_vector& shape) {
+    state_->check_complete();
+    std::string header;
+    std::uint64_t payload_bytes = 0;
+    std::uint64_t size_bytes = 0;
+    try {
+        if (name.empty()) throw invalid_argument("the name is empty");
+        header = format_npy_header(type, shape);
+        if (!detail::multiply(element_count(shape), type.size_bytes(), payload_bytes) ||
+            !detail::add(payload_bytes, header.size(), size_bytes)) {
+            throw invalid_argument(
+                fmt::format("an array of {} and shape {} is too large", type.descr(), to_string(shape)));
+        }
+    } catch (const invalid_argument& failure) {
+        throw invalid_argument(
+            fmt::format("{}: the member {}: {}", state_->attempt(), detail::quote(name), failure.what()));
+    }
+    state_->zip.begin(fmt::format("{}.npy", name), size_bytes, header.size(), state_->alignment_bytes);
+    state_->zip.write(std::as_bytes(std::span(header)));
+    state_->promise =
+        fmt::format("the member {} of {} and shape {}", detail::quote(name), type.descr(), to_string(shape));
+    state_->promised_bytes = payload_bytes;
+    state_->written_bytes = 0;
+    if (payload_bytes == 0) state_->zip.end();
+}
+
+void npz_writer::write(std::span<const std::byte> bytes) {
+    if (bytes.size() > state_->promised_bytes - state_->written_bytes) {
+        throw invalid_argument(
+            fmt::format("{}: {} bytes do not follow {} of the {} that {} promises", state_->attempt(),
+                        bytes.size(), state_->written_bytes, state_->promised_bytes,
+                        state_->promise.empty() ? "a file without a member" : state_->promise));
+    }
+    if (bytes.empty()) return;
+    state_->zip.write(bytes);
+    state_->written_bytes += bytes.size();
+    if (state_->written_bytes == state_->promised_bytes) state_->zip.end();
+}
+
+void npz_writer::finish() {
+    state_->check_complete();
+    state_->zip.finish();
+    state_->finished = true;
+}
+
+}  // namespace pinflow
