@@ -18,7 +18,11 @@
 #include "pinflow/pin.hpp"
 #include "pinflow/stream.hpp"
 // formats
+#include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/npy.hpp"
+#include "pinflow/formats/npz.hpp"
+#include "pinflow/formats/open.hpp"
+#include "pinflow/formats/safetensors.hpp"
 // loader
 #include "pinflow/loader/batch.hpp"
 #include "pinflow/loader/digest.hpp"

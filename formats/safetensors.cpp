@@ -1,0 +1,245 @@
+#include "pinflow/formats/safetensors.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "formats/safetensors_header.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/mapping_reason.hpp"
+#include "src/core/output_file.hpp"
+#include "src/core/quote.hpp"
+
+namespace pinflow {
+
+namespace {
+
+using detail::quote;
+
+/// Reads as much as the header takes, and no more; of one that holds a zero byte, and is therefore none, not
+/// much past it: a sparse file of a long header costs its reader no memory.
+std::vector<std::byte> read_beginning(const input_file& file) {
+    constexpr std::uint64_t most_at_once = 1u << 20;
+    std::array<std::byte, detail::safetensors_preamble_size_bytes> preamble{};
+    const auto preamble_size = std::min<std::uint64_t>(preamble.size(), file.size_bytes());
+    const auto first = std::span(preamble).first(static_cast<std::size_t>(preamble_size));
+    file.read(0, first);
+    const std::uint64_t size_bytes = detail::safetensors_data_offset_bytes(first, file.size_bytes());
+    std::vector<std::byte> bytes;
+    while (bytes.size() < size_bytes) {
+        const std::size_t begin = bytes.size();
+        bytes.resize(begin + static_cast<std::size_t>(std::min(most_at_once, size_bytes - begin)));
+        file.read(begin, std::span(bytes).subspan(begin));
+        // the length in front of the text may well hold some
+        constexpr std::size_t length_size = 8;
+        const std::size_t text_begin = std::max(begin, length_size);
+        detail::check_safetensors_text(std::span(bytes).subspan(text_begin), text_begin - length_size);
+    }
+    return bytes;
+}
+
+safetensors_header read_header(const input_file& file) {
+    try {
+        return parse_safetensors_header(read_beginning(file), file.size_bytes());
+    } catch (const format_error& failure) {
+        throw format_error(fmt::format("cannot open '{}': {}", file.path(), failure.what()));
+    }
+}
+
+std::string why_unsupported(const safetensors_entry& tensor) {
+    return fmt::format("pinflow has no elements of the type {}", tensor.type_name);
+}
+
+}  // namespace
+
+std::vector<array_listing> list_safetensors(const std::filesystem::path& path) {
+    const input_file file(path);
+    safetensors_header header = read_header(file);
+    std::vector<array_listing> listings;
+    listings.reserve(header.tensors.size());
+    for (safetensors_entry& tensor : header.tensors) {
+        array_listing& listing = listings.emplace_back();
+        listing.mappable = tensor.dtype.has_value();
+        listing.reason = tensor.dtype
+                             ? detail::mapping_reason(*tensor.dtype, tensor.offset_bytes, tensor.size_bytes)
+                             : why_unsupported(tensor);
+        listing.name = std::move(tensor.name);
+        listing.dtype = std::move(tensor.dtype);
+        listing.shape = std::move(tensor.shape);
+        listing.offset_bytes = tensor.offset_bytes;
+        listing.size_bytes = tensor.size_bytes;
+    }
+    return listings;
+}
+
+array open_safetensors(const std::filesystem::path& path, std::string_view name) {
+    auto file = std::make_shared<const input_file>(path);
+    safetensors_header header = read_header(*file);
+    const auto tensor = std::ranges::find(header.tensors, name, &safetensors_entry::name);
+    if (tensor == header.tensors.end()) {
+        throw invalid_argument(fmt::format("cannot open {} of '{}': none of its {} tensors has that name",
+                                           quote(name), file->path(), header.tensors.size()));
+    }
+    if (!tensor->dtype) {
+        throw unsupported(
+            fmt::format("cannot open {} of '{}': {}", quote(name), file->path(), why_unsupported(*tensor)));
+    }
+    return array::of_file(std::move(file), tensor->offset_bytes, *std::move(tensor->dtype),
+                          std::move(tensor->shape));
+}
+
+// ---- writing ----------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::uint64_t least_alignment_bytes = 8;
+constexpr std::uint64_t most_alignment_bytes = 2u << 20;
+
+/// The format's spelling of a type. @throws invalid_argument (a sentence without the path) when it has none.
+std::string_view type_name_of(const safetensors_writer::tensor& tensor) {
+    const pinflow::dtype& type = tensor.dtype;
+    if (!type.is_little_endian()) {
+        throw invalid_argument(fmt::format("the tensor {} is of {}, but safetensors files are little-endian",
+                                           quote(tensor.name), type.descr()));
+    }
+    for (const detail::safetensors_type& known : detail::safetensors_types()) {
+        if (known.kind == type.kind() && known.bits / 8 == type.size_bytes()) return known.name;
+    }
+    throw invalid_argument(fmt::format("safetensors has no type for {}, that of the tensor {}", type.descr(),
+                                       quote(tensor.name)));
+}
+
+std::uint64_t size_bytes_of(const safetensors_writer::tensor& tensor) {
+    std::uint64_t size_bytes = element_count(tensor.shape);
+    if (!detail::multiply(size_bytes, tensor.dtype.size_bytes(), size_bytes)) {
+        throw invalid_argument(fmt::format("the tensor {} of {} and shape {} is too large",
+                                           quote(tensor.name), tensor.dtype.descr(),
+                                           to_string(tensor.shape)));
+    }
+    return size_bytes;
+}
+
+/// `text` as a JSON string. @throws invalid_argument when it is not UTF-8.
+std::string json_text(const std::string& text) {
+    try {
+        return nlohmann::json(text).dump();
+    } catch (const nlohmann::json::type_error&) {
+        throw invalid_argument(fmt::format("the name or text {} is not UTF-8", quote(text)));
+    }
+}
+
+}  // namespace
+
+detail::safetensors_beginning detail::format_safetensors_header(
+    std::span<const safetensors_writer::tensor> tensors, const std::map<std::string, std::string>& metadata,
+    std::uint64_t alignment_bytes) {
+    if (!std::has_single_bit(alignment_bytes) || alignment_bytes < least_alignment_bytes ||
+        alignment_bytes > most_alignment_bytes) {
+        throw invalid_argument(fmt::format("an alignment is a power of two from {} to {}, not {}",
+                                           least_alignment_bytes, most_alignment_bytes, alignment_bytes));
+    }
+    std::vector<std::string> entries;
+    if (!metadata.empty()) {
+        std::vector<std::string> texts;
+        for (const auto& [name, text] : metadata) {
+            texts.push_back(fmt::format("{}:{}", json_text(name), json_text(text)));
+        }
+        entries.push_back(
+            fmt::format("\"{}\":{{{}}}", detail::safetensors_metadata_name, fmt::join(texts, ",")));
+    }
+    std::uint64_t offset_bytes = 0;
+    for (const safetensors_writer::tensor& tensor : tensors) {
+        if (tensor.name == detail::safetensors_metadata_name) {
+            throw invalid_argument(fmt::format("no tensor can have the name {}", quote(tensor.name)));
+        }
+        const std::uint64_t begin = offset_bytes;
+        if (!detail::add(begin, size_bytes_of(tensor), offset_bytes)) {
+            throw invalid_argument("the tensors together take more than 2^64 bytes");
+        }
+        entries.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                                      json_text(tensor.name), type_name_of(tensor),
+                                      fmt::join(tensor.shape, ","), begin, offset_bytes));
+    }
+    std::string json = fmt::format("{{{}}}", fmt::join(entries, ","));
+
+    constexpr std::uint64_t length_size = 8;
+    const std::uint64_t used = length_size + json.size();
+    json.append((alignment_bytes - used % alignment_bytes) % alignment_bytes, ' ');
+    safetensors_beginning header;
+    for (unsigned index = 0; index < length_size; ++index) {
+        header.bytes += static_cast<char>(json.size() >> (8 * index) & 0xFF);
+    }
+    header.bytes += json;
+    header.data_size_bytes = offset_bytes;
+
+    std::uint64_t file_size_bytes = 0;
+    if (!detail::add(header.bytes.size(), offset_bytes, file_size_bytes)) {
+        throw invalid_argument("header and tensors together take more than 2^64 bytes");
+    }
+    // what cannot be read must not be written: two tensors of one name, too many axes, too long a header
+    try {
+        parse_safetensors_header(std::as_bytes(std::span(header.bytes)), file_size_bytes);
+    } catch (const format_error& failure) {
+        throw invalid_argument(failure.what());
+    }
+    return header;
+}
+
+struct safetensors_writer::state {
+    state(const std::filesystem::path& path, const detail::safetensors_beginning& header)
+        : file(path), promised_bytes(header.data_size_bytes) {
+        file.write(std::as_bytes(std::span(header.bytes)));
+    }
+
+    detail::output_file file;
+    std::uint64_t promised_bytes;
+    std::uint64_t written_bytes = 0;
+    bool finished = false;
+};
+
+safetensors_writer::safetensors_writer(const std::filesystem::path& path, std::span<const tensor> tensors,
+                                       const std::map<std::string, std::string>& metadata,
+                                       std::uint64_t alignment_bytes) {
+    try {
+        state_ = std::make_unique<state>(
+            path, detail::format_safetensors_header(tensors, metadata, alignment_bytes));
+    } catch (const invalid_argument& failure) {
+        throw invalid_argument(fmt::format("cannot write '{}': {}", path.string(), failure.what()));
+    }
+}
+
+safetensors_writer::safetensors_writer(safetensors_writer&&) noexcept = default;
+safetensors_writer& safetensors_writer::operator=(safetensors_writer&&) noexcept = default;
+safetensors_writer::~safetensors_writer() = default;
+
+void safetensors_writer::write(std::span<const std::byte> bytes) {
+    if (bytes.size() > state_->promised_bytes - state_->written_bytes) {
+        throw invalid_argument(
+            fmt::format("cannot write {} bytes at {} of the data of '{}': its tensors take {} bytes",
+                        bytes.size(), state_->written_bytes, state_->file.path(), state_->promised_bytes));
+    }
+    state_->file.write(bytes);
+    state_->written_bytes += bytes.size();
+}
+
+void safetensors_writer::finish() {
+    if (state_->finished) {
+        throw invalid_argument(fmt::format("cannot finish '{}' twice", state_->file.path()));
+    }
+    if (state_->written_bytes != state_->promised_bytes) {
+        throw invalid_argument(fmt::format("cannot finish '{}': its tensors take {} bytes, {} were written",
+                                           state_->file.path(), state_->promised_bytes,
+                                           state_->written_bytes));
+    }
+    state_->file.commit();
+    state_->finished = true;
+}
+
+}  // namespace pinflow

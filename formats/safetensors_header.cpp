@@ -1,0 +1,365 @@
+#include "formats/safetensors_header.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/formats/safetensors.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
+
+namespace pinflow {
+
+namespace {
+
+using detail::quote;
+
+constexpr std::size_t most_axes = 64;
+// the reference implementation's: serde_json's limit of recursion
+constexpr unsigned most_depth = 127;
+
+template <typename... Arguments>
+[[noreturn]] void fail(fmt::format_string<Arguments...> sentence, Arguments&&... arguments) {
+    throw format_error(fmt::format(sentence, std::forward<Arguments>(arguments)...));
+}
+
+// ---- JSON -------------------------------------------------------------------------------------------------
+
+/// Takes the header's JSON as a stream of events, so that nesting costs a counter and not a stack, and
+/// nothing is stored that is not part of the result. What is wrong is thrown.
+class header_reader final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+    /// Filled when all events have passed; each tensor's offset counts from the data's beginning.
+    safetensors_header header;
+
+    bool key(string_t& name) override {
+        key_ = name;
+        if (place_ == place::top && name != detail::safetensors_metadata_name) tensor_.name = name;
+        return true;
+    }
+    bool string(string_t& value) override {
+        if (place_ == place::metadata) {
+            if (!header.metadata.try_emplace(key_, value).second) {
+                fail("the header's __metadata__ holds two texts of the name {}", quote(key_));
+            }
+        } else if (place_ == place::tensor && key_ == "dtype") {
+            if (!tensor_.type_name.empty()) refuse_second();
+            // an empty one stands for "not given" here, and is no type anyway
+            if (value.empty()) refuse_type(value);
+            tensor_.type_name = value;
+        } else {
+            take_ignored("text");
+        }
+        return true;
+    }
+    bool number_unsigned(number_unsigned_t value) override {
+        if (place_ == place::shape) {
+            if (tensor_.shape.size() == most_axes) {
+                fail("the tensor {} has more than {} axes", quote(tensor_.name), most_axes);
+            }
+            tensor_.shape.push_back(value);
+        } else if (place_ == place::offsets) {
+            if (offset_count_ == offsets_.size()) refuse_offset_count();
+            offsets_[offset_count_++] = value;
+        } else {
+            take_ignored("a number");
+        }
+        return true;
+    }
+    bool number_integer(number_integer_t value) override {
+        take_ignored(value == 0 ? "-0" : "a negative number");
+        return true;
+    }
+    bool number_float(number_float_t /*value*/, const string_t& /*text*/) override {
+        take_ignored("a number that is not whole or passes 2^64");
+        return true;
+    }
+    bool boolean(bool /*value*/) override {
+        take_ignored("a boolean");
+        return true;
+    }
+    bool binary(binary_t& /*value*/) override {
+        return false;  // JSON has none
+    }
+    bool null() override {
+        if (place_ == place::top && key_ == detail::safetensors_metadata_name) {
+            enter_metadata();
+            place_ = place::top;
+        } else {
+            take_ignored("null");
+        }
+        return true;
+    }
+
+    bool start_object(std::size_t /*elements*/) override {
+        deepen();
+        if (place_ == place::start) {
+            place_ = place::top;
+        } else if (place_ == place::top && key_ == detail::safetensors_metadata_name) {
+            enter_metadata();
+        } else if (place_ == place::top) {
+            place_ = place::tensor;
+        } else {
+            enter_ignored("an object");
+        }
+        return true;
+    }
+    bool end_object() override {
+        if (place_ == place::tensor) complete_tensor();
+        if (place_ == place::tensor || place_ == place::metadata) place_ = place::top;
+        rise();
+        return true;
+    }
+    bool start_array(std::size_t /*elements*/) override {
+        deepen();
+        if (place_ == place::tensor && key_ == "shape") {
+            if (std::exchange(has_shape_, true)) refuse_second();
+            place_ = place::shape;
+        } else if (place_ == place::tensor && key_ == "data_offsets") {
+            if (offset_count_ > 0) refuse_second();
+            place_ = place::offsets;
+        } else {
+            enter_ignored("a list");
+        }
+        return true;
+    }
+    bool end_array() override {
+        if (place_ == place::offsets && offset_count_ != offsets_.size()) refuse_offset_count();
+        if (place_ == place::offsets || place_ == place::shape) place_ = place::tensor;
+        rise();
+        return true;
+    }
+    bool parse_error(std::size_t position, const std::string& /*token*/,
+                     const nlohmann::json::exception& /*failure*/) override {
+        // the library's own sentence quotes the file's bytes as they are
+        fail("its header is not valid JSON at byte {}", position);
+    }
+
+ private:
+    enum class place { start, top, metadata, tensor, shape, offsets, ignored };
+
+    void deepen() {
+        if (++depth_ > most_depth) fail("the header's JSON is nested more than {} deep", most_depth);
+    }
+    void rise() {
+        if (place_ == place::ignored && depth_ == ignored_depth_) place_ = place::tensor;
+        --depth_;
+    }
+    void enter_metadata() {
+        if (std::exchange(has_metadata_, true)) fail("the header holds __metadata__ twice");
+        place_ = place::metadata;
+    }
+    /// The reference implementation takes no notice of what it does not know about a tensor.
+    bool may_be_ignored() const {
+        return place_ == place::ignored ||
+               (place_ == place::tensor && key_ != "dtype" && key_ != "shape" && key_ != "data_offsets");
+    }
+    void enter_ignored(std::string_view what) {
+        take_ignored(what);
+        if (place_ != place::ignored) ignored_depth_ = depth_;
+        place_ = place::ignored;
+    }
+    void take_ignored(std::string_view what) const {
+        if (may_be_ignored()) return;
+        switch (place_) {
+            case place::top:
+                fail("the header has {} for {}, which should be an object", what, quote(key_));
+            case place::metadata:
+                fail("the header's __metadata__ has {} for {}, which should be text", what, quote(key_));
+            case place::shape:
+            case place::offsets:
+            case place::tensor:
+                fail("the header has {} in the {} of the tensor {}, which should be {}", what, key_,
+                     quote(tensor_.name), key_ == "dtype" ? "text" : "a list of whole numbers below 2^64");
+            case place::start:
+            case place::ignored:
+                break;
+        }
+        fail("its header is not a JSON object");
+    }
+    [[noreturn]] void refuse_second() const {
+        fail("the header gives the {} of the tensor {} twice", key_, quote(tensor_.name));
+    }
+    [[noreturn]] void refuse_offset_count() const {
+        fail("the data_offsets of the tensor {} are not two numbers", quote(tensor_.name));
+    }
+    [[noreturn]] void refuse_type(std::string_view type_name) const {
+        fail("the tensor {} is of the unknown type {}", quote(tensor_.name), quote(type_name));
+    }
+    void complete_tensor();
+
+    place place_ = place::start;
+    unsigned depth_ = 0;
+    unsigned ignored_depth_ = 0;
+    std::string key_;  // the last one
+    bool has_metadata_ = false;
+    // of the tensor that is being read
+    safetensors_entry tensor_;
+    bool has_shape_ = false;
+    std::array<std::uint64_t, 2> offsets_{};
+    std::size_t offset_count_ = 0;
+};
+
+void header_reader::complete_tensor() {
+    const std::string name = quote(tensor_.name);
+    if (tensor_.type_name.empty()) fail("the header lacks the dtype of the tensor {}", name);
+    if (!has_shape_) fail("the header lacks the shape of the tensor {}", name);
+    if (offset_count_ == 0) fail("the header lacks the data_offsets of the tensor {}", name);
+    const auto types = detail::safetensors_types();
+    const auto type = std::ranges::find(types, tensor_.type_name, &detail::safetensors_type::name);
+    if (type == types.end()) refuse_type(tensor_.type_name);
+    if (type->kind) tensor_.dtype.emplace(*type->kind, type->bits / 8);
+
+    // a length of 0 counts as 1 here, as for numpy: what is too large in one order of the axes is so in each
+    std::uint64_t bits = type->bits;
+    for (const std::uint64_t length : tensor_.shape) {
+        if (length != 0 && !detail::multiply(bits, length, bits)) {
+            fail("the tensor {} of {} and shape {} is too large", name, type->name, to_string(tensor_.shape));
+        }
+    }
+    if (std::ranges::find(tensor_.shape, 0u) != tensor_.shape.end()) bits = 0;
+    if (bits % 8 != 0) {
+        fail("the tensor {} of {} and shape {} ends within a byte", name, type->name,
+             to_string(tensor_.shape));
+    }
+    const auto [begin, end] = offsets_;
+    if (end < begin) fail("the data_offsets of the tensor {} run backwards, from {} to {}", name, begin, end);
+    if (end - begin != bits / 8) {
+        fail("the tensor {} of {} and shape {} takes {} bytes, its data_offsets [{}, {}] span {}", name,
+             type->name, to_string(tensor_.shape), bits / 8, begin, end, end - begin);
+    }
+    tensor_.offset_bytes = begin;
+    tensor_.size_bytes = bits / 8;
+    header.tensors.push_back(std::exchange(tensor_, {}));
+    has_shape_ = false;
+    offset_count_ = 0;
+}
+
+// ---- the tensors together ---------------------------------------------------------------------------------
+
+void check_names(const std::vector<safetensors_entry>& tensors) {
+    std::vector<std::string_view> names;
+    names.reserve(tensors.size());
+    for (const safetensors_entry& tensor : tensors) {
+        names.push_back(tensor.name);
+    }
+    std::ranges::sort(names);
+    const auto twice = std::ranges::adjacent_find(names);
+    if (twice != names.end()) fail("the header holds two tensors of the name {}", quote(*twice));
+}
+
+/// Puts the tensors in the order of their data, which they must cover.
+void check_layout(std::vector<safetensors_entry>& tensors, std::uint64_t data_size_bytes) {
+    std::ranges::sort(tensors, {}, [](const safetensors_entry& tensor) {
+        return std::tuple(tensor.offset_bytes, tensor.size_bytes, std::string_view(tensor.name));
+    });
+    std::uint64_t end = 0;
+    const safetensors_entry* before = nullptr;
+    for (const safetensors_entry& tensor : tensors) {
+        if (tensor.offset_bytes < end) {
+            fail("the tensor {} begins at byte {} of the data, where the tensor {} has not ended yet",
+                 quote(tensor.name), tensor.offset_bytes, quote(before->name));
+        }
+        if (tensor.offset_bytes > end) {
+            fail("the data has a hole: no tensor covers its bytes from {} to {}, where the tensor {} begins",
+                 end, tensor.offset_bytes, quote(tensor.name));
+        }
+        end += tensor.size_bytes;  // what data_offsets says, so that it fits
+        before = &tensor;
+    }
+    if (end != data_size_bytes) {
+        fail("the tensors take {} bytes of data, but the file has {} behind the header", end,
+             data_size_bytes);
+    }
+}
+
+}  // namespace
+
+std::span<const detail::safetensors_type> detail::safetensors_types() noexcept {
+    using enum dtype_kind;
+    static constexpr std::array<safetensors_type, 22> types{{
+        {"BOOL", 8, boolean},
+        {"U8", 8, unsigned_integer},
+        {"I8", 8, signed_integer},
+        {"F8_E5M2", 8, float8_e5m2},
+        {"F8_E4M3", 8, float8_e4m3fn},
+        {"I16", 16, signed_integer},
+        {"U16", 16, unsigned_integer},
+        {"F16", 16, floating},
+        {"BF16", 16, bfloat16},
+        {"I32", 32, signed_integer},
+        {"U32", 32, unsigned_integer},
+        {"F32", 32, floating},
+        {"C64", 64, complex},
+        {"F64", 64, floating},
+        {"I64", 64, signed_integer},
+        {"U64", 64, unsigned_integer},
+        // known to the reference implementation (0.8), but not to pinflow
+        {"F4", 4, {}},
+        {"F6_E2M3", 6, {}},
+        {"F6_E3M2", 6, {}},
+        {"F8_E8M0", 8, {}},
+        {"F8_E4M3FNUZ", 8, {}},
+        {"F8_E5M2FNUZ", 8, {}},
+    }};
+    return types;
+}
+
+std::uint64_t detail::safetensors_data_offset_bytes(std::span<const std::byte> bytes,
+                                                    std::uint64_t file_size_bytes) {
+    constexpr std::uint64_t length_size = 8;
+    if (file_size_bytes < length_size || bytes.size() < length_size) {
+        fail("the file ends after {} bytes, within the length of the safetensors header", file_size_bytes);
+    }
+    std::uint64_t header_size = 0;
+    for (std::size_t index = 0; index < length_size; ++index) {
+        header_size |= std::to_integer<std::uint64_t>(bytes[index]) << (8 * index);
+    }
+    if (header_size > file_size_bytes - length_size) {
+        fail("the header's length is given as {} bytes, but only {} follow in the file", header_size,
+             file_size_bytes - length_size);
+    }
+    if (header_size > most_safetensors_header_bytes) {
+        fail("the header is {} bytes long; safetensors allows {}", header_size,
+             most_safetensors_header_bytes);
+    }
+    if (header_size == 0 || bytes.size() <= length_size || bytes[length_size] != std::byte{'{'}) {
+        fail("its header does not begin with '{{', as that of a safetensors file does");
+    }
+    return length_size + header_size;
+}
+
+void detail::check_safetensors_text(std::span<const std::byte> text, std::uint64_t offset_bytes) {
+    const auto zero = std::ranges::find(text, std::byte{0});
+    if (zero == text.end()) return;
+    fail("its header is not valid JSON at byte {}",
+         offset_bytes + static_cast<std::uint64_t>(zero - text.begin()) + 1);
+}
+
+safetensors_header parse_safetensors_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes) {
+    const std::uint64_t data_offset = detail::safetensors_data_offset_bytes(bytes, file_size_bytes);
+    if (bytes.size() < data_offset) {
+        fail("the header ends at byte {}, but only {} bytes were read", data_offset, bytes.size());
+    }
+    const auto* const text = reinterpret_cast<const char*>(bytes.data());
+    const std::string_view json(text + 8, static_cast<std::size_t>(data_offset - 8));
+    // the JSON library would take a zero byte for the end of the text
+    detail::check_safetensors_text(std::as_bytes(std::span(json)), 0);
+    header_reader reader;
+    if (!nlohmann::json::sax_parse(json.begin(), json.end(), &reader)) fail("its header is not valid JSON");
+    check_names(reader.header.tensors);
+    check_layout(reader.header.tensors, file_size_bytes - data_offset);
+    for (safetensors_entry& tensor : reader.header.tensors) {
+        tensor.offset_bytes += data_offset;
+    }
+    return std::move(reader.header);
+}
+
+}  // namespace pinflow

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/array.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/formats/listing.hpp"
+#include "pinflow/row_source.hpp"
+
+namespace pinflow {
+
+enum class file_format { npy, npz, safetensors, hdf5 };
+
+/// "npy", "npz", "safetensors", "hdf5".
+std::string_view to_string(file_format format) noexcept;
+
+/// The file is of a format that pinflow knows and this build of it cannot read.
+class format_not_built : public unsupported {
+ public:
+    using unsupported::unsupported;
+};
+
+/// What a file is by its content, whatever it is called. It may still turn out to be damaged when it is read.
+/// @throws system_failure; format_error for an empty file and for what no reader knows.
+file_format format_of(const std::filesystem::path& path);
+
+/// All arrays of a file, also those that cannot be opened, with the reason. A structured .npy file is one
+/// array, and a .npy file that cannot be opened is an error, as nothing else is in it.
+/// @throws as format_of and the format's own list function; format_not_built, as all functions here.
+std::vector<array_listing> list_arrays(const std::filesystem::path& path);
+
+/// Opens the one array of a file. @throws invalid_argument, naming them, when there are several; as the
+/// format's own open function.
+array open(const std::filesystem::path& path);
+
+/// Opens the array `name` of a file: a member of a .npz file, a tensor, a field of a structured .npy file.
+array open(const std::filesystem::path& path, std::string_view name);
+
+/// FILE[:NAME], as the tool takes it: the longest existing prefix that ends at a colon is the file.
+struct file_and_name {
+    std::string path;
+    std::string name;  ///< empty when none was given
+    bool named = false;
+};
+/// Splits FILE[:NAME]. A text that is a path itself has no name; when nothing exists, all of it is the path.
+file_and_name split_file_and_name(const std::string& text);
+
+/// Opens the array that FILE[:NAME] names, as one row source; a pattern (`*`, `?`, `[...]` in FILE, as the
+/// shell takes them, when no file has that very name) stands for all files that match, concatenated in the
+/// order of their paths with numbers counted as numbers ("part-2" before "part-10").
+/// @throws as open; invalid_argument when nothing matches, or types or row shapes differ.
+std::shared_ptr<const row_source> open_rows(const std::string& text);
+
+}  // namespace pinflow

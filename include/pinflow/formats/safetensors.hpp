@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/array.hpp"
+#include "pinflow/formats/listing.hpp"
+
+namespace pinflow {
+
+/// One tensor of a safetensors header.
+struct safetensors_entry {
+    std::string name;
+    std::string type_name;                ///< as the format spells it: "BF16"
+    std::optional<pinflow::dtype> dtype;  ///< empty for a type of the format that pinflow lacks
+    shape_vector shape;
+    std::uint64_t offset_bytes = 0;  ///< of the data, in the file
+    std::uint64_t size_bytes = 0;    ///< of the data
+
+    friend bool operator==(const safetensors_entry&, const safetensors_entry&) = default;
+};
+
+/// What the header of a safetensors file says. The source of the format is the README of
+/// huggingface/safetensors.
+struct safetensors_header {
+    std::vector<safetensors_entry> tensors;       ///< in the order of their data; empty ones by name
+    std::map<std::string, std::string> metadata;  ///< "__metadata__"
+};
+
+/// Parses a header, a pure function of the file's first bytes. `bytes` may be any prefix of the file that
+/// holds the whole header, `file_size_bytes` is the size of the whole file, against which every length is
+/// checked before anything is allocated.
+/// @throws format_error (a sentence without the path) for anything that the reference implementation rejects:
+/// holes, overlaps, sizes that do not fit shape and type, unknown types, invalid JSON, a header above 100 MB.
+/// Also for what it accepts against its own description (two tensors of one name, two texts of one name in
+/// "__metadata__", a header that does not begin with '{', a tensor described by a list) and for shapes of
+/// more than 64 axes or, lengths of 0 aside, 2^61 bytes.
+safetensors_header parse_safetensors_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
+
+/// The tensors of a file, in the order of their data; one of a type that pinflow lacks (F4, F6_E2M3, F8_E8M0,
+/// ...) is listed with that reason. @throws system_failure, format_error; each sentence names the path.
+std::vector<array_listing> list_safetensors(const std::filesystem::path& path);
+
+/// Opens one tensor, mapped where it lies. @throws invalid_argument when there is none of that name;
+/// unsupported for a type that pinflow lacks; as above.
+array open_safetensors(const std::filesystem::path& path, std::string_view name);
+
+/// Writes a safetensors file whose tensors' elements arrive in pieces; atomically, as write_npy. Not
+/// thread-safe.
+class safetensors_writer {
+ public:
+    /// A tensor to come: C order, little-endian.
+    struct tensor {
+        std::string name;
+        pinflow::dtype dtype;
+        shape_vector shape;
+    };
+
+    /// Begins a file of these tensors, in this order. The first one's data begins at a multiple of
+    /// `alignment_bytes` (the header is padded with spaces); the others follow without gaps, as the format
+    /// demands, so that one behind a smaller type may be misaligned: put larger types first.
+    /// @throws invalid_argument for two tensors of one name, names that are not UTF-8, types that the format
+    /// lacks, big-endian ones, and an alignment that is not a power of two from 8 to 2 MiB.
+    safetensors_writer(const std::filesystem::path& path, std::span<const tensor> tensors,
+                       const std::map<std::string, std::string>& metadata = {},
+                       std::uint64_t alignment_bytes = 4096);
+    safetensors_writer(safetensors_writer&&) noexcept;
+    safetensors_writer& operator=(safetensors_writer&&) noexcept;
+    /// Without `finish`, what was written is thrown away.
+    ~safetensors_writer();
+
+    /// Appends elements, one tensor after the other; pieces may be cut anywhere. @throws invalid_argument
+    /// past the end.
+    void write(std::span<const std::byte> bytes);
+    /// Makes the file durable under its name. @throws invalid_argument when bytes are missing,
+    /// system_failure.
+    void finish();
+
+ private:
+    struct state;
+    std::unique_ptr<state> state_;
+};
+
+}  // namespace pinflow

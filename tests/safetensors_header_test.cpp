@@ -1,0 +1,296 @@
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/formats/safetensors.hpp"
+#include "tests/file_bytes.hpp"
+#include "tests/fuzz/safetensors_header_invariants.hpp"
+#include "tests/npy_bytes.hpp"
+#include "tests/safetensors_bytes.hpp"
+
+namespace {
+
+using npy_bytes::as_bytes;
+using pinflow::dtype;
+using pinflow::dtype_kind;
+using pinflow::shape_vector;
+using safetensors_bytes::eight_bytes;
+using safetensors_bytes::entry;
+using safetensors_bytes::file_of;
+using safetensors_bytes::named_types;
+using safetensors_bytes::only;
+using safetensors_bytes::parsed;
+
+std::string refusal(const std::string& file) {
+    return sentence_of<pinflow::format_error>([&] { parsed(file); });
+}
+
+std::string repeated(const std::string& part, std::size_t count) {
+    std::string result;
+    for (std::size_t index = 0; index < count; ++index)
+        result += part;
+    return result;
+}
+
+}  // namespace
+
+// ---- what is accepted -------------------------------------------------------------------------------------
+
+TEST_CASE("safetensors header: reads names, types, shapes and places, in the order of the data") {
+    const std::string json = R"({"z":{"dtype":"F64","shape":[1],"data_offsets":[8,16]},)"
+                             R"("__metadata__":{"format":"pt","n":""},)"
+                             R"("a":{"data_offsets":[0,8],"shape":[2,2],"dtype":"BF16"}}   )";
+    const auto header = parsed(file_of(json, std::string(16, 'x')));
+    REQUIRE(header.tensors.size() == 2);
+    const std::uint64_t data = 8 + json.size();
+    CHECK(header.tensors[0] == pinflow::safetensors_entry{"a", "BF16", dtype(dtype_kind::bfloat16, 2),
+                                                          shape_vector{2, 2}, data, 8});
+    CHECK(header.tensors[1] ==
+          pinflow::safetensors_entry{"z", "F64", dtype::of<double>(), shape_vector{1}, data + 8, 8});
+    CHECK(header.metadata == std::map<std::string, std::string>{{"format", "pt"}, {"n", ""}});
+}
+
+TEST_CASE("safetensors header: knows every type of the format, and names those that pinflow lacks") {
+    for (const auto& [name, type] : named_types()) {
+        CAPTURE(name);
+        const auto size = type.size_bytes() * 8;
+        const auto header = parsed(file_of(only(name, "[2,4]", fmt::format("[0,{}]", size)),
+                                           std::string(static_cast<std::size_t>(size), 'x')));
+        REQUIRE(header.tensors.size() == 1);
+        CHECK(header.tensors[0].dtype == type);
+        CHECK(header.tensors[0].type_name == name);
+    }
+    for (const auto& [name, bits] : std::map<std::string, std::size_t>{{"F4", 4},
+                                                                       {"F6_E2M3", 6},
+                                                                       {"F6_E3M2", 6},
+                                                                       {"F8_E8M0", 8},
+                                                                       {"F8_E4M3FNUZ", 8},
+                                                                       {"F8_E5M2FNUZ", 8}}) {
+        CAPTURE(name);
+        const auto header =
+            parsed(file_of(only(name, "[2,4]", fmt::format("[0,{}]", bits)), std::string(bits, 'x')));
+        REQUIRE(header.tensors.size() == 1);
+        CHECK_FALSE(header.tensors[0].dtype.has_value());
+        CHECK(header.tensors[0].size_bytes == bits);
+    }
+}
+
+TEST_CASE("safetensors header: accepts what is unusual but right") {
+    const std::string scalar = entry("a", "U8", "[]", "[0,1]");
+    const std::vector<std::pair<std::string, std::string>> table{
+        {"no tensors", file_of("{}")},
+        {"metadata alone", file_of(R"({"__metadata__":{"a":"b"}})")},
+        {"no metadata", file_of(R"({"__metadata__":null})")},
+        {"scalar", file_of("{" + scalar + "}", "x")},
+        {"empty tensor", file_of(only("F32", "[0,3]", "[0,0]"))},
+        {"empty tensors around one", file_of("{" + entry("e", "U8", "[0]", "[1,1]") + "," + scalar + "," +
+                                                 entry("f", "U8", "[0]", "[0,0]") + "}",
+                                             "x")},
+        {"64 axes", file_of(only("U8", "[" + repeated("1,", 63) + "1]", "[0,1]"), "x")},
+        {"line ends behind it", file_of("{" + scalar + "}\n\t \r\n", "x")},
+        {"spaces within", file_of("{ \n\"a\" : { \"dtype\" : \"U8\" , \"shape\":[ ],"
+                                  "\"data_offsets\" : [ 0 , 1 ] } }",
+                                  "x")},
+        {"unknown keys", file_of(R"({"a":{"x":[1,{"shape":-1.5}],"dtype":"U8","y":null,"shape":[],)"
+                                 R"("z":{"dtype":[]},"data_offsets":[0,1],"x":true}})",
+                                 "x")},
+        {"as deep as the reference goes",
+         file_of(R"({"a":{"dtype":"U8","shape":[],"data_offsets":[0,1],"x":)" + repeated("[", 125) +
+                     repeated("]", 125) + "}}",
+                 "x")},
+        {"a name like a field", file_of("{" + entry("dtype", "U8", "[]", "[0,1]") + "}", "x")},
+        {"an empty name", file_of("{" + entry("", "U8", "[]", "[0,1]") + "}", "x")},
+    };
+    for (const auto& [what, file] : table) {
+        CAPTURE(what);
+        CHECK(refusal(file) == "");
+    }
+    const auto names = parsed(file_of(R"({"\u00e9\ud83d\ude00\n\u0000":{"dtype":"U8","shape":[],)"
+                                      R"("data_offsets":[0,1]}})",
+                                      "x"));
+    CHECK(names.tensors[0].name == std::string("\xc3\xa9\xf0\x9f\x98\x80\n\0", 8));
+}
+
+// ---- what is refused --------------------------------------------------------------------------------------
+
+TEST_CASE("safetensors header: refuses every bad header with one sentence that says what is wrong") {
+    const std::string one = entry("a", "U8", "[2]", "[0,2]");
+    const std::string nul("\0", 1);
+    const auto with = [&](const std::string& more) {
+        return file_of(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],)" + more + "}}", "x");
+    };
+    struct bad_file {
+        std::string what;
+        std::string file;
+        std::string sentence;  ///< a part of it
+    };
+    const std::vector<bad_file> table{
+        // the length
+        {"empty file", "", "ends after 0 bytes"},
+        {"seven bytes", "\2" + std::string(6, '\0'), "ends after 7 bytes"},
+        {"no JSON", eight_bytes(0), "does not begin with '{'"},
+        {"no JSON but data", eight_bytes(0) + "{}", "does not begin with '{'"},
+        {"length past the end", eight_bytes(3) + "{}", "given as 3 bytes, but only 2 follow"},
+        {"length 2^64-1", eight_bytes(~std::uint64_t{0}) + "{}", "18446744073709551615 bytes"},
+        {"length 2^64-8", eight_bytes(~std::uint64_t{7}) + "{}", "only 2 follow"},
+        {"length 2^63", eight_bytes(std::uint64_t{1} << 63) + "{}", "only 2 follow"},
+        // JSON
+        {"list", file_of("[]"), "does not begin with '{'"},
+        {"space first", file_of(" {}"), "does not begin with '{'"},
+        {"byte order mark", file_of("\xef\xbb\xbf{}"), "does not begin with '{'"},
+        {"NUL behind it", file_of("{}" + nul), "not valid JSON at byte 3"},
+        {"NUL and a second one behind it", file_of("{" + one + "}" + nul + "{}", "xx"), "not valid JSON"},
+        {"text behind it", file_of("{}x"), "not valid JSON at byte 3"},
+        {"comment", file_of("{}//"), "not valid JSON"},
+        {"unclosed", file_of("{" + one, "xx"), "not valid JSON"},
+        {"unclosed text", file_of("{\"a"), "not valid JSON"},
+        {"comma at the end", file_of("{" + one + ",}", "xx"), "not valid JSON"},
+        {"single quotes", file_of("{'a':{}}"), "not valid JSON"},
+        {"bare word", file_of("{\"a\":NaN}"), "not valid JSON"},
+        {"leading zero", file_of(only("U8", "[01]", "[0,1]"), "x"), "not valid JSON"},
+        {"control character", file_of("{\"\x01\":1}"), "not valid JSON at byte 3"},
+        {"bad UTF-8", file_of("{\"\xff\":1}"), "not valid JSON at byte 3"},
+        {"surrogate in UTF-8", file_of("{\"\xed\xa0\x80\":1}"), "not valid JSON"},
+        {"half a surrogate pair", file_of(R"({"\ud800":1})"), "not valid JSON"},
+        {"huge float", with("\"x\":1e999"), "not valid JSON"},
+        {"10^4 brackets", with("\"x\":" + repeated("[", 10'000)), "nested more than 127 deep"},
+        {"10^6 objects", with("\"x\":" + repeated("{\"x\":", 1'000'000)), "nested more than 127 deep"},
+        {"a little too deep", with("\"x\":" + repeated("[", 126) + repeated("]", 126)), "nested more than"},
+        {"10^5 digits", file_of(only("U8", "[" + repeated("9", 100'000) + "]", "[0,1]"), "x"),
+         "not valid JSON"},
+        // the header's parts
+        {"number for a tensor", file_of("{\"a\":1}"), "has a number for 'a'"},
+        {"null for a tensor", file_of("{\"a\":null}"), "has null for 'a'"},
+        {"text for a tensor", file_of("{\"a\":\"U8\"}"), "has text for 'a'"},
+        {"boolean for a tensor", file_of("{\"a\":true}"), "has a boolean for 'a'"},
+        {"list for a tensor", file_of(R"({"a":["U8",[1],[0,1]]})", "x"), "has a list for 'a'"},
+        {"list for metadata", file_of(R"({"__metadata__":[]})"), "has a list for '__metadata__'"},
+        {"number in metadata", file_of(R"({"__metadata__":{"a":1}})"), "__metadata__ has a number for 'a'"},
+        {"object in metadata", file_of(R"({"__metadata__":{"a":{}}})"), "__metadata__ has an object for 'a'"},
+        {"null in metadata", file_of(R"({"__metadata__":{"a":null}})"), "__metadata__ has null for 'a'"},
+        {"metadata twice", file_of(R"({"__metadata__":{},"__metadata__":{}})"), "__metadata__ twice"},
+        {"metadata null twice", file_of(R"({"__metadata__":null,"__metadata__":{}})"), "__metadata__ twice"},
+        {"a text twice", file_of(R"({"__metadata__":{"a":"b","a":"b"}})"), "two texts of the name 'a'"},
+        {"a tensor twice", file_of("{" + one + "," + one + "}", "xx"), "two tensors of the name 'a'"},
+        {"an empty tensor twice",
+         file_of("{" + entry("b", "U8", "[0]", "[0,0]") + "," + entry("b", "I8", "[0]", "[0,0]") + "}"),
+         "two tensors of the name 'b'"},
+        {"dtype twice", with(R"("dtype":"U8")"), "gives the dtype of the tensor 'a' twice"},
+        {"shape twice", with(R"("shape":[1])"), "gives the shape of the tensor 'a' twice"},
+        {"offsets twice", with(R"("data_offsets":[0,1])"), "gives the data_offsets of the tensor 'a' twice"},
+        {"no dtype", file_of(R"({"a":{"shape":[1],"data_offsets":[0,1]}})", "x"), "lacks the dtype"},
+        {"no shape", file_of(R"({"a":{"dtype":"U8","data_offsets":[0,1]}})", "x"), "lacks the shape"},
+        {"no offsets", file_of(R"({"a":{"dtype":"U8","shape":[1]}})", "x"), "lacks the data_offsets"},
+        {"nothing of a tensor", file_of(R"({"a":{}})"), "lacks the dtype of the tensor 'a'"},
+        // types
+        {"unknown type", file_of(only("F12", "[1]", "[0,1]"), "x"), "unknown type 'F12'"},
+        {"lower case type", file_of(only("f32", "[1]", "[0,4]"), "xxxx"), "unknown type 'f32'"},
+        {"numpy's type", file_of(only("<f4", "[1]", "[0,4]"), "xxxx"), "unknown type '<f4'"},
+        {"no type", file_of(only("", "[1]", "[0,1]"), "x"), "unknown type ''"},
+        {"type by number", file_of(R"({"a":{"dtype":1,"shape":[1],"data_offsets":[0,1]}})", "x"),
+         "has a number in the dtype of the tensor 'a', which should be text"},
+        {"type by map", file_of(R"({"a":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1]}})", "x"),
+         "has an object in the dtype"},
+        // shapes
+        {"shape -1", file_of(only("U8", "[-1]", "[0,1]"), "x"), "has a negative number in the shape"},
+        {"shape -0", file_of(only("U8", "[-0]", "[0,0]")), "has -0 in the shape"},
+        {"shape 1.0", file_of(only("U8", "[1.0]", "[0,1]"), "x"), "not whole"},
+        {"shape 1e0", file_of(only("U8", "[1e0]", "[0,1]"), "x"), "not whole"},
+        {"shape 2^64", file_of(only("U8", "[18446744073709551616]", "[0,1]"), "x"), "passes 2^64"},
+        {"shape \"1\"", file_of(only("U8", "[\"1\"]", "[0,1]"), "x"), "has text in the shape"},
+        {"shape true", file_of(only("U8", "[true]", "[0,1]"), "x"), "has a boolean in the shape"},
+        {"shape null", file_of(only("U8", "null", "[0,1]"), "x"), "has null in the shape"},
+        {"shape 1", file_of(only("U8", "1", "[0,1]"), "x"), "has a number in the shape"},
+        {"shape [[1]]", file_of(only("U8", "[[1]]", "[0,1]"), "x"), "has a list in the shape"},
+        {"65 axes", file_of(only("U8", "[" + repeated("1,", 64) + "1]", "[0,1]"), "x"), "more than 64 axes"},
+        {"2^64 elements", file_of(only("U8", "[4294967296,4294967296]", "[0,0]")), "too large"},
+        {"bytes overflow", file_of(only("F64", "[2305843009213693952]", "[0,0]")), "too large"},
+        {"large and empty", file_of(only("U8", "[0,9223372036854775808]", "[0,0]")), "too large"},
+        {"overflow before 0", file_of(only("U8", "[9223372036854775808,2,0]", "[0,0]")), "too large"},
+        // places
+        {"offsets reversed", file_of(only("U8", "[2]", "[2,0]"), "xx"), "run backwards, from 2 to 0"},
+        {"one offset", file_of(only("U8", "[2]", "[0]"), "xx"), "not two numbers"},
+        {"no offset", file_of(only("U8", "[2]", "[]"), "xx"), "not two numbers"},
+        {"three offsets", file_of(only("U8", "[2]", "[0,2,2]"), "xx"), "not two numbers"},
+        {"negative offset", file_of(only("U8", "[2]", "[-2,0]"), "xx"),
+         "negative number in the data_offsets"},
+        {"offsets too near", file_of(only("F32", "[2]", "[0,7]"), std::string(7, 'x')),
+         "the tensor 'a' of F32 and shape (2,) takes 8 bytes, its data_offsets [0, 7] span 7"},
+        {"offsets too far", file_of(only("F32", "[2]", "[0,9]"), std::string(9, 'x')), "span 9"},
+        {"empty with bytes", file_of(only("F32", "[0]", "[0,4]"), "xxxx"), "takes 0 bytes"},
+        {"offsets near 2^64", file_of(only("U8", "[2]", "[18446744073709551613,18446744073709551615]"), "xx"),
+         "a hole"},
+        {"half a byte", file_of(only("F4", "[3]", "[0,1]"), "x"), "ends within a byte"},
+        {"past the end", file_of(only("U8", "[2]", "[0,2]"), "x"),
+         "take 2 bytes of data, but the file has 1"},
+        {"one byte too many", file_of(only("U8", "[2]", "[0,2]"), "xxx"), "the file has 3"},
+        {"data without tensors", file_of("{}", "x"), "take 0 bytes of data, but the file has 1"},
+        {"hole in front", file_of(only("U8", "[1]", "[1,2]"), "xx"), "from 0 to 1, where the tensor 'a'"},
+        {"hole", file_of("{" + one + "," + entry("b", "U8", "[1]", "[3,4]") + "}", "xxxx"),
+         "from 2 to 3, where the tensor 'b' begins"},
+        {"overlap", file_of("{" + one + "," + entry("b", "U8", "[2]", "[1,3]") + "}", "xxx"),
+         "the tensor 'b' begins at byte 1 of the data, where the tensor 'a' has not ended"},
+        {"the same place", file_of("{" + one + "," + entry("b", "U8", "[2]", "[0,2]") + "}", "xx"),
+         "the tensor 'b' begins at byte 0"},
+        {"empty within another", file_of("{" + one + "," + entry("b", "U8", "[0]", "[1,1]") + "}", "xx"),
+         "the tensor 'b' begins at byte 1"},
+        {"line ends and colours in names", file_of("{\"a\\n\\u001b[31m\\u00e9\":1}"), "for 'a\?\?[31m\?\?'"},
+    };
+    for (const auto& [what, file, part] : table) {
+        CAPTURE(what);
+        const std::string sentence = refusal(file);
+        CAPTURE(sentence);
+        CHECK(contains(sentence, part));
+        CHECK(sentence.find('\n') == sentence.npos);
+        CHECK(sentence.size() < 500);
+    }
+}
+
+TEST_CASE("safetensors header: refuses a header of more than 100 MB without looking at it") {
+    const std::string beginning = eight_bytes(100'000'001) + "{";
+    CHECK(contains(sentence_of<pinflow::format_error>([&] {
+                       pinflow::parse_safetensors_header(as_bytes(beginning), std::uint64_t{1} << 40);
+                   }),
+                   "safetensors allows 100000000"));
+    // one that may be that long, but of which nothing was read
+    CHECK(contains(sentence_of<pinflow::format_error>([&] {
+                       pinflow::parse_safetensors_header(as_bytes(eight_bytes(100'000'000) + "{"),
+                                                         std::uint64_t{1} << 40);
+                   }),
+                   "only 9 bytes were read"));
+}
+
+// ---- fuzzing ----------------------------------------------------------------------------------------------
+
+TEST_CASE(
+    "safetensors header: what must always hold holds for the fuzzer's seeds and findings, and mutations") {
+    const auto folder = std::filesystem::path(__FILE__).parent_path() / "fuzz";
+    std::size_t files = 0;
+    for (const auto& inputs :
+         {folder / "seeds" / "safetensors_header", folder / "regressions" / "safetensors_header"}) {
+        if (!std::filesystem::exists(inputs)) continue;  // nothing found so far
+        for (const auto& file : std::filesystem::directory_iterator(inputs)) {
+            CAPTURE(file.path().filename().string());
+            std::string bytes = npy_bytes::read_file(file.path().string());
+            ++files;
+            CHECK(safetensors_header_invariants::broken_for(bytes) == "");
+            for (std::size_t at = 0; at < bytes.size(); ++at) {
+                const char original = bytes[at];
+                for (const char replacement : {'\0', ' ', '"', '{', '[', ',', '0', '9', '\\', '\xFF'}) {
+                    bytes[at] = replacement;
+                    const std::string broken = safetensors_header_invariants::broken_for(bytes);
+                    if (!broken.empty()) FAIL_CHECK("byte " << at << ": " << broken);
+                }
+                bytes[at] = original;
+            }
+        }
+    }
+    CHECK(files > 10);
+}
