@@ -9,9 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cli_helpers.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_tool.hpp"
+#include "tests/sanitized.hpp"
 #include "tests/temporary_folder.hpp"
+#include "tests/zip_bytes.hpp"
 
 // Files that the tool must refuse with exit status 1 and one line, at once and without allocating what they
 // claim.
@@ -22,40 +25,38 @@ using npy_bytes::header;
 using npy_bytes::text;
 using npy_bytes::write_file;
 
-// sanitizers reserve terabytes of address space and take their time
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define PINFLOW_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define PINFLOW_TEST_SANITIZED 1
-#endif
-#endif
-#ifdef PINFLOW_TEST_SANITIZED
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
 #ifdef NDEBUG
 constexpr double most_seconds = sanitized ? 20 : 1;
 #else
 constexpr double most_seconds = 20;
 #endif
 
+/// Runs a command on a file, or an array NAME in it, that it must refuse, without leaving anything behind.
+void check_refused(const std::string& command, const std::string& path, const std::string& name = "") {
+    const std::string argument = name.empty() ? path : path + ":" + name;
+    const temporary_folder folder;
+    cli::arguments arguments{command, argument};
+    if (command == "convert") arguments.push_back(folder / "out.npz");
+    tool_surroundings surroundings;
+    if (!sanitized) surroundings.most_address_bytes = std::uint64_t{4} << 30;
+    const tool_result result = run_tool(arguments, surroundings);
+    CAPTURE(command);
+    CAPTURE(argument);
+    CAPTURE(result.errors);
+    CHECK(result.status == 1);
+    CHECK(result.one_error_line());
+    CHECK(result.errors.size() < 1000);
+    CHECK(result.errors.find(std::filesystem::path(path).filename()) != std::string::npos);
+    CHECK(result.errors.find("memory is exhausted") == std::string::npos);
+    CHECK(result.output.empty());
+    CHECK(result.seconds < most_seconds);
+    if (!sanitized) CHECK(result.peak_bytes < std::uint64_t{64} << 20);
+    CHECK(std::filesystem::is_empty(folder.path()));
+}
+
 void check_refused(const std::string& path) {
-    for (const char* const command : {"inspect", "stream"}) {
-        tool_surroundings surroundings;
-        if (!sanitized) surroundings.most_address_bytes = std::uint64_t{4} << 30;
-        const tool_result result = run_tool({command, path}, surroundings);
-        CAPTURE(command);
-        CAPTURE(path);
-        CAPTURE(result.errors);
-        CHECK(result.status == 1);
-        CHECK(result.one_error_line());
-        CHECK(result.errors.size() < 1000);
-        CHECK(result.errors.find(std::filesystem::path(path).filename()) != std::string::npos);
-        CHECK(result.errors.find("memory is exhausted") == std::string::npos);
-        CHECK(result.output.empty());
-        CHECK(result.seconds < most_seconds);
+    for (const char* const command : {"inspect", "stream", "convert"}) {
+        check_refused(command, path);
     }
 }
 
@@ -122,7 +123,6 @@ TEST_CASE("cli: refuses every bad npy file with one line, within a second") {
         {"long bytes", shaped("(1,)", "'|S99999999999999999999'")},
         {"long text", shaped("(1,)", "'<U1073741824'")},
         {"pickle", shaped("(1,)", "'|O'")},
-        {"structured", shaped("(1,)", "[('x', '<f4')]")},
         {"nested", shaped("(1,)", repeated("[('a', ", 1000) + "'<f4'" + repeated(")]", 1000))},
         {"NUL in the header", shaped("(1" + nul + ",)")},
         {"no UTF-8",
@@ -153,6 +153,218 @@ TEST_CASE("cli: refuses a npy file that was cut after any byte") {
     write_file(path, whole);
     CHECK(run_tool({"inspect", path}).status == 0);
 }
+
+// ---- .npz -------------------------------------------------------------------------------------------------
+
+TEST_CASE("cli: refuses every npz file whose directory is bad with one line, within a second") {
+    const std::string array = header(text("'|u1'", "(100,)")) + std::string(100, 'x');
+    const auto good = zip_bytes::make({{"a.npy", array, true}, {"b.npy", array}});
+    const auto changed = [&](std::size_t offset, std::uint64_t value, unsigned size) {
+        std::string bytes = good.bytes;
+        zip_bytes::put(bytes, offset, value, size);
+        return bytes;
+    };
+    const auto named = [&](const std::string& name) { return zip_bytes::make({{name, array}}).bytes; };
+    const auto wide = zip_bytes::make({{"a.npy", array}}, "", true);
+    const auto widened = [&](std::size_t offset, std::uint64_t value, unsigned size) {
+        std::string bytes = wide.bytes;
+        zip_bytes::put(bytes, wide.end + 8, 0xFFFF, 2);  // counts and places are in the zip64 record
+        zip_bytes::put(bytes, wide.end + 10, 0xFFFF, 2);
+        zip_bytes::put(bytes, wide.end + 12, 0xFFFFFFFF, 4);
+        zip_bytes::put(bytes, wide.end + 16, 0xFFFFFFFF, 4);
+        zip_bytes::put(bytes, offset, value, size);
+        return bytes;
+    };
+    const std::vector<std::pair<std::string, std::string>> table{
+        {"no directory", good.bytes.substr(0, good.directory)},
+        {"no end", good.bytes.substr(0, good.end)},
+        {"half an end", good.bytes.substr(0, good.end + 11)},
+        {"magic alone", "PK\3\4"},
+        {"end alone, with members", std::string("PK\5\6\0\0\0\0\1\0\1\0", 12) + std::string(10, '\0')},
+        {"directory past the end", changed(good.end + 16, 0x7FFFFFFF, 4)},
+        {"directory too large", changed(good.end + 12, 0x7FFFFFFF, 4)},
+        {"more members than entries", changed(good.end + 10, 60'000, 2)},
+        {"several disks", changed(good.end + 4, 1, 2)},
+        {"member past the end", changed(good.entries[1] + 42, 0x7FFFFFFF, 4)},
+        {"stored size past the end", changed(good.entries[1] + 20, 0x7FFFFFFF, 4)},
+        {"inside the other member", changed(good.entries[1] + 42, good.locals[0] + 10, 4)},
+        {"the other member", changed(good.entries[1] + 42, good.locals[0], 4)},
+        {"name past the end", changed(good.entries[1] + 28, 0xFFFF, 2)},
+        {"extra past the end", changed(good.entries[1] + 30, 0xFFFF, 2)},
+        {"zip64 field lacking", changed(good.entries[1] + 24, 0xFFFFFFFF, 4)},
+        {"zip64 record past the end", widened(wide.end - 12, std::uint64_t{1} << 62, 8)},
+        {"zip64 directory huge", widened(wide.end64 + 40, 0xFFFFFFFFFFFFFFF0, 8)},
+        {"zip64 offset huge", widened(wide.end64 + 48, 0xFFFFFFFFFFFFFFF0, 8)},
+        {"zip64 count huge", widened(wide.end64 + 32, 0xFFFFFFFFFFFFFFF0, 8)},
+        {"absolute name", named("/a.npy")},
+        {"name upwards", named("../a.npy")},
+        {"name upwards inside", named("b/../../a.npy")},
+        {"two of one name", zip_bytes::make({{"a.npy", array}, {"a.npy", array}}).bytes},
+        {"two that answer to one name", zip_bytes::make({{"a.npy", array}, {"a", array}}).bytes},
+    };
+    const temporary_folder folder;
+    for (const auto& [name, content] : table) {
+        write_file(folder / name, content);
+        check_refused(folder / name);
+    }
+}
+
+TEST_CASE("cli: refuses every bad member of an npz file with one line, within a second") {
+    const std::string array = header(text("'|u1'", "(100,)")) + std::string(100, 'x');
+    const auto deflated = zip_bytes::make({{"a.npy", array, true}});
+    const auto changed = [](const zip_bytes::archive& archive, std::size_t offset, std::uint64_t value,
+                            unsigned size) {
+        std::string bytes = archive.bytes;
+        zip_bytes::put(bytes, offset, value, size);
+        return bytes;
+    };
+    const auto only = [](const std::string& content, bool is_deflated) {
+        return zip_bytes::make({{"a.npy", content, is_deflated}}).bytes;
+    };
+    /// Both in the local header and in the directory.
+    const auto everywhere = [&](std::size_t local, std::size_t entry, std::uint64_t value, unsigned size) {
+        std::string bytes = changed(deflated, deflated.locals[0] + local, value, size);
+        zip_bytes::put(bytes, deflated.entries[0] + entry, value, size);
+        return bytes;
+    };
+    const std::string bomb = header(text("'|u1'", "(100,)")) + std::string(3'000'000, '\0');
+    auto lying_bomb = zip_bytes::make({{"a.npy", bomb, true}});
+    const std::size_t promised = header(text("'|u1'", "(100,)")).size() + 100;
+    zip_bytes::put(lying_bomb.bytes, lying_bomb.locals[0] + 22, promised, 4);
+    zip_bytes::put(lying_bomb.bytes, lying_bomb.entries[0] + 24, promised, 4);
+
+    // inspect and stream look at the header alone; what is wrong with the data shows when it is read
+    enum class shows { in_header, in_data };
+    struct bad_member {
+        std::string name;
+        std::string content;
+        shows where;
+    };
+    const std::vector<bad_member> table{
+        {"encrypted", everywhere(6, 8, 1, 2), shows::in_header},
+        {"unknown method", everywhere(8, 10, 14, 2), shows::in_header},
+        {"no npy", only("hello", false), shows::in_header},
+        {"empty", only("", false), shows::in_header},
+        {"pickle", only(header(text("'|O'", "(1,)")) + "x", false), shows::in_header},
+        {"deflated pickle", only(header(text("'|O'", "(1,)")) + "x", true), shows::in_header},
+        {"huge shape", only(header(text("'|u1'", "(4611686018427387904,)")), true), shows::in_header},
+        {"a little too short", only(array.substr(0, array.size() - 1), true), shows::in_header},
+        {"a little too long", only(array + "x", true), shows::in_header},
+        {"bomb", only(bomb, true), shows::in_header},
+        {"bomb that lies", lying_bomb.bytes, shows::in_data},
+        {"size lies", everywhere(22, 24, array.size() - 1, 4), shows::in_header},
+        {"huge size", everywhere(22, 24, 0xFFFFFFF0, 4), shows::in_header},
+        {"another name", changed(deflated, deflated.locals[0] + 30, 'b', 1), shows::in_header},
+        {"damaged stream", changed(deflated, deflated.datas[0], 0xFF, 1), shows::in_header},
+        {"wrong CRC", everywhere(14, 16, 12345, 4), shows::in_data},
+        {"damaged data", changed(deflated, deflated.datas[0] + array.size(), 'y', 1), shows::in_data},
+    };
+    const temporary_folder folder;
+    for (const auto& [name, content, where] : table) {
+        const std::string path = folder / name;
+        write_file(path, content);
+        for (const char* const array_name : {"", "a"}) {
+            check_refused("stream", path, array_name);
+            check_refused("convert", path, array_name);
+        }
+        if (where == shows::in_header) check_refused("inspect", path, "a");
+        // without a name it is listed, with the reason
+        const auto listed = cli::run_json({"inspect", path});
+        CHECK(listed["mappable"] == false);
+        CHECK(listed["dtype"].is_null() == (where == shows::in_header));
+        CHECK(listed["reason"].get<std::string>().size() > 0);
+    }
+
+    // the data of a stored member is mapped, and its checksum taken when all of it is read
+    auto stored = zip_bytes::make({{"a.npy", array}});
+    stored.bytes[stored.datas[0] + array.size() - 1] = 'y';
+    write_file(folder / "stored with a wrong CRC", stored.bytes);
+    check_refused("convert", folder / "stored with a wrong CRC");
+}
+
+TEST_CASE("cli: refuses an npz file that was cut after any byte") {
+    const temporary_folder folder;
+    const std::string array = header(text("'<f4'", "(2, 3)")) + std::string(24, '\0');
+    const std::string whole = zip_bytes::make({{"a.npy", array}, {"b.npy", array, true}}).bytes;
+    const std::string path = folder / "cut.npz";
+    for (std::size_t size = 0; size < whole.size(); size += 3) {
+        CAPTURE(size);
+        write_file(path, whole.substr(0, size));
+        const tool_result result = run_tool({"inspect", path});
+        CAPTURE(result.errors);
+        CHECK(result.status == 1);
+        CHECK(result.one_error_line());
+    }
+    write_file(path, whole);
+    CHECK(run_tool({"inspect", path}).status == 0);
+}
+
+// ---- safetensors ------------------------------------------------------------------------------------------
+
+TEST_CASE("cli: refuses every bad safetensors file with one line, within a second") {
+    const auto tensor = [](const std::string& name, const std::string& type, const std::string& shape,
+                           const std::string& offsets) {
+        return "\"" + name + R"(":{"dtype":")" + type + R"(","shape":)" + shape + R"(,"data_offsets":)" +
+               offsets + "}";
+    };
+    const auto only = [&](const std::string& type, const std::string& shape, const std::string& offsets) {
+        return cli::safetensors("{" + tensor("a", type, shape, offsets) + "}", std::string(24, 'x'));
+    };
+    const auto both = [&](const std::string& first, const std::string& second, std::size_t data) {
+        return cli::safetensors(
+            "{" + tensor("a", "F32", "[3]", first) + "," + tensor("b", "F32", "[3]", second) + "}",
+            std::string(data, 'x'));
+    };
+    const std::string length_only("\2\0\0\0\0\0\0\0", 8);
+    const std::vector<std::pair<std::string, std::string>> table{
+        {"no header", length_only},
+        {"N past the end", std::string("\x63\0\0\0\0\0\0\0{}", 10)},
+        {"N huge", std::string("\xff\xff\xff\xff\xff\x7f\0\0{}", 10)},
+        {"N above the cap", std::string("\1\xe1\xf5\5\0\0\0\0{}", 10)},
+        {"N zero", std::string("\0\0\0\0\0\0\0\0{}", 10)},
+        {"overlap", both("[0,12]", "[8,20]", 20)},
+        {"the same bytes", both("[0,12]", "[0,12]", 12)},
+        {"hole", both("[0,12]", "[16,28]", 28)},
+        {"hole in front", both("[4,16]", "[16,28]", 28)},
+        {"bytes behind", both("[0,12]", "[12,24]", 25)},
+        {"data lacking", both("[0,12]", "[12,24]", 23)},
+        {"offsets reversed", only("F32", "[6]", "[24,0]")},
+        {"offsets huge", only("F32", "[6]", "[18446744073709551592,18446744073709551615]")},
+        {"offsets negative", only("F32", "[6]", "[-24,0]")},
+        {"offsets no integers", only("F32", "[6]", "[0,24.0]")},
+        {"one offset", only("F32", "[6]", "[24]")},
+        {"size lies", only("F32", "[7]", "[0,24]")},
+        {"shape overflows", only("F32", "[4294967296,4294967296,6]", "[0,24]")},
+        {"shape overflows with a zero", only("F32", "[18446744073709551615,2,0]", "[0,0]")},
+        {"shape negative", only("F32", "[-6]", "[0,24]")},
+        {"65 axes", only("F32", "[" + repeated("1,", 64) + "6]", "[0,24]")},
+        {"type unknown", only("F31", "[6]", "[0,24]")},
+        {"type lower case", only("f32", "[6]", "[0,24]")},
+        {"no JSON", cli::safetensors("{]", "")},
+        {"JSON cut short", cli::safetensors(R"({"a":{"dtype":"F32")", "")},
+        {"JSON and more", cli::safetensors("{}{}", "")},
+        {"deep JSON", cli::safetensors("{\"a\":" + repeated("[", 50'000) + repeated("]", 50'000) + "}", "")},
+        {"deep objects", cli::safetensors(repeated("{\"a\":", 50'000) + "1" + repeated("}", 50'000), "")},
+        {"unclosed brackets", cli::safetensors("{\"a\":" + repeated("[", 100'000), "")},
+        {"twice a name",
+         cli::safetensors(
+             "{" + tensor("a", "U8", "[1]", "[0,1]") + "," + tensor("a", "U8", "[1]", "[1,2]") + "}", "xx")},
+        {"no shape", cli::safetensors(R"({"a":{"dtype":"U8","data_offsets":[0,1]}})", "x")},
+        {"tensor no object", cli::safetensors(R"({"a":1})", "x")},
+        {"metadata no text", cli::safetensors(R"({"__metadata__":{"a":1}})", "")},
+        {"no UTF-8", cli::safetensors("{\"\xff\":1}", "")},
+        {"long number", cli::safetensors("{\"a\":" + repeated("9", 100'000) + "}", "")},
+        {"control characters", cli::safetensors("{\"\\u001b[31m\\n\":1}", "")},
+    };
+    const temporary_folder folder;
+    for (const auto& [name, content] : table) {
+        write_file(folder / name, content);
+        check_refused(folder / name);
+        check_refused("inspect", folder / name, "a");
+    }
+}
+
+// ---- what is no file --------------------------------------------------------------------------------------
 
 TEST_CASE("cli: refuses what is not a regular file, and never waits for it") {
     const temporary_folder folder;

@@ -1,8 +1,8 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <filesystem>
@@ -12,52 +12,24 @@
 #include <vector>
 
 #include "pinflow/version.hpp"
+#include "tests/cli_helpers.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_tool.hpp"
 #include "tests/temporary_folder.hpp"
+#include "tests/zip_bytes.hpp"
 
 // What others script against: commands, flags, exit statuses, JSON, the digest. tests/cli_bad_files_test.cpp
 // has the files that the tool refuses.
 
 namespace {
 
+using cli::arguments;
+using cli::counting_bytes;
+using cli::keys_of;
+using cli::npy;
+using cli::run_json;
 using nlohmann::json;
 using npy_bytes::write_file;
-using arguments = std::vector<std::string>;
-
-std::string npy(const std::string& descr, const std::string& shape, const std::string& payload,
-                const std::string& fortran_order = "False") {
-    return npy_bytes::header(npy_bytes::text("'" + descr + "'", shape, fortran_order)) + payload;
-}
-
-std::string counting_bytes(std::size_t count) {
-    std::string bytes(count, '\0');
-    for (std::size_t i = 0; i < count; ++i) {
-        bytes[i] = static_cast<char>(i * 131 + i / 251);
-    }
-    return bytes;
-}
-
-std::set<std::string> keys_of(const json& object) {
-    std::set<std::string> keys;
-    for (const auto& [key, value] : object.items()) {
-        keys.insert(key);
-    }
-    return keys;
-}
-
-/// Runs a command that has to succeed and to print JSON and nothing else.
-json run_json(arguments command) {
-    command.emplace_back("--json");
-    CAPTURE(fmt::format("{}", fmt::join(command, " ")));
-    const tool_result result = run_tool(command);
-    CAPTURE(result.errors);
-    REQUIRE(result.status == 0);
-    CHECK(result.errors.empty());
-    const json parsed = json::parse(result.output, nullptr, false);
-    REQUIRE(!parsed.is_discarded());
-    return parsed;
-}
 
 std::string digest_of(arguments command) {
     command.insert(command.begin(), "stream");
@@ -109,10 +81,15 @@ TEST_CASE("cli: prints its version and help with exit status 0") {
     CHECK(version.status == 0);
     CHECK(version.output == fmt::format("pinflow {}\n", pinflow::version));
     CHECK(version.errors.empty());
-    for (const arguments& command :
-         {arguments{"--help"}, {"-h"}, {"inspect", "--help"}, {"stream", "-h"}, {"devices", "--help"}}) {
+    for (const arguments& command : {arguments{"--help"},
+                                     {"-h"},
+                                     {"inspect", "--help"},
+                                     {"stream", "-h"},
+                                     {"convert", "--help"},
+                                     {"verify", "-h"},
+                                     {"devices", "--help"}}) {
         const tool_result help = run_tool(command);
-        CAPTURE(fmt::format("{}", fmt::join(command, " ")));
+        CAPTURE(cli::joined(command));
         CHECK(help.status == 0);
         CHECK(help.output.find("Usage: pinflow") != std::string::npos);
         CHECK(help.errors.empty());
@@ -123,12 +100,9 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
     const temporary_folder folder;
     const std::string file = folder / "a.npy";
     write_file(file, npy("|u1", "(2, 3)", counting_bytes(6)));
-    write_file(folder / "a.npz", std::string("PK\x03\x04", 4) + std::string(60, '\0'));
-    write_file(folder / "empty.npz", std::string("PK\x05\x06", 4) + std::string(18, '\0'));
     write_file(folder / "a.h5", "\x89HDF\r\n\x1a\n" + std::string(60, '\0'));
     write_file(folder / "user_block.h5",
                std::string(1024, '\0') + "\x89HDF\r\n\x1a\n" + std::string(60, '\0'));
-    write_file(folder / "a.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10));
 
     struct wrong {
         arguments command;
@@ -142,8 +116,6 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"--json"}, "'--json'"},
         {{"--version", "please"}, "'please'"},
         // commands of the interface that come later
-        {{"convert", file, folder / "b.npy"}, "'convert'"},
-        {{"verify", file}, "'verify'"},
         {{"pin", file, "segment"}, "'pin'"},
         {{"unpin", "segment"}, "'unpin'"},
         {{"list", "--json"}, "'list'"},
@@ -173,16 +145,13 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"stream", file, "--memory", "1KiB", "--slots", "60000"}, "1024 bytes"},
         {{"stream", file, "--batch", "1", "--epochs", "18446744073709551615"}, "epochs"},
         // formats and sources that come later, told by content
-        {{"inspect", folder / "a.npz"}, "zip"},
-        {{"stream", folder / "empty.npz"}, "zip"},
-        {{"inspect", std::string(folder / "a.npz") + ":x"}, "zip"},
         {{"stream", folder / "a.h5"}, "HDF5"},
+        {{"stream", folder / "*.h5"}, "HDF5"},
+        {{"stream", std::string(folder / "*.h5") + ":name"}, "HDF5"},
         {{"inspect", folder / "user_block.h5"}, "HDF5"},
-        {{"inspect", folder / "a.safetensors"}, "safetensors"},
+        {{"inspect", std::string(folder / "a.h5") + ":name"}, "HDF5"},
         {{"inspect", "shm:segment"}, "shm:segment"},
         {{"stream", "shm:segment"}, "shm:segment"},
-        {{"stream", folder / "*.npy"}, "*.npy"},
-        {{"stream", folder / "[ab].npy"}, "[ab].npy"},
         // flags that come later are told even before the file is looked for
         {{"stream", file, "--order", "windowed"}, "windowed"},
         {{"stream", "absent.npy", "--window", "8"}, "--window"},
@@ -192,7 +161,8 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"stream", file, "--save-state", "state"}, "--save-state"},
         {{"stream", file, "--load-state=state"}, "--load-state"},
     };
-    for (const char* const flag : {"--batch", "--epochs", "--slots", "--threads", "--memory", "--seed"}) {
+    for (const char* const flag :
+         {"--batch", "--epochs", "--slots", "--threads", "--memory", "--pin-budget", "--seed"}) {
         for (const char* const value :
              {"-1", "-0", "+1", "x", "1x", "0x10", "1.0", "1e3", " 1", "1 ", "18446744073709551616",
               "99999999999999999999999999999", "1KB", "KiB"}) {
@@ -206,7 +176,7 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
     table.push_back({{"stream", file, "--batch", "1KiB"}, "--batch"});
 
     for (const auto& [command, says] : table) {
-        CAPTURE(fmt::format("{}", fmt::join(command, " ")));
+        CAPTURE(cli::joined(command));
         const tool_result result = run_tool(command);
         CAPTURE(result.errors);
         CHECK(result.status == 2);
@@ -332,6 +302,93 @@ TEST_CASE("cli: inspect prints exactly the documented keys") {
     }
 }
 
+TEST_CASE("cli: inspect lists the arrays of a file, also those that cannot be opened") {
+    const temporary_folder folder;
+    const std::string archive = folder / "a.npz";
+    write_file(archive, zip_bytes::make({{"plain.npy", npy("<f4", "(3, 4)", counting_bytes(48))},
+                                         {"deflated.npy", npy("<i8", "(2,)", counting_bytes(16)), true},
+                                         {"pickled.npy", npy("|O", "(1,)", "x")},
+                                         {"text", "hello"}})
+                            .bytes);
+    const std::set<std::string> keys{"name",         "dtype",      "shape",    "fortran_order",
+                                     "offset_bytes", "size_bytes", "mappable", "reason"};
+    const json listed = run_json({"inspect", archive});
+    CHECK(keys_of(listed) == std::set<std::string>{"format", "arrays"});
+    CHECK(listed["format"] == "npz");
+    REQUIRE(listed["arrays"].size() == 4);
+    for (const json& array : listed["arrays"]) {
+        CHECK(keys_of(array) == keys);
+        CHECK(array["reason"].get<std::string>().size() > 0);
+    }
+    const json& plain = listed["arrays"][0];
+    CHECK(plain["name"] == "plain");
+    CHECK(plain["dtype"] == "<f4");
+    CHECK(plain["shape"] == json({3, 4}));
+    CHECK(plain["size_bytes"] == 48);
+    CHECK(plain["mappable"] == true);
+    CHECK(npy_bytes::read_file(archive).substr(plain["offset_bytes"], 48) == counting_bytes(48));
+    const json& deflated = listed["arrays"][1];
+    CHECK(deflated["dtype"] == "<i8");
+    CHECK(deflated["offset_bytes"].is_null());
+    CHECK(deflated["size_bytes"] == 16);
+    CHECK(deflated["mappable"] == false);
+    for (const std::size_t index : {2u, 3u}) {
+        CHECK(listed["arrays"][index]["dtype"].is_null());
+        CHECK(listed["arrays"][index]["mappable"] == false);
+    }
+
+    json named = run_json({"inspect", archive + ":plain"});
+    CHECK(run_json({"inspect", archive + ":plain.npy"}) == named);
+    CHECK(named["format"] == "npz");
+    named.erase("format");
+    named["name"] = "plain";
+    CHECK(named == plain);
+    cli::check_fails(1, {"inspect", archive + ":pickled"}, {"pickled", "pickle"});
+    cli::check_fails(1, {"inspect", archive + ":absent"}, {"absent", "'plain'", "'deflated'"});
+
+    const tool_result text = run_tool({"inspect", archive});
+    CHECK(text.status == 0);
+    for (const char* const word : {"npz", "4 arrays", "deflated", "<f4", "(3, 4)", "48 bytes", "pickle"}) {
+        CHECK(text.output.find(word) != std::string::npos);
+    }
+    CHECK(std::ranges::count(text.output, '\n') == 6);
+}
+
+TEST_CASE("cli: inspect describes the one array of an archive as that of an npy file") {
+    const temporary_folder folder;
+    write_file(folder / "one.npz", zip_bytes::make({{"x.npy", npy("<f4", "(2,)", counting_bytes(8))}}).bytes);
+    write_file(folder / "one.safetensors",
+               cli::safetensors(R"({"x":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", "abcd"));
+    write_file(folder / "none.npz", zip_bytes::make({}).bytes);
+    write_file(folder / "none.safetensors", cli::safetensors("{}", ""));
+    const json archived = run_json({"inspect", folder / "one.npz"});
+    CHECK(keys_of(archived) == keys_of(run_json({"inspect", folder / "one.npz:x"})));
+    CHECK(archived["dtype"] == "<f4");
+    const json tensor = run_json({"inspect", folder / "one.safetensors"});
+    CHECK(tensor["format"] == "safetensors");
+    CHECK(tensor["dtype"] == "bfloat16");
+    CHECK(tensor["offset_bytes"] == std::filesystem::file_size(folder / "one.safetensors") - 4);
+    for (const char* const none : {"none.npz", "none.safetensors"}) {
+        CHECK(run_json({"inspect", folder / none})["arrays"] == json::array());
+    }
+}
+
+TEST_CASE("cli: inspect tells structured types as numpy spells them, and describes their fields") {
+    const temporary_folder folder;
+    const std::string file = folder / "a.npy";
+    const std::string header = npy("[('x', '>i2'), ('y', '|u1', (3,))]", "(2,)", "");
+    write_file(file, header + counting_bytes(10));
+    const json whole = run_json({"inspect", file});
+    CHECK(whole["dtype"] == "[('x', '>i2'), ('y', '|u1', (3,))]");
+    CHECK(whole["shape"] == json({2}));
+    const json field = run_json({"inspect", file + ":y"});
+    CHECK(field["dtype"] == "|u1");
+    CHECK(field["shape"] == json({2, 3}));
+    CHECK(field["offset_bytes"] == header.size() + 2);
+    CHECK(field["size_bytes"] == 6);
+    cli::check_fails(1, {"inspect", file + ":z"}, {"'z'", "'x'", "'y'"});
+}
+
 TEST_CASE("cli: names that are no UTF-8 do not break the JSON") {
     const temporary_folder folder;
     const std::string name = folder / "\xff\n.npy";
@@ -428,6 +485,51 @@ TEST_CASE("cli: the digest has the values of its definition") {
     CHECK(digest_of({b, a}) == expected_digest({labels, images}, 50));
     CHECK(digest_of({a, big}) == expected_digest({images, labels}, 50));  // delivered little-endian
     CHECK(digest_of({b, b, b}) == expected_digest({labels, labels, labels}, 50));
+}
+
+TEST_CASE("cli: streams arrays out of archives, fields, and everything that a pattern matches") {
+    const temporary_folder folder;
+    const std::string rows = counting_bytes(std::size_t{24} * 7);
+    const std::string file = folder / "whole.npy", archive = folder / "a.npz",
+                      tensors = folder / "a.safetensors";
+    write_file(file, npy("|u1", "(24, 7)", rows));
+    write_file(archive, zip_bytes::make({{"x.npy", npy("|u1", "(24, 7)", rows)},
+                                         {"y.npy", npy("|u1", "(24, 7)", rows), true}})
+                            .bytes);
+    write_file(tensors, cli::safetensors(R"({"x":{"dtype":"U8","shape":[24,7],"data_offsets":[0,168]},)"
+                                         R"("y":{"dtype":"U8","shape":[1],"data_offsets":[168,169]}})",
+                                         rows + "z"));
+    write_file(folder / "structured.npy", npy("[('x', '|u1', (7,))]", "(24,)", rows));
+    const std::string expected = expected_digest({rows}, 24);
+    for (const std::string& argument : {file, archive + ":x", archive + ":x.npy", archive + ":y",
+                                        tensors + ":x", std::string(folder / "structured.npy:x")}) {
+        CHECK(digest_of({argument}) == expected);
+        CHECK(digest_of({argument, "--order", "shuffled", "--batch", "5"}) == expected);
+    }
+    CHECK(digest_of({file, archive + ":y", tensors + ":x"}) == expected_digest({rows, rows, rows}, 24));
+    for (const std::string& argument : {archive, tensors}) {
+        cli::check_fails(1, {"stream", argument}, {"'x'", "'y'"});
+        cli::check_fails(1, {"stream", argument + ":z"}, {"'z'"});
+    }
+
+    // "part-2" comes before "part-10", which shows beside an array in one piece
+    std::size_t from = 0;
+    for (const auto& [name, count] : {std::pair{"part-1.npy", 3}, {"part-2.npy", 8}, {"part-10.npy", 13}}) {
+        const auto size = static_cast<std::size_t>(count) * 7;
+        write_file(folder / name, npy("|u1", fmt::format("({}, 7)", count), rows.substr(from, size)));
+        from += size;
+    }
+    for (const char* const pattern : {"part-*.npy", "part-?*.npy", "p[a-b]rt-*"}) {
+        const json streamed = run_json({"stream", folder / pattern, "--batch", "5"});
+        CHECK(streamed["digest"] == expected);
+        CHECK(streamed["rows"] == 24);
+        CHECK(digest_of({folder / pattern, file}) == expected_digest({rows, rows}, 24));
+    }
+    write_file(folder / "b.npz", zip_bytes::make({{"x.npy", npy("|u1", "(24, 7)", rows)}}).bytes);
+    CHECK(run_json({"stream", std::string(folder / "[ab].npz") + ":x"})["rows"] == 48);
+    cli::check_fails(1, {"stream", folder / "absent-*"}, {"absent-*"});
+    write_file(folder / "part-3.npy", npy("<f4", "(1, 7)", counting_bytes(28)));
+    cli::check_fails(1, {"stream", folder / "part-*.npy"}, {"part-3.npy", "<f4"});
 }
 
 TEST_CASE("cli: the digest is the same for every order, batch size, slot count, thread count and route") {

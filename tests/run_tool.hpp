@@ -20,6 +20,7 @@ struct tool_result {
     std::string output;
     std::string errors;
     double seconds = 0;
+    std::uint64_t peak_bytes = 0;  ///< most memory that was resident at once
 
     /// Whether the errors are one line as the tool promises it.
     bool one_error_line() const {
@@ -32,6 +33,7 @@ struct tool_surroundings {
     bool output_closed = false;            ///< standard output is not open at all
     bool output_pipe_closed = false;       ///< standard output is a pipe that nobody reads any more
     std::uint64_t most_address_bytes = 0;  ///< a limit on the address space, unless 0
+    std::uint64_t most_file_bytes = 0;     ///< a limit on the files it writes, unless 0
 };
 
 inline tool_result run_tool(const std::vector<std::string>& arguments,
@@ -67,15 +69,21 @@ inline tool_result run_tool(const std::vector<std::string>& arguments,
             const ::rlimit limit{surroundings.most_address_bytes, surroundings.most_address_bytes};
             if (::setrlimit(RLIMIT_AS, &limit) != 0) ::_exit(126);
         }
+        if (surroundings.most_file_bytes > 0) {
+            const ::rlimit limit{surroundings.most_file_bytes, surroundings.most_file_bytes};
+            if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(126);
+        }
         ::execv(argv[0], argv.data());
         ::_exit(127);
     }
     if (unread[1] != -1) ::close(unread[1]);
     int status = 0;
-    if (::waitpid(child, &status, 0) != child) throw std::runtime_error("cannot wait for the tool");
+    ::rusage usage{};
+    if (::wait4(child, &status, 0, &usage) != child) throw std::runtime_error("cannot wait for the tool");
 
     tool_result result;
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count();
+    result.peak_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) << 10;
     result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (surroundings.output_path.empty()) result.output = npy_bytes::read_file(output_path);
     result.errors = npy_bytes::read_file(errors_path);

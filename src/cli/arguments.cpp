@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -78,15 +79,6 @@ std::uint64_t parse_byte_count(std::string_view flag, std::string_view text) {
 bool exists(const std::string& path) {
     std::error_code ignored;
     return std::filesystem::exists(path, ignored);
-}
-
-file_argument split_file_argument(const std::string& text) {
-    if (exists(text)) return {text, std::nullopt};
-    for (std::size_t colon = text.rfind(':'); colon != std::string::npos && colon > 0;
-         colon = text.rfind(':', colon - 1)) {
-        if (exists(text.substr(0, colon))) return {text.substr(0, colon), text.substr(colon + 1)};
-    }
-    return {text, std::nullopt};
 }
 
 }  // namespace pinflow::cli

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,18 +31,7 @@ std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uin
 /// Reads a positive number of bytes: "1048576", "1024KiB", "1MiB", also with GiB or TiB. @throws usage_error.
 std::uint64_t parse_byte_count(std::string_view flag, std::string_view text);
 
-/// What FILE[:NAME] stands for.
-struct file_argument {
-    std::string path;
-    std::optional<std::string> name;  ///< of an array in the file
-};
-
 /// Whether something answers to `path`; false when that cannot be found out.
 bool exists(const std::string& path);
-
-/// Splits FILE[:NAME]: a text that is a path itself has no name; otherwise the longest prefix that exists and
-/// ends at a colon is the file. When nothing exists, all of it is the path, so that opening it says what is
-/// wrong.
-file_argument split_file_argument(const std::string& text);
 
 }  // namespace pinflow::cli

@@ -1,8 +1,15 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "pinflow/error.hpp"
+#include "pinflow/formats/open.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"
 #include "src/cli/json.hpp"
@@ -13,45 +20,135 @@ namespace pinflow::cli {
 
 namespace {
 
+using nlohmann::ordered_json;
+
 /// Why the array can or cannot be mapped, and what its order means for streaming.
-std::string reason_for(const opened_array& opened) {
-    std::string reason = opened.array.reason();
-    if (opened.fortran_order && opened.array.shape().size() > 1) {
+std::string reason_for(const array_listing& listed) {
+    std::string reason = listed.reason;
+    if (listed.fortran_order && listed.shape.size() > 1) {
         reason += "; in Fortran order, so that its rows do not lie together and cannot be streamed";
     }
     return reason;
 }
 
-std::string as_json(const opened_array& opened) {
-    const array& array = opened.array;
-    return json_line({{"format", opened.format},
-                      {"dtype", array.dtype().descr()},
-                      {"shape", array.shape()},
-                      {"fortran_order", opened.fortran_order},
-                      {"offset_bytes", array.offset_bytes()},
-                      {"size_bytes", array.size_bytes()},
-                      {"mappable", array.mapped()},
-                      {"reason", reason_for(opened)}});
+// ---- finding one array ------------------------------------------------------------------------------------
+
+/// Describes a field of a structured .npy file, which has no listing of its own.
+array_listing list_field(const std::string& path, const std::string& name) {
+    const array field = open(path, name);
+    array_listing listing = list_arrays(path).front();
+    listing.name = name;
+    listing.dtype = field.dtype();
+    listing.shape = field.shape();
+    listing.offset_bytes = field.offset_bytes();
+    listing.size_bytes = field.size_bytes();
+    listing.mappable = field.mapped();
+    listing.reason = field.reason();
+    return listing;
 }
 
-std::string as_text(const std::string& name, const opened_array& opened) {
-    const array& array = opened.array;
-    return fmt::format(
-        "{}\n"
-        "format    {}\n"
-        "dtype     {}\n"
-        "shape     {}, in {} order\n"
-        "data      {} at offset {}\n"
-        "mappable  {}: {}\n",
-        escaped(name), opened.format, array.dtype().descr(), to_string(array.shape()),
-        opened.fortran_order ? "Fortran" : "C", readable_size(array.size_bytes()), array.offset_bytes(),
-        array.mapped() ? "yes" : "no", escaped(reason_for(opened)));
+array_listing find_array(const source_argument& source) {
+    const std::string& name = *source.name;
+    if (source.format == file_format::npy) return list_field(source.path, name);
+    std::vector<array_listing> listed = list_arrays(source.path);
+    auto found = std::ranges::find(listed, name, &array_listing::name);
+    if (found == listed.end() && source.format == file_format::npz && name.ends_with(".npy")) {
+        found = std::ranges::find(listed, name.substr(0, name.size() - 4), &array_listing::name);
+    }
+    if (found == listed.end()) {
+        throw invalid_argument(fmt::format("cannot open '{}' of '{}': there is no such array in it, but {}",
+                                           name, source.path, listed.empty() ? "none" : names_of(listed)));
+    }
+    if (!found->dtype) {
+        throw unsupported(fmt::format("cannot open '{}' of '{}': {}", name, source.path, found->reason));
+    }
+    return std::move(*found);
+}
+
+// ---- JSON -------------------------------------------------------------------------------------------------
+
+/// Adds the keys that describe an array; what is not known of one that cannot be opened is null.
+void describe(ordered_json& object, const array_listing& listed) {
+    const bool known = listed.dtype.has_value();
+    object["dtype"] = known ? ordered_json(listed.dtype->descr()) : ordered_json();
+    object["shape"] = known ? ordered_json(listed.shape) : ordered_json();
+    object["fortran_order"] = known ? ordered_json(listed.fortran_order) : ordered_json();
+    object["offset_bytes"] = listed.offset_bytes ? ordered_json(*listed.offset_bytes) : ordered_json();
+    object["size_bytes"] = known ? ordered_json(listed.size_bytes) : ordered_json();
+    object["mappable"] = listed.mappable;
+    object["reason"] = reason_for(listed);
+}
+
+std::string one_as_json(file_format format, const array_listing& listed) {
+    ordered_json object{{"format", to_string(format)}};
+    describe(object, listed);
+    return json_line(object);
+}
+
+std::string all_as_json(file_format format, const std::vector<array_listing>& listed) {
+    ordered_json arrays = ordered_json::array();
+    for (const array_listing& each : listed) {
+        ordered_json object{{"name", each.name}};
+        describe(object, each);
+        arrays.push_back(std::move(object));
+    }
+    return json_line({{"format", to_string(format)}, {"arrays", std::move(arrays)}});
+}
+
+// ---- text -------------------------------------------------------------------------------------------------
+
+std::string one_as_text(const std::string& name, file_format format, const array_listing& listed) {
+    std::string text = fmt::format("{}\nformat    {}\n", escaped(name), to_string(format));
+    if (listed.dtype) {
+        text += fmt::format(
+            "dtype     {}\n"
+            "shape     {}, in {} order\n"
+            "data      {}{}\n",
+            escaped(listed.dtype->descr()), to_string(listed.shape), listed.fortran_order ? "Fortran" : "C",
+            readable_size(listed.size_bytes),
+            listed.offset_bytes ? fmt::format(" at offset {}", *listed.offset_bytes) : "");
+    }
+    return text +
+           fmt::format("mappable  {}: {}\n", listed.mappable ? "yes" : "no", escaped(reason_for(listed)));
+}
+
+std::string all_as_text(const std::string& name, file_format format,
+                        const std::vector<array_listing>& listed) {
+    using table_row = std::array<std::string, 6>;
+    std::vector<table_row> rows{{"name", "dtype", "shape", "data", "offset", "mappable"}};
+    for (const array_listing& each : listed) {
+        table_row row{escaped(each.name), "-", "-", "-", "-", each.mappable ? "yes: " : "no: "};
+        if (each.dtype) {
+            row[1] = escaped(each.dtype->descr());
+            row[2] = to_string(each.shape);
+            row[3] = readable_size(each.size_bytes);
+        }
+        if (each.offset_bytes) row[4] = fmt::format("{}", *each.offset_bytes);
+        row[5] += escaped(reason_for(each));
+        rows.push_back(std::move(row));
+    }
+    constexpr std::size_t widest = 40;  // a longer entry pushes its own line only
+    std::array<std::size_t, 5> widths{};
+    for (const table_row& row : rows) {
+        for (std::size_t column = 0; column < widths.size(); ++column) {
+            widths[column] = std::max(widths[column], std::min(row[column].size(), widest));
+        }
+    }
+    std::string text = fmt::format("{}: {}, {}\n", escaped(name), to_string(format),
+                                   readable_count(listed.size(), "array", "arrays"));
+    for (const table_row& row : rows) {
+        for (std::size_t column = 0; column < widths.size(); ++column) {
+            text += fmt::format("{:<{}}  ", row[column], widths[column]);
+        }
+        text += row.back() + "\n";
+    }
+    return text;
 }
 
 }  // namespace
 
 void inspect(const argument_list& arguments) {
-    CLI::App app("Says what lies in a file, and whether it can be mapped. Reads the header only.",
+    CLI::App app("Says what lies in a file, and whether it can be mapped. Reads headers only.",
                  "pinflow inspect");
     std::string file;
     bool json = false;
@@ -59,8 +156,19 @@ void inspect(const argument_list& arguments) {
     app.add_flag("--json", json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return;
 
-    const opened_array opened = open_argument(file);
-    print(json ? as_json(opened) : as_text(file, opened));
+    const source_argument source = find_source(file);
+    std::vector<array_listing> listed;
+    if (source.name) {
+        listed.push_back(find_array(source));
+    } else {
+        listed = list_arrays(source.path);
+    }
+    if (listed.size() == 1) {
+        print(json ? one_as_json(source.format, listed.front())
+                   : one_as_text(file, source.format, listed.front()));
+    } else {
+        print(json ? all_as_json(source.format, listed) : all_as_text(file, source.format, listed));
+    }
 }
 
 }  // namespace pinflow::cli

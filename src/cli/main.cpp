@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "pinflow/formats/open.hpp"
 #include "pinflow/version.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"
@@ -29,12 +30,13 @@ struct command {
 constexpr std::array commands{
     command{"inspect", inspect, "says what lies in a file, and whether it can be mapped"},
     command{"stream", stream_files, "streams rows to a device and says how fast, and by which route"},
+    command{"convert", convert, "rewrites arrays of any format so that they can be mapped"},
+    command{"verify", verify, "checks a file against its checksum, or writes that"},
     command{"devices", list_devices, "lists the devices that batches can be streamed to"},
 };
 
 /// Commands that the interface names and this build does not have.
-constexpr std::array<std::string_view, 7> missing_commands{"convert", "verify", "pin",  "unpin",
-                                                           "list",    "clean",  "bench"};
+constexpr std::array<std::string_view, 5> missing_commands{"pin", "unpin", "list", "clean", "bench"};
 
 std::string help() {
     std::string text =
@@ -84,11 +86,16 @@ void occupy_standard_descriptors() {
 
 int main(int argument_count, char** arguments) {
     occupy_standard_descriptors();
-    std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, which has a sentence
+    // a closed pipe and a file that may not grow are errors of writing, which have a sentence
+    std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN);
     try {
         run(argument_list(arguments + std::min(argument_count, 1), arguments + argument_count));
         return done;
     } catch (const usage_error& failure) {
+        print_error(failure.what());
+        return wrong_usage;
+    } catch (const pinflow::format_not_built& failure) {
         print_error(failure.what());
         return wrong_usage;
     } catch (const std::bad_alloc&) {

@@ -1,21 +1,31 @@
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
+#include <vector>
 
-#include "pinflow/array.hpp"
+#include "pinflow/formats/listing.hpp"
+#include "pinflow/formats/open.hpp"
+#include "pinflow/row_source.hpp"
 
 namespace pinflow::cli {
 
-/// An array that was named on the command line.
-struct opened_array {
-    pinflow::array array;
-    std::string format;  ///< "npy"
-    bool fortran_order;  ///< as the file's header says
+/// FILE[:NAME] on the command line.
+struct source_argument {
+    std::string path;
+    std::optional<std::string> name;  ///< of an array in the file
+    file_format format;
 };
 
-/// Opens FILE[:NAME], choosing the reader by the file's content and not by its name. @throws usage_error for
-/// formats and shared segments, which this build cannot open; what the readers throw.
-opened_array open_argument(const std::string& text);
+/// Finds the file that FILE[:NAME] means, and what it is by its content.
+/// @throws usage_error for shared segments, which this build lacks; what format_of throws.
+source_argument find_source(const std::string& text);
+
+/// The names of arrays, for a sentence: all of them, or the first few.
+std::string names_of(const std::vector<array_listing>& arrays);
+
+/// Opens what one argument of `stream` means, which may be a pattern. @throws as find_source and open_rows.
+std::shared_ptr<const row_source> open_source_rows(const std::string& text);
 
 }  // namespace pinflow::cli

@@ -81,9 +81,10 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "pinflow stream");
     stream_arguments parsed;
     std::string device_name = "auto", batch = "64", order_name = "sequential", seed = "0", epochs = "1";
-    std::string route_name = "auto", tail_name = "partial", memory, slots, threads;
+    std::string route_name = "auto", tail_name = "partial", memory, slots, threads, pin_budget;
     app.add_option("FILE", parsed.files,
-                   "The arrays of a sample: a file each, or FILE:NAME for an array in it")
+                   "The arrays of a sample: a file each, or FILE:NAME for an array in it; a quoted pattern\n"
+                   "stands for all files that match, one after the other")
         ->type_name("")
         ->required();
     const auto add = [&](const char* flag, std::string& value, const char* type, const char* help) {
@@ -97,6 +98,9 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--route", route_name, "auto|direct|copy|staged|read",
         "How rows travel; one that cannot work is an error");
     add("--memory", memory, "BYTES", "Most memory of all slots; with KiB, MiB, GiB or TiB (default: 1GiB)");
+    add("--pin-budget", pin_budget, "BYTES",
+        "Most memory to lock for the GPU, which may pass `ulimit -l` (default: that, and 3/4 of what is "
+        "free)");
     add("--slots", slots, "N", "Batches that can exist at once, from 2 on (default: by memory)");
     add("--threads", threads, "N", "Threads that gather rows (default: one a core)");
     add("--tail", tail_name, "partial|drop", "What becomes of rows that do not fill the last batch");
@@ -119,6 +123,9 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     options.route = parse_route(route_name);
     options.tail = parse_tail(tail_name);
     if (app.count("--memory") > 0) options.memory_bytes = parse_byte_count("--memory", memory);
+    if (app.count("--pin-budget") > 0) {
+        options.pin_budget_bytes = parse_byte_count("--pin-budget", pin_budget);
+    }
     if (app.count("--slots") > 0) {
         options.slots = static_cast<unsigned>(parse_count("--slots", slots, 2, 65536));
     }
@@ -130,18 +137,10 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
 
 // ---- opening ----------------------------------------------------------------------------------------------
 
-std::shared_ptr<const row_source> open_rows(const std::string& text) {
-    if (text.find_first_of("*?[") != std::string::npos && !exists(split_file_argument(text).path)) {
-        throw usage_error(fmt::format(
-            "there is no file '{}', and this build of pinflow cannot take several files as one array", text));
-    }
-    return open_argument(text).array.rows();
-}
-
 std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::string>& files) {
     std::vector<std::shared_ptr<const row_source>> sources;
     for (const std::string& file : files) {
-        sources.push_back(open_rows(file));
+        sources.push_back(open_source_rows(file));
         if (sources.back()->row_count() != sources.front()->row_count()) {
             throw invalid_argument(
                 fmt::format("'{}' has {} rows and '{}' has {}: the arrays of a sample need equally many",

@@ -1,0 +1,300 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/element_streams.hpp"
+#include "formats/safetensors_header.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "src/cli/arguments.hpp"
+#include "src/cli/commands.hpp"
+#include "src/cli/element_pipeline.hpp"
+#include "src/cli/open.hpp"
+#include "src/cli/output.hpp"
+#include "src/cli/target_file.hpp"
+#include "src/core/cast.hpp"
+
+namespace pinflow::cli {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t reordering_bytes = std::uint64_t{64} << 20;
+
+// ---- the command line -------------------------------------------------------------------------------------
+
+struct convert_arguments {
+    source_argument source;
+    target_argument target;
+    std::optional<dtype> view_as;
+    std::optional<dtype> cast_to;
+    std::uint64_t alignment_bytes = 4096;
+};
+
+dtype parse_dtype(std::string_view flag, const std::string& text) {
+    const auto parsed = [&] {
+        try {
+            return dtype::parse(text);
+        } catch (const error& failure) {
+            throw usage_error(fmt::format("{} takes a type as numpy spells it: {}", flag, failure.what()));
+        }
+    }();
+    if (!parsed.is_little_endian()) {
+        throw usage_error(fmt::format(
+            "{} takes no big-endian type, such as '{}': convert writes little-endian", flag, text));
+    }
+    return parsed;
+}
+
+/// Empty when help was asked for.
+std::optional<convert_arguments> parse_convert_arguments(const argument_list& arguments) {
+    CLI::App app(
+        "Rewrites an array of any format as .npy, .npz (stored) or .safetensors, whichever extension OUT "
+        "has:\n"
+        "C order, little-endian, aligned, so that it can be mapped. IN without NAME stands for all of its\n"
+        "arrays. OUT appears complete or not at all, and may be IN.",
+        "pinflow convert");
+    std::string in, out, cast_to, view_as, alignment;
+    app.add_option("IN", in, "A file, or FILE:NAME for an array in it")->type_name("")->required();
+    app.add_option("OUT", out, "A file, or FILE:NAME (default: data)")->type_name("")->required();
+    app.add_option("--dtype", cast_to,
+                   "Cast numbers to this type: floats round to nearest even, integers saturate")
+        ->type_name("T");
+    app.add_option("--view-as", view_as, "Take the bytes for this type of the same size, before --dtype")
+        ->type_name("T");
+    app.add_option("--align", alignment, "Where the data begins is a multiple of this (default: 4096)")
+        ->type_name("BYTES");
+    if (!parse(app, arguments)) return std::nullopt;
+
+    // what can be wrong without looking at a file comes first
+    target_argument target = parse_target(out);
+    std::uint64_t alignment_bytes = 4096;
+    if (app.count("--align") > 0) alignment_bytes = parse_byte_count("--align", alignment);
+    check_alignment(target.format, alignment_bytes);
+    std::optional<dtype> view_type, cast_type;
+    if (app.count("--view-as") > 0) view_type = parse_dtype("--view-as", view_as);
+    if (app.count("--dtype") > 0) cast_type = parse_dtype("--dtype", cast_to);
+    return convert_arguments{find_source(in), std::move(target), std::move(view_type), std::move(cast_type),
+                             alignment_bytes};
+}
+
+// ---- what is to be done -----------------------------------------------------------------------------------
+
+/// One array on its way.
+struct conversion {
+    std::string source_name;  ///< empty for the one array of a file
+    pinflow::dtype source;    ///< as its stream delivers it
+    pinflow::dtype viewed;
+    target_array target;
+};
+
+std::string named(const source_argument& source, const std::string& name) {
+    return name.empty() ? fmt::format("'{}'", source.path) : fmt::format("'{}:{}'", source.path, name);
+}
+
+/// @throws unsupported when the file to be written has no such type.
+void check_type_fits(file_format format, const conversion& conversion, const std::string& what) {
+    const dtype& type = conversion.target.dtype;
+    if (format != file_format::safetensors) return;
+    const auto fits = [&](const pinflow::detail::safetensors_type& known) {
+        return known.kind == type.kind() && known.bits == 8 * type.size_bytes();
+    };
+    if (std::ranges::any_of(pinflow::detail::safetensors_types(), fits)) return;
+    throw unsupported(
+        fmt::format("cannot convert {}: safetensors has no type for {} (--view-as takes the same bytes for a "
+                    "type that it has, --dtype casts numbers)",
+                    what, type.descr()));
+}
+
+conversion plan_one(const convert_arguments& arguments, const std::string& source_name,
+                    std::string target_name, const dtype& type, shape_vector shape) {
+    const dtype source = type.little_endian();
+    const dtype viewed = arguments.view_as.value_or(source);
+    const dtype target = arguments.cast_to.value_or(viewed);
+    const auto what = [&] { return named(arguments.source, source_name); };
+    if (viewed.size_bytes() != source.size_bytes()) {
+        throw invalid_argument(fmt::format(
+            "cannot convert {}: its elements are {} of {}, {} takes {}", what(), source.descr(),
+            readable_count(source.size_bytes(), "byte", "bytes"), viewed.descr(), viewed.size_bytes()));
+    }
+    if (viewed != target && !pinflow::detail::can_cast(viewed, target)) {
+        throw invalid_argument(fmt::format(
+            "cannot convert {}: only numbers can be cast, not {} to {} (--view-as can name the type that its "
+            "bytes stand for)",
+            what(), viewed.descr(), target.descr()));
+    }
+    conversion planned{source_name, source, viewed, {std::move(target_name), target, std::move(shape)}};
+    check_type_fits(arguments.target.format, planned, what());
+    return planned;
+}
+
+std::unique_ptr<pinflow::detail::element_stream> open_stream(const source_argument& source,
+                                                             const std::string& name) {
+    return pinflow::detail::open_elements(source.path, name, reordering_bytes);
+}
+
+/// Which arrays are converted, and to what.
+std::vector<conversion> plan(const convert_arguments& arguments) {
+    const auto& [source, target, view_as, cast_to, alignment_bytes] = arguments;
+    std::vector<array_listing> listed;
+    if (!source.name) listed = list_arrays(source.path);
+    if (source.name || listed.size() == 1) {
+        const std::string name = source.name.value_or(listed.empty() ? "" : listed.front().name);
+        const auto stream = open_stream(source, name);
+        return {plan_one(arguments, name, target.name, stream->dtype(), stream->shape())};
+    }
+    if (target.format == file_format::npy) {
+        throw invalid_argument(
+            listed.empty()
+                ? fmt::format("cannot convert '{}': there is no array in it", source.path)
+                : fmt::format("cannot convert '{}' to a .npy file, which holds one array: name one "
+                              "of {} behind a colon",
+                              source.path, names_of(listed)));
+    }
+    if (target.named) {
+        throw invalid_argument(fmt::format(
+            "cannot convert '{}' to the one array '{}': name one of {} behind a colon, or none in '{}'",
+            source.path, target.name, names_of(listed), target.path));
+    }
+    std::vector<conversion> conversions;
+    for (const array_listing& each : listed) {
+        if (!each.dtype) {
+            throw unsupported(fmt::format("cannot convert {}: {}", named(source, each.name), each.reason));
+        }
+        conversions.push_back(plan_one(arguments, each.name, each.name, *each.dtype, each.shape));
+    }
+    if (target.format == file_format::safetensors) {
+        // which allows no gaps: behind larger elements smaller ones are always aligned
+        std::multimap<std::uint64_t, conversion, std::greater<>> by_size;  // equal ones keep their order
+        for (conversion& each : conversions)
+            by_size.emplace(each.target.dtype.size_bytes(), std::move(each));
+        conversions.clear();
+        for (auto& [size_bytes, each] : by_size)
+            conversions.push_back(std::move(each));
+    }
+    return conversions;
+}
+
+/// A file with one named array takes the place of another: what else that one holds would be lost.
+void check_nothing_is_lost(const target_argument& target) {
+    if (!target.named || !exists(target.path)) return;
+    std::vector<array_listing> present;
+    try {
+        present = list_arrays(target.path);
+    } catch (const error&) {
+        return;  // nothing that could be lost
+    }
+    std::erase_if(present, [&](const array_listing& each) { return each.name == target.name; });
+    if (present.empty()) return;
+    throw invalid_argument(fmt::format(
+        "cannot write '{}' to '{}': the file exists and holds {}, which would be lost, as convert "
+        "writes whole files",
+        target.name, target.path, names_of(present)));
+}
+
+// ---- doing it ---------------------------------------------------------------------------------------------
+
+double seconds_since(clock::time_point start) {
+    return std::chrono::duration<double>(clock::now() - start).count();
+}
+
+std::uint64_t payload_bytes(const target_array& array) {
+    return element_count(array.shape) * array.dtype.size_bytes();
+}
+
+/// What one safetensors file hands on to the next.
+text_map metadata_of(const convert_arguments& arguments) {
+    if (arguments.source.format != file_format::safetensors ||
+        arguments.target.format != file_format::safetensors) {
+        return {};
+    }
+    const input_file file(arguments.source.path);
+    std::array<std::byte, pinflow::detail::safetensors_preamble_size_bytes> preamble{};
+    const auto begin = std::span(preamble).first(std::min<std::uint64_t>(preamble.size(), file.size_bytes()));
+    file.read(0, begin);
+    std::vector<std::byte> header(pinflow::detail::safetensors_data_offset_bytes(begin, file.size_bytes()));
+    file.read(0, header);
+    return parse_safetensors_header(header, file.size_bytes()).metadata;
+}
+
+/// @return the bytes of payload written.
+std::uint64_t convert_all(const convert_arguments& arguments, const std::vector<conversion>& conversions) {
+    std::vector<target_array> arrays;
+    double total_bytes = 0;
+    for (const conversion& each : conversions) {
+        arrays.push_back(each.target);
+        total_bytes += static_cast<double>(payload_bytes(each.target));
+    }
+    target_file file(arguments.target, arrays, metadata_of(arguments), arguments.alignment_bytes);
+    element_pipeline pipeline;
+    progress_line progress;
+    std::uint64_t written_bytes = 0;
+    const clock::time_point start = clock::now();
+    const auto write = [&](std::span<const std::byte> bytes) {
+        file.write(bytes);
+        written_bytes += bytes.size();
+        if (progress.due()) {
+            const double written = static_cast<double>(written_bytes);
+            progress.show(fmt::format("{:5.1f} %, {:.2f} GB/s", 100 * written / std::max(total_bytes, 1.0),
+                                      written / seconds_since(start) / 1e9));
+        }
+    };
+    for (const conversion& each : conversions) {
+        const auto stream = open_stream(arguments.source, each.source_name);
+        if (stream->dtype() != each.source || stream->shape() != each.target.shape) {
+            throw data_changed(
+                fmt::format("{} changed between two looks at it", named(arguments.source, each.source_name)));
+        }
+        file.begin(each.target);
+        pipeline.run(*stream, each.viewed, each.target.dtype, write);
+        stream->finish();  // before the new file can take the old one's name
+    }
+    file.finish();
+    return written_bytes;
+}
+
+/// What .npy headers cannot say.
+std::string note_on(const convert_arguments& arguments, const std::vector<conversion>& conversions) {
+    if (arguments.target.format == file_format::safetensors) return {};
+    for (const conversion& each : conversions) {
+        const dtype& type = each.target.dtype;
+        if (type.kind() == dtype_kind::bfloat16 || type.kind() == dtype_kind::float8_e4m3fn ||
+            type.kind() == dtype_kind::float8_e5m2) {
+            return fmt::format("numpy has no {}: it is written as |V{}, to be read with --view-as {}\n",
+                               type.descr(), type.size_bytes(), type.descr());
+        }
+    }
+    return {};
+}
+
+}  // namespace
+
+void convert(const argument_list& arguments) {
+    const std::optional<convert_arguments> parsed = parse_convert_arguments(arguments);
+    if (!parsed) return;
+
+    const clock::time_point start = clock::now();
+    check_nothing_is_lost(parsed->target);
+    const std::vector<conversion> conversions = plan(*parsed);
+    const std::uint64_t bytes = convert_all(*parsed, conversions);
+    const double seconds = seconds_since(start);
+    print(fmt::format("{}: {}, {} in {:.3f} s, {:.2f} GB/s\n{}", escaped(parsed->target.path),
+                      readable_count(conversions.size(), "array", "arrays"),
+                      readable_count(bytes, "byte", "bytes"), seconds,
+                      static_cast<double>(bytes) / seconds / 1e9, note_on(*parsed, conversions)));
+}
+
+}  // namespace pinflow::cli

@@ -1,0 +1,71 @@
+#include "src/cli/element_pipeline.hpp"
+
+#include <tbb/parallel_pipeline.h>
+
+#include <algorithm>
+
+#include "pinflow/array.hpp"
+#include "src/core/cast.hpp"
+
+namespace pinflow::cli {
+
+namespace {
+
+/// Fewer for elements that are larger than a piece. A cast takes as much memory again.
+constexpr std::uint64_t most_slots = 16;
+/// Large enough for the system to read ahead in large requests.
+constexpr std::uint64_t most_piece_bytes = std::uint64_t{4} << 20;
+
+}  // namespace
+
+void element_pipeline::run(pinflow::detail::element_stream& source, const dtype& from, const dtype& to,
+                           const std::function<void(std::span<const std::byte>)>& write) {
+    const std::uint64_t elements = element_count(source.shape());
+    const std::uint64_t element_bytes = std::max(from.size_bytes(), to.size_bytes());
+    if (elements == 0 || element_bytes == 0) return;
+    const std::uint64_t piece_elements =
+        std::clamp<std::uint64_t>(most_piece_bytes / element_bytes, 1, elements);
+    const std::uint64_t pieces = (elements - 1) / piece_elements + 1;
+    const std::uint64_t slots = std::clamp<std::uint64_t>(
+        most_slots * most_piece_bytes / (piece_elements * element_bytes), 1, std::min(most_slots, pieces));
+    slots_.resize(std::max<std::size_t>(slots_.size(), slots));
+    const bool casts = from != to;
+
+    const auto elements_of = [&](std::uint64_t piece) {
+        return std::min(piece_elements, elements - piece * piece_elements);
+    };
+    // At most `slots` pieces are on their way and they leave in order, so that the piece which had this slot
+    // before has left by the time that the next one is read into it.
+    const auto slot_of = [&](std::uint64_t piece) -> slot& { return slots_[piece % slots]; };
+
+    std::uint64_t next = 0;
+    const auto read = [&](tbb::flow_control& control) -> std::uint64_t {
+        if (next == pieces) {
+            control.stop();
+            return 0;
+        }
+        std::vector<std::byte>& bytes = slot_of(next).read;
+        bytes.resize(elements_of(next) * from.size_bytes());
+        source.read(bytes);
+        return next++;
+    };
+    const auto cast = [&](std::uint64_t piece) {
+        if (casts) {
+            slot& current = slot_of(piece);
+            current.cast.resize(elements_of(piece) * to.size_bytes());
+            pinflow::detail::cast_elements(from, current.read.data(), to, current.cast.data(),
+                                           elements_of(piece));
+        }
+        return piece;
+    };
+    const auto pass_on = [&](std::uint64_t piece) {
+        const slot& current = slot_of(piece);
+        write(casts ? current.cast : current.read);
+    };
+    tbb::parallel_pipeline(
+        slots, tbb::make_filter<void, std::uint64_t>(tbb::filter_mode::serial_in_order, read) &
+                   tbb::make_filter<std::uint64_t, std::uint64_t>(tbb::filter_mode::parallel, cast) &
+                   tbb::make_filter<std::uint64_t, void>(tbb::filter_mode::serial_in_order, pass_on));
+}
+
+}  // namespace pinflow::cli

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "pinflow/dtype.hpp"
+#include "src/core/element_stream.hpp"
+
+namespace pinflow::cli {
+
+/// Moves elements from a stream to a writer, in pieces: reading, casting and writing run side by side, in
+/// memory that does not grow with the array. Not thread-safe.
+class element_pipeline {
+ public:
+    /// Reads all of `source`, whose elements are of the type `from` whatever the stream itself calls them,
+    /// casts them to `to` and passes them on in order. `write` is called by one thread at a time, though not
+    /// by the same one.
+    /// @throws what reading, casting and writing throw; nothing runs any more then.
+    void run(pinflow::detail::element_stream& source, const dtype& from, const dtype& to,
+             const std::function<void(std::span<const std::byte>)>& write);
+
+ private:
+    /// One piece before and after the cast; kept for the next array.
+    struct slot {
+        std::vector<std::byte> read;
+        std::vector<std::byte> cast;
+    };
+    std::vector<slot> slots_;
+};
+
+}  // namespace pinflow::cli

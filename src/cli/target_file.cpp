@@ -1,0 +1,108 @@
+#include "src/cli/target_file.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <filesystem>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "src/cli/arguments.hpp"
+
+namespace pinflow::cli {
+
+namespace {
+
+std::optional<file_format> format_by_extension(const std::string& path) {
+    const std::string extension = std::filesystem::path(path).extension().string();
+    if (extension == ".npy") return file_format::npy;
+    if (extension == ".npz") return file_format::npz;
+    if (extension == ".safetensors") return file_format::safetensors;
+    return std::nullopt;
+}
+
+/// As split_file_and_name, for a file that may not exist yet: then the longest prefix before a colon that
+/// has one of the extensions is the file.
+file_and_name split_target(const std::string& text) {
+    if (exists(text)) return {text, "", false};
+    std::optional<file_and_name> found;
+    for (std::size_t colon = text.rfind(':'); colon != std::string::npos && colon > 0;
+         colon = text.rfind(':', colon - 1)) {
+        const std::string path = text.substr(0, colon);
+        if (!format_by_extension(path)) continue;
+        if (!found || exists(path)) found = {path, text.substr(colon + 1), true};
+        if (exists(path)) break;
+    }
+    return found.value_or(file_and_name{text, "", false});
+}
+
+using writer = std::variant<npy_writer, npz_writer, safetensors_writer>;
+
+writer make_writer(const target_argument& target, std::span<const target_array> arrays,
+                   const text_map& metadata, std::uint64_t alignment_bytes) {
+    switch (target.format) {
+        case file_format::npy:
+            return npy_writer(target.path, arrays.front().dtype, arrays.front().shape, alignment_bytes);
+        case file_format::npz:
+            return npz_writer(target.path, alignment_bytes);
+        default:
+            break;
+    }
+    std::vector<safetensors_writer::tensor> tensors;
+    tensors.reserve(arrays.size());
+    for (const target_array& each : arrays)
+        tensors.push_back({each.name, each.dtype, each.shape});
+    return safetensors_writer(target.path, tensors, metadata, alignment_bytes);
+}
+
+}  // namespace
+
+target_argument parse_target(const std::string& text) {
+    file_and_name split = split_target(text);
+    const std::optional<file_format> format = format_by_extension(split.path);
+    if (!format) {
+        throw usage_error(
+            fmt::format("cannot tell from the name '{}' what to write: .npy, .npz or .safetensors", text));
+    }
+    if (split.named && *format == file_format::npy) {
+        throw usage_error(fmt::format("'{}' is to be a .npy file, whose one array has no name such as '{}'",
+                                      split.path, split.name));
+    }
+    if (split.named && split.name.empty()) {
+        throw usage_error(fmt::format("'{}' ends in a colon without a name behind it", text));
+    }
+    if (!split.named) split.name = "data";
+    return {std::move(split.path), std::move(split.name), split.named, *format};
+}
+
+void check_alignment(file_format format, std::uint64_t alignment_bytes) {
+    // numpy refuses longer .npy headers, and a zip entry has little room for padding
+    constexpr std::uint64_t least = 16;
+    const std::uint64_t most = format == file_format::safetensors ? std::uint64_t{2} << 20 : 8192;
+    if (!std::has_single_bit(alignment_bytes) || alignment_bytes < least || alignment_bytes > most) {
+        throw usage_error(fmt::format("--align takes a power of two from {} to {} for {}, not {}", least,
+                                      most, to_string(format), alignment_bytes));
+    }
+}
+
+target_file::target_file(const target_argument& target, std::span<const target_array> arrays,
+                         const text_map& metadata, std::uint64_t alignment_bytes)
+    : writer_(make_writer(target, arrays, metadata, alignment_bytes)) {}
+
+void target_file::begin(const target_array& array) {
+    if (auto* const archive = std::get_if<npz_writer>(&writer_)) {
+        archive->begin(array.name, array.dtype, array.shape);
+    }
+}
+
+void target_file::write(std::span<const std::byte> bytes) {
+    std::visit([&](auto& writer) { writer.write(bytes); }, writer_);
+}
+
+void target_file::finish() {
+    std::visit([](auto& writer) { writer.finish(); }, writer_);
+}
+
+}  // namespace pinflow::cli

@@ -1,0 +1,155 @@
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "src/cli/arguments.hpp"
+#include "src/cli/commands.hpp"
+#include "src/cli/output.hpp"
+#include "src/core/output_file.hpp"
+
+namespace pinflow::cli {
+
+namespace {
+
+constexpr std::size_t digits_of_checksum = 32;
+
+// ---- the checksum -----------------------------------------------------------------------------------------
+
+struct state_deleter {
+    void operator()(XXH3_state_t* state) const { static_cast<void>(XXH3_freeState(state)); }
+};
+
+/// XXH128 of the whole file as 32 hexadecimal digits, in the order in which xxhsum prints them.
+std::string checksum_of(const input_file& file) {
+    const std::unique_ptr<XXH3_state_t, state_deleter> state(XXH3_createState());
+    if (!state) throw std::bad_alloc();
+    XXH3_128bits_reset(state.get());
+    // hashed while it lies in the processor's cache
+    std::vector<std::byte> buffer(std::min<std::uint64_t>(file.size_bytes(), std::uint64_t{1} << 20));
+    progress_line progress;
+    for (std::uint64_t offset = 0; offset < file.size_bytes(); offset += buffer.size()) {
+        const auto piece =
+            std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), file.size_bytes() - offset));
+        file.read(offset, piece);
+        XXH3_128bits_update(state.get(), piece.data(), piece.size());
+        if (progress.due()) {
+            progress.show(fmt::format(
+                "{:5.1f} %", 100 * static_cast<double>(offset) / static_cast<double>(file.size_bytes())));
+        }
+    }
+    file.check_unchanged();
+    const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
+    return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+// ---- the line beside the file -----------------------------------------------------------------------------
+
+/// The line that `xxhsum -H2 NAME` prints in the file's own folder. A line end in the name is escaped as
+/// xxhsum does from 0.8.2 on, and with it what else is escaped then; other names are left as they are, so
+/// that the versions without escapes read them too.
+std::string line_for(const std::string& path, std::string_view checksum) {
+    std::string name = std::filesystem::path(path).filename().string();
+    if (name == "stdin") name = "./stdin";  // which xxhsum takes for standard input
+    if (name.find('\n') == std::string::npos) return fmt::format("{}  {}\n", checksum, name);
+    std::string escaped_name;
+    for (const char character : name) {
+        switch (character) {
+            case '\n':
+                escaped_name += "\\n";
+                break;
+            case '\r':
+                escaped_name += "\\r";
+                break;
+            case '\\':
+                escaped_name += "\\\\";
+                break;
+            default:
+                escaped_name += character;
+        }
+    }
+    return fmt::format("\\{}  {}\n", checksum, escaped_name);
+}
+
+/// The checksum in a line as xxhsum prints it; empty when it is no such line. The name in it is not looked
+/// at: both files may have been moved together.
+std::optional<std::string> checksum_in(std::string_view text) {
+    if (text.ends_with('\n')) text.remove_suffix(1);
+    if (text.starts_with('\\')) text.remove_prefix(1);
+    constexpr std::size_t name_begins = digits_of_checksum + 2;
+    if (text.size() <= name_begins || text.find_first_of(std::string_view("\n\0", 2)) != text.npos) return {};
+    std::string checksum(text.substr(0, digits_of_checksum));
+    for (char& digit : checksum) {
+        if (digit >= 'A' && digit <= 'F') digit = static_cast<char>(digit - 'A' + 'a');
+        if ((digit < '0' || digit > '9') && (digit < 'a' || digit > 'f')) return {};
+    }
+    // the second character is xxhsum's mark of how the file was read, where it has one
+    const std::string_view mark = text.substr(digits_of_checksum, 2);
+    if (mark != "  " && mark != " *") return {};
+    return checksum;
+}
+
+std::string read_checksum(const std::string& path, const std::string& checksum_path) {
+    if (!exists(checksum_path)) {
+        throw invalid_argument(fmt::format(
+            "cannot verify '{}': there is no '{}' (pinflow verify --write makes it)", path, checksum_path));
+    }
+    const input_file file(checksum_path);
+    constexpr std::uint64_t most_bytes = 16384;  // a name, all of it escaped, is shorter
+    std::string text(std::min(file.size_bytes(), most_bytes), '\0');
+    file.read(0, std::as_writable_bytes(std::span(text)));
+    const auto checksum = file.size_bytes() <= most_bytes ? checksum_in(text) : std::nullopt;
+    if (!checksum) {
+        throw format_error(fmt::format(
+            "cannot verify '{}': '{}' is not one line of 32 hexadecimal digits, two blanks and a name, as "
+            "xxhsum -H2 prints it",
+            path, checksum_path));
+    }
+    return *checksum;
+}
+
+}  // namespace
+
+void verify(const argument_list& arguments) {
+    CLI::App app(
+        "Compares the checksum (XXH128) of a whole file, of any format, with the line in FILE.xxh3, which\n"
+        "`xxhsum -H2 -c FILE.xxh3` reads as well, in the file's folder.",
+        "pinflow verify");
+    std::string path;
+    bool write = false;
+    app.add_option("FILE", path, "A file")->type_name("")->required();
+    app.add_flag("--write", write, "Write FILE.xxh3 instead")->disable_flag_override();
+    if (!parse(app, arguments)) return;
+
+    const input_file file(path);
+    const std::string checksum_path = path + ".xxh3";
+    if (write) {
+        const std::string line = line_for(path, checksum_of(file));
+        pinflow::detail::output_file output(checksum_path);
+        output.write(std::as_bytes(std::span(line)));
+        output.commit();
+        return print(fmt::format("{}: written\n", escaped(checksum_path)));
+    }
+    const std::string expected = read_checksum(path, checksum_path);
+    const std::string found = checksum_of(file);
+    if (found != expected) {
+        throw format_error(fmt::format("'{}' is not what it was: its checksum is {}, '{}' says {}", path,
+                                       found, checksum_path, expected));
+    }
+    print(fmt::format("{}: OK\n", escaped(path)));
+}
+
+}  // namespace pinflow::cli

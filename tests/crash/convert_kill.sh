@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# convert_kill.sh PINFLOW [KILLS]
+#
+# Kills `pinflow convert` with SIGKILL at random moments (10 times, or KILLS), while it replaces another file and while it
+# replaces its own input, in every format. Afterwards the file must be the old one or the new one, byte for byte, and beside
+# it at most the temporary file .pinflow-*.tmp may lie, which nobody removes. SEED, from the environment, repeats a run.
+set -euo pipefail
+
+pinflow=$(realpath -- "${1:?usage: convert_kill.sh PINFLOW [KILLS]}")
+kills=${2:-10}
+seed=${SEED:-$RANDOM}
+RANDOM=$seed
+folder=$(mktemp -d "${TMPDIR:-/tmp}/convert-kill.XXXXXX")
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+mkdir work expected
+
+fail() {
+    printf 'convert_kill.sh: %s (SEED=%s, kill %s)\n' "$1" "$seed" "$kill"
+    ls -la work
+    exit 1
+}
+
+# 24 MiB behind a header made by hand: 118 characters behind the magic, the version and their number, 0x76
+{
+    printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "{'descr': '|u1', 'fortran_order': False, 'shape': (24576, 1024), }"
+    head -c $((24 << 20)) /dev/urandom
+} >input.npy
+for extension in npy npz safetensors; do
+    head -c 1000000 /dev/urandom >"expected/old.$extension"
+    "$pinflow" convert input.npy "expected/new.$extension" --dtype int16 >/dev/null
+done
+begin=$(date +%s%N)
+"$pinflow" convert input.npy expected/again.npy --dtype int16 >/dev/null
+duration_us=$((($(date +%s%N) - begin) / 1000))
+
+old=0 new=0 temporary=0
+for ((kill = 1; kill <= kills; ++kill)); do
+    # onto another file of each format, then onto the input
+    case $((kill % 4)) in
+        0) in=work/target.npy out=work/target.npy before=input.npy after=expected/new.npy ;;
+        1) in=input.npy out=work/target.npy before=expected/old.npy after=expected/new.npy ;;
+        2) in=input.npy out=work/target.npz before=expected/old.npz after=expected/new.npz ;;
+        3) in=input.npy out=work/target.safetensors before=expected/old.safetensors after=expected/new.safetensors ;;
+    esac
+    cp "$before" "$out"
+    "$pinflow" convert "$in" "$out" --dtype int16 >/dev/null 2>&1 &
+    process=$!
+    # up to a little longer than it takes undisturbed
+    delay_us=$(((RANDOM << 15 | RANDOM) % (duration_us * 11 / 10 + 1)))
+    sleep "$(printf '%d.%06d' $((delay_us / 1000000)) $((delay_us % 1000000)))"
+    kill -KILL "$process" 2>/dev/null || true
+    wait "$process" 2>/dev/null || true
+
+    if cmp -s "$out" "$before"; then
+        old=$((old + 1))
+    elif cmp -s "$out" "$after"; then
+        new=$((new + 1))
+    else
+        fail "'$out' is neither the old file nor the new one"
+    fi
+    rm "$out"
+    for left in work/.pinflow-*.tmp; do
+        if [ -e "$left" ]; then
+            temporary=$((temporary + 1))
+            rm "$left"
+        fi
+    done
+    [ -z "$(ls -A work)" ] || fail "there is more than a temporary file beside '$out'"
+done
+printf '%d kills within %d ms: %d left the old file, %d the new one; %d left a temporary file (SEED=%s)\n' \
+    "$kills" $((duration_us * 11 / 10000)) $old $new $temporary "$seed"
+if [ $temporary = 0 ]; then
+    fail "no kill came while a file was written"
+fi

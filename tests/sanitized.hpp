@@ -1,0 +1,15 @@
+#pragma once
+
+// Sanitizers reserve terabytes of address space, and take their time and memory.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define PINFLOW_TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define PINFLOW_TEST_SANITIZED 1
+#endif
+#endif
+#ifdef PINFLOW_TEST_SANITIZED
+inline constexpr bool sanitized = true;
+#else
+inline constexpr bool sanitized = false;
+#endif
