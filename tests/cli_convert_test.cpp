@@ -304,6 +304,34 @@ TEST_CASE("convert: onto its own input, under whatever name, gives the new file 
     check_content(read_back(archive, "y"), {"<i2", "(1,)", "ab"});
 }
 
+TEST_CASE("convert: the new file has the permissions of the one that it replaces") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    write_file(path, npy(">i4", "(2, 3)", counting_bytes(24)));
+    using std::filesystem::perms;
+    for (const perms mode : {perms::owner_read | perms::owner_write, perms(0640), perms(0666)}) {
+        std::filesystem::permissions(path, mode);
+        convert({path, path});
+        CHECK(std::filesystem::status(path).permissions() == mode);
+    }
+}
+
+TEST_CASE("convert: a member is named with and without .npy, and folders in an archive do not matter") {
+    const temporary_folder folder;
+    const std::string in = folder / "in.npz", out = folder / "out.npz";
+    write_file(
+        in, zip_bytes::make(
+                {{"sub/", ""}, {"sub/x.npy", npy("|u1", "(3,)", "123")}, {"y.npy", npy("|u1", "(1,)", "4")}})
+                .bytes);
+    convert({in, out});
+    check_content(read_back(out, "sub/x"), {"|u1", "(3,)", "123"});
+    check_content(read_back(out, "y"), {"|u1", "(1,)", "4"});
+    std::filesystem::remove(out);
+    convert({in + ":y", out + ":w.npy"});
+    check_content(read_back(out, "w"), {"|u1", "(1,)", "4"});
+    CHECK(pinflow::list_arrays(out).front().name == "w");
+}
+
 TEST_CASE("convert: what cannot be converted is exit status 1, and everything stays as it was") {
     const temporary_folder folder;
     const auto path = [&](const char* name) { return std::string(folder / name); };
@@ -319,6 +347,11 @@ TEST_CASE("convert: what cannot be converted is exit status 1, and everything st
     auto wrong = zip_bytes::make({{"x.npy", npy("|u1", "(3,)", "123")}});
     wrong.bytes[wrong.datas[0] + npy("|u1", "(3,)", "").size()] = 'x';  // not what its CRC-32 stands for
     write_file(path("crc.npz"), wrong.bytes);
+    std::filesystem::create_symlink("two.npz", path("link.npz"));
+    write_file(path("fields.npy"),
+               npy_bytes::header(npy_bytes::text("[('a', '|u1'), ('b', '|u1')]", "(2,)")) + "1234");
+    write_file(path("cut.npz"), read_file(path("two.npz")).substr(0, 100));
+    write_file(path("other.npz"), std::string("\x89HDF\r\n\x1a\n") + std::string(100, '0'));
     std::filesystem::create_directory(path("folder.npy"));
     write_file(path("file"), "no folder");
     for (const char* const out : {"out.npy", "out.npz", "out.safetensors"})
@@ -348,6 +381,12 @@ TEST_CASE("convert: what cannot be converted is exit status 1, and everything st
         // would lose what else is there
         {{path("a.npy"), path("two.npz:x")}, {"two.npz", "'y'", "lost"}},
         {{path("a.npy"), path("two.npz:z")}, {"'x'", "'y'", "lost"}},
+        {{path("two.npz:x"), path("two.npz")}, {"'y'", "lost"}},
+        {{path("two.npz:x.npy"), path("two.npz")}, {"'y'", "lost"}},
+        {{path("two.npz:x"), path("link.npz")}, {"'y'", "lost"}},
+        {{path("fields.npy:a"), path("fields.npy")}, {"field", "lost"}},
+        {{path("a.npy"), path("cut.npz:x")}, {"cut.npz", "cannot be told"}},
+        {{path("a.npy"), path("other.npz:x")}, {"other.npz", "HDF5"}},
     };
     for (const auto& [arguments, says] : table) {
         cli::arguments command = arguments;

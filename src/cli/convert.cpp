@@ -150,7 +150,12 @@ std::unique_ptr<pinflow::detail::element_stream> open_stream(const source_argume
 std::vector<conversion> plan(const convert_arguments& arguments) {
     const auto& [source, target, view_as, cast_to, alignment_bytes] = arguments;
     std::vector<array_listing> listed;
-    if (!source.name) listed = list_arrays(source.path);
+    if (!source.name) {
+        listed = list_arrays(source.path);
+        std::erase_if(listed, [](const array_listing& each) {  // folders, which some archivers list
+            return !each.dtype && each.name.ends_with('/');
+        });
+    }
     if (source.name || listed.size() == 1) {
         const std::string name = source.name.value_or(listed.empty() ? "" : listed.front().name);
         const auto stream = open_stream(source, name);
@@ -188,17 +193,40 @@ std::vector<conversion> plan(const convert_arguments& arguments) {
     return conversions;
 }
 
+/// Whether both are names of one file, links included.
+bool same_file(const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return std::filesystem::equivalent(a, b, ignored);
+}
+
 /// A file with one named array takes the place of another: what else that one holds would be lost.
-void check_nothing_is_lost(const target_argument& target) {
-    if (!target.named || !exists(target.path)) return;
+void check_nothing_is_lost(const source_argument& source, const target_argument& target) {
+    if (!exists(target.path)) return;
+    const bool onto_itself = source.name && same_file(source.path, target.path);
+    if (!onto_itself && !target.named) return;  // the file as a whole was named, to be replaced
+    try {
+        static_cast<void>(format_of(target.path));
+    } catch (const format_error&) {
+        return;  // no arrays that could be lost
+    }
     std::vector<array_listing> present;
     try {
         present = list_arrays(target.path);
-    } catch (const error&) {
-        return;  // nothing that could be lost
+    } catch (const error& failure) {
+        throw invalid_argument(fmt::format(
+            "cannot write '{}' to '{}': the file exists, and what would be lost with it cannot be told: {}",
+            target.name, target.path, failure.what()));
     }
-    std::erase_if(present, [&](const array_listing& each) { return each.name == target.name; });
+    // what is read stays as what is written; a field, though, is not all of its array
+    const std::string& kept = onto_itself ? *source.name : target.name;
+    std::erase_if(present,
+                  [&](const array_listing& each) { return each.name == kept || each.name + ".npy" == kept; });
     if (present.empty()) return;
+    if (present.size() == 1 && present.front().name.empty()) {
+        throw invalid_argument(fmt::format(
+            "cannot write the field '{}' to '{}' itself: the other fields of its array would be lost", kept,
+            target.path));
+    }
     throw invalid_argument(fmt::format(
         "cannot write '{}' to '{}': the file exists and holds {}, which would be lost, as convert "
         "writes whole files",
@@ -287,7 +315,7 @@ void convert(const argument_list& arguments) {
     if (!parsed) return;
 
     const clock::time_point start = clock::now();
-    check_nothing_is_lost(parsed->target);
+    check_nothing_is_lost(parsed->source, parsed->target);
     const std::vector<conversion> conversions = plan(*parsed);
     const std::uint64_t bytes = convert_all(*parsed, conversions);
     const double seconds = seconds_since(start);

@@ -74,6 +74,10 @@ target_argument parse_target(const std::string& text) {
         throw usage_error(fmt::format("'{}' ends in a colon without a name behind it", text));
     }
     if (!split.named) split.name = "data";
+    // a member answers to its name with and without the extension, which is added when it is written
+    if (*format == file_format::npz && split.name.size() > 4 && split.name.ends_with(".npy")) {
+        split.name.resize(split.name.size() - 4);
+    }
     return {std::move(split.path), std::move(split.name), split.named, *format};
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <optional>
 #include <system_error>
 
 #include "pinflow/error.hpp"
@@ -27,6 +28,17 @@ std::string temporary_name() {
 
 }  // namespace
 
+template <typename Step>
+void output_file::attempt(Step step) {
+    if (descriptor_ == -1) fail(path_, "an earlier step of writing it has failed", std::errc::io_error);
+    try {
+        step();
+    } catch (...) {
+        discard();
+        throw;
+    }
+}
+
 output_file::output_file(const std::filesystem::path& path) : path_(path.string()) {
     if (path.empty()) fail(path_, "the path is empty", std::errc::no_such_file_or_directory);
     // absolute, so that a change of the working directory between here and commit changes nothing
@@ -36,7 +48,9 @@ output_file::output_file(const std::filesystem::path& path) : path_(path.string(
     folder_ = absolute.empty() ? "." : absolute.parent_path().string();
 
     // rename would put a file in the place of a device or a pipe just as well
+    std::optional<::mode_t> mode;  // of the file that is replaced, whose readers stay the same
     if (const auto status = system::status_of_path(final_path_)) {
+        mode = status->st_mode & 07777U;
         if (S_ISDIR(status->st_mode)) fail(path_, "it is a folder", std::errc::is_a_directory);
         if (!S_ISREG(status->st_mode)) fail(path_, "it is not a regular file", std::errc::invalid_argument);
     } else if (!path.has_filename()) {
@@ -47,27 +61,17 @@ output_file::output_file(const std::filesystem::path& path) : path_(path.string(
     for (int tries = 1; descriptor_ == -1; ++tries) {
         temporary_path_ = (std::filesystem::path(folder_) / temporary_name()).string();
         try {
-            descriptor_ = system::create_for_writing(temporary_path_, 0666);
+            descriptor_ = system::create_for_writing(temporary_path_, mode ? 0600 : 0666);
         } catch (const system_failure& failure) {
             if (failure.code() == std::errc::file_exists && tries < most_tries) continue;
             throw system_failure(fmt::format("cannot write '{}': {}", path_, failure.what()), failure.code());
         }
     }
+    if (mode) attempt([&] { system::set_mode(descriptor_, temporary_path_, *mode); });
 }
 
 output_file::~output_file() {
     discard();
-}
-
-template <typename Step>
-void output_file::attempt(Step step) {
-    if (descriptor_ == -1) fail(path_, "an earlier step of writing it has failed", std::errc::io_error);
-    try {
-        step();
-    } catch (...) {
-        discard();
-        throw;
-    }
 }
 
 void output_file::write(std::span<const std::byte> bytes) {

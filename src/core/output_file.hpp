@@ -11,7 +11,8 @@ namespace pinflow::detail {
 
 /// A file that appears under its name complete or not at all: it is written beside it under a temporary name,
 /// made durable and then renamed. What was there before is replaced (a symbolic link too, not what it points
-/// to). Small writes are collected. Not thread-safe.
+/// to). It gets the permissions of the file that it
+/// replaces. Small writes are collected. Not thread-safe.
 class output_file {
  public:
     /// Creates the temporary file. @throws system_failure when the folder does not allow it, or when `path`

@@ -105,6 +105,12 @@ int create_for_writing(const std::string& path, ::mode_t mode) {
     return descriptor;
 }
 
+void set_mode(int descriptor, const std::string& path, ::mode_t mode) {
+    if (attempt(call::chmod, path, [&] { return ::fchmod(descriptor, mode); }) == -1) {
+        fail(errno, "cannot set the permissions of '{}'", path);
+    }
+}
+
 void close(int descriptor) noexcept {
     ask_hook(call::close, {});  // to be counted: there is no error to inject
     // not retried after EINTR: Linux has released the descriptor by then, and it may be somebody else's

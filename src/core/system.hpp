@@ -17,7 +17,7 @@
 /// throw system_failure unless they say otherwise, and may be called from any thread.
 namespace pinflow::detail::system {
 
-enum class call { open, close, fstat, stat, pread, write, fsync, rename, unlink, mmap, madvise };
+enum class call { open, chmod, close, fstat, stat, pread, write, fsync, rename, unlink, mmap, madvise };
 
 // ---- the seam ---------------------------------------------------------------------------------------------
 
@@ -48,6 +48,8 @@ void pass_seam(call what, const std::string& path, std::string_view attempt);
 int open_for_reading(const std::string& path);
 /// Creates a file for writing that must not exist yet, with O_CLOEXEC. @return the descriptor.
 int create_for_writing(const std::string& path, ::mode_t mode);
+/// Gives an open file these permission bits.
+void set_mode(int descriptor, const std::string& path, ::mode_t mode);
 /// Never fails: an error of close after reading says nothing, and writers have called fsync before.
 void close(int descriptor) noexcept;
 
