@@ -8,13 +8,16 @@
 #include <cstdint>
 #include <new>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "formats/element_streams.hpp"
+#include "formats/hdf5_shared_rows.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
+#include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/npz.hpp"
 #include "pinflow/formats/safetensors.hpp"
@@ -60,11 +63,6 @@ file_format format_of_file(const input_file& file) {
     throw format_error(
         fmt::format("cannot open '{}': it begins with {}, as no .npy, .npz, safetensors or HDF5 file does",
                     file.path(), quote(head.substr(0, 8))));
-}
-
-[[noreturn]] void refuse_hdf5(const std::filesystem::path& path) {
-    throw format_not_built(
-        fmt::format("cannot open '{}': this build of pinflow cannot read HDF5 files", path.string()));
 }
 
 array_listing list_npy(const std::filesystem::path& path) {
@@ -181,16 +179,24 @@ std::vector<std::string> matches_of(const std::string& pattern) {
     return paths;
 }
 
-std::shared_ptr<const row_source> rows_of(const file_and_name& source) {
+/// What the files that are opened by one call share.
+using shared_memory = std::shared_ptr<detail::hdf5_memory>;
+
+std::shared_ptr<const row_source> rows_of(const file_and_name& source, const shared_memory& memory) {
+    if (format_of(source.path) == file_format::hdf5) {  // rows of its chunks, not all of them
+        return detail::open_hdf5_rows(source.path, source.named ? source.name : only_name(source.path),
+                                      memory);
+    }
     return (source.named ? open(source.path, source.name) : open(source.path)).rows();
 }
 
 /// The row sources of all files that `pattern` matches; empty when there are none.
 std::vector<std::shared_ptr<const row_source>> rows_of_matches(const std::string& pattern,
-                                                               const std::string& name, bool named) {
+                                                               const std::string& name, bool named,
+                                                               const shared_memory& memory) {
     std::vector<std::shared_ptr<const row_source>> sources;
     for (const std::string& path : matches_of(pattern)) {
-        sources.push_back(rows_of({path, name, named}));
+        sources.push_back(rows_of({path, name, named}, memory));
     }
     return sources;
 }
@@ -235,9 +241,9 @@ std::vector<array_listing> list_arrays(const std::filesystem::path& path) {
         case file_format::safetensors:
             return list_safetensors(path);
         case file_format::hdf5:
-            break;
+            return list_hdf5(path);
     }
-    refuse_hdf5(path);
+    throw std::logic_error("a format that is not listed");
 }
 
 array open(const std::filesystem::path& path) {
@@ -254,9 +260,9 @@ array open(const std::filesystem::path& path, std::string_view name) {
         case file_format::safetensors:
             return open_safetensors(path, name);
         case file_format::hdf5:
-            break;
+            return open_hdf5(path, name);
     }
-    refuse_hdf5(path);
+    throw std::logic_error("a format that cannot be opened");
 }
 
 file_and_name split_file_and_name(const std::string& text) {
@@ -268,12 +274,13 @@ file_and_name split_file_and_name(const std::string& text) {
     return found.value_or(file_and_name{text, {}, false});
 }
 
-std::shared_ptr<const row_source> open_rows(const std::string& text) {
+std::shared_ptr<const row_source> open_rows(const std::string& text, const open_options& options) {
+    const shared_memory memory = detail::make_hdf5_memory(options.memory_bytes);
     std::shared_ptr<const row_source> rows;
     try_cuts(text, [&](const file_and_name& cut) {
         if (exists(cut.path)) {
-            rows = rows_of(cut);
-        } else if (auto sources = rows_of_matches(cut.path, cut.name, cut.named); !sources.empty()) {
+            rows = rows_of(cut, memory);
+        } else if (auto sources = rows_of_matches(cut.path, cut.name, cut.named, memory); !sources.empty()) {
             rows = concatenate(std::move(sources));
         }
         return rows != nullptr;
@@ -289,8 +296,12 @@ namespace detail {
 
 std::unique_ptr<element_stream> open_elements(const std::filesystem::path& path, std::string_view name,
                                               std::uint64_t memory_bytes) {
-    if (format_of(path) == file_format::npz) {
+    const file_format format = format_of(path);
+    if (format == file_format::npz) {
         return open_npz_elements(path, name.empty() ? only_name(path) : std::string(name), memory_bytes);
+    }
+    if (format == file_format::hdf5) {
+        return open_hdf5_elements(path, name.empty() ? only_name(path) : std::string(name), memory_bytes);
     }
     return stream_elements(name.empty() ? open(path) : open(path, name), memory_bytes);
 }

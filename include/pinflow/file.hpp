@@ -9,6 +9,16 @@
 
 namespace pinflow {
 
+/// What tells a file, and one state of it, from others.
+struct file_identity {
+    std::uint64_t device = 0;
+    std::uint64_t inode = 0;
+    std::uint64_t size_bytes = 0;
+    std::int64_t modified_ns = 0;  ///< modification time, since 1970
+
+    friend bool operator==(const file_identity&, const file_identity&) = default;
+};
+
 /// A regular file opened for reading, with the identity it had when it was opened. Never writes, never blocks
 /// on a FIFO. Every member may be called from any thread at the same time.
 class input_file {
@@ -24,6 +34,8 @@ class input_file {
     const std::string& path() const noexcept { return path_; }
     /// Size when the file was opened.
     std::uint64_t size_bytes() const noexcept { return identity_.size_bytes; }
+    /// What it was when it was opened.
+    const file_identity& identity() const noexcept { return identity_; }
     int descriptor() const noexcept { return descriptor_; }
 
     /// Fills `destination` from the page cache or the disk.
@@ -37,18 +49,10 @@ class input_file {
     void check_unchanged() const;
 
  private:
-    struct identity {
-        std::uint64_t device = 0;
-        std::uint64_t inode = 0;
-        std::uint64_t size_bytes = 0;
-        std::int64_t modified_ns = 0;
-        friend bool operator==(const identity&, const identity&) = default;
-    };
-
     std::string path_;
     std::string absolute_path_;
     int descriptor_ = -1;
-    identity identity_;
+    file_identity identity_;
 };
 
 }  // namespace pinflow

@@ -18,6 +18,7 @@
 #include "pinflow/pin.hpp"
 #include "pinflow/stream.hpp"
 // formats
+#include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/npz.hpp"

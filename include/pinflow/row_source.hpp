@@ -43,6 +43,9 @@ class row_source {
     /// Why there are no extents, to be read after the description ("is big-endian, ..."); empty when there
     /// are some, or when nothing is known of it.
     virtual std::string why_no_extents() const { return {}; }
+    /// The memory that it keeps, and takes for itself while rows are read, at most: for chunks that are
+    /// decoded. Sources that were opened by one call share it. 0 for those that only copy rows.
+    virtual std::uint64_t memory_bytes() const noexcept { return 0; }
 
     /// Copies the rows `ids`, in that order, one after the other to host memory of ids.size() *
     /// row_size_bytes() bytes. Files are read with pread, so that a truncated file is an error and not a

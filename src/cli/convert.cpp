@@ -41,7 +41,7 @@ struct convert_arguments {
     target_argument target;
     std::optional<dtype> view_as;
     std::optional<dtype> cast_to;
-    std::uint64_t alignment_bytes = 4096;
+    target_layout layout;
 };
 
 dtype parse_dtype(std::string_view flag, const std::string& text) {
@@ -62,12 +62,15 @@ dtype parse_dtype(std::string_view flag, const std::string& text) {
 /// Empty when help was asked for.
 std::optional<convert_arguments> parse_convert_arguments(const argument_list& arguments) {
     CLI::App app(
-        "Rewrites an array of any format as .npy, .npz (stored) or .safetensors, whichever extension OUT "
-        "has:\n"
-        "C order, little-endian, aligned, so that it can be mapped. IN without NAME stands for all of its\n"
-        "arrays. OUT appears complete or not at all, and may be IN.",
+        "Rewrites an array of any format as .npy, .npz (stored), .safetensors or HDF5 (.h5, .hdf5), "
+        "whichever\n"
+        "extension OUT has: C order, little-endian, aligned, so that it can be mapped. IN without NAME "
+        "stands\n"
+        "for all of its arrays. OUT appears complete or not at all, and may be IN. HDF5's attributes are "
+        "not\n"
+        "handed on.",
         "pinflow convert");
-    std::string in, out, cast_to, view_as, alignment;
+    std::string in, out, cast_to, view_as, alignment, deflate_level;
     app.add_option("IN", in, "A file, or FILE:NAME for an array in it")->type_name("")->required();
     app.add_option("OUT", out, "A file, or FILE:NAME (default: data)")->type_name("")->required();
     app.add_option("--dtype", cast_to,
@@ -77,18 +80,30 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
         ->type_name("T");
     app.add_option("--align", alignment, "Where the data begins is a multiple of this (default: 4096)")
         ->type_name("BYTES");
+    app.add_option("--deflate", deflate_level,
+                   "HDF5: compress, in chunks of about 1 MiB, from 1 (fast) to 9 (small); not to be mapped")
+        ->type_name("LEVEL");
     if (!parse(app, arguments)) return std::nullopt;
 
     // what can be wrong without looking at a file comes first
     target_argument target = parse_target(out);
-    std::uint64_t alignment_bytes = 4096;
-    if (app.count("--align") > 0) alignment_bytes = parse_byte_count("--align", alignment);
-    check_alignment(target.format, alignment_bytes);
+    target_layout layout;
+    if (app.count("--align") > 0) layout.alignment_bytes = parse_byte_count("--align", alignment);
+    check_alignment(target.format, layout.alignment_bytes);
+    if (app.count("--deflate") > 0) {
+        if (target.format != file_format::hdf5) {
+            throw usage_error(fmt::format("--deflate is for HDF5 files (.h5, .hdf5), not for '{}'", out));
+        }
+        if (app.count("--align") > 0) {
+            throw usage_error("--align is for arrays that can be mapped, which --deflate makes none of");
+        }
+        layout.deflate_level = static_cast<unsigned>(parse_count("--deflate", deflate_level, 1, 9));
+    }
     std::optional<dtype> view_type, cast_type;
     if (app.count("--view-as") > 0) view_type = parse_dtype("--view-as", view_as);
     if (app.count("--dtype") > 0) cast_type = parse_dtype("--dtype", cast_to);
     return convert_arguments{find_source(in), std::move(target), std::move(view_type), std::move(cast_type),
-                             alignment_bytes};
+                             layout};
 }
 
 // ---- what is to be done -----------------------------------------------------------------------------------
@@ -148,7 +163,7 @@ std::unique_ptr<pinflow::detail::element_stream> open_stream(const source_argume
 
 /// Which arrays are converted, and to what.
 std::vector<conversion> plan(const convert_arguments& arguments) {
-    const auto& [source, target, view_as, cast_to, alignment_bytes] = arguments;
+    const auto& [source, target, view_as, cast_to, layout] = arguments;
     std::vector<array_listing> listed;
     if (!source.name) {
         listed = list_arrays(source.path);
@@ -204,8 +219,9 @@ void check_nothing_is_lost(const source_argument& source, const target_argument&
     if (!exists(target.path)) return;
     const bool onto_itself = source.name && same_file(source.path, target.path);
     if (!onto_itself && !target.named) return;  // the file as a whole was named, to be replaced
+    std::optional<file_format> format;
     try {
-        static_cast<void>(format_of(target.path));
+        format = format_of(target.path);
     } catch (const format_error&) {
         return;  // no arrays that could be lost
     }
@@ -218,9 +234,11 @@ void check_nothing_is_lost(const source_argument& source, const target_argument&
             target.name, target.path, failure.what()));
     }
     // what is read stays as what is written; a field, though, is not all of its array
-    const std::string& kept = onto_itself ? *source.name : target.name;
-    std::erase_if(present,
-                  [&](const array_listing& each) { return each.name == kept || each.name + ".npy" == kept; });
+    std::string kept = onto_itself ? *source.name : target.name;
+    if (format == file_format::hdf5) kept = hdf5_path(kept);
+    std::erase_if(present, [&](const array_listing& each) {
+        return each.name == kept || (format == file_format::npz && each.name + ".npy" == kept);
+    });
     if (present.empty()) return;
     if (present.size() == 1 && present.front().name.empty()) {
         throw invalid_argument(fmt::format(
@@ -266,7 +284,7 @@ std::uint64_t convert_all(const convert_arguments& arguments, const std::vector<
         arrays.push_back(each.target);
         total_bytes += static_cast<double>(payload_bytes(each.target));
     }
-    target_file file(arguments.target, arrays, metadata_of(arguments), arguments.alignment_bytes);
+    target_file file(arguments.target, arrays, metadata_of(arguments), arguments.layout);
     element_pipeline pipeline;
     progress_line progress;
     std::uint64_t written_bytes = 0;
@@ -296,7 +314,8 @@ std::uint64_t convert_all(const convert_arguments& arguments, const std::vector<
 
 /// What .npy headers cannot say.
 std::string note_on(const convert_arguments& arguments, const std::vector<conversion>& conversions) {
-    if (arguments.target.format == file_format::safetensors) return {};
+    const file_format format = arguments.target.format;
+    if (format != file_format::npy && format != file_format::npz) return {};
     for (const conversion& each : conversions) {
         const dtype& type = each.target.dtype;
         if (type.kind() == dtype_kind::bfloat16 || type.kind() == dtype_kind::float8_e4m3fn ||

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"
@@ -50,6 +51,7 @@ array_listing list_field(const std::string& path, const std::string& name) {
 array_listing find_array(const source_argument& source) {
     const std::string& name = *source.name;
     if (source.format == file_format::npy) return list_field(source.path, name);
+    if (source.format == file_format::hdf5) return list_hdf5(source.path, name);
     std::vector<array_listing> listed = list_arrays(source.path);
     auto found = std::ranges::find(listed, name, &array_listing::name);
     if (found == listed.end() && source.format == file_format::npz && name.ends_with(".npy")) {

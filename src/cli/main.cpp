@@ -13,6 +13,7 @@
 #include "pinflow/version.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"
+#include "src/cli/hdf5_child.hpp"
 #include "src/cli/output.hpp"
 
 namespace {
@@ -66,6 +67,7 @@ void run(const argument_list& arguments) {
             throw usage_error(fmt::format("{} takes no arguments, such as '{}'", name, rest.front()));
         return print(name == "--version" ? fmt::format("pinflow {}\n", pinflow::version) : help());
     }
+    if (name == hdf5_child_command) serve_as_hdf5_child();
     const auto* const found = std::ranges::find(commands, name, &command::name);
     if (found != commands.end()) return found->run(rest);
     if (std::ranges::find(missing_commands, name) != missing_commands.end()) {
@@ -89,7 +91,10 @@ int main(int argument_count, char** arguments) {
     // a closed pipe and a file that may not grow are errors of writing, which have a sentence
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGXFSZ, SIG_IGN);
+    // where whoever started this ignores it, nobody would learn how a child has ended
+    std::signal(SIGCHLD, SIG_DFL);
     try {
+        open_hdf5_in_child();
         run(argument_list(arguments + std::min(argument_count, 1), arguments + argument_count));
         return done;
     } catch (const usage_error& failure) {

@@ -42,9 +42,9 @@ std::string names_of(const std::vector<array_listing>& arrays) {
     return names;
 }
 
-std::shared_ptr<const row_source> open_source_rows(const std::string& text) {
+std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options) {
     refuse_segment(text);
-    return open_rows(text);
+    return open_rows(text, options);
 }
 
 }  // namespace pinflow::cli

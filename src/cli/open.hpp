@@ -26,6 +26,6 @@ source_argument find_source(const std::string& text);
 std::string names_of(const std::vector<array_listing>& arrays);
 
 /// Opens what one argument of `stream` means, which may be a pattern. @throws as find_source and open_rows.
-std::shared_ptr<const row_source> open_source_rows(const std::string& text);
+std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options);
 
 }  // namespace pinflow::cli

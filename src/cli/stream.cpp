@@ -97,7 +97,9 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--epochs", epochs, "N", "How often every row comes, at most 1000000 times");
     add("--route", route_name, "auto|direct|copy|staged|read",
         "How rows travel; one that cannot work is an error");
-    add("--memory", memory, "BYTES", "Most memory of all slots; with KiB, MiB, GiB or TiB (default: 1GiB)");
+    add("--memory", memory, "BYTES",
+        "Most memory of all slots, and of the chunks of HDF5 files that are decoded, which may take half of\n"
+        "it; with KiB, MiB, GiB or TiB (default: 1GiB, and 512MiB for the chunks of each argument)");
     add("--pin-budget", pin_budget, "BYTES",
         "Most memory to lock for the GPU, which may pass `ulimit -l` (default: that, and 3/4 of what is "
         "free)");
@@ -137,10 +139,26 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
 
 // ---- opening ----------------------------------------------------------------------------------------------
 
-std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::string>& files) {
+void take_from_memory(const row_source& source, loader_options& options) {
+    const std::uint64_t taken_bytes = source.memory_bytes();
+    if (taken_bytes >= options.memory_bytes) {
+        throw usage_error(
+            fmt::format("--memory is too little: {} bytes are left of it when {} is decoded, which takes {}",
+                        options.memory_bytes, source.description(), taken_bytes));
+    }
+    options.memory_bytes -= taken_bytes;
+}
+
+/// Opens the arrays of a sample. Where memory is limited, what decoding may take of it is taken from
+/// `options`, that slots have the rest.
+std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::string>& files,
+                                                        loader_options& options) {
+    open_options opening;
+    if (options.memory_bytes > 0) opening.memory_bytes = options.memory_bytes / 2 / files.size();
     std::vector<std::shared_ptr<const row_source>> sources;
     for (const std::string& file : files) {
-        sources.push_back(open_source_rows(file));
+        sources.push_back(open_source_rows(file, opening));
+        if (options.memory_bytes > 0) take_from_memory(*sources.back(), options);
         if (sources.back()->row_count() != sources.front()->row_count()) {
             throw invalid_argument(
                 fmt::format("'{}' has {} rows and '{}' has {}: the arrays of a sample need equally many",
@@ -299,11 +317,11 @@ std::string as_text(const stream_result& result, const loader_report& report, co
 }  // namespace
 
 void stream_files(const argument_list& arguments) {
-    const std::optional<stream_arguments> parsed = parse_stream_arguments(arguments);
+    std::optional<stream_arguments> parsed = parse_stream_arguments(arguments);
     if (!parsed) return;
 
     const clock::time_point start = clock::now();
-    auto sources = open_all(parsed->files);
+    auto sources = open_all(parsed->files, parsed->options);
     const double open_seconds = seconds_between(start, clock::now());
 
     double total_bytes = 0;

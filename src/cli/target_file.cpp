@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <filesystem>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -20,6 +22,7 @@ std::optional<file_format> format_by_extension(const std::string& path) {
     if (extension == ".npy") return file_format::npy;
     if (extension == ".npz") return file_format::npz;
     if (extension == ".safetensors") return file_format::safetensors;
+    if (extension == ".h5" || extension == ".hdf5") return file_format::hdf5;
     return std::nullopt;
 }
 
@@ -38,23 +41,38 @@ file_and_name split_target(const std::string& text) {
     return found.value_or(file_and_name{text, "", false});
 }
 
-using writer = std::variant<npy_writer, npz_writer, safetensors_writer>;
+using writer = std::variant<npy_writer, npz_writer, safetensors_writer, hdf5_writer>;
+
+hdf5_writer::dataset dataset_of(const target_array& array, const target_layout& layout) {
+    return {array.name, array.dtype, array.shape, layout.deflate_level};
+}
 
 writer make_writer(const target_argument& target, std::span<const target_array> arrays,
-                   const text_map& metadata, std::uint64_t alignment_bytes) {
+                   const text_map& metadata, const target_layout& layout) {
     switch (target.format) {
         case file_format::npy:
-            return npy_writer(target.path, arrays.front().dtype, arrays.front().shape, alignment_bytes);
+            return npy_writer(target.path, arrays.front().dtype, arrays.front().shape,
+                              layout.alignment_bytes);
         case file_format::npz:
-            return npz_writer(target.path, alignment_bytes);
-        default:
-            break;
+            return npz_writer(target.path, layout.alignment_bytes);
+        case file_format::safetensors: {
+            std::vector<safetensors_writer::tensor> tensors;
+            tensors.reserve(arrays.size());
+            for (const target_array& each : arrays)
+                tensors.push_back({each.name, each.dtype, each.shape});
+            return safetensors_writer(target.path, tensors, metadata, layout.alignment_bytes);
+        }
+        case file_format::hdf5: {
+            hdf5_writer result(target.path, layout.alignment_bytes);
+            std::vector<hdf5_writer::dataset> datasets;
+            datasets.reserve(arrays.size());
+            for (const target_array& each : arrays)
+                datasets.push_back(dataset_of(each, layout));
+            result.check(datasets);  // before the first of them has taken its time
+            return result;
+        }
     }
-    std::vector<safetensors_writer::tensor> tensors;
-    tensors.reserve(arrays.size());
-    for (const target_array& each : arrays)
-        tensors.push_back({each.name, each.dtype, each.shape});
-    return safetensors_writer(target.path, tensors, metadata, alignment_bytes);
+    throw std::logic_error("a format that cannot be written");
 }
 
 }  // namespace
@@ -63,8 +81,11 @@ target_argument parse_target(const std::string& text) {
     file_and_name split = split_target(text);
     const std::optional<file_format> format = format_by_extension(split.path);
     if (!format) {
-        throw usage_error(
-            fmt::format("cannot tell from the name '{}' what to write: .npy, .npz or .safetensors", text));
+        throw usage_error(fmt::format(
+            "cannot tell from the name '{}' what to write: .npy, .npz, .safetensors, .h5 or .hdf5", text));
+    }
+    if (*format == file_format::hdf5 && !has_hdf5()) {
+        throw usage_error(fmt::format("this build of pinflow cannot write HDF5 files, such as '{}'", text));
     }
     if (split.named && *format == file_format::npy) {
         throw usage_error(fmt::format("'{}' is to be a .npy file, whose one array has no name such as '{}'",
@@ -78,13 +99,30 @@ target_argument parse_target(const std::string& text) {
     if (*format == file_format::npz && split.name.size() > 4 && split.name.ends_with(".npy")) {
         split.name.resize(split.name.size() - 4);
     }
+    if (*format == file_format::hdf5) {
+        split.name = hdf5_path(split.name);
+        if (split.name.empty())
+            throw usage_error(fmt::format("'{}' ends in slashes, which name nothing", text));
+    }
     return {std::move(split.path), std::move(split.name), split.named, *format};
+}
+
+std::string hdf5_path(std::string_view path) {
+    std::string result;
+    while (!path.empty()) {
+        const std::size_t end = std::min(path.find('/'), path.size());
+        if (end > 0 && !result.empty()) result += '/';
+        result += path.substr(0, end);
+        path.remove_prefix(std::min(end + 1, path.size()));
+    }
+    return result;
 }
 
 void check_alignment(file_format format, std::uint64_t alignment_bytes) {
     // numpy refuses longer .npy headers, and a zip entry has little room for padding
     constexpr std::uint64_t least = 16;
-    const std::uint64_t most = format == file_format::safetensors ? std::uint64_t{2} << 20 : 8192;
+    const bool narrow = format == file_format::npy || format == file_format::npz;
+    const std::uint64_t most = narrow ? 8192 : std::uint64_t{2} << 20;
     if (!std::has_single_bit(alignment_bytes) || alignment_bytes < least || alignment_bytes > most) {
         throw usage_error(fmt::format("--align takes a power of two from {} to {} for {}, not {}", least,
                                       most, to_string(format), alignment_bytes));
@@ -92,12 +130,14 @@ void check_alignment(file_format format, std::uint64_t alignment_bytes) {
 }
 
 target_file::target_file(const target_argument& target, std::span<const target_array> arrays,
-                         const text_map& metadata, std::uint64_t alignment_bytes)
-    : writer_(make_writer(target, arrays, metadata, alignment_bytes)) {}
+                         const text_map& metadata, const target_layout& layout)
+    : writer_(make_writer(target, arrays, metadata, layout)), layout_(layout) {}
 
 void target_file::begin(const target_array& array) {
     if (auto* const archive = std::get_if<npz_writer>(&writer_)) {
         archive->begin(array.name, array.dtype, array.shape);
+    } else if (auto* const file = std::get_if<hdf5_writer>(&writer_)) {
+        file->begin(dataset_of(array, layout_));
     }
 }
 

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "pinflow/array.hpp"
+#include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/npz.hpp"
 #include "pinflow/formats/open.hpp"
@@ -25,8 +26,11 @@ struct target_argument {
 };
 
 /// Splits OUT[:NAME] and chooses the format by the file's extension; the file need not exist.
-/// @throws usage_error for another extension, and for a NAME in a .npy file.
+/// @throws usage_error for another extension, one that this build cannot write, and a NAME in a .npy file.
 target_argument parse_target(const std::string& text);
+
+/// A path within a HDF5 file as listings spell it: one slash between two names, and no others.
+std::string hdf5_path(std::string_view path);
 
 /// One array of a file that is to be written: C order, little-endian.
 struct target_array {
@@ -37,15 +41,22 @@ struct target_array {
 
 using text_map = std::map<std::string, std::string>;
 
+/// How the arrays lie in the file.
+struct target_layout {
+    std::uint64_t alignment_bytes = 4096;  ///< where each begins is a multiple of this
+    unsigned deflate_level = 0;            ///< HDF5: from 1 to 9 they lie in chunks, deflated
+};
+
 /// @throws usage_error unless arrays of `format` can begin at multiples of `alignment_bytes`.
 void check_alignment(file_format format, std::uint64_t alignment_bytes);
 
 /// A file of one of the formats, which appears under its name complete or not at all.
 class target_file {
  public:
-    /// Begins the file; `arrays` is one array for .npy, `metadata` is for safetensors.
+    /// Begins the file; `arrays` is one array for .npy, `metadata` is for safetensors. @throws what the
+    /// writer of the format throws: also of arrays that are not its first.
     target_file(const target_argument& target, std::span<const target_array> arrays, const text_map& metadata,
-                std::uint64_t alignment_bytes);
+                const target_layout& layout);
 
     /// Begins the next of the arrays.
     void begin(const target_array& array);
@@ -53,7 +64,8 @@ class target_file {
     void finish();
 
  private:
-    std::variant<npy_writer, npz_writer, safetensors_writer> writer_;
+    std::variant<npy_writer, npz_writer, safetensors_writer, hdf5_writer> writer_;
+    target_layout layout_;
 };
 
 }  // namespace pinflow::cli

@@ -31,5 +31,6 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/pinflow-config.cmake.in
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/pinflow-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(DIRECTORY ${PROJECT_BINARY_DIR}/package/ DESTINATION ${package_folder})
-install(FILES ${CMAKE_CURRENT_LIST_DIR}/Findlibdeflate.cmake DESTINATION ${package_folder})
+install(FILES ${CMAKE_CURRENT_LIST_DIR}/Findhdf5_serial.cmake ${CMAKE_CURRENT_LIST_DIR}/Findlibdeflate.cmake
+  ${CMAKE_CURRENT_LIST_DIR}/Findlzf.cmake DESTINATION ${package_folder})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

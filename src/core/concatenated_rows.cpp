@@ -30,6 +30,12 @@ class concatenated_rows final : public row_source {
 
     std::span<const row_extent> extents() const noexcept override { return extents_; }
     std::string why_no_extents() const override;
+    std::uint64_t memory_bytes() const noexcept override {
+        std::uint64_t most = 0;  // which they share
+        for (const source_pointer& source : sources_)
+            most = std::max(most, source->memory_bytes());
+        return most;
+    }
 
     std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
                                        std::span<std::byte> destination) const override;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <system_error>
@@ -91,6 +92,26 @@ void output_file::write_at(std::uint64_t offset_bytes, std::span<const std::byte
     attempt([&] {
         flush();
         system::write_all_at(descriptor_, path_, offset_bytes, bytes);
+    });
+}
+
+void output_file::read_at(std::uint64_t offset_bytes, std::span<std::byte> destination) {
+    attempt([&] {
+        flush();
+        while (!destination.empty()) {
+            const std::size_t count = system::read_at(descriptor_, path_, offset_bytes, destination);
+            if (count == 0) break;
+            destination = destination.subspan(count);
+            offset_bytes += count;
+        }
+        std::ranges::fill(destination, std::byte{});
+    });
+}
+
+void output_file::resize(std::uint64_t size_bytes) {
+    attempt([&] {
+        flush();
+        system::resize(descriptor_, path_, size_bytes);
     });
 }
 

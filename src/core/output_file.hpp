@@ -25,9 +25,16 @@ class output_file {
 
     /// Appends. @throws system_failure; nothing can be written or committed after that.
     void write(std::span<const std::byte> bytes);
-    /// Replaces bytes that were written before: a header whose lengths are known at the end.
+    /// Writes over bytes that were written before (a header whose lengths are known at the end), or at any
+    /// other offset; where nothing was written, zeros are.
     /// @throws system_failure; nothing can be written or committed after that.
     void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes);
+    /// Fills `destination` with bytes that were written before, with zeros past their end.
+    /// @throws system_failure; nothing can be written or committed after that.
+    void read_at(std::uint64_t offset_bytes, std::span<std::byte> destination);
+    /// Cuts the file off at that size, or extends it with zeros.
+    /// @throws system_failure; nothing can be written or committed after that.
+    void resize(std::uint64_t size_bytes);
     /// Makes the file durable and gives it its name; the last call. @throws system_failure.
     void commit();
 

@@ -99,7 +99,7 @@ int open_for_reading(const std::string& path) {
 
 int create_for_writing(const std::string& path, ::mode_t mode) {
     const int descriptor = attempt(call::open, path, [&] {
-        return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
+        return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
     });
     if (descriptor == -1) fail(errno, "cannot create '{}'", path);
     return descriptor;
@@ -180,6 +180,13 @@ void write_all_at(int descriptor, const std::string& path, std::uint64_t offset_
         }
         bytes = bytes.subspan(static_cast<std::size_t>(count));
         offset_bytes += static_cast<std::uint64_t>(count);
+    }
+}
+
+void resize(int descriptor, const std::string& path, std::uint64_t size_bytes) {
+    if (attempt(call::truncate, path,
+                [&] { return ::ftruncate(descriptor, static_cast<::off_t>(size_bytes)); }) == -1) {
+        fail(errno, "cannot give '{}' a size of {} bytes", path, size_bytes);
     }
 }
 

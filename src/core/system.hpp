@@ -17,7 +17,21 @@
 /// throw system_failure unless they say otherwise, and may be called from any thread.
 namespace pinflow::detail::system {
 
-enum class call { open, chmod, close, fstat, stat, pread, write, fsync, rename, unlink, mmap, madvise };
+enum class call {
+    open,
+    chmod,
+    close,
+    fstat,
+    stat,
+    pread,
+    write,
+    truncate,
+    fsync,
+    rename,
+    unlink,
+    mmap,
+    madvise
+};
 
 // ---- the seam ---------------------------------------------------------------------------------------------
 
@@ -46,7 +60,8 @@ void pass_seam(call what, const std::string& path, std::string_view attempt);
 
 /// Opens for reading, with O_CLOEXEC and without ever blocking. @return the descriptor.
 int open_for_reading(const std::string& path);
-/// Creates a file for writing that must not exist yet, with O_CLOEXEC. @return the descriptor.
+/// Creates a file for writing, and for reading that back, which must not exist yet, with O_CLOEXEC.
+/// @return the descriptor.
 int create_for_writing(const std::string& path, ::mode_t mode);
 /// Gives an open file these permission bits.
 void set_mode(int descriptor, const std::string& path, ::mode_t mode);
@@ -69,6 +84,8 @@ void write_all(int descriptor, const std::string& path, std::span<const std::byt
 /// Writes all of `bytes` at an offset, and leaves the descriptor's position.
 void write_all_at(int descriptor, const std::string& path, std::uint64_t offset_bytes,
                   std::span<const std::byte> bytes);
+/// Cuts a file off at that size, or extends it with zeros.
+void resize(int descriptor, const std::string& path, std::uint64_t size_bytes);
 /// Makes a file's contents, or a folder's entries, durable.
 void sync(int descriptor, const std::string& path);
 /// Opens the folder `path`, makes its entries durable and closes it.

@@ -26,7 +26,11 @@ fail() {
     printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "{'descr': '|u1', 'fortran_order': False, 'shape': (24576, 1024), }"
     head -c $((24 << 20)) /dev/urandom
 } >input.npy
-for extension in npy npz safetensors; do
+extensions=(npy npz safetensors)
+if "$pinflow" convert input.npy expected/new.h5 >/dev/null 2>&1; then
+    extensions+=(h5)  # unless this build lacks it
+fi
+for extension in "${extensions[@]}"; do
     head -c 1000000 /dev/urandom >"expected/old.$extension"
     "$pinflow" convert input.npy "expected/new.$extension" --dtype int16 >/dev/null
 done
@@ -36,13 +40,14 @@ duration_us=$((($(date +%s%N) - begin) / 1000))
 
 old=0 new=0 temporary=0
 for ((kill = 1; kill <= kills; ++kill)); do
-    # onto another file of each format, then onto the input
-    case $((kill % 4)) in
-        0) in=work/target.npy out=work/target.npy before=input.npy after=expected/new.npy ;;
-        1) in=input.npy out=work/target.npy before=expected/old.npy after=expected/new.npy ;;
-        2) in=input.npy out=work/target.npz before=expected/old.npz after=expected/new.npz ;;
-        3) in=input.npy out=work/target.safetensors before=expected/old.safetensors after=expected/new.safetensors ;;
-    esac
+    # onto the input, then onto another file of each format
+    index=$((kill % (${#extensions[@]} + 1)))
+    if [ $index = 0 ]; then
+        in=work/target.npy out=work/target.npy before=input.npy after=expected/new.npy
+    else
+        extension=${extensions[index - 1]}
+        in=input.npy out=work/target.$extension before=expected/old.$extension after=expected/new.$extension
+    fi
     cp "$before" "$out"
     "$pinflow" convert "$in" "$out" --dtype int16 >/dev/null 2>&1 &
     process=$!

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -50,10 +51,16 @@ struct file_and_name {
 /// Splits FILE[:NAME]. A text that is a path itself has no name; when nothing exists, all of it is the path.
 file_and_name split_file_and_name(const std::string& text);
 
+struct open_options {
+    /// Upper bound on the memory that rows take while they are read, where they are decoded as they are read:
+    /// for chunks of HDF5 datasets, of all files that match a pattern (see hdf5_options::memory_bytes).
+    std::uint64_t memory_bytes = std::uint64_t{512} << 20;
+};
+
 /// Opens the array that FILE[:NAME] names, as one row source; a pattern (`*`, `?`, `[...]` in FILE, as the
 /// shell takes them, when no file has that very name) stands for all files that match, concatenated in the
 /// order of their paths with numbers counted as numbers ("part-2" before "part-10").
 /// @throws as open; invalid_argument when nothing matches, or types or row shapes differ.
-std::shared_ptr<const row_source> open_rows(const std::string& text);
+std::shared_ptr<const row_source> open_rows(const std::string& text, const open_options& options = {});
 
 }  // namespace pinflow

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "formats/hdf5_description.hpp"
+#include "formats/hdf5_rows.hpp"
+#include "pinflow/file.hpp"
+#include "pinflow/formats/listing.hpp"
+
+namespace pinflow::detail {
+
+/// Who asks libhdf5 on behalf of pinflow/formats/hdf5.hpp. Members are called from any thread, and say of
+/// sentences what list_hdf5_datasets, describe_hdf5_dataset and hdf5_library_reader say.
+class hdf5_access {
+ public:
+    hdf5_access() = default;
+    hdf5_access(const hdf5_access&) = delete;
+    hdf5_access& operator=(const hdf5_access&) = delete;
+    virtual ~hdf5_access() = default;
+
+    virtual std::vector<array_listing> list(const input_file& file) = 0;
+    virtual hdf5_description describe(const input_file& file, std::string_view name) = 0;
+    /// For a dataset of `hdf5_storage::library`.
+    virtual hdf5_read_function reader(std::shared_ptr<const input_file> file,
+                                      const hdf5_description& description) = 0;
+};
+
+/// Has libhdf5 asked by `other` from now on, instead of in this process. The tool does so before it opens
+/// anything. Not thread-safe.
+void use_hdf5_access(std::shared_ptr<hdf5_access> other);
+
+}  // namespace pinflow::detail

@@ -1,0 +1,114 @@
+#include "formats/hdf5_chunk_cache.hpp"
+
+#include <iterator>
+#include <utility>
+
+namespace pinflow::detail {
+
+std::size_t hdf5_chunk_cache::key_hash::operator()(const hdf5_chunk_key& key) const noexcept {
+    // readers count from 1, and chunks from 0: an odd factor keeps them apart
+    return static_cast<std::size_t>(key.index + key.reader * 0x9E3779B97F4A7C15);
+}
+
+/// What is kept there, as used just now. In passing_, chunks stay where they came.
+hdf5_chunk_memory hdf5_chunk_cache::touch(entry_list::iterator place) noexcept {
+    if (place->in_kept) kept_.splice(kept_.begin(), kept_, place);
+    return place->memory;
+}
+
+hdf5_chunk_cache::answer hdf5_chunk_cache::ask(const hdf5_chunk_key& key, user& asking, std::size_t work,
+                                               hdf5_chunk_memory& found) {
+    const std::lock_guard lock(mutex_);
+    const auto known = by_key_.find(key);
+    if (known == by_key_.end()) {
+        decoded_now_.push_front({key, nullptr, {}});
+        try {
+            by_key_.emplace(key, decoded_now_.begin());
+        } catch (...) {
+            decoded_now_.pop_front();
+            throw;
+        }
+        return answer::claimed;
+    }
+    const auto place = known->second;
+    if (!place->memory) {
+        place->promises.push_back({&asking, work});
+        return answer::promised;
+    }
+    found = touch(place);
+    return answer::found;
+}
+
+hdf5_chunk_memory hdf5_chunk_cache::peek(const hdf5_chunk_key& key) {
+    const std::lock_guard lock(mutex_);
+    const auto known = by_key_.find(key);
+    if (known == by_key_.end() || !known->second->memory) return nullptr;
+    return touch(known->second);
+}
+
+void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) noexcept {
+    std::vector<promise> promises;
+    entry_list dropped;  // their memory goes when the lock is no longer held
+    {
+        const std::lock_guard lock(mutex_);
+        const auto known = by_key_.find(key);
+        const auto place = known->second;
+        promises = std::move(place->promises);
+        if (chunk.memory && most_bytes_ > 0) {
+            place->memory = std::move(chunk.memory);
+            place->cost_bytes = cost_bytes(chunk.size_bytes);
+            place->in_kept = chunk.wanted_again;
+            (chunk.wanted_again ? kept_bytes_ : passing_bytes_) += place->cost_bytes;
+            entry_list& to = chunk.wanted_again ? kept_ : passing_;
+            to.splice(to.begin(), decoded_now_, place);
+            drop_what_is_too_much(dropped);
+        } else {
+            by_key_.erase(known);
+            dropped.splice(dropped.begin(), decoded_now_, place);
+        }
+    }
+    for (const promise& kept : promises)
+        kept.to->use(kept.work, chunk.data);
+}
+
+void hdf5_chunk_cache::drop_what_is_too_much(entry_list& dropped) noexcept {
+    while (passing_bytes_ > most_bytes_ / 8 && passing_.size() > 1)
+        drop(passing_, std::prev(passing_.end()), dropped);
+    while (passing_bytes_ + kept_bytes_ > most_bytes_ && passing_.size() + kept_.size() > 1) {
+        entry_list& from = kept_.empty() ? passing_ : kept_;
+        drop(from, std::prev(from.end()), dropped);
+    }
+}
+
+void hdf5_chunk_cache::drop(entry_list& from, entry_list::iterator place, entry_list& dropped) noexcept {
+    (place->in_kept ? kept_bytes_ : passing_bytes_) -= place->cost_bytes;
+    by_key_.erase(place->key);
+    dropped.splice(dropped.begin(), from, place);
+}
+
+void hdf5_chunk_cache::give_up(const hdf5_chunk_key& key) noexcept {
+    std::vector<promise> promises;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto known = by_key_.find(key);
+        promises = std::move(known->second->promises);
+        decoded_now_.erase(known->second);
+        by_key_.erase(known);
+    }
+    for (const promise& broken : promises)
+        broken.to->ask_again(broken.work);
+}
+
+void hdf5_chunk_cache::forget(std::uint64_t reader) noexcept {
+    entry_list dropped;
+    const std::lock_guard lock(mutex_);
+    for (entry_list* const from : {&passing_, &kept_}) {
+        for (auto place = from->begin(); place != from->end();) {
+            const auto next = std::next(place);
+            if (place->key.reader == reader) drop(*from, place, dropped);
+            place = next;
+        }
+    }
+}
+
+}  // namespace pinflow::detail

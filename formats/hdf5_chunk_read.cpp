@@ -1,0 +1,366 @@
+#include "formats/hdf5_chunk_read.hpp"
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+#include <tbb/task_group.h>
+
+#include <algorithm>
+#include <new>
+#include <numeric>
+#include <system_error>
+#include <utility>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// What one thread copies as fast as several, counted from when they begin.
+constexpr std::uint64_t small_bytes = 256 << 10;
+/// A read costs as much as so many bytes of a longer one.
+constexpr std::uint64_t read_costs_bytes = 4096;
+/// Rows that are read at once before their parts are taken out of them.
+constexpr std::uint64_t scratch_bytes = 1 << 20;
+
+}  // namespace
+
+class hdf5_chunk_read::worker {
+ public:
+    explicit worker(hdf5_memory& memory) : memory_(memory) {}
+    worker(const worker&) = delete;
+    worker& operator=(const worker&) = delete;
+    ~worker() { memory_.give_back(std::move(decoder_)); }
+
+    hdf5_chunk_decoder& decoder() {
+        if (!decoder_) decoder_ = memory_.take_decoder();
+        return *decoder_;
+    }
+    scratch_memory scratch;
+    std::chrono::nanoseconds waited{};
+
+ private:
+    hdf5_memory& memory_;
+    std::unique_ptr<hdf5_chunk_decoder> decoder_;
+};
+
+/// The right to take memory for decoding.
+class hdf5_chunk_read::lane {
+ public:
+    explicit lane(const hdf5_chunk_reader& reader)
+        : memory_(*reader.memory_), size_bytes_(reader.lane_bytes()) {}
+    lane(const lane&) = delete;
+    lane& operator=(const lane&) = delete;
+    ~lane() {
+        if (has_begun_) memory_.end_decoding(size_bytes_);
+    }
+
+    void begin() {
+        memory_.begin_decoding(size_bytes_);
+        has_begun_ = true;
+    }
+    bool try_begin() { return has_begun_ = memory_.try_begin_decoding(size_bytes_); }
+
+ private:
+    hdf5_memory& memory_;
+    std::uint64_t size_bytes_;
+    bool has_begun_ = false;
+};
+
+hdf5_chunk_read::hdf5_chunk_read(const hdf5_chunk_reader& reader, std::span<const hdf5_row_run> runs,
+                                 const hdf5_row_box& box, std::span<std::byte> destination)
+    : reader_(reader), box_(box), destination_(destination) {
+    const std::uint64_t band_rows = reader.grid_.rows_per_chunk();
+    for (const hdf5_row_run& run : runs) {
+        for (std::uint64_t done = 0; done < run.row_count;) {
+            const std::uint64_t row = run.first_row + done;
+            const std::uint64_t count = std::min(run.row_count - done, band_rows - row % band_rows);
+            segments_.push_back({row / band_rows, row % band_rows, count, run.position + done});
+            done += count;
+        }
+    }
+    if (!std::ranges::is_sorted(segments_, {}, &segment::band)) {
+        std::ranges::sort(segments_, [](const segment& a, const segment& b) {
+            return a.band != b.band ? a.band < b.band : a.position < b.position;
+        });
+    }
+    for (std::size_t index = 0; index < segments_.size(); ++index) {
+        if (index == 0 || segments_[index].band != segments_[index - 1].band) bands_.push_back(index);
+    }
+}
+
+std::span<const hdf5_chunk_read::segment> hdf5_chunk_read::segments_of(std::size_t work) const noexcept {
+    const std::size_t band = work / box_.part_count();
+    const std::size_t end = band + 1 < bands_.size() ? bands_[band + 1] : segments_.size();
+    return std::span(segments_).subspan(bands_[band], end - bands_[band]);
+}
+
+std::uint64_t hdf5_chunk_read::chunk_of(std::size_t work, const hdf5_chunk_part& part) const noexcept {
+    return segments_of(work).front().band * reader_.grid_.chunks_per_band() + part.column;
+}
+
+// ---- lanes ----------------------------------------------------------------------------------------------
+
+std::chrono::nanoseconds hdf5_chunk_read::run() {
+    const auto begin = clock::now();
+    std::vector<std::size_t> works;
+    if (destination_.size() <= small_bytes) {
+        worker first(*reader_.memory_);
+        for (std::size_t work = 0; work < work_count(); ++work) {
+            if (!do_without_decoding(work, first)) works.push_back(work);
+        }
+        waited_ns_ += first.waited.count();
+    } else {
+        works.resize(work_count());
+        std::iota(works.begin(), works.end(), std::size_t{0});
+    }
+    busy_ns_ += std::chrono::nanoseconds(clock::now() - begin).count();
+    try {
+        run_lanes(works);
+        finish();
+    } catch (...) {
+        wait_for_promises();  // others may be writing to the destination
+        throw;
+    }
+    // lanes ran side by side: the call's own time is shared out as theirs was
+    const std::chrono::nanoseconds wall = clock::now() - begin;
+    const double waiting =
+        busy_ns_ > 0 ? static_cast<double>(waited_ns_) / static_cast<double>(busy_ns_) : 0.0;
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(wall * std::min(1.0, waiting));
+}
+
+void hdf5_chunk_read::run_lanes(std::span<const std::size_t> works) {
+    const auto threads = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
+    const std::size_t lanes = std::min(threads, works.size());
+    if (lanes == 0) return;
+    if (lanes == 1) {
+        lane only(reader_);
+        only.begin();
+        return run_lane(works);
+    }
+    // isolated from the caller's other tasks, that a thread which waits for the last lane does not begin one
+    // of them meanwhile; and from cancellation, which is not to end this call with rows missing
+    tbb::task_group_context context(tbb::task_group_context::isolated);
+    tbb::this_task_arena::isolate([&] {
+        tbb::parallel_for(
+            std::size_t{0}, lanes,
+            [&](std::size_t index) {
+                // the first lane waits for memory, and the others run if there is some
+                lane mine(reader_);
+                if (index == 0) {
+                    mine.begin();
+                } else if (!mine.try_begin()) {
+                    return;
+                }
+                run_lane(works);
+            },
+            tbb::simple_partitioner(), context);
+    });
+}
+
+void hdf5_chunk_read::run_lane(std::span<const std::size_t> works) {
+    const auto begin = clock::now();
+    try {
+        worker mine(*reader_.memory_);
+        for (std::size_t index; (index = next_++) < works.size();)
+            do_work(works[index], mine);
+        waited_ns_ += mine.waited.count();
+    } catch (...) {
+        next_ = works.size();  // the others need not go on
+        throw;
+    }
+    busy_ns_ += std::chrono::nanoseconds(clock::now() - begin).count();
+}
+
+void hdf5_chunk_read::finish() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+        served_.wait(lock, [&] { return promised_ == 0 || !again_.empty(); });
+        if (again_.empty()) return;
+        const std::size_t work = again_.back();
+        again_.pop_back();
+        lock.unlock();
+        {
+            lane only(reader_);
+            only.begin();
+            worker mine(*reader_.memory_);
+            do_work(work, mine);
+        }
+        lock.lock();
+    }
+}
+
+void hdf5_chunk_read::wait_for_promises() noexcept {
+    std::unique_lock lock(mutex_);
+    served_.wait(lock, [&] { return promised_ == 0; });
+}
+
+void hdf5_chunk_read::use(std::size_t work, const std::byte* chunk) noexcept {
+    copy(work, chunk);
+    const std::lock_guard lock(mutex_);
+    --promised_;
+    served_.notify_one();  // under the lock: without it this call may be over before
+}
+
+void hdf5_chunk_read::ask_again(std::size_t work) noexcept {
+    const std::lock_guard lock(mutex_);
+    --promised_;
+    again_.push_back(work);  // there is room, see do_work
+    served_.notify_one();
+}
+
+// ---- one chunk ------------------------------------------------------------------------------------------
+
+void hdf5_chunk_read::do_work(std::size_t work, worker& mine) {
+    if (do_without_decoding(work, mine)) return;
+    {
+        const std::lock_guard lock(mutex_);
+        ++promised_;
+        again_.reserve(again_.size() + promised_);
+    }
+    const std::uint64_t index = chunk_of(work, part_of(work));
+    hdf5_chunk_memory found;
+    const auto take_back = [&] {
+        const std::lock_guard lock(mutex_);
+        --promised_;
+    };
+    hdf5_chunk_cache::answer answer{};
+    try {
+        answer = reader_.memory_->cache.ask(reader_.key_of(index), *this, work, found);
+    } catch (...) {
+        take_back();
+        throw;
+    }
+    if (answer == hdf5_chunk_cache::answer::promised) return;
+    take_back();
+    if (answer == hdf5_chunk_cache::answer::found) {
+        copy(work, found.get());
+    } else {
+        decode(work, index, mine);
+    }
+}
+
+/// Whether the work could be done with what there is: the fill value, the cache, rows that lie in the file as
+/// they are.
+bool hdf5_chunk_read::do_without_decoding(std::size_t work, worker& mine) {
+    const hdf5_chunk_part part = part_of(work);
+    const std::uint64_t index = chunk_of(work, part);
+    if (reader_.dataset_->chunks[index].size_bytes == 0) {
+        for (const segment& rows : segments_of(work))
+            part.fill(reader_.fill_, row_at(rows.position), box_.row_bytes(), rows.count);
+        return true;
+    }
+    if (const hdf5_chunk_memory chunk = reader_.memory_->cache.peek(reader_.key_of(index))) {
+        copy(work, chunk.get());
+        return true;
+    }
+    return read_in_place(work, part, mine);
+}
+
+bool hdf5_chunk_read::read_in_place(std::size_t work, const hdf5_chunk_part& part, worker& mine) {
+    const hdf5_chunk_grid& grid = reader_.grid_;
+    const std::uint64_t index = chunk_of(work, part);
+    const hdf5_chunk& chunk = reader_.dataset_->chunks[index];
+    if (!reader_.pipeline_.stored_as_is(chunk.filter_mask)) return false;
+    const auto segments = segments_of(work);
+    const bool whole_rows = part.unit_bytes == grid.chunk_row_bytes() && part.unit_bytes == box_.row_bytes();
+    // many small pieces take longer than the chunk
+    if (!whole_rows && segments.size() >= grid.chunk_bytes() / read_costs_bytes) return false;
+    for (const segment& rows : segments) {
+        const std::uint64_t offset_bytes = chunk.offset_bytes + rows.first * grid.chunk_row_bytes();
+        if (!whole_rows) {
+            read_rows_in_place(rows, part, offset_bytes, mine);
+            continue;
+        }
+        const std::span<std::byte> here(row_at(rows.position), rows.count * box_.row_bytes());
+        mine.waited += reader_.file_->read(offset_bytes, here);
+        reader_.swap_.apply(here);
+    }
+    return true;
+}
+
+/// Reads rows as far as the chunk has them, some at a time, and copies the part from there.
+void hdf5_chunk_read::read_rows_in_place(const segment& rows, const hdf5_chunk_part& part,
+                                         std::uint64_t offset_bytes, worker& mine) {
+    const std::uint64_t row_bytes = reader_.grid_.chunk_row_bytes();
+    const std::uint64_t at_once = std::max<std::uint64_t>(scratch_bytes / row_bytes, 1);
+    for (std::uint64_t done = 0; done < rows.count; done += at_once) {
+        const std::uint64_t count = std::min(at_once, rows.count - done);
+        const std::uint64_t size_bytes = (count - 1) * row_bytes + part.source_bytes;
+        const std::span<std::byte> here(mine.scratch.reserve(size_bytes), size_bytes);
+        mine.waited += reader_.file_->read(offset_bytes + done * row_bytes + part.source_offset, here);
+        reader_.swap_.apply(here);
+        part.copy(here.data(), row_bytes, row_at(rows.position + done), box_.row_bytes(), count);
+    }
+}
+
+std::byte* hdf5_chunk_read::whole_chunk_destination(std::size_t work,
+                                                    const hdf5_chunk_part& part) const noexcept {
+    const hdf5_chunk_grid& grid = reader_.grid_;
+    if (part.unit_bytes != grid.chunk_row_bytes() || part.unit_bytes != box_.row_bytes()) return nullptr;
+    for (const segment& rows : segments_of(work)) {
+        if (rows.count == grid.rows_per_chunk()) return row_at(rows.position);
+    }
+    return nullptr;
+}
+
+/// Decodes a chunk that this call has claimed. Waits for nothing but the file: others may be waiting for
+/// this.
+void hdf5_chunk_read::decode(std::size_t work, std::uint64_t index, worker& mine) {
+    hdf5_chunk_cache& cache = reader_.memory_->cache;
+    const std::uint64_t chunk_bytes = reader_.grid_.chunk_bytes();
+    std::byte* chunk = nullptr;
+    hdf5_chunk_memory memory;
+    try {
+        // whoever reads whole chunks one after the other does not come back soon, and would push out the
+        // others
+        if (!reader_.keeps_all_) chunk = whole_chunk_destination(work, part_of(work));
+        if (chunk == nullptr) {
+            memory = reader_.memory_->chunks.take(chunk_bytes);
+            chunk = memory.get();
+        }
+        decode_into(index, {chunk, chunk_bytes}, mine);
+    } catch (const std::bad_alloc&) {
+        cache.give_up(reader_.key_of(index));
+        throw system_failure(reader_.sentence(index, "cannot be decoded: there is no memory for it"),
+                             std::make_error_code(std::errc::not_enough_memory));
+    } catch (...) {
+        cache.give_up(reader_.key_of(index));
+        throw;
+    }
+    const bool wanted_again =
+        reader_.keeps_all_ || (memory != nullptr && reader_.was_decoded_[index].exchange(true));
+    cache.complete(reader_.key_of(index), {chunk, memory, chunk_bytes, wanted_again});
+    copy(work, chunk);
+}
+
+void hdf5_chunk_read::decode_into(std::uint64_t index, std::span<std::byte> chunk, worker& mine) {
+    const hdf5_chunk& where = reader_.dataset_->chunks[index];
+    if (reader_.pipeline_.stored_as_is(where.filter_mask)) {
+        mine.waited += reader_.file_->read(where.offset_bytes, chunk);
+    } else {
+        const auto stored = mine.decoder().stored_memory(where.size_bytes);
+        mine.waited += reader_.file_->read(where.offset_bytes, stored);
+        try {
+            mine.decoder().decode(reader_.pipeline_, where.filter_mask, stored, chunk);
+        } catch (const format_error& failure) {
+            throw format_error(reader_.sentence(index, failure.what()));
+        }
+        ++reader_.decoded_count_;
+    }
+    reader_.swap_.apply(chunk);
+}
+
+void hdf5_chunk_read::copy(std::size_t work, const std::byte* chunk) const noexcept {
+    const hdf5_chunk_part part = part_of(work);
+    const std::uint64_t row_bytes = reader_.grid_.chunk_row_bytes();
+    for (const segment& rows : segments_of(work)) {
+        const std::byte* const source = chunk + rows.first * row_bytes + part.source_offset;
+        if (source == row_at(rows.position)) continue;  // it was decoded there
+        part.copy(source, row_bytes, row_at(rows.position), box_.row_bytes(), rows.count);
+    }
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "formats/hdf5_chunk_reader.hpp"
+
+namespace pinflow::detail {
+
+/// One call of hdf5_chunk_reader::read. Its work is a list of parts of chunks, which lanes take one after the
+/// other: tasks, of which there are no more than there is work and memory for.
+class hdf5_chunk_read final : public hdf5_chunk_cache::user {
+ public:
+    hdf5_chunk_read(const hdf5_chunk_reader& reader, std::span<const hdf5_row_run> runs,
+                    const hdf5_row_box& box, std::span<std::byte> destination);
+
+    std::chrono::nanoseconds run();
+
+    void use(std::size_t work, const std::byte* chunk) noexcept override;
+    void ask_again(std::size_t work) noexcept override;
+
+ private:
+    /// Rows of one band that follow each other.
+    struct segment {
+        std::uint64_t band;
+        std::uint64_t first;  ///< in the band
+        std::uint64_t count;
+        std::uint64_t position;  ///< in the destination, in rows
+    };
+    /// What one thread needs.
+    class worker;
+    class lane;
+
+    std::size_t work_count() const noexcept { return bands_.size() * box_.part_count(); }
+    /// The segments of a piece of work, and its part of them.
+    std::span<const segment> segments_of(std::size_t work) const noexcept;
+    hdf5_chunk_part part_of(std::size_t work) const noexcept { return box_.part(work % box_.part_count()); }
+    std::uint64_t chunk_of(std::size_t work, const hdf5_chunk_part& part) const noexcept;
+
+    void run_lanes(std::span<const std::size_t> works);
+    void run_lane(std::span<const std::size_t> works);
+    /// Waits for what others have promised, and does what they could not.
+    void finish();
+    void wait_for_promises() noexcept;
+
+    void do_work(std::size_t work, worker& mine);
+    bool do_without_decoding(std::size_t work, worker& mine);
+    bool read_in_place(std::size_t work, const hdf5_chunk_part& part, worker& mine);
+    void read_rows_in_place(const segment& rows, const hdf5_chunk_part& part, std::uint64_t offset_bytes,
+                            worker& mine);
+    void decode(std::size_t work, std::uint64_t index, worker& mine);
+    void decode_into(std::uint64_t index, std::span<std::byte> chunk, worker& mine);
+    /// Where a whole chunk can be decoded to without being copied from there; null when there is no such
+    /// place.
+    std::byte* whole_chunk_destination(std::size_t work, const hdf5_chunk_part& part) const noexcept;
+    std::byte* row_at(std::uint64_t position) const noexcept {
+        return destination_.data() + position * box_.row_bytes();
+    }
+    void copy(std::size_t work, const std::byte* chunk) const noexcept;
+
+    const hdf5_chunk_reader& reader_;
+    const hdf5_row_box& box_;
+    std::span<std::byte> destination_;
+    std::vector<segment> segments_;   // by bands
+    std::vector<std::size_t> bands_;  // where the segments of each begin
+    std::atomic<std::size_t> next_ = 0;
+    std::atomic<std::int64_t> waited_ns_ = 0;
+    std::atomic<std::int64_t> busy_ns_ = 0;
+
+    std::mutex mutex_;
+    std::condition_variable served_;
+    std::size_t promised_ = 0;
+    std::vector<std::size_t> again_;
+};
+
+}  // namespace pinflow::detail

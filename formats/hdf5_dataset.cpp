@@ -1,0 +1,417 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <vector>
+
+#include "formats/hdf5_filters.hpp"
+#include "formats/hdf5_handles.hpp"
+#include "pinflow/memory.hpp"
+#include "src/core/quote.hpp"
+
+/// What a dataset is, and where its bytes lie.
+namespace pinflow::detail::hdf5 {
+
+namespace {
+
+/// HDF5 keeps compact datasets within a message of a header.
+constexpr std::uint64_t most_compact_bytes = std::uint64_t{1} << 16;
+/// Of so many places for chunks, more than this part should hold one, or they are not worth listing.
+constexpr std::uint64_t many_chunks = std::uint64_t{1} << 20;
+constexpr std::uint64_t sparse_part = 64;
+
+/// What is thrown here is read after the dataset's name.
+template <typename... Arguments>
+[[noreturn]] void refuse(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
+    throw unsupported(fmt::format(what, std::forward<Arguments>(arguments)...));
+}
+template <typename... Arguments>
+[[noreturn]] void damaged(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
+    throw format_error(fmt::format(what, std::forward<Arguments>(arguments)...));
+}
+
+constexpr std::string_view examined = "cannot be examined";
+constexpr std::string_view unreadable = "cannot be read";
+
+std::string spelled(std::span<const ::hsize_t> position) {
+    return to_string(shape_vector(position.begin(), position.end()));
+}
+
+/// Memory that the library could write to, though it is never touched: a driver that records reads nothing.
+class untouched_memory {
+ public:
+    void* of(std::uint64_t size_bytes) {
+        if (memory_.size_bytes() < size_bytes) {
+            memory_ = {};
+            memory_ = memory_region::anonymous(size_bytes);
+        }
+        return memory_.data();
+    }
+
+ private:
+    memory_region memory_;
+};
+
+class describer {
+ public:
+    describer(const open_file& file, const object_handle& dataset, hdf5_description& description)
+        : file_(file),
+          dataset_(dataset),
+          description_(description),
+          creation_(::H5Dget_create_plist(dataset.id()), examined),
+          layout_(::H5Pget_layout(creation_.id())) {}
+
+    void find_type_and_shape();
+    void find_storage(detail_wanted wanted, std::uint64_t payload_bytes);
+
+ private:
+    void find_fill();
+    void find_contiguous(std::uint64_t payload_bytes);
+    void find_compact(detail_wanted wanted, std::uint64_t payload_bytes);
+    void find_chunk_shape();
+    void find_filters();
+    void find_chunks();
+    hdf5_chunk find_chunk(std::span<const ::hsize_t> position, recording& records);
+    bool is_missing(std::span<const ::hsize_t> position) const;
+    bool is_partial(std::span<const ::hsize_t> position) const noexcept;
+    void leave_to_library(std::string why);
+    void set_absent();
+
+    const open_file& file_;
+    const object_handle& dataset_;
+    hdf5_description& description_;
+    property_handle creation_;
+    ::H5D_layout_t layout_;
+    type_handle type_;
+    std::uint64_t element_bytes_ = 0;  ///< of all of an array type
+    std::size_t rank_ = 0;             ///< without the axes of an array type
+    bool fill_varies_ = false;         ///< along an array type
+    bool edges_unfiltered_ = false;
+    untouched_memory memory_;
+};
+
+// ---- type, shape, fill value -----------------------------------------------------------------------------
+
+void describer::find_type_and_shape() {
+    // first of all, as the library would open other files to tell the shape of a virtual dataset
+    if (layout_ == H5D_LAYOUT_ERROR) fail(examined);
+    if (layout_ == H5D_VIRTUAL)
+        refuse("is virtual: it shows parts of other datasets, which are not opened; open those");
+    if (checked(::H5Pget_external_count(creation_.id()), examined) > 0) {
+        refuse("keeps its data in other files (external storage), which are not opened");
+    }
+    type_ = {::H5Dget_type(dataset_.id()), examined};
+    element_type element = element_type_of(type_.id());
+    description_.dtype = std::move(element.type);
+
+    const space_handle space(::H5Dget_space(dataset_.id()), examined);
+    const ::H5S_class_t kind = ::H5Sget_simple_extent_type(space.id());
+    if (kind == H5S_NULL) refuse("is of no shape: it holds nothing but its type (a null dataspace)");
+    if (kind != H5S_SCALAR && kind != H5S_SIMPLE) fail(examined);
+    std::array<::hsize_t, H5S_MAX_RANK> lengths{};
+    const int rank = checked(::H5Sget_simple_extent_ndims(space.id()), examined);
+    if (rank > H5S_MAX_RANK) damaged("has {} axes: HDF5 allows {}", rank, H5S_MAX_RANK);
+    checked(::H5Sget_simple_extent_dims(space.id(), lengths.data(), nullptr), examined);
+    rank_ = static_cast<std::size_t>(rank);
+    description_.shape.assign(lengths.begin(), lengths.begin() + rank);
+    description_.shape.insert(description_.shape.end(), element.shape.begin(), element.shape.end());
+
+    element_bytes_ = ::H5Tget_size(type_.id());
+    std::uint64_t expected_bytes = description_.dtype.size_bytes();
+    for (const std::uint64_t length : element.shape) {
+        // neither is more than the library has multiplied already
+        if (length != 0 && expected_bytes > std::numeric_limits<std::uint64_t>::max() / length) break;
+        expected_bytes *= length;
+    }
+    if (element_bytes_ != expected_bytes) {
+        damaged("has elements of {} bytes, whose parts take {}", element_bytes_, expected_bytes);
+    }
+}
+
+void describer::find_fill() {
+    ::H5D_fill_value_t status = H5D_FILL_VALUE_ERROR;
+    checked(::H5Pfill_value_defined(creation_.id(), &status), examined);
+    ::H5D_fill_time_t when = H5D_FILL_TIME_ERROR;
+    checked(::H5Pget_fill_time(creation_.id(), &when), examined);
+    // where nothing is ever filled, the library leaves memory as it is; others, h5py among them, find zeros
+    // there
+    if (status != H5D_FILL_VALUE_USER_DEFINED || when == H5D_FILL_TIME_NEVER) return;
+    if (element_bytes_ > file_.size_bytes()) {
+        damaged("has a fill value of {} bytes, but the file has {}", element_bytes_, file_.size_bytes());
+    }
+    std::vector<std::byte> value(static_cast<std::size_t>(element_bytes_));
+    checked(::H5Pget_fill_value(creation_.id(), type_.id(), value.data()),
+            "has a fill value that cannot be read");
+    if (std::ranges::all_of(value, [](std::byte byte) { return byte == std::byte{}; })) return;
+    const auto size = static_cast<std::size_t>(description_.dtype.size_bytes());
+    for (std::size_t begin = size; begin < value.size() && !fill_varies_; begin += size) {
+        fill_varies_ =
+            !std::ranges::equal(std::span(value).first(size), std::span(value).subspan(begin, size));
+    }
+    value.resize(size);
+    if (!fill_varies_) description_.fill = std::move(value);
+}
+
+// ---- storage ---------------------------------------------------------------------------------------------
+
+void describer::find_storage(detail_wanted wanted, std::uint64_t payload_bytes) {
+    find_fill();
+    if (payload_bytes == 0) return set_absent();
+    switch (layout_) {
+        case H5D_CONTIGUOUS:
+            return find_contiguous(payload_bytes);
+        case H5D_COMPACT:
+            return find_compact(wanted, payload_bytes);
+        case H5D_CHUNKED:
+            find_chunk_shape();
+            find_filters();
+            if (const std::string why = why_not_decoded(description_.filters); !why.empty()) {
+                leave_to_library(why);
+            } else {
+                description_.storage = hdf5_storage::chunked;
+                if (wanted == detail_wanted::all) find_chunks();
+            }
+            return;
+        default:
+            refuse("is stored in a way that pinflow does not know");
+    }
+}
+
+void describer::set_absent() {
+    if (fill_varies_) return leave_to_library("its fill value differs within an element");
+    description_.storage = hdf5_storage::absent;
+    description_.chunk_shape.clear();
+    description_.filters.clear();
+    description_.chunks.clear();
+}
+
+void describer::leave_to_library(std::string why) {
+    for (const hdf5_filter& filter : description_.filters) {
+        unsigned abilities = 0;
+        if (::H5Zfilter_avail(filter.id) <= 0 || ::H5Zget_filter_info(filter.id, &abilities) < 0 ||
+            (abilities & H5Z_FILTER_CONFIG_DECODE_ENABLED) == 0) {
+            refuse(
+                "was written through the filter {}{}, which neither pinflow nor this build of libhdf5 can "
+                "undo",
+                filter.id, filter.name.empty() ? "" : " " + quote(filter.name));
+        }
+    }
+    description_.storage = hdf5_storage::library;
+    description_.why_library = std::move(why);
+    description_.chunks.clear();
+}
+
+void describer::find_contiguous(std::uint64_t payload_bytes) {
+    const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
+    const ::haddr_t told_offset = ::H5Dget_offset(dataset_.id());
+    if (stored_bytes == 0 || told_offset == HADDR_UNDEF) return set_absent();
+    if (stored_bytes != payload_bytes)
+        damaged("takes {} bytes, but has {} in the file", payload_bytes, stored_bytes);
+    if (payload_bytes > file_.size_bytes()) {
+        damaged("has {} bytes, but the file has {}", payload_bytes, file_.size_bytes());
+    }
+    // the first element alone; a dataset without axes has no other
+    const std::vector<::hsize_t> origin(rank_, 0);
+    const std::vector<::hsize_t> one(rank_, 1);
+    const int rank = static_cast<int>(rank_);
+    space_handle from;
+    space_handle to;
+    if (rank_ > 0) {
+        from = {::H5Dget_space(dataset_.id()), examined};
+        checked(::H5Sselect_hyperslab(from.id(), H5S_SELECT_SET, origin.data(), nullptr, one.data(), nullptr),
+                examined);
+        to = {::H5Screate_simple(rank, one.data(), nullptr), examined};
+    }
+    recording records;
+    checked(::H5Dread(dataset_.id(), type_.id(), rank_ > 0 ? to.id() : H5S_ALL,
+                      rank_ > 0 ? from.id() : H5S_ALL, H5P_DEFAULT, memory_.of(element_bytes_)),
+            unreadable);
+    const recorded_read read = records.take();
+    const bool agrees =
+        told_offset == read.offset_bytes || told_offset + file_.user_block_bytes() == read.offset_bytes;
+    if (read.count != 1 || read.size_bytes != element_bytes_ || !agrees) {
+        return leave_to_library(
+            fmt::format("it says that the data lies at byte {}, but reads it elsewhere", told_offset));
+    }
+    description_.storage = hdf5_storage::contiguous;
+    description_.offset_bytes = read.offset_bytes;
+}
+
+void describer::find_compact(detail_wanted wanted, std::uint64_t payload_bytes) {
+    const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
+    if (stored_bytes != payload_bytes || payload_bytes > most_compact_bytes) {
+        damaged("takes {} bytes, but has {} among the metadata", payload_bytes, stored_bytes);
+    }
+    description_.storage = hdf5_storage::inline_;
+    if (wanted == detail_wanted::listing) return;
+    description_.inline_data.resize(static_cast<std::size_t>(payload_bytes));
+    checked(
+        ::H5Dread(dataset_.id(), type_.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, description_.inline_data.data()),
+        unreadable);
+}
+
+// ---- chunks ----------------------------------------------------------------------------------------------
+
+void describer::find_chunk_shape() {
+    std::array<::hsize_t, H5S_MAX_RANK> lengths{};
+    const int rank = checked(::H5Pget_chunk(creation_.id(), H5S_MAX_RANK, lengths.data()), examined);
+    shape_vector& shape = description_.chunk_shape;
+    if (rank < 1 || static_cast<std::size_t>(rank) != rank_)
+        damaged("has {} axes, its chunks have {}", rank_, rank);
+    shape.assign(lengths.begin(), lengths.begin() + rank);
+    if (std::ranges::find(shape, 0u) != shape.end()) damaged("has chunks of shape {}", to_string(shape));
+    // the axes of an array type are never divided
+    shape.insert(shape.end(), description_.shape.begin() + rank, description_.shape.end());
+    unsigned options = 0;
+    checked(::H5Pget_chunk_opts(creation_.id(), &options), examined);
+    edges_unfiltered_ = (options & H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) != 0;
+}
+
+void describer::find_filters() {
+    const int count = checked(::H5Pget_nfilters(creation_.id()), examined);
+    if (count > H5Z_MAX_NFILTERS) damaged("has {} filters: HDF5 allows {}", count, H5Z_MAX_NFILTERS);
+    for (unsigned index = 0; index < static_cast<unsigned>(count); ++index) {
+        // as many as the library tells; no filter that pinflow knows has more than a few
+        constexpr std::size_t most_parameters = 256;
+        std::array<char, 256> name{};
+        std::array<unsigned, most_parameters> parameters{};
+        std::size_t parameter_count = parameters.size();
+        unsigned flags = 0;
+        unsigned abilities = 0;
+        const ::H5Z_filter_t id =
+            ::H5Pget_filter2(creation_.id(), index, &flags, &parameter_count, parameters.data(),
+                             name.size() - 1, name.data(), &abilities);
+        if (id < 0) fail("has filters that cannot be read");
+        parameter_count = std::min(parameter_count, parameters.size());
+        description_.filters.push_back(
+            {id,
+             name.data(),
+             {parameters.begin(), parameters.begin() + static_cast<std::ptrdiff_t>(parameter_count)}});
+    }
+}
+
+void describer::find_chunks() {
+    const auto count = hdf5_grid_size(description_.shape, description_.chunk_shape);
+    if (!count || *count > most_hdf5_chunks) {
+        return leave_to_library(fmt::format("it has more than {} chunks", most_hdf5_chunks));
+    }
+    if (*count > many_chunks) {
+        const space_handle space(::H5Dget_space(dataset_.id()), examined);
+        ::hsize_t written = 0;
+        checked(::H5Dget_num_chunks(dataset_.id(), space.id(), &written),
+                "has chunks that cannot be counted");
+        if (written < *count / sparse_part) {
+            return leave_to_library(
+                fmt::format("only {} of its {} chunks were ever written", written, *count));
+        }
+    }
+    std::vector<::hsize_t> position(rank_, 0);
+    recording records;
+    bool any = false;
+    bool all = true;
+    description_.chunks.resize(static_cast<std::size_t>(*count));
+    for (hdf5_chunk& chunk : description_.chunks) {
+        chunk = find_chunk(position, records);
+        any = any || chunk.size_bytes > 0;
+        all = all && chunk.size_bytes > 0;
+        for (std::size_t axis = rank_; axis-- > 0;) {  // the next one, in C order
+            const std::uint64_t left = description_.shape[axis] - position[axis];
+            if (left > description_.chunk_shape[axis]) {
+                position[axis] += description_.chunk_shape[axis];
+                break;
+            }
+            position[axis] = 0;
+        }
+    }
+    if (!any) return set_absent();
+    if (!all && fill_varies_) leave_to_library("its fill value differs within an element");
+}
+
+hdf5_chunk describer::find_chunk(std::span<const ::hsize_t> position, recording& records) {
+    ::hsize_t size_bytes = 0;
+    if (::H5Dget_chunk_storage_size(dataset_.id(), position.data(), &size_bytes) < 0 &&
+        !is_missing(position)) {
+        fail(fmt::format("has a chunk at {} that cannot be found", spelled(position)));
+    }
+    if (size_bytes == 0) return {};
+    if (size_bytes > file_.size_bytes()) {
+        damaged("has a chunk of {} bytes at {}, but the file has {}", size_bytes, spelled(position),
+                file_.size_bytes());
+    }
+    std::uint32_t filter_mask = 0;
+    records.take();
+    void* const untouched = memory_.of(size_bytes);
+#if H5_VERSION_GE(2, 0, 0)
+    std::size_t room_bytes = size_bytes;
+    const ::herr_t status =
+        ::H5Dread_chunk2(dataset_.id(), H5P_DEFAULT, position.data(), &filter_mask, untouched, &room_bytes);
+#else
+    const ::herr_t status =
+        ::H5Dread_chunk(dataset_.id(), H5P_DEFAULT, position.data(), &filter_mask, untouched);
+#endif
+    const recorded_read read = records.take();
+    if (status < 0 || read.count != 1 || read.size_bytes != size_bytes) {
+        const std::string where = spelled(position);
+        if (status < 0) fail(fmt::format("has a chunk at {} that cannot be found", where));
+        damaged("has a chunk at {} of {} bytes, of which libhdf5 would read {}", where, size_bytes,
+                read.size_bytes);
+    }
+    const std::uint64_t filter_bits = (std::uint64_t{1} << description_.filters.size()) - 1;
+    if (edges_unfiltered_ && is_partial(position)) filter_mask = std::numeric_limits<std::uint32_t>::max();
+    return {read.offset_bytes, read.size_bytes, static_cast<std::uint32_t>(filter_mask & filter_bits)};
+}
+
+bool describer::is_missing(std::span<const ::hsize_t> position) const {
+    const failure_report report = report_failure();
+    if (report.function == "H5D__get_chunk_storage_size" &&
+        report.description == "chunk storage is not allocated") {
+        return true;
+    }
+    // should a version say it in other words: slower, and sure
+    unsigned mask = 0;
+    ::haddr_t offset = 0;
+    ::hsize_t size_bytes = 0;
+    return ::H5Dget_chunk_info_by_coord(dataset_.id(), position.data(), &mask, &offset, &size_bytes) >= 0 &&
+           offset == HADDR_UNDEF && size_bytes == 0;
+}
+
+bool describer::is_partial(std::span<const ::hsize_t> position) const noexcept {
+    for (std::size_t axis = 0; axis < rank_; ++axis) {
+        if (description_.shape[axis] - position[axis] < description_.chunk_shape[axis]) return true;
+    }
+    return false;
+}
+
+/// Begins the sentence of an error with the dataset's name.
+template <typename Function>
+void naming_dataset(const std::string& name, Function function) {
+    const auto sentence = [&](const error& failure) {
+        return fmt::format("the dataset {} {}", quote(name), failure.what());
+    };
+    try {
+        function();
+    } catch (const format_error& failure) {
+        throw format_error(sentence(failure));
+    } catch (const unsupported& failure) {
+        throw unsupported(sentence(failure));
+    }
+}
+
+}  // namespace
+
+hdf5_description describe(const open_file& file, const object_handle& dataset, const std::string& name,
+                          detail_wanted wanted) {
+    hdf5_description description;
+    description.name = name;
+    std::optional<describer> maker;
+    naming_dataset(name, [&] {
+        maker.emplace(file, dataset, description);
+        maker->find_type_and_shape();
+    });
+    const std::uint64_t size_bytes = payload_bytes(description);
+    naming_dataset(name, [&] { maker->find_storage(wanted, size_bytes); });
+    return description;
+}
+
+}  // namespace pinflow::detail::hdf5

@@ -1,0 +1,226 @@
+#include "formats/hdf5_description.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/mapping_reason.hpp"
+#include "src/core/quote.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+constexpr std::uint64_t most_bytes = std::numeric_limits<std::int64_t>::max();
+/// As many as numpy allows; HDF5 has 32 of its own, and those of an array type come on top.
+constexpr std::size_t most_axes = 64;
+/// Bits of a filter mask.
+constexpr std::size_t most_filters = 32;
+/// HDF5 keeps the size of a chunk, undone of all filters, in 32 bits.
+constexpr std::uint64_t most_chunk_bytes = std::numeric_limits<std::uint32_t>::max();
+
+/// Throws a sentence that begins with the dataset's name.
+template <typename... Arguments>
+[[noreturn]] void fail(const hdf5_description& description, fmt::format_string<Arguments...> sentence,
+                       Arguments&&... arguments) {
+    throw format_error(fmt::format("the dataset {} {}", quote(description.name),
+                                   fmt::format(sentence, std::forward<Arguments>(arguments)...)));
+}
+
+/// Elements of a block of that shape in bytes; empty when they are 2^63 or more. A length of 0 counts as 1,
+/// as for numpy: what is too large in one order of the axes is so in each.
+std::optional<std::uint64_t> extended_bytes(const shape_vector& shape, std::uint64_t element_bytes) noexcept {
+    std::uint64_t bytes = element_bytes;
+    for (const std::uint64_t length : shape) {
+        if (length != 0 && (!multiply(bytes, length, bytes) || bytes > most_bytes)) return std::nullopt;
+    }
+    return bytes;
+}
+
+bool is_empty(const shape_vector& shape) noexcept {
+    return std::ranges::find(shape, 0u) != shape.end();
+}
+
+// ---- the check -------------------------------------------------------------------------------------------
+
+void check_chunk(const hdf5_description& description, const hdf5_chunk& chunk, std::uint64_t chunk_bytes,
+                 std::uint64_t file_size_bytes) {
+    if (chunk.size_bytes == 0) {
+        if (chunk != hdf5_chunk{}) {
+            fail(description, "has a chunk of no bytes at offset {}", chunk.offset_bytes);
+        }
+        return;
+    }
+    if (chunk.offset_bytes > file_size_bytes || chunk.size_bytes > file_size_bytes - chunk.offset_bytes) {
+        fail(description, "has a chunk of {} bytes at offset {}, but the file has {} bytes", chunk.size_bytes,
+             chunk.offset_bytes, file_size_bytes);
+    }
+    if (description.filters.empty() && chunk.size_bytes != chunk_bytes) {
+        fail(description, "has a chunk of {} bytes at offset {}, which takes {} without filters",
+             chunk.size_bytes, chunk.offset_bytes, chunk_bytes);
+    }
+}
+
+void check_chunk_shape(const hdf5_description& description) {
+    const shape_vector& shape = description.shape;
+    const shape_vector& chunk_shape = description.chunk_shape;
+    if (shape.empty() || chunk_shape.size() != shape.size() || is_empty(chunk_shape)) {
+        fail(description, "of shape {} cannot lie in chunks of shape {}", to_string(shape),
+             to_string(chunk_shape));
+    }
+    const auto bytes = extended_bytes(chunk_shape, description.dtype.size_bytes());
+    if (!bytes || *bytes > most_chunk_bytes) {
+        fail(description, "has chunks of shape {}, which HDF5 does not allow to be larger than {} bytes",
+             to_string(chunk_shape), most_chunk_bytes);
+    }
+}
+
+void check_chunks(const hdf5_description& description, std::uint64_t file_size_bytes) {
+    const auto count = hdf5_grid_size(description.shape, description.chunk_shape);
+    if (is_empty(description.shape) || !count || *count != description.chunks.size() ||
+        *count > most_hdf5_chunks) {
+        fail(description, "of shape {} cannot have {} chunks of shape {}", to_string(description.shape),
+             description.chunks.size(), to_string(description.chunk_shape));
+    }
+    const std::uint64_t chunk_bytes =
+        *extended_bytes(description.chunk_shape, description.dtype.size_bytes());
+    for (const hdf5_chunk& chunk : description.chunks) {
+        check_chunk(description, chunk, chunk_bytes, file_size_bytes);
+    }
+}
+
+/// What is only said of some kinds of storage, and must not be of the others.
+void check_nothing_else(const hdf5_description& description) {
+    using enum hdf5_storage;
+    const hdf5_storage storage = description.storage;
+    const bool has_chunks = !description.chunk_shape.empty() || !description.filters.empty();
+    if ((has_chunks && storage != chunked && storage != library) ||
+        (!description.chunks.empty() && storage != chunked) ||
+        (!description.inline_data.empty() && storage != inline_) ||
+        (description.offset_bytes != 0 && storage != contiguous) ||
+        description.why_library.empty() != (storage != library)) {
+        fail(description, "is described in a way that contradicts itself");
+    }
+}
+
+}  // namespace
+
+std::uint64_t payload_bytes(const hdf5_description& description) {
+    const auto bytes = extended_bytes(description.shape, description.dtype.size_bytes());
+    if (!bytes) {
+        fail(description, "of {} and shape {} is too large", description.dtype.descr(),
+             to_string(description.shape));
+    }
+    return is_empty(description.shape) ? 0 : *bytes;
+}
+
+std::optional<std::uint64_t> hdf5_grid_size(const shape_vector& shape,
+                                            const shape_vector& chunk_shape) noexcept {
+    std::uint64_t count = 1;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+        const std::uint64_t whole = shape[axis] / chunk_shape[axis];
+        const std::uint64_t along = whole + (shape[axis] % chunk_shape[axis] == 0 ? 0 : 1);
+        if (!multiply(count, along, count)) return std::nullopt;
+    }
+    return count;
+}
+
+void check_hdf5_description(const hdf5_description& description, std::uint64_t file_size_bytes) {
+    using enum hdf5_storage;
+    if (description.shape.size() > most_axes) {
+        fail(description, "has {} axes: numpy allows {}", description.shape.size(), most_axes);
+    }
+    if (description.filters.size() > most_filters) {
+        fail(description, "has {} filters: HDF5 allows {}", description.filters.size(), most_filters);
+    }
+    const std::uint64_t size_bytes = payload_bytes(description);
+    if (!description.fill.empty() && description.fill.size() != description.dtype.size_bytes()) {
+        fail(description, "has a fill value of {} bytes for elements of {}", description.fill.size(),
+             description.dtype.size_bytes());
+    }
+    check_nothing_else(description);
+    if (!description.chunk_shape.empty() || description.storage == chunked) check_chunk_shape(description);
+    switch (description.storage) {
+        case contiguous:
+            if (description.offset_bytes > file_size_bytes ||
+                size_bytes > file_size_bytes - description.offset_bytes) {
+                fail(description, "has {} bytes at offset {}, but the file has {} bytes", size_bytes,
+                     description.offset_bytes, file_size_bytes);
+            }
+            break;
+        case chunked:
+            check_chunks(description, file_size_bytes);
+            break;
+        case inline_:
+            if (description.inline_data.size() != size_bytes) {
+                fail(description, "of shape {} has {} bytes, not {}", to_string(description.shape),
+                     description.inline_data.size(), size_bytes);
+            }
+            break;
+        case absent:
+        case library:
+            break;
+    }
+}
+
+// ---- for people ------------------------------------------------------------------------------------------
+
+std::string hdf5_filter_names(const hdf5_description& description) {
+    std::string names;
+    for (const hdf5_filter& filter : description.filters) {
+        const std::string quoted = quote(filter.name.empty() ? std::to_string(filter.id) : filter.name);
+        names += (names.empty() ? "" : ", ") + quoted.substr(1, quoted.size() - 2);
+    }
+    return names;
+}
+
+std::string hdf5_storage_reason(const hdf5_description& description) {
+    switch (description.storage) {
+        case hdf5_storage::contiguous:
+            return mapping_reason(description.dtype, description.offset_bytes, payload_bytes(description));
+        case hdf5_storage::chunked:
+            return fmt::format("it lies in chunks of shape {}{}{}", to_string(description.chunk_shape),
+                               description.filters.empty() ? "" : ", filtered by ",
+                               hdf5_filter_names(description));
+        case hdf5_storage::inline_:
+            return "it lies among the metadata of the file";
+        case hdf5_storage::absent:
+            return payload_bytes(description) == 0 ? "there are no bytes to map"
+                                                   : "it was never written: all elements are the fill value";
+        case hdf5_storage::library:
+            return "it is read by libhdf5: " + description.why_library;
+    }
+    return {};
+}
+
+namespace {
+
+/// Whether chunks hold rows as they are delivered, so that each can be mapped that was written.
+bool has_mappable_chunks(const hdf5_description& description) {
+    return description.storage == hdf5_storage::chunked && description.filters.empty() &&
+           description.dtype.is_little_endian() &&
+           std::equal(description.shape.begin() + 1, description.shape.end(),
+                      description.chunk_shape.begin() + 1);
+}
+
+}  // namespace
+
+array_listing hdf5_listing(const hdf5_description& description) {
+    array_listing listing;
+    listing.name = description.name;
+    listing.dtype = description.dtype;
+    listing.shape = description.shape;
+    listing.size_bytes = payload_bytes(description);
+    listing.mappable = description.storage == hdf5_storage::contiguous || listing.size_bytes == 0;
+    if (description.storage == hdf5_storage::contiguous) listing.offset_bytes = description.offset_bytes;
+    listing.reason = hdf5_storage_reason(description);
+    if (has_mappable_chunks(description))
+        listing.reason += ", whose rows are mapped chunk by chunk if all chunks were written";
+    return listing;
+}
+
+}  // namespace pinflow::detail

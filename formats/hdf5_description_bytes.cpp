@@ -1,0 +1,291 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstring>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "formats/hdf5_description.hpp"
+#include "pinflow/error.hpp"
+
+/// Descriptions as bytes: numbers of 8 bytes, least significant first, and lengths before what they count.
+namespace pinflow::detail {
+
+namespace {
+
+/// What the bytes begin with: what they are, and the version of their layout.
+constexpr std::uint64_t description_mark = 0x0001'3548'666e'6970;  // "pinfH5", 1
+constexpr std::uint64_t listings_mark = 0x0001'354c'666e'6970;     // "pinfL5", 1
+/// Of structures within structures; libhdf5's side stops earlier.
+constexpr unsigned most_depth = 64;
+/// Stands for the kind of a structured type.
+constexpr std::uint64_t structured_kind = 0;
+
+// ---- writing ---------------------------------------------------------------------------------------------
+
+class writer {
+ public:
+    void number(std::uint64_t value) {
+        std::array<std::byte, 8> bytes{};
+        for (std::size_t index = 0; index < bytes.size(); ++index) {
+            bytes[index] = static_cast<std::byte>(value >> (8 * index));
+        }
+        bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    }
+    void bytes(std::span<const std::byte> content) {
+        number(content.size());
+        bytes_.insert(bytes_.end(), content.begin(), content.end());
+    }
+    void text(std::string_view content) { bytes(std::as_bytes(std::span(content))); }
+    void numbers(std::span<const std::uint64_t> values) {
+        number(values.size());
+        for (const std::uint64_t value : values) {
+            number(value);
+        }
+    }
+    void type(const dtype& type) {
+        if (type.fields().empty()) {
+            number(static_cast<unsigned char>(type.kind()));
+            number(type.size_bytes());
+            number(type.order() == std::endian::big ? 1 : 0);
+            text(type.unit());
+            return;
+        }
+        number(structured_kind);
+        number(type.size_bytes());
+        number(type.fields().size());
+        for (const dtype_field& field : type.fields()) {
+            text(field.name);
+            text(field.title);
+            this->type(field.type);
+            numbers(field.shape);
+            number(field.offset_bytes);
+        }
+    }
+    void reserve(std::size_t size_bytes) { bytes_.reserve(bytes_.size() + size_bytes); }
+    std::vector<std::byte> take() { return std::move(bytes_); }
+
+ private:
+    std::vector<std::byte> bytes_;
+};
+
+// ---- reading ---------------------------------------------------------------------------------------------
+
+[[noreturn]] void fail(std::string_view what) {
+    throw format_error(fmt::format("a description of HDF5 datasets is damaged: {}", what));
+}
+
+class reader {
+ public:
+    explicit reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+    std::uint64_t number() {
+        if (rest_.size() < 8) fail("it breaks off");
+        std::uint64_t value = 0;
+        for (std::size_t index = 8; index-- > 0;) {
+            value = value << 8 | std::to_integer<std::uint64_t>(rest_[index]);
+        }
+        rest_ = rest_.subspan(8);
+        return value;
+    }
+    /// How many items follow, each of `least_bytes` or more.
+    std::size_t count(std::uint64_t least_bytes) {
+        const std::uint64_t value = number();
+        if (value > rest_.size() / least_bytes) fail("it promises more than follows");
+        return static_cast<std::size_t>(value);
+    }
+    template <std::unsigned_integral Narrow>
+    Narrow narrow() {
+        const std::uint64_t value = number();
+        if (value > std::numeric_limits<Narrow>::max()) fail("a number is too large");
+        return static_cast<Narrow>(value);
+    }
+    bool flag() {
+        const std::uint64_t value = number();
+        if (value > 1) fail("a number is too large");
+        return value == 1;
+    }
+    std::span<const std::byte> bytes() {
+        const std::size_t size = count(1);
+        const auto content = rest_.first(size);
+        rest_ = rest_.subspan(size);
+        return content;
+    }
+    std::string text() {
+        const auto content = bytes();
+        return {reinterpret_cast<const char*>(content.data()), content.size()};
+    }
+    /// Text that ends up in a sentence.
+    std::string words() {
+        std::string result = text();
+        const auto is_control = [](char character) {
+            const auto code = static_cast<unsigned char>(character);
+            return code < ' ' || code == 0x7F;
+        };
+        if (std::ranges::any_of(result, is_control)) fail("a sentence in it is none");
+        return result;
+    }
+    std::vector<std::byte> owned_bytes() {
+        const auto content = bytes();
+        return {content.begin(), content.end()};
+    }
+    std::vector<std::uint64_t> numbers() {
+        std::vector<std::uint64_t> values(count(8));
+        for (std::uint64_t& value : values) {
+            value = number();
+        }
+        return values;
+    }
+    dtype type(unsigned depth = 0) {
+        if (depth > most_depth) fail("its types are nested too deeply");
+        const auto kind = narrow<unsigned char>();
+        const std::uint64_t size_bytes = number();
+        constexpr std::string_view kinds("\0biufcmMSUVBEF", 14);
+        if (kinds.find(static_cast<char>(kind)) == kinds.npos) fail("a type is of an unknown kind");
+        try {
+            if (kind != structured_kind) {
+                const std::endian order = flag() ? std::endian::big : std::endian::little;
+                return {static_cast<dtype_kind>(kind), size_bytes, order, text()};
+            }
+            std::vector<dtype_field> fields;
+            for (std::size_t left = count(8); left > 0; --left) {
+                std::string name = text();
+                std::string title = text();
+                dtype field_type = type(depth + 1);
+                shape_vector shape = numbers();
+                fields.push_back(
+                    {std::move(name), std::move(title), std::move(field_type), std::move(shape), number()});
+            }
+            return dtype::structured(std::move(fields), size_bytes);
+        } catch (const invalid_argument& failure) {
+            fail(failure.what());
+        }
+    }
+    void expect(std::uint64_t mark) {
+        if (number() != mark) fail("it is of another version, or none");
+    }
+    void finish() const {
+        if (!rest_.empty()) fail("it goes on behind its end");
+    }
+
+ private:
+    std::span<const std::byte> rest_;
+};
+
+}  // namespace
+
+// ---- one dataset -----------------------------------------------------------------------------------------
+
+std::vector<std::byte> serialize(const hdf5_description& description) {
+    writer to;
+    to.reserve(24 * description.chunks.size() + description.inline_data.size() + 1024);
+    to.number(description_mark);
+    to.text(description.name);
+    to.type(description.dtype);
+    to.numbers(description.shape);
+    to.number(static_cast<std::uint64_t>(description.storage));
+    to.text(description.why_library);
+    to.number(description.offset_bytes);
+    to.bytes(description.inline_data);
+    to.bytes(description.fill);
+    to.numbers(description.chunk_shape);
+    to.number(description.filters.size());
+    for (const hdf5_filter& filter : description.filters) {
+        to.number(static_cast<std::uint32_t>(filter.id));
+        to.text(filter.name);
+        to.number(filter.parameters.size());
+        for (const std::uint32_t parameter : filter.parameters) {
+            to.number(parameter);
+        }
+    }
+    to.number(description.chunks.size());
+    for (const hdf5_chunk& chunk : description.chunks) {
+        to.number(chunk.offset_bytes);
+        to.number(chunk.size_bytes);
+        to.number(chunk.filter_mask);
+    }
+    return to.take();
+}
+
+hdf5_description parse_hdf5_description(std::span<const std::byte> bytes, std::uint64_t file_size_bytes) {
+    reader from(bytes);
+    hdf5_description description;
+    from.expect(description_mark);
+    description.name = from.text();
+    description.dtype = from.type();
+    description.shape = from.numbers();
+    const auto storage = from.narrow<std::uint8_t>();
+    if (storage > static_cast<std::uint8_t>(hdf5_storage::library)) fail("its kind of storage is unknown");
+    description.storage = static_cast<hdf5_storage>(storage);
+    description.why_library = from.words();
+    description.offset_bytes = from.number();
+    description.inline_data = from.owned_bytes();
+    description.fill = from.owned_bytes();
+    description.chunk_shape = from.numbers();
+    description.filters.resize(from.count(24));
+    for (hdf5_filter& filter : description.filters) {
+        filter.id = static_cast<std::int32_t>(from.narrow<std::uint32_t>());
+        filter.name = from.text();
+        filter.parameters.resize(from.count(8));
+        for (std::uint32_t& parameter : filter.parameters) {
+            parameter = from.narrow<std::uint32_t>();
+        }
+    }
+    description.chunks.resize(from.count(24));
+    for (hdf5_chunk& chunk : description.chunks) {
+        chunk.offset_bytes = from.number();
+        chunk.size_bytes = from.number();
+        chunk.filter_mask = from.narrow<std::uint32_t>();
+    }
+    from.finish();
+    check_hdf5_description(description, file_size_bytes);
+    return description;
+}
+
+// ---- what inspect lists ----------------------------------------------------------------------------------
+
+std::vector<std::byte> serialize(std::span<const array_listing> listings) {
+    writer to;
+    to.number(listings_mark);
+    to.number(listings.size());
+    for (const array_listing& listing : listings) {
+        to.text(listing.name);
+        to.number(listing.dtype ? 1 : 0);
+        if (listing.dtype) to.type(*listing.dtype);
+        to.numbers(listing.shape);
+        to.number(listing.fortran_order ? 1 : 0);
+        to.number(listing.offset_bytes ? 1 : 0);
+        to.number(listing.offset_bytes.value_or(0));
+        to.number(listing.size_bytes);
+        to.number(listing.mappable ? 1 : 0);
+        to.text(listing.reason);
+    }
+    return to.take();
+}
+
+std::vector<array_listing> parse_array_listings(std::span<const std::byte> bytes) {
+    reader from(bytes);
+    from.expect(listings_mark);
+    // grows as it is read, as a listing in memory takes more than its bytes
+    std::vector<array_listing> listings;
+    for (std::size_t left = from.count(72); left > 0; --left) {
+        array_listing& listing = listings.emplace_back();
+        listing.name = from.text();
+        if (from.flag()) listing.dtype = from.type();
+        listing.shape = from.numbers();
+        listing.fortran_order = from.flag();
+        const bool has_offset = from.flag();
+        const std::uint64_t offset_bytes = from.number();
+        if (has_offset) listing.offset_bytes = offset_bytes;
+        listing.size_bytes = from.number();
+        listing.mappable = from.flag();
+        listing.reason = from.words();
+    }
+    from.finish();
+    return listings;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,417 @@
+#include "formats/hdf5_filters.hpp"
+
+#include <fmt/format.h>
+#include <libdeflate.h>
+#include <lzf.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string_view>
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+// numbers of the HDF Group's registry
+constexpr std::int32_t deflate_id = 1;
+constexpr std::int32_t shuffle_id = 2;
+constexpr std::int32_t fletcher32_id = 3;
+constexpr std::int32_t lzf_id = 32000;
+
+constexpr std::uint64_t checksum_bytes = 4;
+/// The most that decompression can make of a byte: 258 bytes for a length and a distance of one bit each; 264
+/// for the longest reference of three bytes.
+constexpr std::uint64_t most_inflated = 1032;
+constexpr std::uint64_t most_expanded = 88;
+
+/// What compressing can make of `size_bytes` at most, whoever did it: the formats themselves need far less
+/// for bytes that cannot be compressed. @throws format_error when that passes 2^64.
+std::uint64_t most_compressed_bytes(std::uint64_t size_bytes) {
+    std::uint64_t result = 0;
+    if (!add(size_bytes, size_bytes / 8 + 4096, result)) throw format_error("is larger than anything can be");
+    return result;
+}
+
+/// a * b, or the largest number there is.
+std::uint64_t saturated(std::uint64_t a, std::uint64_t b) noexcept {
+    std::uint64_t result = std::numeric_limits<std::uint64_t>::max();
+    return multiply(a, b, result) ? result : std::numeric_limits<std::uint64_t>::max();
+}
+
+std::string name_of(const hdf5_filter& filter) {
+    return filter.name.empty() ? fmt::format("number {}", filter.id)
+                               : fmt::format("{} (number {})", quote(filter.name), filter.id);
+}
+
+bool is_known(const hdf5_filter& filter) noexcept {
+    return filter.id == deflate_id || filter.id == shuffle_id || filter.id == fletcher32_id ||
+           filter.id == lzf_id;
+}
+
+}  // namespace
+
+std::string why_not_decoded(std::span<const hdf5_filter> filters) {
+    for (const hdf5_filter& filter : filters) {
+        if (!is_known(filter)) {
+            return fmt::format(
+                "its chunks went through the filter {}, which pinflow's own code does not know (it "
+                "knows deflate, shuffle, fletcher32 and lzf)",
+                name_of(filter));
+        }
+    }
+    return {};
+}
+
+// ---- what was done --------------------------------------------------------------------------------------
+
+hdf5_pipeline::hdf5_pipeline(std::span<const hdf5_filter> filters, std::uint64_t chunk_bytes)
+    : chunk_bytes_(chunk_bytes) {
+    if (const std::string why = why_not_decoded(filters); !why.empty()) throw unsupported(why);
+    if (filters.size() > most_filters) {
+        throw format_error(fmt::format("its chunks are said to have gone through {} filters, {} are possible",
+                                       filters.size(), most_filters));
+    }
+    for (std::size_t index = 0; index < filters.size(); ++index) {
+        const hdf5_filter& filter = filters[index];
+        step now{method::deflate, std::uint32_t{1} << index, 1};
+        if (filter.id == lzf_id) now.how = method::lzf;
+        if (filter.id == fletcher32_id) now.how = method::fletcher32;
+        if (filter.id == shuffle_id) {
+            now.how = method::shuffle;
+            if (filter.parameters.size() != 1 || filter.parameters[0] == 0) {
+                throw format_error("its shuffle filter does not say how large an element is");
+            }
+            now.element_bytes = filter.parameters[0];
+        }
+        steps_.push_back(now);
+    }
+}
+
+bool hdf5_pipeline::stored_as_is(std::uint32_t filter_mask) const noexcept {
+    return std::ranges::all_of(steps_, [&](const step& now) { return (filter_mask & now.mask_bit) != 0; });
+}
+
+hdf5_pipeline::stage_list hdf5_pipeline::stages_of(std::uint32_t filter_mask) const {
+    stage_list list;
+    list.stored_bytes = chunk_bytes_;
+    for (const step& now : steps_) {
+        if ((filter_mask & now.mask_bit) != 0) continue;
+        list.stages[list.count++] = {now, list.stored_bytes, list.exact};
+        if (now.how == method::deflate || now.how == method::lzf) {
+            list.stored_bytes = most_compressed_bytes(list.stored_bytes);
+            list.exact = false;
+        } else if (now.how == method::fletcher32 &&
+                   !add(list.stored_bytes, checksum_bytes, list.stored_bytes)) {
+            throw format_error("is larger than anything can be");
+        }
+    }
+    return list;
+}
+
+void hdf5_pipeline::check_size(const hdf5_chunk& chunk) const {
+    const stage_list list = stages_of(chunk.filter_mask);
+    if (list.exact && chunk.size_bytes != list.stored_bytes) {
+        throw format_error(fmt::format("is said to take {} bytes, such a chunk takes {}", chunk.size_bytes,
+                                       list.stored_bytes));
+    }
+    if (chunk.size_bytes > list.stored_bytes) {
+        throw format_error(
+            fmt::format("is said to take {} bytes, more than a chunk of {} bytes can when compressed",
+                        chunk.size_bytes, chunk_bytes_));
+    }
+    std::uint64_t most_bytes = chunk.size_bytes;
+    for (std::size_t index = list.count; index-- > 0;) {
+        switch (list.stages[index].what.how) {
+            case method::deflate:
+                most_bytes = saturated(most_bytes, most_inflated);
+                break;
+            case method::lzf:
+                most_bytes = saturated(most_bytes, most_expanded);
+                break;
+            case method::fletcher32:
+                most_bytes -= std::min(most_bytes, checksum_bytes);
+                break;
+            case method::shuffle:
+                break;
+        }
+    }
+    if (most_bytes < chunk_bytes_) {
+        throw format_error(fmt::format("is said to take {} bytes, which cannot make a chunk of {} bytes",
+                                       chunk.size_bytes, chunk_bytes_));
+    }
+}
+
+// ---- undoing it -----------------------------------------------------------------------------------------
+
+struct hdf5_chunk_decoder::decompressor {
+    decompressor() : handle(::libdeflate_alloc_decompressor()) {
+        if (handle == nullptr) throw std::bad_alloc();
+    }
+    decompressor(const decompressor&) = delete;
+    decompressor& operator=(const decompressor&) = delete;
+    ~decompressor() { ::libdeflate_free_decompressor(handle); }
+
+    ::libdeflate_decompressor* handle;
+};
+
+hdf5_chunk_decoder::hdf5_chunk_decoder() = default;
+
+hdf5_chunk_decoder::~hdf5_chunk_decoder() = default;
+
+std::span<std::byte> hdf5_chunk_decoder::stored_memory(std::uint64_t size_bytes) {
+    std::byte* const data = stored_.reserve(size_bytes);
+    stored_bytes_ = std::max(stored_bytes_, size_bytes);
+    return {data, size_bytes};
+}
+
+void hdf5_chunk_decoder::decode(const hdf5_pipeline& pipeline, std::uint32_t filter_mask,
+                                std::span<const std::byte> stored, std::span<std::byte> destination) {
+    using method = hdf5_pipeline::method;
+    const hdf5_pipeline::stage_list list = pipeline.stages_of(filter_mask);
+    // what is undone last into other memory makes the chunk itself, unless a checksum was taken before
+    std::size_t last_output = 0;
+    while (last_output < list.count && list.stages[last_output].what.how == method::fletcher32)
+        ++last_output;
+    std::size_t turn = 0;
+    std::span<const std::byte> bytes = stored;
+    for (std::size_t index = list.count; index-- > 0;) {
+        const hdf5_pipeline::stage& stage = list.stages[index];
+        std::span<std::byte> output;
+        if (index == last_output && stage.output_bytes == destination.size()) {
+            output = destination;
+        } else if (stage.what.how != method::fletcher32) {
+            // shuffling needs as much as there is, and decompressing as much as it can make
+            const std::uint64_t size_bytes =
+                stage.what.how == method::shuffle ? bytes.size() : stage.output_bytes;
+            output = {spare_[turn].reserve(size_bytes), size_bytes};
+            spare_bytes_[turn] = std::max(spare_bytes_[turn], size_bytes);
+            turn = 1 - turn;
+        }
+        bytes = undo(stage, bytes, output);
+    }
+    if (bytes.size() != destination.size()) {
+        throw format_error(
+            fmt::format("is damaged: it makes {} bytes, a chunk has {}", bytes.size(), destination.size()));
+    }
+    if (bytes.data() != destination.data() && !bytes.empty()) {
+        std::memcpy(destination.data(), bytes.data(), bytes.size());
+    }
+}
+
+/// Undoes one filter. @return the result, in `output` or in what the input lies in.
+std::span<const std::byte> hdf5_chunk_decoder::undo(const hdf5_pipeline::stage& stage,
+                                                    std::span<const std::byte> input,
+                                                    std::span<std::byte> output) {
+    switch (stage.what.how) {
+        case hdf5_pipeline::method::shuffle:
+            if (output.size() != input.size()) {
+                throw format_error(
+                    fmt::format("is damaged: {} bytes were shuffled, not {}", input.size(), output.size()));
+            }
+            hdf5_unshuffle(input, stage.what.element_bytes, output.data());
+            return output;
+        case hdf5_pipeline::method::fletcher32: {
+            if (input.size() < checksum_bytes) throw format_error("is damaged: its checksum is cut off");
+            const auto result = input.first(input.size() - checksum_bytes);
+            std::uint32_t stored = 0;  // little-endian
+            for (std::size_t index = checksum_bytes; index-- > 0;)
+                stored = stored << 8 | std::to_integer<std::uint32_t>(input[result.size() + index]);
+            const std::uint32_t sum = hdf5_fletcher32(result);
+            // up to version 1.6.2 libhdf5 turned the bytes of both halves around
+            const std::uint32_t turned = (sum & 0x00FF00FF) << 8 | (sum >> 8 & 0x00FF00FF);
+            if (stored != sum && stored != turned) {
+                throw format_error(fmt::format(
+                    "is damaged: its Fletcher checksum is {:08x}, {:08x} is stored with it", sum, stored));
+            }
+            return result;
+        }
+        case hdf5_pipeline::method::lzf:
+        case hdf5_pipeline::method::deflate:
+            return inflate(stage, input, output);
+    }
+    return input;
+}
+
+std::span<const std::byte> hdf5_chunk_decoder::inflate(const hdf5_pipeline::stage& stage,
+                                                       std::span<const std::byte> input,
+                                                       std::span<std::byte> output) {
+    std::size_t count = 0;
+    bool too_long = false;
+    bool wrong = false;
+    std::string_view method = "deflate";
+    if (stage.what.how == hdf5_pipeline::method::deflate) {
+        if (!decompressor_) decompressor_ = std::make_unique<decompressor>();
+        const auto result = ::libdeflate_zlib_decompress(decompressor_->handle, input.data(), input.size(),
+                                                         output.data(), output.size(), &count);
+        too_long = result == LIBDEFLATE_INSUFFICIENT_SPACE;
+        wrong = result != LIBDEFLATE_SUCCESS;
+    } else {
+        method = "lzf";
+        // liblzf reads a byte before it looks at the size, and counts in ints
+        constexpr std::size_t most = std::numeric_limits<unsigned>::max();
+        if (!input.empty() && input.size() <= most && output.size() <= most) {
+            count = ::lzf_decompress(input.data(), static_cast<unsigned>(input.size()), output.data(),
+                                     static_cast<unsigned>(output.size()));
+            too_long = count == 0 && errno == E2BIG;
+        }
+        wrong = count == 0;
+    }
+    if (too_long) {
+        throw format_error(fmt::format(
+            "is damaged: its {} data goes on after the {} bytes that it should make", method, output.size()));
+    }
+    if (wrong) throw format_error(fmt::format("is damaged: its {} data is wrong or breaks off", method));
+    if (stage.exact && count != output.size()) {
+        throw format_error(fmt::format("is damaged: its {} data ends after {} bytes, {} should come of it",
+                                       method, count, output.size()));
+    }
+    return output.first(count);
+}
+
+// ---- shuffle --------------------------------------------------------------------------------------------
+
+namespace {
+
+/// Elements from `first` on, `count` in all, of planes that are `count` bytes each.
+void unshuffle_by_byte(const std::byte* planes, std::uint64_t count, std::uint64_t element_bytes,
+                       std::uint64_t first, std::byte* destination) noexcept {
+    // a block of elements that stays in a core's first cache while its planes are gone through
+    const std::uint64_t block = std::max<std::uint64_t>((16 << 10) / element_bytes, 16);
+    for (; first < count; first += block) {
+        const std::uint64_t end = std::min(count, first + block);
+        for (std::uint64_t plane = 0; plane < element_bytes; ++plane) {
+            const std::byte* from = planes + plane * count;
+            std::byte* to = destination + plane;
+            for (std::uint64_t index = first; index < end; ++index)
+                to[index * element_bytes] = from[index];
+        }
+    }
+}
+
+#ifdef __SSE2__
+/// As many elements as vectors of 16 take. @return how many that are.
+template <std::size_t ElementBytes>
+std::uint64_t unshuffle_by_vector(const std::byte* planes, std::uint64_t count,
+                                  std::byte* destination) noexcept {
+    constexpr std::uint64_t at_once = 16;
+    std::uint64_t first = 0;
+    for (; count - first >= at_once; first += at_once) {
+        __m128i now[ElementBytes];
+        for (std::size_t plane = 0; plane < ElementBytes; ++plane)
+            now[plane] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(planes + plane * count + first));
+        // Each pass interleaves the first half with the second: as a number of bits, a byte's place is turned
+        // left by one. After as many passes as a plane's number has bits, that number is the lowest part.
+        for (std::size_t pass = 1; pass < ElementBytes; pass *= 2) {
+            __m128i next[ElementBytes];
+            for (std::size_t index = 0; index < ElementBytes / 2; ++index) {
+                next[2 * index] = _mm_unpacklo_epi8(now[index], now[index + ElementBytes / 2]);
+                next[2 * index + 1] = _mm_unpackhi_epi8(now[index], now[index + ElementBytes / 2]);
+            }
+            std::copy(std::begin(next), std::end(next), std::begin(now));
+        }
+        auto* const to = reinterpret_cast<__m128i*>(destination + first * ElementBytes);
+        for (std::size_t index = 0; index < ElementBytes; ++index)
+            _mm_storeu_si128(to + index, now[index]);
+    }
+    return first;
+}
+#endif
+
+}  // namespace
+
+void hdf5_unshuffle(std::span<const std::byte> shuffled, std::uint64_t element_bytes,
+                    std::byte* destination) noexcept {
+    if (shuffled.empty()) return;
+    const std::uint64_t count = shuffled.size() / element_bytes;
+    std::uint64_t done = 0;
+#ifdef __SSE2__
+    switch (element_bytes) {
+        case 2:
+            done = unshuffle_by_vector<2>(shuffled.data(), count, destination);
+            break;
+        case 4:
+            done = unshuffle_by_vector<4>(shuffled.data(), count, destination);
+            break;
+        case 8:
+            done = unshuffle_by_vector<8>(shuffled.data(), count, destination);
+            break;
+        case 16:
+            done = unshuffle_by_vector<16>(shuffled.data(), count, destination);
+            break;
+        default:
+            break;
+    }
+#endif
+    unshuffle_by_byte(shuffled.data(), count, element_bytes, done, destination);
+    const std::uint64_t whole_bytes = count * element_bytes;
+    if (whole_bytes < shuffled.size()) {
+        std::memcpy(destination + whole_bytes, shuffled.data() + whole_bytes, shuffled.size() - whole_bytes);
+    }
+}
+
+// ---- fletcher32 -----------------------------------------------------------------------------------------
+
+std::uint32_t hdf5_fletcher32(std::span<const std::byte> bytes) noexcept {
+    constexpr std::uint64_t modulus = 65535;
+    constexpr std::size_t lanes = 16;
+    // what 32 bits hold of a lane's sum of sums: 65535 (1 + 2 + ... + 360)
+    constexpr std::uint64_t most_steps = 360;
+    const auto word_at = [&](std::uint64_t index) {
+        return static_cast<std::uint32_t>(std::to_integer<std::uint32_t>(bytes[2 * index]) << 8 |
+                                          std::to_integer<std::uint32_t>(bytes[2 * index + 1]));
+    };
+    std::uint64_t sum = 0;
+    std::uint64_t sum_of_sums = 0;
+    const std::uint64_t words = bytes.size() / 2;
+    std::uint64_t done = 0;
+    while (words - done >= lanes) {
+        const std::uint64_t steps = std::min((words - done) / lanes, most_steps);
+        std::array<std::uint32_t, lanes> lane_sum{};
+        std::array<std::uint32_t, lanes> lane_sums{};
+        const std::byte* at = bytes.data() + 2 * done;
+        for (std::uint64_t step = 0; step < steps; ++step, at += 2 * lanes) {
+            std::array<std::uint16_t, lanes> word;
+            std::memcpy(word.data(), at, sizeof(word));
+            for (std::size_t lane = 0; lane < lanes; ++lane) {
+                const auto turned = static_cast<std::uint16_t>(word[lane] << 8 | word[lane] >> 8);
+                lane_sum[lane] += std::endian::native == std::endian::little ? turned : word[lane];
+                lane_sums[lane] += lane_sum[lane];
+            }
+        }
+        // a lane's sum of sums counts its words by steps: one of lane l comes `l` words later than the step's
+        // first
+        sum_of_sums += steps * lanes * sum;
+        for (std::size_t lane = 0; lane < lanes; ++lane) {
+            sum += lane_sum[lane];
+            sum_of_sums += std::uint64_t{lane_sums[lane]} * lanes - std::uint64_t{lane_sum[lane]} * lane;
+        }
+        sum = sum > modulus ? (sum - 1) % modulus + 1 : sum;  // 0 only for words that are all 0
+        sum_of_sums = sum_of_sums > modulus ? (sum_of_sums - 1) % modulus + 1 : sum_of_sums;
+        done += steps * lanes;
+    }
+    for (; done < words; ++done) {
+        sum += word_at(done);
+        sum_of_sums += sum;
+    }
+    if (bytes.size() % 2 != 0) {
+        sum += std::to_integer<std::uint32_t>(bytes.back()) << 8;
+        sum_of_sums += sum;
+    }
+    if (sum > 0) sum = (sum - 1) % modulus + 1;
+    if (sum_of_sums > 0) sum_of_sums = (sum_of_sums - 1) % modulus + 1;
+    return static_cast<std::uint32_t>(sum_of_sums << 16 | sum);
+}
+
+}  // namespace pinflow::detail

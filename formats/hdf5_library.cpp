@@ -1,0 +1,326 @@
+#include "formats/hdf5_library.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "formats/hdf5_handles.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
+#include "src/core/system.hpp"
+
+namespace pinflow::detail {
+
+namespace hdf5 {
+
+namespace {
+
+std::mutex library_mutex;
+
+// ---- what the library says of a failure ------------------------------------------------------------------
+
+/// Text of the library, which may quote the file, made safe for a sentence.
+std::string printable(const char* text) {
+    constexpr std::size_t longest = 200;
+    std::string result;
+    for (; text != nullptr && *text != '\0' && result.size() < longest; ++text) {
+        result += *text >= ' ' && *text <= '~' ? *text : '?';
+    }
+    return result;
+}
+
+extern "C" ::herr_t note_record(unsigned /*number*/, const ::H5E_error2_t* record, void* report_address) {
+    auto& report = *static_cast<failure_report*>(report_address);
+    try {
+        if (!report.any) {
+            report.description = printable(record->desc);
+            report.function = printable(record->func_name);
+            report.any = true;
+        }
+        const std::string_view text = record->desc == nullptr ? "" : record->desc;
+        report.locked = report.locked || record->min_num == H5E_CANTLOCKFILE ||
+                        text.find("unable to lock file") != text.npos;
+    } catch (...) {
+        return -1;
+    }
+    return 0;
+}
+
+}  // namespace
+
+library_lock::library_lock() : lock_(library_mutex) {
+    if (::H5open() < 0) throw unsupported("libhdf5 could not be started");
+    had_reporter_ = ::H5Eget_auto2(H5E_DEFAULT, &reporter_, &reporter_data_) >= 0;
+    ::H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+    had_plugins_ = ::H5PLget_loading_state(&plugins_) >= 0;
+    ::H5PLset_loading_state(0);
+}
+
+library_lock::~library_lock() {
+    if (had_plugins_) ::H5PLset_loading_state(plugins_);
+    ::H5Eclear2(H5E_DEFAULT);
+    if (had_reporter_) ::H5Eset_auto2(H5E_DEFAULT, reporter_, reporter_data_);
+}
+
+failure_report report_failure() {
+    failure_report report;
+    ::H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, note_record, &report);
+    if (report.description.empty()) report.description = "it does not say why";
+    return report;
+}
+
+void fail(std::string_view attempted) {
+    throw format_error(fmt::format("{}: libhdf5 says '{}'", attempted, report_failure().description));
+}
+
+// ---- the driver ------------------------------------------------------------------------------------------
+
+namespace {
+
+// guarded by library_mutex
+std::optional<::H5FD_class_t> usual_driver;
+bool is_recording = false;
+recorded_read recorded;
+
+extern "C" ::herr_t read_or_record(::H5FD_t* file, ::H5FD_mem_t type, ::hid_t transfer, ::haddr_t address,
+                                   std::size_t size_bytes, void* destination) {
+    if (is_recording && type == H5FD_MEM_DRAW) {
+        // the library has added the user block already
+        recorded = {recorded.count + 1, address, size_bytes};
+        return 0;
+    }
+    return usual_driver->read(file, type, transfer, address, size_bytes, destination);
+}
+
+/// A driver that is a copy of the usual one but for reading. Registered anew for each file, as somebody may
+/// have closed the library meanwhile, and with it all that was registered.
+driver_handle register_driver(const std::string& path) {
+    const property_handle access(::H5Pcreate(H5P_FILE_ACCESS), "its properties cannot be made");
+    checked(::H5Pset_fapl_sec2(access.id()), "its driver cannot be chosen");
+    if (!usual_driver) {
+        ::H5FD_t* const opened = ::H5FDopen(path.c_str(), H5F_ACC_RDONLY, access.id(), HADDR_UNDEF);
+        if (opened == nullptr) fail("it cannot be opened");
+        usual_driver = *opened->cls;
+        ::H5FDclose(opened);
+    }
+    ::H5FD_class_t driver = *usual_driver;
+    driver.name = "pinflow";
+    driver.read = read_or_record;
+    driver.terminate = nullptr;  // which would end the usual one
+#if H5_VERSION_GE(1, 13, 2)
+    driver.value = static_cast<::H5FD_class_value_t>(511);  // the last of those that nobody owns
+#endif
+    return {::H5FDregister(&driver), "a driver for it cannot be registered"};
+}
+
+}  // namespace
+
+recording::recording() {
+    recorded = {};
+    is_recording = true;
+}
+
+recording::~recording() {
+    is_recording = false;
+}
+
+recorded_read recording::take() noexcept {
+    return std::exchange(recorded, {});
+}
+
+// ---- a file ----------------------------------------------------------------------------------------------
+
+open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
+    : driver_(register_driver(file.path())), size_bytes_(file.size_bytes()) {
+    const property_handle access(::H5Pcreate(H5P_FILE_ACCESS), "its properties cannot be made");
+    checked(::H5Pset_driver(access.id(), driver_.id(), nullptr), "its driver cannot be chosen");
+    checked(::H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), "its properties cannot be set");
+    // primes, as the library's manual advises; each dataset that is opened has as many
+    const std::size_t slots = chunk_cache_bytes > usual_chunk_cache_bytes ? 12'421 : 521;
+    checked(::H5Pset_cache(access.id(), 0, slots, chunk_cache_bytes, 0.75), "its properties cannot be set");
+    // what is noted instead of being read must not be kept for later reads
+    checked(::H5Pset_sieve_buf_size(access.id(), 0), "its properties cannot be set");
+    const ::hid_t opened = ::H5Fopen(file.path().c_str(), H5F_ACC_RDONLY, access.id());
+    if (opened < 0 && report_failure().locked) {
+        const std::error_code code(EWOULDBLOCK, std::generic_category());
+        throw system_failure(
+            "it is locked by a process that has it open for writing; wait until that closes it, or set "
+            "HDF5_USE_FILE_LOCKING=FALSE in the environment to read it as it is now",
+            code);
+    }
+    file_ = {opened, "it cannot be opened"};
+    check_same_file(file, access.id());
+    const property_handle creation(::H5Fget_create_plist(file_.id()), "its properties cannot be read");
+    ::hsize_t user_block = 0;
+    checked(::H5Pget_userblock(creation.id(), &user_block), "its user block cannot be found");
+    user_block_bytes_ = user_block;
+}
+
+void open_file::check_same_file(const input_file& file, ::hid_t access) const {
+    void* descriptor = nullptr;
+    checked(::H5Fget_vfd_handle(file_.id(), access, &descriptor), "its descriptor cannot be had");
+    const struct ::stat ours = system::status(file.descriptor(), file.path());
+    const struct ::stat theirs = system::status(*static_cast<const int*>(descriptor), file.path());
+    if (ours.st_dev != theirs.st_dev || ours.st_ino != theirs.st_ino) {
+        throw data_changed(
+            fmt::format("'{}' changed while it was opened: another file has taken its place", file.path()));
+    }
+}
+
+}  // namespace hdf5
+
+// ---- one dataset -----------------------------------------------------------------------------------------
+
+namespace {
+
+/// A path as it stands in descriptions: one slash between two names, and no others.
+std::string normal_path(std::string_view path) {
+    std::string result;
+    while (!path.empty()) {
+        const std::size_t end = std::min(path.find('/'), path.size());
+        if (end > 0 && !result.empty()) result += '/';
+        result += path.substr(0, end);
+        path.remove_prefix(std::min(end + 1, path.size()));
+    }
+    return result;
+}
+
+}  // namespace
+
+std::string hdf5_library_version() {
+    const hdf5::library_lock lock;
+    unsigned major = 0;
+    unsigned minor = 0;
+    unsigned release = 0;
+    ::H5get_libversion(&major, &minor, &release);
+    return fmt::format("{}.{}.{}", major, minor, release);
+}
+
+hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name) {
+    return hdf5::naming(file, [&] {
+        const hdf5::library_lock lock;
+        const hdf5::open_file opened(file, hdf5::usual_chunk_cache_bytes);
+        hdf5::link_access links;
+        const std::string path = normal_path(name);
+        const hdf5::object_handle dataset = hdf5::open_dataset(opened, path, links);
+        hdf5_description description = hdf5::describe(opened, dataset, path, hdf5::detail_wanted::all);
+        check_hdf5_description(description, file.size_bytes());
+        return description;
+    });
+}
+
+// ---- read by the library ---------------------------------------------------------------------------------
+
+struct hdf5_library_reader::state {
+    std::shared_ptr<const input_file> file;
+    std::string name;
+    shape_vector shape;
+    std::uint64_t row_count = 1;
+    std::uint64_t row_bytes = 0;
+    // closed in reverse order
+    std::optional<hdf5::open_file> opened;
+    hdf5::object_handle dataset;
+    hdf5::type_handle type;
+    std::vector<::hsize_t> lengths;  ///< of the dataset itself, without the axes of an array type
+
+    void read(std::uint64_t first_row, std::uint64_t count, std::byte* destination) const;
+};
+
+hdf5_library_reader::hdf5_library_reader(std::shared_ptr<const input_file> file,
+                                         const hdf5_description& description)
+    : state_(std::make_unique<state>()) {
+    state_->file = std::move(file);
+    const input_file& from = *state_->file;
+    hdf5::naming(from, [&] {
+        state_->name = description.name;
+        state_->shape = description.shape;
+        if (!description.shape.empty()) state_->row_count = description.shape.front();
+        const std::uint64_t size_bytes = payload_bytes(description);
+        state_->row_bytes = state_->row_count == 0 ? 0 : size_bytes / state_->row_count;
+        const hdf5::library_lock lock;
+        try {
+            // rows of a chunk should not have it decoded for each
+            state_->opened.emplace(from, hdf5_library_cache_bytes);
+            hdf5::link_access links;
+            state_->dataset = hdf5::open_dataset(*state_->opened, description.name, links);
+            const auto now = hdf5::describe(*state_->opened, state_->dataset, description.name,
+                                            hdf5::detail_wanted::listing);
+            if (now.dtype != description.dtype || now.shape != description.shape) {
+                throw data_changed(
+                    fmt::format("'{}' changed while it was read: the dataset {} has another type or shape",
+                                from.path(), quote(description.name)));
+            }
+            state_->type = {::H5Dget_type(state_->dataset.id()), "its type cannot be read"};
+            const hdf5::space_handle space(::H5Dget_space(state_->dataset.id()), "its shape cannot be read");
+            const int rank =
+                hdf5::checked(::H5Sget_simple_extent_ndims(space.id()), "its shape cannot be read");
+            state_->lengths.resize(static_cast<std::size_t>(rank));
+            hdf5::checked(::H5Sget_simple_extent_dims(space.id(), state_->lengths.data(), nullptr),
+                          "its shape cannot be read");
+        } catch (...) {
+            state_.reset();  // while the library is locked
+            throw;
+        }
+    });
+}
+
+hdf5_library_reader::~hdf5_library_reader() {
+    try {
+        const hdf5::library_lock lock;
+        state_.reset();
+    } catch (const error&) {
+        static_cast<void>(state_.release());  // the library is gone, and its handles with it
+    }
+}
+
+void hdf5_library_reader::state::read(std::uint64_t first_row, std::uint64_t count,
+                                      std::byte* destination) const {
+    std::vector<::hsize_t> begin(lengths.size());
+    std::vector<::hsize_t> block = lengths;
+    begin.front() = first_row;
+    block.front() = count;
+    const int rank = static_cast<int>(lengths.size());
+    const hdf5::space_handle from(::H5Screate_simple(rank, lengths.data(), nullptr),
+                                  "its rows cannot be selected");
+    const hdf5::space_handle to(::H5Screate_simple(rank, block.data(), nullptr),
+                                "its rows cannot be selected");
+    hdf5::checked(
+        ::H5Sselect_hyperslab(from.id(), H5S_SELECT_SET, begin.data(), nullptr, block.data(), nullptr),
+        "its rows cannot be selected");
+    hdf5::checked(::H5Dread(dataset.id(), type.id(), to.id(), from.id(), H5P_DEFAULT, destination),
+                  "its rows cannot be read");
+}
+
+void hdf5_library_reader::read(std::uint64_t first_row, std::uint64_t row_count,
+                               std::span<std::byte> destination) const {
+    const state& of = *state_;
+    std::uint64_t size_bytes = 0;
+    if (first_row > of.row_count || row_count > of.row_count - first_row ||
+        !multiply(row_count, of.row_bytes, size_bytes) || size_bytes != destination.size()) {
+        throw invalid_argument(fmt::format(
+            "{} bytes cannot be {} rows of the dataset {} from row {} on: it has {} of {}",
+            destination.size(), row_count, quote(of.name), first_row, of.row_count, of.row_bytes));
+    }
+    if (destination.empty()) return;
+    const hdf5::library_lock lock;
+    try {
+        // the library may leave what was never written as it is
+        std::ranges::fill(destination, std::byte{});
+        if (!of.lengths.empty()) return of.read(first_row, row_count, destination.data());
+        // one element, whose rows the library cannot tell apart
+        std::vector<std::byte> element(static_cast<std::size_t>(of.row_count * of.row_bytes));
+        hdf5::checked(::H5Dread(of.dataset.id(), of.type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, element.data()),
+                      "its element cannot be read");
+        std::ranges::copy(std::span(element).subspan(static_cast<std::size_t>(first_row * of.row_bytes),
+                                                     destination.size()),
+                          destination.begin());
+    } catch (const format_error& failure) {
+        throw format_error(fmt::format("cannot read the dataset {} of '{}': {}", quote(of.name),
+                                       of.file->path(), failure.what()));
+    }
+}
+
+}  // namespace pinflow::detail

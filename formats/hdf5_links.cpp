@@ -1,0 +1,284 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <set>
+#include <vector>
+
+#include "formats/hdf5_handles.hpp"
+#include "formats/hdf5_library.hpp"
+#include "src/core/quote.hpp"
+
+/// What there is in a file, and where paths lead.
+namespace pinflow::detail {
+
+namespace hdf5 {
+
+// ---- paths -----------------------------------------------------------------------------------------------
+
+extern "C" ::herr_t pinflow_refuse_other_file(const char* /*file*/, const char* /*group*/,
+                                              const char* other_file, const char* /*object*/,
+                                              unsigned* /*flags*/, ::hid_t /*access*/, void* noted) {
+    try {
+        *static_cast<std::string*>(noted) = quote(other_file == nullptr ? "" : other_file);
+    } catch (...) {
+        return -1;  // it is refused without its name
+    }
+    return -1;
+}
+
+link_access::link_access() : properties_(::H5Pcreate(H5P_LINK_ACCESS), "links cannot be followed") {
+    checked(::H5Pset_elink_cb(properties_.id(), pinflow_refuse_other_file, &other_file_),
+            "links cannot be followed");
+}
+
+std::optional<object_identity> identity_of(::hid_t place, const char* name, const link_access& links) {
+    object_identity identity;
+#if H5_VERSION_GE(1, 12, 0)
+    ::H5O_info2_t info{};
+    if (::H5Oget_info_by_name3(place, name, &info, H5O_INFO_BASIC, links.id()) < 0) return std::nullopt;
+    identity.token.assign(reinterpret_cast<const char*>(&info.token), sizeof info.token);
+#else
+    ::H5O_info_t info{};
+    if (::H5Oget_info_by_name2(place, name, &info, H5O_INFO_BASIC, links.id()) < 0) return std::nullopt;
+    identity.token.assign(reinterpret_cast<const char*>(&info.addr), sizeof info.addr);
+#endif
+    identity.type = info.type;
+    return identity;
+}
+
+object_handle open_dataset(const open_file& file, const std::string& name, link_access& links) {
+    const std::string quoted = quote(name);
+    if (name.empty() || name.find('\0') != name.npos) {
+        throw invalid_argument(fmt::format("{} is not the name of a dataset", quoted));
+    }
+    const auto refuse_other_file = [&](const std::string& other_file) {
+        throw unsupported(fmt::format("{} leads to another file, {}, which is not opened; open that instead",
+                                      quoted, other_file));
+    };
+    links.take_other_file();
+    for (std::size_t end = name.find('/'); end != 0; end = end == name.npos ? 0 : name.find('/', end + 1)) {
+        const std::string part = name.substr(0, end);
+        const ::htri_t exists = ::H5Lexists(file.id(), part.c_str(), links.id());
+        if (exists < 0) fail(fmt::format("the way to {} cannot be read at {}", quoted, quote(part)));
+        if (exists == 0) throw invalid_argument(fmt::format("there is nothing called {} in it", quote(part)));
+        const auto found = identity_of(file.id(), part.c_str(), links);
+        if (const std::string other_file = links.take_other_file(); !other_file.empty())
+            refuse_other_file(other_file);
+        if (!found) {
+            const std::string words = report_failure().description;
+            if (::H5Oexists_by_name(file.id(), part.c_str(), links.id()) == 0) {
+                throw invalid_argument(fmt::format("{} is a link that leads nowhere", quote(part)));
+            }
+            throw format_error(fmt::format("{} cannot be opened: libhdf5 says '{}'", quote(part), words));
+        }
+        const bool is_last = end == name.npos;
+        if (found->type != (is_last ? H5O_TYPE_DATASET : H5O_TYPE_GROUP)) {
+            throw invalid_argument(fmt::format("{} is {}, not a {}", quote(part),
+                                               found->type == H5O_TYPE_GROUP ? "a group"
+                                               : found->type == H5O_TYPE_DATASET
+                                                   ? "a dataset"
+                                                   : "neither a group nor a dataset",
+                                               is_last ? "dataset" : "group"));
+        }
+    }
+    return {::H5Oopen(file.id(), name.c_str(), links.id()),
+            fmt::format("the dataset {} cannot be opened", quoted)};
+}
+
+// ---- all that is in a file -------------------------------------------------------------------------------
+
+namespace {
+
+/// Of groups within groups.
+constexpr std::size_t most_depth = 256;
+constexpr std::size_t most_links = std::size_t{1} << 20;
+/// Longer ones are told without what they lead to.
+constexpr std::size_t longest_target = 4096;
+
+struct link {
+    std::string name;
+    ::H5L_type_t type;
+    std::size_t value_bytes;
+};
+
+struct link_collector {
+    std::vector<link> links;
+    std::size_t most = 0;
+    std::exception_ptr thrown;
+};
+
+#if H5_VERSION_GE(1, 12, 0)
+using link_info = ::H5L_info2_t;
+#else
+using link_info = ::H5L_info_t;
+#endif
+
+extern "C" ::herr_t pinflow_collect_link(::hid_t /*group*/, const char* name, const link_info* info,
+                                         void* collector_address) {
+    auto& collector = *static_cast<link_collector*>(collector_address);
+    try {
+        if (collector.links.size() == collector.most) {
+            throw unsupported(
+                fmt::format("it has more than {} links, which is too much to list", most_links));
+        }
+        const bool has_value = info->type != H5L_TYPE_HARD;
+        collector.links.push_back({name, info->type, has_value ? info->u.val_size : 0});
+    } catch (...) {
+        collector.thrown = std::current_exception();
+        return 1;  // ends it without a failure of the library's
+    }
+    return 0;
+}
+
+class lister {
+ public:
+    explicit lister(const open_file& file) : file_(file) {}
+    std::vector<array_listing> list();
+
+ private:
+    struct place {
+        std::string path;  ///< with a slash at its end; empty for the root
+        object_handle group;
+        std::vector<link> links;
+        std::size_t next = 0;
+    };
+
+    void enter(object_handle group, std::string path);
+    void add(const place& at, const link& found);
+    void add_dataset(const place& at, const link& found, const std::string& path);
+    void refuse(const std::string& path, std::string reason);
+    std::string why_not_followed(const place& at, const link& found, const std::string& path);
+
+    const open_file& file_;
+    link_access links_;
+    std::set<std::string> seen_;
+    std::vector<place> places_;  // from the root down
+    std::size_t links_left_ = most_links;
+    bool gave_up_ = false;
+    std::vector<array_listing> listings_;
+};
+
+void lister::refuse(const std::string& path, std::string reason) {
+    array_listing& listing = listings_.emplace_back();
+    listing.name = path;
+    listing.reason = std::move(reason);
+}
+
+void lister::enter(object_handle group, std::string path) {
+    link_collector collector{{}, links_left_, nullptr};
+#if H5_VERSION_GE(1, 12, 0)
+    const ::herr_t status =
+        ::H5Literate2(group.id(), H5_INDEX_NAME, H5_ITER_INC, nullptr, pinflow_collect_link, &collector);
+#else
+    const ::herr_t status =
+        ::H5Literate(group.id(), H5_INDEX_NAME, H5_ITER_INC, nullptr, pinflow_collect_link, &collector);
+#endif
+    if (collector.thrown) {
+        gave_up_ = true;
+        std::rethrow_exception(collector.thrown);
+    }
+    checked(status, path.empty() ? "its groups cannot be read"
+                                 : fmt::format("the group {} cannot be read", quote(path)));
+    links_left_ -= collector.links.size();
+    places_.push_back({std::move(path), std::move(group), std::move(collector.links), 0});
+}
+
+/// Empty for a link within the file: what it leads to is listed under a hard link of its own.
+std::string lister::why_not_followed(const place& at, const link& found, const std::string& path) {
+    if (found.type != H5L_TYPE_SOFT && found.type != H5L_TYPE_EXTERNAL) {
+        return fmt::format("the link {} is of a kind that pinflow does not know", quote(path));
+    }
+    std::string value(std::min(found.value_bytes, longest_target), '\0');
+    std::string target;
+    if (value.size() == found.value_bytes &&
+        ::H5Lget_val(at.group.id(), found.name.c_str(), value.data(), value.size(), links_.id()) >= 0) {
+        if (found.type == H5L_TYPE_SOFT) {
+            target = quote(std::string_view(value).substr(0, value.find('\0')));
+        } else {
+            unsigned flags = 0;
+            const char* other_file = nullptr;
+            const char* object = nullptr;
+            if (::H5Lunpack_elink_val(value.data(), value.size(), &flags, &other_file, &object) >= 0) {
+                return fmt::format("the link {} leads to {} in another file, {}, which is not opened",
+                                   quote(path), quote(object), quote(other_file));
+            }
+        }
+    }
+    if (found.type == H5L_TYPE_EXTERNAL) {
+        return fmt::format("the link {} leads to another file, which is not opened", quote(path));
+    }
+    links_.take_other_file();
+    if (identity_of(at.group.id(), found.name.c_str(), links_)) return {};
+    const std::string other_file = links_.take_other_file();
+    return other_file.empty() ? fmt::format("the link {} leads to {}, where there is nothing", quote(path),
+                                            target.empty() ? "a path" : target)
+                              : fmt::format("the link {} leads to another file, {}, which is not opened",
+                                            quote(path), other_file);
+}
+
+void lister::add_dataset(const place& at, const link& found, const std::string& path) {
+    const object_handle dataset(::H5Oopen(at.group.id(), found.name.c_str(), links_.id()),
+                                fmt::format("the dataset {} cannot be opened", quote(path)));
+    listings_.push_back(hdf5_listing(describe(file_, dataset, path, detail_wanted::listing)));
+}
+
+void lister::add(const place& at, const link& found) {
+    const std::string path = at.path + found.name;
+    if (found.type != H5L_TYPE_HARD) {
+        if (std::string reason = why_not_followed(at, found, path); !reason.empty())
+            refuse(path, std::move(reason));
+        return;
+    }
+    try {
+        const auto identity = identity_of(at.group.id(), found.name.c_str(), links_);
+        if (!identity) fail(fmt::format("{} cannot be opened", quote(path)));
+        if (!seen_.insert(identity->token).second) return;
+        if (identity->type == H5O_TYPE_DATASET) add_dataset(at, found, path);
+        if (identity->type != H5O_TYPE_GROUP) return;
+        if (places_.size() > most_depth) {
+            throw unsupported(fmt::format("the group {} lies in more than {} others, and is not looked into",
+                                          quote(path), most_depth));
+        }
+        enter({::H5Oopen(at.group.id(), found.name.c_str(), links_.id()),
+               fmt::format("the group {} cannot be opened", quote(path))},
+              path + '/');  // `at` may have moved
+    } catch (const format_error& failure) {
+        refuse(path, failure.what());
+    } catch (const unsupported& failure) {
+        if (gave_up_) throw;
+        refuse(path, failure.what());
+    }
+}
+
+std::vector<array_listing> lister::list() {
+    const auto root = identity_of(file_.id(), "/", links_);
+    if (!root) fail("its root cannot be read");
+    seen_.insert(root->token);
+    enter({::H5Oopen(file_.id(), "/", links_.id()), "its root cannot be opened"}, {});
+    while (!places_.empty()) {
+        place& at = places_.back();
+        if (at.next == at.links.size()) {
+            places_.pop_back();
+        } else {
+            const link found = std::move(at.links[at.next++]);
+            add(at, found);
+        }
+    }
+    return std::move(listings_);
+}
+
+}  // namespace
+
+}  // namespace hdf5
+
+std::vector<array_listing> list_hdf5_datasets(const input_file& file) {
+    return hdf5::naming(file, [&] {
+        const hdf5::library_lock lock;
+        const hdf5::open_file opened(file, hdf5::usual_chunk_cache_bytes);
+        return hdf5::lister(opened).list();
+    });
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,76 @@
+#include <fmt/format.h>
+
+#include "formats/element_streams.hpp"
+#include "formats/hdf5_shared_rows.hpp"
+#include "pinflow/formats/hdf5.hpp"
+#include "pinflow/formats/open.hpp"
+
+/// What a build without HDF5 has of it: one sentence.
+namespace pinflow {
+
+namespace {
+
+[[noreturn]] void refuse(const std::filesystem::path& path) {
+    throw format_not_built(
+        fmt::format("cannot open '{}': this build of pinflow cannot read HDF5 files", path.string()));
+}
+
+}  // namespace
+
+bool has_hdf5() noexcept {
+    return false;
+}
+
+std::vector<array_listing> list_hdf5(const std::filesystem::path& path) {
+    refuse(path);
+}
+
+array_listing list_hdf5(const std::filesystem::path& path, std::string_view /*name*/) {
+    refuse(path);
+}
+
+array open_hdf5(const std::filesystem::path& path, std::string_view /*name*/) {
+    refuse(path);
+}
+
+std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& path, std::string_view /*name*/,
+                                                 const hdf5_options& /*options*/) {
+    refuse(path);
+}
+
+struct hdf5_writer::state {};
+
+hdf5_writer::hdf5_writer(const std::filesystem::path& path, std::uint64_t /*alignment_bytes*/) {
+    throw format_not_built(
+        fmt::format("cannot write '{}': this build of pinflow cannot write HDF5 files", path.string()));
+}
+
+hdf5_writer::hdf5_writer(hdf5_writer&&) noexcept = default;
+hdf5_writer& hdf5_writer::operator=(hdf5_writer&&) noexcept = default;
+hdf5_writer::~hdf5_writer() = default;
+// without a writer, nobody calls these
+void hdf5_writer::check(std::span<const dataset> /*datasets*/) const {}
+void hdf5_writer::begin(const dataset& /*begun*/) {}
+void hdf5_writer::write(std::span<const std::byte> /*bytes*/) {}
+void hdf5_writer::finish() {}
+
+namespace detail {
+
+std::shared_ptr<hdf5_memory> make_hdf5_memory(std::uint64_t /*size_bytes*/) {
+    return nullptr;
+}
+
+std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& path, std::string_view /*name*/,
+                                                 std::shared_ptr<hdf5_memory> /*memory*/) {
+    refuse(path);
+}
+
+std::unique_ptr<element_stream> open_hdf5_elements(const std::filesystem::path& path,
+                                                   std::string_view /*name*/,
+                                                   std::uint64_t /*memory_bytes*/) {
+    refuse(path);
+}
+
+}  // namespace detail
+
+}  // namespace pinflow

@@ -1,0 +1,339 @@
+#include "formats/hdf5_rows.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "formats/hdf5_content.hpp"
+#include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// A block of elements that is read ahead even when less memory is granted.
+constexpr std::uint64_t least_block_bytes = 64 << 10;
+
+/// As the tool spells it: 'a.h5:group/data'.
+std::string spelled(const hdf5_dataset& dataset) {
+    const std::string name = quote(dataset.description->name);
+    return fmt::format("'{}:{}'", dataset.file->path(), name.substr(1, name.size() - 2));
+}
+
+// ---- rows -----------------------------------------------------------------------------------------------
+
+/// What reading its rows may take, the destination aside.
+std::uint64_t decoding_bytes(const hdf5_description& description, const hdf5_memory& memory) {
+    std::uint64_t chunk_bytes = 0;
+    if (!description.chunk_shape.empty())
+        chunk_bytes = element_count(description.chunk_shape) * description.dtype.size_bytes();
+    switch (description.storage) {
+        case hdf5_storage::chunked:
+            // one that is kept, and three for decoding another one
+            return std::max(memory.size_bytes(), 4 * chunk_bytes);
+        case hdf5_storage::library:
+            return hdf5_library_cache_bytes + 3 * chunk_bytes;
+        case hdf5_storage::contiguous:
+        case hdf5_storage::inline_:
+        case hdf5_storage::absent:
+            break;
+    }
+    return 0;
+}
+
+class hdf5_rows final : public row_source {
+ public:
+    hdf5_rows(const hdf5_dataset& dataset, std::shared_ptr<hdf5_memory> memory)
+        : file_(dataset.file),
+          description_(spelled(dataset)),
+          memory_(std::move(memory)),
+          content_(open_hdf5_content(dataset, {memory_, false})),
+          extents_(content_->map_extents()),
+          memory_bytes_(extents_.empty() ? decoding_bytes(*dataset.description, *memory_) : 0),
+          dtype_(dataset.description->dtype.little_endian()),
+          row_shape_(dataset.description->shape.begin() + 1, dataset.description->shape.end()),
+          row_count_(dataset.description->shape[0]),
+          row_size_bytes_(element_count(row_shape_) * dtype_.size_bytes()) {}
+
+    const pinflow::dtype& dtype() const noexcept override { return dtype_; }
+    const shape_vector& row_shape() const noexcept override { return row_shape_; }
+    std::uint64_t row_count() const noexcept override { return row_count_; }
+    std::uint64_t row_size_bytes() const noexcept override { return row_size_bytes_; }
+    std::string description() const override { return description_; }
+    std::span<const row_extent> extents() const noexcept override { return extents_; }
+    std::string why_no_extents() const override { return content_->why_no_extents(); }
+    std::uint64_t memory_bytes() const noexcept override { return memory_bytes_; }
+    std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
+                                       std::span<std::byte> destination) const override;
+    void check_unchanged() const override { file_->check_unchanged(); }
+
+ private:
+    std::shared_ptr<const input_file> file_;
+    std::string description_;
+    std::shared_ptr<hdf5_memory> memory_;
+    std::unique_ptr<hdf5_content> content_;
+    std::vector<row_extent> extents_;
+    std::uint64_t memory_bytes_;
+    pinflow::dtype dtype_;
+    shape_vector row_shape_;
+    std::uint64_t row_count_;
+    std::uint64_t row_size_bytes_;
+};
+
+std::chrono::nanoseconds hdf5_rows::read_rows(std::span<const std::uint64_t> ids,
+                                              std::span<std::byte> destination) const {
+    for (const std::uint64_t id : ids) {
+        if (id >= row_count_) {
+            throw invalid_argument(
+                fmt::format("row {} was asked of {}, which has {}", id, description_, row_count_));
+        }
+    }
+    std::uint64_t size_bytes = 0;
+    if (!multiply(ids.size(), row_size_bytes_, size_bytes) || destination.size() != size_bytes) {
+        throw invalid_argument(fmt::format("{} rows of {} bytes do not make {} bytes", ids.size(),
+                                           row_size_bytes_, destination.size()));
+    }
+    if (destination.empty()) return {};
+    return content_->read(runs_of(ids), destination);
+}
+
+// ---- elements -------------------------------------------------------------------------------------------
+
+/// Reads ahead, a block at a time; where a block fits what is asked for, straight to where it is to go.
+class block_elements : public element_stream {
+ public:
+    explicit block_elements(const hdf5_dataset& dataset)
+        : file_(dataset.file),
+          name_(spelled(dataset)),
+          dtype_(dataset.description->dtype.little_endian()),
+          shape_(dataset.description->shape),
+          size_bytes_(payload_bytes(*dataset.description)) {}
+
+    const pinflow::dtype& dtype() const noexcept final { return dtype_; }
+    const shape_vector& shape() const noexcept final { return shape_; }
+    void read(std::span<std::byte> destination) final;
+    void finish() final { file_->check_unchanged(); }
+
+ protected:
+    /// The size of the block that begins at the byte `begin`, where the one before ended; at most so much as
+    /// is left.
+    virtual std::uint64_t block_bytes(std::uint64_t begin) const = 0;
+    virtual void read_block(std::uint64_t begin, std::span<std::byte> destination) const = 0;
+    std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+
+ private:
+    std::shared_ptr<const input_file> file_;
+    std::string name_;
+    pinflow::dtype dtype_;
+    shape_vector shape_;
+    std::uint64_t size_bytes_;
+    std::uint64_t position_ = 0;
+    memory_region memory_;
+    std::span<const std::byte> block_;  // what of it is not delivered yet
+};
+
+void block_elements::read(std::span<std::byte> destination) {
+    if (destination.size() % dtype_.size_bytes() != 0 || destination.size() > size_bytes_ - position_) {
+        throw invalid_argument(
+            fmt::format("cannot read {} bytes at byte {} of {}, which has {}, in elements of {} bytes",
+                        destination.size(), position_, name_, size_bytes_, dtype_.size_bytes()));
+    }
+    while (!destination.empty()) {
+        if (block_.empty()) {
+            const std::uint64_t count = block_bytes(position_);
+            if (count <= destination.size()) {
+                read_block(position_, destination.first(count));
+                position_ += count;
+                destination = destination.subspan(count);
+                continue;
+            }
+            if (memory_.size_bytes() < count) {
+                memory_ = {};  // before the larger one is there
+                memory_ = memory_region::anonymous(count);
+            }
+            read_block(position_, memory_.bytes().first(count));
+            block_ = memory_.bytes().first(count);
+        }
+        const std::size_t count = std::min(block_.size(), destination.size());
+        std::memcpy(destination.data(), block_.data(), count);
+        position_ += count;
+        block_ = block_.subspan(count);
+        destination = destination.subspan(count);
+    }
+}
+
+/// Blocks of whole rows, for datasets of which rows are small or cannot be split.
+class row_elements final : public block_elements {
+ public:
+    row_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes)
+        : block_elements(dataset),
+          content_(open_hdf5_content(dataset, {})),
+          row_count_(shape().empty() ? 1 : shape()[0]),
+          row_bytes_(row_count_ == 0 ? 0 : size_bytes() / row_count_),
+          rows_at_once_(std::max<std::uint64_t>(
+              std::max(memory_bytes, least_block_bytes) / std::max<std::uint64_t>(row_bytes_, 1), 1)) {
+        check_fits_memory(dataset, row_bytes_);
+    }
+
+ protected:
+    std::uint64_t block_bytes(std::uint64_t begin) const override {
+        return std::min(rows_at_once_, row_count_ - begin / row_bytes_) * row_bytes_;
+    }
+    void read_block(std::uint64_t begin, std::span<std::byte> destination) const override {
+        const hdf5_row_run run{begin / row_bytes_, destination.size() / row_bytes_, 0};
+        content_->read({&run, 1}, destination);
+    }
+
+ private:
+    std::unique_ptr<const hdf5_content> content_;
+    std::uint64_t row_count_;
+    std::uint64_t row_bytes_;
+    std::uint64_t rows_at_once_;
+};
+
+/// The fill value, any number of times.
+class absent_elements final : public block_elements {
+ public:
+    explicit absent_elements(const hdf5_dataset& dataset)
+        : block_elements(dataset), description_(dataset.description), swap_(description_->dtype) {}
+
+ protected:
+    std::uint64_t block_bytes(std::uint64_t begin) const override {
+        const std::uint64_t item_bytes = description_->dtype.size_bytes();
+        return std::min(std::max<std::uint64_t>(least_block_bytes / item_bytes, 1) * item_bytes,
+                        size_bytes() - begin);
+    }
+    void read_block(std::uint64_t, std::span<std::byte> destination) const override {
+        fill_elements(destination, description_->fill);
+        swap_.apply(destination);
+    }
+
+ private:
+    std::shared_ptr<const hdf5_description> description_;
+    swap_plan swap_;
+};
+
+/// Blocks that end where chunks do, as far as memory allows.
+class chunk_elements final : public block_elements {
+ public:
+    chunk_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes)
+        : block_elements(dataset),
+          reader_(dataset.file, dataset.description,
+                  {std::make_shared<hdf5_memory>(0, memory_bytes / 2), false}),
+          item_bytes_(dtype().size_bytes()),
+          axis_bytes_(item_bytes_) {
+        const hdf5_chunk_grid& grid = reader_.grid();
+        const std::uint64_t most_bytes = std::max(memory_bytes / 2, least_block_bytes);
+        // the first axis of which at least one index fits
+        axis_ = shape().size() - 1;
+        while (axis_ > 0 && axis_bytes_ * shape()[axis_] <= most_bytes)
+            axis_bytes_ *= shape()[axis_--];
+        count_ = std::max<std::uint64_t>(most_bytes / std::max<std::uint64_t>(axis_bytes_, 1), 1);
+        const std::uint64_t length = grid.chunk_shape()[axis_];
+        if (count_ >= length) {
+            count_ -= count_ % length;
+        } else {  // parts of nearly one size
+            const std::uint64_t parts = (length - 1) / count_ + 1;
+            count_ = (length - 1) / parts + 1;
+        }
+    }
+
+ protected:
+    std::uint64_t block_bytes(std::uint64_t begin) const override {
+        const std::uint64_t length = reader_.grid().chunk_shape()[axis_];
+        const std::uint64_t first = begin / axis_bytes_ % shape()[axis_];
+        std::uint64_t count = std::min(count_, shape()[axis_] - first);
+        if (count_ < length) count = std::min(count, length - first % length);
+        return count * axis_bytes_;
+    }
+
+    void read_block(std::uint64_t begin, std::span<std::byte> destination) const override {
+        const std::uint64_t count = destination.size() / axis_bytes_;
+        std::uint64_t rest = begin / axis_bytes_;
+        if (axis_ == 0) return read_box({rest, count, 0}, hdf5_row_box(reader_.grid()), destination);
+        // one row, one index along every axis before the block's
+        shape_vector first(shape().size() - 1);
+        shape_vector last(shape().begin() + 1, shape().end());
+        for (std::size_t axis = axis_; axis > 0; --axis) {
+            first[axis - 1] = rest % shape()[axis];
+            last[axis - 1] = first[axis - 1] + (axis == axis_ ? count : 1);
+            rest /= shape()[axis];
+        }
+        read_box({rest, 1, 0}, hdf5_row_box(reader_.grid(), std::move(first), std::move(last)), destination);
+    }
+
+ private:
+    void read_box(const hdf5_row_run& run, const hdf5_row_box& box, std::span<std::byte> destination) const {
+        reader_.read({&run, 1}, box, destination);
+    }
+
+    hdf5_chunk_reader reader_;
+    std::uint64_t item_bytes_;
+    std::size_t axis_ = 0;      // of which a block has several indices, and all of the axes after it
+    std::uint64_t axis_bytes_;  // of one index
+    std::uint64_t count_ = 1;   // how many
+};
+
+}  // namespace
+
+// ---- the ways to open it --------------------------------------------------------------------------------
+
+namespace {
+
+array map_contiguous(const hdf5_dataset& dataset) {
+    const hdf5_description& description = *dataset.description;
+    return array::of_file(dataset.file, description.offset_bytes, description.dtype, description.shape);
+}
+
+}  // namespace
+
+std::shared_ptr<const row_source> make_hdf5_rows(const hdf5_dataset& dataset,
+                                                 std::shared_ptr<hdf5_memory> memory) {
+    check_dataset(dataset);
+    if (dataset.description->shape.empty()) {
+        throw unsupported(fmt::format("{} holds one element without axes, so that there are no rows to take",
+                                      spelled(dataset)));
+    }
+    if (dataset.description->storage == hdf5_storage::contiguous) return map_contiguous(dataset).rows();
+    return std::make_shared<const hdf5_rows>(dataset, std::move(memory));
+}
+
+array make_hdf5_array(const hdf5_dataset& dataset) {
+    check_dataset(dataset);
+    const hdf5_description& description = *dataset.description;
+    if (description.storage == hdf5_storage::contiguous) return map_contiguous(dataset);
+    hdf5_reader_options options;
+    options.as_stored = true;
+    const auto content = open_hdf5_content(dataset, options);
+    const std::uint64_t size_bytes = payload_bytes(description);
+    check_fits_memory(dataset, size_bytes);
+    memory_region memory = memory_region::anonymous(size_bytes);
+    if (size_bytes > 0) {
+        const hdf5_row_run all{0, description.shape.empty() ? 1 : description.shape[0], 0};
+        content->read({&all, 1}, memory.bytes());
+    }
+    return array::of_memory(std::move(memory), description.dtype, description.shape, false,
+                            hdf5_storage_reason(description) + "; its elements are brought into memory");
+}
+
+std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes) {
+    check_dataset(dataset);
+    switch (dataset.description->storage) {
+        case hdf5_storage::contiguous:
+            return stream_elements(map_contiguous(dataset), memory_bytes);
+        case hdf5_storage::chunked:
+            return std::make_unique<chunk_elements>(dataset, memory_bytes);
+        case hdf5_storage::absent:
+            return std::make_unique<absent_elements>(dataset);
+        case hdf5_storage::inline_:
+        case hdf5_storage::library:
+            break;
+    }
+    return std::make_unique<row_elements>(dataset, memory_bytes);
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string_view>
+
+#include "pinflow/row_source.hpp"
+
+/// Rows of several HDF5 files that share the memory in which chunks are decoded and kept.
+namespace pinflow::detail {
+
+class hdf5_memory;
+
+std::shared_ptr<hdf5_memory> make_hdf5_memory(std::uint64_t size_bytes);
+
+/// As pinflow::open_hdf5_rows.
+std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& path, std::string_view name,
+                                                 std::shared_ptr<hdf5_memory> memory);
+
+}  // namespace pinflow::detail

@@ -1,0 +1,172 @@
+"""How fast pinflow reads HDF5 datasets, and how fast h5py does, in the same run.
+
+hdf5_vs_h5py.py PROGRAM [FOLDER]    PROGRAM is hdf5_rows as built; FOLDER takes 3 GB for a while
+
+rows        10,000 random rows of 2 KiB of a contiguous dataset of 10^6 rows
+whole       all of 1 GiB of float32, shuffled and deflated (level 4) in chunks of 1 MiB
+chunked     1,000 random rows of 4 KiB of that dataset
+
+The last two of two fields: the sum of smooth functions and noise; and the same rounded to two decimals, of which every byte
+has to be decoded, while deflate leaves the noise of the first one as it is.
+
+Files are in the page cache. Time counts from opening the file until the elements are in memory of their own, so that
+nothing is decoded yet; each side does it twice in a row, and the second time counts, as a virtual machine may first have to
+ask its host for memory. Rounds alternate, each with rows of its own; the contents are compared each time; medians
+count. h5py takes sorted numbers that differ ("fancy"), and rows in any order one by one ("loop"); chunked also with a
+chunk cache that holds all of the dataset. Exits with 1 when contents differ, or pinflow is not 50 times (rows), 3 times
+(whole), 5 times (chunked, not rounded) as fast as h5py's fancy indexing.
+"""
+
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+
+import h5py
+import numpy as np
+
+ROUNDS = 5
+LARGE_CACHE = {"rdcc_nbytes": 2 << 30, "rdcc_nslots": 100_003}
+
+
+def make_contiguous(path):
+    random = np.random.default_rng(1)
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("rows", (1_000_000, 512), "<u4")
+        for first in range(0, 1_000_000, 10_000):
+            dataset[first:first + 10_000] = random.integers(0, 1 << 32, (10_000, 512), np.uint32)
+
+
+def make_chunked(path, rounded):
+    random = np.random.default_rng(2)
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("field", (262_144, 1024), "<f4", chunks=(256, 1024), shuffle=True,
+                                      compression="gzip")
+        columns = np.arange(1024, dtype=np.float32) / 30
+        for first in range(0, 262_144, 256):
+            rows = np.arange(first, first + 256, dtype=np.float32)[:, None] / 50
+            field = 280 + 15 * np.sin(rows + columns) + random.normal(0, 0.05, (256, 1024))
+            dataset[first:first + 256] = field.round(2) if rounded else field
+        return dataset.size * 4 / dataset.id.get_storage_size()
+
+
+def with_h5py(path, name, take, **options):
+    for _ in range(2):
+        content = None
+        begin = time.perf_counter()
+        with h5py.File(path, "r", **options) as file:
+            content = take(file[name])
+        seconds = time.perf_counter() - begin
+    return seconds, f"{zlib.crc32(content):08x}"
+
+
+def fancy(ids):
+    return lambda dataset: dataset[ids]
+
+
+def loop(ids):
+    def take(dataset):
+        content = np.empty((len(ids), *dataset.shape[1:]), dataset.dtype)
+        for position, row in enumerate(ids):
+            dataset.read_direct(content, np.s_[row], np.s_[position])
+        return content
+    return take
+
+
+def with_pinflow(program, path, name, ids=None):
+    arguments = [program, path, name]
+    if ids is not None:
+        ids_path = path.parent / "ids"
+        ids.astype("<u8").tofile(ids_path)
+        arguments.append(ids_path)
+    output = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
+    lines = dict(line.split() for line in output.splitlines())  # the second time's
+    return float(lines["seconds"]), lines["crc"]
+
+
+def measure(sides):
+    """`sides` are the ways to do the same, by name: functions of a round. @return the seconds of each."""
+    seconds = {name: [] for name in sides}
+    for number in range(ROUNDS):
+        sums = set()
+        for name, side in sides.items():
+            took, crc = side(number)
+            seconds[name].append(took)
+            sums.add(crc)
+        if len(sums) != 1:
+            sys.exit("the contents differ")
+    return seconds
+
+
+def show(what, size, seconds, least=None):
+    """Prints the rounds of pinflow, which comes first, and others. @return whether it is `least` times as fast as the
+    first of those."""
+    print(what)
+    medians = [statistics.median(each) for each in seconds.values()]
+    for (name, each), median in zip(seconds.items(), medians):
+        rounds = " ".join(f"{second:.4f}" for second in each)
+        print(f"  {name:24} {median:.4f} s  {size / median / 1e9:7.3f} GB/s  {median / medians[0]:6.1f}  ({rounds})")
+    reached = medians[1] / medians[0]
+    if least:
+        print(f"  {'reached' if reached >= least else 'MISSED'}: {reached:.1f} of {least}", flush=True)
+    return least is None or reached >= least
+
+
+def random_ids(seed, count, rows):
+    """Rows in any order, each but once; and the same sorted."""
+    ids = np.random.default_rng(seed).choice(rows, count, replace=False)
+    return ids, np.sort(ids)
+
+
+def compare_contiguous(program, path):
+    make_contiguous(path)
+    ids, ordered = zip(*(random_ids(10 + number, 10_000, 1_000_000) for number in range(ROUNDS)))
+    good = show("10,000 random rows of 2 KiB of 10^6, contiguous, sorted", 10_000 * 2048, measure({
+        "pinflow": lambda n: with_pinflow(program, path, "rows", ordered[n]),
+        "h5py, fancy": lambda n: with_h5py(path, "rows", fancy(ordered[n])),
+        "h5py, loop": lambda n: with_h5py(path, "rows", loop(ordered[n])),
+    }), 50)
+    show("the same in random order, which fancy indexing refuses", 10_000 * 2048, measure({
+        "pinflow": lambda n: with_pinflow(program, path, "rows", ids[n]),
+        "h5py, loop": lambda n: with_h5py(path, "rows", loop(ids[n])),
+    }))
+    return good
+
+
+def compare_chunked(program, path, rounded):
+    ratio = make_chunked(path, rounded)
+    print(f"-- {'rounded' if rounded else 'not rounded'}: compressed {ratio:.2f} to 1")
+    good = show("1 GiB of float32, shuffle and deflate, chunks of 1 MiB", 1 << 30, measure({
+        "pinflow": lambda n: with_pinflow(program, path, "field"),
+        "h5py": lambda n: with_h5py(path, "field", lambda dataset: dataset[...]),
+    }), 3)
+    ids, ordered = zip(*(random_ids(20 + number, 1_000, 262_144) for number in range(ROUNDS)))
+    good &= show("1,000 random rows of 4 KiB of it, sorted", 1_000 * 4096, measure({
+        "pinflow": lambda n: with_pinflow(program, path, "field", ordered[n]),
+        "h5py, fancy": lambda n: with_h5py(path, "field", fancy(ordered[n])),
+        "h5py, fancy, large cache": lambda n: with_h5py(path, "field", fancy(ordered[n]), **LARGE_CACHE),
+    }), None if rounded else 5)
+    show("the same in random order", 1_000 * 4096, measure({
+        "pinflow": lambda n: with_pinflow(program, path, "field", ids[n]),
+        "h5py, loop": lambda n: with_h5py(path, "field", loop(ids[n])),
+        "h5py, loop, large cache": lambda n: with_h5py(path, "field", loop(ids[n]), **LARGE_CACHE),
+    }))
+    return good
+
+
+def main(program, folder=None):
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        path = pathlib.Path(scratch) / "data.h5"
+        good = compare_contiguous(program, path)
+        for rounded in False, True:
+            good &= compare_chunked(program, path, rounded)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,361 @@
+#include "src/cli/hdf5_child.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "formats/hdf5_description.hpp"
+#include "src/core/quote.hpp"
+
+namespace pinflow::cli {
+
+namespace {
+
+[[noreturn]] void fail_to_start(int error_number) {
+    const std::error_code code(error_number, std::generic_category());
+    throw system_failure(
+        fmt::format("the process that is to read it by libhdf5 cannot be started: {}", code.message()), code);
+}
+
+// ---- starting ---------------------------------------------------------------------------------------------
+
+/// What the child finds: its socket, nothing to read or to print to, and signals as if nobody had touched
+/// them.
+class spawn_settings {
+ public:
+    explicit spawn_settings(int socket) {
+        ::posix_spawnattr_init(&attributes_);
+        ::posix_spawn_file_actions_init(&actions_);
+        try {
+            set(socket);
+        } catch (...) {
+            destroy();
+            throw;
+        }
+    }
+    spawn_settings(const spawn_settings&) = delete;
+    spawn_settings& operator=(const spawn_settings&) = delete;
+    ~spawn_settings() { destroy(); }
+
+    const ::posix_spawnattr_t* attributes() const noexcept { return &attributes_; }
+    const ::posix_spawn_file_actions_t* actions() const noexcept { return &actions_; }
+
+ private:
+    static void check(int status) {
+        if (status != 0) fail_to_start(status);
+    }
+    void set(int socket) {
+        ::sigset_t none{};
+        ::sigset_t all{};
+        ::sigemptyset(&none);
+        ::sigfillset(&all);
+        check(::posix_spawnattr_setsigmask(&attributes_, &none));
+        check(::posix_spawnattr_setsigdefault(&attributes_, &all));
+        // a group of its own: what a terminal sends to the tool's is for the tool to decide about
+        check(::posix_spawnattr_setpgroup(&attributes_, 0));
+        check(::posix_spawnattr_setflags(
+            &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP));
+        check(::posix_spawn_file_actions_adddup2(&actions_, socket, hdf5_child_socket));
+        for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+            check(::posix_spawn_file_actions_addopen(&actions_, standard, "/dev/null", O_RDWR, 0));
+    }
+    void destroy() noexcept {
+        ::posix_spawn_file_actions_destroy(&actions_);
+        ::posix_spawnattr_destroy(&attributes_);
+    }
+
+    ::posix_spawnattr_t attributes_{};
+    ::posix_spawn_file_actions_t actions_{};
+};
+
+// ---- what became of it ------------------------------------------------------------------------------------
+
+std::string describe_end(int status) {
+    if (!WIFSIGNALED(status)) {
+        return fmt::format("the process that reads it by libhdf5 has ended (exit status {})",
+                           WEXITSTATUS(status));
+    }
+    const int signal = WTERMSIG(status);
+    if (signal == SIGXCPU) {
+        return fmt::format("libhdf5 did not finish within {} s of computing: the file is damaged",
+                           most_hdf5_computing.count());
+    }
+    const char* const name = ::sigdescr_np(signal);
+    const std::string which = fmt::format("signal {}, {}", signal, name == nullptr ? "unknown" : name);
+    if (signal == SIGKILL) {
+        return fmt::format("the process that reads it by libhdf5 was killed ({}): memory may be exhausted",
+                           which);
+    }
+    return fmt::format("libhdf5 crashed on it ({}): the file is damaged", which);
+}
+
+[[noreturn]] void throw_as_told(hdf5_verdict verdict, const std::string& sentence,
+                                std::int64_t error_number) {
+    switch (verdict) {
+        case hdf5_verdict::unsupported:
+            throw unsupported(sentence);
+        case hdf5_verdict::invalid_argument:
+            throw invalid_argument(sentence);
+        case hdf5_verdict::system_failure:
+            throw system_failure(sentence, {static_cast<int>(error_number), std::generic_category()});
+        case hdf5_verdict::data_changed:
+            throw data_changed(sentence);
+        case hdf5_verdict::answered:
+        case hdf5_verdict::format_error:
+        case hdf5_verdict::out_of_memory:
+            break;
+    }
+    throw format_error(sentence);
+}
+
+}  // namespace
+
+// ---- one process ------------------------------------------------------------------------------------------
+
+hdf5_child::hdf5_child(hdf5_child_options options) : options_(std::move(options)) {
+    int pair[2] = {-1, -1};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) fail_to_start(errno);
+    int status = 0;
+    try {
+        const spawn_settings settings(pair[1]);
+        std::vector<char*> arguments;
+        arguments.reserve(options_.arguments.size() + 1);
+        for (std::string& argument : options_.arguments)
+            arguments.push_back(argument.data());
+        arguments.push_back(nullptr);
+        status = ::posix_spawn(&process_, options_.program.c_str(), settings.actions(), settings.attributes(),
+                               arguments.data(), environ);
+    } catch (...) {
+        ::close(pair[0]);
+        ::close(pair[1]);
+        throw;
+    }
+    ::close(pair[1]);
+    if (status != 0) {
+        ::close(pair[0]);
+        fail_to_start(status);
+    }
+    socket_ = pair[0];
+}
+
+hdf5_child::~hdf5_child() {
+    end();
+}
+
+/// @return how it ended, as waitpid says: that it was killed, unless it had died before.
+int hdf5_child::end() noexcept {
+    if (process_ == -1) return 0;
+    ::kill(process_, SIGKILL);
+    int status = 0;
+    while (::waitpid(process_, &status, 0) == -1 && errno == EINTR) {
+    }
+    ::close(socket_);
+    process_ = -1;
+    return status;
+}
+
+void hdf5_child::lose(std::string sentence) {
+    end();
+    why_lost_ = std::move(sentence);
+    throw hdf5_child_lost(why_lost_);
+}
+
+void hdf5_child::check(delivery result) {
+    if (result == delivery::done) return;
+    if (result == delivery::ended) lose(describe_end(end()));
+    lose(fmt::format("libhdf5 did not finish within {} s: the file is damaged, or lies on a very slow disk",
+                     std::chrono::duration<double>(options_.most_waiting).count()));
+}
+
+void hdf5_child::refuse_answer() {
+    lose("libhdf5 went wrong on it (what it says makes no sense): the file is damaged");
+}
+
+/// Sends a request, and takes the answer: its head, and by `take` the content, unless it is an error.
+template <typename Take>
+void hdf5_child::exchange(const hdf5_request& request, std::uint64_t most_bytes, Take take) {
+    if (process_ == -1) throw hdf5_child_lost(why_lost_);
+    const hdf5_deadline until = std::chrono::steady_clock::now() + options_.most_waiting;
+    std::optional<hdf5_answer_head> head;
+    std::vector<std::byte> sentence;
+    try {
+        check(send_request(socket_, request, until));
+        delivery result = delivery::done;
+        head = receive_answer_head(socket_, most_bytes, until, result);
+        check(result);
+        if (!head) refuse_answer();
+        check(head->verdict == hdf5_verdict::answered
+                  ? take(head->content_bytes, until)
+                  : receive_content(socket_, head->content_bytes, sentence, until));
+    } catch (...) {
+        end();  // memory may be exhausted here: what is left of this answer would be taken for the next one
+        throw;
+    }
+    if (head->verdict == hdf5_verdict::answered) return;
+    if (head->verdict == hdf5_verdict::out_of_memory)
+        lose("libhdf5 ran out of memory on it: the file is damaged, or there is too much in it");
+    throw_as_told(head->verdict, {reinterpret_cast<const char*>(sentence.data()), sentence.size()},
+                  head->error_number);
+}
+
+std::vector<std::byte> hdf5_child::ask(const hdf5_request& request) {
+    std::vector<std::byte> content;
+    exchange(request, most_answer_bytes, [&](std::uint64_t size_bytes, hdf5_deadline until) {
+        return receive_content(socket_, size_bytes, content, until);
+    });
+    return content;
+}
+
+void hdf5_child::ask(const hdf5_request& request, std::span<std::byte> destination) {
+    exchange(request, destination.size(), [&](std::uint64_t size_bytes, hdf5_deadline until) {
+        if (size_bytes != destination.size()) refuse_answer();
+        return receive_all(socket_, destination, until);
+    });
+}
+
+// ---- lists and descriptions -------------------------------------------------------------------------------
+
+namespace {
+
+hdf5_request request_about(const input_file& file, hdf5_question question, std::string about = {}) {
+    hdf5_request request;
+    request.question = question;
+    request.path = file.path();
+    request.identity = file.identity();
+    request.about = std::move(about);
+    return request;
+}
+
+/// Calls `function`, and begins the sentence of a child that is lost.
+template <typename Function>
+auto naming(std::string_view attempt, Function function) -> decltype(function()) {
+    try {
+        return function();
+    } catch (const hdf5_child_lost& failure) {
+        throw format_error(fmt::format("{}: {}", attempt, failure.what()));
+    }
+}
+
+std::string cannot_open(const std::string& path) {
+    return fmt::format("cannot open '{}'", path);
+}
+
+std::unique_ptr<hdf5_child> start_for(const std::string& path, const hdf5_child_options& options) {
+    try {
+        return std::make_unique<hdf5_child>(options);
+    } catch (const system_failure& failure) {
+        throw system_failure(fmt::format("{}: {}", cannot_open(path), failure.what()), failure.code());
+    }
+}
+
+}  // namespace
+
+hdf5_in_child::hdf5_in_child(hdf5_child_options options) : options_(std::move(options)) {}
+
+/// What `parse` makes of the answer; if that throws format_error, libhdf5 must have overwritten it.
+template <typename Parse>
+auto hdf5_in_child::ask(const hdf5_request& request, Parse parse) {
+    const std::lock_guard lock(mutex_);
+    if (!child_ || child_->process() == -1) child_ = start_for(request.path, options_);
+    return naming(cannot_open(request.path), [&] {
+        std::vector<std::byte> answer;
+        try {
+            answer = child_->ask(request);
+        } catch (const format_error&) {
+            child_.reset();  // who knows what a damaged file has done to it
+            throw;
+        }
+        try {
+            return parse(answer);
+        } catch (const format_error&) {
+            child_->refuse_answer();
+        }
+    });
+}
+
+std::vector<array_listing> hdf5_in_child::list(const input_file& file) {
+    return ask(request_about(file, hdf5_question::list),
+               [](std::span<const std::byte> answer) { return detail::parse_array_listings(answer); });
+}
+
+detail::hdf5_description hdf5_in_child::describe(const input_file& file, std::string_view name) {
+    return ask(request_about(file, hdf5_question::describe, std::string(name)),
+               [&](std::span<const std::byte> answer) {
+                   return detail::parse_hdf5_description(answer, file.size_bytes());
+               });
+}
+
+// ---- rows -------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// A dataset that a child keeps open. Any thread may use it; one at a time does.
+class child_reader {
+ public:
+    child_reader(const hdf5_child_options& options, const std::shared_ptr<const input_file>& file,
+                 const detail::hdf5_description& description)
+        : attempt_(fmt::format("cannot read the dataset {} of '{}'", detail::quote(description.name),
+                               file->path())),
+          child_(start_for(file->path(), options)) {
+        const std::vector<std::byte> bytes = detail::serialize(description);
+        const hdf5_request request = request_about(
+            *file, hdf5_question::open, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+        naming(cannot_open(file->path()), [&] { child_->ask(request); });
+    }
+
+    void read(std::uint64_t first_row, std::uint64_t row_count, std::span<std::byte> destination);
+
+ private:
+    std::string attempt_;
+    std::mutex mutex_;
+    std::unique_ptr<hdf5_child> child_;
+};
+
+void child_reader::read(std::uint64_t first_row, std::uint64_t row_count, std::span<std::byte> destination) {
+    if (row_count == 0 || destination.size() % row_count != 0) {
+        throw invalid_argument(
+            fmt::format("{}: {} bytes cannot be {} rows", attempt_, destination.size(), row_count));
+    }
+    const std::size_t row_bytes = destination.size() / row_count;
+    const std::uint64_t most_rows =
+        row_bytes == 0 ? row_count : std::max<std::uint64_t>(most_hdf5_rows_bytes / row_bytes, 1);
+    const std::lock_guard lock(mutex_);
+    while (row_count > 0) {
+        hdf5_request request;
+        request.question = hdf5_question::read;
+        request.first_row = first_row;
+        request.row_count = std::min(row_count, most_rows);
+        request.size_bytes = request.row_count * row_bytes;
+        naming(attempt_, [&] { child_->ask(request, destination.first(request.size_bytes)); });
+        first_row += request.row_count;
+        row_count -= request.row_count;
+        destination = destination.subspan(request.size_bytes);
+    }
+}
+
+}  // namespace
+
+detail::hdf5_read_function hdf5_in_child::reader(std::shared_ptr<const input_file> file,
+                                                 const detail::hdf5_description& description) {
+    const auto opened = std::make_shared<child_reader>(options_, file, description);
+    return [opened](std::uint64_t first_row, std::uint64_t count, std::span<std::byte> destination) {
+        opened->read(first_row, count, destination);
+    };
+}
+
+void open_hdf5_in_child() {
+    detail::use_hdf5_access(std::make_shared<hdf5_in_child>());
+}
+
+}  // namespace pinflow::cli

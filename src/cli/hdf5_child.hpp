@@ -1,0 +1,115 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/hdf5_access.hpp"
+#include "pinflow/error.hpp"
+#include "src/cli/hdf5_protocol.hpp"
+
+/// The tool has libhdf5 asked by a child process, since damaged files crash it or keep it busy for ever: the
+/// child is the tool itself, started anew (never forked: the tool has threads, and may have CUDA), under
+/// limits of memory and time. What happens to it there is one sentence here.
+namespace pinflow::cli {
+
+/// The first argument of a tool that is such a child, and the descriptor of the socket it listens to.
+inline constexpr std::string_view hdf5_child_command = "hdf5-metadata";
+inline constexpr int hdf5_child_socket = 3;
+
+/// What libhdf5 may compute for one question. Where 2^24 chunks lie takes it some 25 seconds, and so do a
+/// million datasets.
+inline constexpr std::chrono::seconds most_hdf5_computing{60};
+/// How long an answer may take in all: a disk may be slow.
+inline constexpr std::chrono::seconds most_hdf5_waiting{300};
+/// Address space. HDF5 allows chunks of up to 4 GiB, for which room is set aside.
+inline constexpr std::uint64_t most_hdf5_memory_bytes = std::uint64_t{8} << 30;
+/// Of the rows that one answer brings, unless a single row is larger.
+inline constexpr std::uint64_t most_hdf5_rows_bytes = std::uint64_t{8} << 20;
+
+struct hdf5_child_options {
+    std::string program = "/proc/self/exe";
+    std::vector<std::string> arguments{"pinflow", std::string(hdf5_child_command)};  ///< argv
+    std::chrono::milliseconds most_waiting = most_hdf5_waiting;
+};
+
+/// The child has died, or did not answer in time, or nonsense, and is gone now. The sentence is to be read
+/// after "cannot open 'a.h5': ".
+class hdf5_child_lost : public error {
+ public:
+    using error::error;
+};
+
+/// One child process, from its start to its end. For one thread at a time.
+class hdf5_child {
+ public:
+    /// Starts it. @throws system_failure, a sentence to be read as that of hdf5_child_lost.
+    explicit hdf5_child(hdf5_child_options options = {});
+    hdf5_child(const hdf5_child&) = delete;
+    hdf5_child& operator=(const hdf5_child&) = delete;
+    /// Kills it.
+    ~hdf5_child();
+
+    /// -1 when it is gone.
+    ::pid_t process() const noexcept { return process_; }
+
+    /// Asks for a description, for listings, or that a dataset be kept open, and waits for the answer.
+    /// @throws hdf5_child_lost, also when it was lost before; what the child's side of libhdf5 has thrown.
+    std::vector<std::byte> ask(const hdf5_request& request);
+    /// Asks for rows, which have to fill `destination`. @throws as the other.
+    void ask(const hdf5_request& request, std::span<std::byte> destination);
+
+    /// Ends it, as it cannot be trusted any more. @throws hdf5_child_lost.
+    [[noreturn]] void refuse_answer();
+
+ private:
+    template <typename Take>
+    void exchange(const hdf5_request& request, std::uint64_t most_bytes, Take take);
+    void check(delivery result);
+    [[noreturn]] void lose(std::string sentence);
+    int end() noexcept;
+
+    hdf5_child_options options_;
+    int socket_ = -1;
+    ::pid_t process_ = -1;
+    std::string why_lost_ = "the process that reads it by libhdf5 was given up";
+};
+
+/// Has libhdf5 asked by child processes, from any thread: one for all lists and descriptions, which is
+/// started when the first is asked for, and again when it was lost or has found a file damaged; one for each
+/// dataset that only libhdf5 can read, for as long as it is open.
+class hdf5_in_child final : public detail::hdf5_access {
+ public:
+    explicit hdf5_in_child(hdf5_child_options options = {});
+
+    std::vector<array_listing> list(const input_file& file) override;
+    detail::hdf5_description describe(const input_file& file, std::string_view name) override;
+    detail::hdf5_read_function reader(std::shared_ptr<const input_file> file,
+                                      const detail::hdf5_description& description) override;
+
+ private:
+    template <typename Parse>
+    auto ask(const hdf5_request& request, Parse parse);
+
+    hdf5_child_options options_;
+    std::mutex mutex_;
+    std::unique_ptr<hdf5_child> child_;  // guarded by mutex_
+};
+
+/// From now on HDF5 files are opened by child processes. Starts none yet; does nothing in a build without
+/// HDF5.
+void open_hdf5_in_child();
+
+/// Serves the tool that started this process, until that ends it or is gone itself. Returns, having done
+/// nothing, when this process is no such child.
+void serve_as_hdf5_child();
+
+}  // namespace pinflow::cli

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/file.hpp"
+
+/// What the tool and the process that asks libhdf5 for it say to each other through a socket: requests and
+/// answers in turns, each a head of fixed size and what that announces. Both are the same program, so that
+/// numbers are as they lie in memory. The tool trusts no answer, as libhdf5 may have written anywhere.
+namespace pinflow::cli {
+
+// ---- bytes ------------------------------------------------------------------------------------------------
+
+using hdf5_deadline = std::chrono::steady_clock::time_point;
+inline constexpr hdf5_deadline no_deadline = hdf5_deadline::max();
+
+enum class delivery : std::uint8_t {
+    done,
+    ended,  ///< the other side is gone
+    late,   ///< the deadline has passed
+};
+
+/// Sends all of `bytes`, and never raises SIGPIPE.
+delivery send_all(int socket, std::span<const std::byte> bytes, hdf5_deadline until);
+/// Fills `bytes`.
+delivery receive_all(int socket, std::span<std::byte> bytes, hdf5_deadline until);
+
+// ---- requests ---------------------------------------------------------------------------------------------
+
+enum class hdf5_question : std::uint64_t {
+    list = 1,  ///< the datasets of a file: serialize(listings)
+    describe,  ///< the dataset called `about`: serialize(description)
+    open,      ///< keeps the dataset with the serialized description `about` open; there is no answer to it
+    read,      ///< rows of that dataset, `size_bytes` in all
+};
+
+struct hdf5_request {
+    hdf5_question question = hdf5_question::list;
+    std::string path;  ///< as it was given; both sides have the same working folder
+    file_identity identity;
+    std::string about;
+    std::uint64_t first_row = 0;
+    std::uint64_t row_count = 0;
+    std::uint64_t size_bytes = 0;
+
+    friend bool operator==(const hdf5_request&, const hdf5_request&) = default;
+};
+
+delivery send_request(int socket, const hdf5_request& request, hdf5_deadline until);
+/// Waits for the next one; empty when the other side is gone, or sends what is none.
+std::optional<hdf5_request> receive_request(int socket);
+
+// ---- answers ----------------------------------------------------------------------------------------------
+
+/// What was asked for, or which error libhdf5's side has thrown instead; its sentence is the content then.
+enum class hdf5_verdict : std::uint64_t {
+    answered = 1,
+    format_error,
+    unsupported,
+    invalid_argument,
+    system_failure,
+    data_changed,
+    out_of_memory,
+};
+
+struct hdf5_answer_head {
+    std::uint64_t mark = 0;
+    hdf5_verdict verdict = hdf5_verdict::answered;
+    std::int64_t error_number = 0;  ///< errno of a system_failure
+    std::uint64_t content_bytes = 0;
+};
+
+/// Of a description or of listings: room for as many chunks as one may have, and for a million listings.
+inline constexpr std::uint64_t most_answer_bytes = std::uint64_t{1} << 30;
+inline constexpr std::uint64_t most_sentence_bytes = std::uint64_t{1} << 16;
+
+/// Sends head and content; a sentence that is too long is cut.
+delivery send_answer(int socket, hdf5_verdict verdict, std::span<const std::byte> content,
+                     int error_number = 0);
+/// Receives a head. It has a known verdict, and announces at most `most_bytes` that were asked for, or a
+/// sentence; otherwise it is empty while `result` is `done`.
+std::optional<hdf5_answer_head> receive_answer_head(int socket, std::uint64_t most_bytes, hdf5_deadline until,
+                                                    delivery& result);
+/// Receives content, into memory that grows as it arrives.
+delivery receive_content(int socket, std::uint64_t size_bytes, std::vector<std::byte>& content,
+                         hdf5_deadline until);
+
+}  // namespace pinflow::cli

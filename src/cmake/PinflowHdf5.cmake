@@ -1,0 +1,54 @@
+# Finds out whether HDF5 files can be read and written, and says so once. Sets PINFLOW_HAVE_HDF5 in the including scope.
+
+set(PINFLOW_HAVE_HDF5 OFF)
+set(pinflow_hdf5_oldest 1.10.5)  # H5Dget_num_chunks
+
+if(PINFLOW_HDF5)  # AUTO is true, too
+  find_package(hdf5_serial ${pinflow_hdf5_oldest} QUIET)
+  find_package(lzf QUIET)
+  set(pinflow_no_hdf5 "")
+  if(NOT hdf5_serial_FOUND)
+    set(pinflow_no_hdf5 "no HDF5 of ${pinflow_hdf5_oldest} or later was found")
+  elseif(NOT lzf_FOUND)
+    set(pinflow_no_hdf5 "no liblzf was found")
+  endif()
+  if(pinflow_no_hdf5 STREQUAL "")
+    set(PINFLOW_HAVE_HDF5 ON)
+    message(STATUS "HDF5: ${hdf5_serial_VERSION}")
+  elseif(PINFLOW_HDF5 STREQUAL "AUTO")
+    message(STATUS "HDF5: left out, ${pinflow_no_hdf5}")
+  else()
+    message(FATAL_ERROR "PINFLOW_HDF5 is ${PINFLOW_HDF5}, but ${pinflow_no_hdf5}")
+  endif()
+else()
+  message(STATUS "HDF5: left out, PINFLOW_HDF5 is ${PINFLOW_HDF5}")
+endif()
+
+# pinflow_add_hdf5(TARGET): the readers and writers, or what says that they are not there.
+function(pinflow_add_hdf5 target)
+  if(NOT PINFLOW_HAVE_HDF5)
+    target_sources(${target} PRIVATE formats/hdf5_missing.cpp)
+    return()
+  endif()
+  target_sources(${target} PRIVATE
+    formats/hdf5.cpp
+    formats/hdf5_chunk_cache.cpp
+    formats/hdf5_chunk_grid.cpp
+    formats/hdf5_chunk_read.cpp
+    formats/hdf5_chunk_reader.cpp
+    formats/hdf5_content.cpp
+    formats/hdf5_dataset.cpp
+    formats/hdf5_description.cpp
+    formats/hdf5_description_bytes.cpp
+    formats/hdf5_file_types.cpp
+    formats/hdf5_filters.cpp
+    formats/hdf5_library.cpp
+    formats/hdf5_links.cpp
+    formats/hdf5_memory.cpp
+    formats/hdf5_output.cpp
+    formats/hdf5_rows.cpp
+    formats/hdf5_types.cpp
+    formats/hdf5_write_chunks.cpp
+    formats/hdf5_writer.cpp)
+  target_link_libraries(${target} PRIVATE hdf5_serial::hdf5 lzf::lzf)
+endfunction()

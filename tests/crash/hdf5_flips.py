@@ -1,0 +1,419 @@
+#!/usr/bin/python3
+"""hdf5_flips.py PINFLOW [--flips N] [--truncations all|some] [--limit SECONDS] [--jobs N] [--seed N] [--keep FOLDER]
+
+Damages small HDF5 files of every kind that h5py makes, by one byte (N times) and by cutting them off (after every 64
+bytes, or after some of these), and has the tool `stream FILE:NAME --json` and `inspect FILE --json` each. What is
+expected of every run:
+
+- It ends within the limit, by no signal, with exit status 0 or 1, and leaves no process behind.
+- 1: nothing on standard output, and one line on standard error that begins "pinflow: error: ".
+- 0: nothing on standard error, and one JSON object on standard output. What is streamed has the digest of the file as
+  it was before, or of what h5py, which sees the same damage, reads from it now: a byte of data that no checksum
+  covers, or a number, order or fill value in the metadata that is as good as any other. Where only libhdf5 can decode
+  the dataset, and reads past the end of what is stored, so that what it finds depends on what memory was filled with,
+  all are right. (Where the damage has made the dataset larger than LARGEST bytes, it is not streamed: all of its rows,
+  or their fill values, would come.)
+
+h5py reads in a process of its own, as libhdf5 may crash in it. Prints a summary, and what each violation and each death
+of libhdf5 was; the damaged files of those are kept in FOLDER. Exits with 77 where there is no h5py, and with 1 after a
+violation.
+"""
+
+import argparse
+import collections
+import ctypes
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+try:
+    import h5py
+    import numpy as np
+    from h5py import h5d, h5p, h5s, h5t
+except ImportError:
+    sys.exit(77)
+
+LARGEST = 1 << 28
+PREFIX = "pinflow: error: "
+C_LIBRARY = ctypes.CDLL(None)
+PR_SET_CHILD_SUBREAPER = 36
+M_PERTURB = -6
+FILLS = (0, 1, 85, 170, 255)
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def numbers(shape, dtype="<i4", seed=1):
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 100, shape).astype(dtype)
+
+
+def contiguous(file):
+    file["a"] = numbers((12, 5), "<f4")
+    file["b"] = numbers((7, 3), ">i2")
+
+
+def checksummed(file):
+    file.create_dataset("a", data=numbers((40, 6)), chunks=(9, 4), shuffle=True, compression="gzip", fletcher32=True)
+
+
+def deflated(file):
+    file.create_dataset("a", data=numbers((30, 4), "<i8"), chunks=(8, 4), compression="gzip")
+
+
+def lzf(file):
+    file.create_dataset("a", data=np.repeat(numbers((20,), "<i8"), 8).reshape(40, 4), chunks=(16, 4), compression="lzf")
+
+
+def plain_chunks(file):
+    file.create_dataset("a", data=numbers((30, 3), "<u2"), chunks=(8, 3))
+    file.create_dataset("partly", (20, 4), ">f8", chunks=(5, 4), fillvalue=1.5)[5:10] = 2
+    file.create_dataset("never", (9, 2), "<f4", fillvalue=-1)
+
+
+def compact(file):
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_layout(h5d.COMPACT)
+    data = numbers((10, 4), "<i2")
+    h5d.create(file.id, b"a", h5t.py_create(data.dtype), h5s.create_simple(data.shape), properties).write(
+        h5s.ALL, h5s.ALL, data)
+
+
+def groups(file):
+    for name in ("one/a", "one/two/b", "three/c", "d"):
+        file[name] = numbers((5, 2), seed=len(name))
+    file["soft"] = h5py.SoftLink("/one/two/b")
+    file["hard"] = file["three"]
+    file["other"] = h5py.ExternalLink("elsewhere.h5", "/a")
+    file["one"].attrs["unit"] = "m"
+
+
+def latest(file):  # every kind of index of chunks
+    file.create_dataset("single", data=numbers((8, 3)), chunks=(8, 3), compression="gzip")
+    file.create_dataset("implicit", data=numbers((8, 3)), chunks=(4, 3), maxshape=(8, 3))
+    file.create_dataset("fixed", data=numbers((8, 3)), chunks=(4, 3), maxshape=(8, 3), shuffle=True, compression="gzip")
+    file.create_dataset("extensible", data=numbers((8, 3)), chunks=(2, 3), maxshape=(None, 3))
+    file.create_dataset("tree", data=numbers((8, 4)), chunks=(2, 2), maxshape=(None, None), compression="gzip")
+    file.create_dataset("group/contiguous", data=numbers((8, 3)))
+
+
+def user_block(file):
+    file["a"] = numbers((12, 5), "<f4")
+    file.create_dataset("b", data=numbers((20, 3)), chunks=(8, 3), compression="gzip")
+
+
+def types(file):
+    structure = np.dtype([("x", "<f4"), ("y", ">i2", (3,)), ("name", "S5")])
+    records = np.zeros(9, structure)
+    records["x"], records["y"], records["name"] = numbers(9, "<f4"), numbers((9, 3)), b"abc"
+    file["structure"] = records
+    file["truth"] = numbers((9, 2)) % 2 == 0
+    file["complex"] = numbers((6, 2)) + 1j * numbers((6, 2), seed=2)
+    file.create_dataset("enum", data=numbers((8, 2), "u1") % 3, dtype=h5py.enum_dtype({"a": 0, "b": 1, "c": 2}, "u1"))
+    file["half"] = numbers((6, 2), "<f2")
+
+
+def by_library(file):  # which only libhdf5 can decode
+    file.create_dataset("a", data=numbers((40, 6)), chunks=(9, 4), scaleoffset=0)
+    file.create_dataset("b", data=numbers((40, 6)), chunks=(9, 4), scaleoffset=0, compression="gzip")
+
+
+KINDS = [(contiguous, {}), (checksummed, {}), (deflated, {}), (lzf, {}), (plain_chunks, {}), (compact, {}),
+         (groups, {}), (latest, {"libver": "latest"}), (user_block, {"userblock_size": 512}), (types, {}),
+         (by_library, {})]
+
+
+def make_files(folder):
+    """{kind: (bytes, {name: digest})}"""
+    files = {}
+    for write, options in KINDS:
+        path = folder / f"{write.__name__}.h5"
+        with h5py.File(path, "w", **options) as file:
+            write(file)
+            names = []
+            file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        files[write.__name__] = (path.read_bytes(), {name: digest_by_h5py(path, name) for name in names})
+    return files
+
+
+# ---- what is right ---------------------------------------------------------------------------------------------------
+
+
+def mix(words):
+    words = words.copy()
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def digest_of(content, row_count):
+    """Of `row_count` rows, as the tool defines it for one array."""
+    if row_count == 0:
+        return "0" * 16
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    row_bytes = len(content) // row_count
+    word_count = -(-row_bytes // 8)
+    padded = np.zeros((row_count, word_count * 8), np.uint8)
+    padded[:, :row_bytes] = np.frombuffer(content, np.uint8).reshape(row_count, row_bytes)
+    words = padded.view("<u8")
+    rows = mix(words + np.arange(1, word_count + 1, dtype=np.uint64) * golden).sum(axis=1, dtype=np.uint64)
+    samples = mix(mix(rows + np.uint64(row_bytes) + golden))
+    return f"{int(samples.sum(dtype=np.uint64)):016x}"
+
+
+def turn(elements, datatype, offset=0):
+    """Reverses every number in `elements`, a row of bytes for each, that is big-endian in them."""
+    if isinstance(datatype, h5t.TypeCompoundID):
+        for member in range(datatype.get_nmembers()):
+            turn(elements, datatype.get_member_type(member), offset + datatype.get_member_offset(member))
+    elif isinstance(datatype, h5t.TypeArrayID):
+        base = datatype.get_super()
+        for index in range(int(np.prod(datatype.get_array_dims(), dtype=np.int64))):
+            turn(elements, base, offset + index * base.get_size())
+    elif isinstance(datatype, h5t.TypeEnumID):
+        turn(elements, datatype.get_super(), offset)
+    elif isinstance(datatype, (h5t.TypeIntegerID, h5t.TypeFloatID, h5t.TypeBitfieldID)):
+        if datatype.get_order() == h5t.ORDER_BE:
+            end = offset + datatype.get_size()
+            elements[:, offset:end] = elements[:, offset:end][:, ::-1].copy()
+
+
+def digest_by_h5py(path, name):
+    """Of what libhdf5 reads by itself, without converting it; the numbers are made little-endian here."""
+    with h5py.File(path, "r") as file:
+        dataset = h5d.open(file.id, name.encode())
+        datatype = dataset.get_type()
+        shape = dataset.shape
+        if isinstance(datatype, h5t.TypeArrayID):
+            shape += datatype.get_array_dims()
+        count = int(np.prod(dataset.shape, dtype=np.int64))
+        elements = np.zeros((count, datatype.get_size()), np.uint8)
+        if elements.size > 0:
+            dataset.read(h5s.ALL, h5s.ALL, elements, datatype)
+        turn(elements, datatype)
+        return digest_of(elements.tobytes(), shape[0])
+
+
+def digest_now(path, name, limit, fill=0):
+    """The same by another process, whose memory has that byte in it. @return it, or why there is none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+            signal.alarm(limit)
+            C_LIBRARY.mallopt(M_PERTURB, fill)
+            text = digest_by_h5py(path, name)
+        except BaseException as failure:
+            text = "h5py: " + str(failure)
+        os.write(writing, text.encode(errors="replace")[:4000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read().decode(errors="replace")
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return text if status == 0 else f"h5py: ended by signal {-status}"
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+class Violation(Exception):
+    pass
+
+
+def left_behind():
+    """Waits a moment for processes that the tool has not waited for: they have become ours."""
+    for _ in range(200):
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
+        except ChildProcessError:
+            return False
+    return True
+
+
+def run(tool, limit, *arguments, fill=0):
+    """@return the JSON object, or the line of an error."""
+    process = subprocess.Popen([tool, *arguments, "--json"], env=dict(os.environ, MALLOC_PERTURB_=str(fill)),
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = (text.decode(errors="replace") for text in process.communicate(timeout=limit))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise Violation(f"{arguments[0]} did not end within {limit} s")
+    if left_behind():
+        raise Violation(f"{arguments[0]} left a process behind")
+    if process.returncode == 1:
+        if output:
+            raise Violation(f"{arguments[0]} failed, but printed {output!r}")
+        if not errors.startswith(PREFIX) or errors.find("\n") != len(errors) - 1:
+            raise Violation(f"{arguments[0]} failed with {errors!r}, which is not one line")
+        return errors[len(PREFIX):-1]
+    if process.returncode != 0:
+        raise Violation(f"{arguments[0]} ended with {process.returncode}, and said {errors!r}")
+    if errors:
+        raise Violation(f"{arguments[0]} succeeded, but said {errors!r}")
+    try:
+        result = json.loads(output)
+    except ValueError:
+        result = None
+    if not isinstance(result, dict):
+        raise Violation(f"{arguments[0]} succeeded, but printed {output!r}")
+    return result
+
+
+def listed(listing, name):
+    """A dataset in what inspect prints; None when it is not there."""
+    for array in listing.get("arrays", [dict(listing, name=name)]) if isinstance(listing, dict) else []:
+        if array["name"] == name:
+            return array
+    return None
+
+
+def is_made_up(settings, path, name):
+    """Whether only libhdf5 can decode a dataset, and what it reads depends on what its memory was filled with."""
+    dataset = run(settings.tool, settings.limit, "inspect", f"{path}:{name}")
+    if not isinstance(dataset, dict) or not dataset["reason"].startswith("it is read by libhdf5"):
+        return False
+    by_tool = [run(settings.tool, settings.limit, "stream", f"{path}:{name}", fill=fill) for fill in FILLS]
+    digests = {result["digest"] for result in by_tool if isinstance(result, dict)}
+    return len(digests) > 1 or len({digest_now(path, name, settings.limit, fill) for fill in FILLS}) > 1
+
+
+def check(settings, path, name, undamaged):
+    """@return what came of both commands, in a few words each."""
+    listing = run(settings.tool, settings.limit, "inspect", str(path))
+    words = ["inspect: " + ("done" if isinstance(listing, dict) else kind_of_failure(listing))]
+    dataset = listed(listing, name)
+    if dataset and (dataset["size_bytes"] or 0) > LARGEST:
+        return words + ["stream: not tried, too large now"]
+    result = run(settings.tool, settings.limit, "stream", f"{path}:{name}")
+    if not isinstance(result, dict):
+        return words + ["stream: " + kind_of_failure(result)]
+    if result["digest"] == undamaged:
+        return words + ["stream: done, undamaged data"]
+    reference = digest_now(path, name, settings.limit)
+    if result["digest"] == reference:
+        return words + ["stream: done, what h5py reads"]
+    if is_made_up(settings, path, name):
+        return words + ["stream: done, what libhdf5 makes up"]
+    raise Violation(f"stream read {result['digest']}, undamaged {undamaged}, now {reference}")
+
+
+def kind_of_failure(sentence):
+    for part in ("crashed", "did not finish", "ran out of memory", "went wrong", "was killed", "has ended"):
+        if part in sentence:
+            return f"refused, libhdf5 {part}"
+    return "refused"
+
+
+def run_case(case):
+    kind, name, change, argument = case
+    settings = run_case.settings
+    content, digests = run_case.files[kind]
+    damaged = bytearray(content)
+    if change == "flip":
+        offset, mask = argument
+        damaged[offset] ^= mask
+    else:
+        del damaged[argument:]
+    path = pathlib.Path(run_case.folder, f"{os.getpid()}.h5")
+    path.write_bytes(damaged)
+    words, violation = [], None
+    try:
+        words = check(settings, path, name, digests[name])
+    except Violation as failure:
+        violation = str(failure)
+    if settings.keep and (violation or any("libhdf5" in text for text in words)):
+        where = f"{argument[0]}-{argument[1]}" if change == "flip" else str(argument)
+        kept = pathlib.Path(settings.keep, f"{kind}-{name.replace('/', '.')}-{change}-{where}.h5")
+        kept.write_bytes(damaged)
+    return case, words, violation
+
+
+def start_worker(settings, files, folder):
+    C_LIBRARY.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    run_case.settings, run_case.files, run_case.folder = settings, files, folder
+
+
+# ---- the campaign ----------------------------------------------------------------------------------------------------
+
+
+def make_cases(settings, files):
+    generator = random.Random(settings.seed)
+    cases = []
+    for number in range(settings.flips):
+        kind = list(files)[number % len(files)]
+        content, digests = files[kind]
+        # much of a small file is room that nothing uses yet: every other byte is one that is not zero
+        used = [offset for offset, byte in enumerate(content) if byte]
+        offset = generator.choice(used if number // len(files) % 2 else range(len(content)))
+        cases.append((kind, generator.choice(list(digests)), "flip", (offset, generator.randrange(1, 256))))
+    for kind, (content, digests) in files.items():
+        sizes = range(0, len(content), 64)
+        if settings.truncations == "some":
+            sizes = generator.sample(sizes, 4)
+        cases += [(kind, generator.choice(list(digests)), "cut", size) for size in sizes]
+    return cases
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__.split("\n")[0])
+    parser.add_argument("tool")
+    parser.add_argument("--flips", type=int, default=2000)
+    parser.add_argument("--truncations", choices=["all", "some"], default="all")
+    parser.add_argument("--limit", type=int, default=90)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--seed", type=int, default=3)  # 1.10.8 crashes by flip 200
+    parser.add_argument("--keep")
+    settings = parser.parse_args()
+    if settings.keep:
+        os.makedirs(settings.keep, exist_ok=True)
+    # the words of the definition
+    assert digest_of(bytes(range(6)), 2) == "c5121eb0e0166a0a" and digest_of(b"", 1) == "48218226ff3cd4bf"
+    assert digest_of(bytes(range(9)), 1) == "e87e5cfe1c1f92ad"
+
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pinflow-test-") as folder:
+        files = make_files(pathlib.Path(folder))
+        whole = pathlib.Path(folder, "whole.h5")
+        for kind, (content, digests) in files.items():
+            whole.write_bytes(content)
+            for name, digest in digests.items():
+                result = run(settings.tool, settings.limit, "stream", f"{whole}:{name}")
+                if not isinstance(result, dict) or result["digest"] != digest:
+                    sys.exit(f"{kind}:{name}, undamaged, should have the digest {digest}: {result}")
+        cases = make_cases(settings, files)
+        tally, deaths, violations = collections.Counter(), [], []
+        with multiprocessing.Pool(settings.jobs, start_worker, (settings, files, folder)) as pool:
+            for case, words, violation in pool.imap_unordered(run_case, cases, chunksize=8):
+                tally.update(words)
+                deaths += [f"{case}: {text}" for text in words if "libhdf5" in text]
+                if violation:
+                    violations.append(f"{case}: {violation}")
+    for line in sorted(deaths) + sorted(violations):
+        print(line)
+    for words, count in sorted(tally.items()):
+        print(f"{count:6} {words}")
+    flips = sum(case[2] == "flip" for case in cases)
+    print(f"{flips} byte flips and {len(cases) - flips} truncations of {len(files)} files in "
+          f"{time.monotonic() - begin:.0f} s (seed {settings.seed}): {len(violations)} violations")
+    sys.exit(1 if violations else 0)
+
+
+if __name__ == "__main__":
+    main()

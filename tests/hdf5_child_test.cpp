@@ -1,0 +1,592 @@
+#include "src/cli/hdf5_child.hpp"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "formats/hdf5_description.hpp"
+#include "pinflow/error.hpp"
+#include "src/cli/hdf5_protocol.hpp"
+#include "tests/file_bytes.hpp"
+#include "tests/npy_bytes.hpp"
+#include "tests/temporary_folder.hpp"
+
+namespace {
+
+using namespace pinflow::cli;
+using namespace std::chrono_literals;
+using npy_bytes::read_file;
+using npy_bytes::write_file;
+using pinflow::array_listing;
+using pinflow::format_error;
+using pinflow::input_file;
+using pinflow::detail::hdf5_description;
+using pinflow::detail::hdf5_storage;
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+    return std::as_bytes(std::span(text));
+}
+
+hdf5_deadline in(std::chrono::milliseconds time) {
+    return std::chrono::steady_clock::now() + time;
+}
+
+/// Both ends of a socket.
+struct socket_pair {
+    socket_pair() { REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0); }
+    ~socket_pair() {
+        ::close(ends[0]);
+        close_second();
+    }
+    void close_second() {
+        if (ends[1] != -1) ::close(ends[1]);
+        ends[1] = -1;
+    }
+
+    int ends[2] = {-1, -1};
+};
+
+/// What `send` sends through a socket.
+std::string recorded(const std::function<void(int socket)>& send) {
+    socket_pair sockets;
+    std::thread sender([&] {
+        send(sockets.ends[1]);
+        sockets.close_second();
+    });
+    std::string text;
+    char piece[4096];
+    for (::ssize_t count; (count = ::recv(sockets.ends[0], piece, sizeof piece, 0)) > 0;)
+        text.append(piece, static_cast<std::size_t>(count));
+    sender.join();
+    return text;
+}
+
+hdf5_request request_of(hdf5_question question, const std::string& path, const std::string& about = {}) {
+    hdf5_request request;
+    request.question = question;
+    request.path = path;
+    request.about = about;
+    return request;
+}
+
+std::string recorded_answer(hdf5_verdict verdict, std::span<const std::byte> content, int error_number = 0) {
+    return recorded([&](int socket) { send_answer(socket, verdict, content, error_number); });
+}
+
+// ---- children that are none -------------------------------------------------------------------------------
+
+/// A shell that runs `script` as the child; what it writes to descriptor 3 are its answers.
+hdf5_child_options shell(const std::string& script, std::vector<std::string> arguments = {},
+                         std::chrono::milliseconds most_waiting = 60s) {
+    arguments.insert(arguments.begin(), {"sh", "-c", script, "sh"});
+    return {"/bin/sh", std::move(arguments), most_waiting};
+}
+
+/// A shell that gives the answers in a file, whatever is asked, and then reads on.
+hdf5_child_options answering(const std::string& answers_path) {
+    return shell("cat \"$1\" >&3; exec cat <&3 >/dev/null", {answers_path});
+}
+
+/// One that takes the first request, gives its answers and crashes.
+hdf5_child_options crashing_after(const hdf5_request& request, const std::string& answers_path,
+                                  const std::string& starts_path) {
+    const auto bytes = recorded([&](int socket) { send_request(socket, request, no_deadline); }).size();
+    return shell("echo >>\"$3\"; head -c \"$2\" <&3 >/dev/null; cat \"$1\" >&3; kill -SEGV $$",
+                 {answers_path, std::to_string(bytes), starts_path});
+}
+
+bool is_alive(::pid_t process) {
+    return ::kill(process, 0) == 0;
+}
+
+bool has_children() {
+    return ::waitpid(-1, nullptr, WNOHANG) != -1 || errno != ECHILD;
+}
+
+struct some_file {
+    some_file() {
+        write_file(folder / "a.h5", std::string(1000, 'x'));
+        path = folder / "a.h5";
+    }
+
+    temporary_folder folder;
+    std::string path;
+};
+
+hdf5_description library_dataset() {
+    hdf5_description description;
+    description.name = "group/d";
+    description.dtype = pinflow::dtype::of<std::uint32_t>();
+    description.shape = {100, 2};
+    description.storage = hdf5_storage::library;
+    description.why_library = "its chunks went through the filter 6";
+    return description;
+}
+
+std::string sentence_of_list(const hdf5_child_options& options) {
+    const some_file file;
+    hdf5_in_child access(options);
+    std::string sentence = sentence_of<format_error>([&] { access.list(input_file(file.path)); });
+    const std::string begin = fmt::format("cannot open '{}': ", file.path);
+    REQUIRE(sentence.starts_with(begin));
+    return sentence.substr(begin.size());
+}
+
+}  // namespace
+
+// ---- the protocol -----------------------------------------------------------------------------------------
+
+TEST_CASE("hdf5 protocol: a request arrives as it was sent, however large") {
+    for (const std::size_t size : {0U, 1U, 5'000'000U}) {
+        const hdf5_request sent{
+            hdf5_question::read, "a/b.h5", {1, 2, 3, -4}, std::string(size, 'n'), 5, 6, 7};
+        socket_pair sockets;
+        std::thread sender(
+            [&] { CHECK(send_request(sockets.ends[0], sent, no_deadline) == delivery::done); });
+        const auto received = receive_request(sockets.ends[1]);
+        sender.join();
+        REQUIRE(received.has_value());
+        CHECK((*received == sent));
+    }
+}
+
+TEST_CASE("hdf5 protocol: what is no request, or breaks off, is none") {
+    const std::string whole = recorded(
+        [](int socket) { send_request(socket, {hdf5_question::list, "path", {}, "n"}, no_deadline); });
+    const auto received = [](const std::string& bytes) {
+        socket_pair sockets;
+        REQUIRE(send_all(sockets.ends[0], bytes_of(bytes), no_deadline) == delivery::done);
+        ::shutdown(sockets.ends[0], SHUT_WR);
+        return receive_request(sockets.ends[1]).has_value();
+    };
+    CHECK(received(whole));
+    for (std::size_t size = 0; size < whole.size(); ++size)
+        CHECK(!received(whole.substr(0, size)));
+    std::string marked = whole;
+    marked[0] = 'x';
+    CHECK(!received(marked));
+    std::string unknown = whole;
+    unknown[8] = 9;
+    CHECK(!received(unknown));
+    std::string huge = whole;
+    huge[whole.size() - 5 - 1] = '\x7f';  // the last byte of the last length
+    CHECK(!received(huge));
+}
+
+TEST_CASE("hdf5 protocol: an answer arrives with its head, and a sentence is cut") {
+    const std::string text(100'000, 's');
+    struct {
+        hdf5_verdict verdict;
+        std::size_t size;
+    } const table[] = {{hdf5_verdict::answered, text.size()},
+                       {hdf5_verdict::system_failure, std::size_t{most_sentence_bytes}}};
+    for (const auto& [verdict, size] : table) {
+        socket_pair sockets;
+        std::thread sender([&, sent = verdict] {
+            CHECK(send_answer(sockets.ends[1], sent, bytes_of(text), ENOSPC) == delivery::done);
+        });
+        delivery result = delivery::late;
+        const auto head = receive_answer_head(sockets.ends[0], text.size(), no_deadline, result);
+        REQUIRE(head.has_value());
+        CHECK(head->verdict == verdict);
+        CHECK(head->error_number == ENOSPC);
+        CHECK(head->content_bytes == size);
+        std::vector<std::byte> content;
+        CHECK(receive_content(sockets.ends[0], head->content_bytes, content, no_deadline) == delivery::done);
+        sender.join();
+        CHECK(content.size() == size);
+    }
+}
+
+TEST_CASE("hdf5 protocol: a head of nonsense, or of more than was asked for, is none") {
+    const std::string whole = recorded_answer(hdf5_verdict::answered, bytes_of("12345678"));
+    const auto received = [](const std::string& bytes, std::uint64_t most_bytes) {
+        socket_pair sockets;
+        REQUIRE(send_all(sockets.ends[1], bytes_of(bytes), no_deadline) == delivery::done);
+        delivery result = delivery::late;
+        const bool any = receive_answer_head(sockets.ends[0], most_bytes, no_deadline, result).has_value();
+        CHECK(result == delivery::done);
+        return any;
+    };
+    CHECK(received(whole, 8));
+    CHECK(!received(whole, 7));
+    for (const std::size_t at : {0U, 7U, 8U, 15U, 31U}) {  // mark, verdict, length
+        std::string changed = whole;
+        changed[at] = '\x55';
+        CHECK(!received(changed, 8));
+    }
+    std::string zero = whole;
+    zero[8] = 0;
+    CHECK(!received(zero, 8));
+    // an error, whose sentence is longer than any
+    std::string talkative = recorded_answer(hdf5_verdict::format_error, bytes_of("a"));
+    talkative[24 + 2] = 2;
+    CHECK(!received(talkative, std::uint64_t{1} << 40));
+}
+
+TEST_CASE("hdf5 protocol: nobody waits past the deadline, nor for one who is gone") {
+    std::vector<std::byte> room(10'000'000);
+    socket_pair sockets;
+    CHECK(receive_all(sockets.ends[0], room, in(1ms)) == delivery::late);
+    CHECK(receive_all(sockets.ends[0], room, in(-1h)) == delivery::late);
+    CHECK(send_all(sockets.ends[0], room, in(1ms)) == delivery::late);  // nobody reads it
+    sockets.close_second();
+    CHECK(receive_all(sockets.ends[0], room, no_deadline) == delivery::ended);
+    CHECK(send_all(sockets.ends[0], room, no_deadline) == delivery::ended);  // and not by SIGPIPE
+    // what is there already is taken also when time has passed, as it does while a process is stopped
+    socket_pair late;
+    REQUIRE(send_all(late.ends[1], bytes_of("abc"), no_deadline) == delivery::done);
+    CHECK(receive_all(late.ends[0], std::span(room).first(3), in(-1h)) == delivery::done);
+}
+
+TEST_CASE("hdf5 protocol: no memory is taken for content that was only promised") {
+    socket_pair sockets;
+    REQUIRE(send_all(sockets.ends[1], bytes_of("abc"), no_deadline) == delivery::done);
+    sockets.close_second();
+    std::vector<std::byte> content;
+    CHECK(receive_content(sockets.ends[0], most_answer_bytes, content, no_deadline) == delivery::ended);
+    CHECK(content.capacity() <= std::size_t{2} << 20);
+}
+
+// ---- what becomes of a child ------------------------------------------------------------------------------
+
+TEST_CASE("hdf5 child: each way to die is a sentence of its own") {
+    struct {
+        const char* script;
+        const char* sentence;
+    } const table[] = {
+        {"kill -SEGV $$", "libhdf5 crashed on it (signal 11, Segmentation fault): the file is damaged"},
+        {"kill -ABRT $$", "libhdf5 crashed on it (signal 6, Aborted): the file is damaged"},
+        {"kill -BUS $$", "libhdf5 crashed on it (signal 7, Bus error): the file is damaged"},
+        {"kill -XCPU $$", "libhdf5 did not finish within 60 s of computing: the file is damaged"},
+        {"kill -KILL $$",
+         "the process that reads it by libhdf5 was killed (signal 9, Killed): memory may be exhausted"},
+        {"exit 3", "the process that reads it by libhdf5 has ended (exit status 3)"},
+        {"exit 0", "the process that reads it by libhdf5 has ended (exit status 0)"},
+        {"printf 12345678 >&3; kill -SEGV $$",
+         "libhdf5 crashed on it (signal 11, Segmentation fault): the file is damaged"},
+        {"exec cat /dev/zero >&3",
+         "libhdf5 went wrong on it (what it says makes no sense): the file is damaged"},
+        // it lives on without its socket
+        {"exec 3>&-; exec sleep 1000",
+         "the process that reads it by libhdf5 was killed (signal 9, Killed): memory may be exhausted"},
+    };
+    const std::size_t descriptors = open_descriptors();
+    for (const auto& [script, sentence] : table) {
+        CAPTURE(script);
+        CHECK(sentence_of_list(shell(script)) == sentence);
+        CHECK(open_descriptors() == descriptors);
+        CHECK(!has_children());
+    }
+}
+
+TEST_CASE("hdf5 child: one that does not finish in time is killed") {
+    for (const char* const script :
+         {"exec sleep 1000", "trap '' TERM INT HUP; while :; do :; done", "printf x >&3; exec sleep 1000"}) {
+        CAPTURE(script);
+        const some_file file;
+        hdf5_child child(shell(script, {}, 100ms));
+        const ::pid_t process = child.process();
+        REQUIRE(is_alive(process));
+        const auto before = std::chrono::steady_clock::now();
+        const std::string sentence = sentence_of<hdf5_child_lost>([&] { child.ask({}); });
+        const auto waited = std::chrono::steady_clock::now() - before;
+        CHECK(sentence ==
+              "libhdf5 did not finish within 0.1 s: the file is damaged, or lies on a very slow disk");
+        CHECK(waited >= 100ms);
+        CHECK(waited < 30s);
+        CHECK(child.process() == -1);
+        CHECK(!is_alive(process));
+        CHECK(!has_children());
+        // it stays lost
+        CHECK(sentence_of<hdf5_child_lost>([&] { child.ask({}); }) == sentence);
+    }
+}
+
+TEST_CASE("hdf5 child: one that takes no request does not hold up its sender") {
+    hdf5_child child(shell("exec sleep 1000", {}, 100ms));
+    const hdf5_request request = request_of(hdf5_question::list, std::string(8'000'000, 'x'));
+    CHECK(contains(sentence_of<hdf5_child_lost>([&] { child.ask(request); }), "did not finish within 0.1 s"));
+}
+
+TEST_CASE("hdf5 child: ends with the object that started it") {
+    ::pid_t process = -1;
+    {
+        const hdf5_child child(shell("exec sleep 1000"));
+        process = child.process();
+        CHECK(is_alive(process));
+    }
+    CHECK(!is_alive(process));
+    CHECK(!has_children());
+}
+
+TEST_CASE("hdf5 child: a program that cannot be started is a system_failure") {
+    const some_file file;
+    hdf5_child_options options;
+    options.program = file.folder / "nowhere";
+    hdf5_in_child access(options);
+    const std::size_t descriptors = open_descriptors();
+    for (const bool as_reader : {false, true}) {
+        const auto opened = std::make_shared<const input_file>(file.path);
+        try {
+            if (as_reader)
+                access.reader(opened, library_dataset());
+            else
+                access.list(*opened);
+            FAIL("it was started");
+        } catch (const pinflow::system_failure& failure) {
+            CHECK(failure.what() == fmt::format("cannot open '{}': the process that is to read it by libhdf5 "
+                                                "cannot be started: No such file or directory",
+                                                file.path));
+            CHECK(failure.code() == std::errc::no_such_file_or_directory);
+        }
+    }
+    CHECK(open_descriptors() == descriptors);
+    CHECK(!has_children());
+}
+
+TEST_CASE(
+    "hdf5 child: starts with its socket, nothing to read or print to, and no signal blocked or ignored") {
+    const temporary_folder folder;
+    const std::string path = folder / "seen";
+    ::sigset_t all{};
+    ::sigset_t before{};
+    ::sigfillset(&all);
+    ::sigprocmask(SIG_SETMASK, &all, &before);
+    const auto ignored_before = std::signal(SIGINT, SIG_IGN);
+    {
+        hdf5_child child(shell(
+            "seen=$(readlink /proc/$$/fd/[0-3]); echo \"$seen\" >\"$1\"; exec cat /proc/self/status >>\"$1\"",
+            {path}));
+        CHECK(::getpgid(child.process()) == child.process());
+        sentence_of<hdf5_child_lost>([&] { child.ask({}); });
+    }
+    std::signal(SIGINT, ignored_before);
+    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    const std::string seen = read_file(path);
+    CAPTURE(seen.substr(0, 200));
+    const auto signals = [&](const std::string& name) {  // but for those that the system's threads have
+        return std::stoull(seen.substr(seen.find(name) + name.size()), nullptr, 16) & 0x7fff'ffff;
+    };
+    CHECK(signals("SigBlk:\t") == 0);
+    CHECK(signals("SigIgn:\t") == 0);
+    CHECK(seen.starts_with("/dev/null\n/dev/null\n/dev/null\nsocket:["));
+}
+
+// ---- what it answers --------------------------------------------------------------------------------------
+
+TEST_CASE("hdf5 child: an error comes back as the type it was thrown as") {
+    const some_file file;
+    const std::string answers = file.folder / "answers";
+    const auto thrown = [&](hdf5_verdict verdict, int error_number = 0) {
+        write_file(answers, recorded_answer(verdict, bytes_of("what happened"), error_number));
+        hdf5_in_child access(answering(answers));
+        access.list(input_file(file.path));
+    };
+    CHECK_THROWS_WITH_AS(thrown(hdf5_verdict::format_error), "what happened", format_error);
+    CHECK_THROWS_WITH_AS(thrown(hdf5_verdict::unsupported), "what happened", pinflow::unsupported);
+    CHECK_THROWS_WITH_AS(thrown(hdf5_verdict::invalid_argument), "what happened", pinflow::invalid_argument);
+    CHECK_THROWS_WITH_AS(thrown(hdf5_verdict::data_changed), "what happened", pinflow::data_changed);
+    try {
+        thrown(hdf5_verdict::system_failure, EWOULDBLOCK);
+        FAIL("nothing was thrown");
+    } catch (const pinflow::system_failure& failure) {
+        CHECK(failure.what() == std::string("what happened"));
+        CHECK(failure.code() == std::errc::operation_would_block);
+    }
+    CHECK(
+        sentence_of<format_error>([&] { thrown(hdf5_verdict::out_of_memory); }) ==
+        fmt::format("cannot open '{}': libhdf5 ran out of memory on it: the file is damaged, or there is too "
+                    "much in it",
+                    file.path));
+}
+
+TEST_CASE("hdf5 child: no answer is trusted") {
+    const some_file file;
+    const std::string answers = file.folder / "answers";
+    const auto described = [&](std::span<const std::byte> content) {
+        write_file(answers, recorded_answer(hdf5_verdict::answered, content));
+        hdf5_in_child access(answering(answers));
+        return access.describe(input_file(file.path), "d");
+    };
+    const std::string nonsense = fmt::format(
+        "cannot open '{}': libhdf5 went wrong on it (what it says makes no sense): the file is damaged",
+        file.path);
+    hdf5_description description;
+    description.name = "d";
+    description.shape = {10};
+    description.storage = hdf5_storage::contiguous;
+    description.offset_bytes = 990;
+    CHECK((described(serialize(description)) == description));
+    description.offset_bytes = 991;  // the file has 1000 bytes
+    CHECK(sentence_of<format_error>([&] { described(serialize(description)); }) == nonsense);
+    CHECK(sentence_of<format_error>([&] { described(bytes_of("garbage")); }) == nonsense);
+    CHECK(sentence_of<format_error>([&] { described({}); }) == nonsense);
+    CHECK(sentence_of_list(answering(answers)) ==
+          "libhdf5 went wrong on it (what it says makes no sense): the file is damaged");
+    CHECK(!has_children());
+}
+
+TEST_CASE("hdf5 child: is asked again and again, and started anew when it was lost or a file was damaged") {
+    const some_file file;
+    const std::string answers = file.folder / "answers";
+    const std::string starts = file.folder / "starts";
+    const std::vector<array_listing> none;
+    const std::string good = recorded_answer(hdf5_verdict::answered, pinflow::detail::serialize(none));
+    const std::string absent = recorded_answer(hdf5_verdict::invalid_argument, bytes_of("absent"));
+    const std::string damaged = recorded_answer(hdf5_verdict::format_error, bytes_of("damaged"));
+    write_file(answers, good + absent + good + damaged + good);
+    hdf5_in_child access(shell("echo >>\"$2\"; cat \"$1\" >&3; exec cat <&3 >/dev/null", {answers, starts}));
+    const input_file opened(file.path);
+    CHECK(access.list(opened).empty());
+    CHECK_THROWS_AS(access.list(opened), pinflow::invalid_argument);
+    CHECK(access.list(opened).empty());
+    CHECK(read_file(starts).size() == 1);
+    CHECK_THROWS_AS(access.list(opened), format_error);
+    CHECK(access.list(opened).empty());
+    CHECK(read_file(starts).size() == 2);
+
+    hdf5_in_child mortal(crashing_after(request_of(hdf5_question::list, file.path), answers, starts));
+    write_file(answers, good);
+    CHECK(mortal.list(opened).empty());
+    CHECK_THROWS_AS(mortal.list(opened), format_error);
+    CHECK(mortal.list(opened).empty());
+    CHECK(read_file(starts).size() == 4);
+}
+
+TEST_CASE("hdf5 child: signals that arrive meanwhile change nothing") {
+    const some_file file;
+    const std::string answers = file.folder / "answers";
+    const std::vector<array_listing> none;
+    write_file(answers, recorded_answer(hdf5_verdict::answered, pinflow::detail::serialize(none)));
+    static volatile std::sig_atomic_t alarms = 0;
+    struct ::sigaction action{};
+    struct ::sigaction before{};
+    action.sa_handler = [](int) { alarms = alarms + 1; };  // without SA_RESTART
+    ::sigaction(SIGALRM, &action, &before);
+    const ::itimerval often{{0, 1000}, {0, 1000}};
+    const ::itimerval never{};
+    ::setitimer(ITIMER_REAL, &often, nullptr);
+    // it answers once it has read the whole request, a byte at a time
+    hdf5_in_child access(
+        shell("dd bs=1 count=200 <&3 >/dev/null 2>&1; cat \"$1\" >&3; exec cat <&3 >/dev/null", {answers}));
+    const auto listed =
+        sentence_of<pinflow::error>([&] { access.describe(input_file(file.path), std::string(300, 'n')); });
+    ::setitimer(ITIMER_REAL, &never, nullptr);
+    ::sigaction(SIGALRM, &before, nullptr);
+    CHECK(contains(listed, "makes no sense"));  // listings are no description
+    CHECK(alarms > 0);
+}
+
+// ---- rows -------------------------------------------------------------------------------------------------
+
+TEST_CASE("hdf5 child: rows come in pieces, and have to be as many as were asked for") {
+    const some_file file;
+    const std::string answers = file.folder / "answers";
+    hdf5_description description = library_dataset();
+    const std::uint64_t row_bytes = most_hdf5_rows_bytes / 2 - 4;  // two to an answer
+    description.shape = {5, row_bytes / 4};
+    const std::string rows = [&] {
+        std::string text;
+        for (std::uint64_t row = 0; row < 5; ++row)
+            text += std::string(row_bytes, static_cast<char>('a' + row));
+        return text;
+    }();
+    const auto piece = [&](std::uint64_t first, std::uint64_t count) {
+        return recorded_answer(hdf5_verdict::answered,
+                               bytes_of(rows).subspan(first * row_bytes, count * row_bytes));
+    };
+    const std::string opened = recorded_answer(hdf5_verdict::answered, {});
+    const auto read = [&](const std::string& given) {
+        write_file(answers, given);
+        hdf5_in_child access(answering(answers));
+        const auto reader = access.reader(std::make_shared<const input_file>(file.path), description);
+        std::string destination(rows.size(), '?');
+        reader(0, 5, std::as_writable_bytes(std::span(destination)));
+        return destination;
+    };
+    CHECK(read(opened + piece(0, 2) + piece(2, 2) + piece(4, 1)) == rows);
+    const std::string nonsense = fmt::format(
+        "cannot read the dataset 'group/d' of '{}': libhdf5 went wrong on it (what it says makes no sense): "
+        "the "
+        "file is damaged",
+        file.path);
+    CHECK(sentence_of<format_error>([&] { read(opened + piece(0, 1)); }) == nonsense);
+    CHECK(sentence_of<format_error>([&] { read(opened + piece(0, 3)); }) == nonsense);
+}
+
+TEST_CASE("hdf5 child: a reader that is lost stays lost, and an error of its own does not lose it") {
+    const some_file file;
+    const std::string answers = file.folder / "answers";
+    const std::string opened = recorded_answer(hdf5_verdict::answered, {});
+    const std::string row = recorded_answer(hdf5_verdict::answered, bytes_of("12345678"));
+    const std::string failed = recorded_answer(hdf5_verdict::format_error, bytes_of("cannot read it"));
+    const hdf5_description description = library_dataset();
+    std::string destination(8, '?');
+
+    write_file(answers, opened);
+    const std::string about(serialize(description).size(), ' ');
+    hdf5_in_child mortal(
+        crashing_after(request_of(hdf5_question::open, file.path, about), answers, file.folder / "starts"));
+    const auto reader = mortal.reader(std::make_shared<const input_file>(file.path), description);
+    const std::string crashed = fmt::format(
+        "cannot read the dataset 'group/d' of '{}': libhdf5 crashed on it (signal 11, Segmentation fault): "
+        "the "
+        "file is damaged",
+        file.path);
+    for (int time = 0; time < 3; ++time) {
+        CHECK(sentence_of<format_error>(
+                  [&] { reader(7, 1, std::as_writable_bytes(std::span(destination))); }) == crashed);
+    }
+    CHECK(read_file(file.folder / "starts").size() == 1);
+    CHECK(!has_children());
+
+    write_file(answers, opened + row + failed + row);
+    hdf5_in_child alive(answering(answers));
+    const auto other = alive.reader(std::make_shared<const input_file>(file.path), description);
+    const auto read_other = [&] { other(7, 1, std::as_writable_bytes(std::span(destination))); };
+    read_other();
+    CHECK(destination == "12345678");
+    CHECK(sentence_of<format_error>(read_other) == "cannot read it");
+    read_other();
+    CHECK_THROWS_AS(other(0, 3, std::as_writable_bytes(std::span(destination))), pinflow::invalid_argument);
+    CHECK_THROWS_AS(other(0, 0, std::as_writable_bytes(std::span(destination))), pinflow::invalid_argument);
+}
+
+TEST_CASE("hdf5 child: any threads may ask") {
+    const some_file file;
+    const std::string answers = file.folder / "answers";
+    const std::vector<array_listing> none;
+    std::string many;
+    for (int answer = 0; answer < 400; ++answer)
+        many += recorded_answer(hdf5_verdict::answered, pinflow::detail::serialize(none));
+    write_file(answers, many);
+    hdf5_in_child access(answering(answers));
+    std::atomic<int> listed = 0;
+    {
+        std::vector<std::jthread> threads;
+        for (int thread = 0; thread < 4; ++thread) {
+            threads.emplace_back([&] {
+                const input_file opened(file.path);
+                for (int time = 0; time < 100; ++time) {
+                    access.list(opened);
+                    ++listed;
+                }
+            });
+        }
+    }
+    CHECK(listed == 400);
+}

@@ -1,0 +1,419 @@
+"""h5py's side of hdf5_library_test.cpp.
+
+hdf5_metadata_files.py check          exits with 77 when there is no h5py
+hdf5_metadata_files.py write FOLDER   writes files of every layout, index, filter and type that h5py can make
+
+datasets.txt has a line for each dataset that opens: file, name, type, lengths, storage, lengths of a chunk, filters,
+fill value (hexadecimal, empty for zeros), number; NUMBER.raw are its elements as they are stored, in C order.
+refused.txt has one for each that does not: file, name, a part of the sentence. listed.txt: file, all names in their
+order.
+"""
+
+import ctypes
+import itertools
+import os
+import pathlib
+import random
+import sys
+
+try:
+    import h5py
+    import numpy as np
+    from h5py import h5d, h5g, h5p, h5s, h5t, h5z
+except ImportError:
+    sys.exit(77)
+
+DEFLATE, SHUFFLE, FLETCHER32, SZIP, SCALEOFFSET, LZF = 1, 2, 3, 4, 6, 32000
+UNKNOWN_FILTER = 511
+NUMBERS = ["i1", "u1", "<i2", ">i2", "<u2", ">u2", "<i4", ">i4", "<u4", ">u4", "<i8", ">i8", "<u8", ">u8", "<f2", ">f2",
+           "<f4", ">f4", "<f8", ">f8", "<f16", "<c8", ">c8", "<c16", ">c16", "<c32", "?", "S1", "S10", "V7"]
+
+
+class Writer:
+    def __init__(self, folder):
+        self.folder = folder
+        self.datasets, self.refused, self.listed = [], [], []
+        # what h5py does not offer
+        self.library = ctypes.CDLL("libhdf5_serial.so.103") if h5py.version.hdf5_version.startswith("1.10.") else None
+
+    def expect(self, file, name, dtype, data, storage, chunks=(), filters=(), fill=b""):
+        """`data` are the elements as they are stored: an array, or their bytes and the shape."""
+        content, shape = data if isinstance(data, tuple) else (data.tobytes("C"), data.shape)
+        if not any(fill):
+            fill = b""
+        number = len(self.datasets)
+        self.datasets.append([pathlib.Path(file.filename).name, name, dtype, ",".join(map(str, shape)), storage,
+                              ",".join(map(str, chunks)), ",".join(map(str, filters)), fill.hex(), str(number)])
+        (self.folder / f"{number}.raw").write_bytes(content)
+
+    def refuse(self, file, name, sentence):
+        self.refused.append([pathlib.Path(file.filename).name, name, sentence])
+
+    def list(self, file, *names):
+        self.listed.append([pathlib.Path(file.filename).name, *names])
+
+    def write(self):
+        for name in ("datasets", "refused", "listed"):
+            lines = ["\t".join(line) + "\n" for line in getattr(self, name)]
+            (self.folder / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def spelled(dtype):
+    dtype = np.dtype(dtype)
+    return repr(dtype.descr) if dtype.names else dtype.str
+
+
+def sample(dtype, shape):
+    """Numbers that compress a little."""
+    dtype = np.dtype(dtype)
+    count = int(np.prod(shape, dtype=np.int64))
+    content = bytes(random.choice(b"\0\0\0\1\2\3") for _ in range(count * dtype.itemsize))
+    if dtype.kind == "b" or dtype.names:  # which may have truth values
+        content = bytes(byte & 1 for byte in content)
+    if dtype.kind == "S":
+        content = bytes(byte + 65 for byte in content)
+    if dtype == np.dtype("<f16") or dtype == np.dtype("<c32"):  # whose padding nobody keeps
+        return np.arange(count).astype(dtype).reshape(shape)
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def properties(layout="contiguous", chunks=None, filters=(), fill=None, early=False, never=False, itemsize=4):
+    dcpl = h5p.create(h5p.DATASET_CREATE)
+    dcpl.set_layout({"contiguous": h5d.CONTIGUOUS, "compact": h5d.COMPACT, "chunked": h5d.CHUNKED}[layout])
+    if chunks:
+        dcpl.set_chunk(chunks)
+    for number in filters:
+        if number == DEFLATE:
+            dcpl.set_deflate(6)
+        elif number == SHUFFLE:
+            dcpl.set_shuffle()
+        elif number == FLETCHER32:
+            dcpl.set_fletcher32()
+        elif number == SZIP:
+            dcpl.set_szip(h5z.SZIP_NN_OPTION_MASK, 8)
+        elif number == SCALEOFFSET:
+            dcpl.set_scaleoffset(h5z.SO_INT, 0)
+        else:
+            dcpl.set_filter(number, h5z.FLAG_OPTIONAL)
+    if fill is not None:
+        dcpl.set_fill_value(fill)
+    if early:
+        dcpl.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    if never:
+        dcpl.set_fill_time(h5d.FILL_TIME_NEVER)
+    return dcpl
+
+
+def create(file, name, file_type, shape, dcpl, maxshape=None):
+    space = h5s.create_simple(shape, tuple(h5s.UNLIMITED if length is None else length for length in maxshape or shape))
+    return h5d.create(file.id, name.encode(), file_type, space, dcpl)
+
+
+def layouts(writer):
+    """Every kind of index that libhdf5 has for chunks, before and behind user blocks, all written, partly, never."""
+    shape, chunks = (7, 10), (3, 4)
+    kinds = {"contiguous": ("contiguous", None, None, False), "compact": ("compact", None, None, False),
+             "fixed": ("chunked", chunks, None, False), "one_axis": ("chunked", chunks, (None, 10), False),
+             "two_axes": ("chunked", chunks, (None, None), False), "single": ("chunked", shape, None, False),
+             "implicit": ("chunked", chunks, None, True)}
+    pipelines = [(), (DEFLATE,), (SHUFFLE, DEFLATE), (LZF,), (SHUFFLE, LZF, FLETCHER32), (FLETCHER32,),
+                 (SHUFFLE, DEFLATE, FLETCHER32), (FLETCHER32, SHUFFLE, DEFLATE)]
+    for libver, user_block in itertools.product(("earliest", "latest"), (0, 512, 4096)):
+        with h5py.File(writer.folder / f"layouts_{libver}_{user_block}.h5", "w", libver=libver,
+                       userblock_size=user_block) as file:
+            file["before"] = np.uint8(0)  # an odd offset for what follows
+            for (kind, (layout, chunk, maxshape, early)), filters, written in itertools.product(
+                    kinds.items(), pipelines, ("all", "part", "never")):
+                if filters and (layout != "chunked" or early):
+                    continue
+                fill = np.array(-5, ">i4") if written != "all" else None
+                name = "_".join([kind, *map(str, filters), written])
+                dcpl = properties(layout, chunk, filters, fill, early)
+                dataset = h5py.Dataset(create(file, name, h5t.STD_I32BE, shape, dcpl, maxshape))
+                data = np.full(shape, -5 if fill is not None else 0, ">i4")
+                if written == "all":
+                    data[...] = sample(">i4", shape)
+                    dataset[...] = data
+                if written == "part":
+                    data[2:5, 5:7] = dataset[2:5, 5:7] = sample(">i4", (3, 2))
+                if layout == "compact":
+                    storage = "inline"
+                else:
+                    storage = "absent" if written == "never" and not early else layout
+                is_chunked = storage == "chunked"
+                writer.expect(file, name, ">i4", data, storage, chunk if is_chunked else (),
+                              filters if is_chunked else (), fill.tobytes() if fill is not None else b"")
+
+
+def storage_of_library(writer):
+    with h5py.File(writer.folder / "library.h5", "w") as file:
+        data = np.arange(70, dtype="<i4").reshape(7, 10) - 7
+        for name, filters in {"scaleoffset": (SCALEOFFSET,), "szip": (SZIP,), "both": (SHUFFLE, SCALEOFFSET)}.items():
+            if SZIP in filters and not (h5z.filter_avail(SZIP) and
+                                        h5z.get_filter_info(SZIP) & h5z.FILTER_CONFIG_ENCODE_ENABLED):
+                continue
+            dataset = h5py.Dataset(create(file, name, h5t.STD_I32LE, data.shape,
+                                          properties("chunked", (3, 4), filters)))
+            dataset[...] = data
+            writer.expect(file, name, "<i4", data, "library", (3, 4), filters)
+        # an array type whose fill value is not one number
+        pair = h5t.array_create(h5t.STD_I16LE, (2,))
+        dcpl = properties("chunked", (2,))
+        fill = np.array([1, 2], "<i2")
+        if writer.library:
+            writer.library.H5Pset_fill_value(ctypes.c_int64(dcpl.id), ctypes.c_int64(pair.id),
+                                             fill.ctypes.data_as(ctypes.c_void_p))
+            create(file, "pairs", pair, (3,), dcpl)
+            writer.expect(file, "pairs", "<i2", np.tile(fill, (3, 1)), "library", (2, 2))
+        dcpl = properties("chunked", (2,), (UNKNOWN_FILTER,))
+        h5py.Dataset(create(file, "unknown", h5t.STD_I32LE, (4,), dcpl))[...] = 1
+        writer.refuse(file, "unknown", "the filter 511")
+
+
+def chunks(writer):
+    with h5py.File(writer.folder / "chunks.h5", "w", libver="latest", userblock_size=512) as file:
+        # filters skipped for some chunks, which HDF5 allows for each of them
+        dcpl = properties("chunked", (3,), (SHUFFLE, DEFLATE))
+        dataset = h5py.Dataset(create(file, "masked", h5t.STD_U16LE, (6,), dcpl))
+        data = np.arange(6, dtype="<u2") * 257 + 1
+        dataset[:3] = data[:3]
+        dataset.id.write_direct_chunk((3,), data[3:].tobytes(), 3)
+        writer.expect(file, "masked", "<u2", data, "chunked", (3,), (SHUFFLE, DEFLATE))
+        # an option of the library, which the chunks' own masks do not show
+        dcpl = properties("chunked", (4, 4), (SHUFFLE, DEFLATE))
+        if writer.library:
+            assert writer.library.H5Pset_chunk_opts(ctypes.c_int64(dcpl.id), 2) >= 0
+        data = sample("<i8", (6, 9))
+        h5py.Dataset(create(file, "edges", h5t.STD_I64LE, data.shape, dcpl))[...] = data
+        writer.expect(file, "edges", "<i8", data, "chunked", (4, 4), (SHUFFLE, DEFLATE))
+        h5py.Dataset(create(file, "edges_growing", h5t.STD_I64LE, data.shape, dcpl, (None, None)))[...] = data
+        writer.expect(file, "edges_growing", "<i8", data, "chunked", (4, 4), (SHUFFLE, DEFLATE))
+        # larger than the dataset
+        data = sample("<i2", (3, 5))
+        h5py.Dataset(create(file, "large", h5t.STD_I16LE, (3, 5), properties("chunked", (8, 8), (DEFLATE,)),
+                            (None, None)))[...] = data
+        writer.expect(file, "large", "<i2", data, "chunked", (8, 8), (DEFLATE,))
+        # never to be filled: zeros, whatever the fill value
+        fill = np.array(7, "<i2")
+        create(file, "never_filled", h5t.STD_I16LE, (6,), properties("chunked", (3,), (), fill, never=True))
+        writer.expect(file, "never_filled", "<i2", np.zeros(6, "<i2"), "absent")
+        # shrunk and grown again
+        dcpl = properties("chunked", (2,), (), fill)
+        dataset = h5py.Dataset(create(file, "shrunk", h5t.STD_I16LE, (9,), dcpl, (None,)))
+        dataset[...] = 3
+        dataset.resize((3,))
+        dataset.resize((8,))
+        data = np.array([3, 3, 3, 7, 7, 7, 7, 7], "<i2")
+        writer.expect(file, "shrunk", "<i2", data, "chunked", (2,), (), fill.tobytes())
+        create(file, "empty", h5t.STD_I16LE, (0, 4), properties("chunked", (2, 4)), (None, 4))
+        writer.expect(file, "empty", "<i2", np.zeros((0, 4), "<i2"), "absent")
+        # many
+        data = np.arange(5000, dtype="<i4").reshape(50, 100)
+        dcpl = properties("chunked", (1, 2))
+        h5py.Dataset(create(file, "many", h5t.STD_I32LE, data.shape, dcpl, (None, 100)))[...] = data
+        writer.expect(file, "many", "<i4", data, "chunked", (1, 2))
+
+
+def types(writer):
+    with h5py.File(writer.folder / "types.h5", "w") as file:
+        for number, dtype in enumerate(NUMBERS):
+            for shape in ((), (5,), (2, 0), (2, 3)):
+                data = sample(dtype, shape)
+                name = f"{number}/of {'x'.join(map(str, shape))}"
+                file.create_dataset(name, data=data)
+                # numpy's spelling of lengths of bytes that are not there
+                writer.expect(file, name, spelled(data.dtype), data, "contiguous" if data.size else "absent")
+        structures = {
+            "plain": np.dtype([("a", "<f4"), ("b", ">i2", (3,))]),
+            "nested": np.dtype({"names": ["x", "y"], "formats": ["<u1", [("re", ">f8"), ("ok", "?")]],
+                                "offsets": [3, 8], "itemsize": 30}),
+            "unordered": np.dtype({"names": ["x", "y"], "formats": ["<u2", "<u4"], "offsets": [4, 0], "itemsize": 6}),
+            "complex": np.dtype([("z", "<c8", (2, 2)), ("S", "S3")]),
+            "not_complex": np.dtype([("r", "<f4"), ("i", ">f4")]),
+        }
+        for name, dtype in structures.items():
+            data = np.zeros(4, dtype)  # also between the fields
+            content = sample(dtype, (4,))
+            for field in dtype.names:
+                data[field] = content[field]
+            h5py.Dataset(create(file, name, h5t.py_create(dtype, logical=True), (4,), properties()))[...] = data
+            if name == "unordered":
+                dtype = np.dtype({"names": ["y", "x"], "formats": ["<u4", "<u2"], "offsets": [0, 4], "itemsize": 6})
+            writer.expect(file, name, spelled(dtype), data, "contiguous")
+        for name, dtype, plain in (("enum", h5py.enum_dtype({"a": 1, "b": 300}, ">u2"), ">u2"),
+                                   ("like_bool", h5py.enum_dtype({"FALSE": 0, "TRUE": 2}, "i1"), "|i1"),
+                                   ("time", h5py.opaque_dtype("<M8[25us]"), "<M8[25us]"),
+                                   ("span", h5py.opaque_dtype("<m8[ns]"), "<m8[ns]")):
+            data = np.array([1, 2], plain)
+            file.create_dataset(name, data=data.view(dtype) if name in ("time", "span") else data, dtype=dtype)
+            writer.expect(file, name, plain, data, "contiguous")
+        raw_types(writer, file)
+        refused_types(writer, file)
+
+
+def floating(size, exponent, mantissa, bias, order=h5t.ORDER_LE):
+    result = h5t.IEEE_F64LE.copy()
+    result.set_fields(exponent + mantissa, mantissa, exponent, 0, mantissa)
+    result.set_ebias(bias)
+    result.set_precision(8 * size)
+    result.set_size(size)
+    result.set_order(order)
+    return result
+
+
+def write_raw(file, name, file_type, content, shape):
+    dataset = create(file, name, file_type, shape, properties())
+    dataset.write(h5s.ALL, h5s.ALL, np.frombuffer(content, np.uint8), file_type)
+
+
+def raw_types(writer, file):
+    """Types that numpy does not have, and others spelled in HDF5's own ways."""
+    content = bytes(range(1, 25))
+    padded = h5t.C_S1.copy()
+    padded.set_size(4)
+    padded.set_strpad(h5t.STR_SPACEPAD)
+    halves = h5t.create(h5t.COMPOUND, 4)
+    halves.insert(b"r", 0, h5t.IEEE_F16LE)
+    halves.insert(b"i", 2, h5t.IEEE_F16LE)
+    for name, file_type, dtype, shape in (
+            ("halves", halves, "[('r', '<f2'), ('i', '<f2')]", (6,)),
+            ("bfloat16", floating(2, 8, 7, 127), "bfloat16", (12,)),
+            ("bfloat16_big", floating(2, 8, 7, 127, h5t.ORDER_BE), ">bfloat16", (12,)),
+            ("float8_e5m2", floating(1, 5, 2, 15), "float8_e5m2", (24,)),
+            ("float8_e4m3", floating(1, 4, 3, 7), "|V1", (24,)),
+            ("bits8", h5t.STD_B8LE, "|u1", (24,)),
+            ("bits32", h5t.STD_B32BE, ">u4", (6,)),
+            ("padded", padded, "|S4", (6,))):
+        write_raw(file, name, file_type, content, shape)
+        writer.expect(file, name, dtype, (content, shape), "contiguous")
+    matrix = h5t.array_create(h5t.array_create(h5t.STD_I16BE, (3,)), (2,))
+    for name, storage, dcpl in (("matrices", "contiguous", properties()),
+                                ("chunked_matrices", "chunked", properties("chunked", (2,), (DEFLATE,))),
+                                ("compact_matrices", "inline", properties("compact"))):
+        dataset = create(file, name, matrix, (2,), dcpl)
+        dataset.write(h5s.ALL, h5s.ALL, np.frombuffer(content, np.uint8), matrix)
+        chunks_and_filters = ((2, 2, 3), (DEFLATE,)) if storage == "chunked" else ()
+        writer.expect(file, name, ">i2", (content, (2, 2, 3)), storage, *chunks_and_filters)
+    scalar = h5d.create(file.id, b"one_matrix", matrix, h5s.create(h5s.SCALAR))
+    scalar.write(h5s.ALL, h5s.ALL, np.frombuffer(content[:12], np.uint8), matrix)
+    writer.expect(file, "one_matrix", ">i2", (content[:12], (2, 3)), "contiguous")
+    sevens = h5t.array_create(h5t.STD_I16LE, (2,))
+    dcpl = properties()
+    if writer.library:
+        fill = np.array([7, 7], "<i2")
+        writer.library.H5Pset_fill_value(ctypes.c_int64(dcpl.id), ctypes.c_int64(sevens.id),
+                                         fill.ctypes.data_as(ctypes.c_void_p))
+        create(file, "sevens", sevens, (3,), dcpl)
+        writer.expect(file, "sevens", "<i2", np.full((3, 2), 7, "<i2"), "absent", fill=fill[:1].tobytes())
+
+
+def refused_types(writer, file):
+    odd = h5t.STD_I16LE.copy()
+    odd.set_precision(12)
+    shifted = h5t.STD_I32LE.copy()
+    shifted.set_precision(16)
+    shifted.set_offset(8)
+    wide = h5t.STD_I32LE.copy()
+    wide.set_precision(24)
+    wide.set_size(3)
+    vlen_string = h5t.C_S1.copy()
+    vlen_string.set_size(h5t.VARIABLE)
+    structure = h5t.create(h5t.COMPOUND, 24)
+    inner = h5t.create(h5t.COMPOUND, 16)
+    inner.insert(b"deep", 0, vlen_string)
+    structure.insert(b"number", 0, h5t.STD_I32LE)
+    structure.insert(b"inner", 8, inner)
+    for name, file_type, sentence in (
+            ("bits12", odd, "integers of 12 bits in 2 bytes"),
+            ("shifted", shifted, "begin within a byte"),
+            ("bytes3", wide, "integers of 3 bytes"),
+            ("float_odd", floating(4, 7, 24, 63), "laid out in a way of their own"),
+            ("float_bias", floating(2, 5, 10, 16), "laid out in a way of their own"),
+            ("vax", h5t.VAX_F32 if hasattr(h5t, "VAX_F32") else None, "byte order"),
+            ("clock", h5t.UNIX_D32LE, "times of HDF5's own kind"),
+            ("strings", vlen_string, "strings of variable length"),
+            ("sequences", h5t.vlen_create(h5t.STD_I32LE), "sequences of variable length"),
+            ("references", h5t.STD_REF_OBJ, "references"),
+            ("regions", h5t.STD_REF_DSETREG, "references"),
+            ("array_of_strings", h5t.array_create(vlen_string, (2,)), "strings of variable length"),
+            ("within", structure, "strings of variable length, whose characters lie elsewhere in the file in the field "
+                                  "'deep' in the field 'inner'")):
+        if file_type is not None:
+            create(file, name, file_type, (3,), properties())
+            writer.refuse(file, name, sentence)
+    file["null"] = h5py.Empty("f4")
+    writer.refuse(file, "null", "null dataspace")
+
+
+def links(writer):
+    with h5py.File(writer.folder / "other.h5", "w") as other:
+        other["inside/data"] = np.arange(3)
+    with h5py.File(writer.folder / "links.h5", "w") as file:
+        data = np.arange(4, dtype="<i4")
+        file["b/data"] = data
+        file["b/again"] = file["b/data"]
+        file["a-b"] = np.int8(1)
+        file["a/b"] = np.int8(1)
+        file["b/up"] = file["/"]  # a cycle
+        file["b/c/round"] = file["b"]
+        file["soft"] = h5py.SoftLink("/b/data")
+        file["soft_group"] = h5py.SoftLink("b")
+        file["dangling"] = h5py.SoftLink("/b/nothing")
+        file["endless"] = h5py.SoftLink("/endless")
+        file["outside"] = h5py.ExternalLink("other.h5", "/inside/data")
+        file["outside_group"] = h5py.ExternalLink("other.h5", "/inside")
+        file["outside_fifo"] = h5py.ExternalLink("fifo", "/x")
+        file["soft_outside"] = h5py.SoftLink("/outside_group/data")
+        file["type"] = np.dtype("f8")
+        file["caf\u00e9 \u2603"] = data
+        layout = h5py.VirtualLayout((3,), "i8")
+        layout[:] = h5py.VirtualSource(writer.folder / "other.h5", "inside/data", (3,))
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("external", (3,), "i4", external=[(str(writer.folder / "raw.bin"), 0, 12)])
+        for name in ("b/data", "b/again", "soft", "soft_group/data", "soft_group/up/b/c/round/again",
+                     "b/up/b/up/b/data", "caf\u00e9 \u2603"):
+            writer.expect(file, name, "<i4", data, "contiguous")
+        for name, sentence in (
+                ("dangling", "leads nowhere"), ("endless", "'endless'"), ("outside", "another file, 'other.h5'"),
+                ("outside_group/data", "another file, 'other.h5'"), ("outside_fifo", "another file, 'fifo'"),
+                ("soft_outside", "another file"), ("virtual", "is virtual"), ("external", "other files"),
+                ("type", "neither a group nor a dataset"), ("b", "is a group"),
+                ("b/data/more", "is a dataset, not a group"),
+                ("nothing", "nothing called 'nothing'"), ("b/nothing/more", "nothing called 'b/nothing'"),
+                (".", "nothing called '.'"), ("", "not the name"), ("/", "not the name")):
+            writer.refuse(file, name, sentence)
+        writer.list(file, "a/b", "a-b", "b/again", "caf\u00e9 \u2603", "dangling", "endless", "external", "outside",
+                    "outside_fifo", "outside_group", "soft_outside", "virtual")
+    os.mkfifo(writer.folder / "fifo")
+    with h5py.File(writer.folder / "deep.h5", "w") as file:
+        group = file
+        for _ in range(300):
+            group = group.create_group("g")
+        group["data"] = 1
+        writer.expect(file, "/".join(["g"] * 300 + ["data"]), "<i8", np.array(1), "contiguous")
+        writer.list(file, "/".join(["g"] * 257))
+
+
+def empty_file(writer):
+    with h5py.File(writer.folder / "empty.h5", "w") as file:
+        writer.list(file)
+    # as a program leaves it that is killed while it writes
+    child = os.fork()
+    if child == 0:
+        file = h5py.File(writer.folder / "unclosed.h5", "w", libver="latest")
+        file["data"] = np.arange(3)
+        file.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def write(folder):
+    random.seed(20)
+    writer = Writer(folder)
+    for part in (layouts, storage_of_library, chunks, types, links, empty_file):
+        part(writer)
+    writer.write()
+
+
+if __name__ == "__main__" and sys.argv[1] != "check":
+    write(pathlib.Path(sys.argv[2]))
