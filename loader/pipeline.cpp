@@ -23,6 +23,7 @@ using clock = std::chrono::steady_clock;
 constexpr std::uint64_t array_alignment_bytes = 256;  // what CUDA's own allocations have
 constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
 constexpr std::uint64_t gather_piece_bytes = std::uint64_t{1} << 20;  // enough to be worth a task
+constexpr std::size_t rows_of_sample_task = 8192;
 constexpr unsigned most_slots = 8;
 
 std::vector<std::shared_ptr<const row_source>> checked(
@@ -136,14 +137,38 @@ void loader::pipeline::register_pages() {
     std::vector<pin_range> ranges;
     for (std::size_t index = 0; index < sources_.size(); ++index) {
         // small pieces are gathered by the CPU, where there is a host side to gather them in
-        from_pages_[index] = !route_.host_side || detail::worth_copying(*sources_[index], options_);
-        if (from_pages_[index]) std::ranges::move(pin_ranges(sources_[index]), std::back_inserter(ranges));
+        from_pages_[index] = detail::worth_copying(*sources_[index], options_) ||
+                             (!route_.host_side && !route_.device_gathers);
+        if (from_pages_[index] || route_.device_gathers)
+            std::ranges::move(pin_ranges(sources_[index]), std::back_inserter(ranges));
     }
     pin_options how;
     how.budget_bytes = options_.pin_budget_bytes;
     how.alongside_reader = route_.host_side;
     pages_.emplace(std::move(ranges), options_.device, how);
-    if (!route_.host_side) pages_->require();
+    if (!route_.host_side) {
+        pages_->require();
+        begin_device_gathers();
+    }
+}
+
+void loader::pipeline::begin_device_gathers() {
+    if (!route_.device_gathers || !exchanges_.empty()) return;
+    exchanges_.resize(sources_.size());
+    for (std::size_t index = 0; index < sources_.size(); ++index) {
+        if (from_pages_[index] || sources_[index]->row_size_bytes() == 0) continue;
+        exchanges_[index].emplace(row_table(sources_[index]), options_.device,
+                                  row_exchange_options{.route = row_route::direct});
+    }
+}
+
+/// Groups of half of the slots are filled while the consumer uses the other half.
+std::size_t loader::pipeline::slots_together() const noexcept {
+    return exchanges_.empty() ? 1 : std::max<std::size_t>(pool_->slot_count() / 2, 1);
+}
+
+bool loader::pipeline::gathered_by_device(std::size_t index) const noexcept {
+    return !exchanges_.empty() && exchanges_[index].has_value();
 }
 
 std::unique_ptr<detail::slot_lease> loader::pipeline::next() {
@@ -157,9 +182,14 @@ std::unique_ptr<detail::slot_lease> loader::pipeline::next() {
 
 void loader::pipeline::drive() {
     try {
-        while (next_batch_ < batch_total_ && !pool_->failed() && pool_->wait_for_free()) {
+        while (next_batch_ < batch_total_ && !pool_->failed() && pool_->wait_for_free(slots_together())) {
             const bool registering = pages_ && !pages_->finished();
-            (registering ? half_arena_ : arena_).execute([&] { fill_free_slots(registering); });
+            if (pages_ && !registering && pages_->wait()) begin_device_gathers();
+            if (exchanges_.empty()) {
+                (registering ? half_arena_ : arena_).execute([&] { fill_free_slots(registering); });
+            } else {
+                arena_.execute([&] { fill_together(); });
+            }
         }
         pool_->finish();
     } catch (...) {
@@ -200,6 +230,30 @@ void loader::pipeline::fill_free_slots(bool while_registering) {
                                tbb::make_filter<slot*, void>(tbb::filter_mode::serial_in_order, deliver));
 }
 
+void loader::pipeline::fill_together() {
+    using detail::stage;
+    std::vector<detail::slot*> taken;
+    std::vector<detail::slot*> sampled;
+    while (taken.size() < slots_together() && next_batch_ < batch_total_ && !pool_->failed()) {
+        detail::slot* const slot = pool_->take_free();
+        if (slot == nullptr) break;
+        taken.push_back(slot);
+        run_stage(stage::sample, *slot, [&] { sample(*slot); });
+        run_stage(stage::gather, *slot, [&] { gather(*slot); });
+        if (!slot->error) sampled.push_back(slot);
+    }
+    bool gathered = false;
+    for (detail::slot* const slot : taken) {
+        run_stage(stage::copy, *slot, [&] {
+            // what is wrong with the gathers of all is met by the first, and ends the loader
+            if (!std::exchange(gathered, true)) gather_on_device(sampled);
+            copy(*slot);
+        });
+        run_stage(stage::deliver, *slot, [&] { check_sources(); });
+        pool_->deliver(*slot);
+    }
+}
+
 template <typename Work>
 void loader::pipeline::run_stage(detail::stage where, detail::slot& slot, Work work) noexcept {
     if (slot.error) return;
@@ -224,7 +278,14 @@ void loader::pipeline::sample(detail::slot& slot) {
         throw invalid_argument(
             fmt::format("a batch of {} rows is too large for this machine's memory", rows));
     }
-    sampler_.rows_at(slot.epoch, first, slot.row_ids);
+    // isolated, so that a thread that waits here begins nothing else meanwhile
+    tbb::this_task_arena::isolate([&] {
+        tbb::parallel_for(tbb::blocked_range<std::size_t>(0, rows, rows_of_sample_task),
+                          [&](const auto& part) {
+                              sampler_.rows_at(slot.epoch, first + part.begin(),
+                                               std::span(slot.row_ids).subspan(part.begin(), part.size()));
+                          });
+    });
 }
 
 void loader::pipeline::gather(detail::slot& slot) {
@@ -246,6 +307,7 @@ void loader::pipeline::gather(detail::slot& slot) {
         }
         const std::uint64_t offset = array_offsets_[index];
         slot.arrays.emplace_back(slot.device_side.data() + offset, source.dtype(), std::move(shape));
+        if (gathered_by_device(index)) continue;
         std::vector<row_run> missing{{0, slot.row_ids.size()}};
         if (from_pages_[index]) missing = list_copies(slot, index);
         if (missing.empty()) continue;
@@ -354,8 +416,24 @@ std::vector<loader::pipeline::row_run> loader::pipeline::list_copies(detail::slo
     return missing;
 }
 
+/// Rows that several batches want are taken in the order of their addresses, which small ones of large arrays
+/// need to come fast.
+void loader::pipeline::gather_on_device(std::span<detail::slot* const> slots) {
+    std::vector<row_gather> gathers;
+    for (std::size_t index = 0; index < sources_.size(); ++index) {
+        if (!gathered_by_device(index)) continue;
+        gathers.clear();
+        for (const detail::slot* each : slots) {
+            gathers.push_back({std::span<const std::uint64_t>(each->row_ids),
+                               each->device_side.data() + array_offsets_[index]});
+        }
+        exchanges_[index]->gather_group_async(gathers, streams_[0]);
+    }
+}
+
 void loader::pipeline::copy(detail::slot& slot) {
-    const stream_view stream = streams_[slot.number % streams_.size()];
+    // what the device gathers for several batches at once is in one stream
+    const stream_view stream = streams_[exchanges_.empty() ? slot.number % streams_.size() : 0];
     if (slot.copies.size() == 1) {
         const copy_range& whole = slot.copies[0];
         copy_to_device_async(whole.destination, {whole.source, whole.size_bytes}, stream);

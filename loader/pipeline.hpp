@@ -16,6 +16,7 @@
 #include "loader/stage_seam.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/pin.hpp"
+#include "pinflow/rows.hpp"
 
 namespace pinflow {
 
@@ -44,9 +45,13 @@ class loader::pipeline {
 
  private:
     void register_pages();
+    /// Has the device gather what it can from now on, all pages being registered.
+    void begin_device_gathers();
     void drive();
     /// @param while_registering to be left when the registration has ended
     void fill_free_slots(bool while_registering);
+    /// The same for batches that the device gathers, all that can be filled at once.
+    void fill_together();
 
     // the stages; an exception stays with its slot, so that it reaches the consumer in its turn
     template <typename Work>
@@ -55,6 +60,10 @@ class loader::pipeline {
     void gather(detail::slot& slot);
     void copy(detail::slot& slot);
     void check_sources() const;
+    std::size_t slots_together() const noexcept;
+    bool gathered_by_device(std::size_t index) const noexcept;
+    /// Enqueues the device's gathers for the batches in all of these slots.
+    void gather_on_device(std::span<detail::slot* const> slots);
 
     /// Rows of a batch that follow each other in it.
     struct row_run {
@@ -83,6 +92,8 @@ class loader::pipeline {
     std::optional<pinned_pages> pages_;  ///< before the streams, whose copies read them to the end
     std::array<stream, 2>
         streams_;  ///< batches take turns, so that one's copy can begin while another's ends
+    /// For each array, what gathers its rows on the device; none before `begin_device_gathers`.
+    std::vector<std::optional<row_exchange>> exchanges_;
     std::optional<tbb::global_control> more_threads_;  ///< when more are asked for than there are cores
     tbb::task_arena arena_;
     tbb::task_arena half_arena_;  ///< while pages are registered, which slows down when every core gathers

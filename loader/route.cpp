@@ -103,10 +103,25 @@ std::string why_no_copy(sources_view sources) {
     return {};
 }
 
+/// Why the device cannot gather the rows of these sources by their addresses; empty when it can.
+std::string why_no_device_gather(sources_view sources) {
+    if (std::string why = why_no_copy(sources); !why.empty()) return why;
+    for (const auto& source : sources) {
+        if (source->extents().size() > 1) {
+            return fmt::format("{} is not mapped in one piece", source->description());
+        }
+    }
+    return {};
+}
+
 route_choice choose_on_cuda(sources_view sources, const loader_options& options) {
     switch (options.route) {
         case route::direct:
-            refuse(route::direct, "the loader has no kernel that reads rows from registered memory");
+            if (const std::string why = why_no_device_gather(sources); !why.empty())
+                refuse(route::direct, why);
+            return {route::direct, "asked for: the device reads rows from the mapped pages",
+                    false,         true,
+                    true,          true};
         case route::copy:
             if (const std::string why = why_no_copy(sources); !why.empty()) refuse(route::copy, why);
             return {route::copy, "asked for: the copy engine reads the mapped pages", false, true, true};
@@ -128,6 +143,15 @@ route_choice choose_on_cuda(sources_view sources, const loader_options& options)
     for (const auto& source : sources) {
         batch_bytes += source->row_size_bytes();
         if (worth_copying(*source, options)) copied_bytes += source->row_size_bytes();
+    }
+    if (copied_bytes * 2 < batch_bytes && why_no_device_gather(sources).empty()) {
+        return {route::direct,
+                fmt::format("the device reads rows of less than {} bytes from the mapped pages",
+                            least_piece_bytes),
+                true,
+                true,
+                true,
+                true};
     }
     if (copied_bytes * 2 < batch_bytes || batch_bytes == 0) {
         return {route::staged,

@@ -17,6 +17,8 @@ struct route_choice {
     bool device_side = false;  ///< batches lie in memory of their slot
     bool registers_pages =
         false;  ///< rows are copied from the mapped pages themselves, as far as they are registered
+    bool device_gathers = false;  ///< those too small for the copy engine are gathered by the device itself,
+                                  ///< once all pages are registered
 };
 
 /// Whether rows of `source` lie together in pieces that are large enough for the copy engine, in this order.

@@ -75,9 +75,8 @@ std::chrono::nanoseconds slot_pool::since_asked(clock::time_point before) const 
     return std::max(clock::now() - std::max(before, *first_asked_), clock::duration{});
 }
 
-bool slot_pool::wait_for_free() {
-    std::vector<slot*> candidates;
-    while (candidates.empty()) {
+bool slot_pool::wait_for_free(std::size_t together) {
+    for (;;) {
         std::unique_lock lock(mutex_);
         if (free_.empty() && !stopped_) {
             const auto before = clock::now();
@@ -85,19 +84,31 @@ bool slot_pool::wait_for_free() {
             statistics_.consumer_wait += since_asked(before);
         }
         if (stopped_) return false;
-        candidates.assign(free_.begin(), free_.end());
+        const std::vector<slot*> candidates(free_.begin(), free_.end());
+        const bool consumer_has_some = !ready_.empty();
         lock.unlock();
-        if (std::ranges::any_of(candidates, [](const slot* slot) { return has_passed(*slot); })) return true;
+        const auto not_passed =
+            std::ranges::find_if(candidates, [](const slot* slot) { return !has_passed(*slot); });
+        const auto passed =
+            std::ranges::count_if(candidates, [](const slot* slot) { return has_passed(*slot); });
+        if (passed >= static_cast<std::ptrdiff_t>(together) || (passed > 0 && !consumer_has_some))
+            return true;
+        const auto before = clock::now();
+        if (not_passed == candidates.end()) {
+            // all that were given back can be filled: more come, or the consumer takes the last delivered one
+            lock.lock();
+            freed_.wait(lock,
+                        [&] { return stopped_ || free_.size() != candidates.size() || ready_.empty(); });
+            statistics_.consumer_wait += since_asked(before);
+            continue;
+        }
         // they mostly pass in this order; when another one passes first, or is given back, the next look
         // finds it
-        const auto before = clock::now();
-        const bool complete = candidates[0]->ready.synchronize_for(look_again_interval);
-        if (complete) wait_for_marks(*candidates[0]);
+        const bool complete = (*not_passed)->ready.synchronize_for(look_again_interval);
+        if (complete) wait_for_marks(**not_passed);
         lock.lock();
         (complete ? statistics_.consumer_wait : link_waited_) += since_asked(before);
-        candidates.clear();
     }
-    return true;
 }
 
 slot* slot_pool::take_free() {
@@ -177,6 +188,7 @@ slot* slot_pool::lease() {
         blame(next->times, clock::now() - before);
         // who waits for a batch while the last slot is taken by somebody else would wait for ever
         if (leased_ == slots_.size()) delivered_.notify_all();
+        if (ready_.empty()) freed_.notify_one();
         return next;
     }
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));

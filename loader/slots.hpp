@@ -76,10 +76,11 @@ class slot_pool {
 
     // ---- the pipeline's side ----
 
-    /// Waits until a slot can be filled: given back, and passed by the streams that read it. Only the
-    /// pipeline's driver calls it, never a TBB thread, which might be the one that it waits for.
+    /// Waits until a slot can be filled: given back, and passed by the streams that read it; until `together`
+    /// of them can, as long as the consumer has delivered ones to go on with. Only the pipeline's driver
+    /// calls it, never a TBB thread, which might be the one that it waits for.
     /// @return whether there is one; false when the loader stops.
-    bool wait_for_free();
+    bool wait_for_free(std::size_t together = 1);
     /// Takes a slot that can be filled at once, if there is one; never waits.
     slot* take_free();
     /// Hands a filled slot, or one with an error, to the consumer.

@@ -325,7 +325,9 @@ TEST_CASE("loader: time spent waiting for storage is reported as such") {
         return detail::system::fault{};
     });
     on_each_device([&](const device& device) {
-        loader loader({rows}, {.device = device, .batch_rows = 10, .threads = 1});
+        // a GPU would gather rows as small as these from the pages
+        const route reading = device.kind() == device_kind::host ? route::automatic : route::read;
+        loader loader({rows}, {.device = device, .batch_rows = 10, .route = reading, .threads = 1});
         const stream stream(device);
         while (loader.next(stream)) {
         }

@@ -82,4 +82,14 @@ struct copy_range {
 /// must not overlap. `ranges` itself is read before the call returns. Does not wait, as above.
 void copy_batch_to_device_async(std::span<const copy_range> ranges, stream_view stream);
 
+/// One piece of a batch of copies to the host.
+struct host_copy_range {
+    std::byte* destination;   ///< host memory, pinned or registered
+    const std::byte* source;  ///< device memory
+    std::uint64_t size_bytes;
+};
+
+/// The same from the device to the host.
+void copy_batch_to_host_async(std::span<const host_copy_range> ranges, stream_view stream);
+
 }  // namespace pinflow

@@ -17,6 +17,8 @@
 #include "pinflow/device.hpp"
 #include "pinflow/pin.hpp"
 #include "pinflow/stream.hpp"
+// rows by index
+#include "pinflow/rows.hpp"
 // formats
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/listing.hpp"

@@ -76,6 +76,16 @@ std::uint64_t parse_byte_count(std::string_view flag, std::string_view text) {
     return *number << shift;
 }
 
+device parse_device(const std::string& name) {
+    try {
+        return device::parse(name);
+    } catch (const invalid_argument& failure) {
+        throw usage_error(failure.what());
+    } catch (const unsupported& failure) {  // a build without CUDA; a machine without it is a device_error
+        throw usage_error(failure.what());
+    }
+}
+
 bool exists(const std::string& path) {
     std::error_code ignored;
     return std::filesystem::exists(path, ignored);

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "pinflow/device.hpp"
 #include "pinflow/error.hpp"
 
 namespace CLI {
@@ -30,6 +31,10 @@ std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uin
 
 /// Reads a positive number of bytes: "1048576", "1024KiB", "1MiB", also with GiB or TiB. @throws usage_error.
 std::uint64_t parse_byte_count(std::string_view flag, std::string_view text);
+
+/// "auto", "host", "cuda:N". @throws usage_error for other names and where the build has no such device;
+/// device_error where the machine has none.
+device parse_device(const std::string& name);
 
 /// Whether something answers to `path`; false when that cannot be found out.
 bool exists(const std::string& path);

@@ -15,5 +15,6 @@ void stream_files(const argument_list& arguments);
 void convert(const argument_list& arguments);
 void verify(const argument_list& arguments);
 void list_devices(const argument_list& arguments);
+void bench(const argument_list& arguments);
 
 }  // namespace pinflow::cli

@@ -43,16 +43,6 @@ struct stream_arguments {
 constexpr std::array missing_flags{"--window",      "--rank",       "--world",
                                    "--max-batches", "--save-state", "--load-state"};
 
-device parse_device(const std::string& name) {
-    try {
-        return device::parse(name);
-    } catch (const invalid_argument& failure) {
-        throw usage_error(failure.what());
-    } catch (const unsupported& failure) {  // a build without CUDA; a machine without it is a device_error
-        throw usage_error(failure.what());
-    }
-}
-
 order parse_order(const std::string& name) {
     if (name == "sequential") return order::sequential;
     if (name == "shuffled") return order::shuffled;

@@ -66,7 +66,10 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/digest.cu
     src/device/cuda/host_functions.cpp
     src/device/cuda/page_locker.cpp
-    src/device/cuda/pinned_memory.cpp)
+    src/device/cuda/pinned_memory.cpp
+    src/device/cuda/row_kernels.cpp
+    src/device/cuda/rows.cu
+    src/device/cuda/sort_rows.cu)
   target_compile_definitions(${target} PRIVATE PINFLOW_HAVE_CUDA=1)
   # pinflow/cuda.hpp includes CUDA's headers; an installed copy leaves finding them to whoever includes it
   target_include_directories(${target} SYSTEM PUBLIC "$<BUILD_INTERFACE:${CUDAToolkit_INCLUDE_DIRS}>")
@@ -79,7 +82,7 @@ function(pinflow_add_cuda_tests)
     return()
   endif()
   add_executable(cuda_test cuda_test.cpp cuda_digest_test.cpp cuda_loader_test.cpp cuda_pin_test.cpp
-    cuda_process_test.cpp cuda_scalar_test.cpp cuda_kernels.cu cuda_scalar.cu)
+    cuda_process_test.cpp cuda_rows_test.cpp cuda_scalar_test.cpp cuda_kernels.cu cuda_scalar.cu)
   target_include_directories(cuda_test PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(cuda_test PRIVATE pinflow::pinflow pinflow_warnings doctest::doctest fmt::fmt-header-only
     Threads::Threads)
@@ -97,4 +100,10 @@ function(pinflow_add_cuda_tests)
   target_include_directories(overlap PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(overlap PRIVATE pinflow::pinflow pinflow_warnings)
   pinflow_use_cuda(overlap)
+  if(TARGET CUDA::cublas)
+    add_executable(overlap_matmul ${PROJECT_SOURCE_DIR}/samples/bench/overlap_matmul.cpp)
+    target_include_directories(overlap_matmul PRIVATE ${PROJECT_SOURCE_DIR})
+    target_link_libraries(overlap_matmul PRIVATE pinflow::pinflow pinflow_warnings CUDA::cublas)
+    pinflow_use_cuda(overlap_matmul)
+  endif()
 endfunction()

@@ -3,7 +3,7 @@
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
-set(layers core device formats loader)  # the components of find_package
+set(layers core device rows formats loader)  # the components of find_package
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/pinflow)
 
 set(header_exclusions "")

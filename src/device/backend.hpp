@@ -9,6 +9,7 @@
 
 #include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
+#include "src/device/row_work.hpp"
 
 namespace pinflow::detail {
 
@@ -62,6 +63,36 @@ class device_backend {
     /// word at `sum` in device memory. `arrays` is read before the call returns.
     virtual void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
                             void* stream) = 0;
+
+    virtual void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) = 0;
+    virtual void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
+                                void* stream) = 0;
+    virtual void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) = 0;
+    /// Whether the device can read host memory from `data` on, all of it in one way, where it lies.
+    virtual bool reaches(const std::byte* data, std::uint64_t size_bytes) = 0;
+
+    // Rows by index. Everything that the following work on is in device memory but for the rows of tables,
+    // and stays valid until the stream has passed; structures are read before the call returns.
+
+    /// Counts the indices that are not below `row_count` in *faults.
+    virtual void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                            row_faults* faults, void* stream) = 0;
+    /// Writes the indices in ascending order, equal ones in that of their positions, and their positions.
+    /// `count` is below 2^32.
+    virtual void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                           std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) = 0;
+    /// Counts the indices of a sorted order that occurred before in *faults.
+    virtual void refuse_repeated_rows(const row_order& order, row_faults* faults, void* stream) = 0;
+    /// Adds the indices at the positions that were found, from the unsorted `ids`.
+    virtual void name_row_faults(const std::uint64_t* ids, row_faults* faults, void* stream) = 0;
+    /// From the table to the batches: each row to its position; of a sorted order, to the first one only.
+    virtual void gather_rows(const row_transfer& transfer, void* stream) = 0;
+    /// After the gathers of all parts of a sorted order: to the other positions, from the first.
+    virtual void repeat_rows(const row_transfer& transfer, void* stream) = 0;
+    /// From the batches to the table. The order is sorted. `type` is that of a sum's elements, to whose size
+    /// everything is aligned then.
+    virtual void scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
+                              void* stream) = 0;
 };
 
 /// The host's backend.

@@ -77,4 +77,8 @@ void copy_batch_to_device_async(std::span<const copy_range> ranges, stream_view 
     stream.device().backend().copy_batch_to_device(ranges, stream.native_handle());
 }
 
+void copy_batch_to_host_async(std::span<const host_copy_range> ranges, stream_view stream) {
+    stream.device().backend().copy_batch_to_host(ranges, stream.native_handle());
+}
+
 }  // namespace pinflow

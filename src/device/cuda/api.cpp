@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "pinflow/error.hpp"
+#include "src/device/cuda/sort_rows.hpp"
 
 namespace pinflow::detail::cuda {
 
@@ -335,6 +336,10 @@ cudaError_t host_device_pointer(void*& device_pointer, void* data) noexcept {
                    [&] { return cudaHostGetDevicePointer(&device_pointer, data, 0); });
 }
 
+cudaError_t pointer_attributes(cudaPointerAttributes& attributes, const void* data) noexcept {
+    return attempt("cudaPointerGetAttributes", [&] { return cudaPointerGetAttributes(&attributes, data); });
+}
+
 cudaError_t copy(void* destination, const void* source, std::size_t size_bytes, cudaMemcpyKind kind,
                  cudaStream_t stream) noexcept {
     return attempt("cudaMemcpyAsync",
@@ -368,6 +373,16 @@ cudaError_t launch(const void* kernel, unsigned blocks, unsigned threads, void**
                    cudaStream_t stream) noexcept {
     return attempt("cudaLaunchKernel", [&] {
         return cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream);
+    });
+}
+
+cudaError_t sort_ids(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* ids,
+                     std::uint64_t* sorted_ids, const std::uint32_t* positions,
+                     std::uint32_t* sorted_positions, std::uint64_t count, int bits,
+                     cudaStream_t stream) noexcept {
+    return attempt("cub::DeviceRadixSort::SortPairs", [&] {
+        return sort_pairs(scratch, scratch_bytes, ids, sorted_ids, positions, sorted_positions, count, bits,
+                          stream);
     });
 }
 

@@ -98,8 +98,10 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t host_device_pointer(void*& device_pointer, void* data) noexcept;
 [[nodiscard]] cudaError_t copy(void* destination, const void* source, std::size_t size_bytes,
                                cudaMemcpyKind kind, cudaStream_t stream) noexcept;
-/// One call for many copies to the device; the three lists are of the same length, at least 1, and no size is
-/// 0. Not for the legacy default stream.
+/// What kind of memory lies at `data`; cudaMemoryTypeUnregistered for host memory that CUDA does not know.
+[[nodiscard]] cudaError_t pointer_attributes(cudaPointerAttributes& attributes, const void* data) noexcept;
+/// One call for many copies between the host and the device; the three lists are of the same length, at least
+/// 1, and no size is 0. Not for the legacy default stream.
 [[nodiscard]] cudaError_t copy_batch(std::span<void*> destinations, std::span<const void*> sources,
                                      std::span<std::size_t> sizes, cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t fill_zero(void* data, std::size_t size_bytes, cudaStream_t stream) noexcept;
@@ -108,5 +110,10 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 
 [[nodiscard]] cudaError_t launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
                                  cudaStream_t stream) noexcept;
+/// Sorts indices, as sort_pairs of sort_rows.hpp does.
+[[nodiscard]] cudaError_t sort_ids(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* ids,
+                                   std::uint64_t* sorted_ids, const std::uint32_t* positions,
+                                   std::uint32_t* sorted_positions, std::uint64_t count, int bits,
+                                   cudaStream_t stream) noexcept;
 
 }  // namespace pinflow::detail::cuda

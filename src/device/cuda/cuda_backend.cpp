@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "src/device/cuda/digest.hpp"
 #include "src/device/cuda/host_functions.hpp"
 #include "src/device/cuda/pinned_memory.hpp"
+#include "src/device/cuda/row_kernels.hpp"
 #include "src/device/pin_limits.hpp"
 #include "src/device/pin_registry.hpp"
 
@@ -36,6 +38,10 @@ cudaEvent_t event_of(void* handle) {
     return static_cast<cudaEvent_t>(handle);
 }
 
+bool is_empty(const row_transfer& transfer) noexcept {
+    return transfer.begin == transfer.end || transfer.table.row_size_bytes == 0;
+}
+
 class backend final : public device_backend {
  public:
     explicit backend(int device) : context_(device), pinned_(device), host_functions_(context_) {
@@ -48,6 +54,7 @@ class backend final : public device_backend {
               model_, properties.major, properties.minor);
         check(context_.run([&] { return create_pool(pool_, device, pool_keeps_bytes); }),
               "cannot create a memory pool on cuda:{}", device);
+        row_kernels_.emplace(pool_, multiprocessors_);
         check(context_.run([&] { return cuda::create_stream(releases_); }),
               "cannot create a stream on cuda:{}", device);
         check(context_.run([&] { return cuda::create_event(allocated_); }),
@@ -196,8 +203,8 @@ class backend final : public device_backend {
         const copy_range range{destination, source.data(), source.size()};
         std::vector<copy_range> pieces;
         pin_registry::process().cut({&range, 1}, pieces);
-        check(copy_one_by_one(pieces, stream_of(stream)), "cannot copy {} bytes to cuda:{}", source.size(),
-              index());
+        check(copy_one_by_one(std::span<const copy_range>(pieces), cudaMemcpyHostToDevice, stream_of(stream)),
+              "cannot copy {} bytes to cuda:{}", source.size(), index());
     }
 
     void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) override {
@@ -212,16 +219,106 @@ class backend final : public device_backend {
     void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
         std::vector<copy_range> pieces;
         pin_registry::process().cut(ranges, pieces);
-        if (pieces.empty()) return;
-        cudaError_t status = cudaErrorNotSupported;
-        if (pieces.size() > 1 && !is_legacy_stream(stream_of(stream))) {
-            status = copy_at_once(pieces, stream_of(stream));
+        check(copy_pieces(std::span<const copy_range>(pieces), cudaMemcpyHostToDevice, stream_of(stream)),
+              "cannot copy a batch of {} ranges to cuda:{}", ranges.size(), index());
+    }
+
+    void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) override {
+        // cut where the host's side passes from one registration to the next, as that of a copy to the device
+        // is
+        std::vector<copy_range> to_cut;
+        to_cut.reserve(ranges.size());
+        for (const host_copy_range& range : ranges) {
+            to_cut.push_back({const_cast<std::byte*>(range.source), range.destination, range.size_bytes});
         }
-        // one piece needs no batch, the legacy stream takes none, and an old driver may have none
-        if (status == cudaErrorNotSupported || status == cudaErrorCallRequiresNewerDriver) {
-            status = copy_one_by_one(pieces, stream_of(stream));
+        std::vector<copy_range> cut;
+        pin_registry::process().cut(to_cut, cut);
+        std::vector<host_copy_range> pieces;
+        pieces.reserve(cut.size());
+        for (const copy_range& piece : cut) {
+            pieces.push_back({const_cast<std::byte*>(piece.source), piece.destination, piece.size_bytes});
         }
-        check(status, "cannot copy a batch of {} ranges to cuda:{}", ranges.size(), index());
+        check(
+            copy_pieces(std::span<const host_copy_range>(pieces), cudaMemcpyDeviceToHost, stream_of(stream)),
+            "cannot copy a batch of {} ranges from cuda:{}", ranges.size(), index());
+    }
+
+    void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
+                        void* stream) override {
+        if (size_bytes == 0) return;
+        check(context_.run([&] {
+            return cuda::copy(destination, source, size_bytes, cudaMemcpyDeviceToDevice, stream_of(stream));
+        }),
+              "cannot copy {} bytes within cuda:{}", size_bytes, index());
+    }
+
+    void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) override {
+        if (size_bytes == 0) return;
+        check(context_.run([&] { return cuda::fill_zero(data, size_bytes, stream_of(stream)); }),
+              "cannot clear {} bytes of cuda:{}", size_bytes, index());
+    }
+
+    bool reaches(const std::byte* data, std::uint64_t size_bytes) override {
+        const auto reached = [&](const std::byte* byte) {
+            cudaPointerAttributes attributes{};
+            const cudaError_t status = context_.run([&] { return pointer_attributes(attributes, byte); });
+            return status == cudaSuccess && attributes.type == cudaMemoryTypeHost &&
+                   attributes.devicePointer == byte;
+        };
+        return size_bytes == 0 || (reached(data) && reached(data + size_bytes - 1));
+    }
+
+    // ---- rows by index --------------------------------------------------------------------------
+
+    void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                    row_faults* faults, void* stream) override {
+        if (count == 0) return;
+        check(context_.run(
+                  [&] { return row_kernels_->check_rows(ids, count, row_count, faults, stream_of(stream)); }),
+              "cannot check {} row indices on cuda:{}", count, index());
+    }
+
+    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
+        if (count == 0) return;
+        check(context_.run([&] {
+            return row_kernels_->sort_rows(ids, count, row_count, sorted_ids, positions, stream_of(stream));
+        }),
+              "cannot sort {} row indices on cuda:{}", count, index());
+    }
+
+    void refuse_repeated_rows(const row_order& order, row_faults* faults, void* stream) override {
+        if (order.count == 0) return;
+        check(context_.run(
+                  [&] { return row_kernels_->refuse_repeated_rows(order, faults, stream_of(stream)); }),
+              "cannot check {} row indices on cuda:{}", order.count, index());
+    }
+
+    void name_row_faults(const std::uint64_t* ids, row_faults* faults, void* stream) override {
+        check(context_.run([&] { return row_kernels_->name_row_faults(ids, faults, stream_of(stream)); }),
+              "cannot report wrong row indices of cuda:{}", index());
+    }
+
+    void gather_rows(const row_transfer& transfer, void* stream) override {
+        if (is_empty(transfer)) return;
+        check(context_.run([&] { return row_kernels_->gather_rows(transfer, stream_of(stream)); }),
+              "cannot gather {} rows of {} bytes to cuda:{}", transfer.end - transfer.begin,
+              transfer.table.row_size_bytes, index());
+    }
+
+    void repeat_rows(const row_transfer& transfer, void* stream) override {
+        if (is_empty(transfer) || !transfer.order.sorted) return;
+        check(context_.run([&] { return row_kernels_->repeat_rows(transfer, stream_of(stream)); }),
+              "cannot repeat rows of {} bytes on cuda:{}", transfer.table.row_size_bytes, index());
+    }
+
+    void scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
+                      void* stream) override {
+        if (is_empty(transfer)) return;
+        check(context_.run(
+                  [&] { return row_kernels_->scatter_rows(transfer, repeated, type, stream_of(stream)); }),
+              "cannot scatter {} rows of {} bytes from cuda:{}", transfer.end - transfer.begin,
+              transfer.table.row_size_bytes, index());
     }
 
     // ---- the digest -----------------------------------------------------------------------------
@@ -246,14 +343,27 @@ class backend final : public device_backend {
         return true;
     }
 
-    cudaError_t copy_at_once(std::span<const copy_range> pieces, cudaStream_t stream) const {
+    template <typename Range>
+    cudaError_t copy_pieces(std::span<const Range> pieces, cudaMemcpyKind kind, cudaStream_t stream) const {
+        if (pieces.empty()) return cudaSuccess;
+        cudaError_t status = cudaErrorNotSupported;
+        if (pieces.size() > 1 && !is_legacy_stream(stream)) status = copy_at_once(pieces, stream);
+        // one piece needs no batch, the legacy stream takes none, and an old driver may have none
+        if (status == cudaErrorNotSupported || status == cudaErrorCallRequiresNewerDriver) {
+            status = copy_one_by_one(pieces, kind, stream);
+        }
+        return status;
+    }
+
+    template <typename Range>
+    cudaError_t copy_at_once(std::span<const Range> pieces, cudaStream_t stream) const {
         std::vector<void*> destinations;
         std::vector<const void*> sources;
         std::vector<std::size_t> sizes;
         destinations.reserve(pieces.size());
         sources.reserve(pieces.size());
         sizes.reserve(pieces.size());
-        for (const copy_range& piece : pieces) {
+        for (const Range& piece : pieces) {
             destinations.push_back(piece.destination);
             sources.push_back(piece.source);
             sizes.push_back(piece.size_bytes);
@@ -261,11 +371,13 @@ class backend final : public device_backend {
         return context_.run([&] { return copy_batch(destinations, sources, sizes, stream); });
     }
 
-    cudaError_t copy_one_by_one(std::span<const copy_range> pieces, cudaStream_t stream) const {
+    template <typename Range>
+    cudaError_t copy_one_by_one(std::span<const Range> pieces, cudaMemcpyKind kind,
+                                cudaStream_t stream) const {
         return context_.run([&] {
-            for (const copy_range& piece : pieces) {
-                const cudaError_t status = cuda::copy(piece.destination, piece.source, piece.size_bytes,
-                                                      cudaMemcpyHostToDevice, stream);
+            for (const Range& piece : pieces) {
+                const cudaError_t status =
+                    cuda::copy(piece.destination, piece.source, piece.size_bytes, kind, stream);
                 if (status != cudaSuccess) return status;
             }
             return cudaSuccess;
@@ -316,7 +428,7 @@ class backend final : public device_backend {
         work.part_bytes = std::clamp(even / 16 * 16, least_part, largest_part);
         work.parts = (array.row_size_bytes + work.part_bytes - 1) / work.part_bytes;
         if (work.parts > 1) {
-            const cudaError_t status = fill_zero(hashes, rows * sizeof(std::uint64_t), stream);
+            const cudaError_t status = cuda::fill_zero(hashes, rows * sizeof(std::uint64_t), stream);
             if (status != cudaSuccess) return status;
         }
         return launch(digest_rows_by_warp(), blocks_for(rows * work.parts, warps_of_block), digest_threads,
@@ -336,6 +448,7 @@ class backend final : public device_backend {
     std::string model_;
     unsigned multiprocessors_ = 1;
     cudaMemPool_t pool_ = nullptr;
+    std::optional<row_kernels> row_kernels_;
 
     std::mutex releases_mutex_;        // of what follows, so that record and wait stay together
     cudaStream_t releases_ = nullptr;  // where memory is freed: what this stream waits for, nobody else does

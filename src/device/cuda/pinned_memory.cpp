@@ -1,6 +1,7 @@
 #include "src/device/cuda/pinned_memory.hpp"
 
 #include <sys/mman.h>
+#include <tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cstring>
@@ -44,6 +45,17 @@ memory_region anonymous(std::uint64_t size_bytes) {
     }
 }
 
+/// Faults pages in, by all cores: rather here than by the registration, which does so on one thread and holds
+/// the driver's lock meanwhile.
+void populate(std::byte* data, std::uint64_t size_bytes) {
+    constexpr std::uint64_t piece_bytes = std::uint64_t{64} << 20;
+    const std::uint64_t pieces = (size_bytes + piece_bytes - 1) / piece_bytes;
+    tbb::parallel_for(std::uint64_t{0}, pieces, [=](std::uint64_t piece) {
+        const std::uint64_t begin = piece * piece_bytes;
+        system::advise(data + begin, std::min(piece_bytes, size_bytes - begin), populate_write);
+    });
+}
+
 }  // namespace
 
 std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
@@ -51,8 +63,7 @@ std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
     const context& context = context::for_host_memory(device_);
     memory_region region = anonymous(size_bytes);
     std::byte* const data = region.data();
-    // faulted in here rather than by the registration, which holds the driver's lock meanwhile
-    system::advise(data, size_bytes, populate_write);
+    populate(data, size_bytes);
     cudaError_t status = context.run([&] { return host_register(data, size_bytes, false); });
     if (status == cudaSuccess) {
         remember(data, std::move(region), [&] { return host_unregister(data); });

@@ -15,6 +15,7 @@
 #include "pinflow/memory.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/digest_host.hpp"
+#include "src/device/host/host_rows.hpp"
 #include "src/device/host/host_stream.hpp"
 
 namespace pinflow::detail {
@@ -126,6 +127,48 @@ class host final : public device_backend {
                 const std::uint64_t added = digest_of_rows(copy, row_count);
                 std::atomic_ref(*sum).fetch_add(added, std::memory_order_relaxed);
             });
+    }
+
+    void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) override {
+        stream_of(stream).enqueue([copies = std::vector<host_copy_range>(ranges.begin(), ranges.end())] {
+            for (const host_copy_range& range : copies) {
+                if (range.size_bytes != 0) std::memcpy(range.destination, range.source, range.size_bytes);
+            }
+        });
+    }
+    void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
+                        void* stream) override {
+        copy(destination, source, size_bytes, stream);
+    }
+    void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) override {
+        if (size_bytes == 0) return;
+        stream_of(stream).enqueue([=] { std::memset(data, 0, size_bytes); });
+    }
+    bool reaches(const std::byte*, std::uint64_t) override { return true; }
+
+    void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                    row_faults* faults, void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::check(ids, count, row_count, faults); });
+    }
+    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t, std::uint64_t* sorted_ids,
+                   std::uint32_t* positions, void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::sort(ids, count, sorted_ids, positions); });
+    }
+    void refuse_repeated_rows(const row_order& order, row_faults* faults, void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::refuse_repeated(order, faults); });
+    }
+    void name_row_faults(const std::uint64_t* ids, row_faults* faults, void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::name_faults(ids, faults); });
+    }
+    void gather_rows(const row_transfer& transfer, void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::gather(transfer); });
+    }
+    void repeat_rows(const row_transfer& transfer, void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::repeat(transfer); });
+    }
+    void scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
+                      void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::scatter(transfer, repeated, type); });
     }
 
  private:

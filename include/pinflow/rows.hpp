@@ -1,0 +1,194 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "pinflow/device.hpp"
+#include "pinflow/dtype.hpp"
+#include "pinflow/row_source.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow {
+
+namespace detail {
+class exchange_state;
+}
+
+/// How rows travel between a table in host memory and a device.
+enum class row_route {
+    automatic,  ///< the planner chooses, from what it measures once
+    direct,     ///< the device reads and writes the rows where they lie: they must be page-locked
+    copy,       ///< the copy engine, row by row; with indices in host memory
+    staged,     ///< the CPU gathers rows into page-locked memory, or places them from there; the copy engine
+                ///< carries that
+    hybrid,     ///< direct and staged, each for a part of the rows, at the same time; gathers only
+};
+
+/// "auto", "direct", "copy", "staged", "hybrid".
+std::string_view to_string(row_route route) noexcept;
+
+/// What a scatter does with an index that it is given more than once.
+enum class duplicate_policy {
+    last,   ///< the row given last, in the order of the indices, is written
+    sum,    ///< the rows' sum is written, added up in the order of the indices (small floats: as float)
+    error,  ///< nothing is written
+};
+
+/// Row numbers: 64 bits each, in host memory or in the memory of the device that rows are exchanged with.
+/// Signed ones are taken as they are: a negative one is outside every table. Borrows them.
+class row_ids {
+ public:
+    row_ids(std::span<const std::uint64_t> ids) noexcept : data_(ids.data()), count_(ids.size()) {}
+    row_ids(std::span<const std::int64_t> ids) noexcept
+        : data_(reinterpret_cast<const std::uint64_t*>(ids.data())), count_(ids.size()) {}
+    /// `count` row numbers in device memory.
+    static row_ids on_device(const void* data, std::uint64_t count) noexcept {
+        row_ids ids(std::span(static_cast<const std::uint64_t*>(data), count));
+        ids.on_device_ = true;
+        return ids;
+    }
+
+    const std::uint64_t* data() const noexcept { return data_; }
+    std::uint64_t size() const noexcept { return count_; }
+    bool on_device() const noexcept { return on_device_; }
+
+ private:
+    const std::uint64_t* data_;
+    std::uint64_t count_;
+    bool on_device_ = false;
+};
+
+/// Rows of one size, one after the other in host memory.
+class row_table {
+ public:
+    /// The rows of a mapped file, or of an array in memory, for gathering. @throws unsupported when `source`
+    /// is not mapped in one piece.
+    explicit row_table(std::shared_ptr<const row_source> source);
+    /// `rows`, which may be written: memory of the process's own, a pinned_buffer's best. `element` is what a
+    /// row is made of, where its sums are asked for. `owner` keeps the memory; without one it must outlive
+    /// whatever the table is given to. @throws invalid_argument unless `rows` are a whole number of rows, and
+    /// rows of elements.
+    row_table(std::span<std::byte> rows, std::uint64_t row_size_bytes,
+              pinflow::dtype element = dtype::of<std::byte>(), std::shared_ptr<const void> owner = nullptr);
+
+    const std::byte* data() const noexcept { return data_; }
+    std::uint64_t row_count() const noexcept { return row_count_; }
+    std::uint64_t row_size_bytes() const noexcept { return row_size_bytes_; }
+    std::uint64_t size_bytes() const noexcept { return row_count_ * row_size_bytes_; }
+    const pinflow::dtype& element() const noexcept { return element_; }
+    bool writable() const noexcept { return writable_; }
+    /// For messages: a path, or "a table in memory".
+    const std::string& description() const noexcept { return description_; }
+    /// Of a mapped file or an array; otherwise null.
+    const std::shared_ptr<const row_source>& source() const noexcept { return source_; }
+    /// What keeps the memory; null when nothing does.
+    const std::shared_ptr<const void>& owner() const noexcept { return owner_; }
+
+ private:
+    std::byte* data_ = nullptr;
+    std::uint64_t row_count_ = 0;
+    std::uint64_t row_size_bytes_ = 0;
+    pinflow::dtype element_;
+    bool writable_ = false;
+    std::string description_;
+    std::shared_ptr<const row_source> source_;
+    std::shared_ptr<const void> owner_;
+};
+
+struct row_exchange_options {
+    row_route route = row_route::automatic;
+    /// Threads that gather and place rows on the staged route; 0: as many as the process may use.
+    unsigned threads = 0;
+    /// Page-locked memory of the staged route, for each direction; taken when it is first used.
+    std::uint64_t staging_bytes = std::uint64_t{64} << 20;
+};
+
+/// One batch of a group: its indices, and where its rows go to or come from in device memory.
+struct row_gather {
+    row_ids ids;
+    std::byte* destination;  ///< ids.size() rows, one after the other
+};
+struct row_scatter {
+    row_ids ids;
+    const std::byte* source;
+};
+
+/// What moves the rows of a call, and why.
+struct row_plan {
+    row_route route = row_route::automatic;
+    bool sorted = false;      ///< rows are taken in the order of their addresses, equal ones once
+    unsigned blocks = 0;      ///< thread blocks of the direct part; 0: as many as there is work for
+    double staged_share = 0;  ///< of the rows, on the hybrid route
+    unsigned batches = 1;     ///< that are worth taking together, when they are known
+    double gbps = 0;          ///< measured, in GB (1e9 bytes) a second; 0 when nothing was measured
+    std::string reason;       ///< one sentence
+};
+
+/// Moves rows between a table in host memory and a device, by their numbers: `gather` to the device,
+/// `scatter` back.
+///
+/// Indices are checked before any row is touched. Those in host memory are checked, and read, before a call
+/// returns; those in device memory when the stream comes to them: a call with wrong ones moves nothing, and
+/// `check`, or the next call, throws.
+///
+/// Asynchronous calls only enqueue: on the stream they are given, and on streams of the exchange's own that
+/// wait for it, and that it waits for. Table, destinations, sources and indices in device memory must stay
+/// until the stream has passed the call. What the device and the CPU write through several exchanges or
+/// streams at once is for the caller to keep apart.
+///
+/// With a table that is not page-locked yet, construction page-locks it (read-only, when it is a mapped
+/// file), unless the route is `staged`; where that fails the staged route remains, and `plan` says why. The
+/// first call for rows of some size and number measures for some tenths of a second, once in a process.
+///
+/// Members may be called from several threads; calls are enqueued one at a time. The destructor waits until
+/// the streams have passed the calls. One that was moved from can only be assigned to, or destroyed.
+class row_exchange {
+ public:
+    /// @throws unsupported when the route asked for cannot work: the sentence says why.
+    row_exchange(row_table table, pinflow::device device, const row_exchange_options& options = {});
+    row_exchange(row_exchange&&) noexcept;
+    row_exchange& operator=(row_exchange&&) noexcept;
+    row_exchange(const row_exchange&) = delete;
+    row_exchange& operator=(const row_exchange&) = delete;
+    ~row_exchange();
+
+    /// Row ids[i] of the table becomes row i of `destination`, in device memory of ids.size() rows, any
+    /// alignment. Has finished when it returns. @throws invalid_argument for indices outside the table: how
+    /// many, and the first.
+    void gather(row_ids ids, std::byte* destination);
+    void gather_async(row_ids ids, std::byte* destination, stream_view stream);
+    /// Several batches together, which small rows of large tables want: in the order of addresses, a row that
+    /// several batches ask for crosses the link once. More than 64 batches go 64 at a time, and wrong indices
+    /// in device memory keep back those 64 only.
+    void gather_group_async(std::span<const row_gather> batches, stream_view stream);
+
+    /// Row i of `source`, in device memory, becomes row ids[i] of the table. @throws invalid_argument for
+    /// indices outside the table, and for repeated ones when that is an error; unsupported for a table that
+    /// cannot be written, and for sums of elements that are no numbers.
+    void scatter(row_ids ids, const std::byte* source, duplicate_policy policy = duplicate_policy::last);
+    void scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy, stream_view stream);
+    /// As one scatter of all batches, one behind the other. @throws as `scatter`, and unsupported for more
+    /// than 64 batches unless the last row counts.
+    void scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
+                             stream_view stream);
+
+    /// @throws what was wrong with the indices of an asynchronous call that has finished; once for each call.
+    void check();
+
+    /// How `batches` batches of `batch_rows` rows together would be moved. Measures when that is not known
+    /// yet, for which rows of the table are read.
+    row_plan plan_gather(std::uint64_t batch_rows, unsigned batches = 1);
+    row_plan plan_scatter(std::uint64_t batch_rows, unsigned batches = 1);
+
+    const row_table& table() const noexcept;
+    const pinflow::device& device() const noexcept;
+
+ private:
+    std::unique_ptr<detail::exchange_state> state_;
+};
+
+}  // namespace pinflow

@@ -1,0 +1,173 @@
+// overlap_matmul FILE
+//
+// What batches that arrive cost a consumer who computes: the steps of a bf16 matrix product, 8192 cubed, by
+// cuBLAS, alone, and while a loader brings the rows of FILE (an .npy of large rows, read before) in random
+// order. Once with batches that take as long to copy as the product takes, and once with batches of half that
+// time, so that computing is the limit. Prints one "name value unit" a line; exit 77 without a CUDA device.
+
+#include <cublas_v2.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "pinflow/cuda.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/pinflow.hpp"
+
+namespace {
+
+using namespace pinflow;
+using clock = std::chrono::steady_clock;
+
+double seconds_since(clock::time_point start) {
+    return std::chrono::duration<double>(clock::now() - start).count();
+}
+
+void print(const std::string& name, double value, const char* unit) {
+    std::printf("%-52s %10.4f %s\n", name.c_str(), value, unit);
+    std::fflush(stdout);
+}
+
+double median(std::vector<double> values) {
+    std::ranges::sort(values);
+    return values[values.size() / 2];
+}
+
+void check(cublasStatus_t status) {
+    if (status != CUBLAS_STATUS_SUCCESS) throw device_error(cublasGetStatusString(status));
+}
+
+/// The product of two matrices of numbers in [-1, 1), on a stream of its own.
+class product {
+ public:
+    explicit product(const device& gpu)
+        : stream_(gpu), a_(bytes, stream_), b_(bytes, stream_), c_(bytes, stream_) {
+        check(cublasCreate(&handle_));
+        check(cublasSetStream(handle_, to_cuda(stream_)));
+        // the upper halves of floats whose exponents are those of small numbers
+        pinned_buffer host(bytes, gpu);
+        auto* const words = reinterpret_cast<std::uint16_t*>(host.data());
+        std::uint64_t state = 1;
+        for (const device_buffer* matrix : {&a_, &b_}) {
+            for (std::uint64_t i = 0; i < bytes / 2; ++i) {
+                state = state * 6364136223846793005 + 1442695040888963407;
+                words[i] = static_cast<std::uint16_t>((state >> 48 & 0x807F) | 0x3E80);
+            }
+            copy_to_device_async(matrix->data(), host.bytes(), stream_);
+            stream_.synchronize();
+        }
+    }
+    product(const product&) = delete;
+    product& operator=(const product&) = delete;
+    ~product() {
+        stream_.synchronize();
+        cublasDestroy(handle_);
+    }
+
+    void run() const {
+        const float one = 1;
+        const float zero = 0;
+        check(cublasGemmEx(handle_, CUBLAS_OP_N, CUBLAS_OP_T, size, size, size, &one, a_.data(), CUDA_R_16BF,
+                           size, b_.data(), CUDA_R_16BF, size, &zero, c_.data(), CUDA_R_16BF, size,
+                           CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    }
+    const pinflow::stream& stream() const { return stream_; }
+
+ private:
+    static constexpr int size = 8192;
+    static constexpr std::uint64_t bytes = std::uint64_t{size} * size * 2;
+
+    pinflow::stream stream_;
+    device_buffer a_;
+    device_buffer b_;
+    device_buffer c_;
+    cublasHandle_t handle_ = nullptr;
+};
+
+double product_seconds(const product& product) {
+    constexpr int products = 400;
+    std::vector<double> runs;
+    for (int run = 0; run < 7; ++run) {
+        const auto start = clock::now();
+        for (int i = 0; i < products; ++i)
+            product.run();
+        product.stream().synchronize();
+        runs.push_back(seconds_since(start) / products);
+    }
+    return median(runs);
+}
+
+/// Median seconds a batch over the epochs, the first left out: pages are registered in it.
+double step_seconds(const char* path, const device& gpu, std::uint64_t batch_rows, const product* consumer) {
+    constexpr int epochs = 8;
+    const stream idle(gpu);
+    const stream_view stream = consumer == nullptr ? idle.view() : consumer->stream().view();
+    loader loader({open_npy(path)}, {.device = gpu,
+                                     .batch_rows = batch_rows,
+                                     .order = order::shuffled,
+                                     .epochs = epochs,
+                                     .tail = tail::drop,
+                                     .memory_bytes = std::uint64_t{4} << 30});
+    std::vector<double> steps;
+    for (int epoch = 0; epoch < epochs; ++epoch) {
+        const auto start = clock::now();
+        for (std::uint64_t i = 0; i < loader.batches_per_epoch(); ++i) {
+            const auto batch = loader.next(stream);
+            if (consumer != nullptr) consumer->run();
+        }
+        stream.synchronize();
+        if (epoch > 0)
+            steps.push_back(seconds_since(start) / static_cast<double>(loader.batches_per_epoch()));
+    }
+    return median(steps);
+}
+
+void measure(const char* path) {
+    const device gpu = device::cuda(0);
+    const product product(gpu);
+    const array rows = open_npy(path);
+    const double row_bytes = static_cast<double>(rows.size_bytes()) / static_cast<double>(rows.shape()[0]);
+    product_seconds(product);  // warm
+    const double alone = product_seconds(product);
+    print("product alone", 1e3 * alone, "ms");
+    print("product alone", 2 * 8192.0 * 8192.0 * 8192.0 / alone / 1e12, "TFLOP/s");
+    const double row_seconds = step_seconds(path, gpu, 64, nullptr) / 64;
+    print("link", row_bytes / row_seconds / 1e9, "GB/s");
+    for (const double share : {1.0, 0.5}) {
+        const auto batch_rows = static_cast<std::uint64_t>(std::max(1.0, share * alone / row_seconds));
+        const std::string name = share == 1.0 ? "batches as long as the product: " : "batches half as long: ";
+        const double copy = step_seconds(path, gpu, batch_rows, nullptr);
+        print(name + "copy alone, a step", 1e3 * copy, "ms");
+        const double both = step_seconds(path, gpu, batch_rows, &product);
+        const double again = product_seconds(product);
+        print(name + "both, a step", 1e3 * both, "ms");
+        print(name + "product alone, again", 1e3 * again, "ms");
+        print(name + "both, of the longer one", both / std::max(copy, std::max(alone, again)), "");
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (device::cuda_count() == 0) {
+        std::printf("skipped: %s\n", device::why_no_cuda().c_str());
+        return 77;
+    }
+    if (argc != 2) {
+        std::fprintf(stderr, "usage: overlap_matmul FILE\n");
+        return 2;
+    }
+    try {
+        measure(argv[1]);
+    } catch (const std::exception& failure) {
+        std::fprintf(stderr, "overlap_matmul: error: %s\n", failure.what());
+        return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""pinflow and what people would use instead, in one run: same work, same sizes, same file.
+
+    python3 side_by_side.py PINFLOW [--dir DIR] [--gib 8] [--results RESULTS.md] [--skip-peers]
+
+Runs `pinflow bench` (PINFLOW is the program) and baselines.py, which lies beside this, one after the other, and prints one
+table of both; with --results it replaces the table between the two marks in that file. DIR is where the streamed file is
+made, of GIB GiB in samples of 256 KiB, and removed. Every program's own output is printed as it comes.
+"""
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+
+here = os.path.dirname(os.path.abspath(__file__))
+begin, end = "<!-- side_by_side: begin -->", "<!-- side_by_side: end -->"
+
+parser = argparse.ArgumentParser()
+parser.add_argument("pinflow")
+parser.add_argument("--dir", default="/dev/shm")
+parser.add_argument("--gib", type=int, default=8)
+parser.add_argument("--results", default="")
+parser.add_argument("--skip-peers", action="store_true")
+options = parser.parse_args()
+stream_file = os.path.join(options.dir, "baseline_stream.npy")
+failures = []
+
+
+def run_peers():
+    """baselines.py's figures: {work: [(gbps, peer), ...]}, the best first."""
+    found = {}
+    command = [sys.executable, os.path.join(here, "baselines.py"), "--dir", options.dir, "--gib", str(options.gib),
+               "--keep", "--only", "link,pin,stream,shuffled,rows"]
+    print("$", " ".join(command[1:]), flush=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            try:
+                figure = json.loads(line)
+            except ValueError:
+                continue
+            if "gbps" in figure:
+                found.setdefault(figure["work"], []).append((figure["gbps"], figure["peer"]))
+    if process.returncode != 0:
+        failures.append(f"baselines.py ended with status {process.returncode}")
+    return {work: sorted(figures, reverse=True) for work, figures in found.items()}
+
+
+def bench(work, *arguments):
+    """The results of one `pinflow bench WORK`, with the link's rate of that run."""
+    command = [options.pinflow, "bench", work, "--json", *arguments]
+    print("$ pinflow", " ".join(command[1:]), flush=True)
+    finished = subprocess.run(command, capture_output=True, text=True)
+    if finished.returncode != 0:
+        print(finished.stderr, end="", flush=True)
+        failures.append(f"bench {work} {' '.join(arguments)}: {finished.stderr.strip()}")
+        return [], 0.0
+    answer = json.loads(finished.stdout)
+    for result in answer["results"]:
+        print("   ", json.dumps(result), flush=True)
+    return answer["results"], answer["link_gbps"]
+
+
+peers = {} if options.skip_peers else run_peers()
+rows = []
+
+
+def add(title, results, work, peer_work=None, of_link=True):
+    """A line of the table: the result called `work` beside the best peer."""
+    result = next((each for each in results if each["work"] == work), None)
+    if result is None:
+        rows.append((title, "failed", "", "", "", ""))
+        return
+    best = peers.get(peer_work, [])
+    ratio = f"{result['gbps'] / best[0][0]:.1f}" if best else ""
+    rows.append((title, f"{result['gbps']:.1f}", f"{result['of_link']:.2f}" if of_link and result["of_link"] else "",
+                 f"{best[0][0]:.1f}" if best else "", ratio, best[0][1] if best else ""))
+
+
+if not os.path.exists(stream_file):
+    import numpy
+    numpy.lib.format.open_memmap(stream_file, mode="w+", dtype=numpy.float32, shape=(options.gib * 4096, 256, 256))[:] = 1.5
+try:
+    size = f"{options.gib} GiB"
+    streamed, link = bench("stream", "--file", stream_file)
+    add(f"stream {size}, 64 rows of 256 KiB a batch, epoch 1", streamed, "stream, epoch 1, opening and registering included")
+    add("the same, epochs 2 to 5", streamed, "stream, later epochs", "stream")
+    shuffled, _ = bench("shuffled", "--file", stream_file)
+    add("shuffled, the same file, epoch 1", shuffled, "shuffled, epoch 1, opening and registering included")
+    add("the same, epochs 2 to 5", shuffled, "shuffled, later epochs", "shuffled")
+    pinned, _ = bench("pin", "--file", stream_file)
+    add("make that file ready for the copy engine, in place", pinned, "pin, a file in place", "pin", of_link=False)
+finally:
+    if os.path.exists(stream_file):
+        os.unlink(stream_file)
+for order in ("stream", "shuffled"):
+    small, _ = bench(order, "--table", "8GiB", "--row-bytes", "4096", "--batch", "16384")
+    add(f"{order} 8 GiB, 16384 rows of 4 KiB a batch, epochs 2 to 5", small, f"{order}, later epochs")
+gathered, _ = bench("gather")
+add("gather 64 x 131072 of 10M rows of 512 B, 8 known", gathered, "gather", "gather 64")
+add("one such gather, waited for", gathered, "gather, one call, waited for", "gather")
+for table, row_bytes in (("16GiB", "512"), ("48GiB", "512"), ("16GiB", "1024")):
+    gathered, _ = bench("gather", "--table", table, "--row-bytes", row_bytes)
+    add(f"gather, rows of {row_bytes} B from {table}", gathered, "gather")
+scattered, _ = bench("scatter")
+add("scatter 64 x 131072 to 10M rows of 512 B, 8 known (of LINK to the host)", scattered, "scatter", "scatter 64")
+for table in ("16GiB", "48GiB"):
+    scattered, _ = bench("scatter", "--table", table)
+    add(f"scatter, rows of 512 B to {table}", scattered, "scatter")
+both, _ = bench("duplex")
+add("gather and scatter at once, 10M rows of 512 B, in total", both, "duplex, gather and scatter in total", "duplex 64")
+planned, _ = bench("plan")
+
+title = f"{datetime.date.today().isoformat()}, LINK {link:.1f} GB/s"
+table = [f"| {title} | pinflow, GB/s | of LINK | best peer, GB/s | times | which |", "|---|---|---|---|---|---|"]
+table += ["| " + " | ".join(row) + " |" for row in rows]
+print("\n".join(table), flush=True)
+if options.results:
+    with open(options.results) as file:
+        text = file.read()
+    first, last = text.index(begin) + len(begin), text.index(end)
+    with open(options.results, "w") as file:
+        file.write(text[:first] + "\n" + "\n".join(table) + "\n" + text[last:])
+for failure in failures:
+    print("FAILED:", failure, flush=True)
+sys.exit(1 if failures else 0)

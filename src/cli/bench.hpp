@@ -1,0 +1,66 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pinflow/device.hpp"
+#include "pinflow/rows.hpp"
+
+/// What `pinflow bench` measures. Contents are checked; indices are fresh for every repetition; figures are
+/// medians.
+namespace pinflow::cli {
+
+struct bench_options {
+    pinflow::device device = device::best();
+    std::string file;               ///< stream, shuffled, pin; empty: one is made, and removed
+    std::uint64_t table_bytes = 0;  ///< of tables, and of the file that is made
+    std::uint64_t row_bytes = 0;    ///< 0: what the work is usually measured with
+    std::uint64_t batch_rows = 0;   ///< the same
+    std::uint64_t batches = 64;     ///< gather, scatter, duplex
+    unsigned known = 8;             ///< batches that are known ahead
+    row_route route = row_route::automatic;
+    std::uint64_t epochs = 5;
+    unsigned repetitions = 3;
+};
+
+struct bench_result {
+    std::string work;
+    double gbps = 0;
+    double of_link = 0;  ///< the rate over that of the link in the same run; 0 where that makes no sense
+    double seconds = 0;
+    std::string note;
+};
+
+/// Rates of page-locked copies of 256 MiB, in GB (1e9 bytes) a second.
+struct link_rates {
+    double to_device = 0;
+    double to_host = 0;
+};
+link_rates measure_link(const device& device);
+
+/// Takes each result as soon as it is there.
+using bench_report = std::function<void(const bench_result&)>;
+
+void bench_copy(const bench_options& options, const link_rates& link, const bench_report& report);
+void bench_pin(const bench_options& options, const link_rates& link, const bench_report& report);
+/// stream and shuffled.
+void bench_stream(const bench_options& options, bool shuffled, const link_rates& link,
+                  const bench_report& report);
+void bench_gather(const bench_options& options, const link_rates& link, const bench_report& report);
+void bench_scatter(const bench_options& options, const link_rates& link, const bench_report& report);
+void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report);
+void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report);
+
+// ---- what they share
+// ----------------------------------------------------------------------------------------
+
+double seconds_since(std::chrono::steady_clock::time_point start);
+double median(std::vector<double> values);
+/// Fills `bytes` with words that are a function of `seed` and their place, by all cores.
+void fill_with_words(std::span<std::byte> bytes, std::uint64_t seed);
+
+}  // namespace pinflow::cli

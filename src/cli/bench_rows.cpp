@@ -1,0 +1,301 @@
+#include <fmt/format.h>
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "pinflow/buffer.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/loader/sampler.hpp"
+#include "pinflow/rows.hpp"
+#include "pinflow/stream.hpp"
+#include "src/cli/bench.hpp"
+
+namespace pinflow::cli {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// Sizes of the work, with what is usual where nothing was asked for.
+struct sizes {
+    explicit sizes(const bench_options& options)
+        : row_bytes(options.row_bytes == 0 ? 512 : options.row_bytes),
+          batch_rows(options.batch_rows == 0 ? 131072 : options.batch_rows),
+          batches(options.batches),
+          known(static_cast<unsigned>(std::min<std::uint64_t>(options.known, options.batches))) {
+        constexpr std::uint64_t usual_rows = 10'000'000;
+        const std::uint64_t table_bytes =
+            options.table_bytes == 0 ? usual_rows * row_bytes : options.table_bytes;
+        row_count = table_bytes / row_bytes;
+        if (row_count < batch_rows) {
+            throw invalid_argument(
+                fmt::format("a table of {} bytes has {} rows of {} bytes, fewer than a batch of {}",
+                            table_bytes, row_count, row_bytes, batch_rows));
+        }
+    }
+
+    std::uint64_t row_bytes;
+    std::uint64_t batch_rows;
+    std::uint64_t batches;
+    unsigned known;
+    std::uint64_t row_count = 0;
+
+    std::uint64_t batch_bytes() const { return batch_rows * row_bytes; }
+    double payload_bytes() const { return static_cast<double>(batches * batch_bytes()); }
+    std::string in_words() const {
+        return fmt::format("{} x {} rows of {} B from {:.2f} GiB, {} known", batches, batch_rows, row_bytes,
+                           static_cast<double>(row_count * row_bytes) / (1 << 30), known);
+    }
+};
+
+using id_list = std::vector<std::uint64_t>;
+
+/// For each batch fresh rows, none of them twice in a batch.
+std::vector<id_list> fresh_lists(const sizes& sizes, std::uint64_t seed) {
+    std::vector<id_list> lists(sizes.batches, id_list(sizes.batch_rows));
+    tbb::parallel_for(std::uint64_t{0}, sizes.batches, [&](std::uint64_t batch) {
+        sampler(order::shuffled, sizes.row_count, seed * 1'000'003 + batch).rows_at(0, 0, lists[batch]);
+    });
+    return lists;
+}
+
+/// The same from one order of the table, from its batch `first` on: no row is in two of them.
+std::vector<id_list> lists_apart(const sizes& sizes, std::uint64_t seed, std::uint64_t first) {
+    std::vector<id_list> lists(sizes.batches, id_list(sizes.batch_rows));
+    const sampler rows(order::shuffled, sizes.row_count, seed);
+    tbb::parallel_for(std::uint64_t{0}, sizes.batches, [&](std::uint64_t batch) {
+        rows.rows_at(0, (first + batch) * sizes.batch_rows, lists[batch]);
+    });
+    return lists;
+}
+
+/// A table, batches for it in device memory, and the way between them.
+class exchange_bench {
+ public:
+    exchange_bench(const bench_options& options, const sizes& of)
+        : sizes_(of),
+          stream_(options.device),
+          back_(options.device),
+          table_(of.row_count * of.row_bytes, options.device),
+          slot_(of.batch_bytes(), options.device),
+          exchange_(row_table(table_.bytes(), of.row_bytes), options.device, {.route = options.route}) {
+        fill_with_words(table_.bytes(), 7);
+        for (std::uint64_t batch = 0; batch < of.batches; ++batch) {
+            gathered_.emplace_back(of.batch_bytes(), stream_);
+            sources_.emplace_back(of.batch_bytes(), stream_);
+        }
+        stream_.synchronize();
+    }
+
+    row_exchange& exchange() { return exchange_; }
+
+    /// Gathers all batches, `known` at a time. @return seconds.
+    double gather(const std::vector<id_list>& ids) {
+        const auto start = clock::now();
+        for (std::uint64_t first = 0; first < ids.size(); first += sizes_.known)
+            enqueue_gather(ids, first, stream_);
+        stream_.synchronize();
+        return seconds_since(start);
+    }
+
+    double scatter(const std::vector<id_list>& ids) {
+        const auto start = clock::now();
+        for (std::uint64_t first = 0; first < ids.size(); first += sizes_.known)
+            enqueue_scatter(ids, first, stream_);
+        stream_.synchronize();
+        return seconds_since(start);
+    }
+
+    /// Gathers one group while another is scattered, each on a stream of its own.
+    double duplex(const std::vector<id_list>& gathered, const std::vector<id_list>& scattered) {
+        const auto start = clock::now();
+        for (std::uint64_t first = 0; first < gathered.size(); first += sizes_.known) {
+            enqueue_gather(gathered, first, stream_);
+            enqueue_scatter(scattered, first, back_);
+        }
+        stream_.synchronize();
+        back_.synchronize();
+        return seconds_since(start);
+    }
+
+    /// Seconds of one call that is waited for.
+    double one_gather(const id_list& ids) {
+        const auto start = clock::now();
+        exchange_.gather(std::span<const std::uint64_t>(ids), gathered_[0].data());
+        return seconds_since(start);
+    }
+
+    void clear_gathered() {
+        std::memset(slot_.data(), 0xEE, slot_.size_bytes());
+        for (const device_buffer& batch : gathered_)
+            copy_to_device_async(batch.data(), slot_.bytes(), stream_);
+        stream_.synchronize();
+    }
+
+    /// Other contents for each batch.
+    void fill_sources(std::uint64_t seed) {
+        for (std::uint64_t batch = 0; batch < sources_.size(); ++batch) {
+            fill_with_words(slot_.bytes(), seed + batch);
+            copy_to_device_async(sources_[batch].data(), slot_.bytes(), stream_);
+            stream_.synchronize();
+        }
+    }
+
+    /// @throws format_error unless every batch has the table's rows.
+    void check_gathered(const std::vector<id_list>& ids) {
+        for (std::uint64_t batch = 0; batch < ids.size(); ++batch) {
+            copy_to_host_async(slot_.bytes(), gathered_[batch].data(), stream_);
+            stream_.synchronize();
+            compare(ids[batch], batch, [](std::uint64_t) { return true; });
+        }
+    }
+
+    /// The same of a table that was written: of rows that several batches wrote, the last counts.
+    void check_scattered(const std::vector<id_list>& ids, std::uint64_t seed) {
+        std::vector<bool> seen(sizes_.row_count);
+        for (std::uint64_t batch = ids.size(); batch-- > 0;) {
+            fill_with_words(slot_.bytes(), seed + batch);
+            std::vector<char> last(ids[batch].size());
+            for (std::uint64_t i = 0; i < last.size(); ++i) {
+                last[i] = seen[ids[batch][i]] ? 0 : 1;
+                seen[ids[batch][i]] = true;
+            }
+            compare(ids[batch], batch, [&](std::uint64_t i) { return last[i] != 0; });
+        }
+    }
+
+ private:
+    void enqueue_gather(const std::vector<id_list>& ids, std::uint64_t first, stream_view stream) {
+        std::vector<row_gather> group;
+        for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + sizes_.known, ids.size()); ++i)
+            group.push_back({std::span<const std::uint64_t>(ids[i]), gathered_[i].data()});
+        exchange_.gather_group_async(group, stream);
+    }
+
+    void enqueue_scatter(const std::vector<id_list>& ids, std::uint64_t first, stream_view stream) {
+        std::vector<row_scatter> group;
+        for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + sizes_.known, ids.size()); ++i)
+            group.push_back({std::span<const std::uint64_t>(ids[i]), sources_[i].data()});
+        exchange_.scatter_group_async(group, duplicate_policy::last, stream);
+    }
+
+    template <typename Wanted>
+    void compare(const id_list& ids, std::uint64_t batch, Wanted wanted) const {
+        std::atomic<std::uint64_t> wrong = 0;
+        tbb::parallel_for(std::uint64_t{0}, static_cast<std::uint64_t>(ids.size()), [&](std::uint64_t i) {
+            if (!wanted(i)) return;
+            const std::byte* const row = table_.data() + ids[i] * sizes_.row_bytes;
+            if (std::memcmp(slot_.data() + i * sizes_.row_bytes, row, sizes_.row_bytes) != 0) ++wrong;
+        });
+        if (wrong > 0) {
+            throw format_error(
+                fmt::format("{} of {} rows of batch {} are wrong", wrong.load(), ids.size(), batch));
+        }
+    }
+
+    sizes sizes_;
+    stream stream_;
+    stream back_;
+    pinned_buffer table_;
+    pinned_buffer slot_;
+    std::vector<device_buffer> gathered_;
+    std::vector<device_buffer> sources_;
+    row_exchange exchange_;
+};
+
+std::string plan_in_words(const row_plan& plan) {
+    return fmt::format(
+        "{}{}{}", to_string(plan.route), plan.sorted ? ", sorted" : "",
+        plan.route == row_route::hybrid ? fmt::format(", {:.0f} % staged", 100 * plan.staged_share) : "");
+}
+
+}  // namespace
+
+void bench_gather(const bench_options& options, const link_rates& link, const bench_report& report) {
+    const sizes sizes(options);
+    exchange_bench bench(options, sizes);
+    const row_plan plan = bench.exchange().plan_gather(sizes.batch_rows, sizes.known);
+    std::vector<double> seconds;
+    for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
+        const auto ids = fresh_lists(sizes, repetition);
+        bench.clear_gathered();
+        const double taken = bench.gather(ids);
+        if (repetition > 0) seconds.push_back(taken);
+        bench.check_gathered(ids);
+    }
+    const double rate = sizes.payload_bytes() / median(seconds) / 1e9;
+    report({"gather", rate, rate / link.to_device, median(seconds),
+            fmt::format("{}; {}", sizes.in_words(), plan_in_words(plan))});
+    std::vector<double> latencies;
+    const auto ids = fresh_lists(sizes, 1000);
+    for (const id_list& list : ids)
+        latencies.push_back(bench.one_gather(list));
+    const double one = median(latencies);
+    const double one_rate = static_cast<double>(sizes.batch_bytes()) / one / 1e9;
+    report({"gather, one call, waited for", one_rate, one_rate / link.to_device, one,
+            plan_in_words(bench.exchange().plan_gather(sizes.batch_rows))});
+}
+
+void bench_scatter(const bench_options& options, const link_rates& link, const bench_report& report) {
+    const sizes sizes(options);
+    exchange_bench bench(options, sizes);
+    const row_plan plan = bench.exchange().plan_scatter(sizes.batch_rows, sizes.known);
+    std::vector<double> seconds;
+    for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
+        const auto ids = fresh_lists(sizes, repetition);
+        const std::uint64_t seed = 1000 * (repetition + 1);
+        bench.fill_sources(seed);
+        const double taken = bench.scatter(ids);
+        if (repetition > 0) seconds.push_back(taken);
+        bench.check_scattered(ids, seed);
+    }
+    const double rate = sizes.payload_bytes() / median(seconds) / 1e9;
+    report({"scatter", rate, rate / link.to_host, median(seconds),
+            fmt::format("{}; {}; LINK is that to the host", sizes.in_words(), plan_in_words(plan))});
+}
+
+void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report) {
+    sizes sizes(options);
+    // no row is both read and written, so that what arrives can be checked
+    const std::uint64_t lists = sizes.row_count / sizes.batch_rows;
+    if (lists < 2) throw invalid_argument("the table of duplex must have the rows of two batches at least");
+    sizes.batches = std::min(sizes.batches, lists / 2);
+    sizes.known = static_cast<unsigned>(std::min<std::uint64_t>(sizes.known, sizes.batches));
+    exchange_bench bench(options, sizes);
+    static_cast<void>(bench.exchange().plan_gather(sizes.batch_rows, sizes.known));
+    static_cast<void>(bench.exchange().plan_scatter(sizes.batch_rows, sizes.known));
+    std::vector<double> seconds;
+    for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
+        const std::vector<id_list> gathered = lists_apart(sizes, repetition, 0);
+        const std::vector<id_list> scattered = lists_apart(sizes, repetition, sizes.batches);
+        const std::uint64_t seed = 1000 * (repetition + 1);
+        bench.clear_gathered();
+        bench.fill_sources(seed);
+        const double taken = bench.duplex(gathered, scattered);
+        if (repetition > 0) seconds.push_back(taken);
+        bench.check_gathered(gathered);
+        bench.check_scattered(scattered, seed);
+    }
+    const double rate = 2 * sizes.payload_bytes() / median(seconds) / 1e9;
+    report({"duplex, gather and scatter in total", rate, rate / link.to_device, median(seconds),
+            sizes.in_words()});
+}
+
+void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report) {
+    const sizes sizes(options);
+    exchange_bench bench(options, sizes);
+    for (const unsigned batches : {1U, sizes.known}) {
+        const row_plan gather = bench.exchange().plan_gather(sizes.batch_rows, batches);
+        report({fmt::format("plan, gather, {} at a time: {}", batches, plan_in_words(gather)), gather.gbps,
+                gather.gbps / link.to_device, 0, gather.reason});
+        const row_plan scatter = bench.exchange().plan_scatter(sizes.batch_rows, batches);
+        report({fmt::format("plan, scatter, {} at a time: {}", batches, plan_in_words(scatter)), scatter.gbps,
+                scatter.gbps / link.to_host, 0, scatter.reason});
+    }
+}
+
+}  // namespace pinflow::cli

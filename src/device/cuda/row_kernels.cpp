@@ -1,0 +1,107 @@
+#include "src/device/cuda/row_kernels.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "src/device/cuda/rows.hpp"
+
+namespace pinflow::detail::cuda {
+
+namespace {
+
+constexpr std::uint64_t word_bytes = 16;
+
+/// Whether everything that a transfer touches begins at multiples of 16 bytes.
+bool is_aligned(const row_transfer& transfer) noexcept {
+    std::uintptr_t bits =
+        reinterpret_cast<std::uintptr_t>(transfer.table.rows) | transfer.table.row_size_bytes;
+    for (unsigned part = 0; part < transfer.parts.count; ++part)
+        bits |= reinterpret_cast<std::uintptr_t>(transfer.parts.rows[part]);
+    return bits % word_bytes == 0;
+}
+
+/// Threads that move one row.
+unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
+    constexpr std::uint64_t most = 32;  // a warp
+    return static_cast<unsigned>(
+        std::min(std::bit_ceil((row_size_bytes + word_bytes - 1) / word_bytes), most));
+}
+
+}  // namespace
+
+unsigned row_kernels::blocks_for(std::uint64_t threads) const noexcept {
+    const std::uint64_t needed = (threads + row_threads - 1) / row_threads;
+    // no more than a few waves: the kernels go on by themselves
+    return static_cast<unsigned>(std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 16));
+}
+
+cudaError_t row_kernels::check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                                    row_faults* faults, cudaStream_t stream) const noexcept {
+    void* arguments[] = {&ids, &count, &row_count, &faults};
+    return launch(cuda::check_rows(), blocks_for(count), row_threads, arguments, stream);
+}
+
+cudaError_t row_kernels::sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                                   std::uint64_t* sorted_ids, std::uint32_t* positions,
+                                   cudaStream_t stream) const noexcept {
+    // an index that is too large is a fault: where it comes to lie does not matter
+    const int bits = std::max(1, static_cast<int>(std::bit_width(row_count)));
+    std::size_t scratch_bytes = 0;
+    cudaError_t status =
+        sort_ids(nullptr, scratch_bytes, ids, sorted_ids, positions, positions, count, bits, stream);
+    if (status != cudaSuccess) return status;
+    const std::size_t numbers_bytes = (count * sizeof(std::uint32_t) + 255) / 256 * 256;
+    void* scratch = nullptr;
+    status = allocate(scratch, numbers_bytes + std::max<std::size_t>(scratch_bytes, 1), pool_, stream);
+    if (status != cudaSuccess) return status;
+    auto* numbers = static_cast<std::uint32_t*>(scratch);
+    void* arguments[] = {static_cast<void*>(&numbers), &count};
+    status = launch(number_rows(), blocks_for(count), row_threads, arguments, stream);
+    if (status == cudaSuccess) {
+        status = sort_ids(static_cast<std::byte*>(scratch) + numbers_bytes, scratch_bytes, ids, sorted_ids,
+                          numbers, positions, count, bits, stream);
+    }
+    const cudaError_t freed = free(scratch, stream);
+    return status == cudaSuccess ? freed : status;
+}
+
+cudaError_t row_kernels::refuse_repeated_rows(const row_order& order, row_faults* faults,
+                                              cudaStream_t stream) const noexcept {
+    row_order copy = order;
+    void* arguments[] = {&copy, &faults};
+    return launch(cuda::refuse_repeated_rows(), blocks_for(order.count), row_threads, arguments, stream);
+}
+
+cudaError_t row_kernels::name_row_faults(const std::uint64_t* ids, row_faults* faults,
+                                         cudaStream_t stream) const noexcept {
+    void* arguments[] = {&ids, &faults};
+    return launch(cuda::name_row_faults(), 1, 1, arguments, stream);
+}
+
+cudaError_t row_kernels::launch_moving(const void* kernel, const row_transfer& transfer,
+                                       cudaStream_t stream) const noexcept {
+    row_launch work;
+    work.transfer = transfer;
+    work.lanes = lanes_for(transfer.table.row_size_bytes);
+    const unsigned most = blocks_for((transfer.end - transfer.begin) * work.lanes);
+    const unsigned blocks = transfer.blocks == 0 ? most : std::min(most, transfer.blocks);
+    void* arguments[] = {&work};
+    return launch(kernel, blocks, row_threads, arguments, stream);
+}
+
+cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
+    return launch_moving(cuda::gather_rows(is_aligned(transfer)), transfer, stream);
+}
+
+cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
+    return launch_moving(cuda::repeat_rows(is_aligned(transfer)), transfer, stream);
+}
+
+cudaError_t row_kernels::scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
+                                      cudaStream_t stream) const noexcept {
+    const void* const kernel =
+        repeated == repeated_rows::sum ? scatter_sums(type) : cuda::scatter_rows(is_aligned(transfer));
+    return launch_moving(kernel, transfer, stream);
+}
+
+}  // namespace pinflow::detail::cuda

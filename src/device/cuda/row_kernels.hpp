@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+
+#include "src/device/cuda/api.hpp"
+#include "src/device/row_work.hpp"
+
+namespace pinflow::detail::cuda {
+
+/// Launches the kernels of rows.hpp, and sorts, on one device: to be called with its context current.
+class row_kernels {
+ public:
+    /// `pool` is where scratch memory comes from, in the order of the streams.
+    row_kernels(cudaMemPool_t pool, unsigned multiprocessors) noexcept
+        : pool_(pool), multiprocessors_(multiprocessors) {}
+
+    cudaError_t check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                           row_faults* faults, cudaStream_t stream) const noexcept;
+    cudaError_t sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                          std::uint64_t* sorted_ids, std::uint32_t* positions,
+                          cudaStream_t stream) const noexcept;
+    cudaError_t refuse_repeated_rows(const row_order& order, row_faults* faults,
+                                     cudaStream_t stream) const noexcept;
+    cudaError_t name_row_faults(const std::uint64_t* ids, row_faults* faults,
+                                cudaStream_t stream) const noexcept;
+    cudaError_t gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept;
+    cudaError_t repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept;
+    cudaError_t scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
+                             cudaStream_t stream) const noexcept;
+
+ private:
+    unsigned blocks_for(std::uint64_t threads) const noexcept;
+    cudaError_t launch_moving(const void* kernel, const row_transfer& transfer,
+                              cudaStream_t stream) const noexcept;
+
+    cudaMemPool_t pool_;
+    unsigned multiprocessors_;
+};
+
+}  // namespace pinflow::detail::cuda

@@ -1,0 +1,469 @@
+#include "src/core/scalar.hpp"
+#include "src/device/cuda/rows.hpp"
+
+// What limits these kernels is the link, and for small rows of large tables the translation of addresses: few
+// blocks, each row's bytes in flight at once, and an order in which neighbours in time are neighbours in
+// memory serve it best (measured: samples/bench/RESULTS.md). Everything in device memory is free beside that.
+// Host memory is touched in aligned pieces of 16 bytes wherever a row covers them. All indices are 64 bits
+// wide.
+
+namespace pinflow::detail::cuda {
+
+namespace {
+
+/// Rows that a group of threads has in flight.
+constexpr unsigned rows_at_once = 4;
+constexpr unsigned word_bytes = sizeof(uint4);
+
+__device__ std::uint64_t thread_number() {
+    return std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+}
+__device__ std::uint64_t thread_count() {
+    return std::uint64_t{gridDim.x} * blockDim.x;
+}
+
+__device__ bool refused(const row_faults* faults) {
+    return faults != nullptr && (faults->outside_count != 0 || faults->repeated_count != 0);
+}
+
+__device__ std::uint64_t position_of(const row_order& order, std::uint64_t index) {
+    return order.positions == nullptr ? index : order.positions[index];
+}
+
+/// Whether an index before this one is the same.
+__device__ bool is_repeated(const row_order& order, std::uint64_t index) {
+    return order.sorted && index > 0 && order.ids[index - 1] == order.ids[index];
+}
+
+/// Whether an index behind this one is the same.
+__device__ bool is_overwritten(const row_order& order, std::uint64_t index) {
+    return order.sorted && index + 1 < order.count && order.ids[index + 1] == order.ids[index];
+}
+
+__device__ unsigned char* device_row(const row_transfer& work, std::uint64_t position) {
+    unsigned part = 0;
+    while (part + 1 < work.parts.count && position >= work.parts.first[part + 1])
+        ++part;
+    return reinterpret_cast<unsigned char*>(work.parts.rows[part]) +
+           (position - work.parts.first[part]) * work.table.row_size_bytes;
+}
+
+__device__ unsigned char* table_row(const row_transfer& work, std::uint64_t row) {
+    return reinterpret_cast<unsigned char*>(work.table.rows) + row * work.table.row_size_bytes;
+}
+
+/// The table's row for the index at `index` of the order.
+__device__ unsigned char* host_row(const row_transfer& work, std::uint64_t index) {
+    return table_row(work, work.compact ? index - work.begin : work.order.ids[index]);
+}
+
+// ---- 16 bytes of any alignment
+// ------------------------------------------------------------------------------
+
+/// 16 bytes that can be taken apart.
+union word {
+    uint4 whole;
+    unsigned quarter[4];
+    unsigned char byte[word_bytes];
+};
+
+/// A row in host memory as aligned words: the first and the last may belong to its neighbours in part.
+struct host_words {
+    unsigned char* row;
+    std::uint64_t row_bytes;
+
+    __device__ unsigned before() const {  // bytes of the first word that lie before the row
+        return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(row) % word_bytes);
+    }
+    __device__ std::uint64_t count() const { return (before() + row_bytes + word_bytes - 1) / word_bytes; }
+    /// Of word `index`: the bytes [begin, end) are the row's.
+    __device__ unsigned begin(std::uint64_t index) const { return index == 0 ? before() : 0; }
+    __device__ unsigned end(std::uint64_t index) const {
+        const std::uint64_t rest = before() + row_bytes - index * word_bytes;
+        return rest < word_bytes ? static_cast<unsigned>(rest) : word_bytes;
+    }
+    __device__ unsigned char* at(std::uint64_t index) const { return row - before() + index * word_bytes; }
+};
+
+/// Copies bytes [begin, end) of `value` to the same bytes at `destination`, in as few pieces as its alignment
+/// allows.
+__device__ void store(unsigned char* destination, const word& value, unsigned begin, unsigned end) {
+    const auto address = reinterpret_cast<std::uintptr_t>(destination);
+    if (begin == 0 && end == word_bytes && address % word_bytes == 0) {
+        __stcs(reinterpret_cast<uint4*>(destination), value.whole);
+        return;
+    }
+    if (begin == 0 && end == word_bytes && address % 4 == 0) {
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i)
+            reinterpret_cast<unsigned*>(destination)[i] = value.quarter[i];
+        return;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < word_bytes; ++i) {
+        if (i >= begin && i < end) destination[i] = value.byte[i];
+    }
+}
+
+/// The bytes [begin, end) at `source`, at the same places of a word.
+__device__ word load(const unsigned char* source, unsigned begin, unsigned end) {
+    word value;
+    const auto address = reinterpret_cast<std::uintptr_t>(source);
+    if (begin == 0 && end == word_bytes && address % word_bytes == 0) {
+        value.whole = __ldcs(reinterpret_cast<const uint4*>(source));
+        return value;
+    }
+    value.whole = make_uint4(0, 0, 0, 0);
+    if (begin == 0 && end == word_bytes && address % 4 == 0) {
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i)
+            value.quarter[i] = reinterpret_cast<const unsigned*>(source)[i];
+        return value;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < word_bytes; ++i) {
+        if (i >= begin && i < end) value.byte[i] = source[i];
+    }
+    return value;
+}
+
+/// An aligned word of host memory that has bytes of a row in it: the whole of it in one piece, unless it
+/// reaches out of the table.
+__device__ word load_host(const row_transfer& work, const host_words& words, std::uint64_t index) {
+    const unsigned char* const at = words.at(index);
+    const bool inside = at >= table_row(work, 0) && at + word_bytes <= table_row(work, work.table.row_count);
+    return inside ? load(at, 0, word_bytes) : load(at, words.begin(index), words.end(index));
+}
+
+// ---- the kernels
+// --------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(row_threads)
+    check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, row_faults* faults) {
+    for (std::uint64_t i = thread_number(); i < count; i += thread_count()) {
+        if (ids[i] < row_count) continue;
+        atomicAdd(&faults->outside_count, 1ULL);
+        atomicMax(&faults->outside_complement, ~static_cast<unsigned long long>(i));
+    }
+}
+
+__global__ void __launch_bounds__(row_threads) number(std::uint32_t* positions, std::uint64_t count) {
+    for (std::uint64_t i = thread_number(); i < count; i += thread_count())
+        positions[i] = static_cast<std::uint32_t>(i);
+}
+
+__global__ void __launch_bounds__(row_threads) refuse_repeated(row_order order, row_faults* faults) {
+    for (std::uint64_t i = thread_number(); i < order.count; i += thread_count()) {
+        if (!is_repeated(order, i)) continue;
+        atomicAdd(&faults->repeated_count, 1ULL);
+        atomicMax(&faults->repeated_complement, ~static_cast<unsigned long long>(position_of(order, i)));
+    }
+}
+
+__global__ void name_faults(const std::uint64_t* ids, row_faults* faults) {
+    if (faults->outside_count != 0) faults->outside_id = ids[~faults->outside_complement];
+    if (faults->repeated_count != 0) faults->repeated_id = ids[~faults->repeated_complement];
+}
+
+/// Goes through a launch's rows in its order, `rows_at_once` for each group of threads at a time, 16 bytes a
+/// thread: `begin_row(k, index)` says whether the k-th of them is moved and how many words it has, then come
+/// load(k, word) for all of them and store(k, word, value).
+template <typename Mover>
+__device__ void move_rows(const row_launch& launch, Mover mover) {
+    const row_transfer& work = launch.transfer;
+    if (refused(work.faults)) return;
+    const unsigned lane = threadIdx.x % launch.lanes;
+    const std::uint64_t group = thread_number() / launch.lanes;
+    const std::uint64_t groups = thread_count() / launch.lanes;
+    for (std::uint64_t first = work.begin + group * rows_at_once; first < work.end;
+         first += groups * rows_at_once) {
+        std::uint64_t words[rows_at_once];
+        std::uint64_t most = 0;
+#pragma unroll
+        for (unsigned k = 0; k < rows_at_once; ++k) {
+            words[k] = first + k < work.end ? mover.begin_row(k, first + k) : 0;
+            most = words[k] > most ? words[k] : most;
+        }
+        for (std::uint64_t at = lane; at < most; at += launch.lanes) {
+            word values[rows_at_once];
+#pragma unroll
+            for (unsigned k = 0; k < rows_at_once; ++k) {
+                if (at < words[k]) values[k] = mover.load(k, at);
+            }
+#pragma unroll
+            for (unsigned k = 0; k < rows_at_once; ++k) {
+                if (at < words[k]) mover.store(k, at, values[k]);
+            }
+        }
+    }
+}
+
+/// Between rows of which both sides, and their size, are multiples of 16 bytes.
+struct aligned_mover {
+    const unsigned char* from[rows_at_once];
+    unsigned char* to[rows_at_once];
+
+    __device__ static word load_at(const unsigned char* row, std::uint64_t at) {
+        word value;
+        value.whole = __ldcs(reinterpret_cast<const uint4*>(row) + at);
+        return value;
+    }
+    __device__ word load(unsigned k, std::uint64_t at) const { return load_at(from[k], at); }
+    __device__ void store(unsigned k, std::uint64_t at, const word& value) const {
+        __stcs(reinterpret_cast<uint4*>(to[k]) + at, value.whole);
+    }
+};
+
+/// Between rows of any alignment: words are those of the host's row, whichever side that is.
+struct any_mover {
+    host_words host[rows_at_once];
+    unsigned char* device[rows_at_once];
+
+    /// Where word `at` of the host's row begins in the device's; before the row for the first one.
+    __device__ unsigned char* on_device(unsigned k, std::uint64_t at) const {
+        return device[k] + at * word_bytes - host[k].before();
+    }
+};
+
+template <bool Aligned>
+struct gatherer;
+
+template <>
+struct gatherer<true> : aligned_mover {
+    const row_transfer& work;
+    __device__ explicit gatherer(const row_transfer& transfer) : work(transfer) {}
+
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+        if (is_repeated(work.order, index)) return 0;
+        from[k] = host_row(work, index);
+        to[k] = device_row(work, position_of(work.order, index));
+        return work.table.row_size_bytes / word_bytes;
+    }
+};
+
+template <>
+struct gatherer<false> : any_mover {
+    const row_transfer& work;
+    __device__ explicit gatherer(const row_transfer& transfer) : work(transfer) {}
+
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+        if (is_repeated(work.order, index)) return 0;
+        host[k] = {host_row(work, index), work.table.row_size_bytes};
+        device[k] = device_row(work, position_of(work.order, index));
+        return host[k].count();
+    }
+    __device__ word load(unsigned k, std::uint64_t at) const { return load_host(work, host[k], at); }
+    __device__ void store(unsigned k, std::uint64_t at, const word& value) const {
+        cuda::store(on_device(k, at), value, host[k].begin(at), host[k].end(at));
+    }
+};
+
+template <bool Aligned>
+struct scatterer;
+
+template <>
+struct scatterer<true> : aligned_mover {
+    const row_transfer& work;
+    __device__ explicit scatterer(const row_transfer& transfer) : work(transfer) {}
+
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+        if (is_overwritten(work.order, index)) return 0;
+        from[k] = device_row(work, position_of(work.order, index));
+        to[k] = host_row(work, index);
+        return work.table.row_size_bytes / word_bytes;
+    }
+};
+
+template <>
+struct scatterer<false> : any_mover {
+    const row_transfer& work;
+    __device__ explicit scatterer(const row_transfer& transfer) : work(transfer) {}
+
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+        if (is_overwritten(work.order, index)) return 0;
+        host[k] = {host_row(work, index), work.table.row_size_bytes};
+        device[k] = device_row(work, position_of(work.order, index));
+        return host[k].count();
+    }
+    __device__ word load(unsigned k, std::uint64_t at) const {
+        return cuda::load(on_device(k, at), host[k].begin(at), host[k].end(at));
+    }
+    __device__ void store(unsigned k, std::uint64_t at, const word& value) const {
+        cuda::store(host[k].at(at), value, host[k].begin(at), host[k].end(at));
+    }
+};
+
+/// Repeated rows: from the position of the first to those of the others, all in device memory.
+template <bool Aligned>
+struct repeater;
+
+/// The first index that is equal to the one at `index`.
+__device__ std::uint64_t first_equal(const row_order& order, std::uint64_t index) {
+    const std::uint64_t id = order.ids[index];
+    std::uint64_t low = 0;
+    std::uint64_t high = index;
+    while (low < high) {
+        const std::uint64_t middle = low + (high - low) / 2;
+        if (order.ids[middle] < id) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+template <>
+struct repeater<true> : aligned_mover {
+    const row_transfer& work;
+    __device__ explicit repeater(const row_transfer& transfer) : work(transfer) {}
+
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+        if (!is_repeated(work.order, index)) return 0;
+        from[k] = device_row(work, position_of(work.order, first_equal(work.order, index)));
+        to[k] = device_row(work, position_of(work.order, index));
+        return work.table.row_size_bytes / word_bytes;
+    }
+};
+
+template <>
+struct repeater<false> : any_mover {
+    const row_transfer& work;
+    __device__ explicit repeater(const row_transfer& transfer) : work(transfer) {}
+
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+        if (!is_repeated(work.order, index)) return 0;
+        // the side that is written is the one whose words are aligned
+        host[k] = {device_row(work, position_of(work.order, index)), work.table.row_size_bytes};
+        device[k] = device_row(work, position_of(work.order, first_equal(work.order, index)));
+        return host[k].count();
+    }
+    __device__ word load(unsigned k, std::uint64_t at) const {
+        return cuda::load(on_device(k, at), host[k].begin(at), host[k].end(at));
+    }
+    __device__ void store(unsigned k, std::uint64_t at, const word& value) const {
+        cuda::store(host[k].at(at), value, host[k].begin(at), host[k].end(at));
+    }
+};
+
+template <bool Aligned>
+__global__ void __launch_bounds__(row_threads) gather(row_launch launch) {
+    move_rows(launch, gatherer<Aligned>(launch.transfer));
+}
+
+template <bool Aligned>
+__global__ void __launch_bounds__(row_threads) scatter(row_launch launch) {
+    move_rows(launch, scatterer<Aligned>(launch.transfer));
+}
+
+template <bool Aligned>
+__global__ void __launch_bounds__(row_threads) repeat(row_launch launch) {
+    move_rows(launch, repeater<Aligned>(launch.transfer));
+}
+
+// ---- sums
+// ---------------------------------------------------------------------------------------------------
+
+/// What values are added up in: sums of small floats are rounded once.
+template <typename Value>
+struct accumulator {
+    using type = Value;
+    __device__ static type widen(Value value) { return value; }
+    __device__ static Value narrow(type sum) { return sum; }
+};
+template <typename Value>
+struct small_accumulator {
+    using type = float;
+    __device__ static type widen(Value value) { return widen_float(value); }
+    __device__ static Value narrow(type sum) { return narrow_float<Value>(sum); }
+};
+template <>
+struct accumulator<half_bits> : small_accumulator<half_bits> {};
+template <>
+struct accumulator<bfloat16_bits> : small_accumulator<bfloat16_bits> {};
+
+/// A group of threads for each index; those that are not repeated add up all that follow.
+template <typename Value>
+__global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
+    const row_transfer& work = launch.transfer;
+    if (refused(work.faults)) return;
+    using sum = accumulator<Value>;
+    const row_order& order = work.order;
+    const unsigned lane = threadIdx.x % launch.lanes;
+    const std::uint64_t values = work.table.row_size_bytes / sizeof(Value);
+    for (std::uint64_t index = work.begin + thread_number() / launch.lanes; index < work.end;
+         index += thread_count() / launch.lanes) {
+        if (is_repeated(order, index)) continue;
+        const std::uint64_t id = order.ids[index];
+        auto* const to = reinterpret_cast<Value*>(host_row(work, index));
+        for (std::uint64_t at = lane; at < values; at += launch.lanes) {
+            const auto value = [&](std::uint64_t i) {
+                return reinterpret_cast<const Value*>(device_row(work, position_of(order, i)))[at];
+            };
+            const Value first = value(index);
+            if (!is_overwritten(order, index)) {
+                to[at] = first;  // alone: the very bits
+                continue;
+            }
+            typename sum::type total = sum::widen(first);
+            for (std::uint64_t i = index + 1; i < order.count && order.ids[i] == id; ++i)
+                total += sum::widen(value(i));
+            to[at] = sum::narrow(total);
+        }
+    }
+}
+
+template <typename... Parameters>
+const void* address(void (*kernel)(Parameters...)) {
+    return reinterpret_cast<const void*>(kernel);
+}
+
+}  // namespace
+
+const void* check_rows() {
+    return address(&check);
+}
+
+const void* number_rows() {
+    return address(&number);
+}
+
+const void* refuse_repeated_rows() {
+    return address(&refuse_repeated);
+}
+
+const void* name_row_faults() {
+    return address(&name_faults);
+}
+
+const void* gather_rows(bool aligned) {
+    return aligned ? address(&gather<true>) : address(&gather<false>);
+}
+
+const void* repeat_rows(bool aligned) {
+    return aligned ? address(&repeat<true>) : address(&repeat<false>);
+}
+
+const void* scatter_rows(bool aligned) {
+    return aligned ? address(&scatter<true>) : address(&scatter<false>);
+}
+
+const void* scatter_sums(sum_type type) {
+    switch (type) {
+        case sum_type::float16:
+            return address(&scatter_sum<half_bits>);
+        case sum_type::bfloat16:
+            return address(&scatter_sum<bfloat16_bits>);
+        case sum_type::float32:
+            return address(&scatter_sum<float>);
+        case sum_type::float64:
+            return address(&scatter_sum<double>);
+        case sum_type::int32:
+            return address(&scatter_sum<unsigned>);  // sums that overflow wrap around
+        case sum_type::int64:
+            break;
+    }
+    return address(&scatter_sum<unsigned long long>);
+}
+
+}  // namespace pinflow::detail::cuda

@@ -1,0 +1,186 @@
+#include "src/device/host/host_rows.hpp"
+
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
+#include <tbb/parallel_sort.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <span>
+
+#include "src/core/scalar.hpp"
+
+namespace pinflow::detail::host_rows {
+
+namespace {
+
+/// Bytes that are worth a task of their own.
+constexpr std::uint64_t bytes_of_task = 64 << 10;
+
+bool refused(const row_faults* faults) {
+    return faults != nullptr && (faults->outside_count != 0 || faults->repeated_count != 0);
+}
+
+/// Counts one fault, and keeps the lowest position.
+void note(unsigned long long& count, unsigned long long& complement, std::uint64_t position) {
+    std::atomic_ref(count).fetch_add(1);
+    const std::atomic_ref lowest(complement);
+    unsigned long long known = lowest.load();
+    while (known < ~static_cast<unsigned long long>(position) &&
+           !lowest.compare_exchange_weak(known, ~static_cast<unsigned long long>(position))) {
+    }
+}
+
+std::uint64_t position_of(const row_order& order, std::uint64_t index) {
+    return order.positions == nullptr ? index : order.positions[index];
+}
+bool is_repeated(const row_order& order, std::uint64_t index) {
+    return order.sorted && index > 0 && order.ids[index - 1] == order.ids[index];
+}
+bool is_overwritten(const row_order& order, std::uint64_t index) {
+    return order.sorted && index + 1 < order.count && order.ids[index + 1] == order.ids[index];
+}
+
+std::byte* device_row(const row_transfer& work, std::uint64_t position) {
+    unsigned part = 0;
+    while (part + 1 < work.parts.count && position >= work.parts.first[part + 1])
+        ++part;
+    return work.parts.rows[part] + (position - work.parts.first[part]) * work.table.row_size_bytes;
+}
+
+std::byte* host_row(const row_transfer& work, std::uint64_t index) {
+    const std::uint64_t row = work.compact ? index - work.begin : work.order.ids[index];
+    return work.table.rows + row * work.table.row_size_bytes;
+}
+
+/// Calls `move(index)` for all indices of a transfer, side by side.
+template <typename Move>
+void for_each_index(const row_transfer& work, Move move) {
+    if (refused(work.faults) || work.table.row_size_bytes == 0) return;
+    const std::uint64_t grain = std::max<std::uint64_t>(bytes_of_task / work.table.row_size_bytes, 1);
+    tbb::parallel_for(tbb::blocked_range<std::uint64_t>(work.begin, work.end, grain),
+                      [&](const tbb::blocked_range<std::uint64_t>& range) {
+                          for (std::uint64_t index = range.begin(); index != range.end(); ++index)
+                              move(index);
+                      });
+}
+
+/// The sum of all rows equal to the one at `index`, in their order.
+template <typename Value, typename Sum, typename Widen, typename Narrow>
+void sum_rows(const row_transfer& work, std::uint64_t index, Widen widen, Narrow narrow) {
+    const std::uint64_t size_bytes = work.table.row_size_bytes;
+    std::byte* const to = host_row(work, index);
+    const std::byte* const first = device_row(work, position_of(work.order, index));
+    if (!is_overwritten(work.order, index)) {
+        std::memcpy(to, first, size_bytes);
+        return;
+    }
+    const auto value = [](const std::byte* row, std::uint64_t at) {
+        Value read{};
+        std::memcpy(&read, row + at * sizeof(Value), sizeof(Value));
+        return read;
+    };
+    for (std::uint64_t at = 0; at < size_bytes / sizeof(Value); ++at) {
+        Sum total = widen(value(first, at));
+        for (std::uint64_t i = index; is_overwritten(work.order, i); ++i)
+            total =
+                static_cast<Sum>(total + widen(value(device_row(work, position_of(work.order, i + 1)), at)));
+        const Value sum = narrow(total);
+        std::memcpy(to + at * sizeof(Value), &sum, sizeof(Value));
+    }
+}
+
+template <typename Value>
+void sum_plain(const row_transfer& work, std::uint64_t index) {
+    const auto same = [](Value value) { return value; };
+    sum_rows<Value, Value>(work, index, same, same);
+}
+
+template <typename Value>
+void sum_small(const row_transfer& work, std::uint64_t index) {
+    sum_rows<Value, float>(
+        work, index, [](Value value) { return widen_float(value); },
+        [](float sum) { return narrow_float<Value>(sum); });
+}
+
+void sum_into(const row_transfer& work, std::uint64_t index, sum_type type) {
+    switch (type) {
+        case sum_type::float16:
+            return sum_small<half_bits>(work, index);
+        case sum_type::bfloat16:
+            return sum_small<bfloat16_bits>(work, index);
+        case sum_type::float32:
+            return sum_plain<float>(work, index);
+        case sum_type::float64:
+            return sum_plain<double>(work, index);
+        case sum_type::int32:
+            return sum_plain<std::uint32_t>(work, index);
+        case sum_type::int64:
+            return sum_plain<std::uint64_t>(work, index);
+    }
+}
+
+}  // namespace
+
+void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, row_faults* faults) {
+    tbb::parallel_for(std::uint64_t{0}, count, [=](std::uint64_t i) {
+        if (ids[i] >= row_count) note(faults->outside_count, faults->outside_complement, i);
+    });
+}
+
+void sort(const std::uint64_t* ids, std::uint64_t count, std::uint64_t* sorted_ids,
+          std::uint32_t* positions) {
+    for (std::uint64_t i = 0; i < count; ++i)
+        positions[i] = static_cast<std::uint32_t>(i);
+    tbb::parallel_sort(positions, positions + count, [=](std::uint32_t a, std::uint32_t b) {
+        return ids[a] != ids[b] ? ids[a] < ids[b] : a < b;
+    });
+    for (std::uint64_t i = 0; i < count; ++i)
+        sorted_ids[i] = ids[positions[i]];
+}
+
+void refuse_repeated(const row_order& order, row_faults* faults) {
+    tbb::parallel_for(std::uint64_t{0}, order.count, [&](std::uint64_t i) {
+        if (is_repeated(order, i))
+            note(faults->repeated_count, faults->repeated_complement, position_of(order, i));
+    });
+}
+
+void name_faults(const std::uint64_t* ids, row_faults* faults) {
+    if (faults->outside_count != 0) faults->outside_id = ids[~faults->outside_complement];
+    if (faults->repeated_count != 0) faults->repeated_id = ids[~faults->repeated_complement];
+}
+
+void gather(const row_transfer& transfer) {
+    for_each_index(transfer, [&](std::uint64_t index) {
+        if (is_repeated(transfer.order, index)) return;
+        std::memcpy(device_row(transfer, position_of(transfer.order, index)), host_row(transfer, index),
+                    transfer.table.row_size_bytes);
+    });
+}
+
+void repeat(const row_transfer& transfer) {
+    const std::span ids(transfer.order.ids, transfer.order.count);
+    for_each_index(transfer, [&](std::uint64_t index) {
+        if (!is_repeated(transfer.order, index)) return;
+        const auto first =
+            static_cast<std::uint64_t>(std::ranges::lower_bound(ids, ids[index]) - ids.begin());
+        std::memcpy(device_row(transfer, position_of(transfer.order, index)),
+                    device_row(transfer, position_of(transfer.order, first)), transfer.table.row_size_bytes);
+    });
+}
+
+void scatter(const row_transfer& transfer, repeated_rows repeated, sum_type type) {
+    for_each_index(transfer, [&](std::uint64_t index) {
+        if (repeated == repeated_rows::sum) {
+            if (!is_repeated(transfer.order, index)) sum_into(transfer, index, type);
+            return;
+        }
+        if (is_overwritten(transfer.order, index)) return;
+        std::memcpy(host_row(transfer, index), device_row(transfer, position_of(transfer.order, index)),
+                    transfer.table.row_size_bytes);
+    });
+}
+
+}  // namespace pinflow::detail::host_rows

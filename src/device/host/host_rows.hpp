@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include "src/device/row_work.hpp"
+
+/// Gathering and scattering on the host device, by all cores: what device_backend's functions of the same
+/// names enqueue.
+namespace pinflow::detail::host_rows {
+
+void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, row_faults* faults);
+void sort(const std::uint64_t* ids, std::uint64_t count, std::uint64_t* sorted_ids, std::uint32_t* positions);
+void refuse_repeated(const row_order& order, row_faults* faults);
+void name_faults(const std::uint64_t* ids, row_faults* faults);
+void gather(const row_transfer& transfer);
+void repeat(const row_transfer& transfer);
+void scatter(const row_transfer& transfer, repeated_rows repeated, sum_type type);
+
+}  // namespace pinflow::detail::host_rows

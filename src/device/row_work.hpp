@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+/// Gathering and scattering rows by index, as a device does it in a stream's order: what the routes of
+/// pinflow/rows.hpp are made of. In the form that nvcc's C++17 takes.
+namespace pinflow::detail {
+
+/// Rows in host memory that the device reaches: registered, on CUDA.
+struct row_memory {
+    std::byte* rows = nullptr;  ///< row_count rows, one after the other, with any alignment
+    std::uint64_t row_count = 0;
+    std::uint64_t row_size_bytes = 0;
+};
+
+/// What has been found wrong with the indices of one call, in device memory, zero at first. While there is
+/// something wrong nothing is gathered or scattered.
+struct row_faults {
+    unsigned long long outside_count = 0;       ///< indices past the last row
+    unsigned long long outside_complement = 0;  ///< ~(position of the first of them); 0: there is none
+    unsigned long long repeated_count = 0;      ///< indices that occurred before, when that is refused
+    unsigned long long repeated_complement = 0;
+    std::uint64_t outside_id = 0;  ///< the index at that position
+    std::uint64_t repeated_id = 0;
+};
+
+/// The rows of several batches, in device memory: those at positions first[i] ... first[i + 1] - 1 of a group
+/// lie one after the other at rows[i].
+struct row_parts {
+    static constexpr unsigned most = 64;
+
+    std::byte* rows[most] = {};
+    std::uint64_t first[most + 1] = {};
+    unsigned count = 0;
+};
+
+/// Indices in the order in which they are worked on, in device memory.
+struct row_order {
+    const std::uint64_t* ids = nullptr;
+    const std::uint32_t* positions = nullptr;  ///< in the group; null: the i-th index is at position i
+    std::uint64_t count = 0;
+    bool sorted = false;  ///< equal indices lie together, the lower position first
+};
+
+/// Rows of a table to or from those of batches: the indices `begin` ... `end` - 1 of an order.
+struct row_transfer {
+    row_memory table;
+    row_order order;
+    row_parts parts;
+    const row_faults* faults = nullptr;  ///< in device memory; null: the indices are known to be right
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    /// The table has a row for each index of the transfer, in the order's order: the i-th is that of index
+    /// begin + i. Of equal ones, a gather reads the first and a scatter writes the last (a sum: the first).
+    bool compact = false;
+    unsigned blocks = 0;  ///< of threads, on CUDA; 0: enough for everything at once
+};
+
+/// Which of several rows with one index is written.
+enum class repeated_rows : std::uint8_t { last, sum };
+
+/// What a sum adds up; integers wrap around.
+enum class sum_type : std::uint8_t { float16, bfloat16, float32, float64, int32, int64 };
+
+}  // namespace pinflow::detail

@@ -1,0 +1,186 @@
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <exception>
+#include <span>
+
+#include "src/rows/exchange_state.hpp"
+
+/// The staged route: rows pass through page-locked slots, piece by piece.
+namespace pinflow::detail {
+
+namespace {
+
+/// Bytes that are worth a task of their own.
+constexpr std::uint64_t bytes_of_task = 256 << 10;
+
+bool refused(const row_faults& faults) {
+    return faults.outside_count != 0 || faults.repeated_count != 0;
+}
+
+/// Calls `work` with parts of `rows`, side by side.
+template <typename Work>
+void for_parts(const placed_rows& rows, tbb::task_arena& arena, Work work) {
+    const std::uint64_t grain = std::max<std::uint64_t>(bytes_of_task / rows.row_size_bytes, 1);
+    arena.execute([&] {
+        tbb::parallel_for(tbb::blocked_range<std::uint64_t>(rows.begin, rows.end, grain),
+                          [&](const tbb::blocked_range<std::uint64_t>& range) {
+                              placed_rows part = rows;
+                              part.begin = range.begin();
+                              part.end = range.end();
+                              work(part, (range.begin() - rows.begin) * rows.row_size_bytes);
+                          });
+    });
+}
+
+}  // namespace
+
+/// On a host function's thread, without the lock.
+void exchange_state::gather_piece(const placed_rows& rows, of_equal which, std::byte* slot) {
+    // what is not page-locked may be cut off by whoever truncates the file: it is read, not touched
+    const bool from_file = is_of_file() && !pages_are_locked();
+    for_parts(rows, arena_, [&](const placed_rows& part, std::uint64_t offset_bytes) {
+        const std::uint64_t count = part.end - part.begin;
+        if (!from_file) {
+            gather_on_cpu(table_.data(), part, which, slot + offset_bytes);
+            return;
+        }
+        static_cast<void>(table_.source()->read_rows(part.ids.subspan(part.begin, count),
+                                                     {slot + offset_bytes, count * part.row_size_bytes}));
+    });
+}
+
+void exchange_state::scatter_piece(const placed_rows& rows, of_equal which, const std::byte* slot) {
+    for_parts(rows, arena_, [&](const placed_rows& part, std::uint64_t offset_bytes) {
+        scatter_on_cpu(const_cast<std::byte*>(table_.data()), part, which, slot + offset_bytes);
+    });
+}
+
+/// In the order of the call, straight to the destinations.
+void exchange_state::gather_unsorted_through_slots(row_call& call) {
+    staging& lane = this->lane(row_direction::gather);
+    lane.begin_after(call.stream);
+    begin_faults(call);
+    const std::uint64_t row_bytes = table_.row_size_bytes();
+    const placed_rows all{{call.ids_in_host_memory(), call.count}, 0, call.count, row_bytes};
+    unsigned part = 0;
+    for (std::uint64_t begin = 0; begin < call.count; begin += rows_of_piece(lane)) {
+        placed_rows piece = all;
+        piece.begin = begin;
+        piece.end = std::min(begin + rows_of_piece(lane), call.count);
+        staging::slot& slot = lane.next();
+        lane.cpu().wait(slot.free);
+        lane.cpu().host_function_async([this, piece, faults = call.faults, to = slot.host.data()] {
+            try {
+                gather_piece(piece, of_equal::all, to);
+            } catch (...) {
+                faults->add(std::current_exception());
+            }
+        });
+        slot.filled.record(lane.cpu());
+        lane.copies().wait(slot.filled);
+        for (std::uint64_t at = begin; at < piece.end;) {
+            while (at >= call.parts.first[part + 1])
+                ++part;
+            const std::uint64_t end = std::min(piece.end, call.parts.first[part + 1]);
+            copy_to_device_async(call.parts.rows[part] + (at - call.parts.first[part]) * row_bytes,
+                                 {slot.host.data() + (at - begin) * row_bytes, (end - at) * row_bytes},
+                                 lane.copies());
+            at = end;
+        }
+        slot.free.record(lane.copies());
+    }
+    lane.end_before(call.stream, lane.copies());
+}
+
+/// The indices of the order from `begin` on; the lane has been made to wait for the call's stream before what
+/// the device does by itself was enqueued there.
+void exchange_state::gather_through_slots(row_call& call, std::uint64_t begin) {
+    staging& lane = this->lane(row_direction::gather);
+    const std::uint64_t row_bytes = table_.row_size_bytes();
+    // the order, for the CPU: with the index before, as equal ones are gathered once
+    const std::uint64_t known = begin == 0 ? 0 : begin - 1;
+    call.sorted_ids = &pinned_.take(call.count * sizeof(std::uint64_t));
+    auto* const ids = reinterpret_cast<std::uint64_t*>(call.sorted_ids->data());
+    copy_to_host_async(std::as_writable_bytes(std::span(ids + known, call.count - known)),
+                       reinterpret_cast<const std::byte*>(call.transfer.order.ids + known), lane.copies());
+    begin_faults(call);
+    const placed_rows all{{ids, call.count}, 0, call.count, row_bytes};
+    event ids_there(device_);
+    ids_there.record(lane.copies());
+    lane.cpu().wait(ids_there);
+    for (std::uint64_t at = begin; at < call.count; at += rows_of_piece(lane)) {
+        placed_rows piece = all;
+        piece.begin = at;
+        piece.end = std::min(at + rows_of_piece(lane), call.count);
+        staging::slot& slot = lane.next();
+        lane.cpu().wait(slot.free);
+        const of_equal which = call.transfer.order.sorted ? of_equal::first : of_equal::all;
+        lane.cpu().host_function_async([this, piece, faults = call.faults, which, to = slot.host.data()] {
+            if (refused(*faults->faults())) return;
+            try {
+                gather_piece(piece, which, to);
+            } catch (...) {
+                faults->add(std::current_exception());
+            }
+        });
+        slot.filled.record(lane.cpu());
+        lane.copies().wait(slot.filled);
+        const std::uint64_t size_bytes = (piece.end - piece.begin) * row_bytes;
+        copy_to_device_async(slot.on_device.data(), {slot.host.data(), size_bytes}, lane.copies());
+        row_transfer transfer = call.transfer;
+        transfer.table = {slot.on_device.data(), piece.end - piece.begin, row_bytes};
+        transfer.begin = piece.begin;
+        transfer.end = piece.end;
+        transfer.compact = true;
+        transfer.blocks = 0;
+        device_.backend().gather_rows(transfer, lane.copies().native_handle());
+        slot.free.record(lane.copies());
+    }
+    lane.end_before(call.stream, lane.copies());
+}
+
+void exchange_state::scatter_through_slots(row_call& call) {
+    staging& lane = this->lane(row_direction::scatter);
+    const std::uint64_t row_bytes = table_.row_size_bytes();
+    const bool sum = call.policy == duplicate_policy::sum;
+    call.sorted_ids = &pinned_.take(call.count * sizeof(std::uint64_t));
+    auto* const ids = reinterpret_cast<std::uint64_t*>(call.sorted_ids->data());
+    copy_to_host_async({call.sorted_ids->data(), call.count * sizeof(std::uint64_t)},
+                       reinterpret_cast<const std::byte*>(call.transfer.order.ids), call.stream);
+    lane.begin_after(call.stream);
+    begin_faults(call);
+    for (std::uint64_t at = 0; at < call.count; at += rows_of_piece(lane)) {
+        const placed_rows piece{
+            {ids, call.count}, at, std::min(at + rows_of_piece(lane), call.count), row_bytes};
+        staging::slot& slot = lane.next();
+        lane.copies().wait(slot.free);
+        row_transfer transfer = call.transfer;
+        transfer.table = {slot.on_device.data(), piece.end - piece.begin, row_bytes};
+        transfer.begin = piece.begin;
+        transfer.end = piece.end;
+        transfer.compact = true;
+        transfer.blocks = 0;
+        device_.backend().scatter_rows(transfer, sum ? repeated_rows::sum : repeated_rows::last,
+                                       sum ? sum_type_of(table_.element()) : sum_type::float32,
+                                       lane.copies().native_handle());
+        copy_to_host_async(slot.host.bytes().first((piece.end - piece.begin) * row_bytes),
+                           slot.on_device.data(), lane.copies());
+        slot.filled.record(lane.copies());
+        lane.cpu().wait(slot.filled);
+        const of_equal which = sum ? of_equal::first : of_equal::last;
+        lane.cpu().host_function_async([this, piece, faults = call.faults, which, from = slot.host.data()] {
+            if (refused(*faults->faults())) return;
+            try {
+                scatter_piece(piece, which, from);
+            } catch (...) {
+                faults->add(std::current_exception());
+            }
+        });
+        slot.free.record(lane.cpu());
+    }
+    lane.end_before(call.stream, lane.cpu());
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,502 @@
+#include "src/rows/exchange_state.hpp"
+
+#include <fmt/format.h>
+#include <tbb/blocked_range.h>
+#include <tbb/info.h>
+#include <tbb/parallel_for.h>
+#include <tbb/parallel_reduce.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "src/rows/planner.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Indices that are worth a task of their own.
+constexpr std::size_t ids_of_task = 16384;
+
+std::uint64_t count_outside(std::span<const std::uint64_t> ids, std::uint64_t row_count) {
+    return tbb::parallel_reduce(
+        tbb::blocked_range<std::size_t>(0, ids.size(), ids_of_task), std::uint64_t{0},
+        [&](const tbb::blocked_range<std::size_t>& part, std::uint64_t outside) {
+            for (std::size_t i = part.begin(); i != part.end(); ++i)
+                outside += ids[i] >= row_count ? 1U : 0U;
+            return outside;
+        },
+        std::plus<>());
+}
+
+void copy_ids(std::span<const std::uint64_t> ids, std::byte* to) {
+    tbb::parallel_for(tbb::blocked_range<std::size_t>(0, ids.size(), ids_of_task),
+                      [=](const tbb::blocked_range<std::size_t>& part) {
+                          std::memcpy(to + part.begin() * sizeof(std::uint64_t), ids.data() + part.begin(),
+                                      part.size() * sizeof(std::uint64_t));
+                      });
+}
+
+/// Pieces that rows travel through slots in: large enough for the copy engine, small enough to overlap.
+constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
+constexpr std::uint64_t least_slots = 2;
+constexpr std::uint64_t most_slots = 16;
+
+constexpr std::uint64_t most_rows_of_call = std::numeric_limits<std::uint32_t>::max();
+
+int count_of_threads(unsigned asked) {
+    constexpr unsigned most = 1024;
+    return asked == 0 ? tbb::info::default_concurrency() : static_cast<int>(std::min(asked, most));
+}
+
+}  // namespace
+
+sum_type exchange_state::sum_type_of(const dtype& type) {
+    switch (type.kind()) {
+        case dtype_kind::floating:
+            if (type.size_bytes() == 2) return sum_type::float16;
+            if (type.size_bytes() == 4) return sum_type::float32;
+            if (type.size_bytes() == 8) return sum_type::float64;
+            break;
+        case dtype_kind::bfloat16:
+            return sum_type::bfloat16;
+        case dtype_kind::signed_integer:
+        case dtype_kind::unsigned_integer:
+            if (type.size_bytes() == 4) return sum_type::int32;
+            if (type.size_bytes() == 8) return sum_type::int64;
+            break;
+        default:
+            break;
+    }
+    throw unsupported(fmt::format(
+        "rows with the same number cannot be added up as {}: only floats and integers of 4 and 8 bytes, "
+        "float16 and bfloat16 can",
+        type.descr()));
+}
+
+exchange_state::exchange_state(row_table table, pinflow::device device, const row_exchange_options& options)
+    : table_(std::move(table)),
+      device_(device),
+      options_(options),
+      pinned_(device),
+      faults_(device, pinned_),
+      arena_(count_of_threads(options.threads)),
+      own_stream_(device),
+      preparing_(device) {
+    if (arena_.max_concurrency() > tbb::info::default_concurrency()) {
+        more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
+                              static_cast<std::size_t>(arena_.max_concurrency()));
+    }
+    page_lock();
+    const bool needs_reach = options_.route == row_route::direct || options_.route == row_route::copy ||
+                             options_.route == row_route::hybrid;
+    if (needs_reach && !reached()) {
+        throw unsupported(
+            fmt::format("the route {} cannot be taken: {}", to_string(options_.route), why_not_reached_));
+    }
+}
+
+bool exchange_state::is_of_file() const noexcept {
+    return table_.source() != nullptr && !table_.source()->extents().empty() &&
+           table_.source()->extents()[0].file != nullptr;
+}
+
+void exchange_state::page_lock() {
+    // pages of a file that are registered already may be unregistered by whoever did that: they are held
+    const bool may_go = is_of_file() && device_.kind() != device_kind::host;
+    if (!may_go && device_.backend().reaches(table_.data(), table_.size_bytes())) return;
+    if (options_.route == row_route::staged) {
+        why_not_reached_ = "the staged route was asked for";
+        return;
+    }
+    pages_.emplace(
+        std::vector<pin_range>{{{table_.data(), table_.size_bytes()}, table_.description(), table_.owner()}},
+        device_);
+    if (!pages_->wait()) {
+        why_not_reached_ =
+            fmt::format("{} is not page-locked: {}", table_.description(), pages_->report().reason);
+    }
+}
+
+std::uint64_t exchange_state::staging_slot_bytes() const noexcept {
+    const std::uint64_t row_bytes = std::max<std::uint64_t>(table_.row_size_bytes(), 1);
+    const std::uint64_t wanted_bytes = std::min(piece_bytes, options_.staging_bytes / least_slots);
+    return std::max(wanted_bytes / row_bytes, std::uint64_t{1}) * row_bytes;
+}
+
+staging& exchange_state::lane(row_direction direction) {
+    std::unique_ptr<staging>& lane = direction == row_direction::gather ? to_device_ : to_host_;
+    if (!lane) {
+        const std::uint64_t slots =
+            std::clamp(options_.staging_bytes / staging_slot_bytes(), least_slots, most_slots);
+        lane = std::make_unique<staging>(device_, staging_slot_bytes(), static_cast<unsigned>(slots));
+    }
+    return *lane;
+}
+
+std::uint64_t exchange_state::rows_of_piece(const staging& lane) const {
+    return lane.slot_bytes() / table_.row_size_bytes();
+}
+
+row_plan exchange_state::plan(row_direction direction, std::uint64_t count, unsigned batches, bool host_ids) {
+    return plan_rows(*this, {direction, std::max<std::uint64_t>(count, 1), batches, host_ids});
+}
+
+void exchange_state::check_source() const {
+    if (table_.source()) table_.source()->check_unchanged();
+}
+
+void exchange_state::check() {
+    faults_.check();
+    check_source();
+}
+
+// ---- a call
+// ---------------------------------------------------------------------------------------------------
+
+void exchange_state::run(row_direction direction, const batch& only, duplicate_policy policy) {
+    std::uint64_t waiter = 0;
+    {
+        const std::lock_guard lock(mutex);
+        waiter = ++last_waiter_;
+        enqueue(direction, {&only, 1}, policy, own_stream_, waiter);
+    }
+    own_stream_.synchronize();
+    const std::lock_guard lock(mutex);
+    faults_.check(waiter);
+    check_source();
+}
+
+void exchange_state::enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
+                             stream_view stream, std::uint64_t waiter) {
+    check();
+    check_call(direction, batches, policy, stream);
+    while (!batches.empty()) {
+        const auto together = batches.first(std::min<std::size_t>(batches.size(), row_parts::most));
+        batches = batches.subspan(together.size());
+        std::uint64_t count = 0;
+        bool host_ids = true;
+        for (const batch& each : together) {
+            count += each.ids.size();
+            host_ids = host_ids && !each.ids.on_device();
+        }
+        if (count == 0) continue;
+        const row_plan chosen = plan(direction, count, static_cast<unsigned>(together.size()), host_ids);
+        enqueue_as(chosen, direction, together, policy, stream, waiter);
+    }
+}
+
+void exchange_state::enqueue_as(const row_plan& plan, row_direction direction, std::span<const batch> batches,
+                                duplicate_policy policy, stream_view stream, std::uint64_t waiter) {
+    if (table_.row_size_bytes() == 0) return;
+    row_call call{direction, batches, policy, stream, plan, waiter};
+    for (const batch& each : batches) {
+        call.parts.rows[call.parts.count] = each.rows;
+        call.parts.first[call.parts.count++] = call.count;
+        call.count += each.ids.size();
+        call.ids_on_device = call.ids_on_device || each.ids.on_device();
+    }
+    call.parts.first[call.parts.count] = call.count;
+    try {
+        take_ids(call);
+        if (plan.route == row_route::copy) {
+            copy_row_by_row(call);
+        } else if (plan.route == row_route::staged && call.is_gather() && !plan.sorted &&
+                   !call.ids_on_device) {
+            gather_unsorted_through_slots(call);
+        } else {
+            order_on_device(call);
+            if (!call.is_gather() && plan.route == row_route::staged) {
+                scatter_through_slots(call);
+            } else {
+                move_directly(call);
+            }
+        }
+        finish(call);
+    } catch (...) {
+        abandon(call);
+        throw;
+    }
+}
+
+/// Before anything is enqueued.
+void exchange_state::check_call(row_direction direction, std::span<const batch> batches,
+                                duplicate_policy policy, stream_view stream) const {
+    std::uint64_t count = 0;
+    bool ids_on_device = false;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+        if (i % row_parts::most == 0) count = 0;  // these many travel together
+        const std::uint64_t added = batches[i].ids.size();
+        if (added > most_rows_of_call - count) {
+            throw invalid_argument(
+                fmt::format("{} and {} rows are too many for one call, which takes up to {}", count, added,
+                            most_rows_of_call));
+        }
+        count += added;
+        ids_on_device = ids_on_device || batches[i].ids.on_device();
+    }
+    if (stream.device() != device_) {
+        throw invalid_argument(fmt::format("rows of an exchange with {} cannot travel in a stream of {}",
+                                           device_.name(), stream.device().name()));
+    }
+    if (options_.route == row_route::copy && ids_on_device) {
+        throw invalid_argument(
+            "the route copy takes row numbers in host memory, as the host enqueues its copies");
+    }
+    if (direction == row_direction::scatter) {
+        if (!table_.writable()) {
+            throw unsupported(fmt::format("rows cannot be scattered to {}, which is mapped for reading",
+                                          table_.description()));
+        }
+        if (batches.size() > row_parts::most && policy != duplicate_policy::last) {
+            throw unsupported(
+                fmt::format("at most {} batches can be scattered as one, unless the last of equal row "
+                            "numbers counts",
+                            row_parts::most));
+        }
+        if (options_.route == row_route::copy && policy != duplicate_policy::last) {
+            throw unsupported(
+                "the route copy writes the last of equal row numbers, and cannot add up or refuse them");
+        }
+        if (policy == duplicate_policy::sum) check_sums(batches);
+    }
+    check_ids(direction, batches);
+}
+
+void exchange_state::check_sums(std::span<const batch> batches) const {
+    static_cast<void>(sum_type_of(table_.element()));
+    auto bits = reinterpret_cast<std::uintptr_t>(table_.data()) | table_.row_size_bytes();
+    for (const batch& each : batches) {
+        if (each.ids.size() > 0) bits |= reinterpret_cast<std::uintptr_t>(each.rows);
+    }
+    if (bits % table_.element().size_bytes() != 0) {
+        throw unsupported(
+            fmt::format("rows that are not aligned to their elements, of {} bytes, cannot be added up",
+                        table_.element().size_bytes()));
+    }
+}
+
+/// Those that are in host memory.
+void exchange_state::check_ids(row_direction direction, std::span<const batch> batches) const {
+    const std::uint64_t row_count = table_.row_count();
+    std::uint64_t outside = 0;
+    std::uint64_t count = 0;
+    for (const batch& each : batches) {
+        count += each.ids.size();
+        if (each.ids.on_device()) continue;
+        outside += count_outside({each.ids.data(), each.ids.size()}, row_count);
+    }
+    if (outside == 0) return;
+    std::uint64_t position = 0;
+    for (const batch& each : batches) {
+        for (std::uint64_t i = 0; i < each.ids.size() && !each.ids.on_device(); ++i) {
+            if (const std::uint64_t id = each.ids.data()[i]; id >= row_count) {
+                const std::string what = fmt::format(
+                    "cannot {} rows of {}", direction == row_direction::gather ? "gather" : "scatter",
+                    table_.description());
+                throw invalid_argument(outside_sentence(what, outside, count, row_count, id, position + i));
+            }
+        }
+        position += each.ids.size();
+    }
+}
+
+/// Copies the indices that are in host memory, which are the caller's again when the call returns.
+void exchange_state::take_ids(row_call& call) {
+    std::uint64_t host_id_count = 0;
+    for (const batch& each : call.batches) {
+        if (!each.ids.on_device()) host_id_count += each.ids.size();
+    }
+    if (host_id_count == 0) return;
+    call.host_ids = &pinned_.take(host_id_count * sizeof(std::uint64_t));
+    std::byte* to = call.host_ids->data();
+    for (const batch& each : call.batches) {
+        if (each.ids.on_device() || each.ids.size() == 0) continue;
+        copy_ids({each.ids.data(), each.ids.size()}, to);
+        to += each.ids.size() * sizeof(std::uint64_t);
+    }
+}
+
+void exchange_state::begin_faults(row_call& call) {
+    if (!call.faults) call.faults = faults_.begin(call.waiter);
+}
+
+/// Brings the indices to the device, checks those that were there, and sorts them.
+void exchange_state::order_on_device(row_call& call) {
+    device_backend& backend = device_.backend();
+    // what is known already need not wait for what the stream still does
+    const stream_view preparing = call.ids_on_device ? call.stream : preparing_.view();
+    void* const stream = preparing.native_handle();
+    const bool sorted = call.plan.sorted || !call.is_gather();
+    const bool refuses_repeated = !call.is_gather() && call.policy == duplicate_policy::error;
+    const bool on_device_already = call.batches.size() == 1 && call.ids_on_device;
+    constexpr std::uint64_t id_bytes = sizeof(std::uint64_t);
+    const std::size_t ids_part = call.scratch.add(on_device_already ? 0 : call.count * id_bytes);
+    const std::size_t sorted_part = call.scratch.add(sorted ? call.count * id_bytes : 0);
+    const std::size_t positions_part = call.scratch.add(sorted ? call.count * sizeof(std::uint32_t) : 0);
+    const std::size_t faults_part = call.scratch.add(sizeof(row_faults));
+    call.scratch.allocate(preparing);
+
+    auto* ids = call.scratch.part_as<std::uint64_t>(ids_part);
+    const std::uint64_t* unsorted = ids;
+    if (on_device_already) {
+        unsorted = call.batches[0].ids.data();
+    } else {
+        const std::byte* from_host = call.host_ids == nullptr ? nullptr : call.host_ids->data();
+        for (const batch& each : call.batches) {
+            const std::uint64_t size_bytes = each.ids.size() * id_bytes;
+            if (each.ids.on_device()) {
+                backend.copy_on_device(reinterpret_cast<std::byte*>(ids),
+                                       reinterpret_cast<const std::byte*>(each.ids.data()), size_bytes,
+                                       stream);
+            } else if (size_bytes > 0) {
+                copy_to_device_async(reinterpret_cast<std::byte*>(ids), {from_host, size_bytes}, preparing);
+                from_host += size_bytes;
+            }
+            ids += each.ids.size();
+        }
+    }
+
+    auto* const faults = call.scratch.part_as<row_faults>(faults_part);
+    const bool can_be_wrong = call.ids_on_device || refuses_repeated;
+    if (can_be_wrong) {
+        backend.fill_zero(call.scratch.part(faults_part), sizeof(row_faults), stream);
+        if (call.ids_on_device) backend.check_rows(unsorted, call.count, table_.row_count(), faults, stream);
+    }
+    row_order order{unsorted, nullptr, call.count, false};
+    if (sorted) {
+        auto* const sorted_ids = call.scratch.part_as<std::uint64_t>(sorted_part);
+        auto* const positions = call.scratch.part_as<std::uint32_t>(positions_part);
+        backend.sort_rows(unsorted, call.count, table_.row_count(), sorted_ids, positions, stream);
+        order = {sorted_ids, positions, call.count, true};
+        if (refuses_repeated) backend.refuse_repeated_rows(order, faults, stream);
+    }
+    if (can_be_wrong) {
+        backend.name_row_faults(unsorted, faults, stream);
+        begin_faults(call);
+        copy_to_host_async({reinterpret_cast<std::byte*>(call.faults->faults()), sizeof(row_faults)},
+                           call.scratch.part(faults_part), preparing);
+    }
+    if (!call.ids_on_device) {
+        event prepared(device_);
+        prepared.record(preparing);
+        call.stream.wait(prepared);
+    }
+    call.transfer.table = {const_cast<std::byte*>(table_.data()), table_.row_count(),
+                           table_.row_size_bytes()};
+    call.transfer.order = order;
+    call.transfer.parts = call.parts;
+    call.transfer.faults = can_be_wrong ? faults : nullptr;
+    call.transfer.end = call.count;
+    call.transfer.blocks = call.plan.blocks;
+}
+
+/// Once the call's stream has come this far.
+void exchange_state::give_back(row_call& call) {
+    if (call.host_ids != nullptr) pinned_.give_back(*call.host_ids, call.stream);
+    if (call.sorted_ids != nullptr) pinned_.give_back(*call.sorted_ids, call.stream);
+    call.scratch.release(call.stream);
+}
+
+void exchange_state::finish(row_call& call) {
+    give_back(call);
+    if (!call.faults) return;
+    faults_.expect(call.faults,
+                   fmt::format("rows of {} were not {}", table_.description(),
+                               call.is_gather() ? "gathered" : "scattered"),
+                   call.count, table_.row_count(), call.stream);
+}
+
+/// What has been enqueued of a call that cannot be enqueued whole still uses its memory.
+void exchange_state::abandon(row_call& call) noexcept {
+    try {
+        for (staging* const lane : {to_device_.get(), to_host_.get()}) {
+            if (lane == nullptr) continue;
+            lane->end_before(call.stream, lane->cpu());
+            lane->end_before(call.stream, lane->copies());
+        }
+        event prepared(device_);
+        prepared.record(preparing_);
+        call.stream.wait(prepared);
+        give_back(call);
+        if (call.faults) faults_.forget(*call.faults, call.stream);
+        // whoever waits for a call may free what it works on when it throws
+        if (call.stream.native_handle() == own_stream_.view().native_handle()) own_stream_.synchronize();
+    } catch (...) {  // the caller hears of what came first
+    }
+}
+
+// ---- by the device itself
+// -----------------------------------------------------------------------------------
+
+/// All of the rows, but for what the plan leaves to the slots.
+void exchange_state::move_directly(row_call& call) {
+    device_backend& backend = device_.backend();
+    void* const stream = call.stream.native_handle();
+    if (!call.is_gather()) {
+        const bool sum = call.policy == duplicate_policy::sum;
+        backend.scatter_rows(call.transfer, sum ? repeated_rows::sum : repeated_rows::last,
+                             sum ? sum_type_of(table_.element()) : sum_type::float32, stream);
+        return;
+    }
+    const double share = call.plan.route == row_route::staged   ? 1.0
+                         : call.plan.route == row_route::hybrid ? call.plan.staged_share
+                                                                : 0.0;
+    const auto staged =
+        std::min(call.count, static_cast<std::uint64_t>(share * static_cast<double>(call.count)));
+    const std::uint64_t direct = call.plan.route == row_route::staged ? 0 : call.count - staged;
+    const bool has_staged = direct < call.count;
+    if (has_staged) lane(row_direction::gather).begin_after(call.stream);
+    if (direct > 0) {
+        row_transfer transfer = call.transfer;
+        transfer.end = direct;
+        backend.gather_rows(transfer, stream);
+    }
+    if (has_staged) gather_through_slots(call, direct);
+    if (call.transfer.order.sorted) {
+        row_transfer everything = call.transfer;
+        everything.blocks = 0;  // nothing crosses the link any more
+        backend.repeat_rows(everything, stream);
+    }
+}
+
+void exchange_state::copy_row_by_row(row_call& call) {
+    const std::uint64_t row_bytes = table_.row_size_bytes();
+    const std::span ids(call.ids_in_host_memory(), call.count);
+    auto on_device = [&, part = 0U](std::uint64_t position) mutable {
+        while (position >= call.parts.first[part + 1])
+            ++part;
+        return call.parts.rows[part] + (position - call.parts.first[part]) * row_bytes;
+    };
+    if (call.is_gather()) {
+        std::vector<copy_range> ranges;
+        ranges.reserve(call.count);
+        for (std::uint64_t i = 0; i < call.count; ++i)
+            ranges.push_back({on_device(i), table_.data() + ids[i] * row_bytes, row_bytes});
+        return copy_batch_to_device_async(ranges, call.stream);
+    }
+    // copies of one batch are in no order among themselves, so that only the last of equal ones goes
+    std::vector<std::uint32_t> order(call.count);
+    for (std::uint32_t i = 0; i < call.count; ++i)
+        order[i] = i;
+    std::ranges::sort(order, {}, [&](std::uint32_t i) { return std::pair(ids[i], i); });
+    std::vector<std::uint32_t> last;
+    for (std::uint64_t i = 0; i < call.count; ++i) {
+        if (i + 1 == call.count || ids[order[i]] != ids[order[i + 1]]) last.push_back(order[i]);
+    }
+    std::ranges::sort(last);
+    std::vector<host_copy_range> ranges;
+    ranges.reserve(last.size());
+    for (const std::uint32_t i : last) {
+        ranges.push_back(
+            {const_cast<std::byte*>(table_.data()) + ids[i] * row_bytes, on_device(i), row_bytes});
+    }
+    copy_batch_to_host_async(ranges, call.stream);
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <tbb/global_control.h>
+#include <tbb/task_arena.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "pinflow/pin.hpp"
+#include "pinflow/rows.hpp"
+#include "src/device/backend.hpp"
+#include "src/rows/fault_log.hpp"
+#include "src/rows/place_rows.hpp"
+#include "src/rows/scratch.hpp"
+#include "src/rows/staging.hpp"
+
+namespace pinflow::detail {
+
+enum class row_direction : std::uint8_t { gather, scatter };
+
+/// What a row_exchange is: every route, enqueued. Members are called with `mutex` held, unless they say
+/// otherwise.
+class exchange_state {
+ public:
+    exchange_state(row_table table, pinflow::device device, const row_exchange_options& options);
+
+    /// One batch, in either direction.
+    struct batch {
+        row_ids ids;
+        std::byte* rows;
+    };
+    /// `waiter` is whom its faults are for: see fault_log.
+    void enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
+                 stream_view stream, std::uint64_t waiter = 0);
+    /// By this plan, whatever the options say; up to row_parts::most batches that are known to be right.
+    void enqueue_as(const row_plan& plan, row_direction direction, std::span<const batch> batches,
+                    duplicate_policy policy, stream_view stream, std::uint64_t waiter = 0);
+    /// Enqueues one batch, waits for it, and throws what went wrong with it. Takes the lock itself.
+    void run(row_direction direction, const batch& only, duplicate_policy policy);
+    /// The plan for `count` rows, in `batches` batches.
+    row_plan plan(row_direction direction, std::uint64_t count, unsigned batches, bool host_ids);
+    void check();
+
+    const row_table& table() const noexcept { return table_; }
+    const pinflow::device& device() const noexcept { return device_; }
+    const row_exchange_options& options() const noexcept { return options_; }
+    /// Whether the device reads the table where it lies; otherwise why not.
+    bool reached() const noexcept { return why_not_reached_.empty(); }
+    const std::string& why_not_reached() const noexcept { return why_not_reached_; }
+    std::uint64_t staging_slot_bytes() const noexcept;
+    /// For calls that are waited for.
+    stream_view own_stream() const noexcept { return own_stream_; }
+    int thread_count() const { return arena_.max_concurrency(); }
+
+    std::mutex mutex;
+
+ private:
+    /// One call on its way.
+    struct row_call {
+        row_direction direction;
+        std::span<const batch> batches;
+        duplicate_policy policy;
+        stream_view stream;
+        row_plan plan;
+        std::uint64_t waiter;
+
+        row_parts parts{};
+        std::uint64_t count = 0;
+        bool ids_on_device = false;  ///< of some batch
+        /// The indices of all batches in host memory, one behind the other; those on the device are left out.
+        pinned_scratch::block* host_ids = nullptr;
+        device_scratch scratch{};
+        row_transfer transfer{};
+        std::shared_ptr<fault_log::call> faults{};    ///< null: nothing can go wrong any more
+        pinned_scratch::block* sorted_ids = nullptr;  ///< of the order, in host memory, for the CPU's part
+
+        const std::uint64_t* ids_in_host_memory() const noexcept {
+            return reinterpret_cast<const std::uint64_t*>(host_ids->data());
+        }
+        bool is_gather() const noexcept { return direction == row_direction::gather; }
+    };
+
+    /// @throws unsupported for elements that cannot be added up.
+    static sum_type sum_type_of(const dtype& type);
+
+    void page_lock();
+    /// Whether the table's pages are those of a file.
+    bool is_of_file() const noexcept;
+    /// Whether they stay whatever happens to that file.
+    bool pages_are_locked() const noexcept { return device_.kind() != device_kind::host && reached(); }
+    void check_call(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
+                    stream_view stream) const;
+    void check_sums(std::span<const batch> batches) const;
+    void check_ids(row_direction direction, std::span<const batch> batches) const;
+    void check_source() const;
+    void take_ids(row_call& call);
+    void begin_faults(row_call& call);
+    void order_on_device(row_call& call);
+    void move_directly(row_call& call);
+    void copy_row_by_row(row_call& call);
+    void gather_unsorted_through_slots(row_call& call);
+    void gather_through_slots(row_call& call, std::uint64_t begin);
+    void scatter_through_slots(row_call& call);
+    void give_back(row_call& call);
+    void finish(row_call& call);
+    void abandon(row_call& call) noexcept;
+
+    staging& lane(row_direction direction);
+    std::uint64_t rows_of_piece(const staging& lane) const;
+    void gather_piece(const placed_rows& rows, of_equal which, std::byte* slot);
+    void scatter_piece(const placed_rows& rows, of_equal which, const std::byte* slot);
+
+    row_table table_;
+    pinflow::device device_;
+    row_exchange_options options_;
+    std::optional<pinned_pages> pages_;
+    std::string why_not_reached_;
+    std::uint64_t last_waiter_ = 0;
+    pinned_scratch pinned_;
+    fault_log faults_;
+    std::optional<tbb::global_control> more_threads_;  ///< when more are asked for than there are cores
+    tbb::task_arena arena_;
+    stream own_stream_;
+    stream preparing_;
+    // what their streams work on is above
+    std::unique_ptr<staging> to_device_;
+    std::unique_ptr<staging> to_host_;
+};
+
+}  // namespace pinflow::detail

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "src/device/row_work.hpp"
+#include "src/rows/scratch.hpp"
+
+namespace pinflow::detail {
+
+/// What calls found wrong after they had returned, until somebody asks. For one thread at a time, but for
+/// `call::add`.
+class fault_log {
+ public:
+    fault_log(pinflow::device device, pinned_scratch& memory) : device_(device), memory_(memory) {}
+    fault_log(const fault_log&) = delete;
+    fault_log& operator=(const fault_log&) = delete;
+    /// Waits until the streams have passed the calls.
+    ~fault_log();
+
+    /// One call that may go wrong.
+    class call {
+     public:
+        call(pinned_scratch::block& memory, pinflow::device device, std::uint64_t waiter)
+            : memory_(memory), there_(device), waiter_(waiter) {}
+
+        /// What is wrong with its indices: in page-locked memory, nothing at first.
+        row_faults* faults() const noexcept { return reinterpret_cast<row_faults*>(memory_.data()); }
+        /// Something that went wrong on a thread of our own: the first counts. From any thread.
+        void add(std::exception_ptr failure) noexcept;
+
+     private:
+        friend class fault_log;
+        pinned_scratch::block& memory_;
+        event there_;
+        std::uint64_t waiter_;
+        std::string what_;
+        std::uint64_t count_ = 0;
+        std::uint64_t row_count_ = 0;
+        std::mutex mutex_;
+        std::exception_ptr failure_;
+    };
+
+    /// A call whose faults are for `waiter`, a number that its caller asks with; 0: for whoever asks without.
+    std::shared_ptr<call> begin(std::uint64_t waiter = 0);
+    /// What went wrong is known once `stream` has come this far. The call was one of `count` indices; `what`
+    /// begins the sentence.
+    void expect(std::shared_ptr<call> begun, std::string what, std::uint64_t count, std::uint64_t row_count,
+                stream_view stream);
+    /// Nobody is to hear of the call, whose memory is used until `stream` has come this far.
+    void forget(const call& begun, stream_view stream);
+
+    /// Throws what the oldest of the waiter's calls found that have finished and found something, and forgets
+    /// that call. @throws invalid_argument, and what was added.
+    void check(std::uint64_t waiter = 0);
+
+ private:
+    pinflow::device device_;
+    pinned_scratch& memory_;
+    std::list<std::shared_ptr<call>> expected_;
+};
+
+/// "3 of 131072 row numbers are outside the table, which has 10 rows: the first is 12, at position 7".
+std::string outside_sentence(const std::string& what, std::uint64_t outside_count, std::uint64_t count,
+                             std::uint64_t row_count, std::uint64_t id, std::uint64_t position);
+
+}  // namespace pinflow::detail

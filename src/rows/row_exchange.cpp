@@ -1,0 +1,90 @@
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "pinflow/rows.hpp"
+#include "src/rows/exchange_state.hpp"
+#include "src/rows/planner.hpp"
+
+namespace pinflow {
+
+row_exchange::row_exchange(row_table table, pinflow::device device, const row_exchange_options& options)
+    : state_(std::make_unique<detail::exchange_state>(std::move(table), device, options)) {}
+
+row_exchange::row_exchange(row_exchange&&) noexcept = default;
+
+row_exchange& row_exchange::operator=(row_exchange&&) noexcept = default;
+
+row_exchange::~row_exchange() = default;
+
+const row_table& row_exchange::table() const noexcept {
+    return state_->table();
+}
+
+const device& row_exchange::device() const noexcept {
+    return state_->device();
+}
+
+void row_exchange::check() {
+    const std::lock_guard lock(state_->mutex);
+    state_->check();
+}
+
+// ---- gather
+// ---------------------------------------------------------------------------------------------------
+
+void row_exchange::gather(row_ids ids, std::byte* destination) {
+    state_->run(detail::row_direction::gather, {ids, destination}, duplicate_policy::last);
+}
+
+void row_exchange::gather_async(row_ids ids, std::byte* destination, stream_view stream) {
+    const row_gather batch{ids, destination};
+    gather_group_async({&batch, 1}, stream);
+}
+
+void row_exchange::gather_group_async(std::span<const row_gather> batches, stream_view stream) {
+    std::vector<detail::exchange_state::batch> all;
+    all.reserve(batches.size());
+    for (const row_gather& batch : batches)
+        all.push_back({batch.ids, batch.destination});
+    const std::lock_guard lock(state_->mutex);
+    state_->enqueue(detail::row_direction::gather, all, duplicate_policy::last, stream);
+}
+
+// ---- scatter
+// --------------------------------------------------------------------------------------------------
+
+void row_exchange::scatter(row_ids ids, const std::byte* source, duplicate_policy policy) {
+    state_->run(detail::row_direction::scatter, {ids, const_cast<std::byte*>(source)}, policy);
+}
+
+void row_exchange::scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy,
+                                 stream_view stream) {
+    const row_scatter batch{ids, source};
+    scatter_group_async({&batch, 1}, policy, stream);
+}
+
+void row_exchange::scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
+                                       stream_view stream) {
+    std::vector<detail::exchange_state::batch> all;
+    all.reserve(batches.size());
+    for (const row_scatter& batch : batches)
+        all.push_back({batch.ids, const_cast<std::byte*>(batch.source)});
+    const std::lock_guard lock(state_->mutex);
+    state_->enqueue(detail::row_direction::scatter, all, policy, stream);
+}
+
+// ---- plans
+// ----------------------------------------------------------------------------------------------------
+
+row_plan row_exchange::plan_gather(std::uint64_t batch_rows, unsigned batches) {
+    const std::lock_guard lock(state_->mutex);
+    return state_->plan(detail::row_direction::gather, batch_rows * batches, batches, true);
+}
+
+row_plan row_exchange::plan_scatter(std::uint64_t batch_rows, unsigned batches) {
+    const std::lock_guard lock(state_->mutex);
+    return state_->plan(detail::row_direction::scatter, batch_rows * batches, batches, true);
+}
+
+}  // namespace pinflow

@@ -1,0 +1,54 @@
+#include "src/rows/scratch.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail {
+
+pinned_scratch::~pinned_scratch() {
+    for (const block& each : blocks_) {
+        try {
+            each.used_.synchronize();
+        } catch (const error&) {  // nothing runs any more on a device that has failed
+        }
+    }
+}
+
+pinned_scratch::block& pinned_scratch::take(std::uint64_t size_bytes) {
+    constexpr std::uint64_t least_bytes = 4096;
+    for (block& each : blocks_) {
+        if (each.taken_ || each.memory_.size_bytes() < size_bytes || !each.used_.done()) continue;
+        each.taken_ = true;
+        return each;
+    }
+    block& added = blocks_.emplace_back(device_, std::bit_ceil(std::max(size_bytes, least_bytes)));
+    added.taken_ = true;
+    return added;
+}
+
+void pinned_scratch::give_back(block& used, stream_view stream) {
+    used.used_.record(stream);
+    used.taken_ = false;
+}
+
+std::size_t device_scratch::add(std::uint64_t size_bytes) {
+    constexpr std::uint64_t alignment = 256;
+    offsets_.push_back(size_bytes_);
+    size_bytes_ += (size_bytes + alignment - 1) / alignment * alignment;
+    return offsets_.size() - 1;
+}
+
+void device_scratch::allocate(stream_view stream) {
+    memory_ = device_buffer(size_bytes_, stream);
+}
+
+void device_scratch::release(stream_view stream) {
+    if (memory_.data() == nullptr) return;
+    event passed(stream.device());
+    passed.record(stream);
+    memory_.release_after({&passed, 1});
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "pinflow/buffer.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow::detail {
+
+/// Page-locked blocks for what travels with a call: indices, faults. A block is used again once the streams
+/// that used it have passed. For one thread at a time.
+class pinned_scratch {
+ public:
+    explicit pinned_scratch(pinflow::device device) : device_(device) {}
+    pinned_scratch(const pinned_scratch&) = delete;
+    pinned_scratch& operator=(const pinned_scratch&) = delete;
+    /// Waits until the streams have passed what they use.
+    ~pinned_scratch();
+
+    class block {
+     public:
+        explicit block(pinflow::device device, std::uint64_t size_bytes)
+            : memory_(size_bytes, device), used_(device) {}
+        std::byte* data() const noexcept { return memory_.data(); }
+
+     private:
+        friend class pinned_scratch;
+        pinned_buffer memory_;
+        event used_;
+        bool taken_ = false;
+    };
+
+    /// A block of at least `size_bytes` that is the caller's until `give_back`. @throws device_error.
+    block& take(std::uint64_t size_bytes);
+    /// The block may be taken again when `stream` has come this far.
+    void give_back(block& used, stream_view stream);
+    /// The block is used by nobody any more.
+    static void give_back(block& used) noexcept { used.taken_ = false; }
+
+ private:
+    pinflow::device device_;
+    std::list<block> blocks_;
+};
+
+/// One piece of device memory, cut into parts for one call.
+class device_scratch {
+ public:
+    /// Adds a part of so many bytes, aligned to 256, before `allocate`. @return its number.
+    std::size_t add(std::uint64_t size_bytes);
+    /// Takes the memory, in the order of `stream`. @throws device_error.
+    void allocate(stream_view stream);
+    std::byte* part(std::size_t number) const noexcept { return memory_.data() + offsets_[number]; }
+    template <typename Value>
+    Value* part_as(std::size_t number) const noexcept {
+        return reinterpret_cast<Value*>(part(number));
+    }
+    /// Gives it back once `stream` has come this far.
+    void release(stream_view stream);
+
+ private:
+    std::vector<std::uint64_t> offsets_;
+    std::uint64_t size_bytes_ = 0;
+    device_buffer memory_;
+};
+
+}  // namespace pinflow::detail

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "pinflow/buffer.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow::detail {
+
+/// Page-locked slots through which rows pass piece by piece in one direction: the CPU works on one while the
+/// copy engine works on others. `cpu` is a stream whose work are host functions, `copies` one of the device.
+/// For one thread at a time.
+class staging {
+ public:
+    /// `slot_bytes` each, and as much device memory beside it.
+    staging(pinflow::device device, std::uint64_t slot_bytes, unsigned slots);
+    staging(const staging&) = delete;
+    staging& operator=(const staging&) = delete;
+    /// Waits for both streams.
+    ~staging() = default;
+
+    std::uint64_t slot_bytes() const noexcept { return slot_bytes_; }
+    stream_view cpu() const noexcept { return cpu_; }
+    stream_view copies() const noexcept { return copies_; }
+
+    /// Both streams go on only after what is enqueued on `user` so far.
+    void begin_after(stream_view user);
+    /// `user` goes on only after what is enqueued on `last`, one of the two.
+    void end_before(stream_view user, stream_view last);
+
+    struct slot {
+        slot(pinflow::device device, std::uint64_t size_bytes, stream_view stream)
+            : host(size_bytes, device), on_device(size_bytes, stream), filled(device), free(device) {}
+        pinned_buffer host;
+        device_buffer on_device;
+        event filled;  ///< by whichever stream comes first
+        event free;    ///< by the other one
+    };
+    /// The next slot. The stream that fills it must wait for `free` first.
+    slot& next() { return slots_[next_++ % slots_.size()]; }
+
+ private:
+    std::uint64_t slot_bytes_;
+    std::vector<slot> slots_;  // they go after the streams that use them
+    std::size_t next_ = 0;
+    stream cpu_;
+    stream copies_;
+    event begin_;
+    event end_;
+};
+
+}  // namespace pinflow::detail

@@ -1,0 +1,254 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/cuda.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/memory.hpp"
+#include "pinflow/pin.hpp"
+#include "pinflow/rows.hpp"
+#include "src/device/cuda/api.hpp"
+#include "src/device/pin_registry.hpp"
+#include "tests/arrays.hpp"
+#include "tests/file_bytes.hpp"
+#include "tests/row_tables.hpp"
+#include "tests/temporary_folder.hpp"
+
+using namespace pinflow;
+
+namespace {
+
+constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
+
+/// Memory that CUDA does not know, filled with random bytes.
+struct plain_table {
+    explicit plain_table(std::uint64_t size_bytes)
+        : memory(std::make_shared<memory_region>(memory_region::anonymous(size_bytes))) {
+        std::mt19937_64 random(size_bytes);
+        content = random_bytes(size_bytes, random);
+        std::ranges::copy(content, memory->data());
+    }
+    row_table table(std::uint64_t row_bytes) const {
+        return {memory->bytes(), row_bytes, dtype::of<std::byte>(), memory};
+    }
+
+    std::shared_ptr<memory_region> memory;
+    std::vector<std::byte> content;
+};
+
+/// Whether random rows arrive as they are, and go back, by this exchange.
+bool rows_are_right(row_exchange& exchange, const std::vector<std::byte>& content, id_place place) {
+    const device gpu = exchange.device();
+    std::mt19937_64 random(60);
+    const std::uint64_t row_bytes = exchange.table().row_size_bytes();
+    const id_list ids(gpu, make_ids(id_order::random, 300, exchange.table().row_count(), random), place);
+    std::mt19937_64 again(60);
+    const guarded_rows rows(gpu, 300 * row_bytes, 3);
+    exchange.gather(ids.get(), rows.data());
+    const id_vector numbers = make_ids(id_order::random, 300, exchange.table().row_count(), again);
+    if (!rows.holds(gathered(content, row_bytes, numbers)) || !rows.sentinels_left()) return false;
+    if (!exchange.table().writable()) return true;
+    exchange.scatter(ids.get(), rows.data());
+    return std::ranges::equal(std::span(exchange.table().data(), content.size()), content);
+}
+
+}  // namespace
+
+TEST_CASE("cuda rows: an exchange page-locks plain memory for as long as it lives") {
+    const device gpu = device::cuda(0);
+    const plain_table plain(4 * mebibyte);
+    const auto registered = [&] {
+        cudaPointerAttributes attributes{};
+        const auto status = ::cudaPointerGetAttributes(&attributes, plain.memory->data());
+        return status == cudaSuccess && attributes.type == cudaMemoryTypeHost;
+    };
+    CHECK_FALSE(registered());
+    for (const row_route route :
+         {row_route::automatic, row_route::direct, row_route::copy, row_route::hybrid}) {
+        row_exchange exchange(plain.table(512), gpu, {.route = route});
+        CHECK(registered());
+        CHECK(rows_are_right(exchange, plain.content, id_place::host));
+    }
+    CHECK_FALSE(registered());
+    row_exchange staged(plain.table(512), gpu, {.route = row_route::staged});
+    CHECK_FALSE(registered());
+    CHECK(rows_are_right(staged, plain.content, id_place::device));
+}
+
+TEST_CASE("cuda rows: rows lie across the edges of what was registered at once") {
+    const device gpu = device::cuda(0);
+    constexpr std::uint64_t row_bytes = 3 * mebibyte + 4;
+    constexpr std::uint64_t row_count = 45;
+    const plain_table plain(row_bytes * row_count);
+    const pinned_pages pages({{plain.memory->bytes(), "a table", plain.memory}}, gpu,
+                             {.budget_bytes = generous_pin_budget, .piece_bytes = 8 * mebibyte});
+    pages.require();
+    std::mt19937_64 random(61);
+    for (const row_route route : every_route) {
+        INFO("route " << to_string(route));
+        row_exchange exchange(plain.table(row_bytes), gpu, {.route = route});
+        id_vector ids(row_count);
+        std::iota(ids.begin(), ids.end(), 0);
+        std::ranges::shuffle(ids, random);
+        const guarded_rows rows(gpu, row_bytes * row_count, 1);
+        exchange.gather(ids_of(ids), rows.data());
+        CHECK(rows.holds(gathered(plain.content, row_bytes, ids)));
+        CHECK(rows.sentinels_left());
+        std::ranges::fill(plain.memory->bytes(), std::byte{0});
+        exchange.scatter(ids_of(ids), rows.data());
+        CHECK(std::ranges::equal(plain.memory->bytes(), plain.content));
+    }
+}
+
+TEST_CASE("cuda rows: where page-locking fails the staged route remains, and says why") {
+    const device gpu = device::cuda(0);
+    const temporary_folder folder;
+    write_random_rows(folder / "rows.npy", 1000, 50, 62);
+    const array file = open_npy(folder / "rows.npy");
+    const std::vector<std::byte> of_file(file.view().data(), file.view().data() + file.size_bytes());
+    const plain_table plain(mebibyte);
+    const auto refuse = [&](auto table, const std::vector<std::byte>& content) {
+        std::optional<row_exchange> exchange;
+        {
+            const detail::cuda::scoped_fault_hook hook([](std::string_view call) {
+                return call == "cudaHostRegister" ? cudaErrorMemoryAllocation : cudaSuccess;
+            });
+            for (const row_route route : {row_route::direct, row_route::copy, row_route::hybrid}) {
+                const std::string why =
+                    sentence_of<unsupported>([&] { row_exchange(table(), gpu, {.route = route}); });
+                CHECK(contains(why, "the route " + std::string(to_string(route)) + " cannot be taken"));
+                CHECK(contains(why, "cudaErrorMemoryAllocation"));
+            }
+            exchange.emplace(table(), gpu);
+        }
+        const row_plan plan = exchange->plan_gather(1000);
+        CHECK(plan.route == row_route::staged);
+        CHECK(contains(plan.reason, "is not page-locked"));
+        for (const id_place place : every_id_place)
+            CHECK(rows_are_right(*exchange, content, place));
+    };
+    refuse([&] { return plain.table(64); }, plain.content);
+    refuse([&] { return row_table(file.rows()); }, of_file);
+}
+
+TEST_CASE("cuda rows: the pages of a file stay locked when whoever locked them first is gone") {
+    const device gpu = device::cuda(0);
+    const temporary_folder folder;
+    write_random_rows(folder / "rows.npy", 20'000, 64, 63);
+    const array file = open_npy(folder / "rows.npy");
+    const std::vector<std::byte> content(file.view().data(), file.view().data() + file.size_bytes());
+    std::optional<pinned_pages> pages(std::in_place, pin_ranges(file.rows()), gpu,
+                                      pin_options{.budget_bytes = generous_pin_budget});
+    pages->require();
+    row_exchange exchange(row_table(file.rows()), gpu, {.route = row_route::direct});
+    pages.reset();
+    for (const id_place place : every_id_place)
+        CHECK(rows_are_right(exchange, content, place));
+}
+
+TEST_CASE("cuda rows: foreign streams carry rows, the default streams too") {
+    const device gpu = device::cuda(0);
+    REQUIRE(::cudaSetDevice(0) == cudaSuccess);
+    std::mt19937_64 random(64);
+    const auto content = random_bytes(1000 * 48, random);
+    const guarded_table table(gpu, content);
+    const id_vector ids = make_ids(id_order::random, 700, 1000, random);
+    for (const row_route route : every_route) {
+        INFO("route " << to_string(route));
+        row_exchange exchange(row_table(table.bytes(), 48), gpu, {.route = route});
+        for (const cudaStream_t handle :
+             {static_cast<cudaStream_t>(nullptr), cudaStreamLegacy, cudaStreamPerThread}) {
+            const stream_view stream = from_cuda(handle, 0);
+            const guarded_rows rows(gpu, ids.size() * 48);
+            exchange.gather_async(ids_of(ids), rows.data(), stream);
+            exchange.scatter_async(ids_of(ids), rows.data(), duplicate_policy::last, stream);
+            stream.synchronize();
+            CHECK(rows.holds(gathered(content, 48, ids)));
+            CHECK(table.holds(content));
+        }
+    }
+}
+
+TEST_CASE("cuda rows: millions of rows are sorted, gathered, repeated and scattered") {
+    const device gpu = device::cuda(0);
+    std::mt19937_64 random(65);
+    for (const std::uint64_t row_bytes : {16U, 13U}) {
+        constexpr std::uint64_t row_count = 1'000'000;
+        constexpr std::size_t count = 3'000'000;
+        const auto before = random_bytes(row_count * row_bytes, random);
+        const guarded_table table(gpu, before);
+        const id_vector ids = make_ids(id_order::random, count, row_count, random);
+        const auto content = random_bytes(count * row_bytes, random);
+        for (const row_route route :
+             {row_route::automatic, row_route::direct, row_route::staged, row_route::hybrid}) {
+            INFO("route " << to_string(route) << ", rows of " << row_bytes << " bytes");
+            for (const id_place place : {id_place::host, id_place::device}) {
+                std::ranges::copy(before, table.bytes().begin());
+                row_exchange exchange(row_table(table.bytes(), row_bytes), gpu, {.route = route});
+                const id_list list(gpu, ids, place);
+                const guarded_rows rows(gpu, content);
+                exchange.scatter(list.get(), rows.data());
+                const auto after = scattered(before, row_bytes, ids, content);
+                CHECK(table.holds(after));
+                exchange.gather(list.get(), rows.data());
+                CHECK(rows.holds(gathered(after, row_bytes, ids)));
+                CHECK(rows.sentinels_left());
+                CHECK(table.sentinels_left());
+            }
+        }
+    }
+}
+
+TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the exchange as it was") {
+    const device gpu = device::cuda(0);
+    std::mt19937_64 random(66);
+    const auto content = random_bytes(500 * 40, random);
+    const guarded_table table(gpu, content);
+    const id_vector ids = make_ids(id_order::random, 300, 500, random);
+    for (const row_route route : every_route) {
+        INFO("route " << to_string(route));
+        row_exchange exchange(row_table(table.bytes(), 40), gpu, {.route = route, .staging_bytes = 2000});
+        const guarded_rows rows(gpu, gathered(content, 40, ids));
+        exchange.gather(ids_of(ids), rows.data());  // what is made once is there
+        exchange.scatter(ids_of(ids), rows.data());
+        for (const std::string_view refused :
+             {"cudaMallocFromPoolAsync", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemcpyBatchAsync",
+              "cudaEventRecord"}) {
+            for (int when = 1; when < 30; ++when) {
+                INFO(refused << ", call " << when);
+                bool thrown = false;
+                std::atomic<int> calls = 0;
+                {
+                    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+                        return call == refused && ++calls == when ? cudaErrorMemoryAllocation : cudaSuccess;
+                    });
+                    try {
+                        if (when % 2 == 0)
+                            exchange.gather(ids_of(ids), rows.data());
+                        else
+                            exchange.scatter(ids_of(ids), rows.data());
+                    } catch (const device_error&) {
+                        thrown = true;
+                    }
+                }
+                if (calls < when) break;
+                CHECK(table.holds(content));
+                exchange.gather(ids_of(ids), rows.data());
+                CHECK(rows.holds(gathered(content, 40, ids)));
+                if (!thrown) break;  // the other calls were not about what was asked for
+            }
+        }
+        exchange.check();
+    }
+}

@@ -1,0 +1,152 @@
+#include "src/rows/fault_log.hpp"
+
+#include <doctest/doctest.h>
+
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "tests/devices.hpp"
+#include "tests/file_bytes.hpp"
+
+using namespace pinflow;
+using detail::fault_log;
+using detail::row_faults;
+
+namespace {
+
+struct logged {
+    explicit logged(const device& device) : memory(device), log(device, memory), stream(device) {}
+
+    /// A call of 10 indices to a table of 5 rows, with so many wrong ones, the first at position 3.
+    std::shared_ptr<fault_log::call> add(unsigned outside, unsigned repeated = 0, std::uint64_t waiter = 0) {
+        const auto call = log.begin(waiter);
+        CHECK(call->faults()->outside_count == 0);
+        CHECK(call->faults()->repeated_count == 0);
+        *call->faults() = {.outside_count = outside,
+                           .outside_complement = ~3ULL,
+                           .repeated_count = repeated,
+                           .repeated_complement = ~4ULL,
+                           .outside_id = 70 + outside,
+                           .repeated_id = 2};
+        log.expect(call, "rows were not moved", 10, 5, stream);
+        return call;
+    }
+    std::string checked(std::uint64_t waiter = 0) {
+        return sentence_of<error>([&] { log.check(waiter); });
+    }
+
+    detail::pinned_scratch memory;
+    fault_log log;
+    pinflow::stream stream;
+};
+
+}  // namespace
+
+TEST_CASE("fault_log: tells of each call with faults once, in the order of the calls") {
+    on_each_device([](const device& device) {
+        logged with(device);
+        with.log.check();
+        with.add(1);
+        with.add(0);
+        with.add(2, 1);
+        with.add(0, 3);
+        with.stream.synchronize();
+        CHECK(with.checked() ==
+              "rows were not moved: 1 of 10 row numbers is outside the table, which has 5 rows: the first is "
+              "71, at position 3");
+        CHECK(with.checked() ==
+              "rows were not moved: 2 of 10 row numbers are outside the table, which has 5 rows: the first "
+              "is 72, at position 3");
+        CHECK(with.checked() ==
+              "rows were not moved: 3 of 10 row numbers occurred before, which was to be an error: the first "
+              "is 2, at position 4");
+        CHECK(with.checked().empty());
+    });
+}
+
+TEST_CASE("fault_log: tells nothing of a call before its stream has come there, and of others all the same") {
+    on_each_device([](const device& device) {
+        logged with(device);
+        const stream stuck(device);
+        gate gate;
+        hold(stuck, gate);
+        const auto late = with.log.begin();
+        *late->faults() = {.outside_count = 1, .outside_complement = ~0ULL, .outside_id = 99};
+        with.log.expect(late, "late", 1, 1, stuck);
+        CHECK(with.checked().empty());
+        with.add(1);
+        with.stream.synchronize();
+        CHECK(contains(with.checked(), "the first is 71"));
+        CHECK(with.checked().empty());
+        gate.open();
+        stuck.synchronize();
+        CHECK(contains(with.checked(), "late: 1 of 1 row numbers is outside"));
+        CHECK(with.checked().empty());
+    });
+}
+
+TEST_CASE("fault_log: what is kept for one waiter is told to no other") {
+    on_each_device([](const device& device) {
+        logged with(device);
+        with.add(1, 0, 7);
+        with.add(2);
+        with.add(3, 0, 8);
+        with.stream.synchronize();
+        CHECK(contains(with.checked(8), "the first is 73"));
+        CHECK(contains(with.checked(), "the first is 72"));
+        CHECK(with.checked().empty());
+        CHECK(with.checked(9).empty());
+        CHECK(contains(with.checked(7), "the first is 71"));
+        CHECK(with.checked(7).empty());
+    });
+}
+
+TEST_CASE("fault_log: of what goes wrong on threads the first counts, before wrong indices") {
+    on_each_device([](const device& device) {
+        logged with(device);
+        const auto call = with.add(1);
+        std::vector<std::thread> threads;
+        for (int i = 0; i < 4; ++i) {
+            threads.emplace_back([&] {
+                for (int n = 0; n < 100; ++n)
+                    call->add(std::make_exception_ptr(device_error("thrown by a thread")));
+            });
+        }
+        for (std::thread& thread : threads)
+            thread.join();
+        with.stream.synchronize();
+        CHECK(with.checked() == "thrown by a thread");
+        CHECK(with.checked().empty());
+    });
+}
+
+TEST_CASE("fault_log: nobody hears of a call that is forgotten, and its memory is used again") {
+    on_each_device([](const device& device) {
+        logged with(device);
+        const auto forgotten = with.log.begin();
+        forgotten->faults()->outside_count = 1;
+        with.log.forget(*forgotten, with.stream);
+        with.stream.synchronize();
+        CHECK(with.checked().empty());
+        CHECK(with.log.begin()->faults() == forgotten->faults());
+
+        // the memory of calls that were told, too
+        logged another(device);
+        const row_faults* const place = another.add(1)->faults();
+        another.stream.synchronize();
+        CHECK_FALSE(another.checked().empty());
+        CHECK(another.add(0)->faults() == place);
+    });
+}
+
+TEST_CASE("fault_log: negative row numbers are spelled as such") {
+    CHECK(detail::outside_sentence("it", 2, 3, 4, ~std::uint64_t{0}, 1) ==
+          "it: 2 of 3 row numbers are outside the table, which has 4 rows: the first is -1, at position 1");
+    CHECK(contains(detail::outside_sentence("it", 1, 3, 4, (std::uint64_t{1} << 63) - 1, 1),
+                   "the first is 9223372036854775807"));
+}

@@ -1,0 +1,469 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/rows.hpp"
+#include "src/core/system.hpp"
+#include "tests/arrays.hpp"
+#include "tests/file_bytes.hpp"
+#include "tests/row_tables.hpp"
+#include "tests/temporary_folder.hpp"
+
+using namespace pinflow;
+namespace seam = pinflow::detail::system;
+
+namespace {
+
+constexpr std::uint64_t row_bytes = 24;
+constexpr std::uint64_t row_count = 50;
+
+/// A table of random rows, an exchange with it, and room for a batch.
+struct exchanged {
+    explicit exchanged(const device& device, row_route route = row_route::automatic)
+        : content(random_bytes(row_count * row_bytes, random)),
+          table(device, content, 1),
+          rows(device, 40 * row_bytes, 2),
+          rows_before(rows.content()),
+          exchange(row_table(table.bytes(), row_bytes), device, {.route = route, .staging_bytes = 300}) {}
+
+    bool nothing_moved() const {
+        return table.holds(content) && table.sentinels_left() && rows.holds(rows_before) &&
+               rows.sentinels_left();
+    }
+    /// Whether the exchange gathers as ever.
+    bool still_works() {
+        const id_vector ids = make_ids(id_order::random, 40, row_count, random);
+        exchange.gather(ids_of(ids), rows.data());
+        const bool right = rows.holds(gathered(content, row_bytes, ids));
+        exchange.scatter(ids_of(ids), rows.data());  // to where they came from
+        return right && table.holds(content);
+    }
+
+    std::mt19937_64 random{40};
+    std::vector<std::byte> content;
+    guarded_table table;
+    guarded_rows rows;
+    std::vector<std::byte> rows_before;
+    row_exchange exchange;
+};
+
+/// Whether the files of a table may be touched where they lie whatever happens to them: page-locked.
+bool is_page_locked(const device& device, row_route route) {
+    return device.kind() != device_kind::host && route != row_route::staged;
+}
+
+struct wrong_ids {
+    id_vector ids;
+    std::string message;  ///< of all of them, and the first
+};
+
+std::vector<wrong_ids> every_wrong_list() {
+    return {
+        {{0, 1, row_count},
+         "1 of 3 row numbers is outside the table, which has 50 rows: the first is 50, at "
+         "position 2"},
+        {{to_id(-1)},
+         "1 of 1 row numbers is outside the table, which has 50 rows: the first is -1, at "
+         "position 0"},
+        {{49, to_id(-2), 3, 1000, 50, 49},
+         "3 of 6 row numbers are outside the table, which has 50 rows: the "
+         "first is -2, at position 1"},
+        {{5, std::uint64_t{1} << 32, 5},
+         "1 of 3 row numbers is outside the table, which has 50 rows: the "
+         "first is 4294967296, at position 1"},
+        {{7, std::uint64_t{1} << 63}, "the first is -9223372036854775808, at position 1"},
+        {{7, (std::uint64_t{1} << 63) - 1}, "the first is 9223372036854775807, at position 1"},
+    };
+}
+
+}  // namespace
+
+TEST_CASE("row_table: refuses what makes no whole rows, or no whole elements") {
+    std::vector<std::byte> memory(120);
+    const auto refused = [&](std::size_t size_bytes, std::uint64_t row_size_bytes,
+                             const dtype& element = dtype::of<std::byte>()) {
+        return sentence_of<invalid_argument>(
+            [&] { row_table(std::span(memory).first(size_bytes), row_size_bytes, element); });
+    };
+    CHECK(contains(refused(120, 0), "a table of 120 bytes cannot have rows of 0 bytes"));
+    CHECK(contains(refused(120, 7), "a table of 120 bytes cannot have rows of 7 bytes"));
+    CHECK(contains(refused(120, 121), "rows of 121 bytes"));
+    CHECK(contains(refused(120, 6, dtype::of<float>()), "rows of 6 bytes cannot be made of elements of <f4"));
+    CHECK(refused(120, 8, dtype::of<float>()).empty());
+    CHECK(refused(0, 8).empty());
+
+    const row_table table(memory, 12, dtype::of<float>());
+    CHECK(table.row_count() == 10);
+    CHECK(table.size_bytes() == 120);
+    CHECK(table.data() == memory.data());
+    CHECK(table.writable());
+    CHECK(table.element().descr() == "<f4");
+    CHECK(table.description() == "a table in memory");
+    CHECK(table.source() == nullptr);
+    CHECK(table.owner() == nullptr);
+}
+
+TEST_CASE("row_table: a table of a source keeps it, and is for reading") {
+    std::shared_ptr<const row_source> source = numbered_rows(10, 3);
+    const std::weak_ptr<const row_source> seen = source;
+    auto table = std::make_unique<row_table>(std::move(source));
+    CHECK_FALSE(seen.expired());
+    CHECK(table->row_count() == 10);
+    CHECK(table->row_size_bytes() == 24);
+    CHECK(table->element().descr() == "<u8");
+    CHECK_FALSE(table->writable());
+    CHECK(table->description() == "an array in memory");
+    table.reset();
+    CHECK(seen.expired());
+
+    const auto owner = std::make_shared<std::vector<std::byte>>(64);
+    const std::weak_ptr<void> owned = owner;
+    {
+        const row_table of_owner(*owner, 8, dtype::of<std::byte>(), owner);
+        CHECK(of_owner.owner() == owner);
+        CHECK(owned.use_count() == 2);
+    }
+    CHECK(owned.use_count() == 1);
+}
+
+TEST_CASE("row_table: a source that is not mapped in one piece is refused, with the reason") {
+    const temporary_folder folder;
+    CHECK(contains(
+        sentence_of<unsupported>([&] { row_table(std::make_shared<scripted_rows>(5)); }),
+        "rows cannot be taken from rows of a test by their addresses: it is not mapped in one piece"));
+    CHECK(contains(sentence_of<unsupported>(
+                       [&] { row_table(concatenate({numbered_rows(5).rows(), numbered_rows(5).rows()})); }),
+                   "not mapped in one piece"));
+    std::string big_endian =
+        format_npy_header(dtype::parse(">u8"), std::vector<std::uint64_t>{2, 1}) + std::string(16, 'x');
+    write_bytes(folder / "big.npy", std::as_bytes(std::span(big_endian)));
+    CHECK(contains(sentence_of<unsupported>([&] { row_table(open_npy(folder / "big.npy").rows()); }),
+                   "is big-endian, so that its rows are converted on the way"));
+}
+
+// ---- wrong indices ------------------------------------------------------------------------------
+
+TEST_CASE("rows: wrong indices in host memory are refused before the call returns, and nothing moves") {
+    on_each_route([](const device& device, row_route route) {
+        exchanged with(device, route);
+        const stream stream(device);
+        gate gate;
+        hold(stream, gate);  // the calls do not wait for the stream
+        for (const auto& [ids, message] : every_wrong_list()) {
+            for (const id_place place : {id_place::host, id_place::host_signed}) {
+                const id_list list(device, ids, place);
+                std::string why = sentence_of<invalid_argument>(
+                    [&] { with.exchange.gather(list.get(), with.rows.data()); });
+                CHECK(why.starts_with("cannot gather rows of a table in memory: "));
+                CHECK(why.ends_with(message));
+                why = sentence_of<invalid_argument>(
+                    [&] { with.exchange.gather_async(list.get(), with.rows.data(), stream); });
+                CHECK(why.ends_with(message));
+                why = sentence_of<invalid_argument>(
+                    [&] { with.exchange.scatter(list.get(), with.rows.data()); });
+                CHECK(why.starts_with("cannot scatter rows of a table in memory: "));
+                CHECK(why.ends_with(message));
+                why = sentence_of<invalid_argument>([&] {
+                    with.exchange.scatter_async(list.get(), with.rows.data(), duplicate_policy::last, stream);
+                });
+                CHECK(why.ends_with(message));
+            }
+        }
+        gate.open();
+        stream.synchronize();
+        with.exchange.check();
+        CHECK(with.nothing_moved());
+        CHECK(with.still_works());
+    });
+}
+
+TEST_CASE("rows: a wrong index of any batch keeps back all batches of a group") {
+    on_each_route([](const device& device, row_route route) {
+        exchanged with(device, route);
+        const stream stream(device);
+        const id_vector right{1, 2};
+        const id_vector wrong{3, to_id(-5)};
+        for (const std::size_t count : {2U, 64U, 65U, 200U}) {
+            CAPTURE(count);
+            std::vector<row_gather> gathers(count, {ids_of(right), with.rows.data()});
+            std::vector<row_scatter> scatters(count, {ids_of(right), with.rows.data()});
+            gathers.back().ids = scatters.back().ids = ids_of(wrong);
+            const std::string message = "1 of " + std::to_string(2 * count) +
+                                        " row numbers is outside the table, which has 50 rows: the first is "
+                                        "-5, at position " +
+                                        std::to_string(2 * count - 1);
+            CHECK(sentence_of<invalid_argument>([&] {
+                      with.exchange.gather_group_async(gathers, stream);
+                  }).ends_with(message));
+            CHECK(sentence_of<invalid_argument>([&] {
+                      with.exchange.scatter_group_async(scatters, duplicate_policy::last, stream);
+                  }).ends_with(message));
+        }
+        stream.synchronize();
+        CHECK(with.nothing_moved());
+        CHECK(with.still_works());
+    });
+}
+
+TEST_CASE(
+    "rows: wrong indices in device memory move nothing, and are told once, by a check or the next call") {
+    on_each_route([](const device& device, row_route route) {
+        exchanged with(device, route);
+        const stream stream(device);
+        const id_vector right{0};
+        for (const auto& [ids, message] : every_wrong_list()) {
+            const id_list list(device, ids, id_place::device);
+            if (route == row_route::copy) {
+                CHECK(contains(sentence_of<invalid_argument>(
+                                   [&] { with.exchange.gather(list.get(), with.rows.data()); }),
+                               "the route copy takes row numbers in host memory"));
+                continue;
+            }
+            // a call that is waited for throws itself
+            std::string why =
+                sentence_of<invalid_argument>([&] { with.exchange.gather(list.get(), with.rows.data()); });
+            CHECK(why.starts_with("rows of a table in memory were not gathered: "));
+            CHECK(why.ends_with(message));
+            for (const auto policy : {duplicate_policy::last, duplicate_policy::error}) {
+                why = sentence_of<invalid_argument>(
+                    [&] { with.exchange.scatter(list.get(), with.rows.data(), policy); });
+                CHECK(why.starts_with("rows of a table in memory were not scattered: "));
+                CHECK(why.ends_with(message));
+            }
+            with.exchange.check();
+            CHECK(with.nothing_moved());
+
+            with.exchange.gather_async(list.get(), with.rows.data(), stream);
+            stream.synchronize();
+            CHECK(sentence_of<invalid_argument>([&] { with.exchange.check(); }).ends_with(message));
+            with.exchange.check();
+            with.exchange.scatter_async(list.get(), with.rows.data(), duplicate_policy::last, stream);
+            stream.synchronize();
+            why =
+                sentence_of<invalid_argument>([&] { with.exchange.gather(ids_of(right), with.rows.data()); });
+            CHECK(why.ends_with(message));
+            with.exchange.check();
+            CHECK(with.nothing_moved());
+        }
+        CHECK(with.still_works());
+    });
+}
+
+TEST_CASE("rows: the position of a wrong index in device memory is that in the whole group") {
+    on_each_device([](const device& device) {
+        for (const row_route route : {row_route::direct, row_route::staged, row_route::hybrid}) {
+            exchanged with(device, route);
+            const stream stream(device);
+            const id_vector on_host{1, 2, 3};
+            const id_list good(device, {4, 5}, id_place::device);
+            const id_list bad(device, {6, 77, 7, 88}, id_place::device);
+            const std::vector<row_gather> batches{{ids_of(on_host), with.rows.data()},
+                                                  {good.get(), with.rows.data() + 3 * row_bytes},
+                                                  {row_ids::on_device(nullptr, 0), nullptr},
+                                                  {bad.get(), with.rows.data() + 5 * row_bytes}};
+            with.exchange.gather_group_async(batches, stream);
+            stream.synchronize();
+            CHECK(sentence_of<invalid_argument>([&] { with.exchange.check(); })
+                      .ends_with("2 of 9 row numbers are outside the table, which has 50 rows: the first is "
+                                 "77, at position 6"));
+            CHECK(with.nothing_moved());
+            CHECK(with.still_works());
+        }
+    });
+}
+
+TEST_CASE("rows: a call that has gone wrong is told although one before it has not begun") {
+    on_each_device([](const device& device) {
+        exchanged with(device, row_route::direct);
+        const stream stuck(device);
+        const stream free(device);
+        gate gate;
+        hold(stuck, gate);
+        const guarded_rows other(device, 2 * row_bytes);
+        const id_list right(device, {1, 2}, id_place::device);
+        const id_list wrong(device, {1, 99}, id_place::device);
+        with.exchange.gather_async(right.get(), other.data(), stuck);
+        CHECK(contains(
+            sentence_of<invalid_argument>([&] { with.exchange.gather(wrong.get(), with.rows.data()); }),
+            "the first is 99"));
+        with.exchange.gather_async(wrong.get(), with.rows.data(), free);
+        free.synchronize();
+        CHECK(contains(sentence_of<invalid_argument>([&] { with.exchange.check(); }), "the first is 99"));
+        with.exchange.check();
+        gate.open();
+        stuck.synchronize();
+        CHECK(other.holds(gathered(with.content, row_bytes, {1, 2})));
+        CHECK(with.nothing_moved());
+    });
+}
+
+TEST_CASE("rows: each of several calls that went wrong is told, the oldest first") {
+    on_each_device([](const device& device) {
+        exchanged with(device);
+        const stream stream(device);
+        gate gate;
+        hold(stream, gate);
+        std::vector<id_list> lists;
+        for (std::uint64_t i = 0; i < 5; ++i)
+            lists.emplace_back(device, id_vector{i, 100 + i}, id_place::device);
+        for (const id_list& list : lists)
+            with.exchange.gather_async(list.get(), with.rows.data(), stream);
+        with.exchange.check();
+        gate.open();
+        stream.synchronize();
+        for (std::uint64_t i = 0; i < 5; ++i) {
+            CHECK(contains(sentence_of<invalid_argument>([&] { with.exchange.check(); }),
+                           "the first is " + std::to_string(100 + i)));
+        }
+        with.exchange.check();
+        CHECK(with.nothing_moved());
+    });
+}
+
+// ---- what cannot be done ------------------------------------------------------------------------
+
+TEST_CASE("rows: calls that cannot be are refused in a sentence, and nothing moves") {
+    on_each_route([](const device& device, row_route route) {
+        exchanged with(device, route);
+        const stream stream(device);
+        const id_vector ids{1};
+        std::vector<row_scatter> many(65, {ids_of(ids), with.rows.data()});
+        for (const auto policy : {duplicate_policy::sum, duplicate_policy::error}) {
+            CHECK(contains(
+                sentence_of<unsupported>([&] { with.exchange.scatter_group_async(many, policy, stream); }),
+                "at most 64 batches can be scattered as one"));
+        }
+        const auto too_many = row_ids::on_device(with.rows.data(), std::uint64_t{1} << 32);
+        CHECK_THROWS_AS(with.exchange.gather(too_many, with.rows.data()), invalid_argument);
+        const auto most = row_ids::on_device(with.rows.data(), std::uint64_t{1} << 63);
+        const std::vector<row_gather> overflowing(2, {most, with.rows.data()});
+        CHECK(contains(
+            sentence_of<invalid_argument>([&] { with.exchange.gather_group_async(overflowing, stream); }),
+            "too many for one call"));
+        if (device.kind() != device_kind::host) {
+            CHECK(contains(sentence_of<invalid_argument>([&] {
+                               with.exchange.gather_async(ids_of(ids), with.rows.data(),
+                                                          pinflow::stream(device::host()));
+                           }),
+                           "cannot travel in a stream of host"));
+        }
+        CHECK(with.nothing_moved());
+        CHECK(with.still_works());
+
+        const array rows = numbered_rows(10, 3);
+        row_exchange reading(row_table(rows.rows()), device, {.route = route});
+        CHECK(contains(sentence_of<unsupported>([&] { reading.scatter(ids_of(ids), with.rows.data()); }),
+                       "rows cannot be scattered to an array in memory, which is mapped for reading"));
+        CHECK(rows.view().as<std::uint64_t>()[3] == 1);
+    });
+}
+
+// ---- files that change --------------------------------------------------------------------------
+
+TEST_CASE("rows: a file that changed under its table is told by the next call, and by a check") {
+    on_each_route([](const device& device, row_route route) {
+        const temporary_folder folder;
+        const guarded_rows rows(device, 2 * 40);
+        const id_vector ids{99, 0};
+        const auto changes = [&](auto change, const std::string& expected) {
+            write_random_rows(folder / "rows.npy", 100, 5, 41);
+            row_exchange exchange(row_table(open_npy(folder / "rows.npy").rows()), device, {.route = route});
+            exchange.gather(ids_of(ids), rows.data());
+            exchange.check();
+            const auto before = rows.content();
+            change(folder / "rows.npy");
+            CHECK(contains(sentence_of<data_changed>([&] { exchange.check(); }), expected));
+            CHECK(contains(sentence_of<data_changed>([&] { exchange.gather(ids_of(ids), rows.data()); }),
+                           expected));
+            CHECK(rows.holds(before));
+        };
+        changes([](const auto& path) { std::filesystem::resize_file(path, 1000); }, "now it has 1000");
+        changes(
+            [](const auto& path) {
+                std::filesystem::rename(path, path.string() + ".old");
+                write_bytes(path, pattern_bytes(4128));
+            },
+            "another file has taken its place");
+        changes(
+            [](const auto& path) {
+                std::filesystem::last_write_time(path,
+                                                 std::filesystem::file_time_type(std::chrono::seconds(1)));
+            },
+            "it was modified");
+    });
+}
+
+TEST_CASE("rows: a file that is truncated before its rows are gathered is an error and not a signal") {
+    on_each_route([](const device& device, row_route route) {
+        // on the host device the direct part touches the mapping, as is said of it
+        if (!is_page_locked(device, route) && route != row_route::staged) return;
+        const temporary_folder folder;
+        write_random_rows(folder / "rows.npy", 4096, 4, 42);
+        row_exchange exchange(row_table(open_npy(folder / "rows.npy").rows()), device,
+                              {.route = route, .staging_bytes = 4096});
+        for (const id_place place : every_id_place) {
+            if (route == row_route::copy && place == id_place::device) continue;
+            id_vector ids(2000, 4095);
+            ids[0] = 0;
+            const id_list list(device, ids, place);
+            const guarded_rows rows(device, ids.size() * 32);
+            const stream stream(device);
+            gate gate;
+            hold(stream, gate);
+            exchange.gather_async(list.get(), rows.data(), stream);
+            std::filesystem::resize_file(folder / "rows.npy", 5000);
+            gate.open();
+            stream.synchronize();
+            // once for what was read, and then for the file, whatever the number of pieces
+            CHECK_THROWS_AS(exchange.check(), data_changed);
+            CHECK(contains(sentence_of<data_changed>([&] { exchange.check(); }), "now it has 5000"));
+            CHECK(rows.sentinels_left());
+            write_random_rows(folder / "rows.npy", 4096, 4, 42);
+            exchange = row_exchange(row_table(open_npy(folder / "rows.npy").rows()), device,
+                                    {.route = route, .staging_bytes = 4096});
+        }
+    });
+}
+
+TEST_CASE("rows: a disk that fails is told once for each call, and later calls work") {
+    const temporary_folder folder;
+    write_random_rows(folder / "rows.npy", 1000, 4, 43);
+    const array file = open_npy(folder / "rows.npy");
+    const std::span content(file.view().data(), file.size_bytes());
+    on_each_device([&](const device& device) {
+        row_exchange exchange(row_table(file.rows()), device,
+                              {.route = row_route::staged, .staging_bytes = 1000});
+        const guarded_rows rows(device, 500 * 32);
+        std::mt19937_64 random(43);
+        const id_vector ids = make_ids(id_order::random, 500, 1000, random);
+        const stream stream(device);
+        {
+            const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
+                return what == seam::call::pread ? seam::fault{.error = EIO} : seam::fault{};
+            });
+            CHECK_THROWS_AS(exchange.gather(ids_of(ids), rows.data()), system_failure);
+            exchange.check();
+            exchange.gather_async(ids_of(ids), rows.data(), stream);
+            stream.synchronize();
+        }
+        CHECK_THROWS_AS(exchange.check(), system_failure);
+        exchange.check();
+        exchange.gather(ids_of(ids), rows.data());
+        CHECK(rows.holds(gathered(content, 32, ids)));
+    });
+}

@@ -1,0 +1,258 @@
+#include "pinflow/rows.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/memory.hpp"
+#include "pinflow/pin.hpp"
+#include "tests/arrays.hpp"
+#include "tests/row_tables.hpp"
+#include "tests/temporary_folder.hpp"
+
+using namespace pinflow;
+
+TEST_CASE(
+    "rows: every route gathers rows of any size, number, order and alignment, and writes nothing else") {
+    on_each_route([](const device& device, row_route route) {
+        for_combinations(route, 1, [&](const row_combination& drawn, std::mt19937_64& random) {
+            const auto content = random_bytes(drawn.row_count * drawn.row_bytes, random);
+            const guarded_table table(device, content, drawn.table_misalignment);
+            const id_vector ids = make_ids(drawn.order, drawn.count, drawn.row_count, random);
+            const id_list list(device, ids, drawn.place);
+            const guarded_rows rows(device, drawn.count * drawn.row_bytes, drawn.rows_misalignment);
+            row_exchange exchange(row_table(table.bytes(), drawn.row_bytes), device, drawn.options);
+            if (drawn.waits) {
+                exchange.gather(list.get(), rows.data());
+            } else {
+                const stream stream(device);
+                exchange.gather_async(list.get(), rows.data(), stream);
+                stream.synchronize();
+            }
+            REQUIRE(rows.holds(gathered(content, drawn.row_bytes, ids)));
+            CHECK(rows.sentinels_left());
+            CHECK(table.holds(content));
+            CHECK(table.sentinels_left());
+            exchange.check();
+        });
+    });
+}
+
+TEST_CASE("rows: a group of batches is gathered as each of them would be, empty ones among them") {
+    on_each_route([](const device& device, row_route route) {
+        std::mt19937_64 random(2);
+        for (const std::uint64_t row_bytes : {1U, 7U, 64U, 513U, 4096U}) {
+            constexpr std::uint64_t row_count = 300;
+            const auto content = random_bytes(row_count * row_bytes, random);
+            const guarded_table table(device, content, one_of(every_misalignment, random));
+            row_exchange exchange(row_table(table.bytes(), row_bytes), device,
+                                  {.route = route, .staging_bytes = 32 << 10});
+            for (const std::size_t batch_count : {0U, 1U, 3U, 64U, 65U}) {
+                CAPTURE(batch_count);
+                std::vector<id_vector> ids;
+                std::vector<id_list> lists;
+                std::vector<guarded_rows> destinations;
+                std::vector<row_gather> batches;
+                for (std::size_t i = 0; i < batch_count; ++i) {
+                    const std::size_t count = random() % 3 == 0 ? 0 : random() % (batch_count > 3 ? 20 : 400);
+                    auto place = one_of(every_id_place, random);
+                    if (route == row_route::copy && place == id_place::device) place = id_place::host_signed;
+                    ids.push_back(make_ids(one_of(every_id_order, random), count, row_count, random));
+                    lists.emplace_back(device, ids.back(), place);
+                    destinations.emplace_back(device, count * row_bytes, one_of(every_misalignment, random));
+                    batches.push_back({lists.back().get(), destinations.back().data()});
+                }
+                const stream stream(device);
+                exchange.gather_group_async(batches, stream);
+                stream.synchronize();
+                for (std::size_t i = 0; i < batch_count; ++i) {
+                    REQUIRE(destinations[i].holds(gathered(content, row_bytes, ids[i])));
+                    CHECK(destinations[i].sentinels_left());
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("rows: many rows pass through few slots without overwriting each other") {
+    on_each_device([](const device& device) {
+        // few rows, which stay in the caches, go to memory that nobody has touched yet: the CPU is far ahead
+        // of the copies
+        constexpr std::uint64_t row_bytes = 16 << 10;
+        constexpr std::uint64_t row_count = 16;
+        constexpr std::size_t count = sanitized ? 1000 : 4000;
+        std::mt19937_64 random(3);
+        const auto content = random_bytes(row_count * row_bytes, random);
+        const guarded_table table(device, content);
+        for (const row_route route : {row_route::staged, row_route::hybrid}) {
+            for (const auto place : {id_place::host, id_place::device}) {
+                row_exchange exchange(row_table(table.bytes(), row_bytes), device,
+                                      {.route = route, .staging_bytes = 128 << 10});
+                const stream stream(device);
+                const device_buffer rows(count * row_bytes, stream);
+                const id_vector ids = make_ids(id_order::random, count, row_count, random);
+                const id_list list(device, ids, place);
+                exchange.gather_async(list.get(), rows.data(), stream);
+                CHECK(to_host(rows.data(), rows.size_bytes(), stream) == gathered(content, row_bytes, ids));
+            }
+        }
+    });
+}
+
+TEST_CASE("rows: what an earlier call left in memory is not taken for a row of this one") {
+    on_each_route([](const device& device, row_route route) {
+        std::mt19937_64 random(6);
+        const auto content = random_bytes(std::size_t{100} * 8, random);
+        const guarded_table table(device, content);
+        for (const std::size_t count : {20U, 25U, 30U, 40U, 60U}) {
+            row_exchange exchange(row_table(table.bytes(), 8), device, {.route = route, .staging_bytes = 64});
+            const guarded_rows rows(device, count * 8);
+            id_vector fewer(20);
+            std::iota(fewer.begin(), fewer.end(), 0);
+            exchange.gather(ids_of(fewer), rows.data());
+            id_vector moved_by_one(count);
+            std::iota(moved_by_one.begin() + 1, moved_by_one.end(), 0);
+            exchange.gather(ids_of(moved_by_one), rows.data());
+            CHECK(rows.holds(gathered(content, 8, moved_by_one)));
+        }
+    });
+}
+
+TEST_CASE("rows: those of a mapped file are gathered by every route") {
+    const temporary_folder folder;
+    constexpr std::uint64_t row_count = 500;
+    constexpr std::uint64_t width = 33;
+    write_random_rows(folder / "rows.npy", row_count, width, 4);
+    const array file = open_npy(folder / "rows.npy");
+    const std::span content(file.view().data(), file.size_bytes());
+    on_each_route([&](const device& device, row_route route) {
+        std::mt19937_64 random(4);
+        row_exchange exchange(row_table(file.rows()), device, {.route = route, .staging_bytes = 20'000});
+        CHECK(exchange.table().row_count() == row_count);
+        CHECK(exchange.table().row_size_bytes() == width * 8);
+        CHECK_FALSE(exchange.table().writable());
+        for (const id_order order : every_id_order) {
+            for (const auto place : every_id_place) {
+                if (route == row_route::copy && place == id_place::device) continue;
+                const id_vector ids = make_ids(order, 700, row_count, random);
+                const id_list list(device, ids, place);
+                const guarded_rows rows(device, ids.size() * width * 8, 4);
+                exchange.gather(list.get(), rows.data());
+                CHECK(rows.holds(gathered(content, width * 8, ids)));
+                CHECK(rows.sentinels_left());
+            }
+        }
+    });
+}
+
+TEST_CASE("rows: those of an array in memory are gathered, also when they have no bytes") {
+    on_each_route([](const device& device, row_route route) {
+        const array numbers = numbered_rows(100, 3);
+        const guarded_rows rows(device, 5 * 24);
+        const id_vector ids{99, 0, 50, 50, 1};
+        row_exchange exchange(row_table(numbers.rows()), device, {.route = route});
+        exchange.gather(ids_of(ids), rows.data());
+        CHECK(rows.holds(gathered({numbers.view().data(), numbers.size_bytes()}, 24, ids)));
+
+        const array nothing = array_of<float>({}, {10, 0});
+        row_exchange of_nothing(row_table(nothing.rows()), device, {.route = route});
+        of_nothing.gather(ids_of({9, 0, 9}), rows.data());
+        CHECK_THROWS_AS(of_nothing.gather(ids_of(ids), rows.data()), invalid_argument);
+        CHECK(rows.holds(gathered({numbers.view().data(), numbers.size_bytes()}, 24, ids)));
+    });
+}
+
+TEST_CASE("rows: a table without rows gathers none of them") {
+    on_each_route([](const device& device, row_route route) {
+        row_exchange exchange(row_table(std::span<std::byte>(), 8), device, {.route = route});
+        exchange.gather(std::span<const std::uint64_t>(), nullptr);
+        exchange.scatter(std::span<const std::uint64_t>(), nullptr);
+        const id_vector ids{0};
+        const guarded_rows rows(device, 8);
+        CHECK_THROWS_AS(exchange.gather(ids_of(ids), rows.data()), invalid_argument);
+    });
+}
+
+TEST_CASE("rows: tables of more than 4 GiB, and of more than 2^32 rows, are reached to their ends") {
+    constexpr std::uint64_t table_bytes = std::uint64_t{6} << 30;
+    std::mt19937_64 random(5);
+    on_each_device([&](const device& device) {
+        // untouched pages cost nothing
+        const auto memory = std::make_shared<memory_region>(memory_region::anonymous(table_bytes));
+        std::optional<pinned_pages> pages;
+        if (device.kind() != device_kind::host) {
+            pages.emplace(std::vector<pin_range>{{memory->bytes(), "a large table", memory}}, device,
+                          pin_options{.budget_bytes = generous_pin_budget});
+            pages->require();
+        }
+        for (const std::uint64_t row_bytes : {1U, 3U, 512U}) {
+            CAPTURE(row_bytes);
+            const std::uint64_t row_count = table_bytes / row_bytes;
+            const std::uint64_t first_behind = (std::uint64_t{1} << 32) / row_bytes;
+            const std::uint64_t registered_piece = (std::uint64_t{64} << 20) / row_bytes;
+            id_vector ids{0,
+                          1,
+                          registered_piece,  // may lie across the edge of what was registered at once
+                          70 * registered_piece,
+                          first_behind - 1,
+                          first_behind,
+                          first_behind + 1,
+                          first_behind + (random() % 1000),
+                          (std::uint64_t{5} << 30) / row_bytes,
+                          row_count - 2,
+                          row_count - 1};
+            for (std::size_t i = 0; i < 10; ++i)
+                ids.push_back(ids[random() % ids.size()]);
+            std::ranges::shuffle(ids, random);
+            for (const row_route route : every_route) {
+                INFO("route " << to_string(route));
+                row_exchange exchange(row_table(memory->bytes(), row_bytes), device, {.route = route});
+                const auto place = route == row_route::copy ? id_place::host : one_of(every_id_place, random);
+                const id_list list(device, ids, place);
+                const auto content = random_bytes(ids.size() * row_bytes, random);
+                const guarded_rows written(device, content, 1);
+                exchange.scatter(list.get(), written.data());
+                std::vector<std::byte> expected(content.size());
+                for (std::size_t i = 0; i < ids.size(); ++i) {
+                    const auto last = ids.size() - 1 -
+                                      static_cast<std::size_t>(
+                                          std::ranges::find(ids.rbegin(), ids.rend(), ids[i]) - ids.rbegin());
+                    std::memcpy(expected.data() + i * row_bytes, content.data() + last * row_bytes,
+                                row_bytes);
+                    REQUIRE(std::memcmp(memory->data() + ids[i] * row_bytes, expected.data() + i * row_bytes,
+                                        row_bytes) == 0);
+                }
+                const guarded_rows read(device, content.size(), 2);
+                exchange.gather(list.get(), read.data());
+                CHECK(read.holds(expected));
+                const id_vector outside{row_count, row_count + (std::uint64_t{1} << 32)};
+                CHECK_THROWS_AS(exchange.gather(ids_of(outside), read.data()), invalid_argument);
+            }
+        }
+    });
+}
+
+TEST_CASE("rows: plans say how rows would travel, and why") {
+    on_each_route([](const device& device, row_route route) {
+        const guarded_table table(device, 4096);
+        row_exchange exchange(row_table(table.bytes(), 64), device, {.route = route});
+        for (const row_plan& plan : {exchange.plan_gather(32), exchange.plan_gather(8, 4)}) {
+            if (route != row_route::automatic) CHECK(plan.route == route);
+            CHECK(plan.route != row_route::automatic);
+            CHECK_FALSE(plan.reason.empty());
+        }
+        CHECK_FALSE(exchange.plan_scatter(32).reason.empty());
+        CHECK(exchange.device() == device);
+    });
+    CHECK(to_string(row_route::automatic) == "auto");
+    CHECK(to_string(row_route::hybrid) == "hybrid");
+}
