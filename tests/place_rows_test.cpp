@@ -11,7 +11,6 @@
 
 using namespace pinflow;
 using detail::of_equal;
-using detail::placed_rows;
 
 namespace {
 

@@ -148,6 +148,7 @@ struct row_plan {
 /// the streams have passed the calls. One that was moved from can only be assigned to, or destroyed.
 class row_exchange {
  public:
+    /// The first one of a CUDA device loads kernels, for which CUDA may wait for all of the device's streams.
     /// @throws unsupported when the route asked for cannot work: the sentence says why.
     row_exchange(row_table table, pinflow::device device, const row_exchange_options& options = {});
     row_exchange(row_exchange&&) noexcept;

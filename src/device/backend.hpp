@@ -74,6 +74,9 @@ class device_backend {
     // Rows by index. Everything that the following work on is in device memory but for the rows of tables,
     // and stays valid until the stream has passed; structures are read before the call returns.
 
+    /// Loads what the following launch. CUDA loads a kernel when it is first launched, and waits for all
+    /// streams then, so that whoever holds one back until that launch has returned would wait for ever.
+    virtual void prepare_rows() = 0;
     /// Counts the indices that are not below `row_count` in *faults.
     virtual void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                             row_faults* faults, void* stream) = 0;

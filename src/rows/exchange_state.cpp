@@ -88,6 +88,7 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       arena_(count_of_threads(options.threads)),
       own_stream_(device),
       preparing_(device) {
+    device_.backend().prepare_rows();
     if (arena_.max_concurrency() > tbb::info::default_concurrency()) {
         more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
                               static_cast<std::size_t>(arena_.max_concurrency()));
@@ -427,7 +428,8 @@ void exchange_state::abandon(row_call& call) noexcept {
         if (call.faults) faults_.forget(*call.faults, call.stream);
         // whoever waits for a call may free what it works on when it throws
         if (call.stream.native_handle() == own_stream_.view().native_handle()) own_stream_.synchronize();
-    } catch (...) {  // the caller hears of what came first
+    } catch (...) {
+        return;  // the caller hears of what came first
     }
 }
 

@@ -75,7 +75,7 @@ class exchange_state {
         pinned_scratch::block* host_ids = nullptr;
         device_scratch scratch{};
         row_transfer transfer{};
-        std::shared_ptr<fault_log::call> faults{};    ///< null: nothing can go wrong any more
+        std::shared_ptr<fault_log::call> faults = nullptr;  ///< null: nothing can go wrong any more
         pinned_scratch::block* sorted_ids = nullptr;  ///< of the order, in host memory, for the CPU's part
 
         const std::uint64_t* ids_in_host_memory() const noexcept {

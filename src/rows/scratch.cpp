@@ -11,7 +11,8 @@ pinned_scratch::~pinned_scratch() {
     for (const block& each : blocks_) {
         try {
             each.used_.synchronize();
-        } catch (const error&) {  // nothing runs any more on a device that has failed
+        } catch (const error&) {
+            return;  // nothing runs any more on a device that has failed
         }
     }
 }

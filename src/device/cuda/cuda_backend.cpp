@@ -270,6 +270,16 @@ class backend final : public device_backend {
 
     // ---- rows by index --------------------------------------------------------------------------
 
+    void prepare_rows() override {
+        const std::lock_guard lock(rows_mutex_);
+        if (rows_loaded_) return;
+        void* const stream = create_stream();
+        const cudaError_t status = context_.run([&] { return row_kernels_->load(stream_of(stream)); });
+        destroy_stream(stream);
+        check(status, "cannot load the kernels for rows on cuda:{}", index());
+        rows_loaded_ = true;
+    }
+
     void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                     row_faults* faults, void* stream) override {
         if (count == 0) return;
@@ -449,6 +459,8 @@ class backend final : public device_backend {
     unsigned multiprocessors_ = 1;
     cudaMemPool_t pool_ = nullptr;
     std::optional<row_kernels> row_kernels_;
+    std::mutex rows_mutex_;
+    bool rows_loaded_ = false;
 
     std::mutex releases_mutex_;        // of what follows, so that record and wait stay together
     cudaStream_t releases_ = nullptr;  // where memory is freed: what this stream waits for, nobody else does

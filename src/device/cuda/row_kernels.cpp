@@ -35,6 +35,34 @@ unsigned row_kernels::blocks_for(std::uint64_t threads) const noexcept {
     return static_cast<unsigned>(std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 16));
 }
 
+cudaError_t row_kernels::load(cudaStream_t stream) const noexcept {
+    for (const void* const kernel :
+         {cuda::check_rows(), number_rows(), cuda::refuse_repeated_rows(), cuda::name_row_faults(),
+          cuda::gather_rows(true), cuda::gather_rows(false), cuda::repeat_rows(true),
+          cuda::repeat_rows(false), cuda::scatter_rows(true), cuda::scatter_rows(false),
+          scatter_sums(sum_type::float16), scatter_sums(sum_type::bfloat16), scatter_sums(sum_type::float32),
+          scatter_sums(sum_type::float64), scatter_sums(sum_type::int32), scatter_sums(sum_type::int64)}) {
+        if (const cudaError_t status = kernel_runs(kernel); status != cudaSuccess) return status;
+    }
+    // the sort's own kernels, of which a short list takes others than a long one
+    for (const std::uint64_t count : {std::uint64_t{1}, std::uint64_t{1} << 17}) {
+        const std::uint64_t ids_bytes = count * sizeof(std::uint64_t);
+        void* memory = nullptr;
+        cudaError_t status = allocate(memory, 2 * ids_bytes + count * sizeof(std::uint32_t), pool_, stream);
+        if (status != cudaSuccess) return status;
+        auto* const ids = static_cast<std::uint64_t*>(memory);
+        status = fill_zero(ids, ids_bytes, stream);
+        if (status == cudaSuccess) {
+            status = sort_rows(ids, count, ~std::uint64_t{0}, ids + count,
+                               reinterpret_cast<std::uint32_t*>(ids + 2 * count), stream);
+        }
+        const cudaError_t freed = free(memory, stream);
+        if (status == cudaSuccess) status = freed;
+        if (status != cudaSuccess) return status;
+    }
+    return synchronize_stream(stream);
+}
+
 cudaError_t row_kernels::check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                                     row_faults* faults, cudaStream_t stream) const noexcept {
     void* arguments[] = {&ids, &count, &row_count, &faults};

@@ -14,6 +14,8 @@ class row_kernels {
     row_kernels(cudaMemPool_t pool, unsigned multiprocessors) noexcept
         : pool_(pool), multiprocessors_(multiprocessors) {}
 
+    /// Loads all kernels; waits for `stream`.
+    cudaError_t load(cudaStream_t stream) const noexcept;
     cudaError_t check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                            row_faults* faults, cudaStream_t stream) const noexcept;
     cudaError_t sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,

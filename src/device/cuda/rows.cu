@@ -267,7 +267,7 @@ struct scatterer<true> : aligned_mover {
     __device__ explicit scatterer(const row_transfer& transfer) : work(transfer) {}
 
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
-        if (is_overwritten(work.order, index)) return 0;
+        if (!work.compact && is_overwritten(work.order, index)) return 0;
         from[k] = device_row(work, position_of(work.order, index));
         to[k] = host_row(work, index);
         return work.table.row_size_bytes / word_bytes;
@@ -280,7 +280,7 @@ struct scatterer<false> : any_mover {
     __device__ explicit scatterer(const row_transfer& transfer) : work(transfer) {}
 
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
-        if (is_overwritten(work.order, index)) return 0;
+        if (!work.compact && is_overwritten(work.order, index)) return 0;
         host[k] = {host_row(work, index), work.table.row_size_bytes};
         device[k] = device_row(work, position_of(work.order, index));
         return host[k].count();
@@ -393,7 +393,8 @@ __global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
     const std::uint64_t values = work.table.row_size_bytes / sizeof(Value);
     for (std::uint64_t index = work.begin + thread_number() / launch.lanes; index < work.end;
          index += thread_count() / launch.lanes) {
-        if (is_repeated(order, index)) continue;
+        const bool repeated = is_repeated(order, index);
+        if (repeated && !work.compact) continue;  // a compact table has no holes
         const std::uint64_t id = order.ids[index];
         auto* const to = reinterpret_cast<Value*>(host_row(work, index));
         for (std::uint64_t at = lane; at < values; at += launch.lanes) {
@@ -401,7 +402,7 @@ __global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
                 return reinterpret_cast<const Value*>(device_row(work, position_of(order, i)))[at];
             };
             const Value first = value(index);
-            if (!is_overwritten(order, index)) {
+            if (repeated || !is_overwritten(order, index)) {
                 to[at] = first;  // alone: the very bits
                 continue;
             }

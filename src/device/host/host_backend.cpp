@@ -146,6 +146,7 @@ class host final : public device_backend {
     }
     bool reaches(const std::byte*, std::uint64_t) override { return true; }
 
+    void prepare_rows() override {}
     void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                     row_faults* faults, void* stream) override {
         stream_of(stream).enqueue([=] { host_rows::check(ids, count, row_count, faults); });
