@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # convert_kill.sh PINFLOW [KILLS]
 #
-# Kills `pinflow convert` with SIGKILL at random moments (10 times, or KILLS), while it replaces another file and while it
-# replaces its own input, in every format. Afterwards the file must be the old one or the new one, byte for byte, and beside
+# Kills `pinflow convert` with SIGKILL (10 times, or KILLS), while it replaces another file and while it replaces its own
+# input, in every format: in turn at a random moment, and at a random moment after its temporary file appeared. Afterwards the file must be the old one or the new one, byte for byte, and beside
 # it at most the temporary file .pinflow-*.tmp may lie, which nobody removes. SEED, from the environment, repeats a run.
 set -euo pipefail
 
@@ -51,8 +51,13 @@ for ((kill = 1; kill <= kills; ++kill)); do
     cp "$before" "$out"
     "$pinflow" convert "$in" "$out" --dtype int16 >/dev/null 2>&1 &
     process=$!
-    # up to a little longer than it takes undisturbed
-    delay_us=$(((RANDOM << 15 | RANDOM) % (duration_us * 11 / 10 + 1)))
+    # up to a little longer than it takes undisturbed, or than writing takes
+    longest_us=$((duration_us * 11 / 10))
+    if ((kill / (${#extensions[@]} + 1) % 2 == 1)); then
+        until compgen -G 'work/.pinflow-*.tmp' >/dev/null || ! kill -0 "$process" 2>/dev/null; do :; done
+        longest_us=$((duration_us / 10))
+    fi
+    delay_us=$(((RANDOM << 15 | RANDOM) % (longest_us + 1)))
     sleep "$(printf '%d.%06d' $((delay_us / 1000000)) $((delay_us % 1000000)))"
     kill -KILL "$process" 2>/dev/null || true
     wait "$process" 2>/dev/null || true
