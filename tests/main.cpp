@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 namespace {
 
@@ -30,6 +31,9 @@ struct case_counter : doctest::IReporter {
 DOCTEST_REGISTER_LISTENER("case_counter", 1, case_counter);
 
 int main(int argc, char** argv) {
+    // CUDA has all streams share 8 queues unless told otherwise, so that one that a test holds up would hold
+    // up others
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     doctest::Context context(argc, argv);
     const int status = context.run();
     if (context.shouldExit()) {  // --list-test-cases, --help

@@ -123,7 +123,7 @@ struct row_plan {
     bool sorted = false;      ///< rows are taken in the order of their addresses, equal ones once
     unsigned blocks = 0;      ///< thread blocks of the direct part; 0: as many as there is work for
     double staged_share = 0;  ///< of the rows, on the hybrid route
-    unsigned batches = 1;     ///< that are worth taking together, when they are known
+    unsigned batches = 1;     ///< worth taking together where so many are known: within 3 % of the best rate
     double gbps = 0;          ///< measured, in GB (1e9 bytes) a second; 0 when nothing was measured
     std::string reason;       ///< one sentence
 };
@@ -180,8 +180,9 @@ class row_exchange {
     /// @throws what was wrong with the indices of an asynchronous call that has finished; once for each call.
     void check();
 
-    /// How `batches` batches of `batch_rows` rows together would be moved. Measures when that is not known
-    /// yet, for which rows of the table are read.
+    /// How `batches` batches of `batch_rows` rows together would be moved, and how many are worth taking
+    /// together. Measures, for about a second, when that is not known yet, for which rows of the table are
+    /// read.
     row_plan plan_gather(std::uint64_t batch_rows, unsigned batches = 1);
     row_plan plan_scatter(std::uint64_t batch_rows, unsigned batches = 1);
 

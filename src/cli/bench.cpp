@@ -145,17 +145,22 @@ void bench(const argument_list& arguments) {
     }
     const bench_report report = [&](const bench_result& result) {
         if (parsed->json) {
-            nlohmann::ordered_json object{{"work", result.work}, {"gbps", result.gbps}};
-            object["of_link"] = result.of_link > 0 ? nlohmann::ordered_json(result.of_link) : nullptr;
-            object["seconds"] = result.seconds;
+            nlohmann::ordered_json object{{"work", result.work}};
+            const auto add = [&](const char* key, double value) {
+                object[key] = value > 0 ? nlohmann::ordered_json(value) : nullptr;
+            };
+            add("gbps", result.gbps);
+            add("of_link", result.of_link);
+            add("seconds", result.seconds);
             object["note"] = result.note;
             results.push_back(std::move(object));
             return;
         }
-        print(
-            fmt::format("{:<44} {:8.2f} GB/s  {}  {}\n", result.work, result.gbps,
-                        result.of_link > 0 ? fmt::format("{:.2f} LINK", result.of_link) : std::string(9, ' '),
-                        escaped(result.note)));
+        const auto measured = [](double value, const char* unit, int width) {
+            return value > 0 ? fmt::format("{:{}.2f} {}", value, width, unit) : std::string();
+        };
+        print(fmt::format("{:<44} {:13}  {:9}  {}\n", result.work, measured(result.gbps, "GB/s", 8),
+                          measured(result.of_link, "LINK", 4), escaped(result.note)));
     };
     for (const work& each : works) {
         if (parsed->work.empty() || parsed->work == each.name) each.run(parsed->options, link, report);

@@ -27,10 +27,11 @@ struct bench_options {
     unsigned repetitions = 3;
 };
 
+/// Of its numbers 0 is one that was not measured.
 struct bench_result {
     std::string work;
     double gbps = 0;
-    double of_link = 0;  ///< the rate over that of the link in the same run; 0 where that makes no sense
+    double of_link = 0;  ///< the rate over that of the link in the same run
     double seconds = 0;
     std::string note;
 };

@@ -110,6 +110,10 @@ void bench_copy(const bench_options& options, const link_rates& link, const benc
 }
 
 void bench_pin(const bench_options& options, const link_rates& /*link*/, const bench_report& report) {
+    if (options.device.kind() == device_kind::host) {
+        report({"pin", 0, 0, 0, "nothing is page-locked for the host device"});
+        return;
+    }
     for (const std::uint64_t size_bytes : {gibibyte, 4 * gibibyte}) {
         std::vector<double> seconds;
         for (unsigned i = 0; i < options.repetitions; ++i) {
@@ -127,7 +131,7 @@ void bench_pin(const bench_options& options, const link_rates& /*link*/, const b
         const auto rows = open_rows(options.file);
         const auto start = clock::now();
         const pinned_pages pages(pin_ranges(rows), options.device);
-        if (options.device.kind() == device_kind::cuda) pages.require();
+        pages.require();
         seconds.push_back(seconds_since(start));
         pinned = pages.report();
     }

@@ -288,13 +288,15 @@ void bench_duplex(const bench_options& options, const link_rates& link, const be
 void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report) {
     const sizes sizes(options);
     exchange_bench bench(options, sizes);
+    const auto tell = [&](const char* direction, const row_plan& plan, unsigned batches, double link_rate) {
+        report(
+            {fmt::format("plan, {}, {} at a time: {}", direction, batches, plan_in_words(plan)), plan.gbps,
+             plan.gbps / link_rate, 0,
+             fmt::format("{}; of batches known ahead, {} together are enough", plan.reason, plan.batches)});
+    };
     for (const unsigned batches : {1U, sizes.known}) {
-        const row_plan gather = bench.exchange().plan_gather(sizes.batch_rows, batches);
-        report({fmt::format("plan, gather, {} at a time: {}", batches, plan_in_words(gather)), gather.gbps,
-                gather.gbps / link.to_device, 0, gather.reason});
-        const row_plan scatter = bench.exchange().plan_scatter(sizes.batch_rows, batches);
-        report({fmt::format("plan, scatter, {} at a time: {}", batches, plan_in_words(scatter)), scatter.gbps,
-                scatter.gbps / link.to_host, 0, scatter.reason});
+        tell("gather", bench.exchange().plan_gather(sizes.batch_rows, batches), batches, link.to_device);
+        tell("scatter", bench.exchange().plan_scatter(sizes.batch_rows, batches), batches, link.to_host);
     }
 }
 

@@ -38,8 +38,7 @@ void for_parts(const placed_rows& rows, tbb::task_arena& arena, Work work) {
 
 /// On a host function's thread, without the lock.
 void exchange_state::gather_piece(const placed_rows& rows, of_equal which, std::byte* slot) {
-    // what is not page-locked may be cut off by whoever truncates the file: it is read, not touched
-    const bool from_file = is_of_file() && !pages_are_locked();
+    const bool from_file = reads_file();
     for_parts(rows, arena_, [&](const placed_rows& part, std::uint64_t offset_bytes) {
         const std::uint64_t count = part.end - part.begin;
         if (!from_file) {

@@ -4,12 +4,9 @@
 #include <tbb/blocked_range.h>
 #include <tbb/info.h>
 #include <tbb/parallel_for.h>
-#include <tbb/parallel_reduce.h>
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -22,17 +19,6 @@ namespace {
 
 /// Indices that are worth a task of their own.
 constexpr std::size_t ids_of_task = 16384;
-
-std::uint64_t count_outside(std::span<const std::uint64_t> ids, std::uint64_t row_count) {
-    return tbb::parallel_reduce(
-        tbb::blocked_range<std::size_t>(0, ids.size(), ids_of_task), std::uint64_t{0},
-        [&](const tbb::blocked_range<std::size_t>& part, std::uint64_t outside) {
-            for (std::size_t i = part.begin(); i != part.end(); ++i)
-                outside += ids[i] >= row_count ? 1U : 0U;
-            return outside;
-        },
-        std::plus<>());
-}
 
 void copy_ids(std::span<const std::uint64_t> ids, std::byte* to) {
     tbb::parallel_for(tbb::blocked_range<std::size_t>(0, ids.size(), ids_of_task),
@@ -47,37 +33,12 @@ constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t least_slots = 2;
 constexpr std::uint64_t most_slots = 16;
 
-constexpr std::uint64_t most_rows_of_call = std::numeric_limits<std::uint32_t>::max();
-
 int count_of_threads(unsigned asked) {
     constexpr unsigned most = 1024;
     return asked == 0 ? tbb::info::default_concurrency() : static_cast<int>(std::min(asked, most));
 }
 
 }  // namespace
-
-sum_type exchange_state::sum_type_of(const dtype& type) {
-    switch (type.kind()) {
-        case dtype_kind::floating:
-            if (type.size_bytes() == 2) return sum_type::float16;
-            if (type.size_bytes() == 4) return sum_type::float32;
-            if (type.size_bytes() == 8) return sum_type::float64;
-            break;
-        case dtype_kind::bfloat16:
-            return sum_type::bfloat16;
-        case dtype_kind::signed_integer:
-        case dtype_kind::unsigned_integer:
-            if (type.size_bytes() == 4) return sum_type::int32;
-            if (type.size_bytes() == 8) return sum_type::int64;
-            break;
-        default:
-            break;
-    }
-    throw unsupported(fmt::format(
-        "rows with the same number cannot be added up as {}: only floats and integers of 4 and 8 bytes, "
-        "float16 and bfloat16 can",
-        type.descr()));
-}
 
 exchange_state::exchange_state(row_table table, pinflow::device device, const row_exchange_options& options)
     : table_(std::move(table)),
@@ -144,8 +105,14 @@ std::uint64_t exchange_state::rows_of_piece(const staging& lane) const {
     return lane.slot_bytes() / table_.row_size_bytes();
 }
 
-row_plan exchange_state::plan(row_direction direction, std::uint64_t count, unsigned batches, bool host_ids) {
-    return plan_rows(*this, {direction, std::max<std::uint64_t>(count, 1), batches, host_ids});
+row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) {
+    // more than one call takes are moved as that many
+    batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, most_rows_of_call);
+    const std::uint64_t count =
+        std::min<std::uint64_t>(batch_rows * std::max(batches, 1U), most_rows_of_call);
+    row_plan chosen = plan_rows(*this, {direction, count, true});
+    chosen.batches = batches_worth_taking(*this, {direction, batch_rows, true});
+    return chosen;
 }
 
 void exchange_state::check_source() const {
@@ -187,7 +154,7 @@ void exchange_state::enqueue(row_direction direction, std::span<const batch> bat
             host_ids = host_ids && !each.ids.on_device();
         }
         if (count == 0) continue;
-        const row_plan chosen = plan(direction, count, static_cast<unsigned>(together.size()), host_ids);
+        const row_plan chosen = plan_rows(*this, {direction, count, host_ids});
         enqueue_as(chosen, direction, together, policy, stream, waiter);
     }
 }
@@ -222,88 +189,6 @@ void exchange_state::enqueue_as(const row_plan& plan, row_direction direction, s
     } catch (...) {
         abandon(call);
         throw;
-    }
-}
-
-/// Before anything is enqueued.
-void exchange_state::check_call(row_direction direction, std::span<const batch> batches,
-                                duplicate_policy policy, stream_view stream) const {
-    std::uint64_t count = 0;
-    bool ids_on_device = false;
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-        if (i % row_parts::most == 0) count = 0;  // these many travel together
-        const std::uint64_t added = batches[i].ids.size();
-        if (added > most_rows_of_call - count) {
-            throw invalid_argument(
-                fmt::format("{} and {} rows are too many for one call, which takes up to {}", count, added,
-                            most_rows_of_call));
-        }
-        count += added;
-        ids_on_device = ids_on_device || batches[i].ids.on_device();
-    }
-    if (stream.device() != device_) {
-        throw invalid_argument(fmt::format("rows of an exchange with {} cannot travel in a stream of {}",
-                                           device_.name(), stream.device().name()));
-    }
-    if (options_.route == row_route::copy && ids_on_device) {
-        throw invalid_argument(
-            "the route copy takes row numbers in host memory, as the host enqueues its copies");
-    }
-    if (direction == row_direction::scatter) {
-        if (!table_.writable()) {
-            throw unsupported(fmt::format("rows cannot be scattered to {}, which is mapped for reading",
-                                          table_.description()));
-        }
-        if (batches.size() > row_parts::most && policy != duplicate_policy::last) {
-            throw unsupported(
-                fmt::format("at most {} batches can be scattered as one, unless the last of equal row "
-                            "numbers counts",
-                            row_parts::most));
-        }
-        if (options_.route == row_route::copy && policy != duplicate_policy::last) {
-            throw unsupported(
-                "the route copy writes the last of equal row numbers, and cannot add up or refuse them");
-        }
-        if (policy == duplicate_policy::sum) check_sums(batches);
-    }
-    check_ids(direction, batches);
-}
-
-void exchange_state::check_sums(std::span<const batch> batches) const {
-    static_cast<void>(sum_type_of(table_.element()));
-    auto bits = reinterpret_cast<std::uintptr_t>(table_.data()) | table_.row_size_bytes();
-    for (const batch& each : batches) {
-        if (each.ids.size() > 0) bits |= reinterpret_cast<std::uintptr_t>(each.rows);
-    }
-    if (bits % table_.element().size_bytes() != 0) {
-        throw unsupported(
-            fmt::format("rows that are not aligned to their elements, of {} bytes, cannot be added up",
-                        table_.element().size_bytes()));
-    }
-}
-
-/// Those that are in host memory.
-void exchange_state::check_ids(row_direction direction, std::span<const batch> batches) const {
-    const std::uint64_t row_count = table_.row_count();
-    std::uint64_t outside = 0;
-    std::uint64_t count = 0;
-    for (const batch& each : batches) {
-        count += each.ids.size();
-        if (each.ids.on_device()) continue;
-        outside += count_outside({each.ids.data(), each.ids.size()}, row_count);
-    }
-    if (outside == 0) return;
-    std::uint64_t position = 0;
-    for (const batch& each : batches) {
-        for (std::uint64_t i = 0; i < each.ids.size() && !each.ids.on_device(); ++i) {
-            if (const std::uint64_t id = each.ids.data()[i]; id >= row_count) {
-                const std::string what = fmt::format(
-                    "cannot {} rows of {}", direction == row_direction::gather ? "gather" : "scatter",
-                    table_.description());
-                throw invalid_argument(outside_sentence(what, outside, count, row_count, id, position + i));
-            }
-        }
-        position += each.ids.size();
     }
 }
 

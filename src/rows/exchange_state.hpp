@@ -4,6 +4,7 @@
 #include <tbb/task_arena.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,6 +29,9 @@ class exchange_state {
  public:
     exchange_state(row_table table, pinflow::device device, const row_exchange_options& options);
 
+    /// What one call takes, of all batches that travel together.
+    static constexpr std::uint64_t most_rows_of_call = std::numeric_limits<std::uint32_t>::max();
+
     /// One batch, in either direction.
     struct batch {
         row_ids ids;
@@ -41,8 +45,8 @@ class exchange_state {
                     duplicate_policy policy, stream_view stream, std::uint64_t waiter = 0);
     /// Enqueues one batch, waits for it, and throws what went wrong with it. Takes the lock itself.
     void run(row_direction direction, const batch& only, duplicate_policy policy);
-    /// The plan for `count` rows, in `batches` batches.
-    row_plan plan(row_direction direction, std::uint64_t count, unsigned batches, bool host_ids);
+    /// The plan for `batches` batches of `batch_rows` rows, with what it says of grouping.
+    row_plan plan(row_direction direction, std::uint64_t batch_rows, unsigned batches);
     void check();
 
     const row_table& table() const noexcept { return table_; }
@@ -51,6 +55,8 @@ class exchange_state {
     /// Whether the device reads the table where it lies; otherwise why not.
     bool reached() const noexcept { return why_not_reached_.empty(); }
     const std::string& why_not_reached() const noexcept { return why_not_reached_; }
+    /// Whether the table's pages may be cut off by whoever truncates its file: they are read, not touched.
+    bool reads_file() const noexcept { return is_of_file() && !pages_are_locked(); }
     std::uint64_t staging_slot_bytes() const noexcept;
     /// For calls that are waited for.
     stream_view own_stream() const noexcept { return own_stream_; }

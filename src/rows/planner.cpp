@@ -186,6 +186,11 @@ row_plan plan_rows(exchange_state& exchange, const row_workload& workload) {
         return plan;
     }
     if (exchange.device().kind() == device_kind::host) {
+        if (exchange.reads_file()) {
+            row_plan plan = plan_of(row_route::staged, !gather, exchange, workload.direction);
+            plan.reason = "rows of a file are read, as touching those of one that was truncated is a fault";
+            return plan;
+        }
         row_plan plan = plan_of(row_route::direct, !gather, exchange, workload.direction);
         plan.reason = "the host device copies rows from where they lie to where they go";
         return plan;
@@ -211,6 +216,23 @@ row_plan plan_rows(exchange_state& exchange, const row_workload& workload) {
     const row_plan plan = gather ? measure_gather(exchange, workload) : derive_scatter(exchange, workload);
     const std::lock_guard lock(mutex);
     return known.emplace(key, plan).first->second;
+}
+
+unsigned batches_worth_taking(exchange_state& exchange, const row_workload& batch) {
+    constexpr unsigned most = 64;
+    constexpr double nearly = 0.97;
+    const std::uint64_t batch_bytes = batch.count * exchange.table().row_size_bytes();
+    std::vector<double> rates;  // of 1, 2, 4, ... batches
+    for (unsigned batches = 1; batches <= most; batches *= 2) {
+        if (batches > 1 && batch_bytes > most_measured_bytes / batches) break;
+        row_workload together = batch;
+        together.count *= batches;
+        rates.push_back(plan_rows(exchange, together).gbps);
+    }
+    const double best = std::ranges::max(rates);
+    const auto enough =
+        std::ranges::find_if(rates, [=](double rate) { return rate >= nearly * best; }) - rates.begin();
+    return 1U << enough;
 }
 
 }  // namespace pinflow::detail

@@ -79,12 +79,12 @@ void row_exchange::scatter_group_async(std::span<const row_scatter> batches, dup
 
 row_plan row_exchange::plan_gather(std::uint64_t batch_rows, unsigned batches) {
     const std::lock_guard lock(state_->mutex);
-    return state_->plan(detail::row_direction::gather, batch_rows * batches, batches, true);
+    return state_->plan(detail::row_direction::gather, batch_rows, batches);
 }
 
 row_plan row_exchange::plan_scatter(std::uint64_t batch_rows, unsigned batches) {
     const std::lock_guard lock(state_->mutex);
-    return state_->plan(detail::row_direction::scatter, batch_rows * batches, batches, true);
+    return state_->plan(detail::row_direction::scatter, batch_rows, batches);
 }
 
 }  // namespace pinflow
