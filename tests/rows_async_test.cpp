@@ -195,6 +195,39 @@ TEST_CASE("rows: gathers in one stream and scatters in another go on side by sid
     });
 }
 
+TEST_CASE("rows: a call in one stream does not wait for one in another that waits for it") {
+    on_each_route([](const device& device, row_route route) {
+        std::mt19937_64 random(39);
+        const auto before = random_bytes(row_count * row_bytes, random);
+        const guarded_table table(device, before);
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        const id_vector ids = make_ids(id_order::random, 100, row_count, random);
+        const guarded_rows first(device, ids.size() * row_bytes);
+        const guarded_rows second(device, ids.size() * row_bytes);
+        const stream waiting(device);
+        const stream waited_for(device);
+        for (const bool is_gather : {true, false}) {
+            const auto enqueue = [&](const guarded_rows& rows, stream_view stream) {
+                if (is_gather) exchange.gather_async(ids_of(ids), rows.data(), stream);
+                if (!is_gather)
+                    exchange.scatter_async(ids_of(ids), rows.data(), duplicate_policy::last, stream);
+            };
+            gate gate;
+            hold(waiting, gate);
+            enqueue(first, waiting);
+            enqueue(second, waited_for);
+            event passed(device);
+            passed.record(waited_for);
+            CHECK(passed.synchronize_for(std::chrono::seconds(20)));
+            CHECK(second.holds(gathered(before, row_bytes, ids)));
+            gate.open();
+            waiting.synchronize();
+            CHECK(first.holds(gathered(before, row_bytes, ids)));
+        }
+        CHECK(table.holds(before));
+    });
+}
+
 TEST_CASE("rows: indices in host memory are the caller's again when an asynchronous call returns") {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(35);

@@ -103,7 +103,8 @@ struct row_exchange_options {
     row_route route = row_route::automatic;
     /// Threads that gather and place rows on the staged route; 0: as many as the process may use.
     unsigned threads = 0;
-    /// Page-locked memory of the staged route, for each direction; taken when it is first used.
+    /// Page-locked memory of the staged route, and as much device memory; taken when it is first used, and
+    /// again for each further stream whose calls are under way at the same time.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
 };
 

@@ -58,8 +58,7 @@ void exchange_state::scatter_piece(const placed_rows& rows, of_equal which, cons
 
 /// In the order of the call, straight to the destinations.
 void exchange_state::gather_unsorted_through_slots(row_call& call) {
-    staging& lane = this->lane(row_direction::gather);
-    lane.begin_after(call.stream);
+    staging& lane = take_lane(call);
     begin_faults(call);
     const std::uint64_t row_bytes = table_.row_size_bytes();
     const placed_rows all{{call.ids_in_host_memory(), call.count}, 0, call.count, row_bytes};
@@ -93,10 +92,10 @@ void exchange_state::gather_unsorted_through_slots(row_call& call) {
     lane.end_before(call.stream, lane.copies());
 }
 
-/// The indices of the order from `begin` on; the lane has been made to wait for the call's stream before what
-/// the device does by itself was enqueued there.
+/// The indices of the order from `begin` on; the lane was taken before what the device does by itself was
+/// enqueued on the call's stream.
 void exchange_state::gather_through_slots(row_call& call, std::uint64_t begin) {
-    staging& lane = this->lane(row_direction::gather);
+    staging& lane = *call.lane;
     const std::uint64_t row_bytes = table_.row_size_bytes();
     // the order, for the CPU: with the index before, as equal ones are gathered once
     const std::uint64_t known = begin == 0 ? 0 : begin - 1;
@@ -141,14 +140,13 @@ void exchange_state::gather_through_slots(row_call& call, std::uint64_t begin) {
 }
 
 void exchange_state::scatter_through_slots(row_call& call) {
-    staging& lane = this->lane(row_direction::scatter);
     const std::uint64_t row_bytes = table_.row_size_bytes();
     const bool sum = call.policy == duplicate_policy::sum;
     call.sorted_ids = &pinned_.take(call.count * sizeof(std::uint64_t));
     auto* const ids = reinterpret_cast<std::uint64_t*>(call.sorted_ids->data());
     copy_to_host_async({call.sorted_ids->data(), call.count * sizeof(std::uint64_t)},
                        reinterpret_cast<const std::byte*>(call.transfer.order.ids), call.stream);
-    lane.begin_after(call.stream);
+    staging& lane = take_lane(call);
     begin_faults(call);
     for (std::uint64_t at = 0; at < call.count; at += rows_of_piece(lane)) {
         const placed_rows piece{

@@ -91,14 +91,16 @@ std::uint64_t exchange_state::staging_slot_bytes() const noexcept {
     return std::max(wanted_bytes / row_bytes, std::uint64_t{1}) * row_bytes;
 }
 
-staging& exchange_state::lane(row_direction direction) {
-    std::unique_ptr<staging>& lane = direction == row_direction::gather ? to_device_ : to_host_;
-    if (!lane) {
+/// From now on the call's, whose stream's work comes before the lane's.
+staging& exchange_state::take_lane(row_call& call) {
+    if (!lanes_) {
         const std::uint64_t slots =
             std::clamp(options_.staging_bytes / staging_slot_bytes(), least_slots, most_slots);
-        lane = std::make_unique<staging>(device_, staging_slot_bytes(), static_cast<unsigned>(slots));
+        lanes_.emplace(device_, staging_slot_bytes(), static_cast<unsigned>(slots));
     }
-    return *lane;
+    call.lane = &lanes_->take(call.stream);
+    call.lane->begin_after(call.stream);
+    return *call.lane;
 }
 
 std::uint64_t exchange_state::rows_of_piece(const staging& lane) const {
@@ -301,10 +303,9 @@ void exchange_state::finish(row_call& call) {
 /// What has been enqueued of a call that cannot be enqueued whole still uses its memory.
 void exchange_state::abandon(row_call& call) noexcept {
     try {
-        for (staging* const lane : {to_device_.get(), to_host_.get()}) {
-            if (lane == nullptr) continue;
-            lane->end_before(call.stream, lane->cpu());
-            lane->end_before(call.stream, lane->copies());
+        if (call.lane != nullptr) {
+            call.lane->end_before(call.stream, call.lane->cpu());
+            call.lane->end_before(call.stream, call.lane->copies());
         }
         event prepared(device_);
         prepared.record(preparing_);
@@ -338,7 +339,7 @@ void exchange_state::move_directly(row_call& call) {
         std::min(call.count, static_cast<std::uint64_t>(share * static_cast<double>(call.count)));
     const std::uint64_t direct = call.plan.route == row_route::staged ? 0 : call.count - staged;
     const bool has_staged = direct < call.count;
-    if (has_staged) lane(row_direction::gather).begin_after(call.stream);
+    if (has_staged) take_lane(call);
     if (direct > 0) {
         row_transfer transfer = call.transfer;
         transfer.end = direct;

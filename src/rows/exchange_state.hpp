@@ -82,6 +82,7 @@ class exchange_state {
         device_scratch scratch{};
         row_transfer transfer{};
         std::shared_ptr<fault_log::call> faults = nullptr;  ///< null: nothing can go wrong any more
+        staging* lane = nullptr;                            ///< on the staged route, and the hybrid one
         pinned_scratch::block* sorted_ids = nullptr;  ///< of the order, in host memory, for the CPU's part
 
         const std::uint64_t* ids_in_host_memory() const noexcept {
@@ -115,7 +116,7 @@ class exchange_state {
     void finish(row_call& call);
     void abandon(row_call& call) noexcept;
 
-    staging& lane(row_direction direction);
+    staging& take_lane(row_call& call);
     std::uint64_t rows_of_piece(const staging& lane) const;
     void gather_piece(const placed_rows& rows, of_equal which, std::byte* slot);
     void scatter_piece(const placed_rows& rows, of_equal which, const std::byte* slot);
@@ -133,8 +134,7 @@ class exchange_state {
     stream own_stream_;
     stream preparing_;
     // what their streams work on is above
-    std::unique_ptr<staging> to_device_;
-    std::unique_ptr<staging> to_host_;
+    std::optional<staging_lanes> lanes_;
 };
 
 }  // namespace pinflow::detail

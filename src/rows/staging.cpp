@@ -1,5 +1,8 @@
 #include "src/rows/staging.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 namespace pinflow::detail {
 
 staging::staging(pinflow::device device, std::uint64_t slot_bytes, unsigned slots)
@@ -18,6 +21,21 @@ void staging::begin_after(stream_view user) {
 void staging::end_before(stream_view user, stream_view last) {
     end_.record(last);
     user.wait(end_);
+}
+
+staging& staging_lanes::take(stream_view stream) {
+    const auto used_last = [&](const lane& each) { return each.stream == stream.native_handle(); };
+    const auto unused = [](const lane& each) {
+        return each.slots->cpu().done() && each.slots->copies().done();
+    };
+    auto found = std::ranges::find_if(lanes_, used_last);
+    if (found == lanes_.end()) found = std::ranges::find_if(lanes_, unused);
+    if (found == lanes_.end()) {
+        lanes_.push_back({std::make_unique<staging>(device_, slot_bytes_, slots_), nullptr});
+        found = std::prev(lanes_.end());
+    }
+    found->stream = stream.native_handle();
+    return *found->slots;
 }
 
 }  // namespace pinflow::detail

@@ -2,8 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -11,8 +10,8 @@
 
 namespace pinflow::detail {
 
-/// Page-locked slots through which rows pass piece by piece in one direction: the CPU works on one while the
-/// copy engine works on others. `cpu` is a stream whose work are host functions, `copies` one of the device.
+/// Page-locked slots through which rows pass piece by piece: the CPU works on one while the copy engine works
+/// on others. `cpu` is a stream whose work are host functions, `copies` one of the device.
 /// For one thread at a time.
 class staging {
  public:
@@ -51,6 +50,28 @@ class staging {
     stream copies_;
     event begin_;
     event end_;
+};
+
+/// As many of them as there are streams under way, so that no stream waits for another: one that waits for
+/// work enqueued after its own would never go on. For one thread at a time.
+class staging_lanes {
+ public:
+    staging_lanes(pinflow::device device, std::uint64_t slot_bytes, unsigned slots)
+        : device_(device), slot_bytes_(slot_bytes), slots_(slots) {}
+
+    /// The lane that `stream` used last, one that nobody uses any more, or another one. @throws device_error.
+    staging& take(stream_view stream);
+
+ private:
+    struct lane {
+        std::unique_ptr<staging> slots;
+        void* stream;  ///< that used it last
+    };
+
+    pinflow::device device_;
+    std::uint64_t slot_bytes_;
+    unsigned slots_;
+    std::vector<lane> lanes_;
 };
 
 }  // namespace pinflow::detail
