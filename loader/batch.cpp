@@ -36,11 +36,20 @@ std::span<const std::uint64_t> batch::row_ids() const noexcept {
 }
 
 std::uint64_t batch::epoch() const noexcept {
-    return lease_ ? lease_->held().epoch : 0;
+    return lease_ ? lease_->held().step.epoch : 0;
 }
 
 std::uint64_t batch::index() const noexcept {
-    return lease_ ? lease_->held().index : 0;
+    return lease_ ? lease_->held().step.index : 0;
+}
+
+bool batch::last_of_epoch() const noexcept {
+    return lease_ && lease_->held().step.last_of_epoch;
+}
+
+loader_state batch::state() const {
+    if (!lease_) throw invalid_argument("the state was asked of a batch that has been released");
+    return lease_->state();
 }
 
 void batch::used_on(stream_view stream) {

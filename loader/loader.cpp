@@ -2,12 +2,31 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <utility>
 
 #include "loader/pipeline.hpp"
 #include "pinflow/error.hpp"
 
 namespace pinflow {
+
+namespace {
+
+/// The batch that `lease` holds, once `prepare` has made it ready for the consumer; when that fails, the
+/// consumer gets it the next time.
+template <typename Prepare>
+std::optional<batch> handed_over(std::unique_ptr<detail::slot_lease> lease, Prepare prepare) {
+    if (!lease) return std::nullopt;
+    try {
+        prepare(*lease);
+    } catch (...) {
+        lease->undo();
+        throw;
+    }
+    return batch(std::move(lease));
+}
+
+}  // namespace
 
 loader::loader(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options)
     : pipeline_(std::make_unique<pipeline>(std::move(sources), options)) {}
@@ -26,23 +45,19 @@ loader::~loader() {
 }
 
 std::optional<batch> loader::next(stream_view stream) {
-    if (stream.device() != device()) {  // before a batch is taken, which would be lost
+    if (stream.device() != device()) {
         throw invalid_argument(fmt::format("a loader on {} cannot deliver to a stream of {}", device().name(),
                                            stream.device().name()));
     }
-    auto lease = pipeline_->next();
-    if (!lease) return std::nullopt;
-    lease->use_on(stream);
-    return batch(std::move(lease));
+    return handed_over(pipeline_->next(), [&](detail::slot_lease& lease) { lease.use_on(stream); });
 }
 
 std::optional<batch> loader::next() {
-    auto lease = pipeline_->next();
-    if (!lease) return std::nullopt;
-    const auto before = std::chrono::steady_clock::now();
-    lease->held().ready.synchronize();
-    pipeline_->pool().add_link_wait(std::chrono::steady_clock::now() - before);
-    return batch(std::move(lease));
+    return handed_over(pipeline_->next(), [&](const detail::slot_lease& lease) {
+        const auto before = std::chrono::steady_clock::now();
+        lease.held().ready.synchronize();
+        pipeline_->pool().add_link_wait(std::chrono::steady_clock::now() - before);
+    });
 }
 
 std::uint64_t loader::row_count() const noexcept {
@@ -50,7 +65,15 @@ std::uint64_t loader::row_count() const noexcept {
 }
 
 std::uint64_t loader::batches_per_epoch() const noexcept {
-    return pipeline_->batches_per_epoch();
+    return pipeline_->schedule().batches_per_epoch();
+}
+
+std::uint64_t loader::batch_total() const noexcept {
+    return pipeline_->schedule().batch_count();
+}
+
+std::uint64_t loader::row_total() const noexcept {
+    return pipeline_->schedule().row_count();
 }
 
 const device& loader::device() const noexcept {
@@ -59,6 +82,10 @@ const device& loader::device() const noexcept {
 
 loader_report loader::report() const {
     return pipeline_->report();
+}
+
+loader_state loader::state() const {
+    return pipeline_->state();
 }
 
 }  // namespace pinflow

@@ -32,10 +32,15 @@ constexpr std::uint64_t add_modulo(std::uint64_t a, std::uint64_t b, std::uint64
     return a >= size - b ? a - (size - b) : a + b;
 }
 
+/// (a - b) modulo size, for a and b below size.
+constexpr std::uint64_t subtract_modulo(std::uint64_t a, std::uint64_t b, std::uint64_t size) noexcept {
+    return a >= b ? a - b : a + (size - b);
+}
+
 }  // namespace
 
 permutation::permutation(std::uint64_t size, std::uint64_t key) : size_(size) {
-    if (size > std::uint64_t{1} << 62) {
+    if (size > max_size) {
         throw invalid_argument(fmt::format("cannot shuffle {} rows: at most 2^62 can be", size));
     }
     if (size < 2) return;
@@ -66,6 +71,18 @@ std::uint64_t permutation::encrypt(std::uint64_t value) const noexcept {
     return (high << low_bits_) | low;
 }
 
+std::uint64_t permutation::decrypt(std::uint64_t value) const noexcept {
+    const std::uint64_t low_mask = (std::uint64_t{1} << low_bits_) - 1;
+    const std::uint64_t high_mask = (std::uint64_t{1} << high_bits_) - 1;
+    std::uint64_t low = value & low_mask;
+    std::uint64_t high = value >> low_bits_;
+    for (unsigned round = rounds_; round > 0; round -= 2) {
+        low ^= round_function(high, round_keys_[round - 1]) & low_mask;
+        high ^= round_function(low, round_keys_[round - 2]) & high_mask;
+    }
+    return (high << low_bits_) | low;
+}
+
 std::uint64_t permutation::operator()(std::uint64_t position) const noexcept {
     if (size_ < 2) return 0;
     std::uint64_t value = add_modulo(position, first_shift_, size_);
@@ -73,6 +90,15 @@ std::uint64_t permutation::operator()(std::uint64_t position) const noexcept {
         value = encrypt(value);
     } while (value >= size_);
     return add_modulo(value, last_shift_, size_);
+}
+
+std::uint64_t permutation::position_of(std::uint64_t element) const noexcept {
+    if (size_ < 2) return 0;
+    std::uint64_t value = subtract_modulo(element, last_shift_, size_);
+    do {
+        value = decrypt(value);
+    } while (value >= size_);
+    return subtract_modulo(value, first_shift_, size_);
 }
 
 }  // namespace pinflow

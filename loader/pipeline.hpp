@@ -12,8 +12,11 @@
 #include <vector>
 
 #include "loader/route.hpp"
+#include "loader/schedule.hpp"
+#include "loader/settings.hpp"
 #include "loader/slots.hpp"
 #include "loader/stage_seam.hpp"
+#include "loader/state_origin.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/pin.hpp"
 #include "pinflow/rows.hpp"
@@ -40,8 +43,9 @@ class loader::pipeline {
     detail::slot_pool& pool() const noexcept { return *pool_; }
     const pinflow::device& device() const noexcept { return options_.device; }
     std::uint64_t row_count() const noexcept { return sources_[0]->row_count(); }
-    std::uint64_t batches_per_epoch() const noexcept { return batches_per_epoch_; }
+    const detail::schedule& schedule() const noexcept { return schedule_; }
     loader_report report() const;
+    loader_state state() const;
 
  private:
     void register_pages();
@@ -60,6 +64,7 @@ class loader::pipeline {
     void gather(detail::slot& slot);
     void copy(detail::slot& slot);
     void check_sources() const;
+    bool more_batches() const noexcept { return next_batch_ < schedule_.batch_count(); }
     std::size_t slots_together() const noexcept;
     bool gathered_by_device(std::size_t index) const noexcept;
     /// Enqueues the device's gathers for the batches in all of these slots.
@@ -77,17 +82,16 @@ class loader::pipeline {
                      std::atomic<std::int64_t>& total_ns) const;
 
     std::vector<std::shared_ptr<const row_source>> sources_;
-    loader_options options_;
+    loader_options options_;  ///< resolved: with a sampler
+    std::shared_ptr<const detail::state_origin> origin_;
+    detail::schedule schedule_;
     detail::route_choice route_;
-    sampler sampler_;
-    std::uint64_t batches_per_epoch_;
-    std::uint64_t slot_bytes_ = 0;
-    std::vector<std::uint64_t> array_offsets_;  ///< of each array within a slot, in bytes
-    std::uint64_t next_batch_ = 0;              ///< the next to be sampled, over all epochs
-    std::uint64_t batch_total_;
+    detail::slot_layout layout_;
+    std::uint64_t next_batch_ = 0;  ///< the next to be sampled, over all epochs
 
     std::shared_ptr<detail::slot_pool> pool_;
-    std::vector<bool> from_pages_;  ///< for each array, whether it is copied from its mapped pages
+    std::vector<bool> from_pages_;       ///< for each array, whether it is copied from its mapped pages
+    std::vector<bool> measures_itself_;  ///< for each array, whether its source tells waiting from computing
     std::atomic<std::uint64_t> gathered_bytes_ = 0;  ///< of arrays that are copied from their pages
     std::optional<pinned_pages> pages_;  ///< before the streams, whose copies read them to the end
     std::array<stream, 2>

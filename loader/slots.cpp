@@ -75,14 +75,28 @@ std::chrono::nanoseconds slot_pool::since_asked(clock::time_point before) const 
     return std::max(clock::now() - std::max(before, *first_asked_), clock::duration{});
 }
 
+template <typename Ready>
+void slot_pool::await_consumer(std::unique_lock<std::mutex>& lock, Ready ready) {
+    consumer_awaited_since_ = clock::now();
+    freed_.wait(lock, ready);
+    end_wait_for_consumer();
+}
+
+void slot_pool::end_wait_for_consumer() {
+    if (!consumer_awaited_since_) return;
+    statistics_.consumer_wait += since_asked(*consumer_awaited_since_);
+    consumer_awaited_since_.reset();
+}
+
+std::chrono::nanoseconds slot_pool::consumer_wait() const {
+    return statistics_.consumer_wait +
+           (consumer_awaited_since_ ? since_asked(*consumer_awaited_since_) : std::chrono::nanoseconds());
+}
+
 bool slot_pool::wait_for_free(std::size_t together) {
     for (;;) {
         std::unique_lock lock(mutex_);
-        if (free_.empty() && !stopped_) {
-            const auto before = clock::now();
-            freed_.wait(lock, [&] { return stopped_ || !free_.empty(); });
-            statistics_.consumer_wait += since_asked(before);
-        }
+        if (free_.empty() && !stopped_) await_consumer(lock, [&] { return stopped_ || !free_.empty(); });
         if (stopped_) return false;
         const std::vector<slot*> candidates(free_.begin(), free_.end());
         const bool consumer_has_some = !ready_.empty();
@@ -93,15 +107,14 @@ bool slot_pool::wait_for_free(std::size_t together) {
             std::ranges::count_if(candidates, [](const slot* slot) { return has_passed(*slot); });
         if (passed >= static_cast<std::ptrdiff_t>(together) || (passed > 0 && !consumer_has_some))
             return true;
-        const auto before = clock::now();
         if (not_passed == candidates.end()) {
             // all that were given back can be filled: more come, or the consumer takes the last delivered one
             lock.lock();
-            freed_.wait(lock,
-                        [&] { return stopped_ || free_.size() != candidates.size() || ready_.empty(); });
-            statistics_.consumer_wait += since_asked(before);
+            await_consumer(lock,
+                           [&] { return stopped_ || free_.size() != candidates.size() || ready_.empty(); });
             continue;
         }
+        const auto before = clock::now();
         // they mostly pass in this order; when another one passes first, or is given back, the next look
         // finds it
         const bool complete = (*not_passed)->ready.synchronize_for(look_again_interval);
@@ -151,6 +164,7 @@ void slot_pool::finish(std::exception_ptr error) {
             failed_ = true;
             error_ = std::move(error);
         }
+        if (!ready_.empty()) consumer_awaited_since_ = clock::now();
     }
     delivered_.notify_all();
 }
@@ -178,6 +192,8 @@ slot* slot_pool::lease() {
     std::unique_lock lock(mutex_);
     const auto before = clock::now();
     if (!first_asked_) first_asked_ = before;
+    const std::uint64_t ready_before = ready_.size();
+    const std::chrono::nanoseconds consumer_wait_before = consumer_wait();
     delivered_.wait(lock, [&] { return !ready_.empty() || finished_ || leased_ == slots_.size(); });
     if (!ready_.empty()) {
         slot* const next = ready_.front();
@@ -185,14 +201,24 @@ slot* slot_pool::lease() {
         ++leased_;
         ++statistics_.batches;
         statistics_.rows += next->row_ids.size();
-        blame(next->times, clock::now() - before);
+        statistics_.ready += ready_before;
+        statistics_.most_ready = std::max(statistics_.most_ready, ready_before);
+        statistics_.reached = next->step.end;
+        // while the loader waits for the consumer's streams, the consumer waits for nobody but itself
+        const std::chrono::nanoseconds waited = clock::now() - before;
+        blame(next->times, std::max(waited - (consumer_wait() - consumer_wait_before), {}));
+        if (ready_.empty() && finished_) end_wait_for_consumer();
         // who waits for a batch while the last slot is taken by somebody else would wait for ever
         if (leased_ == slots_.size()) delivered_.notify_all();
         if (ready_.empty()) freed_.notify_one();
         return next;
     }
+    if (finished_ && !ended_at_) ended_at_ = clock::now();
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-    if (finished_) return nullptr;
+    if (finished_) {
+        statistics_.ended = !failed_ && !stopped_;
+        return nullptr;
+    }
     throw all_slots_leased(
         fmt::format("there is no slot left for another batch: all {} are held by the consumer; release "
                     "batches, or give the loader more slots",
@@ -208,9 +234,25 @@ void slot_pool::end_lease(slot& leased) noexcept {
     freed_.notify_one();
 }
 
+void slot_pool::undo_lease(slot& leased) {
+    {
+        const std::lock_guard lock(mutex_);
+        ready_.push_front(&leased);
+        --leased_;
+        --statistics_.batches;
+        statistics_.rows -= leased.row_ids.size();
+        statistics_.reached = leased.step.begin;
+        statistics_.ended = false;
+    }
+    delivered_.notify_all();
+}
+
 slot_pool::statistics slot_pool::collected() const {
     const std::lock_guard lock(mutex_);
-    return statistics_;
+    statistics result = statistics_;
+    result.consumer_wait = consumer_wait();
+    if (first_asked_) result.wall = ended_at_.value_or(clock::now()) - *first_asked_;
+    return result;
 }
 
 void slot_pool::add_link_wait(std::chrono::nanoseconds waited) {
@@ -238,6 +280,7 @@ slot_lease::~slot_lease() {
         static_cast<void>(new std::shared_ptr<slot_pool>(std::move(pool_)));  // left as it is, on purpose
         return;
     }
+    if (slot_ == nullptr) return;
     for (const stream_view& stream : streams_) {
         try {
             if (slot_->passed.size() == slot_->passed_count) slot_->passed.emplace_back(pool_->device());
@@ -266,6 +309,19 @@ void slot_lease::use_on(stream_view stream) {
     const bool known = std::ranges::any_of(
         streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
     if (!known) streams_.push_back(stream);
+}
+
+void slot_lease::undo() {
+    pool_->undo_lease(*slot_);
+    slot_ = nullptr;
+}
+
+loader_state slot_lease::state() const {
+    if (pool_->forked()) {
+        throw device_error(
+            "the state of a batch cannot be asked for in a forked process: its loader is the parent's");
+    }
+    return origin_->state_at(slot_->step.end);
 }
 
 }  // namespace pinflow::detail

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "loader/schedule.hpp"
+#include "loader/state_origin.hpp"
 #include "pinflow/array.hpp"
 #include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
@@ -46,8 +48,7 @@ struct slot {
     std::vector<std::uint64_t> row_ids;
     std::vector<array_view> arrays;
     std::vector<copy_range> copies;  ///< that fill the device side
-    std::uint64_t epoch = 0;
-    std::uint64_t index = 0;
+    detail::step step;
     std::uint64_t number = 0;  ///< of the batch, over all epochs
     bool last = false;         ///< nothing comes after it
     batch_times times;
@@ -99,6 +100,8 @@ class slot_pool {
     slot* lease();
     /// Ends a lease whose last uses are marked in slot.passed.
     void end_lease(slot& leased) noexcept;
+    /// Makes the slot that was leased last, and that no stream has seen, the next one again.
+    void undo_lease(slot& leased);
 
     const pinflow::device& device() const noexcept { return device_; }
     /// Keeps what batches point into, when that is not memory of their slots, until `stream` has come here.
@@ -107,9 +110,14 @@ class slot_pool {
 
     struct statistics {
         batch_times waits;                         ///< of `lease`, by what the awaited batch had waited for
-        std::chrono::nanoseconds consumer_wait{};  ///< of `wait_for_free`
+        std::chrono::nanoseconds consumer_wait{};  ///< of `wait_for_free`, and for the last batch to be taken
+        std::chrono::nanoseconds wall{};           ///< from the first `lease` to the one that gave nothing
         std::uint64_t batches = 0;
         std::uint64_t rows = 0;
+        std::uint64_t ready = 0;  ///< batches that lay ready, summed over the calls of `lease` that gave one
+        std::uint64_t most_ready = 0;  ///< at one of these calls
+        std::optional<place> reached;  ///< the end of the last slot that was leased
+        bool ended = false;            ///< `lease` has said that all is delivered
     };
     statistics collected() const;
     /// Adds to the link's share: time that a consumer without a stream waited for its data.
@@ -119,6 +127,13 @@ class slot_pool {
     /// Time since `before` in which the consumer could have been waited for: not before it began to ask.
     /// Under the lock.
     std::chrono::nanoseconds since_asked(std::chrono::steady_clock::time_point before) const;
+    /// Waits until `freed_` was told of something that makes `ready` true, as time of the consumer's.
+    template <typename Ready>
+    void await_consumer(std::unique_lock<std::mutex>& lock, Ready ready);
+    /// The consumer is awaited no longer. Under the lock.
+    void end_wait_for_consumer();
+    /// All time of the consumer's so far, that of a wait that lasts included. Under the lock.
+    std::chrono::nanoseconds consumer_wait() const;
     /// Adds `waited`, the time a consumer waited, to the statistics in the proportion of `costs`.
     void blame(const batch_times& costs, std::chrono::nanoseconds waited);
 
@@ -140,14 +155,18 @@ class slot_pool {
     std::exception_ptr error_;
     statistics statistics_;
     std::optional<std::chrono::steady_clock::time_point> first_asked_;  ///< when the consumer began
+    std::optional<std::chrono::steady_clock::time_point> ended_at_;     ///< when it was told the end
+    std::optional<std::chrono::steady_clock::time_point> consumer_awaited_since_;
     std::chrono::nanoseconds link_waited_{};  ///< by the driver, for the slot it takes next
 };
 
 /// What a batch holds: one leased slot, and the streams that use it.
 class slot_lease {
  public:
-    slot_lease(std::shared_ptr<slot_pool> pool, slot& leased) noexcept
-        : pool_(std::move(pool)), slot_(&leased) {}
+    /// `origin` makes the states of the batch; without it there are none.
+    slot_lease(std::shared_ptr<slot_pool> pool, slot& leased,
+               std::shared_ptr<const state_origin> origin = nullptr) noexcept
+        : pool_(std::move(pool)), origin_(std::move(origin)), slot_(&leased) {}
     slot_lease(const slot_lease&) = delete;
     slot_lease& operator=(const slot_lease&) = delete;
     /// Marks the streams and gives the slot back; does not wait.
@@ -155,13 +174,19 @@ class slot_lease {
 
     /// `stream` waits for the data; the slot will wait for it.
     void use_on(stream_view stream);
+    /// Ends a lease that nobody has used, so that the batch comes again.
+    void undo();
+
+    /// Where to go on after the batch. @throws as batch::state.
+    loader_state state() const;
 
     const slot& held() const noexcept { return *slot_; }
     slot_pool& pool() const noexcept { return *pool_; }
 
  private:
     std::shared_ptr<slot_pool> pool_;
-    slot* slot_;
+    std::shared_ptr<const state_origin> origin_;
+    slot* slot_;  ///< null when the lease was undone
     std::vector<stream_view> streams_;
 };
 

@@ -1,30 +1,16 @@
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <map>
 #include <numeric>
+#include <random>
 #include <vector>
 
 #include "pinflow/error.hpp"
 #include "pinflow/loader/sampler.hpp"
+#include "tests/chi_square.hpp"
 
 using namespace pinflow;
-
-namespace {
-
-/// How many standard deviations a chi-square statistic lies from what chance gives.
-double deviations(const std::vector<std::uint64_t>& counts, double expected) {
-    double chi_square = 0;
-    for (const std::uint64_t count : counts) {
-        const double difference = static_cast<double>(count) - expected;
-        chi_square += difference * difference / expected;
-    }
-    const double freedom = static_cast<double>(counts.size()) - 1;
-    return (chi_square - freedom) / std::sqrt(2 * freedom);
-}
-
-}  // namespace
 
 TEST_CASE("permutation: visits every element once, for every size") {
     std::vector<std::uint64_t> sizes(300);
@@ -49,19 +35,59 @@ TEST_CASE("permutation: visits every element once, for every size") {
     }
 }
 
-TEST_CASE("permutation: of sizes past 2^32 stays within them and repeats nothing nearby") {
-    for (const std::uint64_t size :
-         {(std::uint64_t{1} << 40), (std::uint64_t{1} << 40) + 1, std::uint64_t{1} << 62}) {
-        const permutation shuffled(size, 7);
-        std::map<std::uint64_t, std::uint64_t> seen;
+TEST_CASE("permutation: finds the position of every element, at any size up to 2^62") {
+    std::mt19937_64 random(20);
+    std::vector<std::uint64_t> sizes{1,
+                                     2,
+                                     3,
+                                     1'000'000'000,
+                                     (std::uint64_t{1} << 40) - 1,
+                                     std::uint64_t{1} << 40,
+                                     (std::uint64_t{1} << 40) + 1,
+                                     permutation::max_size - 1,
+                                     permutation::max_size};
+    for (unsigned i = 0; i < 200; ++i) {
+        sizes.push_back(1 + (random() >> (2 + random() % 62)));
+    }
+    for (const std::uint64_t size : sizes) {
+        CAPTURE(size);
+        const permutation shuffled(size, random());
         std::uint64_t wrong = 0;
-        for (std::uint64_t position = 0; position < 100'000; ++position) {
-            const std::uint64_t element = shuffled(size - 1 - position * 1'000'003);
-            wrong += element >= size || !seen.emplace(element, position).second ? 1U : 0U;
+        for (unsigned i = 0; i < 3000; ++i) {
+            // what has an inverse everywhere, on both sides, is a bijection
+            const std::uint64_t number = i == 0 ? 0 : i == 1 ? size - 1 : random() % size;
+            const std::uint64_t element = shuffled(number);
+            const std::uint64_t position = shuffled.position_of(number);
+            wrong += element >= size || shuffled.position_of(element) != number ? 1U : 0U;
+            wrong += position >= size || shuffled(position) != number ? 1U : 0U;
         }
         CHECK(wrong == 0);
     }
-    CHECK_THROWS_AS(permutation((std::uint64_t{1} << 62) + 1, 7), invalid_argument);
+}
+
+TEST_CASE("permutation: of 2^40 elements spreads any run of positions, evenly and at random") {
+    constexpr std::uint64_t cells = 1024;
+    constexpr std::uint64_t per_cell = 1000;
+    for (const std::uint64_t size : {std::uint64_t{1} << 40, (std::uint64_t{1} << 40) + 1}) {
+        for (const std::uint64_t stride : {std::uint64_t{1}, std::uint64_t{1} << 20}) {
+            CAPTURE(size);
+            CAPTURE(stride);
+            const permutation shuffled(size, 7);
+            const std::uint64_t cell_size = size / cells + 1;
+            std::vector<std::uint64_t> elements(cells);
+            std::vector<std::uint64_t> distances(cells);
+            std::uint64_t before = shuffled(size - 1);
+            for (std::uint64_t i = 0; i < cells * per_cell; ++i) {
+                const std::uint64_t element = shuffled(i * stride % size);
+                ++elements[element / cell_size];
+                ++distances[(element >= before ? element - before : element + (size - before)) / cell_size];
+                before = element;
+            }
+            CHECK(deviations(elements, per_cell) < 5);
+            CHECK(deviations(distances, per_cell) < 5);
+        }
+    }
+    CHECK_THROWS_AS(permutation(permutation::max_size + 1, 7), invalid_argument);
 }
 
 TEST_CASE("permutation: all orders of a few elements are equally likely") {
@@ -116,6 +142,8 @@ TEST_CASE("permutation: version 1 gives these elements for ever") {
         const permutation shuffled(size, key);
         return std::vector<std::uint64_t>{shuffled(0), shuffled(1), shuffled(2)};
     };
+    CHECK(permutation(1'000'000'000, 7).position_of(0) == 497999342);
+    CHECK(permutation(std::uint64_t{1} << 40, 7).position_of(0) == 798596396212);
     CHECK(first_of(10, 0) == std::vector<std::uint64_t>{2, 4, 5});
     CHECK(first_of(1797, 42) == std::vector<std::uint64_t>{1783, 1046, 1195});
     CHECK(first_of(1'000'000'000, 7) == std::vector<std::uint64_t>{845127310, 343232229, 235260584});

@@ -50,7 +50,7 @@ need_packages() {
 # What the library, the tool, the samples and the tests are built from.
 need_build_packages() {
     need_packages g++ cmake ninja-build libtbb-dev libboost-dev libfmt-dev libcli11-dev nlohmann-json3-dev \
-        libdeflate-dev libhdf5-dev liblzf-dev libxxhash-dev xxhash zlib1g-dev doctest-dev python3 python3-numpy python3-h5py
+        libdeflate-dev libhdf5-dev liblzf-dev librandom123-dev libxxhash-dev xxhash zlib1g-dev doctest-dev python3 python3-numpy python3-h5py
 }
 
 # configure_and_build PRESET [TARGET...]

@@ -175,6 +175,28 @@ TEST_CASE("slots: an error comes after the batches before it, once, and ends eve
     CHECK(pool->lease() == nullptr);
 }
 
+TEST_CASE("slots: a lease that could not be used comes again, before what follows it") {
+    const device device = device::host();
+    const auto pool =
+        std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const stream copies(device);
+    fill(*pool, copies, 0);
+    fill(*pool, copies, 1, true);
+    {
+        slot_lease refused(pool, *pool->lease());
+        CHECK(refused.held().number == 0);
+        refused.undo();
+        CHECK(pool->collected().batches == 0);
+        CHECK(pool->collected().rows == 0);
+    }
+    const slot_lease first(pool, *pool->lease());
+    const slot_lease second(pool, *pool->lease());
+    CHECK(first.held().number == 0);
+    CHECK(second.held().number == 1);
+    CHECK(pool->lease() == nullptr);
+    CHECK(pool->collected().batches == 2);
+}
+
 TEST_CASE("slots: stopping ends every wait") {
     const device device = device::host();
     const auto pool =

@@ -30,4 +30,8 @@
 #include "pinflow/loader/batch.hpp"
 #include "pinflow/loader/digest.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "pinflow/loader/report.hpp"
+#include "pinflow/loader/route.hpp"
 #include "pinflow/loader/sampler.hpp"
+#include "pinflow/loader/shard.hpp"
+#include "pinflow/loader/state.hpp"

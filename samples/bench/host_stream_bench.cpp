@@ -168,7 +168,9 @@ void memcpy_epochs(benchmark::State& state, const workload& work, pinflow::order
     constexpr std::uint64_t rows_at_once = 4;  // 1 MiB
     const std::uint64_t places = std::max(std::uint64_t{1}, work.slots * batch_rows / work.threads);
     const auto slot_memory = pinflow::memory_region::anonymous(work.threads * places * row_size_bytes);
-    const pinflow::sampler sampler(order, work.row_count(), next_seed++);
+    const pinflow::sampler sampler = order == pinflow::order::sequential
+                                         ? pinflow::sampler::sequential(work.row_count())
+                                         : pinflow::sampler::shuffled(work.row_count(), next_seed++);
     std::vector<std::uint64_t> ids(work.row_count());
     const auto copy_share = [&](std::atomic<std::uint64_t>& next, std::byte* destination) {
         std::uint64_t place = 0;
@@ -207,6 +209,18 @@ void permute(benchmark::State& state) {
     while (state.KeepRunning()) {
         benchmark::DoNotOptimize(permutation(position));
         if (++position == permutation.size()) position = 0;
+    }
+}
+
+/// A row of an order, in pieces as a loader takes them.
+void take_rows(benchmark::State& state, const pinflow::sampler& sampler) {
+    std::vector<std::uint64_t> rows(8192);
+    std::uint64_t first = 0;
+    while (state.KeepRunningBatch(static_cast<benchmark::IterationCount>(rows.size()))) {
+        sampler.rows_at(0, first, rows);
+        benchmark::DoNotOptimize(rows.data());
+        first += rows.size();
+        if (first > sampler.position_count() - rows.size()) first = 0;
     }
 }
 
@@ -294,7 +308,19 @@ int main(int argc, char** argv) try {
             ->MeasureProcessCPUTime()
             ->Unit(benchmark::kMillisecond);
     }
-    benchmark::RegisterBenchmark("permutation", permute)->Arg(1000)->Arg(1'000'000)->Arg(1'000'000'000);
+    benchmark::RegisterBenchmark("permutation", permute)
+        ->Arg(1000)
+        ->Arg(1'000'000)
+        ->Arg(1'000'000'000)
+        ->Arg((1 << 30) + 1)  // the worst: every second number that the network gives is outside
+        ->Arg(std::int64_t{1} << 40);
+    const std::vector<double> weights(1'000'000, 0.1);
+    for (const auto& [name, sampler] :
+         {std::pair{"rows/shuffled", pinflow::sampler::shuffled(1'000'000'000, 1)},
+          std::pair{"rows/windowed", pinflow::sampler::windowed(1'000'000'000, 1, 65536)},
+          std::pair{"rows/weighted", pinflow::sampler::weighted(weights, 1'000'000'000, 1)}}) {
+        benchmark::RegisterBenchmark(name, take_rows, sampler);
+    }
     comparing_reporter reporter;
     benchmark::RunSpecifiedBenchmarks(&reporter);
     const bool sequential_holds = compare(reporter.median_gbps, "sequential");

@@ -58,7 +58,7 @@ using id_list = std::vector<std::uint64_t>;
 std::vector<id_list> fresh_lists(const sizes& sizes, std::uint64_t seed) {
     std::vector<id_list> lists(sizes.batches, id_list(sizes.batch_rows));
     tbb::parallel_for(std::uint64_t{0}, sizes.batches, [&](std::uint64_t batch) {
-        sampler(order::shuffled, sizes.row_count, seed * 1'000'003 + batch).rows_at(0, 0, lists[batch]);
+        sampler::shuffled(sizes.row_count, seed * 1'000'003 + batch).rows_at(0, 0, lists[batch]);
     });
     return lists;
 }
@@ -66,7 +66,7 @@ std::vector<id_list> fresh_lists(const sizes& sizes, std::uint64_t seed) {
 /// The same from one order of the table, from its batch `first` on: no row is in two of them.
 std::vector<id_list> lists_apart(const sizes& sizes, std::uint64_t seed, std::uint64_t first) {
     std::vector<id_list> lists(sizes.batches, id_list(sizes.batch_rows));
-    const sampler rows(order::shuffled, sizes.row_count, seed);
+    const auto rows = sampler::shuffled(sizes.row_count, seed);
     tbb::parallel_for(std::uint64_t{0}, sizes.batches, [&](std::uint64_t batch) {
         rows.rows_at(0, (first + batch) * sizes.batch_rows, lists[batch]);
     });

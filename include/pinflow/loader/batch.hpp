@@ -7,6 +7,7 @@
 
 #include "pinflow/array.hpp"
 #include "pinflow/device.hpp"
+#include "pinflow/loader/state.hpp"
 #include "pinflow/stream.hpp"
 
 namespace pinflow {
@@ -39,8 +40,16 @@ class batch {
     std::span<const std::uint64_t> row_ids() const noexcept;
     /// The epoch, counted from 0.
     std::uint64_t epoch() const noexcept;
-    /// Number of this batch within its epoch, counted from 0.
+    /// Number of this batch within its epoch, counted from 0; where the epoch was resumed within, as if all
+    /// of it had been taken in batches of this size.
     std::uint64_t index() const noexcept;
+    /// Whether the loader has no further batch of this epoch.
+    bool last_of_epoch() const noexcept;
+    /// Where to go on when this batch, and all before it, have been dealt with, by all ranks: theirs is the
+    /// same at the same step. A loader's first state reads some rows of the data, to tell them from others.
+    /// @throws invalid_argument once released; data_changed, system_failure when those rows cannot be read;
+    /// device_error in a process forked later.
+    loader_state state() const;
 
     /// Names a further stream that reads this batch: it waits for the data, and the slot will wait for it.
     /// The stream must outlive the lease. @throws invalid_argument for a stream of another device.

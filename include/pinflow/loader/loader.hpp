@@ -1,47 +1,43 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "pinflow/device.hpp"
 #include "pinflow/loader/batch.hpp"
+#include "pinflow/loader/report.hpp"
+#include "pinflow/loader/route.hpp"
 #include "pinflow/loader/sampler.hpp"
+#include "pinflow/loader/shard.hpp"
+#include "pinflow/loader/state.hpp"
 #include "pinflow/row_source.hpp"
 #include "pinflow/stream.hpp"
 
 namespace pinflow {
 
-/// How rows travel from the file to the device.
-enum class route {
-    automatic,  ///< the fastest that this machine allows
-    direct,     ///< no copy: on the host a view of the mapping (sequential order only; truncation can then
-                ///< fault)
-    copy,       ///< the copy engine reads registered pages; on the host: read from the file into the slot
-    staged,     ///< gathered by the CPU into a pinned slot, then copied by the device's stream
-    read,       ///< read from the file into a pinned slot, whether or not it is mapped
-};
-
-/// "auto", "direct", "copy", "staged", "read".
-std::string_view to_string(route route) noexcept;
-
-/// What happens to the samples that do not fill a batch at the end of an epoch.
-enum class tail {
-    partial,  ///< delivered as a smaller batch
-    drop,
-};
-
 struct loader_options {
     pinflow::device device = pinflow::device::best();
     std::uint64_t batch_rows = 64;
+    /// sequential, shuffled or windowed; the others are given as `sampler`.
     pinflow::order order = order::sequential;
     std::uint64_t seed = 0;
+    /// Of the windowed order. 0: 64 MiB of samples.
+    std::uint64_t window_rows = 0;
+    /// Any order, made for as many rows as the sources have; `order`, `seed` and `window_rows` are left alone
+    /// then.
+    std::optional<pinflow::sampler> sampler = std::nullopt;
+    /// In all: those that were delivered before `resume_from` count.
     std::uint64_t epochs = 1;
+    /// The part of each epoch that this loader delivers.
+    pinflow::shard shard = {};
     pinflow::tail tail = tail::partial;
+    /// Where to go on, from batch::state or loader::state; without it, at the beginning. The order and its
+    /// seed and window must be those of the state, and the data the same; everything else may differ. With
+    /// the same batch size, shard and tail the same batches come as without an interruption; with others the
+    /// same samples.
+    std::optional<loader_state> resume_from = std::nullopt;
     pinflow::route route = route::automatic;
     /// Upper bound on the memory of all slots, in bytes. 0: 1 GiB, or two slots where that is more; where
     /// `slots` is given, what those take.
@@ -57,27 +53,6 @@ struct loader_options {
     std::uint64_t pin_budget_bytes = 0;
 };
 
-/// Where a loader's time went, so far.
-struct loader_report {
-    pinflow::route route = route::automatic;
-    /// One sentence: why this route.
-    std::string reason;
-    unsigned slots = 0;
-    std::uint64_t slot_bytes = 0;
-    std::uint64_t batches = 0;
-    std::uint64_t rows = 0;
-    std::uint64_t bytes = 0;
-    /// Time spent registering mapped pages, beside the first batches; zero where none are.
-    std::chrono::nanoseconds pin_time{};
-    /// Time that `next` made its caller wait, by what it waited for (in the proportion in which the awaited
-    /// batch spent its own time): storage, the CPU's gathering, the link to the device.
-    std::chrono::nanoseconds storage_wait{};
-    std::chrono::nanoseconds cpu_wait{};
-    std::chrono::nanoseconds link_wait{};
-    /// Time the loader stood still because the consumer, or its streams, held every slot.
-    std::chrono::nanoseconds consumer_wait{};
-};
-
 /// Delivers the rows of one or several sources as batches on a device, ahead of the consumer, in memory that
 /// is bounded by the slots. A pipeline (sample, gather, copy, deliver) runs on threads of its own from
 /// construction on.
@@ -89,8 +64,9 @@ struct loader_report {
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal.
-    /// @throws invalid_argument for options that contradict each other or the sources; unsupported for a
-    /// route that cannot work here; device_error.
+    /// @throws invalid_argument for options that contradict each other or the sources, and for a state of
+    /// other data or of another order; unsupported for a route that cannot work here; device_error; where
+    /// there is a state, what reading some rows throws.
     explicit loader(std::vector<std::shared_ptr<const row_source>> sources,
                     const loader_options& options = {});
     loader(loader&&) noexcept;
@@ -101,16 +77,25 @@ class loader {
     /// slot will wait for what the stream holds when the lease ends; the calling thread waits only until the
     /// batch is on its way. An error in the pipeline is thrown here, once, after the batches before it; from
     /// then on nothing comes.
+    /// No batch is lost when the stream cannot be made to wait: the next call gives it.
     /// @throws all_slots_leased when the consumer holds every slot; what the pipeline met: data_changed, ...
     std::optional<batch> next(stream_view stream);
     /// The same for a consumer without a stream: the data is there when it returns.
     std::optional<batch> next();
 
-    /// The samples of one epoch. Thread-safe, as all members below.
+    /// The samples of the data. Thread-safe, as all members below.
     std::uint64_t row_count() const noexcept;
+    /// The batches of this shard in an epoch that is taken from its beginning.
     std::uint64_t batches_per_epoch() const noexcept;
+    /// The batches, and the samples in them, that this loader delivers from where it began to the end of all
+    /// epochs.
+    std::uint64_t batch_total() const noexcept;
+    std::uint64_t row_total() const noexcept;
     const pinflow::device& device() const noexcept;
     loader_report report() const;
+    /// The state of the last batch that `next` has given; before the first, where this loader began; after
+    /// `next` has said so, the end of all epochs. @throws as batch::state.
+    loader_state state() const;
 
  private:
     class pipeline;

@@ -1,15 +1,26 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace pinflow {
 
-/// The order of rows within an epoch.
+/// The order of rows within an epoch; sampler's functions of these names say what each is.
 enum class order {
-    sequential,  ///< 0, 1, 2, ...
-    shuffled,    ///< every row once, in an order of its own for each seed and epoch
+    sequential,
+    shuffled,
+    windowed,
+    listed,
+    weighted,
+    custom,
 };
+
+/// "sequential", "shuffled", "windowed", "listed", "weighted", "custom".
+std::string_view to_string(order order) noexcept;
 
 /// A permutation of 0 ... size-1 that is computed, not stored: any position costs the same and no memory is
 /// used. A keyed bijection (a Feistel network of alternating halves on the smallest sufficient number of
@@ -18,17 +29,23 @@ enum class order {
 /// 1 of the order "shuffled".
 class permutation {
  public:
-    /// `key` may be any number; nearby keys give unrelated permutations. Sizes up to 2^62.
+    static constexpr std::uint64_t max_size = std::uint64_t{1} << 62;
+
+    /// `key` may be any number; nearby keys give unrelated permutations.
+    /// @throws invalid_argument for a size past max_size.
     permutation(std::uint64_t size, std::uint64_t key);
 
     std::uint64_t size() const noexcept { return size_; }
     /// The element at `position` (below `size`).
     std::uint64_t operator()(std::uint64_t position) const noexcept;
+    /// The position of `element` (below `size`): the inverse, at the same cost.
+    std::uint64_t position_of(std::uint64_t element) const noexcept;
 
  private:
     static constexpr unsigned max_rounds = 24;
 
     std::uint64_t encrypt(std::uint64_t value) const noexcept;
+    std::uint64_t decrypt(std::uint64_t value) const noexcept;
 
     std::uint64_t size_;
     unsigned low_bits_ = 0;
@@ -39,25 +56,120 @@ class permutation {
     std::uint64_t round_keys_[max_rounds] = {};
 };
 
-/// Which row comes at which position: a pure function of (order, row count, seed, epoch, position). Small and
-/// copyable; thread-safe.
+/// An order of one's own: which row comes at which position of an epoch. A loader asks for positions ahead of
+/// the consumer, from several threads at once, in pieces of any size, and again after it was resumed: what
+/// comes at a position must depend on nothing but the epoch and the position.
+class row_sequence {
+ public:
+    row_sequence() = default;
+    row_sequence(const row_sequence&) = delete;
+    row_sequence& operator=(const row_sequence&) = delete;
+    virtual ~row_sequence() = default;
+
+    /// What it is and in which version, as "curriculum/1": letters, digits, '-', '_' and '.', a slash, and a
+    /// number that changes whenever the rows do. A saved state is taken up only by an order of this name.
+    virtual std::string name() const = 0;
+    /// The positions of an epoch; the same for every epoch.
+    virtual std::uint64_t position_count() const = 0;
+    /// Writes the rows at positions first, first + 1, ... of `epoch` to `rows`. What it throws ends the
+    /// loader.
+    virtual void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const = 0;
+};
+
+/// All that an order depends on, apart from the number of rows: two samplers of equal identity and row count
+/// give the same rows at the same positions. A saved state holds one.
+struct order_identity {
+    std::string name;  ///< the order and its version: "shuffled/1", or row_sequence::name()
+    std::uint64_t seed = 0;
+    std::uint64_t window_rows = 0;
+    std::uint64_t position_count = 0;  ///< the positions of an epoch
+    std::uint64_t content = 0;         ///< XXH3 of the list or of the table of weights; 0 for other orders
+
+    bool operator==(const order_identity&) const = default;
+};
+
+/// For messages: "windowed/1, seed 3, windows of 4096 rows, 50000 positions".
+std::string to_string(const order_identity& identity);
+
+/// What a loader takes where it is given no window: 64 MiB of rows, at least one.
+std::uint64_t default_window_rows(std::uint64_t row_size_bytes) noexcept;
+
+/// Which row comes at which position: a pure function of the order and its parameters, the seed, the epoch
+/// and the position, which never changes under a version of the order. Cheap to copy; thread-safe.
 class sampler {
  public:
-    sampler(pinflow::order order, std::uint64_t row_count, std::uint64_t seed) noexcept
-        : order_(order), row_count_(row_count), seed_(seed) {}
+    /// 0, 1, 2, ... in every epoch.
+    static sampler sequential(std::uint64_t row_count);
+
+    /// Every row once, in an order of its own for each seed and epoch: that of a `permutation`. Takes no
+    /// memory.
+    /// @throws invalid_argument for more than 2^62 rows.
+    static sampler shuffled(std::uint64_t row_count, std::uint64_t seed);
+
+    /// Every row once, from a small part of the data at a time: chunks of consecutive rows in shuffled order,
+    /// and the rows of some 16 chunks (a window) shuffled among each other before those of the next window.
+    /// For data that storage or the page cache gives faster in large pieces. Takes no memory; any position
+    /// costs the same.
+    ///
+    /// A chunk has window_rows / 16 rows, at least one. Each epoch cuts them from another row on, past the
+    /// end of the data to its beginning; the last one cut may be shorter. A window has as many whole chunks
+    /// as `window_rows` holds, and no more; the chunks are dealt to the fewest windows that this allows,
+    /// equally but for one.
+    ///
+    /// What is mixed: every row comes equally often at every position; chunks come anywhere in the epoch,
+    /// with other chunks in each epoch; within the window a row comes anywhere. What is not: the rows of a
+    /// chunk come within one window, less than `window_rows` positions from each other, and a batch has rows
+    /// of its window's chunks alone. Of data that are sorted (by label, by time) a batch sees 16 places. A
+    /// window of all rows or more is one plain shuffle, and so are windows of less than 32 rows, whose chunks
+    /// are single rows.
+    /// @throws invalid_argument for a window of 0 rows, and for more than 2^62 rows.
+    static sampler windowed(std::uint64_t row_count, std::uint64_t seed, std::uint64_t window_rows);
+
+    /// The rows of a list, in its order, in every epoch. Rows may repeat or be left out. Copies of the
+    /// sampler share the list.
+    /// @throws invalid_argument for a row that is not below `row_count`.
+    static sampler listed(std::uint64_t row_count, std::vector<std::uint64_t> rows);
+
+    /// Rows drawn with replacement, one for each of `position_count` positions: row i with probability
+    /// weights[i] / (sum of the weights), independently of other positions, epochs and seeds. There are as
+    /// many rows as weights. Exact to 2^-62 of the sum: what is less than that counts as 0, and a weight of 0
+    /// never comes. Takes 16 bytes a row, which copies of the sampler share (and 24 more while it is made).
+    ///
+    /// Walker's alias method ("An efficient method for generating discrete random variables with general
+    /// distributions", 1977), its table made as by Vose ("A linear algorithm for generating random numbers
+    /// with a given distribution", 1991) but in integers; the random numbers are Philox4x32-10 of (seed,
+    /// epoch, position) (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+    /// @throws invalid_argument for a weight that is negative or not finite, and when none is above 0
+    /// although there are positions.
+    static sampler weighted(std::span<const double> weights, std::uint64_t position_count,
+                            std::uint64_t seed);
+
+    /// A user's order of the rows of data with `row_count` rows. Copies of the sampler share `rows`.
+    /// @throws invalid_argument for a null pointer, and for a name that is not as row_sequence::name asks or
+    /// is pinflow's.
+    static sampler custom(std::uint64_t row_count, std::shared_ptr<const row_sequence> rows);
 
     pinflow::order order() const noexcept { return order_; }
+    /// The rows of the data: all that rows_at gives are below.
     std::uint64_t row_count() const noexcept { return row_count_; }
-    std::uint64_t seed() const noexcept { return seed_; }
+    /// The positions of an epoch: row_count() for sequential, shuffled and windowed.
+    std::uint64_t position_count() const noexcept { return identity_.position_count; }
+    /// The same for equal orders of equal parameters.
+    const order_identity& identity() const noexcept { return identity_; }
 
-    /// Writes the rows at positions first, first + 1, ... of `epoch` to `rows`; first + rows.size() must not
-    /// pass the row count.
+    /// Writes the rows at positions first, first + 1, ... of `epoch` to `rows`.
+    /// @throws invalid_argument when these pass position_count(), or when a custom order gives a row that is
+    /// not below row_count(); what a custom order throws.
     void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const;
 
  private:
+    sampler(pinflow::order order, std::uint64_t row_count, order_identity identity,
+            std::shared_ptr<const row_sequence> sequence) noexcept;
+
     pinflow::order order_;
     std::uint64_t row_count_;
-    std::uint64_t seed_;
+    order_identity identity_;
+    std::shared_ptr<const row_sequence> sequence_;
 };
 
 }  // namespace pinflow

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "pinflow/loader/route.hpp"
+
+namespace pinflow {
+
+/// Where a loader's time went, so far.
+struct loader_report {
+    pinflow::route route = route::automatic;
+    /// One sentence: why this route.
+    std::string reason;
+    unsigned slots = 0;
+    std::uint64_t slot_bytes = 0;
+    /// What `next` has handed out.
+    std::uint64_t batches = 0;
+    std::uint64_t rows = 0;
+    std::uint64_t bytes = 0;
+    /// From the first call of `next` until it said that all epochs are over; until now, while it has not.
+    std::chrono::nanoseconds wall_time{};
+    /// Time spent registering mapped pages, beside the first batches; zero where none are.
+    std::chrono::nanoseconds pin_time{};
+    /// Time that `next` made its caller wait, by what it waited for (in the proportion in which the awaited
+    /// batch spent its own time): storage, the CPU's gathering, the link to the device. Where several threads
+    /// wait, the sum of their times.
+    std::chrono::nanoseconds storage_wait{};
+    std::chrono::nanoseconds cpu_wait{};
+    std::chrono::nanoseconds link_wait{};
+    /// Time the loader stood still because the consumer, or its streams, held every slot, or had yet to take
+    /// the last batch.
+    std::chrono::nanoseconds consumer_wait{};
+    /// Batches that lay ready when `next` came: the mean, and the most. With a most that stays below `slots`
+    /// fewer would do; a mean near 0 means that the consumer is faster.
+    double mean_ready = 0;
+    unsigned most_ready = 0;
+
+    /// Of what was handed out, by the wall time; 0 before there is any.
+    double bytes_per_second() const noexcept;
+    double rows_per_second() const noexcept;
+
+    /// What is to be improved first, in one sentence: "the storage is the limit: the consumer waited 71% of
+    /// the time, 96% of that for reads". The consumer's waiting or the loader's counts when it takes a fifth
+    /// of the time or more, the larger of them; when neither does, nothing stands out.
+    std::string verdict() const;
+};
+
+}  // namespace pinflow

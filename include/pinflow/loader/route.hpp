@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string_view>
+
+namespace pinflow {
+
+/// How rows travel from the file to the device.
+enum class route {
+    automatic,  ///< the fastest that this machine allows
+    direct,     ///< no copy: on the host a view of the mapping (sequential order only; truncation can then
+                ///< fault)
+    copy,       ///< the copy engine reads registered pages; on the host: read from the file into the slot
+    staged,     ///< gathered by the CPU into a pinned slot, then copied by the device's stream
+    read,       ///< read from the file into a pinned slot, whether or not it is mapped
+};
+
+/// "auto", "direct", "copy", "staged", "read".
+std::string_view to_string(route route) noexcept;
+
+}  // namespace pinflow

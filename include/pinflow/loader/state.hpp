@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/loader/sampler.hpp"
+
+namespace pinflow {
+
+/// What tells one array of a sample from others of as many rows.
+struct array_fingerprint {
+    std::string description;               ///< where it was, for messages only: a copy elsewhere is the same
+    std::string dtype;                     ///< as dtype::descr
+    std::vector<std::uint64_t> row_shape;  ///< in elements
+    std::uint64_t hash = 0;                ///< XXH3 of some rows spread over all, as they are delivered
+};
+
+/// What tells the data of a loader from others: moved or stored in another format they are the same; other
+/// rows, types or shapes are not. (Changes of a few rows only are not seen.)
+struct data_fingerprint {
+    std::uint64_t row_count = 0;
+    std::vector<array_fingerprint> arrays;
+};
+
+/// Where a loader is to go on: the order, and how much of it has been delivered. It depends neither on the
+/// batch size nor on the number of processes, so that one state serves all ranks saved after the same step,
+/// and a run may go on with more or fewer. A plain value.
+struct loader_state {
+    /// Of the JSON text; a newer one is refused.
+    static constexpr std::uint64_t format_version = 1;
+
+    order_identity order;
+    /// Epoch and position of the first sample that no rank has delivered; position 0 of the next epoch when
+    /// an epoch is over.
+    std::uint64_t epoch = 0;
+    std::uint64_t position = 0;
+    data_fingerprint data;
+
+    /// A small JSON object, of several lines.
+    std::string to_json() const;
+    /// @throws format_error when `text` is not what `to_json` gives; unsupported for a version of another
+    /// pinflow.
+    static loader_state from_json(std::string_view text);
+
+    /// Writes the JSON text to a file that appears under its name complete or not at all.
+    /// @throws system_failure.
+    void save(const std::filesystem::path& path) const;
+    /// @throws system_failure when the file cannot be read; as from_json, the sentence naming the path.
+    static loader_state load(const std::filesystem::path& path);
+};
+
+}  // namespace pinflow

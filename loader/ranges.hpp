@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+
+#include <array>
+#endif
+
+/// Ranges that profilers show on the timeline (NVTX), in a domain of pinflow's own. Where its header is not
+/// there they are nothing; where no tool listens, a call through a pointer that is null.
+namespace pinflow::detail {
+
+enum class range : unsigned { sample, gather, copy, deliver, next };
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+
+/// From its construction to its end, on one thread; with the batch's number, where it is known.
+class profiled_range {
+ public:
+    explicit profiled_range(range what, std::optional<std::uint64_t> number = std::nullopt) noexcept {
+        const domain& all = the_domain();
+        nvtxEventAttributes_t attributes{};
+        attributes.version = NVTX_VERSION;
+        attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+        attributes.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+        attributes.message.registered = all.names[static_cast<unsigned>(what)];
+        if (number) {
+            attributes.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
+            attributes.payload.ullValue = *number;
+        }
+        nvtxDomainRangePushEx(all.handle, &attributes);
+    }
+    profiled_range(const profiled_range&) = delete;
+    profiled_range& operator=(const profiled_range&) = delete;
+    ~profiled_range() { nvtxDomainRangePop(the_domain().handle); }
+
+ private:
+    struct domain {
+        nvtxDomainHandle_t handle = nvtxDomainCreateA("pinflow");
+        std::array<nvtxStringHandle_t, 5> names{
+            nvtxDomainRegisterStringA(handle, "sample"), nvtxDomainRegisterStringA(handle, "gather"),
+            nvtxDomainRegisterStringA(handle, "copy"), nvtxDomainRegisterStringA(handle, "deliver"),
+            nvtxDomainRegisterStringA(handle, "next")};
+    };
+    static const domain& the_domain() noexcept {
+        static const domain made;
+        return made;
+    }
+};
+
+#else
+
+class profiled_range {
+ public:
+    explicit profiled_range(range /*what*/, std::optional<std::uint64_t> /*number*/ = std::nullopt) noexcept {
+    }
+    profiled_range(const profiled_range&) = delete;
+    profiled_range& operator=(const profiled_range&) = delete;
+    ~profiled_range() {}  // NOLINT(modernize-use-equals-default): as the other one, it is not left unused
+};
+
+#endif
+
+}  // namespace pinflow::detail

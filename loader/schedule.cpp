@@ -1,0 +1,95 @@
+#include "loader/schedule.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// floor(count * rank / world), where the product may need more than 64 bits.
+constexpr std::uint64_t part_begin(std::uint64_t count, std::uint64_t rank, std::uint64_t world) noexcept {
+    return count / world * rank + count % world * rank / world;
+}
+
+schedule_terms checked(const schedule_terms& terms) {
+    if (terms.batch_rows == 0) throw invalid_argument("a batch needs at least one row");
+    if (terms.shard.rank >= terms.shard.world) {
+        throw invalid_argument(
+            fmt::format("there is no rank {} among {} processes: a rank is less than the number of processes",
+                        terms.shard.rank, terms.shard.world));
+    }
+    if (terms.start.position >= std::max<std::uint64_t>(1, terms.position_count)) {
+        throw invalid_argument(
+            fmt::format("position {} is not in an epoch of {}", terms.start.position, terms.position_count));
+    }
+    return terms;
+}
+
+}  // namespace
+
+schedule::schedule(const schedule_terms& terms) : terms_(checked(terms)) {
+    if (!multiply(terms.batch_rows, terms.shard.world, step_rows_) || step_rows_ > terms.position_count) {
+        step_rows_ = 0;
+    }
+    whole_epoch_ = steps_from(0);
+    if (terms.start.epoch >= terms.epochs) return;
+    first_epoch_ = steps_from(terms.start.position);
+    const std::uint64_t whole_epochs = terms.epochs - terms.start.epoch - 1;
+    // a batch has a row at least, so that what holds the rows holds the batches
+    if (!multiply(whole_epochs, whole_epoch_.row_count, row_count_) ||
+        !add(row_count_, first_epoch_.row_count, row_count_)) {
+        throw invalid_argument(
+            fmt::format("{} epochs of {} rows are too many", terms.epochs, terms.position_count));
+    }
+    batch_count_ = first_epoch_.batch_count + whole_epochs * whole_epoch_.batch_count;
+}
+
+schedule::epoch_steps schedule::steps_from(std::uint64_t position) const noexcept {
+    const auto& [rank, world] = terms_.shard;
+    const std::uint64_t left = terms_.position_count - position;
+    epoch_steps steps;
+    steps.first_position = position;
+    steps.full_count = step_rows_ == 0 ? 0 : left / step_rows_;
+    if (terms_.tail == tail::partial) {
+        steps.tail_count = left - steps.full_count * step_rows_;
+        steps.tail_begin = part_begin(steps.tail_count, rank, world);
+        steps.tail_rows = part_begin(steps.tail_count, std::uint64_t{rank} + 1, world) - steps.tail_begin;
+    }
+    steps.batch_count = steps.full_count + (steps.tail_rows > 0 ? 1 : 0);
+    steps.row_count = steps.full_count * terms_.batch_rows + steps.tail_rows;
+    return steps;
+}
+
+place schedule::end() const noexcept {
+    return terms_.start.epoch >= terms_.epochs ? terms_.start : place{terms_.epochs, 0};
+}
+
+step schedule::at(std::uint64_t number) const noexcept {
+    const bool in_first = number < first_epoch_.batch_count;
+    const epoch_steps& steps = in_first ? first_epoch_ : whole_epoch_;
+    step step;
+    step.epoch = terms_.start.epoch;
+    std::uint64_t index = number;
+    if (!in_first) {
+        index -= first_epoch_.batch_count;
+        step.epoch += 1 + index / steps.batch_count;
+        index %= steps.batch_count;
+    }
+    step.index = index + (step_rows_ == 0 ? 0 : steps.first_position / step_rows_);
+    step.begin = {step.epoch, steps.first_position + index * step_rows_};
+    step.last_of_epoch = index + 1 == steps.batch_count;
+    const bool full = index < steps.full_count;
+    step.position = step.begin.position + (full ? terms_.shard.rank * terms_.batch_rows : steps.tail_begin);
+    step.row_count = full ? terms_.batch_rows : steps.tail_rows;
+    // an epoch is over with its last step, whatever a dropped tail leaves
+    const bool more_steps = full && (index + 1 < steps.full_count || steps.tail_count > 0);
+    step.end = more_steps ? place{step.epoch, step.begin.position + step_rows_} : place{step.epoch + 1, 0};
+    return step;
+}
+
+}  // namespace pinflow::detail

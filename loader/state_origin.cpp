@@ -1,0 +1,126 @@
+#include "loader/state_origin.hpp"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "pinflow/array.hpp"
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+constexpr std::uint64_t most_probes = 16;
+constexpr std::uint64_t most_probe_bytes = std::uint64_t{16} << 20;  // unless one row alone is larger
+
+/// The rows that are looked at: they depend on the data's size alone, and lie in the middles of equal parts.
+std::vector<std::uint64_t> probes_of(const row_source& source) {
+    const std::uint64_t fitting = most_probe_bytes / std::max<std::uint64_t>(1, source.row_size_bytes());
+    const std::uint64_t count =
+        std::min(std::clamp<std::uint64_t>(fitting, 1, most_probes), source.row_count());
+    std::vector<std::uint64_t> rows(count);
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const std::uint64_t part = source.row_count() / count;
+        rows[i] = part * i + source.row_count() % count * i / count + part / 2;
+    }
+    return rows;
+}
+
+std::uint64_t hash_of_probes(const row_source& source) {
+    const std::vector<std::uint64_t> rows = probes_of(source);
+    std::vector<std::byte> bytes(rows.size() * source.row_size_bytes());
+    static_cast<void>(source.read_rows(rows, bytes));
+    source.check_unchanged();
+    return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+std::string listed(const data_fingerprint& data) {
+    std::string names;
+    for (const array_fingerprint& array : data.arrays)
+        names += (names.empty() ? "" : ", ") + array.description;
+    // they may come from a file
+    std::ranges::replace_if(
+        names, [](char character) { return static_cast<unsigned char>(character) < ' '; }, '?');
+    return names;
+}
+
+[[noreturn]] void refuse_data(const std::string& saved, const std::string& given) {
+    throw invalid_argument(
+        fmt::format("cannot go on from the state, which is of other data: it is of {}, "
+                    "and this loader has {}",
+                    saved, given));
+}
+
+}  // namespace
+
+data_fingerprint fingerprint_of(std::span<const std::shared_ptr<const row_source>> sources) {
+    data_fingerprint data;
+    data.row_count = sources[0]->row_count();
+    for (const auto& source : sources) {
+        data.arrays.push_back(
+            {source->description(), source->dtype().descr(), source->row_shape(), hash_of_probes(*source)});
+    }
+    return data;
+}
+
+state_origin::state_origin(order_identity order, std::vector<std::shared_ptr<const row_source>> sources)
+    : order_(std::move(order)), sources_(std::move(sources)) {}
+
+const data_fingerprint& state_origin::data() const {
+    const std::lock_guard lock(mutex_);
+    if (!data_) data_ = fingerprint_of(sources_);
+    return *data_;
+}
+
+loader_state state_origin::state_at(const place& where) const {
+    return {order_, where.epoch, where.position, data()};
+}
+
+place state_origin::place_of(const loader_state& saved) const {
+    const data_fingerprint& here = data();
+    const data_fingerprint& there = saved.data;
+    if (there.row_count != here.row_count) {
+        refuse_data(fmt::format("{} rows ({})", there.row_count, listed(there)),
+                    fmt::format("{} ({})", here.row_count, listed(here)));
+    }
+    if (there.arrays.size() != here.arrays.size()) {
+        refuse_data(fmt::format("{} arrays ({})", there.arrays.size(), listed(there)),
+                    fmt::format("{} ({})", here.arrays.size(), listed(here)));
+    }
+    for (std::size_t i = 0; i < here.arrays.size(); ++i) {
+        const array_fingerprint& saved_array = there.arrays[i];
+        const array_fingerprint& array = here.arrays[i];
+        if (saved_array.dtype != array.dtype || saved_array.row_shape != array.row_shape) {
+            const auto described = [](const array_fingerprint& each) {
+                return fmt::format("rows of {} of shape {} ({})", each.dtype, to_string(each.row_shape),
+                                   listed({0, {each}}));
+            };
+            refuse_data(described(saved_array), described(array));
+        }
+        if (saved_array.hash != array.hash) {
+            throw invalid_argument(
+                fmt::format("cannot go on from the state, which is of other data: rows of {} differ from "
+                            "those of {} that it was saved with",
+                            listed({0, {array}}), listed({0, {saved_array}})));
+        }
+    }
+    if (saved.order != order_) {
+        throw invalid_argument(
+            fmt::format("cannot go on from the state, which is of another order: it is of {}, and this "
+                        "loader has {}",
+                        to_string(saved.order), to_string(order_)));
+    }
+    if (saved.position >= std::max<std::uint64_t>(1, order_.position_count)) {
+        throw invalid_argument(
+            fmt::format("cannot go on from the state, which is at position {}, and an epoch has {}",
+                        saved.position, order_.position_count));
+    }
+    return {saved.epoch, saved.position};
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,28 @@
+#include "loader/thread_time.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <ctime>
+
+namespace pinflow::detail {
+
+blocked_timer::blocked_timer() noexcept : begin_(now()) {}
+
+blocked_timer::reading blocked_timer::now() noexcept {
+    ::timespec cpu{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);
+    ::rusage usage{};
+    ::getrusage(RUSAGE_THREAD, &usage);
+    return {std::chrono::steady_clock::now().time_since_epoch(),
+            std::chrono::seconds(cpu.tv_sec) + std::chrono::nanoseconds(cpu.tv_nsec), usage.ru_nvcsw};
+}
+
+std::chrono::nanoseconds blocked_timer::blocked() const noexcept {
+    const reading end = now();
+    // a thread that was only preempted had work to do
+    if (end.times_given_up == begin_.times_given_up) return {};
+    return std::max((end.wall - begin_.wall) - (end.cpu - begin_.cpu), std::chrono::nanoseconds{});
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,114 @@
+#include "loader/weighted_order.hpp"
+
+#include <Random123/philox.h>
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+__extension__ using uint128 = unsigned __int128;
+
+/// floor(fraction / 2^64 * size)
+constexpr std::uint64_t scale(std::uint64_t fraction, std::uint64_t size) noexcept {
+    return static_cast<std::uint64_t>((uint128{fraction} * size) >> 64);
+}
+
+/// Weights as whole numbers in proportion, whose sum is about 2^62 but for what rounding down takes. Floating
+/// point decides about no more than powers of two, so that every machine has the same numbers.
+/// @throws invalid_argument
+std::vector<std::uint64_t> whole_numbers(std::span<const double> weights) {
+    double largest = 0;
+    for (std::uint64_t row = 0; row < weights.size(); ++row) {
+        if (!std::isfinite(weights[row]) || weights[row] < 0) {
+            throw invalid_argument(
+                fmt::format("cannot draw rows by weight: the weight of row {} is {}, and must be finite and "
+                            "not negative",
+                            row, weights[row]));
+        }
+        largest = std::max(largest, weights[row]);
+    }
+    std::vector<std::uint64_t> result(weights.size());
+    if (largest == 0) return result;
+    // first all are brought below 1, so that their sum is finite
+    const int to_one = -std::ilogb(largest) - 1;
+    double sum = 0;
+    for (const double weight : weights) {
+        sum += std::ldexp(weight, to_one);
+    }
+    const int to_sum = to_one + 61 - std::ilogb(sum);
+    std::ranges::transform(weights, result.begin(), [to_sum](double weight) {
+        return static_cast<std::uint64_t>(std::ldexp(weight, to_sum));
+    });
+    return result;
+}
+
+}  // namespace
+
+weighted_order::weighted_order(std::span<const double> weights, std::uint64_t position_count,
+                               std::uint64_t seed)
+    : position_count_(position_count), seed_(seed), columns_(weights.size()) {
+    const std::uint64_t count = weights.size();
+    // as many columns of one size as rows hold all that the rows have: count times their numbers
+    std::vector<uint128> left(count);
+    {
+        const std::vector<std::uint64_t> numbers = whole_numbers(weights);
+        for (std::uint64_t row = 0; row < count; ++row) {
+            left[row] = uint128{numbers[row]} * count;
+            column_size_ += numbers[row];
+        }
+    }
+    if (column_size_ == 0) {
+        if (position_count == 0) return;
+        throw invalid_argument(
+            fmt::format("cannot draw rows by weight: none of the {} weights is above 0", count));
+    }
+    // rows that do not fill a column are kept at the front, those that do at the back
+    std::vector<std::uint64_t> waiting(count);
+    std::uint64_t poor_end = 0;
+    std::uint64_t rich_begin = count;
+    for (std::uint64_t row = 0; row < count; ++row) {
+        waiting[left[row] < column_size_ ? poor_end++ : --rich_begin] = row;
+    }
+    while (poor_end > 0) {
+        // the poor have less than a column each, so that somebody has more: there is always a rich one
+        const std::uint64_t poor = waiting[--poor_end];
+        const std::uint64_t rich = waiting[rich_begin];
+        columns_[poor] = {static_cast<std::uint64_t>(left[poor]), rich};
+        left[rich] -= column_size_ - left[poor];
+        if (left[rich] < column_size_) {
+            ++rich_begin;
+            waiting[poor_end++] = rich;
+        }
+    }
+    for (; rich_begin < count; ++rich_begin) {
+        columns_[waiting[rich_begin]] = {column_size_, waiting[rich_begin]};
+    }
+}
+
+void weighted_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const {
+    r123::Philox4x32 philox;
+    const auto low = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
+    const auto high = [](std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); };
+    const auto joined = [](std::uint32_t a, std::uint32_t b) { return a | std::uint64_t{b} << 32; };
+    const r123::Philox4x32::key_type key{{low(seed_), high(seed_)}};
+    for (std::uint64_t& row : rows) {
+        const auto random = philox({{low(first), high(first), low(epoch), high(epoch)}}, key);
+        ++first;
+        const std::uint64_t index = scale(joined(random[0], random[1]), columns_.size());
+        const column& drawn = columns_[index];
+        row = scale(joined(random[2], random[3]), column_size_) < drawn.own ? index : drawn.alias;
+    }
+}
+
+std::uint64_t weighted_order::content() const noexcept {
+    return XXH3_64bits(columns_.data(), columns_.size() * sizeof(column));
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,80 @@
+#include "loader/windowed_order.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "loader/order_key.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+// what is drawn for an epoch: where chunks are cut, their order, the rows of each window; any odd numbers
+constexpr std::uint64_t start_salt = 0xDB4F0B9175AE2165;
+constexpr std::uint64_t chunks_salt = 0x8B51F9DD36D2C8C7;
+constexpr std::uint64_t windows_salt = 0xC3A5C85C97CB3127;
+constexpr std::uint64_t window_step = 0xB492B66FBE98F273;
+
+}  // namespace
+
+windowed_order::windowed_order(std::uint64_t row_count, std::uint64_t seed,
+                               std::uint64_t window_rows) noexcept
+    : row_count_(row_count), seed_(seed) {
+    if (row_count == 0) return;
+    chunk_rows_ = std::max<std::uint64_t>(1, window_rows / 16);
+    chunk_count_ = (row_count - 1) / chunk_rows_ + 1;
+    missing_rows_ = chunk_count_ * chunk_rows_ - row_count;
+    const std::uint64_t most_slots = window_rows == row_count ? chunk_count_ : window_rows / chunk_rows_;
+    const std::uint64_t window_count = (chunk_count_ - 1) / most_slots + 1;
+    slots_a_window_ = chunk_count_ / window_count;
+    larger_windows_ = chunk_count_ % window_count;
+}
+
+windowed_order::window windowed_order::window_of(std::uint64_t slot) const noexcept {
+    const std::uint64_t in_larger = larger_windows_ * (slots_a_window_ + 1);
+    if (slot < in_larger) {
+        const std::uint64_t number = slot / (slots_a_window_ + 1);
+        return {number, number * (slots_a_window_ + 1), slots_a_window_ + 1};
+    }
+    const std::uint64_t number = (slot - in_larger) / slots_a_window_;
+    return {larger_windows_ + number, in_larger + number * slots_a_window_, slots_a_window_};
+}
+
+void windowed_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const {
+    if (rows.empty()) return;
+    const std::uint64_t key = order_key(seed_, epoch);
+    const permutation chunks(chunk_count_, digest_mix(key ^ chunks_salt));
+    const std::uint64_t windows_key = digest_mix(key ^ windows_salt);
+    const std::uint64_t start = digest_mix(key ^ start_salt) % row_count_;
+    // every slot has chunk_rows_ rows but that of the last chunk, after whose window positions are shifted
+    const std::uint64_t short_slot = chunks.position_of(chunk_count_ - 1);
+    const window short_window = window_of(short_slot);
+    const std::uint64_t short_end =
+        (short_window.first_slot + short_window.slot_count) * chunk_rows_ - missing_rows_;
+    std::array<std::uint64_t, max_window_chunks> chunk_begins{};
+    while (!rows.empty()) {
+        const std::uint64_t shift = first < short_end ? 0 : missing_rows_;
+        const window within = window_of((first + shift) / chunk_rows_);
+        const bool has_short = within.number == short_window.number;
+        const std::uint64_t begin = within.first_slot * chunk_rows_ - shift;
+        const std::uint64_t size = within.slot_count * chunk_rows_ - (has_short ? missing_rows_ : 0);
+        for (std::uint64_t slot = 0; slot < within.slot_count; ++slot) {
+            chunk_begins[slot] = start + chunks(within.first_slot + slot) * chunk_rows_;
+        }
+        const std::uint64_t gap_begin =
+            has_short ? (short_slot - within.first_slot + 1) * chunk_rows_ - missing_rows_ : size;
+        const permutation shuffled(size, windows_key + within.number * window_step);
+        const auto count = std::min<std::uint64_t>(rows.size(), begin + size - first);
+        for (std::uint64_t i = 0; i < count; ++i) {
+            std::uint64_t place = shuffled(first - begin + i);
+            if (place >= gap_begin) place += missing_rows_;
+            const std::uint64_t slot = place / chunk_rows_;
+            const std::uint64_t row = chunk_begins[slot] + (place - slot * chunk_rows_);
+            rows[i] = row < row_count_ ? row : row - row_count_;
+        }
+        first += count;
+        rows = rows.subspan(count);
+    }
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "pinflow/loader/sampler.hpp"
+
+namespace pinflow::detail {
+
+/// sampler::windowed, which says what it is. Chunks are numbered as they lie in the data, from the row on
+/// that the epoch starts to cut at and round to it again; slots are their places in the shuffled order of the
+/// epoch, and a window is a range of slots.
+class windowed_order final : public row_sequence {
+ public:
+    /// At most this many chunks are in a window.
+    static constexpr std::uint64_t max_window_chunks = 31;
+
+    /// `window_rows` from 1 to row_count, which is at most permutation::max_size; 0 where there are no rows.
+    windowed_order(std::uint64_t row_count, std::uint64_t seed, std::uint64_t window_rows) noexcept;
+
+    std::string name() const override { return "windowed/1"; }
+    std::uint64_t position_count() const override { return row_count_; }
+    void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const override;
+
+ private:
+    struct window {
+        std::uint64_t number;
+        std::uint64_t first_slot;
+        std::uint64_t slot_count;
+    };
+    window window_of(std::uint64_t slot) const noexcept;
+
+    std::uint64_t row_count_;
+    std::uint64_t seed_;
+    std::uint64_t chunk_rows_ = 1;
+    std::uint64_t chunk_count_ = 0;
+    std::uint64_t missing_rows_ = 0;  ///< what the last chunk lacks
+    std::uint64_t slots_a_window_ = 0;
+    std::uint64_t larger_windows_ = 0;  ///< the first windows, which have one slot more
+};
+
+}  // namespace pinflow::detail

@@ -1,0 +1,299 @@
+#include "loader/schedule.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+
+using namespace pinflow;
+using detail::place;
+using detail::schedule;
+using detail::schedule_terms;
+using detail::step;
+
+namespace {
+
+std::vector<step> steps_of(const schedule& schedule) {
+    std::vector<step> steps;
+    for (std::uint64_t number = 0; number < schedule.batch_count(); ++number)
+        steps.push_back(schedule.at(number));
+    return steps;
+}
+
+/// The steps of all ranks; `terms.shard` says how many these are.
+std::vector<std::vector<step>> steps_of_ranks(schedule_terms terms) {
+    std::vector<std::vector<step>> ranks;
+    for (terms.shard.rank = 0; terms.shard.rank < terms.shard.world; ++terms.shard.rank)
+        ranks.push_back(steps_of(schedule(terms)));
+    return ranks;
+}
+
+/// How often each position of each epoch is taken.
+using counts = std::map<std::pair<std::uint64_t, std::uint64_t>, unsigned>;
+
+void add(counts& taken, const step& step) {
+    for (std::uint64_t i = 0; i < step.row_count; ++i)
+        ++taken[{step.epoch, step.position + i}];
+}
+
+counts taken_by(const std::vector<std::vector<step>>& ranks) {
+    counts taken;
+    for (const auto& rank : ranks) {
+        for (const step& step : rank)
+            add(taken, step);
+    }
+    return taken;
+}
+
+/// Every position from `start` on, once.
+counts all_from(const place& start, std::uint64_t position_count, std::uint64_t epochs) {
+    counts all;
+    for (std::uint64_t epoch = start.epoch; epoch < epochs; ++epoch) {
+        for (std::uint64_t at = epoch == start.epoch ? start.position : 0; at < position_count; ++at)
+            all[{epoch, at}] = 1;
+    }
+    return all;
+}
+
+bool is_before(const place& a, const place& b) {
+    return std::pair(a.epoch, a.position) < std::pair(b.epoch, b.position);
+}
+
+schedule_terms draw(std::mt19937_64& random) {
+    const auto below = [&](std::uint64_t end) { return random() % end; };
+    schedule_terms terms;
+    terms.position_count = below(4) == 0 ? below(5) : below(120);
+    terms.batch_rows = 1 + (below(4) == 0 ? below(200) : below(12));
+    terms.shard.world = 1 + static_cast<unsigned>(below(below(2) == 0 ? 3 : 9));
+    terms.epochs = 1 + below(3);
+    if (terms.position_count > 0 && below(2) == 0)
+        terms.start = {below(terms.epochs), below(terms.position_count)};
+    return terms;
+}
+
+std::string spelled(const schedule_terms& terms) {
+    return std::to_string(terms.position_count) + " positions, batches of " +
+           std::to_string(terms.batch_rows) + ", " + std::to_string(terms.shard.world) + " ranks, from " +
+           std::to_string(terms.start.epoch) + ":" + std::to_string(terms.start.position) + " of " +
+           std::to_string(terms.epochs) + " epochs";
+}
+
+constexpr int draws = 1500;
+
+}  // namespace
+
+TEST_CASE("schedule: the ranks take every position once, in batches that are no larger than asked for") {
+    std::mt19937_64 random(1);
+    for (int i = 0; i < draws; ++i) {
+        const schedule_terms terms = draw(random);
+        INFO(spelled(terms));
+        const auto ranks = steps_of_ranks(terms);
+        CHECK(taken_by(ranks) == all_from(terms.start, terms.position_count, terms.epochs));
+        for (const auto& rank : ranks) {
+            CHECK(std::ranges::all_of(rank, [&](const step& step) {
+                return step.row_count > 0 && step.row_count <= terms.batch_rows;
+            }));
+        }
+    }
+}
+
+TEST_CASE("schedule: a step is [(sW+r)B, (sW+r+1)B), and the tail [T*r/W, T*(r+1)/W) of what is left") {
+    // 23 = 2 steps of 3 ranks with 3 each, and 5 that are split as 1, 2, 2
+    const auto ranks = steps_of_ranks({.position_count = 23, .batch_rows = 3, .shard = {0, 3}, .epochs = 2});
+    const std::array<std::vector<std::pair<std::uint64_t, std::uint64_t>>, 3> expected{
+        {{{0, 3}, {9, 3}, {18, 1}}, {{3, 3}, {12, 3}, {19, 2}}, {{6, 3}, {15, 3}, {21, 2}}}};
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+        REQUIRE(ranks[rank].size() == 6);
+        for (std::size_t i = 0; i < 6; ++i) {
+            const step& step = ranks[rank][i];
+            CHECK(std::pair(step.position, step.row_count) == expected[rank][i % 3]);
+            CHECK(step.epoch == i / 3);
+            CHECK(step.index == i % 3);
+            CHECK(step.last_of_epoch == (i % 3 == 2));
+        }
+        CHECK(ranks[rank][0].end == place{0, 9});
+        CHECK(ranks[rank][1].end == place{0, 18});
+        CHECK(ranks[rank][2].end == place{1, 0});
+        CHECK(ranks[rank][5].end == place{2, 0});
+    }
+    // two positions for three ranks: the first one has no batch
+    const auto few = steps_of_ranks({.position_count = 2, .batch_rows = 3, .shard = {0, 3}});
+    CHECK(few[0].empty());
+    CHECK(few[1].size() == 1);
+    CHECK(few[2].size() == 1);
+}
+
+TEST_CASE("schedule: a dropped tail leaves full batches, equally many for each rank") {
+    std::mt19937_64 random(2);
+    for (int i = 0; i < draws; ++i) {
+        schedule_terms terms = draw(random);
+        terms.tail = tail::drop;
+        INFO(spelled(terms));
+        const std::uint64_t step_rows = terms.shard.world * terms.batch_rows;
+        const std::uint64_t first_epoch =
+            (terms.position_count - terms.start.position) / step_rows;  // steps in the epoch it starts in
+        const std::uint64_t steps =
+            first_epoch + (terms.epochs - terms.start.epoch - 1) * (terms.position_count / step_rows);
+        const auto ranks = steps_of_ranks(terms);
+        for (const auto& rank : ranks) {
+            CHECK(rank.size() == steps);
+            CHECK(std::ranges::all_of(rank,
+                                      [&](const step& step) { return step.row_count == terms.batch_rows; }));
+            if (!rank.empty()) CHECK(rank.back().end.position == 0);  // nobody goes on with the tail
+        }
+        const counts taken = taken_by(ranks);
+        CHECK(taken.size() == steps * step_rows);
+        CHECK(std::ranges::all_of(taken, [](const auto& each) { return each.second == 1; }));
+    }
+}
+
+TEST_CASE("schedule: ranks agree on where a step ends, and the next one begins there") {
+    std::mt19937_64 random(3);
+    for (int i = 0; i < draws; ++i) {
+        const schedule_terms terms = draw(random);
+        INFO(spelled(terms));
+        std::map<std::pair<std::uint64_t, std::uint64_t>, place> ends;  // by where the step begins
+        for (const auto& rank : steps_of_ranks(terms)) {
+            const step* before = nullptr;
+            for (const step& step : rank) {
+                const auto [found, is_new] =
+                    ends.try_emplace({step.begin.epoch, step.begin.position}, step.end);
+                CHECK(found->second == step.end);
+                // a rank has no part in the last step of an epoch, at most
+                if (before != nullptr && before->epoch == step.epoch) CHECK(before->end == step.begin);
+                if (before != nullptr && before->epoch != step.epoch) CHECK(before->last_of_epoch);
+                before = &step;
+            }
+        }
+    }
+}
+
+TEST_CASE("schedule: after any interruption, what is left comes once, at any world and batch size") {
+    std::mt19937_64 random(4);
+    for (int i = 0; i < draws; ++i) {
+        const schedule_terms terms = draw(random);
+        const auto ranks = steps_of_ranks(terms);
+        const auto& some_rank = ranks[random() % ranks.size()];
+        if (some_rank.empty()) continue;
+        const place stop = some_rank[random() % some_rank.size()].end;
+        counts taken;
+        for (const auto& rank : ranks) {
+            for (const step& step : rank) {
+                if (!is_before(stop, step.end)) add(taken, step);
+            }
+        }
+        schedule_terms other = draw(random);
+        other.position_count = terms.position_count;
+        other.epochs = terms.epochs;
+        other.start = stop;
+        INFO(spelled(terms) << ", then " << spelled(other));
+        for (const auto& rank : steps_of_ranks(other)) {
+            for (const step& step : rank)
+                add(taken, step);
+        }
+        CHECK(taken == all_from(terms.start, terms.position_count, terms.epochs));
+    }
+}
+
+TEST_CASE("schedule: after any interruption, the same batches come at the same sizes") {
+    std::mt19937_64 random(5);
+    for (int i = 0; i < draws; ++i) {
+        schedule_terms terms = draw(random);
+        terms.start = {};
+        if (random() % 3 == 0) terms.tail = tail::drop;
+        terms.shard.rank = static_cast<unsigned>(random() % terms.shard.world);
+        INFO(spelled(terms) << ", rank " << terms.shard.rank);
+        const auto whole = steps_of(schedule(terms));
+        for (std::size_t done = 0; done < whole.size(); ++done) {
+            schedule_terms rest = terms;
+            rest.start = whole[done].end;
+            const auto steps = steps_of(schedule(rest));
+            CHECK(std::ranges::equal(steps, std::span(whole).subspan(done + 1)));
+        }
+    }
+}
+
+TEST_CASE("schedule: counts its batches and rows") {
+    std::mt19937_64 random(6);
+    for (int i = 0; i < 200; ++i) {
+        schedule_terms terms = draw(random);
+        if (random() % 3 == 0) terms.tail = tail::drop;
+        terms.shard.rank = static_cast<unsigned>(random() % terms.shard.world);
+        INFO(spelled(terms) << ", rank " << terms.shard.rank);
+        const schedule schedule(terms);
+        std::uint64_t rows = 0;
+        std::uint64_t last_epoch_batches = 0;
+        for (const step& step : steps_of(schedule)) {
+            rows += step.row_count;
+            if (step.epoch + 1 == terms.epochs) ++last_epoch_batches;
+        }
+        CHECK(schedule.row_count() == rows);
+        if (terms.start.epoch + 1 < terms.epochs) CHECK(schedule.batches_per_epoch() == last_epoch_batches);
+    }
+}
+
+TEST_CASE("schedule: at the end of all epochs, and past it, nothing is left") {
+    for (const std::uint64_t epoch : {2U, 3U}) {
+        const schedule schedule({.position_count = 10, .batch_rows = 3, .epochs = 2, .start = {epoch, 0}});
+        CHECK(schedule.batch_count() == 0);
+        CHECK(schedule.row_count() == 0);
+        CHECK(schedule.end() == place{epoch, 0});
+    }
+    CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 2}).end() == place{2, 0});
+    CHECK(schedule({.position_count = 0, .batch_rows = 3, .epochs = 2}).batch_count() == 0);
+    CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 0}).batch_count() == 0);
+}
+
+TEST_CASE("schedule: numbers that need all of 64 bits are right") {
+    constexpr unsigned world = ~0U;
+    const auto check = [&](std::uint64_t position_count, std::uint64_t batch_rows) {
+        CAPTURE(batch_rows);
+        // the parts of neighbouring ranks meet, from the first to the last
+        std::uint64_t batches = 0;
+        for (const unsigned rank : {0U, 1U, world / 2, world - 2}) {
+            const schedule one(
+                {.position_count = position_count, .batch_rows = batch_rows, .shard = {rank, world}});
+            const schedule next(
+                {.position_count = position_count, .batch_rows = batch_rows, .shard = {rank + 1, world}});
+            const step tail = one.at(one.batch_count() - 1);
+            const step next_tail = next.at(next.batch_count() - 1);
+            CHECK(tail.position + tail.row_count == next_tail.position);
+            CHECK(tail.end == place{1, 0});
+            if (rank == 0) CHECK(tail.position == tail.begin.position);
+            if (rank == world - 2) CHECK(next_tail.position + next_tail.row_count == position_count);
+            if (rank == 0) batches = one.batch_count();
+            CHECK(one.batch_count() == batches);
+        }
+    };
+    // tails of nearly a step
+    check(1001 * (std::uint64_t{world} << 20) - 1, std::uint64_t{1} << 20);
+    check(2 * (std::uint64_t{world} << 29) - 1, std::uint64_t{1} << 29);
+    // steps that are longer than an epoch, or than any number
+    check((std::uint64_t{1} << 62) - 1, (std::uint64_t{1} << 31));
+    check((std::uint64_t{1} << 62) - 1, ~std::uint64_t{0});
+}
+
+TEST_CASE("schedule: refuses what cannot be, in a sentence") {
+    const auto refusal = [](const schedule_terms& terms) {
+        try {
+            const schedule schedule(terms);
+        } catch (const invalid_argument& failure) {
+            return std::string(failure.what());
+        }
+        return std::string("it was not refused");
+    };
+    CHECK(refusal({.position_count = 1, .batch_rows = 0}).find("at least one row") != std::string::npos);
+    CHECK(refusal({.position_count = 1, .shard = {2, 2}}).find("no rank 2 among 2") != std::string::npos);
+    CHECK(refusal({.position_count = 1, .shard = {0, 0}}).find("no rank 0 among 0") != std::string::npos);
+    CHECK(refusal({.position_count = 9, .start = {0, 9}}).find("position 9") != std::string::npos);
+    CHECK(refusal({.position_count = 3, .epochs = ~std::uint64_t{0}}).find("too many") != std::string::npos);
+}
