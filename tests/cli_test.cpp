@@ -153,14 +153,14 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         // sources that come later
         {{"inspect", "shm:segment"}, "shm:segment"},
         {{"stream", "shm:segment"}, "shm:segment"},
-        // flags that come later are told even before the file is looked for
-        {{"stream", file, "--order", "windowed"}, "windowed"},
-        {{"stream", "absent.npy", "--window", "8"}, "--window"},
-        {{"stream", file, "--rank", "0"}, "--rank"},
-        {{"stream", file, "--world", "env"}, "--world"},
-        {{"stream", file, "--max-batches", "3"}, "--max-batches"},
-        {{"stream", file, "--save-state", "state"}, "--save-state"},
-        {{"stream", file, "--load-state=state"}, "--load-state"},
+        {{"stream", file, "--order", "weighted"}, "'weighted'"},
+        {{"stream", file, "--window", "8"}, "--order windowed"},
+        {{"stream", file, "--rank", "0"}, "--world is missing"},
+        {{"stream", file, "--world", "2"}, "--rank is missing"},
+        {{"stream", file, "--rank", "2", "--world", "2"}, "0 to 1"},
+        {{"stream", file, "--rank", "0", "--world", "env"}, "--world env"},
+        {{"stream", file, "--save-state", ""}, "--save-state"},
+        {{"stream", file, "--load-state="}, "--load-state"},
     };
     if (!pinflow::has_hdf5()) {  // formats that a build lacks, told by content
         table.push_back({{"stream", folder / "a.h5"}, "HDF5"});
@@ -177,6 +177,11 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
             table.push_back({{"stream", file, flag, value}, flag});
         }
         if (flag != std::string("--seed")) table.push_back({{"stream", file, flag, "0"}, flag});
+    }
+    for (const char* const value : {"0", "-1", "x", "18446744073709551616"}) {
+        table.push_back({{"stream", file, "--order", "windowed", "--window", value}, "--window"});
+        table.push_back({{"stream", file, "--max-batches", value}, "--max-batches"});
+        table.push_back({{"stream", file, "--rank", "0", "--world", value}, "--world"});
     }
     table.push_back({{"stream", file, "--slots", "1"}, "--slots"});
     table.push_back({{"stream", file, "--memory", "0GiB"}, "--memory"});
@@ -435,7 +440,11 @@ TEST_CASE("cli: stream prints exactly the documented keys") {
         run_json({"stream", folder / "a.npy", "--device", "host", "--batch", "4", "--epochs", "3"});
     CHECK(keys_of(result) == std::set<std::string>{"rows", "bytes", "batches", "epochs", "seconds", "gbps",
                                                    "open_seconds", "pin_seconds", "epoch_seconds", "device",
-                                                   "route", "reason", "digest", "wait_seconds"});
+                                                   "route", "reason", "digest", "stopped_by", "verdict",
+                                                   "ready", "wait_seconds"});
+    CHECK(result["stopped_by"].is_null());
+    CHECK(result["verdict"].get<std::string>().size() > 0);
+    CHECK(keys_of(result["ready"]) == std::set<std::string>{"mean", "most"});
     CHECK(keys_of(result["wait_seconds"]) == std::set<std::string>{"storage", "cpu", "link", "consumer"});
     CHECK(result["rows"] == 30);
     CHECK(result["bytes"] == 480);
@@ -461,7 +470,7 @@ TEST_CASE("cli: stream prints exactly the documented keys") {
     const tool_result text = run_tool({"stream", folder / "a.npy", "--epochs", "2"});
     CHECK(text.status == 0);
     CHECK(text.errors.empty());  // progress is for terminals
-    for (const char* const word : {"GB/s", "route", "waited", "digest", "2 epochs", "20 rows"}) {
+    for (const char* const word : {"GB/s", "route", "waited", "verdict", "digest", "2 epochs", "20 rows"}) {
         CHECK(text.output.find(word) != std::string::npos);
     }
 }

@@ -78,7 +78,8 @@ sanitize() {
     if [ "$tool" = memcheck ]; then
         options+=(--report-api-errors no)  # the tests ask for failing calls on purpose
     fi
-    for test in cuda_test loader_test loader_faults_test slots_test digest_test stream_test buffer_test; do
+    for test in cuda_test loader_test loader_faults_test slots_test digest_test stream_test buffer_test \
+        rows_test rows_scatter_test rows_async_test rows_errors_test staging_test; do
         run 280 compute-sanitizer "${options[@]}" "$build/tests/$test" --duration=true \
             '--test-case-exclude=cuda process*,*hundreds of megabytes*,*worked on at a time*,*legacy default stream'
         [ "$last" != 0 ] || table+=("clean       compute-sanitizer $tool $test")

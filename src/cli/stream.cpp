@@ -1,12 +1,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <deque>
-#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,6 +19,8 @@
 #include "src/cli/json.hpp"
 #include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
+#include "src/cli/stop_request.hpp"
+#include "src/cli/stream_arguments.hpp"
 
 namespace pinflow::cli {
 
@@ -29,102 +30,6 @@ using clock = std::chrono::steady_clock;
 
 double seconds_between(clock::time_point from, clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
-}
-
-// ---- the command line -------------------------------------------------------------------------------------
-
-struct stream_arguments {
-    std::vector<std::string> files;
-    loader_options options;
-    bool json = false;
-};
-
-/// Flags that the interface names and this build does not have; each takes a value.
-constexpr std::array missing_flags{"--window",      "--rank",       "--world",
-                                   "--max-batches", "--save-state", "--load-state"};
-
-order parse_order(const std::string& name) {
-    if (name == "sequential") return order::sequential;
-    if (name == "shuffled") return order::shuffled;
-    if (name == "windowed") throw usage_error("this build of pinflow has no --order windowed");
-    throw usage_error(fmt::format("--order takes sequential or shuffled, not '{}'", name));
-}
-
-route parse_route(const std::string& name) {
-    for (const route each : {route::automatic, route::direct, route::copy, route::staged, route::read}) {
-        if (name == to_string(each)) return each;
-    }
-    throw usage_error(fmt::format("--route takes auto, direct, copy, staged or read, not '{}'", name));
-}
-
-tail parse_tail(const std::string& name) {
-    if (name == "partial") return tail::partial;
-    if (name == "drop") return tail::drop;
-    throw usage_error(fmt::format("--tail takes partial or drop, not '{}'", name));
-}
-
-/// Empty when help was asked for.
-std::optional<stream_arguments> parse_stream_arguments(const argument_list& arguments) {
-    CLI::App app(
-        "Streams the rows of one array, or of several with equally many rows, to a device in batches,\n"
-        "computes their digest there and says how fast, by which route, and where time was lost.",
-        "pinflow stream");
-    stream_arguments parsed;
-    std::string device_name = "auto", batch = "64", order_name = "sequential", seed = "0", epochs = "1";
-    std::string route_name = "auto", tail_name = "partial", memory, slots, threads, pin_budget;
-    app.add_option("FILE", parsed.files,
-                   "The arrays of a sample: a file each, or FILE:NAME for an array in it; a quoted pattern\n"
-                   "stands for all files that match, one after the other")
-        ->type_name("")
-        ->required();
-    const auto add = [&](const char* flag, std::string& value, const char* type, const char* help) {
-        app.add_option(flag, value, help)->type_name(type)->capture_default_str();
-    };
-    add("--device", device_name, "auto|host|cuda:N", "Where batches go; auto: a GPU when there is one");
-    add("--batch", batch, "ROWS", "Rows a batch");
-    add("--order", order_name, "sequential|shuffled", "Order of rows within an epoch");
-    add("--seed", seed, "N", "Seed of the shuffled order");
-    add("--epochs", epochs, "N", "How often every row comes, at most 1000000 times");
-    add("--route", route_name, "auto|direct|copy|staged|read",
-        "How rows travel; one that cannot work is an error");
-    add("--memory", memory, "BYTES",
-        "Most memory of all slots, and of the chunks of HDF5 files that are decoded, which may take half of\n"
-        "it; with KiB, MiB, GiB or TiB (default: 1GiB, and 512MiB for the chunks of each argument)");
-    add("--pin-budget", pin_budget, "BYTES",
-        "Most memory to lock for the GPU, which may pass `ulimit -l` (default: that, and 3/4 of what is "
-        "free)");
-    add("--slots", slots, "N", "Batches that can exist at once, from 2 on (default: by memory)");
-    add("--threads", threads, "N", "Threads that gather rows (default: one a core)");
-    add("--tail", tail_name, "partial|drop", "What becomes of rows that do not fill the last batch");
-    app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
-    std::string value_of_missing_flag;
-    for (const char* const flag : missing_flags) {
-        app.add_option(flag, value_of_missing_flag)->group("");
-    }
-    if (!parse(app, arguments)) return std::nullopt;
-
-    for (const char* const flag : missing_flags) {
-        if (app.count(flag) > 0) throw usage_error(fmt::format("this build of pinflow has no {}", flag));
-    }
-    loader_options& options = parsed.options;
-    options.device = parse_device(device_name);
-    options.batch_rows = parse_count("--batch", batch, 1);
-    options.order = parse_order(order_name);
-    options.seed = parse_count("--seed", seed);
-    options.epochs = parse_count("--epochs", epochs, 1, 1'000'000);
-    options.route = parse_route(route_name);
-    options.tail = parse_tail(tail_name);
-    if (app.count("--memory") > 0) options.memory_bytes = parse_byte_count("--memory", memory);
-    if (app.count("--pin-budget") > 0) {
-        options.pin_budget_bytes = parse_byte_count("--pin-budget", pin_budget);
-    }
-    if (app.count("--slots") > 0) {
-        options.slots = static_cast<unsigned>(parse_count("--slots", slots, 2, 65536));
-    }
-    if (app.count("--threads") > 0) {
-        options.threads = static_cast<unsigned>(parse_count("--threads", threads, 1, 1024));
-    }
-    return parsed;
 }
 
 // ---- opening ----------------------------------------------------------------------------------------------
@@ -158,11 +63,16 @@ std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::s
     return sources;
 }
 
-loader make_loader(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options) {
+loader make_loader(const std::vector<std::shared_ptr<const row_source>>& sources, loader_options options,
+                   const std::string& state_path) {
     try {
-        return loader(std::move(sources), options);
-    } catch (const invalid_argument& failure) {  // the rows fit together, so these are flags that do not
-        throw usage_error(failure.what());
+        return loader(sources, options);
+    } catch (const invalid_argument& failure) {
+        // the rows fit together: these are flags that do not, unless they would without the state
+        if (!options.resume_from) throw usage_error(failure.what());
+        options.resume_from.reset();
+        const loader without_state = make_loader(sources, options, {});
+        throw invalid_argument(fmt::format("'{}': {}", state_path, failure.what()));
     }
 }
 
@@ -173,8 +83,9 @@ struct stream_result {
     std::uint64_t bytes = 0;
     std::uint64_t batches = 0;
     double seconds = 0;
-    std::vector<double> epoch_seconds;
+    std::vector<double> epoch_seconds;  ///< of the epochs that this run had a part in
     std::uint64_t digest = 0;
+    std::string stopped_by;  ///< "max-batches", "SIGINT", "SIGTERM"; empty: by the end
 
     double gbps() const { return seconds > 0 ? static_cast<double>(bytes) / seconds / 1e9 : 0; }
 };
@@ -187,39 +98,74 @@ class consumption_clock {
 
     /// Not to be called from several threads.
     template <typename Streams>
-    void mark(const Streams& streams) {
+    void mark(const Streams& streams, std::uint64_t epoch) {
         for (const stream& each : streams) {
             mark_.record(each);
             stream_.wait(mark_);
         }
-        clock::time_point& time = times_.emplace_back();
-        stream_.host_function_async([&time] { time = clock::now(); });
+        epoch_end& end = ends_.emplace_back(epoch_end{epoch, {}});
+        stream_.host_function_async([&end] { end.time = clock::now(); });
     }
 
-    /// The times marked, once the last one has come.
-    const std::deque<clock::time_point>& times() {
+    struct epoch_end {
+        std::uint64_t epoch;
+        clock::time_point time;
+    };
+    /// What was marked, once the last time has come.
+    const std::deque<epoch_end>& times() {
         stream_.synchronize();
-        return times_;
+        return ends_;
     }
 
  private:
-    std::deque<clock::time_point> times_;  // whose elements stay where they are
+    std::deque<epoch_end> ends_;  // whose elements stay where they are
     event mark_;
     stream stream_;
 };
 
-/// Takes every batch that `batches` has, computing the digest in turns on two streams.
-stream_result consume(loader& batches, std::uint64_t epochs, double total_bytes) {
+/// How much of the work is done, how fast, and how long the rest will take.
+class progress {
+ public:
+    explicit progress(double total_bytes) : total_bytes_(std::max(total_bytes, 1.0)) {}
+
+    void show(std::uint64_t bytes) {
+        if (!line_.due()) return;
+        constexpr int width = 30;
+        const double done = std::min(1.0, static_cast<double>(bytes) / total_bytes_);
+        const double seconds = seconds_between(start_, clock::now());
+        const double rate = static_cast<double>(bytes) / std::max(seconds, 1e-9);
+        const auto left =
+            static_cast<std::uint64_t>((total_bytes_ - done * total_bytes_) / std::max(rate, 1.0));
+        line_.show(fmt::format("[{:<{}}] {:5.1f} %  {:.2f} GB/s  {}:{:02}:{:02} left",
+                               std::string(static_cast<std::size_t>(done * width), '='), width, 100 * done,
+                               rate / 1e9, left / 3600, left / 60 % 60, left % 60));
+    }
+
+ private:
+    double total_bytes_;
+    clock::time_point start_ = clock::now();
+    progress_line line_;
+};
+
+/// Takes the batches that `batches` has, up to `most`, from `first_epoch` on, computing the digest in turns
+/// on two streams.
+stream_result consume(loader& batches, std::uint64_t most, std::uint64_t first_epoch, std::uint64_t epochs,
+                      double total_bytes) {
     const device& device = batches.device();
     digest digest(device);
     consumption_clock consumption(device);
     // declared after what they work on: they wait for their work before it goes
     const std::array<stream, 2> streams{stream(device), stream(device)};
-    progress_line progress;
+    progress progress(total_bytes);
     stream_result result;
+    bool within_epoch = false;
 
     const clock::time_point start = clock::now();
-    while (true) {
+    while (result.stopped_by.empty()) {
+        if (const int signal = stop_request::signal(); signal != 0) {
+            result.stopped_by = signal == SIGINT ? "SIGINT" : "SIGTERM";
+            break;
+        }
         const stream& consumer = streams[result.batches % streams.size()];
         std::optional<batch> batch = batches.next(consumer);
         if (!batch) break;
@@ -228,22 +174,23 @@ stream_result consume(loader& batches, std::uint64_t epochs, double total_bytes)
         result.rows += batch->row_count();
         for (std::size_t i = 0; i < batch->array_count(); ++i)
             result.bytes += (*batch)[i].size_bytes();
-        const bool epoch_ends = batch->index() + 1 == batches.batches_per_epoch();
+        const std::uint64_t epoch = batch->epoch() - first_epoch;
+        result.epoch_seconds.resize(epoch + 1, 0.0);
+        within_epoch = !batch->last_of_epoch();
         batch->release();
-        if (epoch_ends) consumption.mark(streams);
-        if (progress.due()) {
-            const double bytes = static_cast<double>(result.bytes);
-            progress.show(fmt::format("{:5.1f} %, {:.2f} GB/s", 100 * bytes / std::max(total_bytes, 1.0),
-                                      bytes / seconds_between(start, clock::now()) / 1e9));
-        }
+        if (!within_epoch) consumption.mark(streams, epoch);
+        if (result.batches == most && most < batches.batch_total()) result.stopped_by = "max-batches";
+        progress.show(result.bytes);
     }
+    if (within_epoch) consumption.mark(streams, result.epoch_seconds.size() - 1);
+    // epochs without a batch take no time
+    if (result.stopped_by.empty()) result.epoch_seconds.resize(epochs - std::min(first_epoch, epochs), 0.0);
     clock::time_point previous = start;
-    for (const clock::time_point& time : consumption.times()) {
-        result.epoch_seconds.push_back(seconds_between(previous, time));
+    for (const auto& [epoch, time] : consumption.times()) {
+        result.epoch_seconds[epoch] = seconds_between(previous, time);
         previous = time;
     }
     result.seconds = seconds_between(start, previous);
-    result.epoch_seconds.resize(epochs, 0.0);  // epochs without a batch take no time
     result.digest = digest.value();
     return result;
 }
@@ -269,6 +216,10 @@ std::string as_json(const stream_result& result, const loader_report& report, co
                       {"route", to_string(report.route)},
                       {"reason", report.reason},
                       {"digest", fmt::format("{:016x}", result.digest)},
+                      {"stopped_by", result.stopped_by.empty() ? nlohmann::ordered_json()
+                                                               : nlohmann::ordered_json(result.stopped_by)},
+                      {"verdict", report.verdict()},
+                      {"ready", {{"mean", report.mean_ready}, {"most", report.most_ready}}},
                       {"wait_seconds",
                        {{"storage", as_seconds(report.storage_wait)},
                         {"cpu", as_seconds(report.cpu_wait)},
@@ -297,10 +248,12 @@ std::string as_text(const stream_result& result, const loader_report& report, co
     text += fmt::format(
         "route     {}: {}\n"
         "waited    storage {:.3f} s, cpu {:.3f} s, link {:.3f} s; for the consumer {:.3f} s\n"
+        "verdict   {}\n"
         "digest    {:016x}\n",
         to_string(report.route), escaped(report.reason), as_seconds(report.storage_wait),
         as_seconds(report.cpu_wait), as_seconds(report.link_wait), as_seconds(report.consumer_wait),
-        result.digest);
+        escaped(report.verdict()), result.digest);
+    if (!result.stopped_by.empty()) text += fmt::format("stopped   by {}\n", result.stopped_by);
     return text;
 }
 
@@ -309,23 +262,32 @@ std::string as_text(const stream_result& result, const loader_report& report, co
 void stream_files(const argument_list& arguments) {
     std::optional<stream_arguments> parsed = parse_stream_arguments(arguments);
     if (!parsed) return;
+    const bool saves = !parsed->save_state.empty();
+    std::optional<stop_request> stop;
+    if (saves) stop.emplace();
 
     const clock::time_point start = clock::now();
-    auto sources = open_all(parsed->files, parsed->options);
+    const auto sources = open_all(parsed->files, parsed->options);
     const double open_seconds = seconds_between(start, clock::now());
 
-    double total_bytes = 0;
-    for (const auto& source : sources) {
-        total_bytes +=
-            static_cast<double>(source->row_count()) * static_cast<double>(source->row_size_bytes());
-    }
-    total_bytes *= static_cast<double>(parsed->options.epochs);
-
-    loader batches = make_loader(std::move(sources), parsed->options);
-    const stream_result result = consume(batches, parsed->options.epochs, total_bytes);
+    const loader_options& options = parsed->options;
+    loader batches = make_loader(sources, options, parsed->load_state);
+    const std::uint64_t most = parsed->max_batches.value_or(batches.batch_total());
+    double row_bytes = 0;
+    for (const auto& source : sources)
+        row_bytes += static_cast<double>(source->row_size_bytes());
+    const double total_rows = std::min(static_cast<double>(batches.row_total()),
+                                       static_cast<double>(most) * static_cast<double>(options.batch_rows));
+    const std::uint64_t first_epoch = options.resume_from ? options.resume_from->epoch : 0;
+    const stream_result result = consume(batches, most, first_epoch, options.epochs, total_rows * row_bytes);
+    if (saves) batches.state().save(parsed->save_state);
     const loader_report report = batches.report();
     print(parsed->json ? as_json(result, report, batches.device(), open_seconds)
                        : as_text(result, report, batches.device(), open_seconds));
+    if (const int signal = saves ? stop_request::signal() : 0; signal != 0) {
+        stop.reset();
+        std::raise(signal);  // whoever waits for this process learns that it was ended
+    }
 }
 
 }  // namespace pinflow::cli

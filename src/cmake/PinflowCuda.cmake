@@ -95,6 +95,11 @@ function(pinflow_add_cuda_tests)
   target_include_directories(link_speed PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(link_speed PRIVATE pinflow::pinflow pinflow_warnings)
 
+  # which memory a table of rows is best kept in
+  add_executable(table_memory ${PROJECT_SOURCE_DIR}/samples/bench/table_memory.cpp)
+  target_include_directories(table_memory PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(table_memory PRIVATE pinflow::pinflow pinflow_warnings)
+
   # whether copies and a consumer's kernels run at the same time
   add_executable(overlap ${PROJECT_SOURCE_DIR}/samples/bench/overlap.cpp ${PROJECT_SOURCE_DIR}/samples/bench/busy.cu)
   target_include_directories(overlap PRIVATE ${PROJECT_SOURCE_DIR})

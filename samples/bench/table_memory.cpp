@@ -1,0 +1,154 @@
+// table_memory [GIB]
+//
+// What memory a table of rows is best kept in: GIB GiB (5) of pinflow's own page-locked memory, of plain
+// anonymous pages, of a file in a tmpfs, and of huge pages of 2 MiB where some can be had (the kernel's
+// nr_hugepages). For each the seconds until it is there, zeroed and written to, the seconds of page-locking
+// it, and the rate at which rows of 512 bytes are gathered from it: 64 batches of 131072 fresh ones, 8
+// together, whose contents are compared. Prints one line for each; exit 77 without a CUDA device.
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/pinflow.hpp"
+
+namespace {
+
+using namespace pinflow;
+using clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t row_bytes = 512;
+constexpr std::uint64_t batch_rows = 131072;
+constexpr std::uint64_t batches = 64;
+constexpr std::uint64_t together = 8;
+
+double seconds_since(clock::time_point start) {
+    return std::chrono::duration<double>(clock::now() - start).count();
+}
+
+/// A file in memory, mapped; `flags` as memfd_create takes them.
+std::span<std::byte> map_memory_file(std::uint64_t size_bytes, unsigned flags) {
+    const int descriptor = ::memfd_create("table", flags);
+    if (descriptor < 0) return {};
+    void* data = MAP_FAILED;
+    if (::ftruncate(descriptor, static_cast<off_t>(size_bytes)) == 0)
+        data = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    ::close(descriptor);
+    if (data == MAP_FAILED) return {};
+    return {static_cast<std::byte*>(data), size_bytes};
+}
+
+std::span<std::byte> map_plain_pages(std::uint64_t size_bytes) {
+    void* const data = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) return {};
+    ::madvise(data, size_bytes, MADV_NOHUGEPAGE);
+    return {static_cast<std::byte*>(data), size_bytes};
+}
+
+/// Words that are a function of their place.
+void fill(std::span<std::byte> table) {
+    auto* const words = reinterpret_cast<std::uint64_t*>(table.data());
+    for (std::uint64_t i = 0; i < table.size() / sizeof(std::uint64_t); ++i)
+        words[i] = i * 0x9E3779B97F4A7C15;
+}
+
+/// GB (1e9 bytes) a second, the median of 5 times 64 batches. @throws format_error for a wrong row.
+double gather_rate(row_exchange& exchange, std::span<const std::byte> table, const device& gpu) {
+    const stream stream(gpu);
+    std::vector<device_buffer> arrived;
+    for (std::uint64_t i = 0; i < batches; ++i)
+        arrived.emplace_back(batch_rows * row_bytes, stream);
+    const pinned_buffer looked_at(batch_rows * row_bytes, gpu);
+    stream.synchronize();
+    std::vector<double> rates;
+    for (std::uint64_t repetition = 0; repetition <= 5; ++repetition) {
+        std::vector<std::vector<std::uint64_t>> ids(batches, std::vector<std::uint64_t>(batch_rows));
+        for (std::uint64_t i = 0; i < batches; ++i)
+            sampler::shuffled(table.size() / row_bytes, repetition * batches + i).rows_at(0, 0, ids[i]);
+        const auto start = clock::now();
+        for (std::uint64_t first = 0; first < batches; first += together) {
+            std::vector<row_gather> group;
+            for (std::uint64_t i = first; i < first + together; ++i)
+                group.push_back({std::span<const std::uint64_t>(ids[i]), arrived[i].data()});
+            exchange.gather_group_async(group, stream);
+        }
+        stream.synchronize();
+        const double seconds = seconds_since(start);
+        if (repetition > 0) rates.push_back(batches * batch_rows * row_bytes / seconds / 1e9);
+        copy_to_host_async(looked_at.bytes(), arrived[repetition].data(), stream);
+        stream.synchronize();
+        for (std::uint64_t i = 0; i < batch_rows; ++i) {
+            const std::byte* const row = table.data() + ids[repetition][i] * row_bytes;
+            if (std::memcmp(looked_at.data() + i * row_bytes, row, row_bytes) != 0)
+                throw format_error("a row that was gathered is wrong");
+        }
+    }
+    std::ranges::sort(rates);
+    return rates[rates.size() / 2];
+}
+
+void measure(const char* name, const device& gpu, const std::function<std::span<std::byte>()>& make) {
+    const auto start = clock::now();
+    const std::span<std::byte> table = make();
+    if (table.empty()) {
+        std::printf("%-36s cannot be had here\n", name);
+        return;
+    }
+    fill(table);
+    const double made = seconds_since(start);
+    const auto before_locking = clock::now();
+    row_exchange exchange(row_table(table, row_bytes), gpu, {.route = row_route::direct});
+    const double locked = seconds_since(before_locking);
+    std::printf("%-36s made and filled in %6.2f s, page-locked in %6.3f s, gathered at %6.2f GB/s\n", name,
+                made, locked, gather_rate(exchange, table, gpu));
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        if (device::cuda_count() == 0) {
+            std::printf("skipped: %s\n", device::why_no_cuda().c_str());
+            return 77;
+        }
+        const std::uint64_t size_bytes = (argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 5) << 30;
+        const device gpu = device::cuda(0);
+        std::unique_ptr<const pinned_buffer> own;
+        measure("pinned_buffer", gpu, [&] {
+            own = std::make_unique<const pinned_buffer>(size_bytes, gpu);
+            return own->bytes();
+        });
+        own.reset();
+        struct {
+            const char* name;
+            std::span<std::byte> (*map)(std::uint64_t);
+        } const kinds[] = {
+            {"anonymous pages of 4 KiB", map_plain_pages},
+            {"a file in a tmpfs", [](std::uint64_t bytes) { return map_memory_file(bytes, MFD_CLOEXEC); }},
+            {"huge pages of 2 MiB (hugetlb)",
+             [](std::uint64_t bytes) { return map_memory_file(bytes, MFD_CLOEXEC | MFD_HUGETLB); }},
+        };
+        for (const auto& kind : kinds) {
+            std::span<std::byte> table;
+            measure(kind.name, gpu, [&] { return table = kind.map(size_bytes); });
+            if (!table.empty()) ::munmap(table.data(), table.size());
+        }
+        return 0;
+    } catch (const std::exception& failure) {
+        std::fprintf(stderr, "table_memory: %s\n", failure.what());
+        return 1;
+    }
+}

@@ -1,0 +1,186 @@
+#include "src/cli/stream_arguments.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <filesystem>
+#include <limits>
+#include <string_view>
+#include <system_error>
+
+#include "pinflow/error.hpp"
+#include "src/cli/arguments.hpp"
+
+namespace pinflow::cli {
+
+namespace {
+
+/// The orders that flags can name; the others need lists, weights, or code.
+constexpr std::array orders{order::sequential, order::shuffled, order::windowed};
+
+std::optional<order> order_named(std::string_view name) {
+    for (const order each : orders) {
+        if (name == to_string(each)) return each;
+    }
+    return std::nullopt;
+}
+
+order parse_order(const std::string& name) {
+    if (const auto found = order_named(name)) return *found;
+    throw usage_error(fmt::format("--order takes sequential, shuffled or windowed, not '{}'", name));
+}
+
+route parse_route(const std::string& name) {
+    for (const route each : {route::automatic, route::direct, route::copy, route::staged, route::read}) {
+        if (name == to_string(each)) return each;
+    }
+    throw usage_error(fmt::format("--route takes auto, direct, copy, staged or read, not '{}'", name));
+}
+
+tail parse_tail(const std::string& name) {
+    if (name == "partial") return tail::partial;
+    if (name == "drop") return tail::drop;
+    throw usage_error(fmt::format("--tail takes partial or drop, not '{}'", name));
+}
+
+shard parse_shard(const std::string& rank, const std::string& world) {
+    if (world == "env") {
+        if (!rank.empty()) throw usage_error("--rank cannot be given beside --world env, which says it");
+        try {
+            return shard_from_environment();
+        } catch (const invalid_argument& failure) {
+            throw usage_error(fmt::format("--world env: {}", failure.what()));
+        }
+    }
+    if (rank.empty() != world.empty())
+        throw usage_error(fmt::format("{} is missing: --rank R and --world W belong together",
+                                      rank.empty() ? "--rank" : "--world"));
+    if (rank.empty()) return {};
+    constexpr std::uint64_t most = std::numeric_limits<unsigned>::max();
+    const std::uint64_t ranks = parse_count("--world", world, 1, most);
+    const std::uint64_t own = parse_count("--rank", rank, 0, most);
+    if (own >= ranks) {
+        throw usage_error(
+            fmt::format("--rank {} is none of a --world of {}, which are 0 to {}", own, ranks, ranks - 1));
+    }
+    return {static_cast<unsigned>(own), static_cast<unsigned>(ranks)};
+}
+
+/// Whoever cannot save the state should hear of it before the work, not behind it.
+void check_can_be_saved(const std::string& path) {
+    const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+    const std::string folder = parent.empty() ? "." : parent.string();
+    std::error_code code;
+    if (std::filesystem::is_directory(path, code)) {
+        code = std::make_error_code(std::errc::is_a_directory);
+    } else if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+        code = std::error_code(errno, std::generic_category());
+    } else {
+        return;
+    }
+    throw system_failure(fmt::format("cannot save the state to '{}': {}", path, code.message()), code);
+}
+
+/// The order of a saved state, for what flags leave open.
+void take_order(const CLI::App& app, const loader_state& state, const std::string& path,
+                loader_options& options) {
+    const std::string name = state.order.name.substr(0, state.order.name.find('/'));
+    const auto saved = order_named(name);
+    if (!saved) {
+        throw unsupported(
+            fmt::format("cannot resume from '{}': its order is {}, which only a program of one's "
+                        "own can give",
+                        path, to_string(state.order)));
+    }
+    if (app.count("--order") == 0) options.order = *saved;
+    if (app.count("--seed") == 0) options.seed = state.order.seed;
+    if (app.count("--window") == 0 && options.order == order::windowed)
+        options.window_rows = state.order.window_rows;
+}
+
+}  // namespace
+
+std::optional<stream_arguments> parse_stream_arguments(const argument_list& arguments) {
+    CLI::App app(
+        "Streams the rows of one array, or of several with equally many rows, to a device in batches,\n"
+        "computes their digest there and says how fast, by which route, and where time was lost.",
+        "pinflow stream");
+    stream_arguments parsed;
+    std::string device_name = "auto", batch = "64", order_name = "sequential", seed = "0", epochs = "1";
+    std::string route_name = "auto", tail_name = "partial", memory, slots, threads, pin_budget;
+    std::string window, rank, world, max_batches;
+    app.add_option("FILE", parsed.files,
+                   "The arrays of a sample: a file each, or FILE:NAME for an array in it; a quoted pattern\n"
+                   "stands for all files that match, one after the other")
+        ->type_name("")
+        ->required();
+    const auto add = [&](const char* flag, std::string& value, const char* type, const char* help) {
+        app.add_option(flag, value, help)->type_name(type)->capture_default_str();
+    };
+    add("--device", device_name, "auto|host|cuda:N", "Where batches go; auto: a GPU when there is one");
+    add("--batch", batch, "ROWS", "Rows a batch");
+    add("--order", order_name, "sequential|shuffled|windowed", "Order of rows within an epoch");
+    add("--window", window, "ROWS",
+        "windowed: rows that are shuffled among each other (default: 64MiB of them)");
+    add("--seed", seed, "N", "Seed of the shuffled and the windowed order");
+    add("--epochs", epochs, "N", "How often every row comes in all, at most 1000000 times");
+    add("--route", route_name, "auto|direct|copy|staged|read",
+        "How rows travel; one that cannot work is an error");
+    add("--memory", memory, "BYTES",
+        "Most memory of all slots, and of the chunks of HDF5 files that are decoded, which may take half of\n"
+        "it; with KiB, MiB, GiB or TiB (default: 1GiB, and 512MiB for the chunks of each argument)");
+    add("--pin-budget", pin_budget, "BYTES",
+        "Most memory to lock for the GPU, which may pass `ulimit -l` (default: that, and 3/4 of what is "
+        "free)");
+    add("--slots", slots, "N", "Batches that can exist at once, from 2 on (default: by memory)");
+    add("--threads", threads, "N", "Threads that gather rows (default: one a core)");
+    add("--rank", rank, "R", "Which of --world W processes this is, from 0 on: they take batches in turns");
+    add("--world", world, "W|env", "How many they are; env: as torchrun, MPI or Slurm have told this one");
+    add("--tail", tail_name, "partial|drop",
+        "What becomes of rows that do not fill the last batch of every rank");
+    add("--max-batches", max_batches, "N", "End this run after so many batches");
+    add("--save-state", parsed.save_state, "FILE",
+        "Write where to go on to FILE: at the end, and on SIGINT or SIGTERM, which end the run");
+    add("--load-state", parsed.load_state, "FILE",
+        "Go on where FILE says: with its order, seed and window, at any batch size and number of ranks");
+    app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
+    if (!parse(app, arguments)) return std::nullopt;
+
+    loader_options& options = parsed.options;
+    options.device = parse_device(device_name);
+    options.batch_rows = parse_count("--batch", batch, 1);
+    options.order = parse_order(order_name);
+    options.seed = parse_count("--seed", seed);
+    options.epochs = parse_count("--epochs", epochs, 1, 1'000'000);
+    options.route = parse_route(route_name);
+    options.shard = parse_shard(rank, world);
+    options.tail = parse_tail(tail_name);
+    if (app.count("--memory") > 0) options.memory_bytes = parse_byte_count("--memory", memory);
+    if (app.count("--pin-budget") > 0) {
+        options.pin_budget_bytes = parse_byte_count("--pin-budget", pin_budget);
+    }
+    if (app.count("--slots") > 0) {
+        options.slots = static_cast<unsigned>(parse_count("--slots", slots, 2, 65536));
+    }
+    if (app.count("--threads") > 0) {
+        options.threads = static_cast<unsigned>(parse_count("--threads", threads, 1, 1024));
+    }
+    if (app.count("--window") > 0) options.window_rows = parse_count("--window", window, 1);
+    if (app.count("--max-batches") > 0) parsed.max_batches = parse_count("--max-batches", max_batches, 1);
+    for (const auto& [flag, path] :
+         {std::pair("--save-state", &parsed.save_state), {"--load-state", &parsed.load_state}}) {
+        if (app.count(flag) > 0 && path->empty()) throw usage_error(fmt::format("{} needs a file", flag));
+    }
+    if (!parsed.load_state.empty()) {
+        options.resume_from = loader_state::load(parsed.load_state);
+        take_order(app, *options.resume_from, parsed.load_state, options);
+    }
+    if (options.window_rows > 0 && options.order != order::windowed)
+        throw usage_error("--window belongs to --order windowed");
+    if (!parsed.save_state.empty()) check_can_be_saved(parsed.save_state);
+    return parsed;
+}
+
+}  // namespace pinflow::cli
