@@ -146,7 +146,7 @@ class inline_content final : public plain_content {
  protected:
     void read_rows(std::uint64_t first_row, std::uint64_t, std::span<std::byte> destination) const override {
         if (destination.empty()) return;
-        std::memcpy(destination.data(), description().inline_data.data() + first_row * row_bytes(),
+        std::memcpy(destination.data(), description().compact_data.data() + first_row * row_bytes(),
                     destination.size());
     }
 };
@@ -194,7 +194,7 @@ std::unique_ptr<hdf5_content> open_hdf5_content(const hdf5_dataset& dataset,
     switch (dataset.description->storage) {
         case hdf5_storage::chunked:
             return std::make_unique<chunked_content>(dataset, options);
-        case hdf5_storage::inline_:
+        case hdf5_storage::compact:
             return std::make_unique<inline_content>(dataset, options);
         case hdf5_storage::absent:
             return std::make_unique<absent_content>(dataset, options);

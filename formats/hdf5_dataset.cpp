@@ -243,11 +243,11 @@ void describer::find_compact(detail_wanted wanted, std::uint64_t payload_bytes) 
     if (stored_bytes != payload_bytes || payload_bytes > most_compact_bytes) {
         damaged("takes {} bytes, but has {} among the metadata", payload_bytes, stored_bytes);
     }
-    description_.storage = hdf5_storage::inline_;
+    description_.storage = hdf5_storage::compact;
     if (wanted == detail_wanted::listing) return;
-    description_.inline_data.resize(static_cast<std::size_t>(payload_bytes));
+    description_.compact_data.resize(static_cast<std::size_t>(payload_bytes));
     checked(
-        ::H5Dread(dataset_.id(), type_.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, description_.inline_data.data()),
+        ::H5Dread(dataset_.id(), type_.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, description_.compact_data.data()),
         unreadable);
 }
 

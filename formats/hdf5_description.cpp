@@ -100,7 +100,7 @@ void check_nothing_else(const hdf5_description& description) {
     const bool has_chunks = !description.chunk_shape.empty() || !description.filters.empty();
     if ((has_chunks && storage != chunked && storage != library) ||
         (!description.chunks.empty() && storage != chunked) ||
-        (!description.inline_data.empty() && storage != inline_) ||
+        (!description.compact_data.empty() && storage != compact) ||
         (description.offset_bytes != 0 && storage != contiguous) ||
         description.why_library.empty() != (storage != library)) {
         fail(description, "is described in a way that contradicts itself");
@@ -155,10 +155,10 @@ void check_hdf5_description(const hdf5_description& description, std::uint64_t f
         case chunked:
             check_chunks(description, file_size_bytes);
             break;
-        case inline_:
-            if (description.inline_data.size() != size_bytes) {
+        case compact:
+            if (description.compact_data.size() != size_bytes) {
                 fail(description, "of shape {} has {} bytes, not {}", to_string(description.shape),
-                     description.inline_data.size(), size_bytes);
+                     description.compact_data.size(), size_bytes);
             }
             break;
         case absent:
@@ -186,7 +186,7 @@ std::string hdf5_storage_reason(const hdf5_description& description) {
             return fmt::format("it lies in chunks of shape {}{}{}", to_string(description.chunk_shape),
                                description.filters.empty() ? "" : ", filtered by ",
                                hdf5_filter_names(description));
-        case hdf5_storage::inline_:
+        case hdf5_storage::compact:
             return "it lies among the metadata of the file";
         case hdf5_storage::absent:
             return payload_bytes(description) == 0 ? "there are no bytes to map"

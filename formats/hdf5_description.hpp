@@ -38,7 +38,7 @@ struct hdf5_chunk {
 enum class hdf5_storage : std::uint8_t {
     contiguous,  ///< the elements lie in C order at offset_bytes
     chunked,     ///< in chunks, each of them chunk_shape elements in C order, also at the edges
-    inline_,     ///< among the metadata (compact): the description brings the elements along, in inline_data
+    compact,     ///< among the metadata: the description brings the elements along, in compact_data
     absent,      ///< never written, or without elements: each is the fill value
     library,     ///< only libhdf5 can read it; why_library says why
 };
@@ -50,13 +50,13 @@ struct hdf5_description {
     pinflow::dtype dtype = pinflow::dtype::of<std::byte>();  ///< as it is stored, byte order included
     shape_vector shape;
     hdf5_storage storage = hdf5_storage::absent;
-    std::string why_library;             ///< library: to be read after "it is read by libhdf5: "
-    std::uint64_t offset_bytes = 0;      ///< contiguous: absolute, a user block included
-    std::vector<std::byte> inline_data;  ///< inline_: every element, in C order
-    std::vector<std::byte> fill;         ///< one element; empty stands for zeros
-    shape_vector chunk_shape;            ///< chunked; library: also, when there are chunks
-    std::vector<hdf5_filter> filters;    ///< the same; in the order in which they were applied when writing
-    std::vector<hdf5_chunk> chunks;      ///< chunked: one for each place in the grid of chunks, in C order
+    std::string why_library;              ///< library: to be read after "it is read by libhdf5: "
+    std::uint64_t offset_bytes = 0;       ///< contiguous: absolute, a user block included
+    std::vector<std::byte> compact_data;  ///< compact: every element, in C order
+    std::vector<std::byte> fill;          ///< one element; empty stands for zeros
+    shape_vector chunk_shape;             ///< chunked; library: also, when there are chunks
+    std::vector<hdf5_filter> filters;     ///< the same; in the order in which they were applied when writing
+    std::vector<hdf5_chunk> chunks;       ///< chunked: one for each place in the grid of chunks, in C order
 
     friend bool operator==(const hdf5_description&, const hdf5_description&) = default;
 };

@@ -181,7 +181,7 @@ class reader {
 
 std::vector<std::byte> serialize(const hdf5_description& description) {
     writer to;
-    to.reserve(24 * description.chunks.size() + description.inline_data.size() + 1024);
+    to.reserve(24 * description.chunks.size() + description.compact_data.size() + 1024);
     to.number(description_mark);
     to.text(description.name);
     to.type(description.dtype);
@@ -189,7 +189,7 @@ std::vector<std::byte> serialize(const hdf5_description& description) {
     to.number(static_cast<std::uint64_t>(description.storage));
     to.text(description.why_library);
     to.number(description.offset_bytes);
-    to.bytes(description.inline_data);
+    to.bytes(description.compact_data);
     to.bytes(description.fill);
     to.numbers(description.chunk_shape);
     to.number(description.filters.size());
@@ -222,7 +222,7 @@ hdf5_description parse_hdf5_description(std::span<const std::byte> bytes, std::u
     description.storage = static_cast<hdf5_storage>(storage);
     description.why_library = from.words();
     description.offset_bytes = from.number();
-    description.inline_data = from.owned_bytes();
+    description.compact_data = from.owned_bytes();
     description.fill = from.owned_bytes();
     description.chunk_shape = from.numbers();
     description.filters.resize(from.count(24));

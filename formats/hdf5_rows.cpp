@@ -38,7 +38,7 @@ std::uint64_t decoding_bytes(const hdf5_description& description, const hdf5_mem
         case hdf5_storage::library:
             return hdf5_library_cache_bytes + 3 * chunk_bytes;
         case hdf5_storage::contiguous:
-        case hdf5_storage::inline_:
+        case hdf5_storage::compact:
         case hdf5_storage::absent:
             break;
     }
@@ -329,7 +329,7 @@ std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, 
             return std::make_unique<chunk_elements>(dataset, memory_bytes);
         case hdf5_storage::absent:
             return std::make_unique<absent_elements>(dataset);
-        case hdf5_storage::inline_:
+        case hdf5_storage::compact:
         case hdf5_storage::library:
             break;
     }

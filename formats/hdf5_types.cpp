@@ -158,7 +158,7 @@ dtype string_type(::hid_t type) {
 /// nothing.
 dtype opaque_type(::hid_t type) {
     const std::uint64_t size_bytes = size_of(type);
-    const dtype opaque(dtype_kind::opaque, size_bytes);
+    dtype opaque(dtype_kind::opaque, size_bytes);
     const library_text tag(::H5Tget_tag(type));
     constexpr std::string_view prefix = "NUMPY:";
     if (!tag.view().starts_with(prefix)) return opaque;

@@ -171,7 +171,7 @@ TEST_CASE("convert: one dataset becomes a file of any format, however its path i
               return of.storage == hdf5_storage::chunked && of.filters.empty() && of.dtype.descr() == "<f4";
           }),
           &find_entry([](const description& of) {
-              return of.storage == hdf5_storage::inline_ && of.dtype.descr() == ">i4";
+              return of.storage == hdf5_storage::compact && of.dtype.descr() == ">i4";
           }),
           &find_entry([](const description& of) {
               return of.storage == hdf5_storage::absent && !of.fill.empty() && of.dtype.descr() == ">i4";

@@ -64,8 +64,8 @@ hdf5_description inlined() {
         24);
     description.dtype = dtype::structured({{"inner", {}, description.dtype, {}, 8}}, 40);
     description.shape = {2};
-    description.storage = hdf5_storage::inline_;
-    description.inline_data = pattern_bytes(80);
+    description.storage = hdf5_storage::compact;
+    description.compact_data = pattern_bytes(80);
     return description;
 }
 
@@ -157,7 +157,7 @@ TEST_CASE("hdf5 description: data outside the file is refused") {
     CHECK(contains(refusal(chunked(), [](auto& d) { d.chunks[5] = {4097, 1, 0}; }), "offset 4097"));
     CHECK(
         contains(refusal(chunked(), [](auto& d) { d.chunks[5] = {1, std::uint64_t(-1), 0}; }), "offset 1,"));
-    CHECK(contains(refusal(inlined(), [](auto& d) { d.inline_data.pop_back(); }), "has 79 bytes, not 80"));
+    CHECK(contains(refusal(inlined(), [](auto& d) { d.compact_data.pop_back(); }), "has 79 bytes, not 80"));
 }
 
 TEST_CASE("hdf5 description: shapes that are too large are refused") {
@@ -215,7 +215,7 @@ TEST_CASE("hdf5 description: what contradicts itself is refused") {
     contradicts(contiguous(), [](auto& d) { d.chunk_shape = {1, 1}; });
     contradicts(contiguous(), [](auto& d) { d.filters.resize(1); });
     contradicts(contiguous(), [](auto& d) { d.chunks.resize(1); });
-    contradicts(contiguous(), [](auto& d) { d.inline_data.resize(1); });
+    contradicts(contiguous(), [](auto& d) { d.compact_data.resize(1); });
     contradicts(contiguous(), [](auto& d) { d.why_library = "no"; });
     contradicts(chunked(), [](auto& d) { d.offset_bytes = 1; });
     contradicts(of_library(), [](auto& d) { d.why_library.clear(); });

@@ -66,8 +66,8 @@ inline std::vector<hdf5_file_entry> hdf5_file_entries(const std::filesystem::pat
             description.storage = hdf5_storage::contiguous;
             description.offset_bytes = item["offset"];
         } else if (storage == "inline") {
-            description.storage = hdf5_storage::inline_;
-            description.inline_data = bytes_of_hex(item["inline"]);
+            description.storage = hdf5_storage::compact;
+            description.compact_data = bytes_of_hex(item["inline"]);
         } else if (storage == "chunked") {
             description.storage = hdf5_storage::chunked;
             description.chunk_shape = item["chunk_shape"].get<pinflow::shape_vector>();

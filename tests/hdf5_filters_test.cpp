@@ -14,7 +14,6 @@
 
 namespace {
 
-using pinflow::detail::hdf5_chunk;
 using pinflow::detail::hdf5_chunk_decoder;
 using pinflow::detail::hdf5_filter;
 using pinflow::detail::hdf5_fletcher32;

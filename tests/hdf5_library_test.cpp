@@ -163,8 +163,8 @@ std::string elements_of(const hdf5_description& description, const std::shared_p
             return result;
         case hdf5_storage::chunked:
             return chunked_elements(description, *file);
-        case hdf5_storage::inline_:
-            std::ranges::copy(description.inline_data, destination.begin());
+        case hdf5_storage::compact:
+            std::ranges::copy(description.compact_data, destination.begin());
             return result;
         case hdf5_storage::absent:
             result.clear();

@@ -90,7 +90,7 @@ TEST_CASE("hdf5_rows: sizes and places that lie are refused before anything is r
         change(description);
         const hdf5_dataset dataset{
             dataset_of(base).file, std::make_shared<const hdf5_description>(description), {}};
-        const std::string sentence = sentence_of<pinflow::error>([&] { rows_with_cache(dataset, 1 << 20); });
+        std::string sentence = sentence_of<pinflow::error>([&] { rows_with_cache(dataset, 1 << 20); });
         CHECK(sentence_of<pinflow::error>([&] { make_hdf5_array(dataset); }) == sentence);
         CHECK(sentence_of<pinflow::error>([&] { make_hdf5_elements(dataset, 1 << 20); }) == sentence);
         return sentence;

@@ -126,7 +126,7 @@ TEST_CASE("hdf5_rows: everything that h5py wrote is read equal, whole and by ran
     }
     CHECK(storages[hdf5_storage::chunked] > 800);
     CHECK(storages[hdf5_storage::contiguous] > 200);
-    CHECK(storages[hdf5_storage::inline_] == 12);
+    CHECK(storages[hdf5_storage::compact] == 12);
     CHECK(storages[hdf5_storage::absent] > 10);
     CHECK(with_extents > 150);
     CHECK(masks > 40);

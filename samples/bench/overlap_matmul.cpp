@@ -148,7 +148,7 @@ void measure(const char* path) {
         const double again = product_seconds(product);
         print(name + "both, a step", 1e3 * both, "ms");
         print(name + "product alone, again", 1e3 * again, "ms");
-        print(name + "both, of the longer one", both / std::max(copy, std::max(alone, again)), "");
+        print(name + "both, of the longer one", both / std::max({copy, alone, again}), "");
     }
 }
 

@@ -41,11 +41,11 @@ double median_seconds(int repetitions, Work work) {
 /// Memory to copy between, each way with its own.
 class copies {
  public:
-    explicit copies(const device& device)
-        : to_device_(device),
-          to_host_(device),
-          host_{pinned_buffer(size_bytes, device), pinned_buffer(size_bytes, device)},
-          device_{device_buffer(size_bytes, to_device_), device_buffer(size_bytes, to_host_)} {
+    explicit copies(const device& device) : to_device_(device), to_host_(device) {
+        for (pinned_buffer& each : host_)
+            each = pinned_buffer(size_bytes, device);
+        device_[0] = device_buffer(size_bytes, to_device_);
+        device_[1] = device_buffer(size_bytes, to_host_);
         fill_with_words(host_[0].bytes(), 1);
         fill_with_words(host_[1].bytes(), 2);
         enqueue_to_device(size_bytes);

@@ -247,7 +247,7 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
     std::vector<double> seconds;
     for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
         const auto ids = fresh_lists(sizes, repetition);
-        const std::uint64_t seed = 1000 * (repetition + 1);
+        const std::uint64_t seed = std::uint64_t{1000} * (repetition + 1);
         bench.fill_sources(seed);
         const double taken = bench.scatter(ids);
         if (repetition > 0) seconds.push_back(taken);
@@ -272,7 +272,7 @@ void bench_duplex(const bench_options& options, const link_rates& link, const be
     for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
         const std::vector<id_list> gathered = lists_apart(sizes, repetition, 0);
         const std::vector<id_list> scattered = lists_apart(sizes, repetition, sizes.batches);
-        const std::uint64_t seed = 1000 * (repetition + 1);
+        const std::uint64_t seed = std::uint64_t{1000} * (repetition + 1);
         bench.clear_gathered();
         bench.fill_sources(seed);
         const double taken = bench.duplex(gathered, scattered);

@@ -44,8 +44,8 @@ inline std::string broken_for(const detail::hdf5_description& description, std::
             }
             break;
         }
-        case detail::hdf5_storage::inline_:
-            if (description.inline_data.size() != size_bytes) return "the data is not the elements";
+        case detail::hdf5_storage::compact:
+            if (description.compact_data.size() != size_bytes) return "the data is not the elements";
             break;
         case detail::hdf5_storage::absent:
         case detail::hdf5_storage::library:
