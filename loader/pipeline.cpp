@@ -79,9 +79,9 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
         !detail::add(sides_bytes, each_bytes, each_bytes)) {
         throw invalid_argument(fmt::format("a batch of {} rows is too large", options_.batch_rows));
     }
-    pool_ = std::make_shared<detail::slot_pool>(options_.device, detail::count_slots(options_, each_bytes),
-                                                route_.host_side ? layout_.side_bytes : 0,
-                                                route_.device_side ? layout_.side_bytes : 0, sources_);
+    pool_ = std::make_shared<detail::slot_pool>(
+        options_.device, detail::count_slots(options_, each_bytes, route_.device_gathers),
+        route_.host_side ? layout_.side_bytes : 0, route_.device_side ? layout_.side_bytes : 0, sources_);
     for (const auto& source : sources_) {
         // one that is read as it lies, or that decodes in threads of its own, says what it waited for; one
         // made by a user may not

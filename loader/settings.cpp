@@ -14,6 +14,8 @@ namespace {
 constexpr std::uint64_t array_alignment_bytes = 256;  // what CUDA's own allocations have
 constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
 constexpr unsigned most_slots = 8;
+/// Of slots that the device fills together, half of them at a time: the more rows, the nearer they lie.
+constexpr unsigned most_slots_together = 32;
 
 /// The order that is described by options alone.
 sampler make_sampler(const loader_options& options, sources_view sources) {
@@ -101,7 +103,7 @@ slot_layout lay_out(sources_view sources, const loader_options& options) {
     return layout;
 }
 
-unsigned count_slots(const loader_options& options, std::uint64_t each_bytes) {
+unsigned count_slots(const loader_options& options, std::uint64_t each_bytes, bool filled_together) {
     const std::uint64_t limit = options.memory_bytes == 0 ? default_memory_bytes : options.memory_bytes;
     const std::uint64_t fitting = limit / std::max<std::uint64_t>(1, each_bytes);
     const unsigned least = options.slots == 0 ? 2 : options.slots;
@@ -111,7 +113,8 @@ unsigned count_slots(const loader_options& options, std::uint64_t each_bytes) {
             least, each_bytes, options.memory_bytes));
     }
     if (options.slots != 0) return options.slots;
-    return static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 2, most_slots));
+    const unsigned most = filled_together ? most_slots_together : most_slots;
+    return static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 2, most));
 }
 
 }  // namespace pinflow::detail

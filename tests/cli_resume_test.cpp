@@ -31,7 +31,7 @@ constexpr std::uint64_t row_count = 1003;
 struct rows_in_file {
     rows_in_file() {
         write_file(file, npy("<f4", "(1003, 4)", cli::counting_bytes(row_count * 16)));
-        digest = digest_of(run_json({"stream", file}));
+        digest = digest_of(run_json({"stream", "--device", "host", file}));
     }
 
     static std::uint64_t digest_of(const json& streamed) {
@@ -93,8 +93,8 @@ TEST_CASE("cli: the ranks of a world stream every row once, in every order") {
             std::uint64_t sum = 0, count = 0, most = 0, least = 2 * row_count;
             for (unsigned rank = 0; rank < world; ++rank) {
                 const json part =
-                    run_json(with({"stream", rows.file, "--batch", "60", "--rank", std::to_string(rank),
-                                   "--world", std::to_string(world), "--epochs", "2"},
+                    run_json(with({"stream", "--device", "host", rows.file, "--batch", "60", "--rank",
+                                   std::to_string(rank), "--world", std::to_string(world), "--epochs", "2"},
                                   order));
                 sum += rows_in_file::digest_of(part);
                 const std::uint64_t own = part["rows"];
@@ -109,15 +109,15 @@ TEST_CASE("cli: the ranks of a world stream every row once, in every order") {
     }
     // without the tail all ranks have equally many rows
     for (const char* const rank : {"0", "1", "2"}) {
-        const json part = run_json(
-            {"stream", rows.file, "--batch", "60", "--rank", rank, "--world", "3", "--tail", "drop"});
+        const json part = run_json({"stream", "--device", "host", rows.file, "--batch", "60", "--rank", rank,
+                                    "--world", "3", "--tail", "drop"});
         CHECK(part["rows"] == 300);
     }
 }
 
 TEST_CASE("cli: rank and world come from the environment only when asked for") {
     const rows_in_file rows;
-    const cli::arguments command{"stream", rows.file, "--batch", "60"};
+    const cli::arguments command{"stream", "--device", "host", rows.file, "--batch", "60"};
     const environment surroundings(variables{{"RANK", "1"}, {"WORLD_SIZE", "2"}});
     const json all = run_json(command);
     const json given = run_json(with(command, {"--rank", "1", "--world", "2"}));
@@ -136,7 +136,8 @@ TEST_CASE("cli: rank and world come from the environment only when asked for") {
 TEST_CASE("cli: a run that goes on from a saved state streams exactly the rows that are left") {
     const rows_in_file rows;
     const std::string state = rows.folder / "state.json";
-    const cli::arguments command{"stream", rows.file, "--order", "shuffled", "--seed", "9", "--epochs", "3"};
+    const cli::arguments command{"stream",   "--device", "host", rows.file,  "--order",
+                                 "shuffled", "--seed",   "9",    "--epochs", "3"};
     // batch size, number of batches; ranks take equally many, and all save the same state
     struct run {
         std::string batch;
@@ -173,55 +174,63 @@ TEST_CASE("cli: a run that goes on from a saved state streams exactly the rows t
     CHECK(sum == 3 * rows.digest);
     // nothing is left, and that is no error
     CHECK(run_json(with(command, {"--load-state", state}))["rows"] == 0);
-    CHECK(run_json({"stream", rows.file, "--load-state", state, "--epochs", "4"})["rows"] == row_count);
+    CHECK(run_json({"stream", "--device", "host", rows.file, "--load-state", state, "--epochs",
+                    "4"})["rows"] == row_count);
 }
 
 TEST_CASE("cli: a saved state brings its order, and refuses another, and other data") {
     const rows_in_file rows;
     const std::string state = rows.folder / "state.json";
-    run_json({"stream", rows.file, "--order", "windowed", "--window", "100", "--seed", "3", "--max-batches",
-              "2", "--save-state", state});
-    const json whole = run_json({"stream", rows.file, "--load-state", state});
+    run_json({"stream", "--device", "host", rows.file, "--order", "windowed", "--window", "100", "--seed",
+              "3", "--max-batches", "2", "--save-state", state});
+    const json whole = run_json({"stream", "--device", "host", rows.file, "--load-state", state});
     CHECK(whole["rows"] == row_count - 128);
-    CHECK(run_json({"stream", rows.file, "--load-state", state, "--order", "windowed", "--window", "100",
-                    "--seed", "3"})["digest"] == whole["digest"]);
-    cli::check_fails(1, {"stream", rows.file, "--load-state", state, "--seed", "4"},
+    CHECK(run_json({"stream", "--device", "host", rows.file, "--load-state", state, "--order", "windowed",
+                    "--window", "100", "--seed", "3"})["digest"] == whole["digest"]);
+    cli::check_fails(1, {"stream", "--device", "host", rows.file, "--load-state", state, "--seed", "4"},
                      {state, "seed 3", "seed 4"});
-    cli::check_fails(1, {"stream", rows.file, "--load-state", state, "--order", "shuffled"},
+    cli::check_fails(1,
+                     {"stream", "--device", "host", rows.file, "--load-state", state, "--order", "shuffled"},
                      {state, "windowed/1", "shuffled/1"});
-    cli::check_fails(1, {"stream", rows.file, "--load-state", state, "--window", "99"},
+    cli::check_fails(1, {"stream", "--device", "host", rows.file, "--load-state", state, "--window", "99"},
                      {state, "100 rows", "99 rows"});
     // wrong usage stays that
-    cli::check_fails(2, {"stream", rows.file, "--load-state", state, "--memory", "10"}, {"10 bytes"});
+    cli::check_fails(2, {"stream", "--device", "host", rows.file, "--load-state", state, "--memory", "10"},
+                     {"10 bytes"});
 
     // a copy is the same data; other rows of the same shape are not
     const std::string copy = rows.folder / "copy.npy", other = rows.folder / "other.npy";
     write_file(copy, read_file(rows.file));
-    CHECK(run_json({"stream", copy, "--load-state", state})["digest"] == whole["digest"]);
+    CHECK(run_json({"stream", "--device", "host", copy, "--load-state", state})["digest"] == whole["digest"]);
     write_file(other, npy("<f4", "(1003, 4)", std::string(row_count * 16, 'x')));
-    cli::check_fails(1, {"stream", other, "--load-state", state}, {state, "other data", "other.npy"});
-    cli::check_fails(1, {"stream", rows.file, rows.file, "--load-state", state}, {state, "other data"});
+    cli::check_fails(1, {"stream", "--device", "host", other, "--load-state", state},
+                     {state, "other data", "other.npy"});
+    cli::check_fails(1, {"stream", "--device", "host", rows.file, rows.file, "--load-state", state},
+                     {state, "other data"});
 }
 
 TEST_CASE("cli: a state that is absent, damaged, or cannot be written is one line") {
     const rows_in_file rows;
     const std::string state = rows.folder / "state.json";
-    cli::check_fails(1, {"stream", rows.file, "--load-state", state}, {state});
-    run_json({"stream", rows.file, "--max-batches", "2", "--save-state", state});
+    cli::check_fails(1, {"stream", "--device", "host", rows.file, "--load-state", state}, {state});
+    run_json({"stream", "--device", "host", rows.file, "--max-batches", "2", "--save-state", state});
     const std::string good = read_file(state);
     for (const std::string& bad :
          {std::string(), std::string("{"), std::string("[]"), std::string("\0\xff", 2),
           good.substr(0, good.size() / 2), good + "{}", std::string("{\"pinflow_loader_state\": 999}"),
           std::string(100'000, '[')}) {
         write_file(state, bad);
-        cli::check_fails(1, {"stream", rows.file, "--load-state", state}, {state});
+        cli::check_fails(1, {"stream", "--device", "host", rows.file, "--load-state", state}, {state});
     }
     // told before the work
     const std::string nowhere = rows.folder / "no/state.json";
-    cli::check_fails(1, {"stream", rows.file, "--save-state", nowhere, "--epochs", "1000000"}, {nowhere});
     cli::check_fails(
-        1, {"stream", rows.file, "--save-state", rows.folder.path().string(), "--epochs", "1000000"},
-        {"directory"});
+        1, {"stream", "--device", "host", rows.file, "--save-state", nowhere, "--epochs", "1000000"},
+        {nowhere});
+    cli::check_fails(1,
+                     {"stream", "--device", "host", rows.file, "--save-state", rows.folder.path().string(),
+                      "--epochs", "1000000"},
+                     {"directory"});
     CHECK(cli::names_in(rows.folder.path()) == std::set<std::string>{"a.npy", "state.json"});
 }
 
@@ -230,8 +239,9 @@ TEST_CASE("cli: SIGINT and SIGTERM end a run that saves its state, which then sa
     for (const int signal : {SIGINT, SIGTERM}) {
         CAPTURE(signal);
         const std::string state = rows.folder / "state.json", output = rows.folder / "output";
-        const cli::arguments command{"stream",  rows.file, "--epochs",     "1000000", "--order", "shuffled",
-                                     "--batch", "7",       "--save-state", state,     "--json"};
+        const cli::arguments command{"stream",       "--device", "host",     rows.file, "--epochs",
+                                     "1000000",      "--order",  "shuffled", "--batch", "7",
+                                     "--save-state", state,      "--json"};
         const ::pid_t child = ::fork();
         REQUIRE(child != -1);
         if (child == 0) {
@@ -260,8 +270,8 @@ TEST_CASE("cli: SIGINT and SIGTERM end a run that saves its state, which then sa
         const std::uint64_t epoch = saved["epoch"], position = saved["position"];
         CHECK(streamed["rows"] == epoch * row_count + position);
         // the rest of that epoch, and the part of it that was streamed, are all rows
-        const json rest =
-            run_json({"stream", rows.file, "--load-state", state, "--epochs", std::to_string(epoch + 1)});
+        const json rest = run_json({"stream", "--device", "host", rows.file, "--load-state", state,
+                                    "--epochs", std::to_string(epoch + 1)});
         CHECK(rest["rows"] == row_count - position);
         CHECK(rows_in_file::digest_of(streamed) + rows_in_file::digest_of(rest) == (epoch + 1) * rows.digest);
     }

@@ -139,7 +139,9 @@ struct row_plan {
 /// Asynchronous calls only enqueue: on the stream they are given, and on streams of the exchange's own that
 /// wait for it, and that it waits for. Table, destinations, sources and indices in device memory must stay
 /// until the stream has passed the call. What the device and the CPU write through several exchanges or
-/// streams at once is for the caller to keep apart.
+/// streams at once is for the caller to keep apart. CUDA lets some hundred operations wait in a stream: a
+/// call that comes to a stream held up with so many (the staged route enqueues some seven for every piece of
+/// rows, of 8 MiB unless staging_bytes is small) returns only when it goes on.
 ///
 /// With a table that is not page-locked yet, construction page-locks it (read-only, when it is a mapped
 /// file), unless the route is `staged`; where that fails the staged route remains, and `plan` says why. The
