@@ -1,7 +1,9 @@
 #pragma once
 
-// Sanitizers reserve terabytes of address space, and take their time and memory.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Sanitizers reserve terabytes of address space, and take their time and memory. For compute-sanitizer, which no
+// macro tells, a build defines PINFLOW_TEST_SANITIZED itself.
+#if defined(PINFLOW_TEST_SANITIZED)
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define PINFLOW_TEST_SANITIZED 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)

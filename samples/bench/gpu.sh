@@ -46,15 +46,18 @@ run() {
     fi
 }
 
+# configure FOLDER [OPTION...]
 configure() {
-    local options=(-DCMAKE_BUILD_TYPE=Release -DPINFLOW_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$arch")
+    local folder=$1
+    shift
+    local options=(-DCMAKE_BUILD_TYPE=Release -DPINFLOW_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$arch" "$@")
     if [ -d "$deps" ]; then
         options+=(-DCMAKE_PREFIX_PATH="$deps")
     fi
     if command -v ninja >/dev/null; then
         options+=(-G Ninja)
     fi
-    timeout 120 cmake -S "$root" -B "$build" "${options[@]}"
+    timeout 120 cmake -S "$root" -B "$folder" "${options[@]}"
 }
 
 build() {
@@ -66,8 +69,9 @@ run_tests() {
     run 340 ctest --test-dir "$build" --output-on-failure --timeout 120 -j 4 -E '^cuda_test$'
 }
 
-# sanitize TOOL. Left out: children that fault on purpose, work that takes minutes under instrumentation, and a test of
-# a kernel that is to be still running when its launch returns, which the tool does not allow.
+# sanitize TOOL: tests built to take less work, as for the host's sanitizers. Left out: children that fault on purpose,
+# work that takes minutes under instrumentation, and a test of a kernel that is to be still running when its launch
+# returns, which the tool does not allow.
 sanitize() {
     local tool=$1 test
     if ! command -v compute-sanitizer >/dev/null; then
@@ -78,9 +82,12 @@ sanitize() {
     if [ "$tool" = memcheck ]; then
         options+=(--report-api-errors no)  # the tests ask for failing calls on purpose
     fi
-    for test in cuda_test loader_test loader_faults_test slots_test digest_test stream_test buffer_test \
-        rows_test rows_scatter_test rows_async_test rows_errors_test staging_test; do
-        run 280 compute-sanitizer "${options[@]}" "$build/tests/$test" --duration=true \
+    local tests=(rows_test rows_scatter_test rows_errors_test rows_async_test staging_test cuda_test loader_test
+        loader_faults_test slots_test digest_test stream_test buffer_test)
+    configure "$build-small" -DCMAKE_CXX_FLAGS=-DPINFLOW_TEST_SANITIZED=1
+    timeout 300 cmake --build "$build-small" --parallel "$jobs" --target "${tests[@]}"
+    for test in "${tests[@]}"; do
+        run 280 compute-sanitizer "${options[@]}" "$build-small/tests/$test" --duration=true \
             '--test-case-exclude=cuda process*,*hundreds of megabytes*,*worked on at a time*,*legacy default stream'
         [ "$last" != 0 ] || table+=("clean       compute-sanitizer $tool $test")
     done
@@ -200,7 +207,7 @@ if [ ${#phases[@]} = 0 ]; then
 fi
 for phase in "${phases[@]}"; do
     case $phase in
-    configure) configure ;;
+    configure) configure "$build" ;;
     build) build ;;
     test) run_tests ;;
     memcheck | racecheck) sanitize "$phase" ;;
