@@ -23,7 +23,7 @@ cli::arguments small_bench(const cli::arguments& more) {
 
 nlohmann::json bench(const cli::arguments& more) {
     cli::arguments command = small_bench(more);
-    command.push_back("--json");
+    command.emplace_back("--json");
     CAPTURE(cli::joined(command));
     const tool_result result = run_tool(command);
     CAPTURE(result.errors);
