@@ -11,17 +11,17 @@ std::size_t hdf5_chunk_cache::key_hash::operator()(const hdf5_chunk_key& key) co
 }
 
 /// What is kept there, as used just now. In passing_, chunks stay where they came.
-hdf5_chunk_memory hdf5_chunk_cache::touch(entry_list::iterator place) noexcept {
+const hdf5_kept_chunk& hdf5_chunk_cache::touch(entry_list::iterator place) noexcept {
     if (place->in_kept) kept_.splice(kept_.begin(), kept_, place);
-    return place->memory;
+    return place->chunk;
 }
 
 hdf5_chunk_cache::answer hdf5_chunk_cache::ask(const hdf5_chunk_key& key, user& asking, std::size_t work,
-                                               hdf5_chunk_memory& found) {
+                                               hdf5_kept_chunk& found) {
     const std::lock_guard lock(mutex_);
     const auto known = by_key_.find(key);
     if (known == by_key_.end()) {
-        decoded_now_.push_front({key, nullptr, {}});
+        decoded_now_.push_front({key, {}, {}});
         try {
             by_key_.emplace(key, decoded_now_.begin());
         } catch (...) {
@@ -31,7 +31,7 @@ hdf5_chunk_cache::answer hdf5_chunk_cache::ask(const hdf5_chunk_key& key, user& 
         return answer::claimed;
     }
     const auto place = known->second;
-    if (!place->memory) {
+    if (!place->chunk) {
         place->promises.push_back({&asking, work});
         return answer::promised;
     }
@@ -39,10 +39,10 @@ hdf5_chunk_cache::answer hdf5_chunk_cache::ask(const hdf5_chunk_key& key, user& 
     return answer::found;
 }
 
-hdf5_chunk_memory hdf5_chunk_cache::peek(const hdf5_chunk_key& key) {
+hdf5_kept_chunk hdf5_chunk_cache::peek(const hdf5_chunk_key& key) {
     const std::lock_guard lock(mutex_);
     const auto known = by_key_.find(key);
-    if (known == by_key_.end() || !known->second->memory) return nullptr;
+    if (known == by_key_.end() || !known->second->chunk) return {};
     return touch(known->second);
 }
 
@@ -55,7 +55,7 @@ void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) 
         const auto place = known->second;
         promises = std::move(place->promises);
         if (chunk.memory && most_bytes_ > 0) {
-            place->memory = std::move(chunk.memory);
+            place->chunk = {std::move(chunk.memory), chunk.bytes.shuffled_bytes};
             place->cost_bytes = cost_bytes(chunk.size_bytes);
             place->in_kept = chunk.wanted_again;
             (chunk.wanted_again ? kept_bytes_ : passing_bytes_) += place->cost_bytes;
@@ -68,11 +68,11 @@ void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) 
         }
     }
     for (const promise& kept : promises)
-        kept.to->use(kept.work, chunk.data);
+        kept.to->use(kept.work, chunk.bytes);
 }
 
 void hdf5_chunk_cache::drop_what_is_too_much(entry_list& dropped) noexcept {
-    while (passing_bytes_ > most_bytes_ / 8 && passing_.size() > 1)
+    while (passing_bytes_ > most_passing_bytes() && passing_.size() > 1)
         drop(passing_, std::prev(passing_.end()), dropped);
     while (passing_bytes_ + kept_bytes_ > most_bytes_ && passing_.size() + kept_.size() > 1) {
         entry_list& from = kept_.empty() ? passing_ : kept_;

@@ -10,8 +10,24 @@
 
 namespace pinflow::detail {
 
-/// A decoded chunk, shared by those who copy from it.
+/// Memory of a decoded chunk, shared by those who copy from it.
 using hdf5_chunk_memory = std::shared_ptr<std::byte>;
+
+/// How the bytes of a decoded chunk lie.
+struct hdf5_chunk_bytes {
+    const std::byte* data = nullptr;
+    /// When it is still shuffled, which those who copy from it undo: the size of elements; otherwise 0.
+    std::uint64_t shuffled_bytes = 0;
+};
+
+/// A chunk that was found, there as long as this is.
+struct hdf5_kept_chunk {
+    hdf5_chunk_memory memory;
+    std::uint64_t shuffled_bytes = 0;
+
+    explicit operator bool() const noexcept { return memory != nullptr; }
+    hdf5_chunk_bytes bytes() const noexcept { return {memory.get(), shuffled_bytes}; }
+};
 
 /// One chunk of one reader among those that share a cache.
 struct hdf5_chunk_key {
@@ -41,7 +57,7 @@ class hdf5_chunk_cache {
         user(const user&) = delete;
         user& operator=(const user&) = delete;
         /// `chunk` is there until this returns.
-        virtual void use(std::size_t work, const std::byte* chunk) noexcept = 0;
+        virtual void use(std::size_t work, const hdf5_chunk_bytes& chunk) noexcept = 0;
         /// The other one failed: the chunk is to be asked for again.
         virtual void ask_again(std::size_t work) noexcept = 0;
 
@@ -58,8 +74,8 @@ class hdf5_chunk_cache {
 
     /// A chunk on its way into the cache.
     struct decoded_chunk {
-        const std::byte* data = nullptr;  ///< for those who wait for it
-        hdf5_chunk_memory memory;         ///< to be kept; null when it is not to be
+        hdf5_chunk_bytes bytes;    ///< for those who wait for it
+        hdf5_chunk_memory memory;  ///< to be kept; null when it is not to be
         std::uint64_t size_bytes = 0;
         bool wanted_again = false;  ///< it was here before, or will be wanted for sure
     };
@@ -67,13 +83,15 @@ class hdf5_chunk_cache {
     explicit hdf5_chunk_cache(std::uint64_t most_bytes) : most_bytes_(most_bytes) {}
 
     std::uint64_t most_bytes() const noexcept { return most_bytes_; }
+    /// What chunks decoded for the first time can take.
+    std::uint64_t most_passing_bytes() const noexcept { return most_bytes_ / 8; }
     /// What a kept chunk of that size counts for, its entry included.
     static std::uint64_t cost_bytes(std::uint64_t chunk_bytes) noexcept { return chunk_bytes + 256; }
 
     /// `found` is set with that answer only.
-    answer ask(const hdf5_chunk_key& key, user& asking, std::size_t work, hdf5_chunk_memory& found);
-    /// The chunk when it is kept, otherwise null; claims nothing.
-    hdf5_chunk_memory peek(const hdf5_chunk_key& key);
+    answer ask(const hdf5_chunk_key& key, user& asking, std::size_t work, hdf5_kept_chunk& found);
+    /// The chunk when it is kept, otherwise none; claims nothing.
+    hdf5_kept_chunk peek(const hdf5_chunk_key& key);
     /// Serves those who wait for the chunk, and keeps its memory.
     void complete(const hdf5_chunk_key& key, decoded_chunk chunk) noexcept;
     /// Sends those who wait for the chunk to ask again.
@@ -88,7 +106,7 @@ class hdf5_chunk_cache {
     };
     struct entry {
         hdf5_chunk_key key;
-        hdf5_chunk_memory memory;  ///< null while it is decoded
+        hdf5_kept_chunk chunk;  ///< none while it is decoded
         std::vector<promise> promises;
         std::uint64_t cost_bytes = 0;
         bool in_kept = false;  ///< or in passing_
@@ -98,7 +116,7 @@ class hdf5_chunk_cache {
         std::size_t operator()(const hdf5_chunk_key& key) const noexcept;
     };
 
-    hdf5_chunk_memory touch(entry_list::iterator place) noexcept;
+    const hdf5_kept_chunk& touch(entry_list::iterator place) noexcept;
     void drop_what_is_too_much(entry_list& dropped) noexcept;
     void drop(entry_list& from, entry_list::iterator place, entry_list& dropped) noexcept;
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "formats/hdf5_filters.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
 
@@ -186,6 +187,26 @@ void hdf5_chunk_part::copy(const std::byte* source, std::uint64_t source_stride,
         default:
             return copy_units(all.axes(), source, to, all.unit_bytes());
     }
+}
+
+void hdf5_chunk_part::copy_shuffled(const hdf5_shuffled_chunk& chunk, std::uint64_t source,
+                                    std::uint64_t source_stride, std::byte* destination,
+                                    std::uint64_t destination_stride, std::uint64_t rows) const noexcept {
+    const rows_of_part all(*this, source_stride, destination_stride, rows);
+    const std::uint64_t plane_bytes = chunk.size_bytes / chunk.element_bytes;
+    const std::uint64_t count = all.unit_bytes() / chunk.element_bytes;
+    for_each_unit(all.axes(), source, destination + destination_offset,
+                  [&](std::uint64_t from, std::byte* to) {
+                      hdf5_unshuffle(chunk.data + from / chunk.element_bytes, plane_bytes,
+                                     chunk.element_bytes, count, to);
+                  });
+}
+
+std::uint64_t hdf5_chunk_part::units_per_row() const noexcept {
+    std::uint64_t count = 1;
+    for (std::size_t index = 0; index < axis_count; ++index)
+        count *= axes[index].count;
+    return count;
 }
 
 void hdf5_chunk_part::fill(std::span<const std::byte> element, std::byte* destination,

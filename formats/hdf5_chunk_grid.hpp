@@ -45,6 +45,13 @@ class hdf5_chunk_grid {
     std::uint64_t chunk_count_ = 0;
 };
 
+/// A decoded chunk that is still shuffled.
+struct hdf5_shuffled_chunk {
+    const std::byte* data;
+    std::uint64_t size_bytes;
+    std::uint64_t element_bytes;
+};
+
 /// What one chunk has of the rows of a box: the same bytes of each row, in places that are worked out once.
 struct hdf5_chunk_part {
     struct axis {
@@ -65,6 +72,13 @@ struct hdf5_chunk_part {
     /// is the first one's first byte that is part of it, `destination` the beginning of a row of the box.
     void copy(const std::byte* source, std::uint64_t source_stride, std::byte* destination,
               std::uint64_t destination_stride, std::uint64_t rows) const noexcept;
+    /// The same from a chunk that is still shuffled, in elements that make up items: `source` is the place
+    /// that the first row's first byte would have.
+    void copy_shuffled(const hdf5_shuffled_chunk& chunk, std::uint64_t source, std::uint64_t source_stride,
+                       std::byte* destination, std::uint64_t destination_stride,
+                       std::uint64_t rows) const noexcept;
+    /// How many units one row has.
+    std::uint64_t units_per_row() const noexcept;
     /// Fills the same places with one element, or with zeros when `element` is empty.
     void fill(std::span<const std::byte> element, std::byte* destination, std::uint64_t destination_stride,
               std::uint64_t rows) const noexcept;

@@ -22,6 +22,8 @@ using clock = std::chrono::steady_clock;
 constexpr std::uint64_t small_bytes = 256 << 10;
 /// A read costs as much as so many bytes of a longer one.
 constexpr std::uint64_t read_costs_bytes = 4096;
+/// Putting a piece of elements together costs as much as that of so many that follow each other.
+constexpr std::uint64_t unit_costs_elements = 64;
 /// Rows that are read at once before their parts are taken out of them.
 constexpr std::uint64_t scratch_bytes = 1 << 20;
 
@@ -38,12 +40,20 @@ class hdf5_chunk_read::worker {
         if (!decoder_) decoder_ = memory_.take_decoder();
         return *decoder_;
     }
+    /// Memory for a chunk: what was left here, or some other.
+    hdf5_chunk_memory take_chunk(std::uint64_t size_bytes) {
+        if (chunk_) return std::exchange(chunk_, nullptr);
+        return memory_.chunks.take(size_bytes);
+    }
+    /// For the next one, while it is still in this core's caches.
+    void leave_chunk(hdf5_chunk_memory chunk) noexcept { chunk_ = std::move(chunk); }
     scratch_memory scratch;
     std::chrono::nanoseconds waited{};
 
  private:
     hdf5_memory& memory_;
     std::unique_ptr<hdf5_chunk_decoder> decoder_;
+    hdf5_chunk_memory chunk_;
 };
 
 /// The right to take memory for decoding.
@@ -135,6 +145,7 @@ void hdf5_chunk_read::run_lanes(std::span<const std::size_t> works) {
     const auto threads = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
     const std::size_t lanes = std::min(threads, works.size());
     if (lanes == 0) return;
+    last_ = works.size();
     if (lanes == 1) {
         lane only(reader_);
         only.begin();
@@ -197,7 +208,7 @@ void hdf5_chunk_read::wait_for_promises() noexcept {
     served_.wait(lock, [&] { return promised_ == 0; });
 }
 
-void hdf5_chunk_read::use(std::size_t work, const std::byte* chunk) noexcept {
+void hdf5_chunk_read::use(std::size_t work, const hdf5_chunk_bytes& chunk) noexcept {
     copy(work, chunk);
     const std::lock_guard lock(mutex_);
     --promised_;
@@ -221,7 +232,7 @@ void hdf5_chunk_read::do_work(std::size_t work, worker& mine) {
         again_.reserve(again_.size() + promised_);
     }
     const std::uint64_t index = chunk_of(work, part_of(work));
-    hdf5_chunk_memory found;
+    hdf5_kept_chunk found;
     const auto take_back = [&] {
         const std::lock_guard lock(mutex_);
         --promised_;
@@ -236,7 +247,7 @@ void hdf5_chunk_read::do_work(std::size_t work, worker& mine) {
     if (answer == hdf5_chunk_cache::answer::promised) return;
     take_back();
     if (answer == hdf5_chunk_cache::answer::found) {
-        copy(work, found.get());
+        copy(work, found.bytes());
     } else {
         decode(work, index, mine);
     }
@@ -252,8 +263,8 @@ bool hdf5_chunk_read::do_without_decoding(std::size_t work, worker& mine) {
             part.fill(reader_.fill_, row_at(rows.position), box_.row_bytes(), rows.count);
         return true;
     }
-    if (const hdf5_chunk_memory chunk = reader_.memory_->cache.peek(reader_.key_of(index))) {
-        copy(work, chunk.get());
+    if (const hdf5_kept_chunk chunk = reader_.memory_->cache.peek(reader_.key_of(index))) {
+        copy(work, chunk.bytes());
         return true;
     }
     return read_in_place(work, part, mine);
@@ -311,17 +322,20 @@ std::byte* hdf5_chunk_read::whole_chunk_destination(std::size_t work,
 void hdf5_chunk_read::decode(std::size_t work, std::uint64_t index, worker& mine) {
     hdf5_chunk_cache& cache = reader_.memory_->cache;
     const std::uint64_t chunk_bytes = reader_.grid_.chunk_bytes();
+    const hdf5_chunk_part part = part_of(work);
     std::byte* chunk = nullptr;
+    std::uint64_t shuffled_bytes = 0;
     hdf5_chunk_memory memory;
     try {
         // whoever reads whole chunks one after the other does not come back soon, and would push out the
         // others
-        if (!reader_.keeps_all_) chunk = whole_chunk_destination(work, part_of(work));
+        if (!reader_.keeps_all_) chunk = whole_chunk_destination(work, part);
         if (chunk == nullptr) {
-            memory = reader_.memory_->chunks.take(chunk_bytes);
+            shuffled_bytes = shuffled_bytes_for(work, index, part);
+            memory = mine.take_chunk(chunk_bytes);
             chunk = memory.get();
         }
-        decode_into(index, {chunk, chunk_bytes}, mine);
+        decode_into(index, {chunk, chunk_bytes}, shuffled_bytes != 0, mine);
     } catch (const std::bad_alloc&) {
         cache.give_up(reader_.key_of(index));
         throw system_failure(reader_.sentence(index, "cannot be decoded: there is no memory for it"),
@@ -332,11 +346,45 @@ void hdf5_chunk_read::decode(std::size_t work, std::uint64_t index, worker& mine
     }
     const bool wanted_again =
         reader_.keeps_all_ || (memory != nullptr && reader_.was_decoded_[index].exchange(true));
-    cache.complete(reader_.key_of(index), {chunk, memory, chunk_bytes, wanted_again});
-    copy(work, chunk);
+    const hdf5_chunk_bytes bytes{chunk, shuffled_bytes};
+    if (wanted_again || !pushes_out()) {
+        cache.complete(reader_.key_of(index), {bytes, memory, chunk_bytes, wanted_again});
+        copy(work, bytes);
+    } else {
+        cache.complete(reader_.key_of(index), {bytes, nullptr, chunk_bytes, false});
+        copy(work, bytes);
+        mine.leave_chunk(std::move(memory));
+    }
 }
 
-void hdf5_chunk_read::decode_into(std::uint64_t index, std::span<std::byte> chunk, worker& mine) {
+std::uint64_t hdf5_chunk_read::shuffled_bytes_for(std::size_t work, std::uint64_t index,
+                                                  const hdf5_chunk_part& part) const noexcept {
+    const hdf5_chunk_grid& grid = reader_.grid_;
+    const std::uint64_t element_bytes =
+        reader_.pipeline_.shuffled_bytes(reader_.dataset_->chunks[index].filter_mask);
+    if (element_bytes == 0 || grid.item_bytes() % element_bytes != 0 || !reader_.swap_.empty()) return 0;
+    // what stays for good will be copied from often: from one place for each piece instead of several
+    if (reader_.keeps_all_) return 0;
+    const std::uint64_t units = part.units_per_row();
+    const bool together = part.unit_bytes == grid.chunk_row_bytes() && part.unit_bytes == box_.row_bytes();
+    std::uint64_t cost_bytes = 0;
+    for (const segment& rows : segments_of(work)) {
+        cost_bytes += rows.count * units * part.unit_bytes +
+                      (together ? 1 : rows.count * units) * unit_costs_elements * element_bytes;
+    }
+    // otherwise the chunk is gone through twice
+    return cost_bytes < 2 * grid.chunk_bytes() ? element_bytes : 0;
+}
+
+bool hdf5_chunk_read::pushes_out() const noexcept {
+    const std::size_t next = next_;
+    const std::uint64_t left = last_ - std::min(last_, next);
+    const hdf5_chunk_cache& cache = reader_.memory_->cache;
+    return left > cache.most_passing_bytes() / hdf5_chunk_cache::cost_bytes(reader_.grid_.chunk_bytes());
+}
+
+void hdf5_chunk_read::decode_into(std::uint64_t index, std::span<std::byte> chunk, bool stays_shuffled,
+                                  worker& mine) {
     const hdf5_chunk& where = reader_.dataset_->chunks[index];
     if (reader_.pipeline_.stored_as_is(where.filter_mask)) {
         mine.waited += reader_.file_->read(where.offset_bytes, chunk);
@@ -344,7 +392,11 @@ void hdf5_chunk_read::decode_into(std::uint64_t index, std::span<std::byte> chun
         const auto stored = mine.decoder().stored_memory(where.size_bytes);
         mine.waited += reader_.file_->read(where.offset_bytes, stored);
         try {
-            mine.decoder().decode(reader_.pipeline_, where.filter_mask, stored, chunk);
+            if (stays_shuffled) {
+                mine.decoder().decode_shuffled(reader_.pipeline_, where.filter_mask, stored, chunk);
+            } else {
+                mine.decoder().decode(reader_.pipeline_, where.filter_mask, stored, chunk);
+            }
         } catch (const format_error& failure) {
             throw format_error(reader_.sentence(index, failure.what()));
         }
@@ -353,11 +405,17 @@ void hdf5_chunk_read::decode_into(std::uint64_t index, std::span<std::byte> chun
     reader_.swap_.apply(chunk);
 }
 
-void hdf5_chunk_read::copy(std::size_t work, const std::byte* chunk) const noexcept {
+void hdf5_chunk_read::copy(std::size_t work, const hdf5_chunk_bytes& chunk) const noexcept {
     const hdf5_chunk_part part = part_of(work);
     const std::uint64_t row_bytes = reader_.grid_.chunk_row_bytes();
     for (const segment& rows : segments_of(work)) {
-        const std::byte* const source = chunk + rows.first * row_bytes + part.source_offset;
+        const std::uint64_t offset_bytes = rows.first * row_bytes + part.source_offset;
+        if (chunk.shuffled_bytes != 0) {
+            part.copy_shuffled({chunk.data, reader_.grid_.chunk_bytes(), chunk.shuffled_bytes}, offset_bytes,
+                               row_bytes, row_at(rows.position), box_.row_bytes(), rows.count);
+            continue;
+        }
+        const std::byte* const source = chunk.data + offset_bytes;
         if (source == row_at(rows.position)) continue;  // it was decoded there
         part.copy(source, row_bytes, row_at(rows.position), box_.row_bytes(), rows.count);
     }

@@ -23,7 +23,7 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
 
     std::chrono::nanoseconds run();
 
-    void use(std::size_t work, const std::byte* chunk) noexcept override;
+    void use(std::size_t work, const hdf5_chunk_bytes& chunk) noexcept override;
     void ask_again(std::size_t work) noexcept override;
 
  private:
@@ -56,20 +56,27 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
     void read_rows_in_place(const segment& rows, const hdf5_chunk_part& part, std::uint64_t offset_bytes,
                             worker& mine);
     void decode(std::size_t work, std::uint64_t index, worker& mine);
-    void decode_into(std::uint64_t index, std::span<std::byte> chunk, worker& mine);
+    void decode_into(std::uint64_t index, std::span<std::byte> chunk, bool stays_shuffled, worker& mine);
+    /// Whether to put together only the elements that the work wants, and not the whole chunk: then the size
+    /// of elements, otherwise 0.
+    std::uint64_t shuffled_bytes_for(std::size_t work, std::uint64_t index,
+                                     const hdf5_chunk_part& part) const noexcept;
+    /// Whether what this call has still to do would push a chunk out that is decoded for the first time.
+    bool pushes_out() const noexcept;
     /// Where a whole chunk can be decoded to without being copied from there; null when there is no such
     /// place.
     std::byte* whole_chunk_destination(std::size_t work, const hdf5_chunk_part& part) const noexcept;
     std::byte* row_at(std::uint64_t position) const noexcept {
         return destination_.data() + position * box_.row_bytes();
     }
-    void copy(std::size_t work, const std::byte* chunk) const noexcept;
+    void copy(std::size_t work, const hdf5_chunk_bytes& chunk) const noexcept;
 
     const hdf5_chunk_reader& reader_;
     const hdf5_row_box& box_;
     std::span<std::byte> destination_;
     std::vector<segment> segments_;   // by bands
     std::vector<std::size_t> bands_;  // where the segments of each begin
+    std::size_t last_ = 0;            // how many works lanes are to do
     std::atomic<std::size_t> next_ = 0;
     std::atomic<std::int64_t> waited_ns_ = 0;
     std::atomic<std::int64_t> busy_ns_ = 0;

@@ -7,7 +7,6 @@
 
 #include "formats/hdf5_filters.hpp"
 #include "formats/hdf5_handles.hpp"
-#include "pinflow/memory.hpp"
 #include "src/core/quote.hpp"
 
 /// What a dataset is, and where its bytes lie.
@@ -17,8 +16,7 @@ namespace {
 
 /// HDF5 keeps compact datasets within a message of a header.
 constexpr std::uint64_t most_compact_bytes = std::uint64_t{1} << 16;
-/// Of so many places for chunks, more than this part should hold one, or they are not worth listing.
-constexpr std::uint64_t many_chunks = std::uint64_t{1} << 20;
+/// Of many places for chunks, more than this part should hold one, or they are not worth listing.
 constexpr std::uint64_t sparse_part = 64;
 
 /// What is thrown here is read after the dataset's name.
@@ -33,25 +31,6 @@ template <typename... Arguments>
 
 constexpr std::string_view examined = "cannot be examined";
 constexpr std::string_view unreadable = "cannot be read";
-
-std::string spelled(std::span<const ::hsize_t> position) {
-    return to_string(shape_vector(position.begin(), position.end()));
-}
-
-/// Memory that the library could write to, though it is never touched: a driver that records reads nothing.
-class untouched_memory {
- public:
-    void* of(std::uint64_t size_bytes) {
-        if (memory_.size_bytes() < size_bytes) {
-            memory_ = {};
-            memory_ = memory_region::anonymous(size_bytes);
-        }
-        return memory_.data();
-    }
-
- private:
-    memory_region memory_;
-};
 
 class describer {
  public:
@@ -71,10 +50,7 @@ class describer {
     void find_compact(detail_wanted wanted, std::uint64_t payload_bytes);
     void find_chunk_shape();
     void find_filters();
-    void find_chunks();
-    hdf5_chunk find_chunk(std::span<const ::hsize_t> position, recording& records);
-    bool is_missing(std::span<const ::hsize_t> position) const;
-    bool is_partial(std::span<const ::hsize_t> position) const noexcept;
+    void find_chunks(detail_wanted wanted);
     void leave_to_library(std::string why);
     void set_absent();
 
@@ -87,7 +63,6 @@ class describer {
     std::uint64_t element_bytes_ = 0;  ///< of all of an array type
     std::size_t rank_ = 0;             ///< without the axes of an array type
     bool fill_varies_ = false;         ///< along an array type
-    bool edges_unfiltered_ = false;
     untouched_memory memory_;
 };
 
@@ -170,7 +145,7 @@ void describer::find_storage(detail_wanted wanted, std::uint64_t payload_bytes) 
                 leave_to_library(why);
             } else {
                 description_.storage = hdf5_storage::chunked;
-                if (wanted == detail_wanted::all) find_chunks();
+                find_chunks(wanted);
             }
             return;
         default:
@@ -263,9 +238,6 @@ void describer::find_chunk_shape() {
     if (std::ranges::find(shape, 0u) != shape.end()) damaged("has chunks of shape {}", to_string(shape));
     // the axes of an array type are never divided
     shape.insert(shape.end(), description_.shape.begin() + rank, description_.shape.end());
-    unsigned options = 0;
-    checked(::H5Pget_chunk_opts(creation_.id(), &options), examined);
-    edges_unfiltered_ = (options & H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) != 0;
 }
 
 void describer::find_filters() {
@@ -291,12 +263,13 @@ void describer::find_filters() {
     }
 }
 
-void describer::find_chunks() {
+void describer::find_chunks(detail_wanted wanted) {
     const auto count = hdf5_grid_size(description_.shape, description_.chunk_shape);
     if (!count || *count > most_hdf5_chunks) {
         return leave_to_library(fmt::format("it has more than {} chunks", most_hdf5_chunks));
     }
-    if (*count > many_chunks) {
+    if (wanted == detail_wanted::listing) return;
+    if (*count > many_hdf5_chunks) {
         const space_handle space(::H5Dget_space(dataset_.id()), examined);
         ::hsize_t written = 0;
         checked(::H5Dget_num_chunks(dataset_.id(), space.id(), &written),
@@ -307,12 +280,12 @@ void describer::find_chunks() {
         }
     }
     std::vector<::hsize_t> position(rank_, 0);
-    recording records;
+    chunk_finder finder(file_, dataset_, description_);
     bool any = false;
     bool all = true;
     description_.chunks.resize(static_cast<std::size_t>(*count));
     for (hdf5_chunk& chunk : description_.chunks) {
-        chunk = find_chunk(position, records);
+        chunk = finder.find(position);
         any = any || chunk.size_bytes > 0;
         all = all && chunk.size_bytes > 0;
         for (std::size_t axis = rank_; axis-- > 0;) {  // the next one, in C order
@@ -326,61 +299,6 @@ void describer::find_chunks() {
     }
     if (!any) return set_absent();
     if (!all && fill_varies_) leave_to_library("its fill value differs within an element");
-}
-
-hdf5_chunk describer::find_chunk(std::span<const ::hsize_t> position, recording& records) {
-    ::hsize_t size_bytes = 0;
-    if (::H5Dget_chunk_storage_size(dataset_.id(), position.data(), &size_bytes) < 0 &&
-        !is_missing(position)) {
-        fail(fmt::format("has a chunk at {} that cannot be found", spelled(position)));
-    }
-    if (size_bytes == 0) return {};
-    if (size_bytes > file_.size_bytes()) {
-        damaged("has a chunk of {} bytes at {}, but the file has {}", size_bytes, spelled(position),
-                file_.size_bytes());
-    }
-    std::uint32_t filter_mask = 0;
-    records.take();
-    void* const untouched = memory_.of(size_bytes);
-#if H5_VERSION_GE(2, 0, 0)
-    std::size_t room_bytes = size_bytes;
-    const ::herr_t status =
-        ::H5Dread_chunk2(dataset_.id(), H5P_DEFAULT, position.data(), &filter_mask, untouched, &room_bytes);
-#else
-    const ::herr_t status =
-        ::H5Dread_chunk(dataset_.id(), H5P_DEFAULT, position.data(), &filter_mask, untouched);
-#endif
-    const recorded_read read = records.take();
-    if (status < 0 || read.count != 1 || read.size_bytes != size_bytes) {
-        const std::string where = spelled(position);
-        if (status < 0) fail(fmt::format("has a chunk at {} that cannot be found", where));
-        damaged("has a chunk at {} of {} bytes, of which libhdf5 would read {}", where, size_bytes,
-                read.size_bytes);
-    }
-    const std::uint64_t filter_bits = (std::uint64_t{1} << description_.filters.size()) - 1;
-    if (edges_unfiltered_ && is_partial(position)) filter_mask = std::numeric_limits<std::uint32_t>::max();
-    return {read.offset_bytes, read.size_bytes, static_cast<std::uint32_t>(filter_mask & filter_bits)};
-}
-
-bool describer::is_missing(std::span<const ::hsize_t> position) const {
-    const failure_report report = report_failure();
-    if (report.function == "H5D__get_chunk_storage_size" &&
-        report.description == "chunk storage is not allocated") {
-        return true;
-    }
-    // should a version say it in other words: slower, and sure
-    unsigned mask = 0;
-    ::haddr_t offset = 0;
-    ::hsize_t size_bytes = 0;
-    return ::H5Dget_chunk_info_by_coord(dataset_.id(), position.data(), &mask, &offset, &size_bytes) >= 0 &&
-           offset == HADDR_UNDEF && size_bytes == 0;
-}
-
-bool describer::is_partial(std::span<const ::hsize_t> position) const noexcept {
-    for (std::size_t axis = 0; axis < rank_; ++axis) {
-        if (description_.shape[axis] - position[axis] < description_.chunk_shape[axis]) return true;
-    }
-    return false;
 }
 
 /// Begins the sentence of an error with the dataset's name.

@@ -199,12 +199,20 @@ std::string hdf5_storage_reason(const hdf5_description& description) {
 
 namespace {
 
-/// Whether chunks hold rows as they are delivered, so that each can be mapped that was written.
-bool has_mappable_chunks(const hdf5_description& description) {
-    return description.storage == hdf5_storage::chunked && description.filters.empty() &&
-           description.dtype.is_little_endian() &&
-           std::equal(description.shape.begin() + 1, description.shape.end(),
-                      description.chunk_shape.begin() + 1);
+/// Whether rows are mapped, of chunks that hold them as they are delivered; empty for others. Each chunk has
+/// to be there for that: where they lie is told to those who ask for one dataset, not in listings of all.
+std::string how_chunks_are_mapped(const hdf5_description& description) {
+    const bool hold_rows = description.storage == hdf5_storage::chunked && description.filters.empty() &&
+                           description.dtype.is_little_endian() &&
+                           std::equal(description.shape.begin() + 1, description.shape.end(),
+                                      description.chunk_shape.begin() + 1);
+    if (!hold_rows) return {};
+    if (description.chunks.empty())
+        return ", whose rows are mapped chunk by chunk if all chunks were written";
+    const auto missing = std::ranges::count(description.chunks, 0u, &hdf5_chunk::size_bytes);
+    if (missing == 0) return ", whose rows are mapped chunk by chunk";
+    return fmt::format(", of which {} of {} were never written, so that its rows are not mapped", missing,
+                       description.chunks.size());
 }
 
 }  // namespace
@@ -217,9 +225,11 @@ array_listing hdf5_listing(const hdf5_description& description) {
     listing.size_bytes = payload_bytes(description);
     listing.mappable = description.storage == hdf5_storage::contiguous || listing.size_bytes == 0;
     if (description.storage == hdf5_storage::contiguous) listing.offset_bytes = description.offset_bytes;
-    listing.reason = hdf5_storage_reason(description);
-    if (has_mappable_chunks(description))
-        listing.reason += ", whose rows are mapped chunk by chunk if all chunks were written";
+    listing.reason = hdf5_storage_reason(description) + how_chunks_are_mapped(description);
+    if (description.storage == hdf5_storage::chunked && description.chunks.empty() &&
+        hdf5_grid_size(description.shape, description.chunk_shape) > many_hdf5_chunks) {
+        listing.reason += "; if few of these were ever written, it is read by libhdf5";
+    }
     return listing;
 }
 

@@ -64,6 +64,9 @@ struct hdf5_description {
 /// The most chunks whose places a description lists; a dataset of more is read by the library.
 inline constexpr std::uint64_t most_hdf5_chunks = std::uint64_t{1} << 24;
 
+/// Of more, libhdf5 is asked how many were written, which takes it a while: if few, it reads the dataset.
+inline constexpr std::uint64_t many_hdf5_chunks = std::uint64_t{1} << 20;
+
 /// What libhdf5 keeps decoded, at most, of a dataset that only it can read.
 inline constexpr std::uint64_t hdf5_library_cache_bytes = std::uint64_t{64} << 20;
 
@@ -82,7 +85,7 @@ std::string hdf5_filter_names(const hdf5_description& description);
 /// (64, 64), filtered by shuffle, deflate".
 std::string hdf5_storage_reason(const hdf5_description& description);
 
-/// What inspect says of a dataset; its chunks are not looked at.
+/// What inspect says of a dataset, of whose chunks it need not be known where they lie.
 array_listing hdf5_listing(const hdf5_description& description);
 
 // ---- checked, written and read ---------------------------------------------------------------------------

@@ -103,6 +103,16 @@ bool hdf5_pipeline::stored_as_is(std::uint32_t filter_mask) const noexcept {
     return std::ranges::all_of(steps_, [&](const step& now) { return (filter_mask & now.mask_bit) != 0; });
 }
 
+std::uint64_t hdf5_pipeline::shuffled_bytes(std::uint32_t filter_mask) const noexcept {
+    const auto first =
+        std::ranges::find_if(steps_, [&](const step& now) { return (filter_mask & now.mask_bit) == 0; });
+    if (first == steps_.end() || first->how != method::shuffle || first->element_bytes == 1 ||
+        chunk_bytes_ % first->element_bytes != 0) {
+        return 0;
+    }
+    return first->element_bytes;
+}
+
 hdf5_pipeline::stage_list hdf5_pipeline::stages_of(std::uint32_t filter_mask) const {
     stage_list list;
     list.stored_bytes = chunk_bytes_;
@@ -176,17 +186,19 @@ std::span<std::byte> hdf5_chunk_decoder::stored_memory(std::uint64_t size_bytes)
     return {data, size_bytes};
 }
 
-void hdf5_chunk_decoder::decode(const hdf5_pipeline& pipeline, std::uint32_t filter_mask,
-                                std::span<const std::byte> stored, std::span<std::byte> destination) {
+/// Undoes all stages but those before `first`.
+void hdf5_chunk_decoder::decode_down_to(std::size_t first, const hdf5_pipeline& pipeline,
+                                        std::uint32_t filter_mask, std::span<const std::byte> stored,
+                                        std::span<std::byte> destination) {
     using method = hdf5_pipeline::method;
     const hdf5_pipeline::stage_list list = pipeline.stages_of(filter_mask);
     // what is undone last into other memory makes the chunk itself, unless a checksum was taken before
-    std::size_t last_output = 0;
+    std::size_t last_output = first;
     while (last_output < list.count && list.stages[last_output].what.how == method::fletcher32)
         ++last_output;
     std::size_t turn = 0;
     std::span<const std::byte> bytes = stored;
-    for (std::size_t index = list.count; index-- > 0;) {
+    for (std::size_t index = list.count; index-- > first;) {
         const hdf5_pipeline::stage& stage = list.stages[index];
         std::span<std::byte> output;
         if (index == last_output && stage.output_bytes == destination.size()) {
@@ -284,33 +296,41 @@ std::span<const std::byte> hdf5_chunk_decoder::inflate(const hdf5_pipeline::stag
 
 namespace {
 
-/// Elements from `first` on, `count` in all, of planes that are `count` bytes each.
-void unshuffle_by_byte(const std::byte* planes, std::uint64_t count, std::uint64_t element_bytes,
-                       std::uint64_t first, std::byte* destination) noexcept {
+/// Planes of one byte of each element, `stride` bytes apart.
+struct shuffled_planes {
+    const std::byte* first;
+    std::uint64_t stride;
+};
+
+/// Elements from `begin` to before `end`.
+void unshuffle_by_byte(shuffled_planes planes, std::uint64_t element_bytes, std::uint64_t begin,
+                       std::uint64_t end, std::byte* destination) noexcept {
     // a block of elements that stays in a core's first cache while its planes are gone through
     const std::uint64_t block = std::max<std::uint64_t>((16 << 10) / element_bytes, 16);
-    for (; first < count; first += block) {
-        const std::uint64_t end = std::min(count, first + block);
+    for (; begin < end; begin += block) {
+        const std::uint64_t block_end = std::min(end, begin + block);
         for (std::uint64_t plane = 0; plane < element_bytes; ++plane) {
-            const std::byte* from = planes + plane * count;
+            const std::byte* from = planes.first + plane * planes.stride;
             std::byte* to = destination + plane;
-            for (std::uint64_t index = first; index < end; ++index)
+            for (std::uint64_t index = begin; index < block_end; ++index)
                 to[index * element_bytes] = from[index];
         }
     }
 }
 
 #ifdef __SSE2__
-/// As many elements as vectors of 16 take. @return how many that are.
+/// As many of `count` elements as vectors of 16 take. @return how many that are.
 template <std::size_t ElementBytes>
-std::uint64_t unshuffle_by_vector(const std::byte* planes, std::uint64_t count,
+std::uint64_t unshuffle_by_vector(shuffled_planes planes, std::uint64_t count,
                                   std::byte* destination) noexcept {
     constexpr std::uint64_t at_once = 16;
     std::uint64_t first = 0;
     for (; count - first >= at_once; first += at_once) {
         __m128i now[ElementBytes];
-        for (std::size_t plane = 0; plane < ElementBytes; ++plane)
-            now[plane] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(planes + plane * count + first));
+        for (std::size_t plane = 0; plane < ElementBytes; ++plane) {
+            now[plane] = _mm_loadu_si128(
+                reinterpret_cast<const __m128i*>(planes.first + plane * planes.stride + first));
+        }
         // Each pass interleaves the first half with the second: as a number of bits, a byte's place is turned
         // left by one. After as many passes as a plane's number has bits, that number is the lowest part.
         for (std::size_t pass = 1; pass < ElementBytes; pass *= 2) {
@@ -331,30 +351,36 @@ std::uint64_t unshuffle_by_vector(const std::byte* planes, std::uint64_t count,
 
 }  // namespace
 
-void hdf5_unshuffle(std::span<const std::byte> shuffled, std::uint64_t element_bytes,
-                    std::byte* destination) noexcept {
-    if (shuffled.empty()) return;
-    const std::uint64_t count = shuffled.size() / element_bytes;
+void hdf5_unshuffle(const std::byte* first_plane, std::uint64_t plane_bytes, std::uint64_t element_bytes,
+                    std::uint64_t count, std::byte* destination) noexcept {
+    const shuffled_planes planes{first_plane, plane_bytes};
     std::uint64_t done = 0;
 #ifdef __SSE2__
     switch (element_bytes) {
         case 2:
-            done = unshuffle_by_vector<2>(shuffled.data(), count, destination);
+            done = unshuffle_by_vector<2>(planes, count, destination);
             break;
         case 4:
-            done = unshuffle_by_vector<4>(shuffled.data(), count, destination);
+            done = unshuffle_by_vector<4>(planes, count, destination);
             break;
         case 8:
-            done = unshuffle_by_vector<8>(shuffled.data(), count, destination);
+            done = unshuffle_by_vector<8>(planes, count, destination);
             break;
         case 16:
-            done = unshuffle_by_vector<16>(shuffled.data(), count, destination);
+            done = unshuffle_by_vector<16>(planes, count, destination);
             break;
         default:
             break;
     }
 #endif
-    unshuffle_by_byte(shuffled.data(), count, element_bytes, done, destination);
+    unshuffle_by_byte(planes, element_bytes, done, count, destination);
+}
+
+void hdf5_unshuffle(std::span<const std::byte> shuffled, std::uint64_t element_bytes,
+                    std::byte* destination) noexcept {
+    if (shuffled.empty()) return;
+    const std::uint64_t count = shuffled.size() / element_bytes;
+    hdf5_unshuffle(shuffled.data(), count, element_bytes, count, destination);
     const std::uint64_t whole_bytes = count * element_bytes;
     if (whole_bytes < shuffled.size()) {
         std::memcpy(destination + whole_bytes, shuffled.data() + whole_bytes, shuffled.size() - whole_bytes);

@@ -30,6 +30,9 @@ class hdf5_pipeline {
     std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
     /// Whether chunks of which these filters were skipped lie in the file as they are.
     bool stored_as_is(std::uint32_t filter_mask) const noexcept;
+    /// The size of elements whose bytes lie apart once all other filters of such a chunk are undone; 0 when
+    /// shuffling is not what was done to it first, or does nothing.
+    std::uint64_t shuffled_bytes(std::uint32_t filter_mask) const noexcept;
     /// Whether a stored chunk of this size can be a whole chunk, neither too long nor too short for what
     /// compression can do: to be asked before memory for either is taken. @throws format_error.
     void check_size(const hdf5_chunk& chunk) const;
@@ -78,13 +81,23 @@ class hdf5_chunk_decoder {
     /// Fills `destination`, one chunk, from the bytes stored for it.
     /// @throws format_error for damaged bytes; the destination's contents are anything then.
     void decode(const hdf5_pipeline& pipeline, std::uint32_t filter_mask, std::span<const std::byte> stored,
-                std::span<std::byte> destination);
+                std::span<std::byte> destination) {
+        decode_down_to(0, pipeline, filter_mask, stored, destination);
+    }
+    /// The same, but for the shuffling that was done first: for those who want few elements, and put their
+    /// bytes together themselves. Only where pipeline.shuffled_bytes(filter_mask) is not 0.
+    void decode_shuffled(const hdf5_pipeline& pipeline, std::uint32_t filter_mask,
+                         std::span<const std::byte> stored, std::span<std::byte> destination) {
+        decode_down_to(1, pipeline, filter_mask, stored, destination);
+    }
     /// What it keeps.
     std::uint64_t memory_bytes() const noexcept { return stored_bytes_ + spare_bytes_[0] + spare_bytes_[1]; }
 
  private:
     struct decompressor;
 
+    void decode_down_to(std::size_t first, const hdf5_pipeline& pipeline, std::uint32_t filter_mask,
+                        std::span<const std::byte> stored, std::span<std::byte> destination);
     std::span<const std::byte> undo(const hdf5_pipeline::stage& stage, std::span<const std::byte> input,
                                     std::span<std::byte> output);
     std::span<const std::byte> inflate(const hdf5_pipeline::stage& stage, std::span<const std::byte> input,
@@ -101,6 +114,11 @@ class hdf5_chunk_decoder {
 /// ones, ..., then what is left of a last, incomplete element. `destination` is as large, and elsewhere.
 void hdf5_unshuffle(std::span<const std::byte> shuffled, std::uint64_t element_bytes,
                     std::byte* destination) noexcept;
+
+/// The same for `count` elements: `first_plane` is the first byte of the first one, and each further one of
+/// its bytes is `plane_bytes` after the one before.
+void hdf5_unshuffle(const std::byte* first_plane, std::uint64_t plane_bytes, std::uint64_t element_bytes,
+                    std::uint64_t count, std::byte* destination) noexcept;
 
 /// HDF5's checksum: Fletcher's over big-endian 16-bit words, modulo 65535, sums beginning at 0; an odd last
 /// byte counts as the upper half of a word. The source is H5_checksum_fletcher32 in libhdf5.

@@ -18,6 +18,7 @@
 #include "formats/hdf5_description.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
+#include "pinflow/memory.hpp"
 
 /// What the parts of the one layer that calls libhdf5 share. None of it outside: formats/hdf5_library.hpp.
 namespace pinflow::detail::hdf5 {
@@ -204,5 +205,38 @@ enum class detail_wanted : bool { listing, all };
 /// `description.name` is `name`. @throws unsupported, format_error, without the file's path.
 hdf5_description describe(const open_file& file, const object_handle& dataset, const std::string& name,
                           detail_wanted wanted);
+
+// ---- its chunks ------------------------------------------------------------------------------------------
+
+/// Memory that the library could write to, though it is never touched: a driver that records reads nothing.
+class untouched_memory {
+ public:
+    void* of(std::uint64_t size_bytes);
+
+ private:
+    memory_region memory_;
+};
+
+/// Finds out where the chunks of a dataset lie, without reading any of them.
+class chunk_finder {
+ public:
+    /// All of these outlive it; of the description it needs shapes and filters.
+    /// @throws format_error, to be read after "the dataset 'NAME'", as all of it.
+    chunk_finder(const open_file& file, const object_handle& dataset, const hdf5_description& description);
+
+    /// The chunk whose first element is `position`, along the axes of the dataset itself. Nothing is recorded
+    /// meanwhile.
+    hdf5_chunk find(std::span<const ::hsize_t> position);
+
+ private:
+    bool is_missing(std::span<const ::hsize_t> position) const;
+    bool is_partial(std::span<const ::hsize_t> position) const noexcept;
+
+    const open_file& file_;
+    const object_handle& dataset_;
+    const hdf5_description& description_;
+    bool edges_unfiltered_ = false;
+    untouched_memory memory_;
+};
 
 }  // namespace pinflow::detail::hdf5

@@ -8,7 +8,6 @@
 #include <system_error>
 
 #include "formats/hdf5_handles.hpp"
-#include "src/core/checked.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/system.hpp"
 
@@ -210,117 +209,6 @@ hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view 
         check_hdf5_description(description, file.size_bytes());
         return description;
     });
-}
-
-// ---- read by the library ---------------------------------------------------------------------------------
-
-struct hdf5_library_reader::state {
-    std::shared_ptr<const input_file> file;
-    std::string name;
-    shape_vector shape;
-    std::uint64_t row_count = 1;
-    std::uint64_t row_bytes = 0;
-    // closed in reverse order
-    std::optional<hdf5::open_file> opened;
-    hdf5::object_handle dataset;
-    hdf5::type_handle type;
-    std::vector<::hsize_t> lengths;  ///< of the dataset itself, without the axes of an array type
-
-    void read(std::uint64_t first_row, std::uint64_t count, std::byte* destination) const;
-};
-
-hdf5_library_reader::hdf5_library_reader(std::shared_ptr<const input_file> file,
-                                         const hdf5_description& description)
-    : state_(std::make_unique<state>()) {
-    state_->file = std::move(file);
-    const input_file& from = *state_->file;
-    hdf5::naming(from, [&] {
-        state_->name = description.name;
-        state_->shape = description.shape;
-        if (!description.shape.empty()) state_->row_count = description.shape.front();
-        const std::uint64_t size_bytes = payload_bytes(description);
-        state_->row_bytes = state_->row_count == 0 ? 0 : size_bytes / state_->row_count;
-        const hdf5::library_lock lock;
-        try {
-            // rows of a chunk should not have it decoded for each
-            state_->opened.emplace(from, hdf5_library_cache_bytes);
-            hdf5::link_access links;
-            state_->dataset = hdf5::open_dataset(*state_->opened, description.name, links);
-            const auto now = hdf5::describe(*state_->opened, state_->dataset, description.name,
-                                            hdf5::detail_wanted::listing);
-            if (now.dtype != description.dtype || now.shape != description.shape) {
-                throw data_changed(
-                    fmt::format("'{}' changed while it was read: the dataset {} has another type or shape",
-                                from.path(), quote(description.name)));
-            }
-            state_->type = {::H5Dget_type(state_->dataset.id()), "its type cannot be read"};
-            const hdf5::space_handle space(::H5Dget_space(state_->dataset.id()), "its shape cannot be read");
-            const int rank =
-                hdf5::checked(::H5Sget_simple_extent_ndims(space.id()), "its shape cannot be read");
-            state_->lengths.resize(static_cast<std::size_t>(rank));
-            hdf5::checked(::H5Sget_simple_extent_dims(space.id(), state_->lengths.data(), nullptr),
-                          "its shape cannot be read");
-        } catch (...) {
-            state_.reset();  // while the library is locked
-            throw;
-        }
-    });
-}
-
-hdf5_library_reader::~hdf5_library_reader() {
-    try {
-        const hdf5::library_lock lock;
-        state_.reset();
-    } catch (const error&) {
-        static_cast<void>(state_.release());  // the library is gone, and its handles with it
-    }
-}
-
-void hdf5_library_reader::state::read(std::uint64_t first_row, std::uint64_t count,
-                                      std::byte* destination) const {
-    std::vector<::hsize_t> begin(lengths.size());
-    std::vector<::hsize_t> block = lengths;
-    begin.front() = first_row;
-    block.front() = count;
-    const int rank = static_cast<int>(lengths.size());
-    const hdf5::space_handle from(::H5Screate_simple(rank, lengths.data(), nullptr),
-                                  "its rows cannot be selected");
-    const hdf5::space_handle to(::H5Screate_simple(rank, block.data(), nullptr),
-                                "its rows cannot be selected");
-    hdf5::checked(
-        ::H5Sselect_hyperslab(from.id(), H5S_SELECT_SET, begin.data(), nullptr, block.data(), nullptr),
-        "its rows cannot be selected");
-    hdf5::checked(::H5Dread(dataset.id(), type.id(), to.id(), from.id(), H5P_DEFAULT, destination),
-                  "its rows cannot be read");
-}
-
-void hdf5_library_reader::read(std::uint64_t first_row, std::uint64_t row_count,
-                               std::span<std::byte> destination) const {
-    const state& of = *state_;
-    std::uint64_t size_bytes = 0;
-    if (first_row > of.row_count || row_count > of.row_count - first_row ||
-        !multiply(row_count, of.row_bytes, size_bytes) || size_bytes != destination.size()) {
-        throw invalid_argument(fmt::format(
-            "{} bytes cannot be {} rows of the dataset {} from row {} on: it has {} of {}",
-            destination.size(), row_count, quote(of.name), first_row, of.row_count, of.row_bytes));
-    }
-    if (destination.empty()) return;
-    const hdf5::library_lock lock;
-    try {
-        // the library may leave what was never written as it is
-        std::ranges::fill(destination, std::byte{});
-        if (!of.lengths.empty()) return of.read(first_row, row_count, destination.data());
-        // one element, whose rows the library cannot tell apart
-        std::vector<std::byte> element(static_cast<std::size_t>(of.row_count * of.row_bytes));
-        hdf5::checked(::H5Dread(of.dataset.id(), of.type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, element.data()),
-                      "its element cannot be read");
-        std::ranges::copy(std::span(element).subspan(static_cast<std::size_t>(first_row * of.row_bytes),
-                                                     destination.size()),
-                          destination.begin());
-    } catch (const format_error& failure) {
-        throw format_error(fmt::format("cannot read the dataset {} of '{}': {}", quote(of.name),
-                                       of.file->path(), failure.what()));
-    }
 }
 
 }  // namespace pinflow::detail

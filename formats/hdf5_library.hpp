@@ -38,12 +38,22 @@ std::vector<array_listing> list_hdf5_datasets(const input_file& file);
 /// for and for storage outside the file, others as above; sentences name the path and the dataset.
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name);
 
-/// A dataset that stays open, for storage that only the library can read. Any thread may use it; one at a
-/// time does.
+/// What is done about chunks of which nobody but the library can tell whether it will fill them, as damaged
+/// ones of szip leave parts of its memory as it was.
+enum class hdf5_doubts : bool {
+    ignored,
+    /// Such a chunk is decoded twice beforehand, with other bytes in memory that is free, and has to be the
+    /// same both times. This changes what the allocator of the whole process does meanwhile.
+    settled,
+};
+
+/// A dataset that stays open, for storage that only the library can read. Each chunk is checked before the
+/// library decodes it for the first time. Any thread may use it; one at a time does.
 class hdf5_library_reader {
  public:
     /// Opens the dataset again. @throws as describe_hdf5_dataset; data_changed when it is not as described.
-    hdf5_library_reader(std::shared_ptr<const input_file> file, const hdf5_description& description);
+    hdf5_library_reader(std::shared_ptr<const input_file> file, const hdf5_description& description,
+                        hdf5_doubts doubts = hdf5_doubts::ignored);
     hdf5_library_reader(const hdf5_library_reader&) = delete;
     hdf5_library_reader& operator=(const hdf5_library_reader&) = delete;
     ~hdf5_library_reader();
@@ -51,8 +61,8 @@ class hdf5_library_reader {
     /// Fills `destination` with consecutive rows (indices of the first axis; without axes the element is the
     /// one row), as they are stored, byte order included. Rows of one chunk are best read together: few
     /// chunks are kept decoded.
-    /// @throws invalid_argument for rows past the end or a destination of another size, format_error when the
-    /// library cannot read them; the sentence names path and dataset.
+    /// @throws invalid_argument for rows past the end or a destination of another size, format_error for
+    /// damaged chunks, and when the library cannot read them; the sentence names path and dataset.
     void read(std::uint64_t first_row, std::uint64_t row_count, std::span<std::byte> destination) const;
 
  private:

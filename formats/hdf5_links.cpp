@@ -74,14 +74,11 @@ object_handle open_dataset(const open_file& file, const std::string& name, link_
             throw format_error(fmt::format("{} cannot be opened: libhdf5 says '{}'", quote(part), words));
         }
         const bool is_last = end == name.npos;
-        if (found->type != (is_last ? H5O_TYPE_DATASET : H5O_TYPE_GROUP)) {
-            throw invalid_argument(fmt::format("{} is {}, not a {}", quote(part),
-                                               found->type == H5O_TYPE_GROUP ? "a group"
-                                               : found->type == H5O_TYPE_DATASET
-                                                   ? "a dataset"
-                                                   : "neither a group nor a dataset",
-                                               is_last ? "dataset" : "group"));
-        }
+        if (found->type == (is_last ? H5O_TYPE_DATASET : H5O_TYPE_GROUP)) continue;
+        if (found->type != H5O_TYPE_DATASET && found->type != H5O_TYPE_GROUP)
+            throw invalid_argument(fmt::format("{} is neither a group nor a dataset", quote(part)));
+        throw invalid_argument(fmt::format("{} is a {}", quote(part),
+                                           is_last ? "group, not a dataset" : "dataset, not a group"));
     }
     return {::H5Oopen(file.id(), name.c_str(), links.id()),
             fmt::format("the dataset {} cannot be opened", quoted)};
@@ -211,11 +208,17 @@ std::string lister::why_not_followed(const place& at, const link& found, const s
     }
     links_.take_other_file();
     if (identity_of(at.group.id(), found.name.c_str(), links_)) return {};
-    const std::string other_file = links_.take_other_file();
-    return other_file.empty() ? fmt::format("the link {} leads to {}, where there is nothing", quote(path),
-                                            target.empty() ? "a path" : target)
-                              : fmt::format("the link {} leads to another file, {}, which is not opened",
-                                            quote(path), other_file);
+    const std::string words = report_failure().description;
+    if (const std::string other_file = links_.take_other_file(); !other_file.empty()) {
+        return fmt::format("the link {} leads to another file, {}, which is not opened", quote(path),
+                           other_file);
+    }
+    if (target.empty()) target = "a path";
+    if (::H5Oexists_by_name(at.group.id(), found.name.c_str(), links_.id()) == 0) {
+        return fmt::format("the link {} leads to {}, where there is nothing", quote(path), target);
+    }
+    return fmt::format("the link {} leads to {}, which cannot be opened: libhdf5 says '{}'", quote(path),
+                       target, words);
 }
 
 void lister::add_dataset(const place& at, const link& found, const std::string& path) {

@@ -381,6 +381,19 @@ TEST_CASE("cli hdf5: inspects and streams what lies in HDF5 files") {
     fs::current_path(before);
 }
 
+TEST_CASE("cli hdf5: damaged chunks that libhdf5 would make up elements for are one line of error") {
+    ++cases_run;
+    const auto lines = lines_of("damaged.txt");
+    CHECK(lines.size() > 6);
+    for (const auto& line : lines) {
+        CAPTURE(line[1]);
+        if (line[3] == "twice" && sanitized) continue;
+        const std::string dataset = fmt::format("{}:{}", (files() / line[0]).string(), line[1]);
+        cli::check_fails(1, {"stream", dataset}, {"cannot read the dataset", "its chunk at (0, 0)", line[2]});
+        cli::check_fails(1, {"stream", dataset, "--batch", "1", "--order", "shuffled"}, {line[2]});
+    }
+}
+
 TEST_CASE("cli hdf5: works with standard descriptors closed, and with signals as nobody leaves them") {
     ++cases_run;
     const std::string library = (files() / "library.h5").string() + ":scaleoffset";

@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
-#include <sys/socket.h>
+#include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include <chrono>
 #include <csignal>
 #include <fstream>
-#include <functional>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,7 +21,9 @@
 #include "pinflow/error.hpp"
 #include "src/cli/hdf5_protocol.hpp"
 #include "tests/file_bytes.hpp"
+#include "tests/hdf5_sockets.hpp"
 #include "tests/npy_bytes.hpp"
+#include "tests/sanitized.hpp"
 #include "tests/temporary_folder.hpp"
 
 namespace {
@@ -35,56 +37,6 @@ using pinflow::format_error;
 using pinflow::input_file;
 using pinflow::detail::hdf5_description;
 using pinflow::detail::hdf5_storage;
-
-std::span<const std::byte> bytes_of(std::string_view text) {
-    return std::as_bytes(std::span(text));
-}
-
-hdf5_deadline in(std::chrono::milliseconds time) {
-    return std::chrono::steady_clock::now() + time;
-}
-
-/// Both ends of a socket.
-struct socket_pair {
-    socket_pair() { REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0); }
-    ~socket_pair() {
-        ::close(ends[0]);
-        close_second();
-    }
-    void close_second() {
-        if (ends[1] != -1) ::close(ends[1]);
-        ends[1] = -1;
-    }
-
-    int ends[2] = {-1, -1};
-};
-
-/// What `send` sends through a socket.
-std::string recorded(const std::function<void(int socket)>& send) {
-    socket_pair sockets;
-    std::thread sender([&] {
-        send(sockets.ends[1]);
-        sockets.close_second();
-    });
-    std::string text;
-    char piece[4096];
-    for (::ssize_t count; (count = ::recv(sockets.ends[0], piece, sizeof piece, 0)) > 0;)
-        text.append(piece, static_cast<std::size_t>(count));
-    sender.join();
-    return text;
-}
-
-hdf5_request request_of(hdf5_question question, const std::string& path, const std::string& about = {}) {
-    hdf5_request request;
-    request.question = question;
-    request.path = path;
-    request.about = about;
-    return request;
-}
-
-std::string recorded_answer(hdf5_verdict verdict, std::span<const std::byte> content, int error_number = 0) {
-    return recorded([&](int socket) { send_answer(socket, verdict, content, error_number); });
-}
 
 // ---- children that are none -------------------------------------------------------------------------------
 
@@ -147,120 +99,6 @@ std::string sentence_of_list(const hdf5_child_options& options) {
 
 }  // namespace
 
-// ---- the protocol -----------------------------------------------------------------------------------------
-
-TEST_CASE("hdf5 protocol: a request arrives as it was sent, however large") {
-    for (const std::size_t size : {0U, 1U, 5'000'000U}) {
-        const hdf5_request sent{
-            hdf5_question::read, "a/b.h5", {1, 2, 3, -4}, std::string(size, 'n'), 5, 6, 7};
-        socket_pair sockets;
-        std::thread sender(
-            [&] { CHECK(send_request(sockets.ends[0], sent, no_deadline) == delivery::done); });
-        const auto received = receive_request(sockets.ends[1]);
-        sender.join();
-        REQUIRE(received.has_value());
-        CHECK((*received == sent));
-    }
-}
-
-TEST_CASE("hdf5 protocol: what is no request, or breaks off, is none") {
-    const std::string whole = recorded(
-        [](int socket) { send_request(socket, {hdf5_question::list, "path", {}, "n"}, no_deadline); });
-    const auto received = [](const std::string& bytes) {
-        socket_pair sockets;
-        REQUIRE(send_all(sockets.ends[0], bytes_of(bytes), no_deadline) == delivery::done);
-        ::shutdown(sockets.ends[0], SHUT_WR);
-        return receive_request(sockets.ends[1]).has_value();
-    };
-    CHECK(received(whole));
-    for (std::size_t size = 0; size < whole.size(); ++size)
-        CHECK(!received(whole.substr(0, size)));
-    std::string marked = whole;
-    marked[0] = 'x';
-    CHECK(!received(marked));
-    std::string unknown = whole;
-    unknown[8] = 9;
-    CHECK(!received(unknown));
-    std::string huge = whole;
-    huge[whole.size() - 5 - 1] = '\x7f';  // the last byte of the last length
-    CHECK(!received(huge));
-}
-
-TEST_CASE("hdf5 protocol: an answer arrives with its head, and a sentence is cut") {
-    const std::string text(100'000, 's');
-    struct {
-        hdf5_verdict verdict;
-        std::size_t size;
-    } const table[] = {{hdf5_verdict::answered, text.size()},
-                       {hdf5_verdict::system_failure, std::size_t{most_sentence_bytes}}};
-    for (const auto& [verdict, size] : table) {
-        socket_pair sockets;
-        std::thread sender([&, sent = verdict] {
-            CHECK(send_answer(sockets.ends[1], sent, bytes_of(text), ENOSPC) == delivery::done);
-        });
-        delivery result = delivery::late;
-        const auto head = receive_answer_head(sockets.ends[0], text.size(), no_deadline, result);
-        REQUIRE(head.has_value());
-        CHECK(head->verdict == verdict);
-        CHECK(head->error_number == ENOSPC);
-        CHECK(head->content_bytes == size);
-        std::vector<std::byte> content;
-        CHECK(receive_content(sockets.ends[0], head->content_bytes, content, no_deadline) == delivery::done);
-        sender.join();
-        CHECK(content.size() == size);
-    }
-}
-
-TEST_CASE("hdf5 protocol: a head of nonsense, or of more than was asked for, is none") {
-    const std::string whole = recorded_answer(hdf5_verdict::answered, bytes_of("12345678"));
-    const auto received = [](const std::string& bytes, std::uint64_t most_bytes) {
-        socket_pair sockets;
-        REQUIRE(send_all(sockets.ends[1], bytes_of(bytes), no_deadline) == delivery::done);
-        delivery result = delivery::late;
-        const bool any = receive_answer_head(sockets.ends[0], most_bytes, no_deadline, result).has_value();
-        CHECK(result == delivery::done);
-        return any;
-    };
-    CHECK(received(whole, 8));
-    CHECK(!received(whole, 7));
-    for (const std::size_t at : {0U, 7U, 8U, 15U, 31U}) {  // mark, verdict, length
-        std::string changed = whole;
-        changed[at] = '\x55';
-        CHECK(!received(changed, 8));
-    }
-    std::string zero = whole;
-    zero[8] = 0;
-    CHECK(!received(zero, 8));
-    // an error, whose sentence is longer than any
-    std::string talkative = recorded_answer(hdf5_verdict::format_error, bytes_of("a"));
-    talkative[24 + 2] = 2;
-    CHECK(!received(talkative, std::uint64_t{1} << 40));
-}
-
-TEST_CASE("hdf5 protocol: nobody waits past the deadline, nor for one who is gone") {
-    std::vector<std::byte> room(10'000'000);
-    socket_pair sockets;
-    CHECK(receive_all(sockets.ends[0], room, in(1ms)) == delivery::late);
-    CHECK(receive_all(sockets.ends[0], room, in(-1h)) == delivery::late);
-    CHECK(send_all(sockets.ends[0], room, in(1ms)) == delivery::late);  // nobody reads it
-    sockets.close_second();
-    CHECK(receive_all(sockets.ends[0], room, no_deadline) == delivery::ended);
-    CHECK(send_all(sockets.ends[0], room, no_deadline) == delivery::ended);  // and not by SIGPIPE
-    // what is there already is taken also when time has passed, as it does while a process is stopped
-    socket_pair late;
-    REQUIRE(send_all(late.ends[1], bytes_of("abc"), no_deadline) == delivery::done);
-    CHECK(receive_all(late.ends[0], std::span(room).first(3), in(-1h)) == delivery::done);
-}
-
-TEST_CASE("hdf5 protocol: no memory is taken for content that was only promised") {
-    socket_pair sockets;
-    REQUIRE(send_all(sockets.ends[1], bytes_of("abc"), no_deadline) == delivery::done);
-    sockets.close_second();
-    std::vector<std::byte> content;
-    CHECK(receive_content(sockets.ends[0], most_answer_bytes, content, no_deadline) == delivery::ended);
-    CHECK(content.capacity() <= std::size_t{2} << 20);
-}
-
 // ---- what becomes of a child ------------------------------------------------------------------------------
 
 TEST_CASE("hdf5 child: each way to die is a sentence of its own") {
@@ -271,7 +109,8 @@ TEST_CASE("hdf5 child: each way to die is a sentence of its own") {
         {"kill -SEGV $$", "libhdf5 crashed on it (signal 11, Segmentation fault): the file is damaged"},
         {"kill -ABRT $$", "libhdf5 crashed on it (signal 6, Aborted): the file is damaged"},
         {"kill -BUS $$", "libhdf5 crashed on it (signal 7, Bus error): the file is damaged"},
-        {"kill -XCPU $$", "libhdf5 did not finish within 60 s of computing: the file is damaged"},
+        {"kill -XCPU $$",
+         "libhdf5 did not finish within 60 s of computing: the file is damaged, or there is too much in it"},
         {"kill -KILL $$",
          "the process that reads it by libhdf5 was killed (signal 9, Killed): memory may be exhausted"},
         {"exit 3", "the process that reads it by libhdf5 has ended (exit status 3)"},
@@ -305,7 +144,9 @@ TEST_CASE("hdf5 child: one that does not finish in time is killed") {
         const std::string sentence = sentence_of<hdf5_child_lost>([&] { child.ask({}); });
         const auto waited = std::chrono::steady_clock::now() - before;
         CHECK(sentence ==
-              "libhdf5 did not finish within 0.1 s: the file is damaged, or lies on a very slow disk");
+              "libhdf5 did not finish within 0.1 s: the file is damaged, there is too much in it, or it lies "
+              "on a "
+              "very slow disk");
         CHECK(waited >= 100ms);
         CHECK(waited < 30s);
         CHECK(child.process() == -1);
@@ -320,6 +161,38 @@ TEST_CASE("hdf5 child: one that takes no request does not hold up its sender") {
     hdf5_child child(shell("exec sleep 1000", {}, 100ms));
     const hdf5_request request = request_of(hdf5_question::list, std::string(8'000'000, 'x'));
     CHECK(contains(sentence_of<hdf5_child_lost>([&] { child.ask(request); }), "did not finish within 0.1 s"));
+}
+
+TEST_CASE("hdf5 child: is killed when there is no memory for its answer, of which the rest would come next") {
+    if (sanitized) return;
+    const some_file file;
+    const std::string head_path = file.folder / "head";
+    std::string head = recorded_answer(hdf5_verdict::answered, bytes_of("1")).substr(0, 32);
+    head[24] = 0;  // the length
+    head[27] = 0x40;
+    write_file(head_path, head);
+    hdf5_child child(shell("cat \"$1\" >&3; exec cat /dev/zero >&3", {head_path}));
+    const ::pid_t process = child.process();
+    ::rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
+    std::uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    ::rlimit tight = before;
+    tight.rlim_cur = pages * page_bytes + (std::uint64_t{64} << 20);
+    REQUIRE(::setrlimit(RLIMIT_AS, &tight) == 0);
+    bool ran_out = false;
+    try {
+        child.ask({});
+    } catch (const std::bad_alloc&) {
+        ran_out = true;
+    }
+    ::setrlimit(RLIMIT_AS, &before);
+    CHECK(ran_out);
+    CHECK(child.process() == -1);
+    CHECK(!is_alive(process));
+    CHECK(!has_children());
+    CHECK(contains(sentence_of<hdf5_child_lost>([&] { child.ask({}); }), "was given up"));
 }
 
 TEST_CASE("hdf5 child: ends with the object that started it") {

@@ -274,14 +274,26 @@ TEST_CASE("hdf5 description: the reason says where the bytes are") {
     CHECK(hdf5_storage_reason(unnamed) == "it lies in chunks of shape (4, 4), filtered by 32000, bad?name");
     unnamed.filters.clear();
     CHECK(hdf5_storage_reason(unnamed) == "it lies in chunks of shape (4, 4)");
-    // a listing also says whether rows can be mapped chunk by chunk
-    CHECK(pinflow::detail::hdf5_listing(unnamed).reason == "it lies in chunks of shape (4, 4)");
+    // a listing also says whether rows are mapped chunk by chunk, as far as that is known
+    const auto listed = [&] { return pinflow::detail::hdf5_listing(unnamed).reason; };
+    CHECK(listed() == "it lies in chunks of shape (4, 4)");
     unnamed.shape = {9, 4};
+    unnamed.chunks = {{512, 64, 0}, {}, {1024, 64, 0}};
+    CHECK(listed() ==
+          "it lies in chunks of shape (4, 4), of which 1 of 3 were never written, so that its rows are not "
+          "mapped");
+    unnamed.chunks[1] = {768, 64, 0};
+    CHECK(listed() == "it lies in chunks of shape (4, 4), whose rows are mapped chunk by chunk");
+    unnamed.chunks.clear();
     CHECK(
-        pinflow::detail::hdf5_listing(unnamed).reason ==
+        listed() ==
         "it lies in chunks of shape (4, 4), whose rows are mapped chunk by chunk if all chunks were written");
+    unnamed.shape = {1 << 23, 4};
+    CHECK(listed().ends_with(
+        " if all chunks were written; if few of these were ever written, it is read by libhdf5"));
     unnamed.dtype = dtype(dtype_kind::signed_integer, 2, std::endian::big);
-    CHECK(pinflow::detail::hdf5_listing(unnamed).reason == "it lies in chunks of shape (4, 4)");
+    unnamed.shape = {9, 4};
+    CHECK(listed() == "it lies in chunks of shape (4, 4)");
     CHECK(hdf5_storage_reason(inlined()) == "it lies among the metadata of the file");
     CHECK(hdf5_storage_reason(absent()) == "it was never written: all elements are the fill value");
     CHECK(hdf5_storage_reason(of_library()) == "it is read by libhdf5: it says so");

@@ -180,6 +180,19 @@ def write_chunked(file, manifest):
         manifest.add(dataset)
 
 
+def write_shuffled(file, manifest):
+    """Chunks so large that a few rows of them are put together without the others; filters skipped for some."""
+    grids = [((2900,), (400,)), ((300, 40), (64, 40)), ((300, 70), (50, 33)), ((90, 9, 20), (32, 4, 20))]
+    dtypes = ["<u2", "<f4", "<f8", "<c16", "|S3", "|u1", ">f4", [("a", "<f4"), ("b", "<i8")]]
+    for (shape, chunks), (number, dtype) in itertools.product(grids, enumerate(dtypes)):
+        filters = random.choice([name for name in FILTERS if "shuffle" in name])
+        dataset = create(file, f"shuffled/{chunks}/{number}", shape, dtype, chunks, FILTERS[filters])
+        dataset[...] = sample(np.dtype(dtype), shape)
+        file.flush()
+        manifest.add(dataset)
+    write_masks(file, manifest, "shuffled/masks", (100, 30), [0, 1, 2, 3])
+
+
 def write_partly(file, manifest):
     for number, (dtype, fill) in enumerate([("<f4", None), ("<f4", 1.5), (">i2", -2), ("|u1", 9), (DTYPES[-2], (2.5, (1, 2, 3)))]):
         for filters in "none", "shuffle,gzip,fletcher32":
@@ -197,19 +210,20 @@ def write_partly(file, manifest):
                 manifest.add(dataset, manifest_fill)
 
 
-def write_masks(file, manifest):
+def write_masks(file, manifest, name, chunks, masks):
     """Chunks of which some filters were skipped, as a writer of its own would store them."""
     import zlib
-    shape, chunks = (24, 6), (4, 6)
-    dataset = create(file, "masks", shape, "<i4", chunks, FILTERS["shuffle,gzip"])
+    rows = chunks[0]
+    shape = rows * len(masks), *chunks[1:]
+    dataset = create(file, name, shape, "<i4", chunks, FILTERS["shuffle,gzip"])
     values = sample(np.dtype("<i4"), shape)
-    for number, mask in enumerate([0, 1, 2, 3, 0, 3]):
-        content = values[4 * number:4 * number + 4].tobytes()
+    for number, mask in enumerate(masks):
+        content = values[rows * number:rows * (number + 1)].tobytes()
         if not mask & 1:
             content = np.frombuffer(content, np.uint8).reshape(-1, 4).T.tobytes()
         if not mask & 2:
             content = zlib.compress(content)
-        dataset.id.write_direct_chunk((4 * number, 0), content, filter_mask=mask)
+        dataset.id.write_direct_chunk((rows * number, 0), content, filter_mask=mask)
     file.flush()
     assert (dataset[...] == values).all()
     manifest.add(dataset)
@@ -255,8 +269,10 @@ def write(folder):
         with h5py.File(folder / f"{user_block}.h5", "w", userblock_size=user_block, libver=version) as file:
             write_others(file, manifest)
             write_partly(file, manifest)
-            write_masks(file, manifest)
+            write_masks(file, manifest, "masks", (4, 6), [0, 1, 2, 3, 0, 3])
             write_chunked(file, manifest)
+    with h5py.File(folder / "shuffled.h5", "w") as file:
+        write_shuffled(file, manifest)
     manifest.write()
 
 

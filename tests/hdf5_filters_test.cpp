@@ -102,6 +102,28 @@ byte_vector decoded(const std::vector<hdf5_filter>& filters, std::size_t chunk_b
     return result;
 }
 
+/// Some elements, put together from a chunk that is otherwise left shuffled.
+void check_parts(const hdf5_pipeline& pipeline, std::uint32_t mask, const byte_vector& stored,
+                 const byte_vector& bytes, std::mt19937_64& random) {
+    const std::uint64_t element_bytes = pipeline.shuffled_bytes(mask);
+    if (element_bytes == 0) return;
+    const std::uint64_t count = bytes.size() / element_bytes;
+    CHECK(count * element_bytes == bytes.size());
+    hdf5_chunk_decoder decoder;
+    byte_vector planes(bytes.size());
+    decoder.decode_shuffled(pipeline, mask, stored, planes);
+    CHECK((planes == shuffled(bytes, element_bytes)));
+    for (int repetition = 0; repetition < 5; ++repetition) {
+        const std::uint64_t first = random() % count;
+        const std::uint64_t wanted = 1 + random() % (count - first);
+        byte_vector result(wanted * element_bytes + 1, std::byte{0xAA});
+        hdf5_unshuffle(planes.data() + first, count, element_bytes, wanted, result.data());
+        const auto expected = bytes.begin() + static_cast<std::ptrdiff_t>(first * element_bytes);
+        CHECK(std::equal(result.begin(), result.end() - 1, expected));
+        CHECK(result.back() == std::byte{0xAA});
+    }
+}
+
 std::string refusal(const std::vector<hdf5_filter>& filters, std::size_t chunk_bytes,
                     const byte_vector& stored, std::uint32_t mask = 0) {
     return sentence_of<pinflow::format_error>([&] { decoded(filters, chunk_bytes, stored, mask); });
@@ -183,8 +205,32 @@ TEST_CASE(
             }
         }
         CHECK((decoded(filters, bytes.size(), stored, mask) == bytes));
+        check_parts(hdf5_pipeline(filters, bytes.size()), mask, stored, bytes, random);
         const bool all_skipped = (mask + 1) >> filters.size() == 1;
         CHECK(hdf5_pipeline(filters, 1).stored_as_is(mask) == all_skipped);
+    }
+}
+
+TEST_CASE("hdf5_filters: a chunk can be left shuffled where shuffling came first and left nothing over") {
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(0) == 4);
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(2) == 4);
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(1) == 0);
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(3) == 0);
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 401).shuffled_bytes(0) == 0);
+    CHECK(hdf5_pipeline(std::vector{shuffle(1), deflate_filter}, 400).shuffled_bytes(0) == 0);
+    CHECK(hdf5_pipeline(std::vector{deflate_filter, shuffle(4)}, 400).shuffled_bytes(0) == 0);
+    CHECK(hdf5_pipeline(std::vector{fletcher32, shuffle(4)}, 400).shuffled_bytes(0) == 0);
+    CHECK(hdf5_pipeline(std::vector{fletcher32, shuffle(8)}, 400).shuffled_bytes(1) == 8);
+    CHECK(hdf5_pipeline(std::vector<hdf5_filter>{}, 400).shuffled_bytes(0) == 0);
+    // what is left over is an error as before
+    hdf5_chunk_decoder decoder;
+    byte_vector result(400);
+    const hdf5_pipeline pipeline(std::vector{shuffle(4), deflate_filter}, 400);
+    for (const std::size_t size : {0u, 396u, 399u, 401u, 404u}) {
+        const byte_vector stored = deflated(byte_vector(size));
+        CHECK_THROWS_AS(decoder.decode_shuffled(pipeline, 0, stored, result), pinflow::format_error);
+        CHECK_THROWS_AS(decoder.decode_shuffled(pipeline, 2, byte_vector(size), result),
+                        pinflow::format_error);
     }
 }
 

@@ -12,10 +12,12 @@
 
 namespace {
 
+using pinflow::detail::hdf5_chunk_bytes;
 using pinflow::detail::hdf5_chunk_cache;
 using pinflow::detail::hdf5_chunk_key;
 using pinflow::detail::hdf5_chunk_memory;
 using pinflow::detail::hdf5_chunk_pool;
+using pinflow::detail::hdf5_kept_chunk;
 using pinflow::detail::hdf5_memory;
 using answer = hdf5_chunk_cache::answer;
 
@@ -31,28 +33,30 @@ hdf5_chunk_memory chunk_of(std::byte value) {
 /// Notes what it is called for.
 class noting_user final : public hdf5_chunk_cache::user {
  public:
-    void use(std::size_t work, const std::byte* chunk) noexcept override {
+    void use(std::size_t work, const hdf5_chunk_bytes& chunk) noexcept override {
         used.insert(work);
-        last = *chunk;
+        last = *chunk.data;
+        last_shuffled_bytes = chunk.shuffled_bytes;
     }
     void ask_again(std::size_t work) noexcept override { again.insert(work); }
 
     std::set<std::size_t> used;
     std::set<std::size_t> again;
     std::byte last{};
+    std::uint64_t last_shuffled_bytes = 0;
 };
 
 /// Asks for a chunk, and decodes it when nobody has it. @return whether it had to.
 bool want(hdf5_chunk_cache& cache, const hdf5_chunk_key& key, bool wanted_again) {
     noting_user user;
-    hdf5_chunk_memory found;
+    hdf5_kept_chunk found;
     switch (cache.ask(key, user, 0, found)) {
         case answer::found:
-            CHECK(found != nullptr);
+            CHECK(found);
             return false;
         case answer::claimed: {
             const auto memory = chunk_of(static_cast<std::byte>(key.index));
-            cache.complete(key, {memory.get(), memory, chunk_bytes, wanted_again});
+            cache.complete(key, {{memory.get(), 0}, memory, chunk_bytes, wanted_again});
             return true;
         }
         case answer::promised:
@@ -68,16 +72,17 @@ TEST_CASE("hdf5_memory: who asks for a chunk that is being decoded is served by 
     hdf5_chunk_cache cache(0);
     noting_user first;
     noting_user second;
-    hdf5_chunk_memory found;
+    hdf5_kept_chunk found;
     CHECK(cache.ask({1, 5}, first, 0, found) == answer::claimed);
     CHECK(cache.ask({1, 5}, second, 7, found) == answer::promised);
     CHECK(cache.ask({1, 5}, second, 8, found) == answer::promised);
     CHECK(cache.ask({2, 5}, second, 9, found) == answer::claimed);  // another reader's
-    CHECK(cache.peek({1, 5}) == nullptr);
+    CHECK(!cache.peek({1, 5}));
     const auto memory = chunk_of(std::byte{3});
-    cache.complete({1, 5}, {memory.get(), memory, chunk_bytes, true});
+    cache.complete({1, 5}, {{memory.get(), 4}, memory, chunk_bytes, true});
     CHECK(second.used == std::set<std::size_t>{7, 8});
     CHECK(second.last == std::byte{3});
+    CHECK(second.last_shuffled_bytes == 4);
     CHECK(first.used.empty());
     // nothing is kept in no memory
     CHECK(memory.use_count() == 1);
@@ -99,15 +104,33 @@ TEST_CASE("hdf5_memory: chunks that are wanted once do not push out those that a
     for (std::uint64_t index = 0; index < 10; ++index)
         CHECK(!want(cache, {1, index}, true));
     // of the others, the eighth that came last
-    CHECK(cache.peek({1, 197}) == nullptr);
-    CHECK(cache.peek({1, 198}) != nullptr);
-    CHECK(cache.peek({1, 199}) != nullptr);
+    CHECK(!cache.peek({1, 197}));
+    CHECK(cache.peek({1, 198}));
+    CHECK(cache.peek({1, 199}));
     // and among those that are wanted again, the ones used last stay
     CHECK(!want(cache, {1, 0}, true));
     for (std::uint64_t index = 10; index < 23; ++index)
         CHECK(want(cache, {1, index}, true));
     CHECK(!want(cache, {1, 0}, true));
-    CHECK(cache.peek({1, 1}) == nullptr);
+    CHECK(!cache.peek({1, 1}));
+}
+
+TEST_CASE("hdf5_memory: a chunk that is kept shuffled is found as such") {
+    hdf5_chunk_cache cache(16 * cost_bytes);
+    noting_user user;
+    hdf5_kept_chunk found;
+    for (const std::uint64_t shuffled_bytes : {0u, 8u}) {
+        for (const bool wanted_again : {false, true}) {
+            const hdf5_chunk_key key{1, 10 * shuffled_bytes + (wanted_again ? 1 : 0)};
+            CHECK(cache.ask(key, user, 0, found) == answer::claimed);
+            const auto memory = chunk_of(std::byte{3});
+            cache.complete(key, {{memory.get(), shuffled_bytes}, memory, chunk_bytes, wanted_again});
+            CHECK(cache.ask(key, user, 0, found) == answer::found);
+            CHECK(found.bytes().data == memory.get());
+            CHECK(found.bytes().shuffled_bytes == shuffled_bytes);
+            CHECK(cache.peek(key).bytes().shuffled_bytes == shuffled_bytes);
+        }
+    }
 }
 
 TEST_CASE("hdf5_memory: a cache never keeps more than it may, but for one chunk") {
@@ -118,15 +141,15 @@ TEST_CASE("hdf5_memory: a cache never keeps more than it may, but for one chunk"
         std::vector<std::weak_ptr<std::byte>> all;
         for (int step = 0; step < 500; ++step) {
             noting_user user;
-            hdf5_chunk_memory found;
+            hdf5_kept_chunk found;
             const hdf5_chunk_key key{1 + random() % 3, random() % 40};
             if (cache.ask(key, user, 0, found) == answer::claimed) {
                 auto memory = chunk_of({});
                 all.push_back(memory);
                 const std::byte* const data = memory.get();
-                cache.complete(key, {data, std::move(memory), chunk_bytes, random() % 2 == 0});
+                cache.complete(key, {{data, 0}, std::move(memory), chunk_bytes, random() % 2 == 0});
             }
-            found.reset();
+            found = {};
             std::uint64_t kept = 0;
             for (const auto& memory : all)
                 kept += memory.expired() ? 0U : 1U;
@@ -148,8 +171,8 @@ TEST_CASE("hdf5_memory: what a reader kept goes with it, and the others' stays")
     }
     cache.forget(1);
     for (std::uint64_t index = 0; index < 5; ++index) {
-        CHECK(cache.peek({1, index}) == nullptr);
-        CHECK(cache.peek({2, index}) != nullptr);
+        CHECK(!cache.peek({1, index}));
+        CHECK(cache.peek({2, index}));
     }
 }
 

@@ -5,8 +5,8 @@ hdf5_metadata_files.py write FOLDER   writes files of every layout, index, filte
 
 datasets.txt has a line for each dataset that opens: file, name, type, lengths, storage, lengths of a chunk, filters,
 fill value (hexadecimal, empty for zeros), number; NUMBER.raw are its elements as they are stored, in C order.
-refused.txt has one for each that does not: file, name, a part of the sentence. listed.txt: file, all names in their
-order.
+refused.txt has one for each that does not: file, name, a part of the sentence, "$" for its end. damaged.txt: the same of those that open,
+but cannot be read; "twice" at the end where nobody can tell from the bytes. listed.txt: file, all names in their order.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ import os
 import pathlib
 import random
 import sys
+import zlib
 
 try:
     import h5py
@@ -32,7 +33,7 @@ NUMBERS = ["i1", "u1", "<i2", ">i2", "<u2", ">u2", "<i4", ">i4", "<u4", ">u4", "
 class Writer:
     def __init__(self, folder):
         self.folder = folder
-        self.datasets, self.refused, self.listed = [], [], []
+        self.datasets, self.refused, self.damaged, self.listed = [], [], [], []
         # what h5py does not offer
         self.library = ctypes.CDLL("libhdf5_serial.so.103") if h5py.version.hdf5_version.startswith("1.10.") else None
 
@@ -53,7 +54,7 @@ class Writer:
         self.listed.append([pathlib.Path(file.filename).name, *names])
 
     def write(self):
-        for name in ("datasets", "refused", "listed"):
+        for name in ("datasets", "refused", "damaged", "listed"):
             lines = ["\t".join(line) + "\n" for line in getattr(self, name)]
             (self.folder / f"{name}.txt").write_text("".join(lines), encoding="utf-8")
 
@@ -168,6 +169,57 @@ def storage_of_library(writer):
         dcpl = properties("chunked", (2,), (UNKNOWN_FILTER,))
         h5py.Dataset(create(file, "unknown", h5t.STD_I32LE, (4,), dcpl))[...] = 1
         writer.refuse(file, "unknown", "the filter 511")
+
+
+def damaged_chunks(writer):
+    """Chunks that libhdf5 reads past the end of, or leaves unwritten in parts: whatever was in memory would come."""
+    path = writer.folder / "damaged.h5"
+
+    def damage(name, data, dcpl, change, sentence, twice=False):
+        dataset = h5py.Dataset(create(file, name, h5t.py_create(data.dtype), data.shape, dcpl))
+        dataset[...] = data
+        mask, stored = dataset.id.read_direct_chunk((0,) * data.ndim)
+        dataset.id.write_direct_chunk((0,) * data.ndim, bytes(change(bytearray(stored))), mask)
+        writer.damaged.append([path.name, name, sentence, "twice" if twice else "once"])
+
+    def put(at, value):
+        def change(stored):
+            stored[at] = value
+            return stored
+        return change
+
+    data = np.arange(700, dtype="<i4").reshape(70, 10)
+    with h5py.File(path, "w") as file:
+        packed = lambda *more: properties("chunked", (16, 10), (SCALEOFFSET, *more))
+        cut = lambda stored: stored[:-20]
+        damage("bits", data, packed(), put(0, 30), "do not hold 4800 bits")
+        damage("too_many_bits", data, packed(), put(1, 1), "is said to have 264 bits for elements of 4 bytes")
+        damage("short", data, packed(), cut, "do not hold 1280 bits")
+        damage("no_head", data, packed(), lambda stored: stored[:20], "breaks off after 20 bytes")
+        damage("deflated", data, packed(DEFLATE), lambda stored: zlib.compress(zlib.decompress(stored)[:-9]),
+               "do not hold 1280 bits")
+        damage("shuffled", data, packed(SHUFFLE, FLETCHER32), cut, "its scale-offset data")
+        if writer.library:
+            dcpl = properties("chunked", (16, 10))
+            writer.library.H5Pset_nbit(ctypes.c_int64(dcpl.id))
+            damage("nbit", data.astype("<f16"), dcpl, cut, "do not hold 12800 bits")
+        if h5z.filter_avail(SZIP) and h5z.get_filter_info(SZIP) & h5z.FILTER_CONFIG_ENCODE_ENABLED:
+            pressed = lambda: properties("chunked", (16, 10), (SZIP,))
+            damage("szip_size", data, pressed(), put(0, 0), "is said to make 512 bytes, 640 should come of it")
+            damage("szip_short", data, pressed(), lambda stored: stored[:len(stored) // 2],
+                   "makes something else of it each time", True)
+            small = np.arange(100, dtype="<u2").reshape(10, 10)
+            damage("szip_small", small, properties("chunked", (10, 10), (SZIP,)), lambda stored: stored[:9],
+                   "makes something else of it each time", True)
+    # chunks that are larger than the filter was told
+    with h5py.File(writer.folder / "larger.h5", "w") as file:
+        file.create_dataset("d", data=data[:60, :5], chunks=(16, 5), scaleoffset=0)
+    content = bytearray((writer.folder / "larger.h5").read_bytes())
+    lengths = np.array([16, 5, 4], "<u4").tobytes()
+    assert content.count(lengths) == 1
+    content[content.find(lengths)] = 255
+    (writer.folder / "larger.h5").write_bytes(content)
+    writer.damaged.append(["larger.h5", "d", "is for 80 elements of 4 bytes, a chunk has 5100 bytes", "once"])
 
 
 def chunks(writer):
@@ -377,8 +429,9 @@ def links(writer):
                 ("dangling", "leads nowhere"), ("endless", "'endless'"), ("outside", "another file, 'other.h5'"),
                 ("outside_group/data", "another file, 'other.h5'"), ("outside_fifo", "another file, 'fifo'"),
                 ("soft_outside", "another file"), ("virtual", "is virtual"), ("external", "other files"),
-                ("type", "neither a group nor a dataset"), ("b", "is a group"),
-                ("b/data/more", "is a dataset, not a group"),
+                ("type", "'type' is neither a group nor a dataset$"), ("type/x", "'type' is neither a group nor a dataset$"),
+                ("b", "'b' is a group, not a dataset$"),
+                ("b/data/more", "'b/data' is a dataset, not a group$"),
                 ("nothing", "nothing called 'nothing'"), ("b/nothing/more", "nothing called 'b/nothing'"),
                 (".", "nothing called '.'"), ("", "not the name"), ("/", "not the name")):
             writer.refuse(file, name, sentence)
@@ -410,7 +463,7 @@ def empty_file(writer):
 def write(folder):
     random.seed(20)
     writer = Writer(folder)
-    for part in (layouts, storage_of_library, chunks, types, links, empty_file):
+    for part in (layouts, storage_of_library, damaged_chunks, chunks, types, links, empty_file):
         part(writer)
     writer.write()
 

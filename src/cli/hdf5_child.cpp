@@ -88,8 +88,10 @@ std::string describe_end(int status) {
     }
     const int signal = WTERMSIG(status);
     if (signal == SIGXCPU) {
-        return fmt::format("libhdf5 did not finish within {} s of computing: the file is damaged",
-                           most_hdf5_computing.count());
+        return fmt::format(
+            "libhdf5 did not finish within {} s of computing: the file is damaged, or there is too much in "
+            "it",
+            most_hdf5_computing.count());
     }
     const char* const name = ::sigdescr_np(signal);
     const std::string which = fmt::format("signal {}, {}", signal, name == nullptr ? "unknown" : name);
@@ -174,8 +176,10 @@ void hdf5_child::lose(std::string sentence) {
 void hdf5_child::check(delivery result) {
     if (result == delivery::done) return;
     if (result == delivery::ended) lose(describe_end(end()));
-    lose(fmt::format("libhdf5 did not finish within {} s: the file is damaged, or lies on a very slow disk",
-                     std::chrono::duration<double>(options_.most_waiting).count()));
+    lose(fmt::format(
+        "libhdf5 did not finish within {} s: the file is damaged, there is too much in it, or it lies "
+        "on a very slow disk",
+        std::chrono::duration<double>(options_.most_waiting).count()));
 }
 
 void hdf5_child::refuse_answer() {

@@ -110,7 +110,7 @@ class server {
                 auto file = open_same(request);
                 const auto description = detail::parse_hdf5_description(
                     std::as_bytes(std::span(request.about)), file->size_bytes());
-                reader_.emplace(std::move(file), description);
+                reader_.emplace(std::move(file), description, detail::hdf5_doubts::settled);
                 return {};
             }
             case hdf5_question::read:

@@ -42,7 +42,10 @@ function(pinflow_add_hdf5 target)
     formats/hdf5_description_bytes.cpp
     formats/hdf5_file_types.cpp
     formats/hdf5_filters.cpp
+    formats/hdf5_find_chunk.cpp
     formats/hdf5_library.cpp
+    formats/hdf5_library_filters.cpp
+    formats/hdf5_library_reader.cpp
     formats/hdf5_links.cpp
     formats/hdf5_memory.cpp
     formats/hdf5_output.cpp

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""hdf5_flips.py PINFLOW [--flips N] [--truncations all|some] [--limit SECONDS] [--jobs N] [--seed N] [--keep FOLDER]
+"""hdf5_flips.py PINFLOW [--flips N] [--truncations all|some] [--kinds NAME,...] [--limit SECONDS] [--jobs N] [--seed N]
+              [--keep FOLDER]
 
 Damages small HDF5 files of every kind that h5py makes, by one byte (N times) and by cutting them off (after every 64
 bytes, or after some of these), and has the tool `stream FILE:NAME --json` and `inspect FILE --json` each. What is
@@ -9,10 +10,11 @@ expected of every run:
 - 1: nothing on standard output, and one line on standard error that begins "pinflow: error: ".
 - 0: nothing on standard error, and one JSON object on standard output. What is streamed has the digest of the file as
   it was before, or of what h5py, which sees the same damage, reads from it now: a byte of data that no checksum
-  covers, or a number, order or fill value in the metadata that is as good as any other. Where only libhdf5 can decode
-  the dataset, and reads past the end of what is stored, so that what it finds depends on what memory was filled with,
-  all are right. (Where the damage has made the dataset larger than LARGEST bytes, it is not streamed: all of its rows,
-  or their fill values, would come.)
+  covers, or a number, order or fill value in the metadata that is as good as any other. (Where the damage has made the
+  dataset larger than LARGEST bytes, it is not streamed: all of its rows, or their fill values, would come.)
+- What only libhdf5 can decode is never made up, as libhdf5 does that reads past the end of what is stored, or leaves
+  parts of a chunk as its memory was: the tool reads the same whatever free memory was filled with, and so does h5py.
+  (How often h5py makes up what the tool refuses is counted.)
 
 h5py reads in a process of its own, as libhdf5 may crash in it. Prints a summary, and what each violation and each death
 of libhdf5 was; the damaged files of those are kept in FOLDER. Exits with 77 where there is no h5py, and with 1 after a
@@ -37,16 +39,17 @@ import time
 try:
     import h5py
     import numpy as np
-    from h5py import h5d, h5p, h5s, h5t
+    from h5py import h5d, h5p, h5s, h5t, h5z
 except ImportError:
     sys.exit(77)
 
 LARGEST = 1 << 28
 PREFIX = "pinflow: error: "
 C_LIBRARY = ctypes.CDLL(None)
+C_LIBRARY.malloc.restype = ctypes.c_void_p
 PR_SET_CHILD_SUBREAPER = 36
 M_PERTURB = -6
-FILLS = (0, 1, 85, 170, 255)
+FILLS = (0, 85, 170)
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
@@ -121,25 +124,62 @@ def types(file):
     file["half"] = numbers((6, 2), "<f2")
 
 
-def by_library(file):  # which only libhdf5 can decode
+def with_filter(file, name, data, set_filter, file_type=None):
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_chunk((9,) + data.shape[1:])
+    set_filter(properties)
+    file_type = file_type or h5t.py_create(data.dtype, logical=True)
+    h5py.Dataset(h5d.create(file.id, name.encode(), file_type, h5s.create_simple(data.shape), properties))[...] = data
+
+
+# what follows only libhdf5 can decode
+
+
+def scaleoffset(file):
     file.create_dataset("a", data=numbers((40, 6)), chunks=(9, 4), scaleoffset=0)
-    file.create_dataset("b", data=numbers((40, 6)), chunks=(9, 4), scaleoffset=0, compression="gzip")
+    file.create_dataset("b", data=numbers((40, 6)), chunks=(9, 4), scaleoffset=0, shuffle=True, compression="gzip")
+    file.create_dataset("c", data=numbers((40, 6)) / np.float32(4), chunks=(9, 4), scaleoffset=2)
+    file.create_dataset("large", data=numbers((700, 6), ">i2"), chunks=(300, 6), scaleoffset=0)
+
+
+def szip(file):
+    if not h5z.get_filter_info(h5z.FILTER_SZIP) & h5z.FILTER_CONFIG_ENCODE_ENABLED:
+        return
+    walk = np.cumsum(np.random.default_rng(2).integers(-3, 4, (700, 6)), axis=0)
+    file.create_dataset("a", data=walk[:40].astype("<i4"), chunks=(9, 6), compression="szip")
+    file.create_dataset("b", data=walk[:40].astype(">u2"), chunks=(9, 6), shuffle=True, compression="szip")
+    file.create_dataset("large", data=walk.astype("<f8"), chunks=(300, 6), compression="szip", fletcher32=True)
+
+
+def nbit(file):
+    library = ctypes.CDLL("libhdf5_serial.so.103") if h5py.version.hdf5_version.startswith("1.10.") else None
+    if library is None:  # h5py does not offer it
+        return
+    # only these have bits to spare
+    with_filter(file, "a", numbers((40, 3)).astype("<f16"), lambda dcpl: library.H5Pset_nbit(ctypes.c_int64(dcpl.id)))
+    records = np.zeros(40, np.dtype([("x", "<f16"), ("y", ">i2", (3,)), ("name", "S5")]))
+    records["x"], records["y"], records["name"] = numbers(40), numbers((40, 3)), b"abc"
+    with_filter(file, "b", records, lambda dcpl: library.H5Pset_nbit(ctypes.c_int64(dcpl.id)))
 
 
 KINDS = [(contiguous, {}), (checksummed, {}), (deflated, {}), (lzf, {}), (plain_chunks, {}), (compact, {}),
          (groups, {}), (latest, {"libver": "latest"}), (user_block, {"userblock_size": 512}), (types, {}),
-         (by_library, {})]
+         (scaleoffset, {}), (szip, {}), (nbit, {})]
 
 
-def make_files(folder):
+def make_files(folder, kinds):
     """{kind: (bytes, {name: digest})}"""
     files = {}
     for write, options in KINDS:
+        if kinds and write.__name__ not in kinds.split(","):
+            continue
         path = folder / f"{write.__name__}.h5"
         with h5py.File(path, "w", **options) as file:
             write(file)
             names = []
             file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        if not names:
+            continue  # this h5py lacks the filter
         files[write.__name__] = (path.read_bytes(), {name: digest_by_h5py(path, name) for name in names})
     return files
 
@@ -205,6 +245,17 @@ def digest_by_h5py(path, name):
         return digest_of(elements.tobytes(), shape[0])
 
 
+def fill_free_memory(fill):
+    """What malloc gives from now on has that byte in it, also the small blocks that it keeps at hand."""
+    C_LIBRARY.mallopt(M_PERTURB, ~fill & 255 if fill else 0)
+    blocks = []
+    for size in [size for size in range(24, 4096, 16) for _ in range(9)]:
+        blocks.append(C_LIBRARY.malloc(ctypes.c_size_t(size)))
+        C_LIBRARY.memset(ctypes.c_void_p(blocks[-1]), fill, ctypes.c_size_t(size))
+    for block in blocks:
+        C_LIBRARY.free(ctypes.c_void_p(block))
+
+
 def digest_now(path, name, limit, fill=0):
     """The same by another process, whose memory has that byte in it. @return it, or why there is none."""
     reading, writing = os.pipe()
@@ -214,7 +265,7 @@ def digest_now(path, name, limit, fill=0):
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
             signal.alarm(limit)
-            C_LIBRARY.mallopt(M_PERTURB, fill)
+            fill_free_memory(fill)
             text = digest_by_h5py(path, name)
         except BaseException as failure:
             text = "h5py: " + str(failure)
@@ -247,7 +298,10 @@ def left_behind():
 
 def run(tool, limit, *arguments, fill=0):
     """@return the JSON object, or the line of an error."""
-    process = subprocess.Popen([tool, *arguments, "--json"], env=dict(os.environ, MALLOC_PERTURB_=str(fill)),
+    environment = dict(os.environ)
+    if fill:  # small blocks that malloc keeps at hand would not be filled
+        environment.update(MALLOC_PERTURB_=str(fill), GLIBC_TUNABLES="glibc.malloc.tcache_count=0")
+    process = subprocess.Popen([tool, *arguments, "--json"], env=environment,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         output, errors = (text.decode(errors="replace") for text in process.communicate(timeout=limit))
@@ -284,14 +338,14 @@ def listed(listing, name):
     return None
 
 
-def is_made_up(settings, path, name):
-    """Whether only libhdf5 can decode a dataset, and what it reads depends on what its memory was filled with."""
+def by_library(settings, path, name):
     dataset = run(settings.tool, settings.limit, "inspect", f"{path}:{name}")
-    if not isinstance(dataset, dict) or not dataset["reason"].startswith("it is read by libhdf5"):
-        return False
-    by_tool = [run(settings.tool, settings.limit, "stream", f"{path}:{name}", fill=fill) for fill in FILLS]
-    digests = {result["digest"] for result in by_tool if isinstance(result, dict)}
-    return len(digests) > 1 or len({digest_now(path, name, settings.limit, fill) for fill in FILLS}) > 1
+    return isinstance(dataset, dict) and dataset["reason"].startswith("it is read by libhdf5")
+
+
+def made_up_by_h5py(settings, path, name):
+    """Whether what it reads depends on what its memory was filled with."""
+    return len({digest_now(path, name, settings.limit, fill) for fill in FILLS}) > 1
 
 
 def check(settings, path, name, undamaged):
@@ -303,14 +357,21 @@ def check(settings, path, name, undamaged):
         return words + ["stream: not tried, too large now"]
     result = run(settings.tool, settings.limit, "stream", f"{path}:{name}")
     if not isinstance(result, dict):
+        if "chunk" in result and by_library(settings, path, name) and made_up_by_h5py(settings, path, name):
+            words.append("h5py makes up what stream refuses")
         return words + ["stream: " + kind_of_failure(result)]
     if result["digest"] == undamaged:
         return words + ["stream: done, undamaged data"]
     reference = digest_now(path, name, settings.limit)
+    if by_library(settings, path, name):
+        for fill in FILLS[1:]:
+            again = run(settings.tool, settings.limit, "stream", f"{path}:{name}", fill=fill)
+            if not isinstance(again, dict) or again["digest"] != result["digest"]:
+                raise Violation(f"stream made up {result['digest']}, and later {again}, undamaged {undamaged}")
+        if made_up_by_h5py(settings, path, name):
+            raise Violation(f"stream read {result['digest']}, which h5py makes up, undamaged {undamaged}")
     if result["digest"] == reference:
         return words + ["stream: done, what h5py reads"]
-    if is_made_up(settings, path, name):
-        return words + ["stream: done, what libhdf5 makes up"]
     raise Violation(f"stream read {result['digest']}, undamaged {undamaged}, now {reference}")
 
 
@@ -376,6 +437,7 @@ def main():
     parser.add_argument("tool")
     parser.add_argument("--flips", type=int, default=2000)
     parser.add_argument("--truncations", choices=["all", "some"], default="all")
+    parser.add_argument("--kinds")
     parser.add_argument("--limit", type=int, default=90)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--seed", type=int, default=3)  # 1.10.8 crashes by flip 200
@@ -389,7 +451,7 @@ def main():
 
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pinflow-test-") as folder:
-        files = make_files(pathlib.Path(folder))
+        files = make_files(pathlib.Path(folder), settings.kinds)
         whole = pathlib.Path(folder, "whole.h5")
         for kind, (content, digests) in files.items():
             whole.write_bytes(content)

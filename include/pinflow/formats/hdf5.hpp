@@ -22,6 +22,19 @@
 /// cannot read (other filters that libhdf5 itself has, datasets with chunks beyond counting) is read by
 /// libhdf5, one thread at a time. Filter plugins are never loaded, other files never opened.
 ///
+/// Libhdf5's filters take sizes in damaged chunks for granted, and make elements up from whatever is in
+/// memory then. Each chunk is therefore checked before libhdf5 decodes it: one of scale-offset or n-bit that
+/// is too short, or whose filter was told of another chunk, is refused, and so is one of szip that promises
+/// another size. What szip makes of damaged bytes nobody can tell beforehand: it may leave the end of a chunk
+/// as memory was. The tool has such chunks decoded twice, with other bytes in free memory, and refuses what
+/// differs; this does not go with other threads in the process, so that here the rest of a damaged chunk of
+/// szip may be anything. The same is true of filters that the application has registered with libhdf5, and of
+/// compression that was applied before a filter that only libhdf5 has. (Damaged bytes that make other
+/// elements of the right size are noticed where a checksum covers them, as fletcher32 does.)
+///
+/// Strings of a fixed size are the bytes that are stored, and keep the spaces that some are padded with,
+/// which h5py takes away.
+///
 /// All functions may be called from any thread at the same time; calls of libhdf5 take turns. A process that
 /// also calls libhdf5 elsewhere at the same time needs a build of it that is made for threads.
 namespace pinflow {

@@ -1,0 +1,302 @@
+#include "formats/hdf5_library_filters.hpp"
+
+#include <fmt/format.h>
+#include <libdeflate.h>
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <string_view>
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+// numbers of the HDF Group's registry
+constexpr std::int32_t deflate_id = 1;
+constexpr std::int32_t shuffle_id = 2;
+constexpr std::int32_t fletcher32_id = 3;
+constexpr std::int32_t szip_id = 4;
+constexpr std::int32_t nbit_id = 5;
+constexpr std::int32_t scaleoffset_id = 6;
+constexpr std::int32_t lzf_id = 32000;
+
+constexpr std::uint64_t checksum_bytes = 4;
+constexpr std::uint64_t unknown = 0;
+
+template <typename... Arguments>
+[[noreturn]] void damaged(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
+    throw format_error("is damaged: " + fmt::format(what, std::forward<Arguments>(arguments)...));
+}
+
+bool only_library_knows(const hdf5_filter* filter) noexcept {
+    return filter->id != deflate_id && filter->id != shuffle_id && filter->id != fletcher32_id &&
+           filter->id != lzf_id;
+}
+
+std::uint32_t little_endian(std::span<const std::byte> bytes) noexcept {
+    std::uint32_t number = 0;
+    for (std::size_t index = 4; index-- > 0;)
+        number = number << 8 | std::to_integer<std::uint32_t>(bytes[index]);
+    return number;
+}
+
+/// a * b + c, or the largest number there is.
+std::uint64_t saturated(std::uint64_t a, std::uint64_t b, std::uint64_t c = 0) noexcept {
+    std::uint64_t result = 0;
+    return multiply(a, b, result) && add(result, c, result) ? result
+                                                            : std::numeric_limits<std::uint64_t>::max();
+}
+
+/// Whether that many bytes hold so many bits.
+void check_bits(std::string_view filter, std::uint64_t bits, std::uint64_t size_bytes) {
+    if (bits / 8 + (bits % 8 == 0 ? 0 : 1) > size_bytes) {
+        damaged("its {} data has {} bytes, which do not hold {} bits", filter, size_bytes, bits);
+    }
+}
+
+// ---- scale-offset ----------------------------------------------------------------------------------------
+
+/// The source of the layout is H5Zscaleoffset.c in libhdf5: 4 bytes with the number of bits that an element
+/// takes, 17 about the least element, and the bits.
+void check_scaleoffset(const hdf5_filter& filter, std::uint64_t chunk_bytes,
+                       std::span<const std::byte> input) {
+    constexpr std::size_t parameter_count = 20;
+    constexpr std::uint64_t head_bytes = 21;
+    constexpr std::uint32_t integers = 2;  // the way to scale
+    if (filter.parameters.size() != parameter_count) {
+        damaged("its scale-offset filter has {} parameters, not {}", filter.parameters.size(),
+                parameter_count);
+    }
+    const std::uint32_t way = filter.parameters[0];
+    const std::uint32_t factor = filter.parameters[1];
+    const std::uint64_t count = filter.parameters[2];
+    const std::uint64_t element_bytes = filter.parameters[4];
+    if (element_bytes == 0 || element_bytes > 8 || count * element_bytes != chunk_bytes) {
+        damaged("its scale-offset filter is for {} elements of {} bytes, a chunk has {} bytes", count,
+                element_bytes, chunk_bytes);
+    }
+    if (way == integers && factor == 8 * element_bytes) {  // nothing was done
+        if (input.size() != chunk_bytes) {
+            damaged("{} bytes are stored, a chunk has {}", input.size(), chunk_bytes);
+        }
+        return;
+    }
+    if (input.size() < head_bytes) damaged("its scale-offset data breaks off after {} bytes", input.size());
+    const std::uint32_t bits = little_endian(input);
+    if (bits > 8 * element_bytes) {
+        damaged("its scale-offset data is said to have {} bits for elements of {} bytes", bits,
+                element_bytes);
+    }
+    check_bits("scale-offset", count * bits, input.size() - head_bytes);
+}
+
+// ---- n-bit -----------------------------------------------------------------------------------------------
+
+/// What the parameters of n-bit say of a type, as H5Znbit.c in libhdf5 writes them: what it takes in memory
+/// and in the file.
+class nbit_type {
+ public:
+    struct sizes {
+        std::uint64_t bytes;
+        std::uint64_t bits;
+    };
+
+    explicit nbit_type(std::span<const std::uint32_t> parameters) : left_(parameters) {}
+
+    sizes read() {
+        switch (const std::uint32_t kind = next()) {
+            case 1:
+                return read_number();
+            case 2:
+                return read_array();
+            case 3:
+                return read_structure();
+            case 4: {
+                const std::uint64_t bytes = next();
+                return {bytes, saturated(bytes, 8)};
+            }
+            default:
+                damaged("its n-bit filter does not know types of kind {}", kind);
+        }
+    }
+
+ private:
+    std::uint32_t next() {
+        if (left_.empty()) damaged("the parameters of its n-bit filter break off");
+        const std::uint32_t number = left_.front();
+        left_ = left_.subspan(1);
+        return number;
+    }
+
+    sizes read_number() {
+        const std::uint64_t bytes = next();
+        const std::uint32_t order = next();
+        const std::uint64_t precision = next();
+        const std::uint64_t offset = next();
+        if (order > 1 || precision == 0 || precision + offset > 8 * bytes) {
+            damaged("its n-bit filter is for {} bits from bit {} on in {} bytes", precision, offset, bytes);
+        }
+        return {bytes, precision};
+    }
+
+    sizes read_array() {
+        const std::uint64_t bytes = next();
+        const sizes element = read();
+        if (element.bytes == 0 || bytes % element.bytes != 0) {
+            damaged("its n-bit filter is for arrays of {} bytes with elements of {}", bytes, element.bytes);
+        }
+        return {bytes, saturated(bytes / element.bytes, element.bits)};
+    }
+
+    sizes read_structure() {
+        const std::uint64_t bytes = next();
+        const std::uint32_t count = next();
+        std::uint64_t bits = 0;
+        for (std::uint32_t field = 0; field < count; ++field) {
+            const std::uint64_t offset = next();
+            const sizes of_field = read();
+            if (offset + of_field.bytes > bytes) {
+                damaged("its n-bit filter is for a field of {} bytes at byte {} of {}", of_field.bytes,
+                        offset, bytes);
+            }
+            bits = saturated(1, bits, of_field.bits);
+        }
+        return {bytes, bits};
+    }
+
+    std::span<const std::uint32_t> left_;
+};
+
+/// @return whether there are as many parameters as can be had of libhdf5.
+bool check_nbit(const hdf5_filter& filter, std::uint64_t chunk_bytes, std::span<const std::byte> input) {
+    constexpr std::size_t most_parameters = 256;
+    const std::vector<std::uint32_t>& parameters = filter.parameters;
+    if (parameters.size() >= most_parameters) return false;
+    if (parameters.size() < 3 || parameters[0] != parameters.size()) {
+        damaged("its n-bit filter has {} parameters, which is not what they say", parameters.size());
+    }
+    if (parameters[1] != 0) {  // nothing was done
+        if (input.size() != chunk_bytes) {
+            damaged("{} bytes are stored, a chunk has {}", input.size(), chunk_bytes);
+        }
+        return true;
+    }
+    const std::uint64_t count = parameters[2];
+    const nbit_type::sizes element = nbit_type(std::span(parameters).subspan(3)).read();
+    if (saturated(count, element.bytes) != chunk_bytes) {
+        damaged("its n-bit filter is for {} elements of {} bytes, a chunk has {} bytes", count, element.bytes,
+                chunk_bytes);
+    }
+    check_bits("n-bit", saturated(count, element.bits), input.size());
+    return true;
+}
+
+// ---- szip ------------------------------------------------------------------------------------------------
+
+/// The size of what it makes comes first.
+void check_szip(std::uint64_t output_bytes, std::span<const std::byte> input) {
+    if (input.size() < 4) damaged("its szip data breaks off after {} bytes", input.size());
+    const std::uint32_t promised = little_endian(input);
+    if (promised != output_bytes && output_bytes != unknown) {
+        damaged("its szip data is said to make {} bytes, {} should come of it", promised, output_bytes);
+    }
+}
+
+}  // namespace
+
+// ---- a chunk ---------------------------------------------------------------------------------------------
+
+struct hdf5_library_filters::decompressor {
+    decompressor() : handle(::libdeflate_alloc_decompressor()) {
+        if (handle == nullptr) throw std::bad_alloc();
+    }
+    decompressor(const decompressor&) = delete;
+    decompressor& operator=(const decompressor&) = delete;
+    ~decompressor() { ::libdeflate_free_decompressor(handle); }
+
+    ::libdeflate_decompressor* handle;
+};
+
+hdf5_library_filters::hdf5_library_filters(std::span<const hdf5_filter> filters, std::uint64_t chunk_bytes)
+    : filters_(filters.begin(), filters.end()), chunk_bytes_(chunk_bytes) {}
+
+hdf5_library_filters::~hdf5_library_filters() = default;
+
+bool hdf5_library_filters::check(std::uint32_t filter_mask, std::span<const std::byte> stored) {
+    std::vector<const hdf5_filter*> applied;
+    for (std::size_t index = 0; index < filters_.size(); ++index) {
+        if ((filter_mask >> index & 1) == 0) applied.push_back(&filters_[index]);
+    }
+    const auto last = std::ranges::find_if(applied.rbegin(), applied.rend(), only_library_knows);
+    if (last == applied.rend()) {
+        check_without_library(applied, stored);
+        return true;
+    }
+    // which libhdf5 does not have: it must be an application's
+    if (std::any_of(applied.rbegin(), last, [](auto* filter) { return filter->id == lzf_id; })) return false;
+    std::span<const std::byte> bytes = stored;
+    for (auto filter = applied.rbegin(); filter != last; ++filter)
+        bytes = undo(**filter, bytes, between_[bytes.data() == between_[0].data() ? 1 : 0]);
+
+    const std::span<const hdf5_filter* const> before(applied.begin(), last.base() - 1);
+    const bool fills_chunk =
+        std::ranges::all_of(before, [](auto* filter) { return filter->id == shuffle_id; });
+    const hdf5_filter& filter = **last;
+    switch (filter.id) {
+        case scaleoffset_id:
+            check_scaleoffset(filter, chunk_bytes_, bytes);
+            return fills_chunk;
+        case nbit_id:
+            return check_nbit(filter, chunk_bytes_, bytes) && fills_chunk;
+        case szip_id:
+            check_szip(fills_chunk ? chunk_bytes_ : unknown, bytes);
+            return false;
+        default:
+            return false;
+    }
+}
+
+void hdf5_library_filters::check_without_library(std::span<const hdf5_filter* const> applied,
+                                                 std::span<const std::byte> stored) {
+    std::vector<hdf5_filter> filters;
+    filters.reserve(applied.size());
+    for (const hdf5_filter* const filter : applied)
+        filters.push_back(*filter);
+    const hdf5_pipeline pipeline(filters, chunk_bytes_);
+    pipeline.check_size({0, stored.size(), 0});
+    if (pipeline.stored_as_is(0)) return;
+    chunk_.resize(chunk_bytes_);
+    decoder_.decode(pipeline, 0, stored, chunk_);
+}
+
+/// Undoes deflate, shuffle or fletcher32, of which nobody knows how much it makes.
+std::span<const std::byte> hdf5_library_filters::undo(const hdf5_filter& filter,
+                                                      std::span<const std::byte> input,
+                                                      std::vector<std::byte>& output) {
+    if (filter.id == shuffle_id) {
+        if (filter.parameters.size() != 1 || filter.parameters[0] == 0) {
+            damaged("its shuffle filter does not say how large an element is");
+        }
+        output.resize(input.size());
+        hdf5_unshuffle(input, filter.parameters[0], output.data());
+        return output;
+    }
+    if (filter.id == fletcher32_id) {
+        if (input.size() < checksum_bytes) damaged("its checksum is cut off");
+        return input.first(input.size() - checksum_bytes);  // libhdf5 looks at the sum
+    }
+    if (!decompressor_) decompressor_ = std::make_unique<decompressor>();
+    output.resize(2 * chunk_bytes_ + 4096);  // no filter makes much more of a chunk than there was
+    std::size_t count = 0;
+    const auto result = ::libdeflate_zlib_decompress(decompressor_->handle, input.data(), input.size(),
+                                                     output.data(), output.size(), &count);
+    if (result != LIBDEFLATE_SUCCESS) damaged("its deflate data is wrong, or breaks off");
+    return std::span<const std::byte>(output).first(count);
+}
+
+}  // namespace pinflow::detail
