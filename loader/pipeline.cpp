@@ -34,7 +34,8 @@ detail::schedule_terms terms_of(const loader_options& options, const detail::sta
             .shard = options.shard,
             .tail = options.tail,
             .epochs = options.epochs,
-            .start = start_of(options, origin)};
+            .start = start_of(options, origin),
+            .max_steps = options.max_batches};
 }
 
 constexpr detail::range range_of(detail::stage where) noexcept {
@@ -299,6 +300,10 @@ loader_report loader::pipeline::report() const {
     report.storage_wait = collected.waits.storage;
     report.cpu_wait = collected.waits.cpu;
     report.link_wait = collected.waits.link;
+    if (device().kind() ==
+        device_kind::host) {  // there is no link: what looks like it is the CPU's scheduling
+        report.cpu_wait += std::exchange(report.link_wait, {});
+    }
     report.consumer_wait = collected.consumer_wait;
     if (collected.batches > 0) {
         report.mean_ready = static_cast<double>(collected.ready) / static_cast<double>(collected.batches);

@@ -63,7 +63,8 @@ void loader::pipeline::gather(detail::slot& slot) {
     const std::chrono::nanoseconds wall = clock::now() - before;
     const double waiting =
         total_ns > 0 ? static_cast<double>(storage_ns) / static_cast<double>(total_ns) : 0.0;
-    const auto storage = std::chrono::duration_cast<std::chrono::nanoseconds>(wall * std::min(1.0, waiting));
+    const auto storage =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(wall * std::clamp(waiting, 0.0, 1.0));
     slot.times.storage += storage;
     slot.times.cpu += wall - storage;
 }

@@ -37,7 +37,9 @@ schedule::schedule(const schedule_terms& terms) : terms_(checked(terms)) {
         step_rows_ = 0;
     }
     whole_epoch_ = steps_from(0);
+    end_ = terms.start;
     if (terms.start.epoch >= terms.epochs) return;
+    end_ = {terms.epochs, 0};
     first_epoch_ = steps_from(terms.start.position);
     const std::uint64_t whole_epochs = terms.epochs - terms.start.epoch - 1;
     // a batch has a row at least, so that what holds the rows holds the batches
@@ -47,6 +49,30 @@ schedule::schedule(const schedule_terms& terms) : terms_(checked(terms)) {
             fmt::format("{} epochs of {} rows are too many", terms.epochs, terms.position_count));
     }
     batch_count_ = first_epoch_.batch_count + whole_epochs * whole_epoch_.batch_count;
+    if (terms.max_steps) end_after(*terms.max_steps);
+}
+
+void schedule::end_after(std::uint64_t steps) noexcept {
+    const bool in_first = steps == 0 || steps < first_epoch_.step_count();
+    const epoch_steps& last = in_first ? first_epoch_ : whole_epoch_;
+    place end = terms_.start;
+    std::uint64_t batches = 0;
+    std::uint64_t rows = 0;
+    if (!in_first) {
+        steps -= first_epoch_.step_count();
+        if (last.step_count() == 0) return;
+        const std::uint64_t whole_epochs = steps / last.step_count();
+        end = {terms_.start.epoch + 1, 0};
+        if (whole_epochs >= terms_.epochs - end.epoch) return;
+        end.epoch += whole_epochs;
+        steps -= whole_epochs * last.step_count();
+        batches = first_epoch_.batch_count + whole_epochs * last.batch_count;
+        rows = first_epoch_.row_count + whole_epochs * last.row_count;
+    }
+    // full ones, as the tail would have ended the epoch
+    end_ = {end.epoch, end.position + steps * step_rows_};
+    batch_count_ = batches + steps;
+    row_count_ = rows + steps * terms_.batch_rows;
 }
 
 schedule::epoch_steps schedule::steps_from(std::uint64_t position) const noexcept {
@@ -63,10 +89,6 @@ schedule::epoch_steps schedule::steps_from(std::uint64_t position) const noexcep
     steps.batch_count = steps.full_count + (steps.tail_rows > 0 ? 1 : 0);
     steps.row_count = steps.full_count * terms_.batch_rows + steps.tail_rows;
     return steps;
-}
-
-place schedule::end() const noexcept {
-    return terms_.start.epoch >= terms_.epochs ? terms_.start : place{terms_.epochs, 0};
 }
 
 step schedule::at(std::uint64_t number) const noexcept {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "pinflow/loader/shard.hpp"
 
@@ -35,11 +36,13 @@ struct schedule_terms {
     pinflow::tail tail = pinflow::tail::partial;
     std::uint64_t epochs = 1;  ///< in all, those before `start` included
     place start = {};
+    std::optional<std::uint64_t> max_steps = std::nullopt;  ///< from `start` on; without it all
 };
 
 /// The batches of one rank, from a place to the end of all epochs, as `shard` defines them; each can be asked
 /// for directly. The epoch that `start` is in goes on from there, the ones after it begin at their position
-/// 0. Steps of which this rank has no part are not counted. A pure function of its terms; thread-safe.
+/// 0. Steps of which this rank has no part are no batches, but count among `max_steps`, so that all ranks end
+/// at the same place. A pure function of its terms; thread-safe.
 class schedule {
  public:
     /// @throws invalid_argument for batches of no row, a rank outside of its world, a start beyond the epoch,
@@ -52,8 +55,8 @@ class schedule {
     /// The batches of an epoch that is taken from its beginning.
     std::uint64_t batches_per_epoch() const noexcept { return whole_epoch_.batch_count; }
     const place& start() const noexcept { return terms_.start; }
-    /// Where everything has been delivered.
-    place end() const noexcept;
+    /// Where all of these batches, of all ranks, have been delivered.
+    const place& end() const noexcept { return end_; }
     /// Batch `number`, which must be below `batch_count()`.
     step at(std::uint64_t number) const noexcept;
 
@@ -67,8 +70,12 @@ class schedule {
         std::uint64_t tail_rows = 0;    ///< in this rank's part
         std::uint64_t batch_count = 0;  ///< of this rank
         std::uint64_t row_count = 0;    ///< of this rank
+
+        std::uint64_t step_count() const noexcept { return full_count + (tail_count > 0 ? 1 : 0); }
     };
     epoch_steps steps_from(std::uint64_t position) const noexcept;
+    /// Ends after so many steps, unless there are fewer.
+    void end_after(std::uint64_t steps) noexcept;
 
     schedule_terms terms_;
     std::uint64_t step_rows_ = 0;  ///< positions of a full step; 0 when the epoch has less
@@ -76,6 +83,7 @@ class schedule {
     epoch_steps whole_epoch_;
     std::uint64_t batch_count_ = 0;
     std::uint64_t row_count_ = 0;
+    place end_;
 };
 
 }  // namespace pinflow::detail

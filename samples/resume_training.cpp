@@ -43,7 +43,8 @@ void step(model& weights, const pinflow::batch& batch) {
     }
 }
 
-/// The model's bytes, and behind them the state's text. Renaming makes it appear complete or not at all.
+/// The model's bytes, and behind them the state's text. Renaming makes it appear complete or not at all,
+/// whenever this program is killed (a power failure would need fsync as well).
 void save(const std::filesystem::path& path, const model& weights, const pinflow::loader_state& state) {
     const std::filesystem::path unfinished = path.string() + ".unfinished";
     std::ofstream file(unfinished, std::ios::binary);

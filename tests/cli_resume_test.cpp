@@ -1,11 +1,13 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -178,6 +180,33 @@ TEST_CASE("cli: a run that goes on from a saved state streams exactly the rows t
                     "4"})["rows"] == row_count);
 }
 
+TEST_CASE(
+    "cli: ranks that end after so many batches save the same state, also those without a part of a tail") {
+    const temporary_folder folder;
+    write_file(folder / "ten.npy", npy("<f4", "(10, 1)", cli::counting_bytes(40)));
+    const json whole = run_json({"stream", "--device", "host", folder / "ten.npy", "--epochs", "3"});
+    for (const char* const steps : {"1", "2", "3", "4", "5", "6", "7"}) {
+        CAPTURE(steps);
+        std::set<std::string> states;
+        std::uint64_t sum = 0;
+        const auto stream = [&](unsigned rank, const cli::arguments& more) {
+            const json part =
+                run_json(with({"stream", "--device", "host", folder / "ten.npy", "--epochs", "3", "--batch",
+                               "3", "--world", "3", "--rank", std::to_string(rank)},
+                              more));
+            sum += rows_in_file::digest_of(part);
+        };
+        for (unsigned rank = 0; rank < 3; ++rank) {
+            stream(rank, {"--max-batches", steps, "--save-state", folder / std::to_string(rank)});
+            states.insert(read_file(folder / std::to_string(rank)));
+        }
+        CHECK(states.size() == 1);
+        for (unsigned rank = 0; rank < 3; ++rank)
+            stream(rank, {"--load-state", folder / "0"});
+        CHECK(sum == rows_in_file::digest_of(whole));
+    }
+}
+
 TEST_CASE("cli: a saved state brings its order, and refuses another, and other data") {
     const rows_in_file rows;
     const std::string state = rows.folder / "state.json";
@@ -231,6 +260,17 @@ TEST_CASE("cli: a state that is absent, damaged, or cannot be written is one lin
                      {"stream", "--device", "host", rows.file, "--save-state", rows.folder.path().string(),
                       "--epochs", "1000000"},
                      {"directory"});
+    // nothing but a state is replaced by one
+    const std::string rows_before = read_file(rows.file);
+    cli::check_fails(1, {"stream", "--device", "host", rows.file, "--save-state", rows.file},
+                     {"something else"});
+    CHECK(read_file(rows.file) == rows_before);
+    const std::string fifo = rows.folder / "fifo";
+    REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+    cli::check_fails(1, {"stream", "--device", "host", rows.file, "--save-state", fifo}, {"regular"});
+    cli::check_fails(1, {"stream", "--device", "host", rows.file, "--save-state", std::string(300, 'x')},
+                     {"too long"});
+    std::filesystem::remove(fifo);
     CHECK(cli::names_in(rows.folder.path()) == std::set<std::string>{"a.npy", "state.json"});
 }
 
@@ -258,6 +298,8 @@ TEST_CASE("cli: SIGINT and SIGTERM end a run that saves its state, which then sa
         int status = 0;
         while (!catches(child, signal) && ::waitpid(child, &status, WNOHANG) == 0) {
         }
+        // as `timeout` does: the process, and at once its group
+        REQUIRE(::kill(child, signal) == 0);
         REQUIRE(::kill(child, signal) == 0);
         REQUIRE(::waitpid(child, &status, 0) == child);
         REQUIRE(WIFSIGNALED(status));

@@ -198,15 +198,18 @@ TEST_CASE("report: an order that is slow to compute is the CPU's") {
     });
 }
 
-TEST_CASE("report: copies that take their time are the link's") {
+TEST_CASE("report: copies that take their time are the link's, and the CPU's where there is none") {
     const array rows = numbered_rows(batch_rows * batch_count);
     on_each_device([&](const device& device) {
-        check_limit("link", &loader_report::link_wait, [&](milliseconds slowness) {
-            const detail::scoped_stage_hook hook([=](detail::stage where, std::uint64_t) {
-                if (where == detail::stage::copy) block_for(slowness);
-            });
-            return report_of(rows, device, route::staged);
-        });
+        const bool has_link = device.kind() != device_kind::host;
+        check_limit(has_link ? "link" : "CPU",
+                    has_link ? &loader_report::link_wait : &loader_report::cpu_wait,
+                    [&](milliseconds slowness) {
+                        const detail::scoped_stage_hook hook([=](detail::stage where, std::uint64_t) {
+                            if (where == detail::stage::copy) block_for(slowness);
+                        });
+                        return report_of(rows, device, route::staged);
+                    });
     });
 }
 

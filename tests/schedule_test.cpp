@@ -222,6 +222,43 @@ TEST_CASE("schedule: after any interruption, the same batches come at the same s
     }
 }
 
+TEST_CASE("schedule: so many steps end all ranks at the same place, with a part of the last one or without") {
+    std::mt19937_64 random(7);
+    for (int i = 0; i < draws; ++i) {
+        schedule_terms terms = draw(random);
+        if (random() % 3 == 0) terms.tail = tail::drop;
+        const auto ranks = steps_of_ranks(terms);
+        std::map<std::pair<std::uint64_t, std::uint64_t>, place> ends;  // of every step, in their order
+        for (const auto& rank : ranks) {
+            for (const step& step : rank)
+                ends.emplace(std::pair(step.begin.epoch, step.begin.position), step.end);
+        }
+        const std::uint64_t count = 1 + random() % (ends.size() + 3);
+        INFO(spelled(terms) << ", " << count << " steps");
+        place end = terms.start;
+        if (count >= ends.size()) {
+            end = schedule(terms).end();
+        } else {
+            end = std::next(ends.begin(), static_cast<std::ptrdiff_t>(count - 1))->second;
+        }
+        terms.max_steps = count;
+        for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+            terms.shard.rank = static_cast<unsigned>(rank);
+            const schedule limited(terms);
+            CHECK(limited.end() == end);
+            std::vector<step> expected;
+            std::uint64_t rows = 0;
+            for (const step& step : ranks[rank]) {
+                if (is_before(end, step.end)) break;
+                expected.push_back(step);
+                rows += step.row_count;
+            }
+            CHECK(steps_of(limited) == expected);
+            CHECK(limited.row_count() == rows);
+        }
+    }
+}
+
 TEST_CASE("schedule: counts its batches and rows") {
     std::mt19937_64 random(6);
     for (int i = 0; i < 200; ++i) {
@@ -250,6 +287,9 @@ TEST_CASE("schedule: at the end of all epochs, and past it, nothing is left") {
     }
     CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 2}).end() == place{2, 0});
     CHECK(schedule({.position_count = 0, .batch_rows = 3, .epochs = 2}).batch_count() == 0);
+    const schedule none({.position_count = 10, .batch_rows = 3, .epochs = 2, .start = {1, 3}, .max_steps = 0});
+    CHECK(none.batch_count() == 0);
+    CHECK(none.end() == place{1, 3});
     CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 0}).batch_count() == 0);
 }
 

@@ -1,6 +1,7 @@
 #include "src/cli/output.hpp"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <array>
@@ -14,6 +15,8 @@
 namespace pinflow::cli {
 
 namespace {
+
+constexpr std::int64_t interval_ms = 200;
 
 std::int64_t now_ms() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -74,7 +77,8 @@ std::string readable_count(std::uint64_t count, std::string_view singular, std::
     return fmt::format("{} {}", count, count == 1 ? singular : plural);
 }
 
-progress_line::progress_line() : on_terminal_(::isatty(STDERR_FILENO) == 1) {}
+progress_line::progress_line()
+    : on_terminal_(::isatty(STDERR_FILENO) == 1), next_ms_(now_ms() + interval_ms) {}
 
 progress_line::~progress_line() {
     if (width_ > 0) std::fprintf(stderr, "\r%*s\r", static_cast<int>(width_), "");
@@ -85,11 +89,15 @@ bool progress_line::due() const {
 }
 
 void progress_line::show(std::string_view text) {
+    // what does not fit would begin a new line each time
+    ::winsize size{};
+    if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1)
+        text = text.substr(0, size.ws_col - 1U);
     // a shorter text must cover all of the one before
     const std::string line = fmt::format("\r{:<{}}", text, width_);
     width_ = text.size();
     std::fwrite(line.data(), 1, line.size(), stderr);
-    next_ms_ = now_ms() + 200;
+    next_ms_ = now_ms() + interval_ms;
 }
 
 }  // namespace pinflow::cli

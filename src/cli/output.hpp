@@ -38,7 +38,7 @@ class progress_line {
 
  private:
     bool on_terminal_;
-    std::int64_t next_ms_ = 0;
+    std::int64_t next_ms_;
     std::size_t width_ = 0;
 };
 

@@ -4,8 +4,10 @@
 
 namespace pinflow::cli {
 
-/// Notes SIGINT and SIGTERM, as long as it lives, instead of letting them end the process: once. A second one
-/// ends it, and signals that whoever started it ignores stay ignored. One at a time.
+/// Notes SIGINT and SIGTERM, as long as it lives, instead of letting them end the process. Whoever insists,
+/// more than a second after the first, ends it; repeats within that second are taken for the same request, as
+/// some supervisors signal a process and then its group. Signals that are ignored stay ignored. One at a
+/// time.
 class stop_request {
  public:
     stop_request();

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <deque>
+#include <exception>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -87,6 +88,7 @@ struct stream_result {
     std::uint64_t digest = 0;
     std::string stopped_by;  ///< "max-batches", "SIGINT", "SIGTERM"; empty: by the end
 
+    double rows_per_second() const { return seconds > 0 ? static_cast<double>(rows) / seconds : 0; }
     double gbps() const { return seconds > 0 ? static_cast<double>(bytes) / seconds / 1e9 : 0; }
 };
 
@@ -126,37 +128,33 @@ class consumption_clock {
 /// How much of the work is done, how fast, and how long the rest will take.
 class progress {
  public:
-    explicit progress(double total_bytes) : total_bytes_(std::max(total_bytes, 1.0)) {}
+    explicit progress(std::uint64_t total_rows) : total_rows_(static_cast<double>(total_rows)) {}
 
-    void show(std::uint64_t bytes) {
+    void show(std::uint64_t rows, std::uint64_t bytes) {
         if (!line_.due()) return;
-        constexpr int width = 30;
-        const double done = std::min(1.0, static_cast<double>(bytes) / total_bytes_);
+        constexpr int width = 20;
+        const double done = static_cast<double>(rows) / total_rows_;
         const double seconds = seconds_between(start_, clock::now());
-        const double rate = static_cast<double>(bytes) / std::max(seconds, 1e-9);
-        const auto left =
-            static_cast<std::uint64_t>((total_bytes_ - done * total_bytes_) / std::max(rate, 1.0));
-        line_.show(fmt::format("[{:<{}}] {:5.1f} %  {:.2f} GB/s  {}:{:02}:{:02} left",
-                               std::string(static_cast<std::size_t>(done * width), '='), width, 100 * done,
-                               rate / 1e9, left / 3600, left / 60 % 60, left % 60));
+        const auto left = static_cast<std::uint64_t>(seconds * (1 - done) / done);
+        line_.show(fmt::format("{:5.1f} %  {:.2f} GB/s  {}:{:02}:{:02} left  [{:<{}}]", 100 * done,
+                               static_cast<double>(bytes) / seconds / 1e9, left / 3600, left / 60 % 60,
+                               left % 60, std::string(static_cast<std::size_t>(done * width), '='), width));
     }
 
  private:
-    double total_bytes_;
+    double total_rows_;
     clock::time_point start_ = clock::now();
     progress_line line_;
 };
 
-/// Takes the batches that `batches` has, up to `most`, from `first_epoch` on, computing the digest in turns
-/// on two streams.
-stream_result consume(loader& batches, std::uint64_t most, std::uint64_t first_epoch, std::uint64_t epochs,
-                      double total_bytes) {
+/// Takes the batches that `batches` has, from `first_epoch` on, computing the digest in turns on two streams.
+stream_result consume(loader& batches, std::uint64_t first_epoch, const loader_options& options) {
     const device& device = batches.device();
     digest digest(device);
     consumption_clock consumption(device);
     // declared after what they work on: they wait for their work before it goes
     const std::array<stream, 2> streams{stream(device), stream(device)};
-    progress progress(total_bytes);
+    progress progress(batches.row_total());
     stream_result result;
     bool within_epoch = false;
 
@@ -168,7 +166,11 @@ stream_result consume(loader& batches, std::uint64_t most, std::uint64_t first_e
         }
         const stream& consumer = streams[result.batches % streams.size()];
         std::optional<batch> batch = batches.next(consumer);
-        if (!batch) break;
+        if (!batch) {
+            if (options.max_batches && batches.state().epoch < options.epochs)
+                result.stopped_by = "max-batches";
+            break;
+        }
         digest.add_async(*batch, consumer);
         result.batches += 1;
         result.rows += batch->row_count();
@@ -179,12 +181,12 @@ stream_result consume(loader& batches, std::uint64_t most, std::uint64_t first_e
         within_epoch = !batch->last_of_epoch();
         batch->release();
         if (!within_epoch) consumption.mark(streams, epoch);
-        if (result.batches == most && most < batches.batch_total()) result.stopped_by = "max-batches";
-        progress.show(result.bytes);
+        progress.show(result.rows, result.bytes);
     }
     if (within_epoch) consumption.mark(streams, result.epoch_seconds.size() - 1);
     // epochs without a batch take no time
-    if (result.stopped_by.empty()) result.epoch_seconds.resize(epochs - std::min(first_epoch, epochs), 0.0);
+    if (result.stopped_by.empty())
+        result.epoch_seconds.resize(options.epochs - std::min(first_epoch, options.epochs), 0.0);
     clock::time_point previous = start;
     for (const auto& [epoch, time] : consumption.times()) {
         result.epoch_seconds[epoch] = seconds_between(previous, time);
@@ -231,11 +233,11 @@ std::string as_text(const stream_result& result, const loader_report& report, co
                     double open_seconds) {
     std::string text = fmt::format(
         "streamed  {} in {}, {}, {} to {}\n"
-        "speed     {:.2f} GB/s: {:.3f} s, after {:.3f} s of opening\n",
+        "speed     {:.2f} GB/s, {:.4g} rows/s: {:.3f} s, after {:.3f} s of opening\n",
         readable_size(result.bytes), readable_count(result.rows, "row", "rows"),
         readable_count(result.batches, "batch", "batches"),
         readable_count(result.epoch_seconds.size(), "epoch", "epochs"), device.name(), result.gbps(),
-        result.seconds, open_seconds);
+        result.rows_per_second(), result.seconds, open_seconds);
     if (result.epoch_seconds.size() > 1) {
         constexpr std::size_t most_shown = 8;
         const auto shown = std::min(result.epoch_seconds.size(), most_shown);
@@ -247,12 +249,13 @@ std::string as_text(const stream_result& result, const loader_report& report, co
     }
     text += fmt::format(
         "route     {}: {}\n"
+        "ready     {:.1f} batches when one was asked for, {} at most, of {} slots\n"
         "waited    storage {:.3f} s, cpu {:.3f} s, link {:.3f} s; for the consumer {:.3f} s\n"
         "verdict   {}\n"
         "digest    {:016x}\n",
-        to_string(report.route), escaped(report.reason), as_seconds(report.storage_wait),
-        as_seconds(report.cpu_wait), as_seconds(report.link_wait), as_seconds(report.consumer_wait),
-        escaped(report.verdict()), result.digest);
+        to_string(report.route), escaped(report.reason), report.mean_ready, report.most_ready, report.slots,
+        as_seconds(report.storage_wait), as_seconds(report.cpu_wait), as_seconds(report.link_wait),
+        as_seconds(report.consumer_wait), escaped(report.verdict()), result.digest);
     if (!result.stopped_by.empty()) text += fmt::format("stopped   by {}\n", result.stopped_by);
     return text;
 }
@@ -272,18 +275,18 @@ void stream_files(const argument_list& arguments) {
 
     const loader_options& options = parsed->options;
     loader batches = make_loader(sources, options, parsed->load_state);
-    const std::uint64_t most = parsed->max_batches.value_or(batches.batch_total());
-    double row_bytes = 0;
-    for (const auto& source : sources)
-        row_bytes += static_cast<double>(source->row_size_bytes());
-    const double total_rows = std::min(static_cast<double>(batches.row_total()),
-                                       static_cast<double>(most) * static_cast<double>(options.batch_rows));
     const std::uint64_t first_epoch = options.resume_from ? options.resume_from->epoch : 0;
-    const stream_result result = consume(batches, most, first_epoch, options.epochs, total_rows * row_bytes);
-    if (saves) batches.state().save(parsed->save_state);
+    const stream_result result = consume(batches, first_epoch, options);
+    std::exception_ptr not_saved;
+    try {
+        if (saves) batches.state().save(parsed->save_state);
+    } catch (...) {
+        not_saved = std::current_exception();  // what was streamed is told all the same
+    }
     const loader_report report = batches.report();
     print(parsed->json ? as_json(result, report, batches.device(), open_seconds)
                        : as_text(result, report, batches.device(), open_seconds));
+    if (not_saved) std::rethrow_exception(not_saved);
     if (const int signal = saves ? stop_request::signal() : 0; signal != 0) {
         stop.reset();
         std::raise(signal);  // whoever waits for this process learns that it was ended

@@ -68,19 +68,27 @@ shard parse_shard(const std::string& rank, const std::string& world) {
     return {static_cast<unsigned>(own), static_cast<unsigned>(ranks)};
 }
 
-/// Whoever cannot save the state should hear of it before the work, not behind it.
+/// Whoever cannot save the state should hear of it before the work, not behind it; and nothing but a state is
+/// replaced by one.
 void check_can_be_saved(const std::string& path) {
+    const auto refuse = [&](std::error_code code) {
+        throw system_failure(fmt::format("cannot save the state to '{}': {}", path, code.message()), code);
+    };
+    std::error_code code;
+    const auto status = std::filesystem::status(path, code);
+    if (code && code != std::errc::no_such_file_or_directory) refuse(code);
     const std::filesystem::path parent = std::filesystem::path(path).parent_path();
     const std::string folder = parent.empty() ? "." : parent.string();
-    std::error_code code;
-    if (std::filesystem::is_directory(path, code)) {
-        code = std::make_error_code(std::errc::is_a_directory);
-    } else if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-        code = std::error_code(errno, std::generic_category());
-    } else {
-        return;
+    if (::access(folder.c_str(), W_OK | X_OK) != 0) refuse(std::error_code(errno, std::generic_category()));
+    if (!std::filesystem::exists(status)) return;
+    if (std::filesystem::is_directory(status)) refuse(std::make_error_code(std::errc::is_a_directory));
+    try {
+        if (!std::filesystem::is_regular_file(status)) throw format_error("it is no regular file");
+        if (std::filesystem::file_size(path) > 0) static_cast<void>(loader_state::load(path));
+    } catch (const error& failure) {
+        throw invalid_argument(fmt::format(
+            "cannot save the state to '{}': something else is there, and stays ({})", path, failure.what()));
     }
-    throw system_failure(fmt::format("cannot save the state to '{}': {}", path, code.message()), code);
 }
 
 /// The order of a saved state, for what flags leave open.
@@ -140,7 +148,8 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--world", world, "W|env", "How many they are; env: as torchrun, MPI or Slurm have told this one");
     add("--tail", tail_name, "partial|drop",
         "What becomes of rows that do not fill the last batch of every rank");
-    add("--max-batches", max_batches, "N", "End this run after so many batches");
+    add("--max-batches", max_batches, "N",
+        "End this run after so many batches, every rank at the same place");
     add("--save-state", parsed.save_state, "FILE",
         "Write where to go on to FILE: at the end, and on SIGINT or SIGTERM, which end the run");
     add("--load-state", parsed.load_state, "FILE",
@@ -168,7 +177,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         options.threads = static_cast<unsigned>(parse_count("--threads", threads, 1, 1024));
     }
     if (app.count("--window") > 0) options.window_rows = parse_count("--window", window, 1);
-    if (app.count("--max-batches") > 0) parsed.max_batches = parse_count("--max-batches", max_batches, 1);
+    if (app.count("--max-batches") > 0) options.max_batches = parse_count("--max-batches", max_batches, 1);
     for (const auto& [flag, path] :
          {std::pair("--save-state", &parsed.save_state), {"--load-state", &parsed.load_state}}) {
         if (app.count(flag) > 0 && path->empty()) throw usage_error(fmt::format("{} needs a file", flag));

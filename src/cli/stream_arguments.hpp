@@ -15,9 +15,8 @@ struct stream_arguments {
     std::vector<std::string> files;
     /// With the state of --load-state, and its order, seed and window where no flags say other ones.
     loader_options options;
-    std::optional<std::uint64_t> max_batches;  ///< of this run
-    std::string save_state;                    ///< a path; empty: nowhere
-    std::string load_state;                    ///< the same, of options.resume_from
+    std::string save_state;  ///< a path; empty: nowhere
+    std::string load_state;  ///< the same, of options.resume_from
     bool json = false;
 };
 

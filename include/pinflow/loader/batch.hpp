@@ -46,7 +46,8 @@ class batch {
     /// Whether the loader has no further batch of this epoch.
     bool last_of_epoch() const noexcept;
     /// Where to go on when this batch, and all before it, have been dealt with, by all ranks: theirs is the
-    /// same at the same step. A loader's first state reads some rows of the data, to tell them from others.
+    /// same at the same step (equal epoch and index; a rank that has no part of a tail has no batch for it).
+    /// A loader's first state reads some rows of the data, to tell them from others.
     /// @throws invalid_argument once released; data_changed, system_failure when those rows cannot be read;
     /// device_error in a process forked later.
     loader_state state() const;

@@ -30,6 +30,9 @@ struct loader_options {
     std::optional<pinflow::sampler> sampler = std::nullopt;
     /// In all: those that were delivered before `resume_from` count.
     std::uint64_t epochs = 1;
+    /// Ends after so many batches from where it begins, all ranks at the same place: a step of which this
+    /// rank has no part counts as well.
+    std::optional<std::uint64_t> max_batches = std::nullopt;
     /// The part of each epoch that this loader delivers.
     pinflow::shard shard = {};
     pinflow::tail tail = tail::partial;
@@ -87,14 +90,14 @@ class loader {
     std::uint64_t row_count() const noexcept;
     /// The batches of this shard in an epoch that is taken from its beginning.
     std::uint64_t batches_per_epoch() const noexcept;
-    /// The batches, and the samples in them, that this loader delivers from where it began to the end of all
-    /// epochs.
+    /// The batches, and the samples in them, that this loader delivers from where it began to its end.
     std::uint64_t batch_total() const noexcept;
     std::uint64_t row_total() const noexcept;
     const pinflow::device& device() const noexcept;
     loader_report report() const;
     /// The state of the last batch that `next` has given; before the first, where this loader began; after
-    /// `next` has said so, the end of all epochs. @throws as batch::state.
+    /// `next` has said that nothing comes any more, the end of all epochs, or of `max_batches`. @throws as
+    /// batch::state.
     loader_state state() const;
 
  private:
