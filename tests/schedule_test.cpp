@@ -287,7 +287,8 @@ TEST_CASE("schedule: at the end of all epochs, and past it, nothing is left") {
     }
     CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 2}).end() == place{2, 0});
     CHECK(schedule({.position_count = 0, .batch_rows = 3, .epochs = 2}).batch_count() == 0);
-    const schedule none({.position_count = 10, .batch_rows = 3, .epochs = 2, .start = {1, 3}, .max_steps = 0});
+    const schedule none(
+        {.position_count = 10, .batch_rows = 3, .epochs = 2, .start = {1, 3}, .max_steps = 0});
     CHECK(none.batch_count() == 0);
     CHECK(none.end() == place{1, 3});
     CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 0}).batch_count() == 0);
