@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -30,7 +29,6 @@
 
 namespace {
 
-namespace fs = std::filesystem;
 using pinflow::detail::hdf5_chunk_cache;
 using pinflow::detail::hdf5_chunk_reader;
 using pinflow::detail::hdf5_dataset;
