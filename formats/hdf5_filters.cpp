@@ -1,7 +1,6 @@
 #include "formats/hdf5_filters.hpp"
 
 #include <fmt/format.h>
-#include <libdeflate.h>
 #include <lzf.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -16,6 +15,7 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/libdeflate_handle.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/quote.hpp"
@@ -24,13 +24,6 @@ namespace pinflow::detail {
 
 namespace {
 
-// numbers of the HDF Group's registry
-constexpr std::int32_t deflate_id = 1;
-constexpr std::int32_t shuffle_id = 2;
-constexpr std::int32_t fletcher32_id = 3;
-constexpr std::int32_t lzf_id = 32000;
-
-constexpr std::uint64_t checksum_bytes = 4;
 /// The most that decompression can make of a byte: 258 bytes for a length and a distance of one bit each; 264
 /// for the longest reference of three bytes.
 constexpr std::uint64_t most_inflated = 1032;
@@ -44,20 +37,14 @@ std::uint64_t most_compressed_bytes(std::uint64_t size_bytes) {
     return result;
 }
 
-/// a * b, or the largest number there is.
-std::uint64_t saturated(std::uint64_t a, std::uint64_t b) noexcept {
-    std::uint64_t result = std::numeric_limits<std::uint64_t>::max();
-    return multiply(a, b, result) ? result : std::numeric_limits<std::uint64_t>::max();
-}
-
 std::string name_of(const hdf5_filter& filter) {
     return filter.name.empty() ? fmt::format("number {}", filter.id)
                                : fmt::format("{} (number {})", quote(filter.name), filter.id);
 }
 
 bool is_known(const hdf5_filter& filter) noexcept {
-    return filter.id == deflate_id || filter.id == shuffle_id || filter.id == fletcher32_id ||
-           filter.id == lzf_id;
+    return filter.id == filter_id::deflate || filter.id == filter_id::shuffle ||
+           filter.id == filter_id::fletcher32 || filter.id == filter_id::lzf;
 }
 
 }  // namespace
@@ -86,9 +73,9 @@ hdf5_pipeline::hdf5_pipeline(std::span<const hdf5_filter> filters, std::uint64_t
     for (std::size_t index = 0; index < filters.size(); ++index) {
         const hdf5_filter& filter = filters[index];
         step now{method::deflate, std::uint32_t{1} << index, 1};
-        if (filter.id == lzf_id) now.how = method::lzf;
-        if (filter.id == fletcher32_id) now.how = method::fletcher32;
-        if (filter.id == shuffle_id) {
+        if (filter.id == filter_id::lzf) now.how = method::lzf;
+        if (filter.id == filter_id::fletcher32) now.how = method::fletcher32;
+        if (filter.id == filter_id::shuffle) {
             now.how = method::shuffle;
             if (filter.parameters.size() != 1 || filter.parameters[0] == 0) {
                 throw format_error("its shuffle filter does not say how large an element is");
@@ -165,16 +152,7 @@ void hdf5_pipeline::check_size(const hdf5_chunk& chunk) const {
 
 // ---- undoing it -----------------------------------------------------------------------------------------
 
-struct hdf5_chunk_decoder::decompressor {
-    decompressor() : handle(::libdeflate_alloc_decompressor()) {
-        if (handle == nullptr) throw std::bad_alloc();
-    }
-    decompressor(const decompressor&) = delete;
-    decompressor& operator=(const decompressor&) = delete;
-    ~decompressor() { ::libdeflate_free_decompressor(handle); }
-
-    ::libdeflate_decompressor* handle;
-};
+struct hdf5_chunk_decoder::decompressor : libdeflate_handle {};
 
 hdf5_chunk_decoder::hdf5_chunk_decoder() = default;
 

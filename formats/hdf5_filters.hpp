@@ -16,6 +16,20 @@
 /// off").
 namespace pinflow::detail {
 
+/// Numbers of filters, from the HDF Group's registry.
+namespace filter_id {
+inline constexpr std::int32_t deflate = 1;
+inline constexpr std::int32_t shuffle = 2;
+inline constexpr std::int32_t fletcher32 = 3;
+inline constexpr std::int32_t szip = 4;
+inline constexpr std::int32_t nbit = 5;
+inline constexpr std::int32_t scaleoffset = 6;
+inline constexpr std::int32_t lzf = 32000;
+}  // namespace filter_id
+
+/// What fletcher32 adds to a chunk.
+inline constexpr std::uint64_t checksum_bytes = 4;
+
 /// Why pinflow's own code cannot undo these filters, naming the first that it does not know; empty when it
 /// can.
 std::string why_not_decoded(std::span<const hdf5_filter> filters);

@@ -1,7 +1,6 @@
 #include "formats/hdf5_library_filters.hpp"
 
 #include <fmt/format.h>
-#include <libdeflate.h>
 
 #include <algorithm>
 #include <limits>
@@ -9,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/libdeflate_handle.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
 
@@ -16,16 +16,6 @@ namespace pinflow::detail {
 
 namespace {
 
-// numbers of the HDF Group's registry
-constexpr std::int32_t deflate_id = 1;
-constexpr std::int32_t shuffle_id = 2;
-constexpr std::int32_t fletcher32_id = 3;
-constexpr std::int32_t szip_id = 4;
-constexpr std::int32_t nbit_id = 5;
-constexpr std::int32_t scaleoffset_id = 6;
-constexpr std::int32_t lzf_id = 32000;
-
-constexpr std::uint64_t checksum_bytes = 4;
 constexpr std::uint64_t unknown = 0;
 
 template <typename... Arguments>
@@ -34,8 +24,8 @@ template <typename... Arguments>
 }
 
 bool only_library_knows(const hdf5_filter* filter) noexcept {
-    return filter->id != deflate_id && filter->id != shuffle_id && filter->id != fletcher32_id &&
-           filter->id != lzf_id;
+    return filter->id != filter_id::deflate && filter->id != filter_id::shuffle &&
+           filter->id != filter_id::fletcher32 && filter->id != filter_id::lzf;
 }
 
 std::uint32_t little_endian(std::span<const std::byte> bytes) noexcept {
@@ -43,13 +33,6 @@ std::uint32_t little_endian(std::span<const std::byte> bytes) noexcept {
     for (std::size_t index = 4; index-- > 0;)
         number = number << 8 | std::to_integer<std::uint32_t>(bytes[index]);
     return number;
-}
-
-/// a * b + c, or the largest number there is.
-std::uint64_t saturated(std::uint64_t a, std::uint64_t b, std::uint64_t c = 0) noexcept {
-    std::uint64_t result = 0;
-    return multiply(a, b, result) && add(result, c, result) ? result
-                                                            : std::numeric_limits<std::uint64_t>::max();
 }
 
 /// Whether that many bytes hold so many bits.
@@ -211,16 +194,7 @@ void check_szip(std::uint64_t output_bytes, std::span<const std::byte> input) {
 
 // ---- a chunk ---------------------------------------------------------------------------------------------
 
-struct hdf5_library_filters::decompressor {
-    decompressor() : handle(::libdeflate_alloc_decompressor()) {
-        if (handle == nullptr) throw std::bad_alloc();
-    }
-    decompressor(const decompressor&) = delete;
-    decompressor& operator=(const decompressor&) = delete;
-    ~decompressor() { ::libdeflate_free_decompressor(handle); }
-
-    ::libdeflate_decompressor* handle;
-};
+struct hdf5_library_filters::decompressor : libdeflate_handle {};
 
 hdf5_library_filters::hdf5_library_filters(std::span<const hdf5_filter> filters, std::uint64_t chunk_bytes)
     : filters_(filters.begin(), filters.end()), chunk_bytes_(chunk_bytes) {}
@@ -238,22 +212,23 @@ bool hdf5_library_filters::check(std::uint32_t filter_mask, std::span<const std:
         return true;
     }
     // which libhdf5 does not have: it must be an application's
-    if (std::any_of(applied.rbegin(), last, [](auto* filter) { return filter->id == lzf_id; })) return false;
+    if (std::any_of(applied.rbegin(), last, [](auto* filter) { return filter->id == filter_id::lzf; }))
+        return false;
     std::span<const std::byte> bytes = stored;
     for (auto filter = applied.rbegin(); filter != last; ++filter)
         bytes = undo(**filter, bytes, between_[bytes.data() == between_[0].data() ? 1 : 0]);
 
     const std::span<const hdf5_filter* const> before(applied.begin(), last.base() - 1);
     const bool fills_chunk =
-        std::ranges::all_of(before, [](auto* filter) { return filter->id == shuffle_id; });
+        std::ranges::all_of(before, [](auto* filter) { return filter->id == filter_id::shuffle; });
     const hdf5_filter& filter = **last;
     switch (filter.id) {
-        case scaleoffset_id:
+        case filter_id::scaleoffset:
             check_scaleoffset(filter, chunk_bytes_, bytes);
             return fills_chunk;
-        case nbit_id:
+        case filter_id::nbit:
             return check_nbit(filter, chunk_bytes_, bytes) && fills_chunk;
-        case szip_id:
+        case filter_id::szip:
             check_szip(fills_chunk ? chunk_bytes_ : unknown, bytes);
             return false;
         default:
@@ -278,7 +253,7 @@ void hdf5_library_filters::check_without_library(std::span<const hdf5_filter* co
 std::span<const std::byte> hdf5_library_filters::undo(const hdf5_filter& filter,
                                                       std::span<const std::byte> input,
                                                       std::vector<std::byte>& output) {
-    if (filter.id == shuffle_id) {
+    if (filter.id == filter_id::shuffle) {
         if (filter.parameters.size() != 1 || filter.parameters[0] == 0) {
             damaged("its shuffle filter does not say how large an element is");
         }
@@ -286,7 +261,7 @@ std::span<const std::byte> hdf5_library_filters::undo(const hdf5_filter& filter,
         hdf5_unshuffle(input, filter.parameters[0], output.data());
         return output;
     }
-    if (filter.id == fletcher32_id) {
+    if (filter.id == filter_id::fletcher32) {
         if (input.size() < checksum_bytes) damaged("its checksum is cut off");
         return input.first(input.size() - checksum_bytes);  // libhdf5 looks at the sum
     }

@@ -1,7 +1,6 @@
 #include "formats/zip_member.hpp"
 
 #include <fmt/format.h>
-#include <libdeflate.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/libdeflate_handle.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/quote.hpp"
@@ -176,16 +176,7 @@ void zip_member_reader::finish() {
 
 // ---- as a whole -------------------------------------------------------------------------------------------
 
-struct zip_inflater::decompressor {
-    decompressor() : handle(::libdeflate_alloc_decompressor()) {
-        if (handle == nullptr) throw std::bad_alloc();
-    }
-    decompressor(const decompressor&) = delete;
-    decompressor& operator=(const decompressor&) = delete;
-    ~decompressor() { ::libdeflate_free_decompressor(handle); }
-
-    ::libdeflate_decompressor* handle;
-};
+struct zip_inflater::decompressor : libdeflate_handle {};
 
 zip_inflater::zip_inflater() : decompressor_(std::make_unique<decompressor>()) {}
 

@@ -300,8 +300,8 @@ loader_report loader::pipeline::report() const {
     report.storage_wait = collected.waits.storage;
     report.cpu_wait = collected.waits.cpu;
     report.link_wait = collected.waits.link;
-    if (device().kind() ==
-        device_kind::host) {  // there is no link: what looks like it is the CPU's scheduling
+    // there is no link: what looks like it is the CPU's scheduling
+    if (device().kind() == device_kind::host) {
         report.cpu_wait += std::exchange(report.link_wait, {});
     }
     report.consumer_wait = collected.consumer_wait;

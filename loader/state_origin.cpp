@@ -50,7 +50,7 @@ std::string listed(const data_fingerprint& data) {
 }
 
 [[noreturn]] void refuse_data(const std::string& saved, const std::string& given) {
-    throw invalid_argument(
+    throw state_mismatch(
         fmt::format("cannot go on from the state, which is of other data: it is of {}, "
                     "and this loader has {}",
                     saved, given));
@@ -103,20 +103,20 @@ place state_origin::place_of(const loader_state& saved) const {
             refuse_data(described(saved_array), described(array));
         }
         if (saved_array.hash != array.hash) {
-            throw invalid_argument(
+            throw state_mismatch(
                 fmt::format("cannot go on from the state, which is of other data: rows of {} differ from "
                             "those of {} that it was saved with",
                             listed({0, {array}}), listed({0, {saved_array}})));
         }
     }
     if (saved.order != order_) {
-        throw invalid_argument(
+        throw state_mismatch(
             fmt::format("cannot go on from the state, which is of another order: it is of {}, and this "
                         "loader has {}",
                         to_string(saved.order), to_string(order_)));
     }
     if (saved.position >= std::max<std::uint64_t>(1, order_.position_count)) {
-        throw invalid_argument(
+        throw state_mismatch(
             fmt::format("cannot go on from the state, which is at position {}, and an epoch has {}",
                         saved.position, order_.position_count));
     }

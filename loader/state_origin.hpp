@@ -26,7 +26,7 @@ class state_origin {
     loader_state state_at(const place& where) const;
 
     /// Checks that `saved` is a state of these data in this order.
-    /// @return where it goes on. @throws invalid_argument when it is not; as fingerprint_of.
+    /// @return where it goes on. @throws state_mismatch when it is not; as fingerprint_of.
     place place_of(const loader_state& saved) const;
 
  private:

@@ -14,18 +14,11 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "tests/row_lists.hpp"
 
 using namespace pinflow;
 
 namespace {
-
-using row_list = std::vector<std::uint64_t>;
-
-row_list epoch_of(const sampler& sampler, std::uint64_t epoch) {
-    row_list rows(sampler.position_count());
-    sampler.rows_at(epoch, 0, rows);
-    return rows;
-}
 
 /// The first row of an epoch is that of its number, and the rest follow backwards.
 class countdown : public row_sequence {

@@ -11,19 +11,13 @@
 #include "pinflow/error.hpp"
 #include "pinflow/loader/sampler.hpp"
 #include "tests/chi_square.hpp"
+#include "tests/row_lists.hpp"
 
 using namespace pinflow;
 
 namespace {
 
-using row_list = std::vector<std::uint64_t>;
 using weight_list = std::vector<double>;
-
-row_list epoch_of(const sampler& sampler, std::uint64_t epoch) {
-    row_list rows(sampler.position_count());
-    sampler.rows_at(epoch, 0, rows);
-    return rows;
-}
 
 row_list counts_of(const weight_list& weights, std::uint64_t draws, std::uint64_t seed) {
     row_list counts(weights.size());

@@ -10,18 +10,11 @@
 #include "pinflow/error.hpp"
 #include "pinflow/loader/sampler.hpp"
 #include "tests/chi_square.hpp"
+#include "tests/row_lists.hpp"
 
 using namespace pinflow;
 
 namespace {
-
-using row_list = std::vector<std::uint64_t>;
-
-row_list epoch_of(const sampler& sampler, std::uint64_t epoch) {
-    row_list rows(sampler.position_count());
-    sampler.rows_at(epoch, 0, rows);
-    return rows;
-}
 
 std::uint64_t row_at(const sampler& sampler, std::uint64_t epoch, std::uint64_t position) {
     std::uint64_t row = 0;

@@ -43,6 +43,12 @@ class invalid_argument : public error {
     using error::error;
 };
 
+/// A saved state is of other data, or of another order, than what is to go on from it.
+class state_mismatch : public invalid_argument {
+ public:
+    using invalid_argument::invalid_argument;
+};
+
 /// A file changed (size, modification time or identity) while it was being read.
 class data_changed : public error {
  public:

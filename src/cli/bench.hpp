@@ -56,8 +56,7 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
 void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report);
 void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report);
 
-// ---- what they share
-// ----------------------------------------------------------------------------------------
+// ---- what they share -------------------------------------------------------------------------------------
 
 double seconds_since(std::chrono::steady_clock::time_point start);
 double median(std::vector<double> values);

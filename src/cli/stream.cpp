@@ -64,16 +64,14 @@ std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::s
     return sources;
 }
 
-loader make_loader(const std::vector<std::shared_ptr<const row_source>>& sources, loader_options options,
-                   const std::string& state_path) {
+loader make_loader(const std::vector<std::shared_ptr<const row_source>>& sources,
+                   const stream_arguments& arguments) {
     try {
-        return loader(sources, options);
-    } catch (const invalid_argument& failure) {
-        // the rows fit together: these are flags that do not, unless they would without the state
-        if (!options.resume_from) throw usage_error(failure.what());
-        options.resume_from.reset();
-        const loader without_state = make_loader(sources, options, {});
-        throw invalid_argument(fmt::format("'{}': {}", state_path, failure.what()));
+        return loader(sources, arguments.options);
+    } catch (const state_mismatch& failure) {
+        throw state_mismatch(fmt::format("'{}': {}", arguments.load_state, failure.what()));
+    } catch (const invalid_argument& failure) {  // the rows fit together, so these are flags that do not
+        throw usage_error(failure.what());
     }
 }
 
@@ -274,7 +272,7 @@ void stream_files(const argument_list& arguments) {
     const double open_seconds = seconds_between(start, clock::now());
 
     const loader_options& options = parsed->options;
-    loader batches = make_loader(sources, options, parsed->load_state);
+    loader batches = make_loader(sources, *parsed);
     const std::uint64_t first_epoch = options.resume_from ? options.resume_from->epoch : 0;
     const stream_result result = consume(batches, first_epoch, options);
     std::exception_ptr not_saved;

@@ -21,4 +21,11 @@ namespace pinflow::detail {
     return true;
 }
 
+/// a * b + c, or the largest number there is.
+[[nodiscard]] constexpr std::uint64_t saturated(std::uint64_t a, std::uint64_t b,
+                                                std::uint64_t c = 0) noexcept {
+    std::uint64_t result = 0;
+    return multiply(a, b, result) && add(result, c, result) ? result : ~std::uint64_t{0};
+}
+
 }  // namespace pinflow::detail

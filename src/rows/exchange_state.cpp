@@ -126,8 +126,7 @@ void exchange_state::check() {
     check_source();
 }
 
-// ---- a call
-// ---------------------------------------------------------------------------------------------------
+// ---- a call ----------------------------------------------------------------------------------------------
 
 void exchange_state::run(row_direction direction, const batch& only, duplicate_policy policy) {
     std::uint64_t waiter = 0;
@@ -319,8 +318,7 @@ void exchange_state::abandon(row_call& call) noexcept {
     }
 }
 
-// ---- by the device itself
-// -----------------------------------------------------------------------------------
+// ---- by the device itself --------------------------------------------------------------------------------
 
 /// All of the rows, but for what the plan leaves to the slots.
 void exchange_state::move_directly(row_call& call) {

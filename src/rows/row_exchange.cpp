@@ -30,8 +30,7 @@ void row_exchange::check() {
     state_->check();
 }
 
-// ---- gather
-// ---------------------------------------------------------------------------------------------------
+// ---- gather ----------------------------------------------------------------------------------------------
 
 void row_exchange::gather(row_ids ids, std::byte* destination) {
     state_->run(detail::row_direction::gather, {ids, destination}, duplicate_policy::last);
@@ -51,8 +50,7 @@ void row_exchange::gather_group_async(std::span<const row_gather> batches, strea
     state_->enqueue(detail::row_direction::gather, all, duplicate_policy::last, stream);
 }
 
-// ---- scatter
-// --------------------------------------------------------------------------------------------------
+// ---- scatter ---------------------------------------------------------------------------------------------
 
 void row_exchange::scatter(row_ids ids, const std::byte* source, duplicate_policy policy) {
     state_->run(detail::row_direction::scatter, {ids, const_cast<std::byte*>(source)}, policy);
@@ -74,8 +72,7 @@ void row_exchange::scatter_group_async(std::span<const row_scatter> batches, dup
     state_->enqueue(detail::row_direction::scatter, all, policy, stream);
 }
 
-// ---- plans
-// ----------------------------------------------------------------------------------------------------
+// ---- plans -----------------------------------------------------------------------------------------------
 
 row_plan row_exchange::plan_gather(std::uint64_t batch_rows, unsigned batches) {
     const std::lock_guard lock(state_->mutex);

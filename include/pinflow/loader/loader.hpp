@@ -67,9 +67,9 @@ struct loader_options {
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal.
-    /// @throws invalid_argument for options that contradict each other or the sources, and for a state of
-    /// other data or of another order; unsupported for a route that cannot work here; device_error; where
-    /// there is a state, what reading some rows throws.
+    /// @throws invalid_argument for options that contradict each other or the sources; state_mismatch for a
+    /// state of other data or of another order; unsupported for a route that cannot work here; device_error;
+    /// where there is a state, what reading some rows throws.
     explicit loader(std::vector<std::shared_ptr<const row_source>> sources,
                     const loader_options& options = {});
     loader(loader&&) noexcept;
