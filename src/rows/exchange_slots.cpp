@@ -7,7 +7,10 @@
 
 #include "src/rows/exchange_state.hpp"
 
-/// The staged route: rows pass through page-locked slots, piece by piece.
+/// The staged route: rows pass through page-locked slots, piece by piece. All of a call's work is enqueued
+/// when the call returns, and host functions enqueue nothing: a stream that waited for what is still to be
+/// enqueued would never go on while some CUDA call waits for that stream and keeps others out (freeing
+/// memory, loading a kernel).
 namespace pinflow::detail {
 
 namespace {

@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <iterator>
 
+#include "src/device/backend.hpp"
+
 namespace pinflow::detail {
 
 staging::staging(pinflow::device device, std::uint64_t slot_bytes, unsigned slots)
     : slot_bytes_(slot_bytes), cpu_(device), copies_(device), begin_(device), end_(device) {
     slots_.reserve(slots);
-    for (unsigned i = 0; i < slots; ++i)
-        slots_.emplace_back(device, slot_bytes, copies_);
+    for (unsigned i = 0; i < slots; ++i) {
+        const slot& added = slots_.emplace_back(device, slot_bytes, copies_);
+        // what a scatter leaves out of equal rows is copied to the host too, though nobody looks at it
+        device.backend().fill_zero(added.on_device.data(), slot_bytes, copies().native_handle());
+    }
 }
 
 void staging::begin_after(stream_view user) {
