@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <vector>
 
@@ -36,32 +38,60 @@ TEST_CASE("staging: slots come round, with memory of their own on both sides") {
     });
 }
 
-TEST_CASE("staging: both streams begin behind the user's, and the user's goes on behind the last") {
+TEST_CASE("staging: neighbouring slots are worked on at the same time") {
+    on_each_device([](const device& device) {
+        staging lane(device, 64, 4);
+        gate first;
+        std::atomic<int> done = 0;
+        event second_done(device);
+        staging::slot& one = lane.next();
+        staging::slot& other = lane.next();
+        hold(one.cpu, first);
+        one.cpu.host_function_async([&] { ++done; });
+        other.cpu.host_function_async([&] { ++done; });
+        second_done.record(other.cpu);
+        CHECK(second_done.synchronize_for(std::chrono::seconds(20)));
+        CHECK(done == 1);
+        CHECK_FALSE(lane.done());
+        first.open();
+        one.cpu.synchronize();
+        other.cpu.synchronize();
+        CHECK(done == 2);
+        CHECK(lane.done());
+    });
+}
+
+TEST_CASE("staging: all streams begin behind the user's, which goes on behind all of them") {
     on_each_device([](const device& device) {
         staging lane(device, 64, 2);
         const stream user(device);
-        std::vector<int> seen;  // written by one function after the other
+        const std::array<stream_view, 3> streams{lane.next().cpu, lane.next().cpu, lane.copies()};
         std::atomic<int> before = 0;
-        gate gate;
-        hold(user, gate);
+        std::atomic<int> begun = 0;
+        std::atomic<int> ended = 0;
+        int ended_before = 0;  // the user's stream went on
+        gate first;
+        gate last;
+        hold(user, first);
         user.host_function_async([&] { before = 1; });
         lane.begin_after(user);
-        std::atomic<int> begun = 0;
-        lane.copies().host_function_async([&] { begun += before.load(); });
-        lane.cpu().host_function_async([&] {
-            begun += before.load();
-            seen.push_back(1);
-        });
-        lane.end_before(user, lane.cpu());
-        user.host_function_async([&] { seen.push_back(2); });
-        CHECK_FALSE(lane.cpu().done());
-        CHECK_FALSE(lane.copies().done());
+        for (const stream_view each : streams) {
+            each.host_function_async([&] { begun += before.load(); });
+            hold(each, last);
+            each.host_function_async([&] { ++ended; });
+        }
+        lane.end_before(user);
+        user.host_function_async([&] { ended_before = ended; });
+        CHECK_FALSE(lane.done());
         CHECK(begun == 0);
-        gate.open();
+        first.open();
+        last.open();
         user.synchronize();
-        lane.copies().synchronize();
-        CHECK(begun == 2);
-        CHECK(seen == std::vector<int>{1, 2});
+        CHECK(begun == 3);
+        CHECK(ended_before == 3);
+        for (const stream_view each : streams)
+            each.synchronize();
+        CHECK(lane.done());
     });
 }
 
@@ -75,11 +105,11 @@ TEST_CASE("staging: its destructor waits for what it was given to do") {
             staging::slot& slot = lane.next();
             hold(user, gate);
             lane.begin_after(user);
-            lane.cpu().host_function_async([&, to = slot.host.data()] {
+            slot.cpu.host_function_async([&, to = slot.host.data()] {
                 std::memset(to, 1, 64);
                 done = true;
             });
-            slot.filled.record(lane.cpu());
+            slot.filled.record(slot.cpu);
             lane.copies().wait(slot.filled);
             copy_to_device_async(slot.on_device.data(), slot.host.bytes(), lane.copies());
             gate.open();

@@ -71,15 +71,15 @@ void exchange_state::gather_unsorted_through_slots(row_call& call) {
         piece.begin = begin;
         piece.end = std::min(begin + rows_of_piece(lane), call.count);
         staging::slot& slot = lane.next();
-        lane.cpu().wait(slot.free);
-        lane.cpu().host_function_async([this, piece, faults = call.faults, to = slot.host.data()] {
+        slot.cpu.wait(slot.free);
+        slot.cpu.host_function_async([this, piece, faults = call.faults, to = slot.host.data()] {
             try {
                 gather_piece(piece, of_equal::all, to);
             } catch (...) {
                 faults->add(std::current_exception());
             }
         });
-        slot.filled.record(lane.cpu());
+        slot.filled.record(slot.cpu);
         lane.copies().wait(slot.filled);
         for (std::uint64_t at = begin; at < piece.end;) {
             while (at >= call.parts.first[part + 1])
@@ -92,7 +92,7 @@ void exchange_state::gather_unsorted_through_slots(row_call& call) {
         }
         slot.free.record(lane.copies());
     }
-    lane.end_before(call.stream, lane.copies());
+    lane.end_before(call.stream);
 }
 
 /// The indices of the order from `begin` on; the lane was taken before what the device does by itself was
@@ -110,15 +110,15 @@ void exchange_state::gather_through_slots(row_call& call, std::uint64_t begin) {
     const placed_rows all{{ids, call.count}, 0, call.count, row_bytes};
     event ids_there(device_);
     ids_there.record(lane.copies());
-    lane.cpu().wait(ids_there);
+    lane.cpu_waits_for(ids_there);
     for (std::uint64_t at = begin; at < call.count; at += rows_of_piece(lane)) {
         placed_rows piece = all;
         piece.begin = at;
         piece.end = std::min(at + rows_of_piece(lane), call.count);
         staging::slot& slot = lane.next();
-        lane.cpu().wait(slot.free);
+        slot.cpu.wait(slot.free);
         const of_equal which = call.transfer.order.sorted ? of_equal::first : of_equal::all;
-        lane.cpu().host_function_async([this, piece, faults = call.faults, which, to = slot.host.data()] {
+        slot.cpu.host_function_async([this, piece, faults = call.faults, which, to = slot.host.data()] {
             if (refused(*faults->faults())) return;
             try {
                 gather_piece(piece, which, to);
@@ -126,7 +126,7 @@ void exchange_state::gather_through_slots(row_call& call, std::uint64_t begin) {
                 faults->add(std::current_exception());
             }
         });
-        slot.filled.record(lane.cpu());
+        slot.filled.record(slot.cpu);
         lane.copies().wait(slot.filled);
         const std::uint64_t size_bytes = (piece.end - piece.begin) * row_bytes;
         copy_to_device_async(slot.on_device.data(), {slot.host.data(), size_bytes}, lane.copies());
@@ -139,7 +139,7 @@ void exchange_state::gather_through_slots(row_call& call, std::uint64_t begin) {
         device_.backend().gather_rows(transfer, lane.copies().native_handle());
         slot.free.record(lane.copies());
     }
-    lane.end_before(call.stream, lane.copies());
+    lane.end_before(call.stream);
 }
 
 void exchange_state::scatter_through_slots(row_call& call) {
@@ -168,9 +168,9 @@ void exchange_state::scatter_through_slots(row_call& call) {
         copy_to_host_async(slot.host.bytes().first((piece.end - piece.begin) * row_bytes),
                            slot.on_device.data(), lane.copies());
         slot.filled.record(lane.copies());
-        lane.cpu().wait(slot.filled);
+        slot.cpu.wait(slot.filled);
         const of_equal which = sum ? of_equal::first : of_equal::last;
-        lane.cpu().host_function_async([this, piece, faults = call.faults, which, from = slot.host.data()] {
+        slot.cpu.host_function_async([this, piece, faults = call.faults, which, from = slot.host.data()] {
             if (refused(*faults->faults())) return;
             try {
                 scatter_piece(piece, which, from);
@@ -178,9 +178,9 @@ void exchange_state::scatter_through_slots(row_call& call) {
                 faults->add(std::current_exception());
             }
         });
-        slot.free.record(lane.cpu());
+        slot.free.record(slot.cpu);
     }
-    lane.end_before(call.stream, lane.cpu());
+    lane.end_before(call.stream);
 }
 
 }  // namespace pinflow::detail

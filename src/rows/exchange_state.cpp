@@ -302,10 +302,7 @@ void exchange_state::finish(row_call& call) {
 /// What has been enqueued of a call that cannot be enqueued whole still uses its memory.
 void exchange_state::abandon(row_call& call) noexcept {
     try {
-        if (call.lane != nullptr) {
-            call.lane->end_before(call.stream, call.lane->cpu());
-            call.lane->end_before(call.stream, call.lane->copies());
-        }
+        if (call.lane != nullptr) call.lane->end_before(call.stream);
         event prepared(device_);
         prepared.record(preparing_);
         call.stream.wait(prepared);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,34 +11,43 @@
 
 namespace pinflow::detail {
 
-/// Page-locked slots through which rows pass piece by piece: the CPU works on one while the copy engine works
-/// on others. `cpu` is a stream whose work are host functions, `copies` one of the device.
-/// For one thread at a time.
+/// Page-locked slots through which rows pass piece by piece: the CPU works on some while the copy engine
+/// works on others. The CPU's work are host functions on two streams in turn: while one function has ended
+/// and the next of its stream has not begun, which takes a quarter as long as a piece, that of the other
+/// stream goes on. For one thread at a time.
 class staging {
  public:
-    /// `slot_bytes` each, and as much device memory beside it.
+    /// `slot_bytes` each, and as much device memory beside it, zero at first.
     staging(pinflow::device device, std::uint64_t slot_bytes, unsigned slots);
     staging(const staging&) = delete;
     staging& operator=(const staging&) = delete;
-    /// Waits for both streams.
+    /// Waits for all streams.
     ~staging() = default;
 
     std::uint64_t slot_bytes() const noexcept { return slot_bytes_; }
-    stream_view cpu() const noexcept { return cpu_; }
     stream_view copies() const noexcept { return copies_; }
 
-    /// Both streams go on only after what is enqueued on `user` so far.
+    /// All streams go on only after what is enqueued on `user` so far.
     void begin_after(stream_view user);
-    /// `user` goes on only after what is enqueued on `last`, one of the two.
-    void end_before(stream_view user, stream_view last);
+    /// Those of the CPU do, after what `event` was recorded behind.
+    void cpu_waits_for(const event& event);
+    /// `user` goes on only after what is enqueued on all of them.
+    void end_before(stream_view user);
+    /// Whether nothing is enqueued that has not passed.
+    bool done() const;
 
     struct slot {
-        slot(pinflow::device device, std::uint64_t size_bytes, stream_view stream)
-            : host(size_bytes, device), on_device(size_bytes, stream), filled(device), free(device) {}
+        slot(pinflow::device device, std::uint64_t size_bytes, stream_view copies, stream_view cpu_stream)
+            : host(size_bytes, device),
+              on_device(size_bytes, copies),
+              cpu(cpu_stream),
+              filled(device),
+              free(device) {}
         pinned_buffer host;
         device_buffer on_device;
-        event filled;  ///< by whichever stream comes first
-        event free;    ///< by the other one
+        stream_view cpu;  ///< whose host functions work on this slot
+        event filled;     ///< by whichever stream comes first
+        event free;       ///< by the other one
     };
     /// The next slot. The stream that fills it must wait for `free` first.
     slot& next() { return slots_[next_++ % slots_.size()]; }
@@ -46,7 +56,7 @@ class staging {
     std::uint64_t slot_bytes_;
     std::vector<slot> slots_;  // they go after the streams that use them
     std::size_t next_ = 0;
-    stream cpu_;
+    std::array<stream, 2> cpu_;
     stream copies_;
     event begin_;
     event end_;
