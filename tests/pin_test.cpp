@@ -244,13 +244,55 @@ TEST_CASE("pin: threads that ask for the same pages at the same time register ea
 
 TEST_CASE("pin: the budget is shared by all holders") {
     pin_registry registry;
-    CHECK(registry.reserve(60, 100));
-    CHECK_FALSE(registry.reserve(41, 100));
-    CHECK(registry.reserve(40, 100));
-    CHECK_FALSE(registry.reserve(1, 50));  // below what is set aside already
-    registry.give_back(60);
-    CHECK(registry.reserved_bytes() == 40);
-    CHECK(registry.reserve(60, 100));
+    const memory_region memory = memory_region::anonymous(32 * page);
+    const auto pages = [&](std::uint64_t first, std::uint64_t count) {
+        return pin_registry::page_spans{pages_at(memory, first, count)};
+    };
+    CHECK(registry.reserve(pages(0, 6), 10 * page));
+    CHECK_FALSE(registry.reserve(pages(6, 5), 10 * page));
+    CHECK(registry.reserve(pages(6, 4), 10 * page));
+    CHECK_FALSE(registry.reserve(pages(10, 1), 5 * page));  // below what is set aside already
+    registry.give_back(pages(0, 6));
+    CHECK(registry.reserved_bytes() == 4 * page);
+    CHECK(registry.reserve(pages(0, 6), 10 * page));
+}
+
+TEST_CASE("pin: pages that several holders set aside count once, until the last has given them back") {
+    pin_registry registry;
+    const memory_region memory = memory_region::anonymous(32 * page);
+    const auto pages = [&](std::uint64_t first, std::uint64_t count) {
+        return pin_registry::page_spans{pages_at(memory, first, count)};
+    };
+    CHECK(registry.reserve(pages(0, 8), 10 * page));
+    CHECK(registry.reserve(pages(0, 8), 10 * page));
+    CHECK(registry.reserve(pages(2, 3), page));  // nothing new, whatever the budget
+    CHECK(registry.reserved_bytes() == 8 * page);
+    CHECK_FALSE(registry.reserve(pages(6, 5), 10 * page));
+    CHECK(registry.reserve(pages(6, 4), 10 * page));
+    CHECK(registry.reserved_bytes() == 10 * page);
+    registry.give_back(pages(0, 8));
+    CHECK(registry.reserved_bytes() == 10 * page);
+    registry.give_back(pages(0, 8));
+    CHECK(registry.reserved_bytes() == 7 * page);
+    registry.give_back(pages(2, 3));
+    registry.give_back(pages(6, 4));
+    CHECK(registry.reserved_bytes() == 0);
+}
+
+TEST_CASE("pin: the registry knows what overlaps something registered") {
+    fake_locker locker;
+    pin_registry registry;
+    const memory_region memory = memory_region::anonymous(32 * page);
+    pin_registry::holds held;
+    REQUIRE(acquire(registry, locker, pages_at(memory, 4, 2), held).empty());
+    CHECK(registry.knows(pages_at(memory, 0, 5)));
+    CHECK(registry.knows(pages_at(memory, 5, 10)));
+    CHECK(registry.knows(pages_at(memory, 0, 20)));
+    CHECK(registry.knows(pages_at(memory, 4, 1)));
+    CHECK_FALSE(registry.knows(pages_at(memory, 0, 4)));
+    CHECK_FALSE(registry.knows(pages_at(memory, 6, 4)));
+    registry.release(held);
+    CHECK_FALSE(registry.knows(pages_at(memory, 0, 20)));
 }
 
 TEST_CASE("pin: copies are joined with their neighbours and cut where one registration ends") {
@@ -573,7 +615,10 @@ TEST_CASE("pin: a file beyond the budget is a reason, and registers nothing") {
     const pin_worker allowed({range_of(file)}, locker, registry, {.budget_bytes = 4 * mebibyte},
                              &with_a_mebibyte);
     CHECK(allowed.wait());
-    const pin_worker second({range_of(file)}, locker, registry, {.budget_bytes = 3 * mebibyte},
+    const pin_worker same({range_of(file)}, locker, registry, {}, &with_a_mebibyte);
+    CHECK(same.wait());  // its pages are registered already, and cost nothing
+    const auto other = map_pattern(folder / "y.bin", 2 * mebibyte);
+    const pin_worker second({range_of(other)}, locker, registry, {.budget_bytes = 3 * mebibyte},
                             &with_a_mebibyte);
     CHECK_FALSE(second.wait());
     CHECK(contains(second.report().reason, "of which 2.0 MiB are in use"));

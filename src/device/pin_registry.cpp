@@ -2,12 +2,19 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <limits>
 #include <new>
 
 namespace pinflow::detail {
 
 namespace {
+
+/// First address, and the one past the last.
+std::pair<std::uintptr_t, std::uintptr_t> address_range_of(std::span<const std::byte> bytes) noexcept {
+    const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+    return {begin, begin + bytes.size()};
+}
 
 std::span<const std::byte> bytes_between(std::uintptr_t begin, std::uintptr_t end) {
     return {reinterpret_cast<const std::byte*>(begin), end - begin};
@@ -97,21 +104,48 @@ void pin_registry::release_locked(std::unique_lock<std::mutex>& lock, const hold
     }
 }
 
-bool pin_registry::reserve(std::uint64_t size_bytes, std::uint64_t budget_bytes) {
+bool pin_registry::reserve(const page_spans& pages, std::uint64_t budget_bytes) {
     const std::lock_guard lock(mutex_);
-    if (reserved_bytes_ > budget_bytes || size_bytes > budget_bytes - reserved_bytes_) return false;
-    reserved_bytes_ += size_bytes;
-    return true;
+    const std::uint64_t before = reserved_once_bytes();
+    std::multiset<address_range> with_these = reserved_;
+    for (const std::span<const std::byte> each : pages)
+        with_these.insert(address_range_of(each));
+    reserved_.swap(with_these);
+    const std::uint64_t after = reserved_once_bytes();
+    if (after == before || after <= budget_bytes) return true;
+    reserved_.swap(with_these);
+    return false;
 }
 
-void pin_registry::give_back(std::uint64_t size_bytes) noexcept {
+void pin_registry::give_back(const page_spans& pages) noexcept {
     const std::lock_guard lock(mutex_);
-    reserved_bytes_ -= size_bytes;
+    for (const std::span<const std::byte> each : pages) {
+        const auto found = reserved_.find(address_range_of(each));
+        if (found != reserved_.end()) reserved_.erase(found);
+    }
 }
 
 std::uint64_t pin_registry::reserved_bytes() const {
     const std::lock_guard lock(mutex_);
-    return reserved_bytes_;
+    return reserved_once_bytes();
+}
+
+/// Of pages that several have reserved, once.
+std::uint64_t pin_registry::reserved_once_bytes() const noexcept {
+    std::uint64_t sum = 0;
+    std::uintptr_t counted_to = 0;
+    for (const auto& [begin, end] : reserved_) {
+        sum += end - std::clamp(counted_to, begin, end);
+        counted_to = std::max(counted_to, end);
+    }
+    return sum;
+}
+
+bool pin_registry::knows(std::span<const std::byte> bytes) const {
+    const auto [begin, end] = address_range_of(bytes);
+    const std::lock_guard lock(mutex_);
+    const auto after = intervals_.lower_bound(end);
+    return after != intervals_.begin() && std::prev(after)->second.end > begin;
 }
 
 std::size_t pin_registry::size() const {

@@ -7,8 +7,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -51,12 +53,19 @@ class pin_registry {
     /// Counts down; unregisters the intervals that nobody counts on any more.
     void release(const holds& held) noexcept;
 
-    /// Sets `size_bytes` of a budget aside for pages to be acquired. @return false when that would pass
+    using page_spans = std::vector<std::span<const std::byte>>;
+
+    /// Sets `pages` of a budget aside, to be acquired. Those that are set aside already count once, as they
+    /// are registered once. @return false when there are others among them, and they would pass
     /// `budget_bytes`.
-    bool reserve(std::uint64_t size_bytes, std::uint64_t budget_bytes);
-    void give_back(std::uint64_t size_bytes) noexcept;
+    bool reserve(const page_spans& pages, std::uint64_t budget_bytes);
+    /// What was reserved, by one of those who did.
+    void give_back(const page_spans& pages) noexcept;
     /// Set aside now.
     std::uint64_t reserved_bytes() const;
+    /// Whether some of `bytes` are registered by pinflow, and so may cease to be when their holders have
+    /// gone.
+    bool knows(std::span<const std::byte> bytes) const;
     /// Intervals registered now.
     std::size_t size() const;
 
@@ -65,6 +74,7 @@ class pin_registry {
     void cut(std::span<const copy_range> ranges, std::vector<copy_range>& pieces) const;
 
  private:
+    using address_range = std::pair<std::uintptr_t, std::uintptr_t>;  // begin and end
     struct interval {
         std::uintptr_t end = 0;
         std::uint64_t users = 0;
@@ -74,13 +84,14 @@ class pin_registry {
     };
 
     void release_locked(std::unique_lock<std::mutex>& lock, const holds& held) noexcept;
+    std::uint64_t reserved_once_bytes() const noexcept;
     std::uintptr_t edge_after(std::uintptr_t address) const;
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::map<std::uintptr_t, interval> intervals_;  // by their first address
     std::atomic<std::size_t> count_ = 0;            // of intervals_, to be read without the lock
-    std::uint64_t reserved_bytes_ = 0;
+    std::multiset<address_range> reserved_;
 };
 
 }  // namespace pinflow::detail

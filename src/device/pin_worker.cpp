@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <tbb/parallel_for.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,10 +18,12 @@ namespace pinflow::detail {
 
 namespace {
 
-#ifdef MADV_POPULATE_READ
+#ifdef MADV_POPULATE_WRITE
 constexpr int populate_read = MADV_POPULATE_READ;
+constexpr int populate_write = MADV_POPULATE_WRITE;
 #else
 constexpr int populate_read = 22;  // Linux 5.14, newer than some C libraries
+constexpr int populate_write = 23;
 #endif
 
 std::uint64_t page_bytes() {
@@ -36,17 +39,25 @@ std::span<const std::byte> pages_of(std::span<const std::byte> bytes) {
     return {reinterpret_cast<const std::byte*>(begin), end - begin};
 }
 
-/// Brings the pages of a file into the page table. Cold ones are read from the disk here, outside the
-/// driver's lock, in which others would have to wait for it. Pages that a truncated file has lost are left to
-/// the registration's own error.
-void bring_in(std::span<const std::byte> pages) {
-    system::advise(pages.data(), pages.size(), populate_read);
+/// Brings pages into the page table, outside the driver's lock, in which others would have to wait for it.
+/// Cold ones of a file are read from the disk here. New ones of memory are zeroed, by all cores. Pages that a
+/// truncated file has lost are left to the registration's own error.
+void bring_in(std::span<const std::byte> pages, bool read_only) {
+    if (read_only) {
+        system::advise(pages.data(), pages.size(), populate_read);
+        return;
+    }
+    constexpr std::size_t bytes_of_task = std::size_t{4} << 20;
+    tbb::parallel_for(std::size_t{0}, (pages.size() + bytes_of_task - 1) / bytes_of_task, [=](std::size_t i) {
+        const auto part = pages.subspan(i * bytes_of_task);
+        system::advise(part.data(), std::min(bytes_of_task, part.size()), populate_write);
+    });
 }
 
 /// The same on another thread, while others are registered.
-std::future<void> bring_in_meanwhile(std::span<const std::byte> pages) {
+std::future<void> bring_in_meanwhile(std::span<const std::byte> pages, bool read_only) {
     try {
-        return std::async(std::launch::async, [pages] { bring_in(pages); });
+        return std::async(std::launch::async, [=] { bring_in(pages, read_only); });
     } catch (const std::system_error&) {
         return {};  // no thread: the registration brings them in itself
     }
@@ -129,7 +140,7 @@ pin_worker::~pin_worker() {
     if (thread_.joinable()) thread_.join();
     if (registry_ == nullptr) return;
     registry_->release(held_);
-    registry_->give_back(reserved_bytes_);
+    registry_->give_back(reserved_);
 }
 
 void pin_worker::run(ask_machine ask) noexcept {
@@ -159,9 +170,11 @@ void pin_worker::run(ask_machine ask) noexcept {
 std::string pin_worker::register_all(ask_machine ask) {
     const machine_answers machine = ask();
     std::uint64_t pages_bytes = 0;
+    pin_registry::page_spans all_pages;
     std::vector<piece> pieces;
     for (const auto& tracked : ranges_) {
         pages_bytes += tracked->pages.size();
+        all_pages.push_back(tracked->pages);
         const page_verdict verdict = judge_pages(machine.maps, tracked->pages);
         if (!verdict.refusal.empty()) {
             return fmt::format("cannot register {}: {}", tracked->range.description, verdict.refusal);
@@ -170,7 +183,7 @@ std::string pin_worker::register_all(ask_machine ask) {
             pieces.push_back({tracked.get(), index, verdict.read_only});
     }
     const pin_budget budget = choose_pin_budget(options_.budget_bytes, machine.limits);
-    if (!registry_->reserve(pages_bytes, budget.size_bytes)) {
+    if (!registry_->reserve(all_pages, budget.size_bytes)) {
         const std::uint64_t others = registry_->reserved_bytes();
         return fmt::format(
             "{} to register {} larger than the pin budget of {}{} ({})", in_binary_units(pages_bytes),
@@ -178,7 +191,7 @@ std::string pin_worker::register_all(ask_machine ask) {
             others == 0 ? "" : fmt::format(", of which {} are in use", in_binary_units(others)),
             budget.source);
     }
-    reserved_bytes_ = pages_bytes;
+    reserved_ = std::move(all_pages);
     return register_pieces(options_.alongside_reader ? every_second_first(pieces) : pieces);
 }
 
@@ -186,11 +199,11 @@ std::string pin_worker::register_pieces(const std::vector<piece>& pieces) {
     std::future<void> populated;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         const piece& next = pieces[i];
-        if (i == 0 && next.read_only) bring_in(next.pages());
+        if (i == 0) bring_in(next.pages(), next.read_only);
         if (populated.valid()) populated.get();
         if (stop_.load(std::memory_order_relaxed)) return "stopped before everything was registered";
-        if (i + 1 < pieces.size() && pieces[i + 1].read_only)
-            populated = bring_in_meanwhile(pieces[i + 1].pages());
+        if (i + 1 < pieces.size())
+            populated = bring_in_meanwhile(pieces[i + 1].pages(), pieces[i + 1].read_only);
         const std::string reason =
             registry_->acquire(*locker_, next.pages(), next.read_only, next.tracked->range.owner, held_);
         if (!reason.empty()) {

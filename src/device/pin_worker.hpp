@@ -90,7 +90,7 @@ class pin_worker {
 
     // the thread's own until it has ended
     pin_registry::holds held_;
-    std::uint64_t reserved_bytes_ = 0;
+    pin_registry::page_spans reserved_;
     std::uint64_t read_only_bytes_ = 0;
     std::thread thread_;
 };
