@@ -157,6 +157,28 @@ TEST_CASE("cuda rows: the pages of a file stay locked when whoever locked them f
         CHECK(rows_are_right(exchange, content, place));
 }
 
+TEST_CASE("cuda rows: memory stays locked for each of its exchanges, whoever has locked its pages first") {
+    const device gpu = device::cuda(0);
+    const plain_table plain(4 * mebibyte);
+    std::optional<row_exchange> first(std::in_place, plain.table(64), gpu,
+                                      row_exchange_options{.route = row_route::direct});
+    row_exchange second(plain.table(64), gpu, {.route = row_route::direct});
+    // a part of it, held by somebody else
+    const plain_table partly(4 * mebibyte);
+    std::optional<pinned_pages> pages(
+        std::in_place,
+        std::vector<pin_range>{{partly.memory->bytes().first(mebibyte), "a part", partly.memory}}, gpu,
+        pin_options{.budget_bytes = generous_pin_budget});
+    pages->require();
+    row_exchange whole(partly.table(64), gpu, {.route = row_route::direct});
+    first.reset();
+    pages.reset();
+    for (const id_place place : every_id_place) {
+        CHECK(rows_are_right(second, plain.content, place));
+        CHECK(rows_are_right(whole, partly.content, place));
+    }
+}
+
 TEST_CASE("cuda rows: foreign streams carry rows, the default streams too") {
     const device gpu = device::cuda(0);
     REQUIRE(::cudaSetDevice(0) == cudaSuccess);
@@ -224,7 +246,7 @@ TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the e
         exchange.scatter(ids_of(ids), rows.data());
         for (const std::string_view refused :
              {"cudaMallocFromPoolAsync", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemcpyBatchAsync",
-              "cudaEventRecord"}) {
+              "cudaEventRecord", "cudaLaunchHostFunc", "cuStreamWaitValue32"}) {
             for (int when = 1; when < 30; ++when) {
                 INFO(refused << ", call " << when);
                 bool thrown = false;

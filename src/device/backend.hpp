@@ -68,7 +68,9 @@ class device_backend {
     virtual void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
                                 void* stream) = 0;
     virtual void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) = 0;
-    /// Whether the device can read host memory from `data` on, all of it in one way, where it lies.
+    /// Whether the device can read host memory from `data` on, all of it in one way, where it lies, for as
+    /// long as whoever allocated or registered it lets it be: what pinflow has registered for somebody is not
+    /// counted, as it can be held (pinned_pages).
     virtual bool reaches(const std::byte* data, std::uint64_t size_bytes) = 0;
 
     // Rows by index. Everything that the following work on is in device memory but for the rows of tables,

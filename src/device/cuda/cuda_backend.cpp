@@ -57,8 +57,6 @@ class backend final : public device_backend {
         row_kernels_.emplace(pool_, multiprocessors_);
         check(context_.run([&] { return cuda::create_stream(releases_); }),
               "cannot create a stream on cuda:{}", device);
-        check(context_.run([&] { return cuda::create_event(allocated_); }),
-              "cannot create an event on cuda:{}", device);
     }
 
     device_kind kind() const noexcept override { return device_kind::cuda; }
@@ -157,14 +155,20 @@ class backend final : public device_backend {
 
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
         void* data = nullptr;
-        const std::lock_guard lock(releases_mutex_);
         const cudaError_t status = context_.run([&] {
+            // an event of its own, without a lock: whoever records in a stream that takes no more waits for
+            // it
+            cudaEvent_t allocated = nullptr;
+            const cudaError_t created = cuda::create_event(allocated);
+            if (created != cudaSuccess) return created;
             const cudaError_t first = cuda::allocate(data, size_bytes, pool_, stream_of(stream));
-            if (first != cudaSuccess) return first;
+            cudaError_t ordered = first;
             // the stream that frees must have seen the allocation, whatever becomes of `stream`
-            cudaError_t ordered = cuda::record_event(allocated_, stream_of(stream));
-            if (ordered == cudaSuccess) ordered = cuda::stream_wait_event(releases_, allocated_);
-            if (ordered != cudaSuccess) static_cast<void>(cuda::free(data, stream_of(stream)));
+            if (ordered == cudaSuccess) ordered = cuda::record_event(allocated, stream_of(stream));
+            if (ordered == cudaSuccess) ordered = cuda::stream_wait_event(releases_, allocated);
+            if (first == cudaSuccess && ordered != cudaSuccess)
+                static_cast<void>(cuda::free(data, stream_of(stream)));
+            static_cast<void>(cuda::destroy_event(allocated));
             return ordered;
         });
         if (status == cudaErrorMemoryAllocation) {
@@ -177,12 +181,10 @@ class backend final : public device_backend {
     }
 
     void release(std::byte* data, std::uint64_t) noexcept override {
-        const std::lock_guard lock(releases_mutex_);
         static_cast<void>(context_.run([&] { return cuda::free(data, releases_); }));
     }
 
     void release_after(std::byte* data, std::uint64_t, std::span<void* const> events) noexcept override {
-        const std::lock_guard lock(releases_mutex_);
         static_cast<void>(context_.run([&] {
             for (void* const event : events) {
                 // memory that somebody may still use is rather lost than given to somebody else
@@ -265,7 +267,17 @@ class backend final : public device_backend {
             return status == cudaSuccess && attributes.type == cudaMemoryTypeHost &&
                    attributes.devicePointer == byte;
         };
-        return size_bytes == 0 || (reached(data) && reached(data + size_bytes - 1));
+        if (size_bytes == 0) return true;
+        if (pin_registry::process().knows({data, size_bytes})) return false;
+        // CUDA answers for one byte at a time: one of each page, or of so many as are asked for in
+        // milliseconds
+        constexpr std::uint64_t page_bytes = 4096;
+        constexpr std::uint64_t most_questions = 65536;
+        const std::uint64_t step = std::max(page_bytes, size_bytes / most_questions);
+        for (std::uint64_t at = 0; at < size_bytes; at += step) {
+            if (!reached(data + at)) return false;
+        }
+        return reached(data + size_bytes - 1);
     }
 
     // ---- rows by index --------------------------------------------------------------------------
@@ -462,9 +474,7 @@ class backend final : public device_backend {
     std::mutex rows_mutex_;
     bool rows_loaded_ = false;
 
-    std::mutex releases_mutex_;        // of what follows, so that record and wait stay together
     cudaStream_t releases_ = nullptr;  // where memory is freed: what this stream waits for, nobody else does
-    cudaEvent_t allocated_ = nullptr;
 };
 
 }  // namespace

@@ -12,7 +12,7 @@ cudaError_t host_functions::enqueue(std::function<void()> work, cudaStream_t str
     auto owned = std::make_unique<task>(task{this, std::move(work), {}});
     if (const cudaError_t status = take_flag(owned->done); status != cudaSuccess) return status;
     const flag done = owned->done;
-    const std::lock_guard lock(enqueue_mutex_);
+    const std::lock_guard lock(mutex_of(stream));
     return context_.run([&] {
         const cudaError_t status = launch_host_function(stream, hand_over, owned.get());
         if (status != cudaSuccess) {
@@ -21,8 +21,20 @@ cudaError_t host_functions::enqueue(std::function<void()> work, cudaStream_t str
             return status;
         }
         owned.release();  // NOLINT(bugprone-unused-return-value): run_tasks owns it now
-        return stream_wait_value(stream, done.word, done.next);
+        const cudaError_t waiting = stream_wait_value(stream, done.word, done.next);
+        // what the function uses is the caller's again when this fails; on a broken device it may never run
+        if (waiting != cudaSuccess && !is_fatal(waiting)) {
+            const std::atomic_ref<std::uint32_t> word(*done.word);
+            while (word.load(std::memory_order_acquire) < done.next)
+                std::this_thread::yield();
+        }
+        return waiting;
     });
+}
+
+std::mutex& host_functions::mutex_of(cudaStream_t stream) {
+    const std::lock_guard lock(mutex_);
+    return enqueue_mutexes_[stream];
 }
 
 /// Flags come from pinned memory, a page at a time.

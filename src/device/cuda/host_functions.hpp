@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -37,14 +38,18 @@ class host_functions {
         flag done;
     };
 
+    std::mutex& mutex_of(cudaStream_t stream);
     static void hand_over(void* data) noexcept;
     cudaError_t take_flag(flag& taken);
     void give_task(task* ready);
     void run_tasks();
 
     const context& context_;
-    std::mutex enqueue_mutex_;  // a function and the wait for it are neighbours in their stream
-    std::mutex mutex_;          // of what follows
+    std::mutex mutex_;  // of what follows
+    /// A function and the wait for it are neighbours in their stream. One mutex for each stream: whoever
+    /// enqueues in one that takes no more waits there until it goes on, and must not keep others out of
+    /// theirs. Streams made later at the same address use it again.
+    std::map<cudaStream_t, std::mutex> enqueue_mutexes_;
     std::condition_variable changed_;
     std::vector<flag> free_flags_;
     std::deque<task*> ready_;

@@ -57,8 +57,7 @@ __device__ unsigned char* host_row(const row_transfer& work, std::uint64_t index
     return table_row(work, work.compact ? index - work.begin : work.order.ids[index]);
 }
 
-// ---- 16 bytes of any alignment
-// ------------------------------------------------------------------------------
+// ---- 16 bytes of any alignment ---------------------------------------------------------------------------
 
 /// 16 bytes that can be taken apart.
 union word {
@@ -135,8 +134,7 @@ __device__ word load_host(const row_transfer& work, const host_words& words, std
     return inside ? load(at, 0, word_bytes) : load(at, words.begin(index), words.end(index));
 }
 
-// ---- the kernels
-// --------------------------------------------------------------------------------------------
+// ---- the kernels -----------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(row_threads)
     check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, row_faults* faults) {
@@ -361,8 +359,7 @@ __global__ void __launch_bounds__(row_threads) repeat(row_launch launch) {
     move_rows(launch, repeater<Aligned>(launch.transfer));
 }
 
-// ---- sums
-// ---------------------------------------------------------------------------------------------------
+// ---- sums ------------------------------------------------------------------------------------------------
 
 /// What values are added up in: sums of small floats are rounded once.
 template <typename Value>
