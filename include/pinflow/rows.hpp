@@ -25,7 +25,8 @@ enum class row_route {
     copy,       ///< the copy engine, row by row; with indices in host memory
     staged,     ///< the CPU gathers rows into page-locked memory, or places them from there; the copy engine
                 ///< carries that
-    hybrid,     ///< direct and staged, each for a part of the rows, at the same time; gathers only
+    hybrid,     ///< direct and staged, each for a part of the rows, at the same time; gathers only: rows are
+                ///< scattered directly
 };
 
 /// "auto", "direct", "copy", "staged", "hybrid".
@@ -106,6 +107,11 @@ struct row_exchange_options {
     /// Page-locked memory of the staged route, and as much device memory; taken when it is first used, and
     /// again for each further stream whose calls are under way at the same time.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
+    /// Thread blocks that move rows on the direct and the hybrid route, on CUDA; 0: the planner's.
+    unsigned blocks = 0;
+    /// The part of the rows that the hybrid route moves by the staged one, below 1; 0: the planner's, which
+    /// is 0.4 when the hybrid route is asked for, as nothing is measured then.
+    double staged_share = 0;
 };
 
 /// One batch of a group: its indices, and where its rows go to or come from in device memory.
@@ -126,7 +132,7 @@ struct row_plan {
     double staged_share = 0;  ///< of the rows, on the hybrid route
     unsigned batches = 1;     ///< worth taking together where so many are known: within 3 % of the best rate
     double gbps = 0;          ///< measured, in GB (1e9 bytes) a second; 0 when nothing was measured
-    std::string reason;       ///< one sentence
+    std::string reason;       ///< one sentence; says what the options set
 };
 
 /// Moves rows between a table in host memory and a device, by their numbers: `gather` to the device,

@@ -49,6 +49,12 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       arena_(count_of_threads(options.threads)),
       own_stream_(device),
       preparing_(device) {
+    const bool is_part = options_.staged_share >= 0 && options_.staged_share < 1;
+    if (!is_part) {
+        throw invalid_argument(fmt::format(
+            "the staged share of the hybrid route must be 0 (the planner's) or more, and below 1, not {}",
+            options_.staged_share));
+    }
     device_.backend().prepare_rows();
     if (arena_.max_concurrency() > tbb::info::default_concurrency()) {
         more_threads_.emplace(tbb::global_control::max_allowed_parallelism,

@@ -1,0 +1,254 @@
+#include "src/rows/measured_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// Thread blocks that move rows in no order.
+constexpr unsigned unsorted_blocks = 32;
+
+/// And in the order of addresses: few, so that rows in flight are neighbours, the fewer the longer rows are;
+/// and twice as many for a gather, whose reads are waited for, as for a scatter, so that they share the link
+/// evenly when both are under way (measured: samples/bench/RESULTS.md).
+unsigned sorted_blocks(row_direction direction, const row_table& table) {
+    constexpr std::uint64_t small_table_bytes = std::uint64_t{8} << 30;
+    constexpr std::uint64_t long_row_bytes = 4096;
+    const bool few = table.size_bytes() > small_table_bytes;
+    const unsigned scatter_blocks = table.row_size_bytes() >= long_row_bytes ? 8 : few ? 16 : 32;
+    return direction == row_direction::scatter ? scatter_blocks : 2 * scatter_blocks;
+}
+
+/// Of the hybrid route, where nothing is measured.
+constexpr double usual_staged_share = 0.4;
+/// From here on the copy engine is worth one copy a row.
+constexpr std::uint64_t least_copied_row_bytes = 16 << 10;
+/// The staged route is not measured with less: so small pieces are slow, and a measurement would enqueue
+/// hundreds of thousands of them.
+constexpr std::uint64_t least_slot_bytes = 256 << 10;
+/// What is measured with at most, so that it neither takes long nor much memory.
+constexpr std::uint64_t most_measured_bytes = std::uint64_t{512} << 20;
+constexpr std::uint64_t most_measured_rows = std::uint64_t{1} << 20;
+/// A route must be so much faster to be taken instead of one that keeps less of the machine busy.
+constexpr double worth_it = 1.05;
+
+/// Moves fresh random rows by each of some plans, in memory of its own.
+class measurement {
+ public:
+    measurement(exchange_state& exchange, std::uint64_t count)
+        : exchange_(exchange),
+          row_bytes_(exchange.table().row_size_bytes()),
+          count_(measured_rows(exchange.table(), count)),
+          rows_(count_ * row_bytes_, exchange.own_stream()) {}
+
+    double measured_bytes() const { return static_cast<double>(count_ * row_bytes_); }
+
+    /// With GB a second of two gathers, one behind the other; the median of three times, after a first one.
+    row_plan measured(row_plan plan) {
+        std::vector<double> rates;
+        for (int repetition = 0; repetition < 4; ++repetition) {
+            const std::array<std::vector<std::uint64_t>, 2> calls{fresh_ids(), fresh_ids()};
+            exchange_.own_stream().synchronize();
+            const auto start = clock::now();
+            for (const std::vector<std::uint64_t>& ids : calls) {
+                const exchange_state::batch batch{row_ids(std::span<const std::uint64_t>(ids)), rows_.data()};
+                exchange_.enqueue_as(plan, row_direction::gather, {&batch, 1}, duplicate_policy::last,
+                                     exchange_.own_stream());
+            }
+            exchange_.own_stream().synchronize();
+            const double seconds = std::chrono::duration<double>(clock::now() - start).count();
+            if (repetition > 0) rates.push_back(2 * measured_bytes() / seconds / 1e9);
+        }
+        std::ranges::sort(rates);
+        plan.gbps = rates[1];
+        return plan;
+    }
+
+ private:
+    std::vector<std::uint64_t> fresh_ids() {
+        std::vector<std::uint64_t> ids(count_);
+        std::uniform_int_distribution<std::uint64_t> any(0, exchange_.table().row_count() - 1);
+        std::ranges::generate(ids, [&] { return any(random_); });
+        return ids;
+    }
+
+    exchange_state& exchange_;
+    std::uint64_t row_bytes_;
+    std::uint64_t count_;
+    device_buffer rows_;
+    std::mt19937_64 random_{0x5EED};
+};
+
+bool slots_are_worth_trying(const exchange_state& exchange) {
+    return exchange.staging_slot_bytes() >= least_slot_bytes;
+}
+
+std::string why_slots_were_not_tried(const exchange_state& exchange) {
+    if (slots_are_worth_trying(exchange)) return {};
+    return fmt::format("; not through slots of {} bytes, which staging_bytes of {} leave",
+                       exchange.staging_slot_bytes(), exchange.options().staging_bytes);
+}
+
+/// The fastest of the gathers. The table is only read.
+row_plan measure_gather(exchange_state& exchange, const row_workload& workload) {
+    measurement measurement(exchange, workload.count);
+    const auto measured = [&](row_route route, bool sorted) {
+        return measurement.measured(plan_of(route, sorted, exchange, row_direction::gather));
+    };
+    std::vector<row_plan> tried{measured(row_route::direct, false), measured(row_route::direct, true)};
+    const double direct = tried.back().gbps;
+    if (workload.host_ids && exchange.table().row_size_bytes() >= least_copied_row_bytes) {
+        tried.push_back(measured(row_route::copy, false));
+    }
+    if (slots_are_worth_trying(exchange)) {
+        tried.push_back(measured(row_route::staged, !workload.host_ids));
+        const double staged = tried.back().gbps;
+        row_plan hybrid = plan_of(row_route::hybrid, true, exchange, row_direction::gather);
+        if (exchange.options().staged_share == 0) {
+            // the two ways share the link: each gets the part that it can do in the same time
+            hybrid.staged_share = std::clamp(staged / (direct + staged), 0.1, 0.6);
+        }
+        tried.push_back(measurement.measured(hybrid));
+    }
+    row_plan best = tried.front();
+    for (const row_plan& each : tried) {
+        if (each.gbps > best.gbps * worth_it) best = each;
+    }
+    std::string rates;
+    for (const row_plan& each : tried) {
+        rates += fmt::format("{}{}{} {:.1f}", rates.empty() ? "" : ", ", to_string(each.route),
+                             each.sorted ? " sorted" : "", each.gbps);
+    }
+    best.reason = fmt::format("measured with {:.0f} MB of random rows, GB/s: {}{}",
+                              measurement.measured_bytes() / 1e6, rates, why_slots_were_not_tried(exchange));
+    return best;
+}
+
+/// Scatters are not measured, as that would write to the table: kernels write as fast as they read, within
+/// some percents (samples/bench/RESULTS.md), and the CPU places rows faster than it gathers them.
+row_plan derive_scatter(exchange_state& exchange, const row_workload& workload) {
+    measurement measurement(exchange, workload.count);
+    const auto measured = [&](row_route route) {
+        return measurement.measured(plan_of(route, true, exchange, row_direction::gather));
+    };
+    const row_plan direct = measured(row_route::direct);
+    row_plan faster = direct;
+    std::string rates = fmt::format("direct {:.1f}", direct.gbps);
+    if (slots_are_worth_trying(exchange)) {
+        const row_plan staged = measured(row_route::staged);
+        if (staged.gbps > direct.gbps * worth_it) faster = staged;
+        rates += fmt::format(", staged {:.1f}", staged.gbps);
+    }
+    row_plan best = plan_of(faster.route, true, exchange, row_direction::scatter);
+    best.gbps = faster.gbps;
+    best.reason = fmt::format("measured by gathering {:.0f} MB of random rows, GB/s: {}{}",
+                              measurement.measured_bytes() / 1e6, rates, why_slots_were_not_tried(exchange));
+    return best;
+}
+
+row_plan measure(exchange_state& exchange, const row_workload& workload) {
+    try {
+        return workload.direction == row_direction::gather ? measure_gather(exchange, workload)
+                                                           : derive_scatter(exchange, workload);
+    } catch (const fatal_device_error&) {
+        throw;
+    } catch (const device_error& failure) {
+        // the call itself may need far less: it must not fail for want of a measurement
+        row_plan plan = plan_of(row_route::direct, true, exchange, workload.direction);
+        plan.reason = fmt::format("not measured: {}", failure.what());
+        return plan;
+    }
+}
+
+/// What measurements are kept by: all that a rate depends on.
+struct measured_key {
+    std::string device;
+    row_direction direction;
+    std::uint64_t row_bytes;
+    int count_magnitude;
+    int table_magnitude;
+    bool host_ids;
+    bool of_source;
+    bool aligned;  ///< rows can be moved 16 bytes at a time
+    int threads;
+    std::uint64_t slot_bytes;
+    int staging_magnitude;
+    unsigned blocks;
+    double staged_share;
+
+    auto operator<=>(const measured_key&) const = default;
+};
+
+measured_key key_of(const exchange_state& exchange, const row_workload& workload) {
+    constexpr std::uint64_t widest_word_bytes = 16;
+    const row_table& table = exchange.table();
+    const auto address = reinterpret_cast<std::uintptr_t>(table.data());
+    return {.device = exchange.device().name(),
+            .direction = workload.direction,
+            .row_bytes = table.row_size_bytes(),
+            .count_magnitude = static_cast<int>(std::bit_width(measured_rows(table, workload.count))),
+            .table_magnitude = static_cast<int>(std::bit_width(table.size_bytes())),
+            .host_ids = workload.host_ids,
+            .of_source = table.source() != nullptr,
+            .aligned = (address | table.row_size_bytes()) % widest_word_bytes == 0,
+            .threads = exchange.thread_count(),
+            .slot_bytes = exchange.staging_slot_bytes(),
+            .staging_magnitude = static_cast<int>(std::bit_width(exchange.options().staging_bytes)),
+            .blocks = exchange.options().blocks,
+            .staged_share = exchange.options().staged_share};
+}
+
+}  // namespace
+
+row_plan plan_of(row_route route, bool sorted, const exchange_state& exchange, row_direction direction) {
+    const row_exchange_options& options = exchange.options();
+    row_plan plan;
+    plan.route = route;
+    plan.sorted = sorted;
+    if (route == row_route::direct || route == row_route::hybrid) {
+        plan.blocks = options.blocks != 0 ? options.blocks
+                      : sorted            ? sorted_blocks(direction, exchange.table())
+                                          : unsorted_blocks;
+    }
+    if (route == row_route::hybrid) {
+        plan.staged_share = options.staged_share != 0 ? options.staged_share : usual_staged_share;
+    }
+    return plan;
+}
+
+std::uint64_t measured_rows(const row_table& table, std::uint64_t count) noexcept {
+    const std::uint64_t row_bytes = std::max<std::uint64_t>(table.row_size_bytes(), 1);
+    const std::uint64_t most = std::min(most_measured_bytes / row_bytes, most_measured_rows);
+    return std::max<std::uint64_t>(std::min(count, most), 1);
+}
+
+row_plan measured_plan(exchange_state& exchange, const row_workload& workload) {
+    // never destroyed: static objects may exchange rows
+    static std::mutex& mutex = *new std::mutex;
+    static auto& known = *new std::map<measured_key, row_plan>;
+    const measured_key key = key_of(exchange, workload);
+    {
+        const std::lock_guard lock(mutex);
+        if (const auto found = known.find(key); found != known.end()) return found->second;
+    }
+    const row_plan plan = measure(exchange, workload);
+    const std::lock_guard lock(mutex);
+    return known.emplace(key, plan).first->second;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,426 @@
+#include "src/rows/planner.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/rows.hpp"
+#include "src/device/backend.hpp"
+#include "tests/row_tables.hpp"
+
+// What the planner says, and what it measures, on a device that is the host under another name.
+
+using namespace pinflow;
+using detail::exchange_state;
+using detail::row_direction;
+using detail::row_workload;
+
+namespace {
+
+/// The host under the name of a CUDA device that no machine has, so that the planner measures it: with a
+/// number of its own, so that nothing is known of it. It keeps account of what it is asked for, and has as
+/// much memory as a test leaves it.
+class measured_backend final : public detail::device_backend {
+ public:
+    /// The largest piece of device memory, and of page-locked memory.
+    std::uint64_t most_allocated_bytes = ~std::uint64_t{0};
+    std::uint64_t most_pinned_bytes = ~std::uint64_t{0};
+    bool broken = false;
+    unsigned refused = 0;      ///< pieces
+    unsigned gathers = 0;      ///< from the table itself
+    unsigned rows_staged = 0;  ///< pieces that were gathered from slots
+    std::uint64_t most_rows = 0;
+    std::set<unsigned> blocks;     ///< of the gathers from the table
+    std::set<std::uint64_t> ends;  ///< of the same
+
+    /// There is no constructor for a backend of somebody else's, but a device is only a reference to one.
+    pinflow::device device() { return std::bit_cast<pinflow::device>(static_cast<device_backend*>(this)); }
+
+    device_kind kind() const noexcept override { return device_kind::cuda; }
+    int index() const noexcept override { return index_; }
+    std::string model() const override { return host_.model(); }
+    pinflow::device::memory_sizes memory() const override { return host_.memory(); }
+
+    void* create_stream() override { return host_.create_stream(); }
+    void destroy_stream(void* stream) noexcept override { host_.destroy_stream(stream); }
+    void synchronize_stream(void* stream) override { host_.synchronize_stream(stream); }
+    bool stream_done(void* stream) override { return host_.stream_done(stream); }
+    void enqueue_host_function(void* stream, std::function<void()> work) override {
+        host_.enqueue_host_function(stream, std::move(work));
+    }
+    void* create_event() override { return host_.create_event(); }
+    void destroy_event(void* event) noexcept override { host_.destroy_event(event); }
+    void record_event(void* event, void* stream) override { host_.record_event(event, stream); }
+    void stream_wait_event(void* stream, void* event) override { host_.stream_wait_event(stream, event); }
+    bool synchronize_event_for(void* event, std::chrono::microseconds timeout) override {
+        return host_.synchronize_event_for(event, timeout);
+    }
+    void synchronize_event(void* event) override { host_.synchronize_event(event); }
+    bool event_done(void* event) override { return host_.event_done(event); }
+
+    std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
+        if (broken) throw fatal_device_error("the device is broken");
+        if (size_bytes > most_allocated_bytes) {
+            ++refused;
+            throw device_error("the device has no such memory");
+        }
+        return host_.allocate(size_bytes, stream);
+    }
+    void release(std::byte* data, std::uint64_t size_bytes) noexcept override {
+        host_.release(data, size_bytes);
+    }
+    void release_after(std::byte* data, std::uint64_t size_bytes,
+                       std::span<void* const> events) noexcept override {
+        host_.release_after(data, size_bytes, events);
+    }
+    std::byte* allocate_pinned(std::uint64_t size_bytes) override {
+        if (size_bytes > most_pinned_bytes) {
+            ++refused;
+            throw device_error("so much cannot be page-locked");
+        }
+        return host_.allocate_pinned(size_bytes);
+    }
+    void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept override {
+        host_.release_pinned(data, size_bytes);
+    }
+
+    void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
+        host_.copy_to_device(destination, source, stream);
+    }
+    void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) override {
+        host_.copy_to_host(destination, source, stream);
+    }
+    void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
+        host_.copy_batch_to_device(ranges, stream);
+    }
+    void add_digest(std::span<const detail::digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
+                    void* stream) override {
+        host_.add_digest(arrays, row_count, sum, stream);
+    }
+    void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) override {
+        host_.copy_batch_to_host(ranges, stream);
+    }
+    void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
+                        void* stream) override {
+        host_.copy_on_device(destination, source, size_bytes, stream);
+    }
+    void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) override {
+        host_.fill_zero(data, size_bytes, stream);
+    }
+    bool reaches(const std::byte* data, std::uint64_t size_bytes) override {
+        return host_.reaches(data, size_bytes);
+    }
+
+    void prepare_rows() override { host_.prepare_rows(); }
+    void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                    detail::row_faults* faults, void* stream) override {
+        host_.check_rows(ids, count, row_count, faults, stream);
+    }
+    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
+        host_.sort_rows(ids, count, row_count, sorted_ids, positions, stream);
+    }
+    void refuse_repeated_rows(const detail::row_order& order, detail::row_faults* faults,
+                              void* stream) override {
+        host_.refuse_repeated_rows(order, faults, stream);
+    }
+    void name_row_faults(const std::uint64_t* ids, detail::row_faults* faults, void* stream) override {
+        host_.name_row_faults(ids, faults, stream);
+    }
+    void gather_rows(const detail::row_transfer& transfer, void* stream) override {
+        if (transfer.compact) {
+            ++rows_staged;
+        } else {
+            ++gathers;
+            most_rows = std::max(most_rows, transfer.end);
+            blocks.insert(transfer.blocks);
+            ends.insert(transfer.end);
+        }
+        host_.gather_rows(transfer, stream);
+    }
+    void repeat_rows(const detail::row_transfer& transfer, void* stream) override {
+        host_.repeat_rows(transfer, stream);
+    }
+    void scatter_rows(const detail::row_transfer& transfer, detail::repeated_rows repeated,
+                      detail::sum_type type, void* stream) override {
+        host_.scatter_rows(transfer, repeated, type, stream);
+    }
+
+ private:
+    static int next_index() {
+        static int last = 1000;
+        return ++last;
+    }
+
+    detail::device_backend& host_ = detail::host_backend();
+    int index_ = next_index();
+};
+
+constexpr row_workload gather_of(std::uint64_t count) {
+    return {row_direction::gather, count, true};
+}
+constexpr row_workload scatter_of(std::uint64_t count) {
+    return {row_direction::scatter, count, true};
+}
+
+row_plan plan_of(exchange_state& exchange, const row_workload& workload) {
+    const std::lock_guard lock(exchange.mutex);
+    return plan_rows(exchange, workload);
+}
+
+bool contains(std::string_view text, std::string_view part) {
+    return text.find(part) != std::string_view::npos;
+}
+
+constexpr std::uint64_t row_bytes = 64;
+constexpr std::uint64_t table_bytes = std::uint64_t{1} << 20;
+/// Too little for slots that are worth measuring.
+constexpr std::uint64_t tiny_staging_bytes = 64 << 10;
+
+/// An exchange of rows of 64 bytes, and whether planning for 1000 of them measures.
+bool measures(measured_backend& backend, const row_exchange_options& options, std::size_t misalignment = 0,
+              const row_workload& workload = gather_of(1000)) {
+    const guarded_table table(device::host(), table_bytes, misalignment);
+    exchange_state exchange(row_table(table.bytes(), row_bytes), backend.device(), options);
+    const unsigned before = backend.gathers;
+    CHECK(contains(plan_of(exchange, workload).reason, "measured"));
+    return backend.gathers != before;
+}
+
+}  // namespace
+
+TEST_CASE("planner: measures once for what is alike in all that rates depend on") {
+    measured_backend backend;
+    constexpr row_exchange_options usual{.threads = 2, .staging_bytes = std::uint64_t{1} << 20};
+    CHECK(measures(backend, usual));
+    CHECK_FALSE(measures(backend, usual));
+    CHECK_FALSE(measures(backend, usual, 0, gather_of(1001)));
+    CHECK_FALSE(measures(backend, usual, 16));
+    row_exchange_options other = usual;
+    other.staging_bytes = std::uint64_t{16} << 20;  // other slots
+    CHECK(measures(backend, other));
+    other.staging_bytes = std::uint64_t{64} << 20;  // as large ones, but more
+    CHECK(measures(backend, other));
+    other = usual;
+    other.threads = 1;
+    CHECK(measures(backend, other));
+    other = usual;
+    other.blocks = 3;
+    CHECK(measures(backend, other));
+    other = usual;
+    other.staged_share = 0.25;
+    CHECK(measures(backend, other));
+    CHECK_FALSE(measures(backend, other));
+    CHECK(measures(backend, usual, 8));
+    CHECK_FALSE(measures(backend, usual, 8));
+    CHECK(measures(backend, usual, 0, gather_of(5000)));
+    CHECK(measures(backend, usual, 0, scatter_of(1000)));
+    CHECK(measures(backend, usual, 0, {row_direction::gather, 1000, false}));
+}
+
+TEST_CASE("planner: does not try slots that staging_bytes leave too small") {
+    measured_backend backend;
+    const guarded_table table(device::host(), table_bytes);
+    exchange_state exchange(row_table(table.bytes(), row_bytes), backend.device(),
+                            {.staging_bytes = tiny_staging_bytes});
+    for (const row_workload& workload : {gather_of(10'000), scatter_of(10'000)}) {
+        const row_plan plan = plan_of(exchange, workload);
+        CHECK(plan.route == row_route::direct);
+        CHECK(plan.gbps > 0);
+        CHECK_FALSE(contains(plan.reason, "staged"));
+        CHECK_FALSE(contains(plan.reason, "hybrid"));
+        CHECK(contains(plan.reason, "not through slots of 32768 bytes, which staging_bytes of 65536 leave"));
+    }
+    CHECK(backend.rows_staged == 0);
+    exchange_state roomy(row_table(table.bytes(), row_bytes), backend.device(), {.staging_bytes = 512 << 10});
+    const row_plan plan = plan_of(roomy, gather_of(10'000));
+    CHECK(contains(plan.reason, "staged "));
+    CHECK(contains(plan.reason, "hybrid sorted "));
+    CHECK(contains(plan_of(roomy, scatter_of(10'000)).reason, ", staged "));
+    CHECK(backend.rows_staged > 0);
+}
+
+TEST_CASE("planner: where there is no memory to measure in, rows go directly, and that is tried once") {
+    constexpr std::uint64_t count = 10'000;
+    std::mt19937_64 random(7);
+    const auto content = random_bytes(table_bytes, random);
+    const id_vector ids = make_ids(id_order::random, count, table_bytes / row_bytes, random);
+    enum class lacking { rows, slots, page_locked_slots };
+    for (const lacking lack : {lacking::rows, lacking::slots, lacking::page_locked_slots}) {
+        CAPTURE(static_cast<int>(lack));
+        measured_backend backend;
+        const guarded_table table(device::host(), content);
+        const guarded_rows rows(device::host(), count * row_bytes);
+        row_exchange exchange(row_table(table.bytes(), row_bytes), backend.device());
+        if (lack == lacking::rows) backend.most_allocated_bytes = count * row_bytes - 1;
+        if (lack == lacking::slots) backend.most_allocated_bytes = std::uint64_t{1} << 20;
+        if (lack == lacking::page_locked_slots) backend.most_pinned_bytes = std::uint64_t{1} << 20;
+        exchange.gather(ids_of(ids), rows.data());
+        CHECK(rows.holds(gathered(content, row_bytes, ids)));
+        CHECK(backend.refused == 1);
+        exchange.gather(ids_of(ids), rows.data());
+        CHECK(backend.refused == 1);
+        exchange.scatter(ids_of(ids), rows.data());
+        CHECK(table.holds(content));
+        CHECK(backend.refused == 2);
+        exchange.scatter(ids_of(ids), rows.data());
+        CHECK(backend.refused == 2);
+        exchange_state again(row_table(table.bytes(), row_bytes), backend.device(), {});
+        for (const row_workload& workload : {gather_of(count), scatter_of(count)}) {
+            const row_plan plan = plan_of(again, workload);
+            CHECK(plan.route == row_route::direct);
+            CHECK(plan.sorted);
+            CHECK(plan.blocks > 0);
+            CHECK(plan.gbps == 0);
+            CHECK(plan.reason.starts_with("not measured: "));
+            CHECK(contains(plan.reason,
+                           lack == lacking::page_locked_slots ? "cannot be page-locked" : "no such memory"));
+        }
+        CHECK(backend.refused == 2);
+    }
+}
+
+TEST_CASE("planner: a device that is broken is not planned for") {
+    measured_backend backend;
+    const guarded_table table(device::host(), table_bytes);
+    exchange_state exchange(row_table(table.bytes(), row_bytes), backend.device(), {});
+    backend.broken = true;
+    CHECK_THROWS_AS(plan_of(exchange, gather_of(1000)), fatal_device_error);
+    backend.broken = false;
+    CHECK(plan_of(exchange, gather_of(1000)).reason.starts_with("measured"));  // nothing was remembered
+}
+
+TEST_CASE("planner: measures with a million rows at most, however small they are") {
+    constexpr std::uint64_t million = std::uint64_t{1} << 20;
+    measured_backend backend;
+    const guarded_table table(device::host(), 4 * million);
+    exchange_state exchange(row_table(table.bytes(), 1), backend.device(),
+                            {.staging_bytes = tiny_staging_bytes});
+    const row_plan plan = plan_of(exchange, scatter_of(3 * million));
+    CHECK(contains(plan.reason, "gathering 1 MB of random rows"));
+    CHECK(backend.most_rows == million);
+    // more rows would be measured with as many
+    const unsigned before = backend.gathers;
+    CHECK(plan_of(exchange, scatter_of(std::uint64_t{1} << 31)).gbps == plan.gbps);
+    const std::lock_guard lock(exchange.mutex);
+    CHECK(batches_worth_taking(exchange, scatter_of(3 * million)) == 1);
+    // so many that the bytes of 64 batches are more than 64 bits can tell
+    CHECK(batches_worth_taking(exchange, scatter_of(std::uint64_t{1} << 62)) == 1);
+    CHECK(batches_worth_taking(exchange, scatter_of(~std::uint64_t{0})) == 1);
+    CHECK(backend.gathers == before);
+    CHECK(detail::measured_rows(row_table(table.bytes(), million), 4096) == 512);
+    CHECK(detail::measured_rows(row_table(table.bytes(), million), 4) == 4);
+}
+
+TEST_CASE("planner: what is measured has the blocks and the staged share that were set") {
+    measured_backend backend;
+    const guarded_table table(device::host(), table_bytes);
+    {
+        exchange_state exchange(row_table(table.bytes(), row_bytes), backend.device(),
+                                {.staging_bytes = tiny_staging_bytes, .blocks = 5});
+        const row_plan plan = plan_of(exchange, gather_of(1000));
+        CHECK(plan.blocks == 5);
+        CHECK(plan.reason.ends_with("; 5 thread blocks, as set"));
+        CHECK(plan_of(exchange, gather_of(1000)).reason == plan.reason);
+        CHECK(plan_of(exchange, scatter_of(1000)).blocks == 5);
+        CHECK(backend.blocks == std::set<unsigned>{5});
+    }
+    backend.ends.clear();
+    exchange_state exchange(row_table(table.bytes(), row_bytes), backend.device(), {.staged_share = 0.25});
+    const row_plan plan = plan_of(exchange, gather_of(1000));
+    CHECK(backend.ends == std::set<std::uint64_t>{750, 1000});
+    CHECK(plan.staged_share == (plan.route == row_route::hybrid ? 0.25 : 0));
+    CHECK(contains(plan.reason, "0.25 of the rows staged, as set") == (plan.route == row_route::hybrid));
+}
+
+TEST_CASE("planner: a route that is forced has the blocks and the staged share that were set") {
+    on_each_device([](const device& device) {
+        const guarded_table table(device, table_bytes);
+        const auto planned = [&](const row_exchange_options& options, const row_workload& workload) {
+            exchange_state exchange(row_table(table.bytes(), row_bytes), device, options);
+            return plan_of(exchange, workload);
+        };
+        row_plan plan = planned({.route = row_route::hybrid}, gather_of(10));
+        CHECK(plan.route == row_route::hybrid);
+        CHECK(plan.staged_share == 0.4);
+        CHECK(plan.blocks > 0);
+        CHECK(plan.reason == "asked for");
+        plan = planned({.route = row_route::hybrid, .blocks = 9, .staged_share = 0.125}, gather_of(10));
+        CHECK(plan.staged_share == 0.125);
+        CHECK(plan.blocks == 9);
+        CHECK(plan.reason == "asked for; 9 thread blocks, as set; 0.125 of the rows staged, as set");
+        for (const row_workload& workload : {gather_of(10), scatter_of(10)}) {
+            plan = planned({.route = row_route::direct, .blocks = 9, .staged_share = 0.5}, workload);
+            CHECK(plan.blocks == 9);
+            CHECK(plan.staged_share == 0);
+            CHECK(plan.reason == "asked for; 9 thread blocks, as set");
+            plan = planned({.route = row_route::staged, .blocks = 9, .staged_share = 0.5}, workload);
+            CHECK(plan.blocks == 0);
+            CHECK(plan.staged_share == 0);
+            CHECK(plan.reason == "asked for");
+        }
+    });
+}
+
+TEST_CASE("planner: rows are moved right with any blocks and staged share") {
+    on_each_device([](const device& device) {
+        std::mt19937_64 random(11);
+        const auto content = random_bytes(table_bytes, random);
+        const guarded_table table(device, content);
+        const id_vector ids = make_ids(id_order::random, 5000, table_bytes / row_bytes, random);
+        for (const row_route route : {row_route::direct, row_route::hybrid}) {
+            for (const double share : {0.0, 1e-9, 0.5, 0.999999}) {
+                for (const unsigned blocks : {1U, 7U, std::numeric_limits<unsigned>::max()}) {
+                    CAPTURE(share);
+                    CAPTURE(blocks);
+                    row_exchange exchange(
+                        row_table(table.bytes(), row_bytes), device,
+                        {.route = route, .staging_bytes = 1 << 20, .blocks = blocks, .staged_share = share});
+                    const guarded_rows rows(device, ids.size() * row_bytes);
+                    exchange.gather(ids_of(ids), rows.data());
+                    CHECK(rows.holds(gathered(content, row_bytes, ids)));
+                    exchange.scatter(ids_of(ids), rows.data());
+                    CHECK(table.holds(content));
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("planner: a staged share that is no part of the rows is refused") {
+    const guarded_table table(device::host(), table_bytes);
+    for (const double share : {-0.1, 1.0, 2.0, std::numeric_limits<double>::quiet_NaN(),
+                               std::numeric_limits<double>::infinity()}) {
+        CAPTURE(share);
+        try {
+            const row_exchange exchange(row_table(table.bytes(), row_bytes), device::host(),
+                                        {.route = row_route::hybrid, .staged_share = share});
+            FAIL("was taken");
+        } catch (const invalid_argument& failure) {
+            CHECK(contains(failure.what(), "the staged share of the hybrid route must be 0"));
+        }
+    }
+}
+
+TEST_CASE("planner: the hybrid route says that it scatters directly") {
+    on_each_device([](const device& device) {
+        const guarded_table table(device, table_bytes);
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device,
+                              {.route = row_route::hybrid, .staged_share = 0.3});
+        const row_plan plan = exchange.plan_scatter(10);
+        CHECK(plan.route == row_route::direct);
+        CHECK(plan.sorted);
+        CHECK(plan.staged_share == 0);
+        CHECK(plan.reason == "the hybrid route is for gathers: rows are scattered directly");
+        CHECK(exchange.plan_gather(10).route == row_route::hybrid);
+    });
+}
