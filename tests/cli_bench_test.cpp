@@ -1,10 +1,13 @@
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/cli_helpers.hpp"
 #include "tests/temporary_folder.hpp"
@@ -13,16 +16,18 @@
 
 namespace {
 
-cli::arguments small_bench(const cli::arguments& more) {
-    cli::arguments command{"bench", "--device", "host", "--table",       "4MiB", "--row-bytes",
-                           "512",   "--batch",  "500",  "--batches",     "4",    "--known",
-                           "2",     "--epochs", "2",    "--repetitions", "1"};
+cli::arguments small_bench(const cli::arguments& more, const std::string& batches = "4",
+                           const std::string& known = "2") {
+    cli::arguments command{"bench", "--device", "host", "--table",       "4MiB",  "--row-bytes",
+                           "512",   "--batch",  "500",  "--batches",     batches, "--known",
+                           known,   "--epochs", "2",    "--repetitions", "1"};
     command.insert(command.end(), more.begin(), more.end());
     return command;
 }
 
-nlohmann::json bench(const cli::arguments& more) {
-    cli::arguments command = small_bench(more);
+nlohmann::json bench(const cli::arguments& more, const std::string& batches = "4",
+                     const std::string& known = "2") {
+    cli::arguments command = small_bench(more, batches, known);
     command.emplace_back("--json");
     CAPTURE(cli::joined(command));
     const tool_result result = run_tool(command);
@@ -77,8 +82,70 @@ TEST_CASE("bench: one work by a route that is named, in words") {
     CHECK(result.status == 0);
     CHECK(result.errors.empty());
     CHECK(result.output.find("LINK, to the device") != std::string::npos);
-    CHECK(result.output.find("4 x 500 rows of 512 B from 0.00 GiB, 2 known; staged") != std::string::npos);
+    CHECK(result.output.find("4 x 500 rows of 512 B from 0.00 GiB, 2 known, 1 together; staged") !=
+          std::string::npos);
     CHECK(result.output.find("scatter") == std::string::npos);
+}
+
+TEST_CASE("bench: half of the batches that are known travel together, however many there are") {
+    for (const auto& [work, batches, known, words] : std::vector<std::array<std::string, 4>>{
+             {"gather", "5", "3", "5 x 500 rows of 512 B from 0.00 GiB, 3 known, 1 together"},
+             {"scatter", "5", "7", "5 x 500 rows of 512 B from 0.00 GiB, 5 known, 3 together"},
+             {"duplex", "1", "8", "1 x 500 rows of 512 B from 0.00 GiB, 1 known, 1 together"}}) {
+        const nlohmann::json results = bench({work}, batches, known)["results"];
+        REQUIRE_FALSE(results.empty());
+        const std::string note = results[0]["note"];
+        CAPTURE(note);
+        CHECK(note.starts_with(words));
+    }
+}
+
+TEST_CASE("bench: the plan of a batch and of a group is told, and once where they are the same") {
+    for (const auto& [known, plans] : {std::pair("1", 2U), std::pair("3", 2U), std::pair("4", 4U)}) {
+        CAPTURE(known);
+        std::set<std::string> told;
+        const nlohmann::json results = bench({"plan"}, "4", known)["results"];
+        for (const nlohmann::json& plan : results)
+            told.insert(plan["work"]);
+        CHECK(results.size() == plans);
+        CHECK(told.size() == plans);
+    }
+}
+
+TEST_CASE("bench: blocks and the staged share are those that are named") {
+    const nlohmann::json plans =
+        bench({"plan", "--route", "hybrid", "--blocks", "24", "--staged-share", "0.25"})["results"];
+    REQUIRE(plans.size() >= 2);
+    CHECK(plans[0]["work"] == "plan, gather, 1 at a time: hybrid, sorted, 25 % staged");
+    const std::string gather = plans[0]["note"];
+    CHECK(gather.starts_with("asked for; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
+    const std::string scatter = plans[1]["note"];
+    CHECK(scatter.starts_with("the hybrid route is for gathers: rows are scattered directly; 24 thread "));
+    // rows come right
+    for (const char* work : {"gather", "scatter", "duplex"})
+        CHECK_FALSE(bench({work, "--route", "hybrid", "--blocks", "3", "--staged-share", "0.9"}).empty());
+}
+
+TEST_CASE("bench: blocks and a staged share that cannot be are refused") {
+    for (const auto& [flag, value, words] : std::vector<std::array<std::string, 3>>{
+             {"--blocks", "0", "--blocks takes a whole number from 1 to 4294967295, not '0'"},
+             {"--blocks", "4294967296", "whole number from 1 to 4294967295, not '4294967296'"},
+             {"--blocks", "-1", "not '-1'"},
+             {"--blocks", "many", "not 'many'"},
+             {"--staged-share", "0", "takes a number above 0 and below 1, such as 0.4, not '0'"},
+             {"--staged-share", "1", "below 1, such as 0.4, not '1'"},
+             {"--staged-share", "-0.5", "not '-0.5'"},
+             {"--staged-share", "40%", "not '40%'"},
+             {"--staged-share", "nan", "not 'nan'"},
+             {"--staged-share", "1e999", "not '1e999'"},
+             {"--staged-share", "0,4", "not '0,4'"}}) {
+        const tool_result result = run_tool({"bench", "gather", "--device", "host", flag, value});
+        CAPTURE(result.errors);
+        CHECK(result.status == 2);
+        CHECK(result.errors.find(flag) != std::string::npos);
+        CHECK(result.errors.find(words) != std::string::npos);
+        CHECK(std::ranges::count(result.errors, '\n') == 1);
+    }
 }
 
 TEST_CASE("bench: a table smaller than a batch, and a file that is not there, are one line") {

@@ -6,10 +6,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
+#include <system_error>
 
 #include "pinflow/version.hpp"
 #include "src/cli/arguments.hpp"
@@ -60,6 +63,18 @@ row_route parse_row_route(const std::string& name) {
     throw usage_error(fmt::format("--route takes auto, direct, copy, staged or hybrid, not '{}'", name));
 }
 
+double parse_staged_share(const std::string& text) {
+    double share = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stopped, status] = std::from_chars(text.data(), end, share);
+    const bool is_part = share > 0 && share < 1;
+    if (status != std::errc{} || stopped != end || !is_part) {
+        throw usage_error(
+            fmt::format("--staged-share takes a number above 0 and below 1, such as 0.4, not '{}'", text));
+    }
+    return share;
+}
+
 /// Empty when help was asked for.
 std::optional<bench_arguments> parse_bench_arguments(const argument_list& arguments) {
     CLI::App app(
@@ -69,6 +84,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "pinflow bench");
     bench_arguments parsed;
     std::string device_name = "auto", table, row_bytes, batch, batches = "64", known = "8", route = "auto";
+    std::string blocks, staged_share;
     std::string epochs = "5", repetitions = "3";
     app.add_option("WORK", parsed.work, "One of " + names_of_works() + " (default: all)")->type_name("");
     const auto add = [&](const char* flag, std::string& value, const char* type, const char* help) {
@@ -80,8 +96,10 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     add("--row-bytes", row_bytes, "BYTES", "Of a row (default: 512; of files that are made 256KiB)");
     add("--batch", batch, "ROWS", "Rows a batch (default: 131072; of files 64)");
     add("--batches", batches, "N", "gather, scatter, duplex: batches a repetition");
-    add("--known", known, "N", "The same: batches that are known ahead, from 1 to 64");
+    add("--known", known, "N", "The same: batches known ahead, 1 to 64; half of them travel together");
     add("--route", route, "auto|direct|copy|staged|hybrid", "The same: how rows travel");
+    add("--blocks", blocks, "N", "The same: thread blocks of direct and hybrid (default: the planner's)");
+    add("--staged-share", staged_share, "X", "The same: of the rows on hybrid (default: the planner's)");
     add("--epochs", epochs, "N", "stream, shuffled: epochs, of which the first is reported alone");
     add("--repetitions", repetitions, "N", "gather, scatter, duplex: of which the median counts");
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
@@ -98,6 +116,11 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     options.batches = parse_count("--batches", batches, 1);
     options.known = static_cast<unsigned>(parse_count("--known", known, 1, 64));
     options.route = parse_row_route(route);
+    constexpr std::uint64_t most_blocks = std::numeric_limits<unsigned>::max();
+    if (!blocks.empty()) {
+        options.blocks = static_cast<unsigned>(parse_count("--blocks", blocks, 1, most_blocks));
+    }
+    if (!staged_share.empty()) options.staged_share = parse_staged_share(staged_share);
     options.epochs = parse_count("--epochs", epochs, 2, 1'000'000);
     options.repetitions = static_cast<unsigned>(parse_count("--repetitions", repetitions, 1, 1000));
     return parsed;

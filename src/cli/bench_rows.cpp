@@ -2,6 +2,7 @@
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -26,7 +27,7 @@ struct sizes {
         : row_bytes(options.row_bytes == 0 ? 512 : options.row_bytes),
           batch_rows(options.batch_rows == 0 ? 131072 : options.batch_rows),
           batches(options.batches),
-          known(static_cast<unsigned>(std::min<std::uint64_t>(options.known, options.batches))) {
+          most_known(options.known) {
         constexpr std::uint64_t usual_rows = 10'000'000;
         const std::uint64_t table_bytes =
             options.table_bytes == 0 ? usual_rows * row_bytes : options.table_bytes;
@@ -41,14 +42,21 @@ struct sizes {
     std::uint64_t row_bytes;
     std::uint64_t batch_rows;
     std::uint64_t batches;
-    unsigned known;
+    unsigned most_known;
     std::uint64_t row_count = 0;
 
+    unsigned known() const { return static_cast<unsigned>(std::min<std::uint64_t>(most_known, batches)); }
+    /// Batches of a group, which travel together: half of those that are known, as the group after the one
+    /// that travels is known too.
+    unsigned together() const {
+        return static_cast<unsigned>(std::clamp<std::uint64_t>(most_known / 2, 1, batches));
+    }
     std::uint64_t batch_bytes() const { return batch_rows * row_bytes; }
     double payload_bytes() const { return static_cast<double>(batches * batch_bytes()); }
     std::string in_words() const {
-        return fmt::format("{} x {} rows of {} B from {:.2f} GiB, {} known", batches, batch_rows, row_bytes,
-                           static_cast<double>(row_count * row_bytes) / (1 << 30), known);
+        return fmt::format("{} x {} rows of {} B from {:.2f} GiB, {} known, {} together", batches, batch_rows,
+                           row_bytes, static_cast<double>(row_count * row_bytes) / (1 << 30), known(),
+                           together());
     }
 };
 
@@ -73,6 +81,31 @@ std::vector<id_list> lists_apart(const sizes& sizes, std::uint64_t seed, std::ui
     return lists;
 }
 
+/// A stream for groups of batches, of which it is handed two at a time: the one that travels and the next. So
+/// no batch is known, and being sorted, that is more than `sizes::most_known` ahead of one that travels.
+class group_stream {
+ public:
+    explicit group_stream(const device& device) : stream_(device), passed_{event(device), event(device)} {}
+
+    operator stream_view() const noexcept { return stream_; }
+    void synchronize() const { stream_.synchronize(); }
+
+    /// Waits until the group before the previous one has passed, then calls `enqueue` with the stream.
+    template <typename Enqueue>
+    void hand_over(Enqueue enqueue) {
+        event& passed = passed_[next_];
+        next_ = 1 - next_;
+        passed.synchronize();
+        enqueue(stream_.view());
+        passed.record(stream_);
+    }
+
+ private:
+    stream stream_;
+    std::array<event, 2> passed_;  ///< by the last group of an even, and of an odd number
+    unsigned next_ = 0;
+};
+
 /// A table, batches for it in device memory, and the way between them.
 class exchange_bench {
  public:
@@ -82,7 +115,9 @@ class exchange_bench {
           back_(options.device),
           table_(of.row_count * of.row_bytes, options.device),
           slot_(of.batch_bytes(), options.device),
-          exchange_(row_table(table_.bytes(), of.row_bytes), options.device, {.route = options.route}) {
+          exchange_(
+              row_table(table_.bytes(), of.row_bytes), options.device,
+              {.route = options.route, .blocks = options.blocks, .staged_share = options.staged_share}) {
         fill_with_words(table_.bytes(), 7);
         for (std::uint64_t batch = 0; batch < of.batches; ++batch) {
             gathered_.emplace_back(of.batch_bytes(), stream_);
@@ -93,10 +128,11 @@ class exchange_bench {
 
     row_exchange& exchange() { return exchange_; }
 
-    /// Gathers all batches, `known` at a time. @return seconds.
+    /// Gathers all batches, group after group. @return seconds, from the first indices that are handed over
+    /// until the last row has arrived; the same below.
     double gather(const std::vector<id_list>& ids) {
         const auto start = clock::now();
-        for (std::uint64_t first = 0; first < ids.size(); first += sizes_.known)
+        for (std::uint64_t first = 0; first < ids.size(); first += sizes_.together())
             enqueue_gather(ids, first, stream_);
         stream_.synchronize();
         return seconds_since(start);
@@ -104,16 +140,16 @@ class exchange_bench {
 
     double scatter(const std::vector<id_list>& ids) {
         const auto start = clock::now();
-        for (std::uint64_t first = 0; first < ids.size(); first += sizes_.known)
+        for (std::uint64_t first = 0; first < ids.size(); first += sizes_.together())
             enqueue_scatter(ids, first, stream_);
         stream_.synchronize();
         return seconds_since(start);
     }
 
-    /// Gathers one group while another is scattered, each on a stream of its own.
+    /// Gathers one group while another is scattered, each on a stream of its own; in step, as in training.
     double duplex(const std::vector<id_list>& gathered, const std::vector<id_list>& scattered) {
         const auto start = clock::now();
-        for (std::uint64_t first = 0; first < gathered.size(); first += sizes_.known) {
+        for (std::uint64_t first = 0; first < gathered.size(); first += sizes_.together()) {
             enqueue_gather(gathered, first, stream_);
             enqueue_scatter(scattered, first, back_);
         }
@@ -122,16 +158,17 @@ class exchange_bench {
         return seconds_since(start);
     }
 
-    /// Seconds of one call that is waited for.
+    /// One call that is waited for.
     double one_gather(const id_list& ids) {
         const auto start = clock::now();
         exchange_.gather(std::span<const std::uint64_t>(ids), gathered_[0].data());
         return seconds_since(start);
     }
 
-    void clear_gathered() {
+    /// So that of what was gathered before into the first `batches` nothing is taken for new.
+    void clear_gathered(std::uint64_t batches) {
         std::memset(slot_.data(), 0xEE, slot_.size_bytes());
-        for (const device_buffer& batch : gathered_)
+        for (const device_buffer& batch : std::span(gathered_).first(batches))
             copy_to_device_async(batch.data(), slot_.bytes(), stream_);
         stream_.synchronize();
     }
@@ -145,8 +182,8 @@ class exchange_bench {
         }
     }
 
-    /// @throws format_error unless every batch has the table's rows.
-    void check_gathered(const std::vector<id_list>& ids) {
+    /// @throws format_error unless every batch, from the first on, has the table's rows.
+    void check_gathered(std::span<const id_list> ids) {
         for (std::uint64_t batch = 0; batch < ids.size(); ++batch) {
             copy_to_host_async(slot_.bytes(), gathered_[batch].data(), stream_);
             stream_.synchronize();
@@ -169,18 +206,20 @@ class exchange_bench {
     }
 
  private:
-    void enqueue_gather(const std::vector<id_list>& ids, std::uint64_t first, stream_view stream) {
+    void enqueue_gather(const std::vector<id_list>& ids, std::uint64_t first, group_stream& groups) {
         std::vector<row_gather> group;
-        for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + sizes_.known, ids.size()); ++i)
+        for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + sizes_.together(), ids.size()); ++i)
             group.push_back({std::span<const std::uint64_t>(ids[i]), gathered_[i].data()});
-        exchange_.gather_group_async(group, stream);
+        groups.hand_over([&](stream_view stream) { exchange_.gather_group_async(group, stream); });
     }
 
-    void enqueue_scatter(const std::vector<id_list>& ids, std::uint64_t first, stream_view stream) {
+    void enqueue_scatter(const std::vector<id_list>& ids, std::uint64_t first, group_stream& groups) {
         std::vector<row_scatter> group;
-        for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + sizes_.known, ids.size()); ++i)
+        for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + sizes_.together(), ids.size()); ++i)
             group.push_back({std::span<const std::uint64_t>(ids[i]), sources_[i].data()});
-        exchange_.scatter_group_async(group, duplicate_policy::last, stream);
+        groups.hand_over([&](stream_view stream) {
+            exchange_.scatter_group_async(group, duplicate_policy::last, stream);
+        });
     }
 
     template <typename Wanted>
@@ -198,8 +237,8 @@ class exchange_bench {
     }
 
     sizes sizes_;
-    stream stream_;
-    stream back_;
+    group_stream stream_;
+    group_stream back_;
     pinned_buffer table_;
     pinned_buffer slot_;
     std::vector<device_buffer> gathered_;
@@ -218,11 +257,11 @@ std::string plan_in_words(const row_plan& plan) {
 void bench_gather(const bench_options& options, const link_rates& link, const bench_report& report) {
     const sizes sizes(options);
     exchange_bench bench(options, sizes);
-    const row_plan plan = bench.exchange().plan_gather(sizes.batch_rows, sizes.known);
+    const row_plan plan = bench.exchange().plan_gather(sizes.batch_rows, sizes.together());
     std::vector<double> seconds;
     for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
         const auto ids = fresh_lists(sizes, repetition);
-        bench.clear_gathered();
+        bench.clear_gathered(sizes.batches);
         const double taken = bench.gather(ids);
         if (repetition > 0) seconds.push_back(taken);
         bench.check_gathered(ids);
@@ -232,8 +271,11 @@ void bench_gather(const bench_options& options, const link_rates& link, const be
             fmt::format("{}; {}", sizes.in_words(), plan_in_words(plan))});
     std::vector<double> latencies;
     const auto ids = fresh_lists(sizes, 1000);
-    for (const id_list& list : ids)
+    for (const id_list& list : ids) {
+        bench.clear_gathered(1);
         latencies.push_back(bench.one_gather(list));
+        bench.check_gathered({&list, 1});
+    }
     const double one = median(latencies);
     const double one_rate = static_cast<double>(sizes.batch_bytes()) / one / 1e9;
     report({"gather, one call, waited for", one_rate, one_rate / link.to_device, one,
@@ -243,7 +285,7 @@ void bench_gather(const bench_options& options, const link_rates& link, const be
 void bench_scatter(const bench_options& options, const link_rates& link, const bench_report& report) {
     const sizes sizes(options);
     exchange_bench bench(options, sizes);
-    const row_plan plan = bench.exchange().plan_scatter(sizes.batch_rows, sizes.known);
+    const row_plan plan = bench.exchange().plan_scatter(sizes.batch_rows, sizes.together());
     std::vector<double> seconds;
     for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
         const auto ids = fresh_lists(sizes, repetition);
@@ -264,16 +306,15 @@ void bench_duplex(const bench_options& options, const link_rates& link, const be
     const std::uint64_t lists = sizes.row_count / sizes.batch_rows;
     if (lists < 2) throw invalid_argument("the table of duplex must have the rows of two batches at least");
     sizes.batches = std::min(sizes.batches, lists / 2);
-    sizes.known = static_cast<unsigned>(std::min<std::uint64_t>(sizes.known, sizes.batches));
     exchange_bench bench(options, sizes);
-    static_cast<void>(bench.exchange().plan_gather(sizes.batch_rows, sizes.known));
-    static_cast<void>(bench.exchange().plan_scatter(sizes.batch_rows, sizes.known));
+    static_cast<void>(bench.exchange().plan_gather(sizes.batch_rows, sizes.together()));
+    static_cast<void>(bench.exchange().plan_scatter(sizes.batch_rows, sizes.together()));
     std::vector<double> seconds;
     for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
         const std::vector<id_list> gathered = lists_apart(sizes, repetition, 0);
         const std::vector<id_list> scattered = lists_apart(sizes, repetition, sizes.batches);
         const std::uint64_t seed = std::uint64_t{1000} * (repetition + 1);
-        bench.clear_gathered();
+        bench.clear_gathered(sizes.batches);
         bench.fill_sources(seed);
         const double taken = bench.duplex(gathered, scattered);
         if (repetition > 0) seconds.push_back(taken);
@@ -294,7 +335,9 @@ void bench_plan(const bench_options& options, const link_rates& link, const benc
              plan.gbps / link_rate, 0,
              fmt::format("{}; of batches known ahead, {} together are enough", plan.reason, plan.batches)});
     };
-    for (const unsigned batches : {1U, sizes.known}) {
+    std::vector<unsigned> groups{1};
+    if (sizes.together() > 1) groups.push_back(sizes.together());
+    for (const unsigned batches : groups) {
         tell("gather", bench.exchange().plan_gather(sizes.batch_rows, batches), batches, link.to_device);
         tell("scatter", bench.exchange().plan_scatter(sizes.batch_rows, batches), batches, link.to_host);
     }
