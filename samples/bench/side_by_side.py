@@ -4,15 +4,20 @@
     python3 side_by_side.py PINFLOW [--dir DIR] [--gib 8] [--results RESULTS.md] [--skip-peers]
 
 Runs `pinflow bench` (PINFLOW is the program) and baselines.py, which lies beside this, one after the other, and prints one
-table of both; with --results it replaces the table between the two marks in that file. DIR is where the streamed file is
-made, of GIB GiB in samples of 256 KiB, and removed. Every program's own output is printed as it comes.
+table of both; with --results it replaces the table between the two marks in that file. DIR is where the streamed files are
+made, the first of GIB GiB in samples of 256 KiB: in a folder of the run's own, which is removed. Every program's own output is
+printed as it comes, and the last lines of its errors when it fails.
 """
 import argparse
+import atexit
 import datetime
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 
 here = os.path.dirname(os.path.abspath(__file__))
 begin, end = "<!-- side_by_side: begin -->", "<!-- side_by_side: end -->"
@@ -24,27 +29,35 @@ parser.add_argument("--gib", type=int, default=8)
 parser.add_argument("--results", default="")
 parser.add_argument("--skip-peers", action="store_true")
 options = parser.parse_args()
-stream_file = os.path.join(options.dir, "baseline_stream.npy")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed then too
+folder = tempfile.mkdtemp(prefix="side_by_side-", dir=options.dir)
+atexit.register(shutil.rmtree, folder)
+stream_file = os.path.join(folder, "baseline_stream.npy")  # baselines.py calls it that
 failures = []
 
 
 def run_peers():
     """baselines.py's figures: {work: [(gbps, peer), ...]}, the best first."""
     found = {}
-    command = [sys.executable, os.path.join(here, "baselines.py"), "--dir", options.dir, "--gib", str(options.gib),
+    command = [sys.executable, os.path.join(here, "baselines.py"), "--dir", folder, "--gib", str(options.gib),
                "--keep", "--only", "link,pin,stream,shuffled,rows"]
     print("$", " ".join(command[1:]), flush=True)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            try:
-                figure = json.loads(line)
-            except ValueError:
-                continue
-            if "gbps" in figure:
-                found.setdefault(figure["work"], []).append((figure["gbps"], figure["peer"]))
-    if process.returncode != 0:
-        failures.append(f"baselines.py ended with status {process.returncode}")
+    # frameworks warn a lot: what they say is shown only when the program fails
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                try:
+                    figure = json.loads(line)
+                except ValueError:
+                    continue
+                if figure.get("gbps"):
+                    found.setdefault(figure["work"], []).append((figure["gbps"], figure["peer"]))
+        if process.returncode != 0:
+            errors.seek(0)
+            last_lines = errors.read().splitlines()[-20:] or ["it said nothing"]
+            print("\n".join(last_lines), flush=True)
+            failures.append(f"baselines.py ended with status {process.returncode}: {last_lines[-1]}")
     return {work: sorted(figures, reverse=True) for work, figures in found.items()}
 
 
@@ -52,7 +65,7 @@ def bench(work, *arguments):
     """The results of one `pinflow bench WORK`, with the link's rate of that run."""
     command = [options.pinflow, "bench", work, "--json", *arguments]
     print("$ pinflow", " ".join(command[1:]), flush=True)
-    finished = subprocess.run(command, capture_output=True, text=True)
+    finished = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": folder})
     if finished.returncode != 0:
         print(finished.stderr, end="", flush=True)
         failures.append(f"bench {work} {' '.join(arguments)}: {finished.stderr.strip()}")
@@ -68,33 +81,30 @@ rows = []
 
 
 def add(title, results, work, peer_work=None, of_link=True):
-    """A line of the table: the result called `work` beside the best peer."""
+    """A line of the table: the result called `work` beside the best peer; "-" for a rate that was not measured."""
     result = next((each for each in results if each["work"] == work), None)
     if result is None:
         rows.append((title, "failed", "", "", "", ""))
         return
-    best = peers.get(peer_work, [])
-    ratio = f"{result['gbps'] / best[0][0]:.1f}" if best else ""
-    rows.append((title, f"{result['gbps']:.1f}", f"{result['of_link']:.2f}" if of_link and result["of_link"] else "",
-                 f"{best[0][0]:.1f}" if best else "", ratio, best[0][1] if best else ""))
+    rate, of_link = result["gbps"], result["of_link"] if of_link else None
+    best_rate, which = peers.get(peer_work, [(0, "")])[0]
+    rows.append((title, f"{rate:.1f}" if rate else "-", f"{of_link:.2f}" if of_link else "",
+                 f"{best_rate:.1f}" if best_rate else "", f"{rate / best_rate:.1f}" if rate and best_rate else "", which))
 
 
 if not os.path.exists(stream_file):
     import numpy
     numpy.lib.format.open_memmap(stream_file, mode="w+", dtype=numpy.float32, shape=(options.gib * 4096, 256, 256))[:] = 1.5
-try:
-    size = f"{options.gib} GiB"
-    streamed, link = bench("stream", "--file", stream_file)
-    add(f"stream {size}, 64 rows of 256 KiB a batch, epoch 1", streamed, "stream, epoch 1, opening and registering included")
-    add("the same, epochs 2 to 5", streamed, "stream, later epochs", "stream")
-    shuffled, _ = bench("shuffled", "--file", stream_file)
-    add("shuffled, the same file, epoch 1", shuffled, "shuffled, epoch 1, opening and registering included")
-    add("the same, epochs 2 to 5", shuffled, "shuffled, later epochs", "shuffled")
-    pinned, _ = bench("pin", "--file", stream_file)
-    add("make that file ready for the copy engine, in place", pinned, "pin, a file in place", "pin", of_link=False)
-finally:
-    if os.path.exists(stream_file):
-        os.unlink(stream_file)
+size = f"{options.gib} GiB"
+streamed, link = bench("stream", "--file", stream_file)
+add(f"stream {size}, 64 rows of 256 KiB a batch, epoch 1", streamed, "stream, epoch 1, opening and registering included")
+add("the same, epochs 2 to 5", streamed, "stream, later epochs", "stream")
+shuffled, _ = bench("shuffled", "--file", stream_file)
+add("shuffled, the same file, epoch 1", shuffled, "shuffled, epoch 1, opening and registering included")
+add("the same, epochs 2 to 5", shuffled, "shuffled, later epochs", "shuffled")
+pinned, _ = bench("pin", "--file", stream_file)
+add("make that file ready for the copy engine, in place", pinned, "pin, a file in place", "pin", of_link=False)
+os.unlink(stream_file)  # DIR may be memory, which the tables below need
 for order in ("stream", "shuffled"):
     small, _ = bench(order, "--table", "8GiB", "--row-bytes", "4096", "--batch", "16384")
     add(f"{order} 8 GiB, 16384 rows of 4 KiB a batch, epochs 2 to 5", small, f"{order}, later epochs")
@@ -111,7 +121,7 @@ for table in ("16GiB", "48GiB"):
     add(f"scatter, rows of 512 B to {table}", scattered, "scatter")
 both, _ = bench("duplex")
 add("gather and scatter at once, 10M rows of 512 B, in total", both, "duplex, gather and scatter in total", "duplex 64")
-planned, _ = bench("plan")
+bench("plan")
 
 title = f"{datetime.date.today().isoformat()}, LINK {link:.1f} GB/s"
 table = [f"| {title} | pinflow, GB/s | of LINK | best peer, GB/s | times | which |", "|---|---|---|---|---|---|"]
