@@ -3,11 +3,15 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <deque>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -255,4 +259,79 @@ TEST_CASE("rows: plans say how rows would travel, and why") {
     });
     CHECK(to_string(row_route::automatic) == "auto");
     CHECK(to_string(row_route::hybrid) == "hybrid");
+}
+
+namespace {
+
+template <typename From>
+constexpr bool gives_row_ids = std::is_convertible_v<From, row_ids>;
+
+}  // namespace
+
+TEST_CASE("row_ids: any contiguous range of 64-bit numbers in host memory is one, and is borrowed") {
+    const auto borrows = [](const row_ids& ids, const void* data, std::uint64_t size) {
+        return ids.data() == data && ids.size() == size && !ids.on_device();
+    };
+    std::vector<std::uint64_t> numbers{4, 0, 4};
+    const std::vector<std::uint64_t> constant{1, 2};
+    std::vector<std::int64_t> with_sign{3, -1};
+    const std::vector<std::int64_t> constant_with_sign{-2};
+    std::array<std::uint64_t, 2> four_and_five{4, 5};
+    const std::array<std::int64_t, 3> few_with_sign{0, 1, 2};
+    const std::uint64_t plain[] = {7, 8, 9, 10};
+    CHECK(borrows(numbers, numbers.data(), 3));
+    CHECK(borrows(constant, constant.data(), 2));
+    CHECK(borrows(with_sign, with_sign.data(), 2));
+    CHECK(borrows(constant_with_sign, constant_with_sign.data(), 1));
+    CHECK(borrows(four_and_five, four_and_five.data(), 2));
+    CHECK(borrows(few_with_sign, few_with_sign.data(), 3));
+    CHECK(borrows(plain, plain, 4));
+    CHECK(borrows(std::span(numbers), numbers.data(), 3));
+    CHECK(borrows(std::span(constant), constant.data(), 2));
+    CHECK(borrows(std::span(with_sign).subspan(1), with_sign.data() + 1, 1));
+    CHECK(borrows(std::span(few_with_sign), few_with_sign.data(), 3));
+    CHECK(borrows(std::span<const std::uint64_t>(), nullptr, 0));
+    CHECK(row_ids(with_sign).data()[1] == to_id(-1));
+
+    // copies are of the view, those of numbers on a device too
+    row_ids ids = row_ids::on_device(numbers.data(), 3);
+    const row_ids copy = ids;
+    CHECK(copy.on_device());
+    ids = constant;
+    CHECK(borrows(ids, constant.data(), 2));
+}
+
+TEST_CASE("row_ids: temporaries that take their numbers with them are refused, and numbers of other types") {
+    CHECK(gives_row_ids<std::vector<std::uint64_t>&>);
+    CHECK(gives_row_ids<std::span<const std::uint64_t>>);
+    CHECK(gives_row_ids<row_ids>);
+    CHECK_FALSE(gives_row_ids<std::vector<std::uint64_t>>);
+    CHECK_FALSE(gives_row_ids<const std::vector<std::uint64_t>>);
+    CHECK_FALSE(gives_row_ids<std::array<std::int64_t, 2>>);
+    CHECK_FALSE(gives_row_ids<std::vector<std::int32_t>&>);
+    CHECK_FALSE(gives_row_ids<std::vector<double>&>);
+    CHECK_FALSE(gives_row_ids<std::span<volatile std::uint64_t>>);
+    CHECK_FALSE(gives_row_ids<std::deque<std::uint64_t>&>);
+    CHECK_FALSE(gives_row_ids<std::uint64_t*>);
+}
+
+TEST_CASE("rows: vectors of row numbers are given to calls and groups as they are") {
+    on_each_device([](const device& device) {
+        std::mt19937_64 random(12);
+        const auto content = random_bytes(std::size_t{20} * 24, random);
+        const guarded_table table(device, content);
+        row_exchange exchange(row_table(table.bytes(), 24), device);
+        const std::vector<std::uint64_t> some{19, 0, 7};
+        const std::vector<std::int64_t> with_sign{1, 19};
+        const guarded_rows rows(device, std::size_t{5} * 24);
+        const stream stream(device);
+        const row_gather known[] = {{some, rows.data()}, {with_sign, rows.data() + std::ptrdiff_t{3} * 24}};
+        exchange.gather_group_async(known, stream);
+        stream.synchronize();
+        CHECK(rows.holds(gathered(content, 24, {19, 0, 7, 1, 19})));
+        exchange.gather(with_sign, rows.data());
+        exchange.scatter(some, rows.data());  // rows 1 and 19, and once more row 7
+        CHECK(table.holds(scattered(content, 24, some, gathered(content, 24, {1, 19, 7}))));
+        exchange.check();
+    });
 }

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "pinflow/device.hpp"
 #include "pinflow/dtype.hpp"
@@ -39,13 +42,28 @@ enum class duplicate_policy {
     error,  ///< nothing is written
 };
 
+namespace detail {
+/// 64-bit numbers one after the other in host memory, which stays when the range itself goes.
+template <typename Range>
+concept row_number_range =
+    std::ranges::contiguous_range<Range> && std::ranges::sized_range<Range> &&
+    std::ranges::borrowed_range<Range> &&
+    (std::convertible_to<std::add_pointer_t<std::ranges::range_reference_t<Range>>, const std::uint64_t*> ||
+     std::convertible_to<std::add_pointer_t<std::ranges::range_reference_t<Range>>, const std::int64_t*>);
+}  // namespace detail
+
 /// Row numbers: 64 bits each, in host memory or in the memory of the device that rows are exchanged with.
-/// Signed ones are taken as they are: a negative one is outside every table. Borrows them.
+/// Signed ones are taken as they are: a negative one is outside every table. Borrows them, as a span does:
+/// what they lie in must outlive this.
 class row_ids {
  public:
-    row_ids(std::span<const std::uint64_t> ids) noexcept : data_(ids.data()), count_(ids.size()) {}
-    row_ids(std::span<const std::int64_t> ids) noexcept
-        : data_(reinterpret_cast<const std::uint64_t*>(ids.data())), count_(ids.size()) {}
+    /// Of std::uint64_t or std::int64_t in host memory: a vector, an array, a span or the like; a vector that
+    /// is a temporary is refused, as it would be gone before its numbers are read.
+    template <typename Range>
+        requires(!std::same_as<std::remove_cvref_t<Range>, row_ids> && detail::row_number_range<Range>)
+    row_ids(Range&& ids) noexcept
+        : data_(reinterpret_cast<const std::uint64_t*>(std::ranges::data(ids))),
+          count_(std::ranges::size(ids)) {}
     /// `count` row numbers in device memory.
     static row_ids on_device(const void* data, std::uint64_t count) noexcept {
         row_ids ids(std::span(static_cast<const std::uint64_t*>(data), count));
@@ -66,8 +84,8 @@ class row_ids {
 /// Rows of one size, one after the other in host memory.
 class row_table {
  public:
-    /// The rows of a mapped file, or of an array in memory, for gathering. @throws unsupported when `source`
-    /// is not mapped in one piece.
+    /// The rows of a mapped file, or of an array in memory, for gathering. @throws invalid_argument for
+    /// a null pointer; unsupported when `source` is not mapped in one piece.
     explicit row_table(std::shared_ptr<const row_source> source);
     /// `rows`, which may be written: memory of the process's own, a pinned_buffer's best. `element` is what a
     /// row is made of, where its sums are asked for. `owner` keeps the memory; without one it must outlive
@@ -150,11 +168,16 @@ struct row_plan {
 /// rows, of 8 MiB unless staging_bytes is small) returns only when it goes on.
 ///
 /// With a table that is not page-locked yet, construction page-locks it (read-only, when it is a mapped
-/// file), unless the route is `staged`; where that fails the staged route remains, and `plan` says why. The
-/// first call for rows of some size and number measures for some tenths of a second, once in a process.
+/// file), unless the route is `staged`; where that fails the staged route remains, and `plan` says why.
+/// Pages that pinflow has registered for somebody else are held for as long as the exchange exists; memory
+/// that others have page-locked (a pinned_buffer, cudaHostRegister) must stay so for as long. The first call
+/// for rows of some size and number measures for some tenths of a second, once in a process, with device
+/// memory for up to 512 MiB of rows. On the host device the routes direct and hybrid, when they are asked
+/// for, touch a file's pages, which is a fault when it has been truncated; otherwise they are read.
 ///
-/// Members may be called from several threads; calls are enqueued one at a time. The destructor waits until
-/// the streams have passed the calls. One that was moved from can only be assigned to, or destroyed.
+/// Beside what is said with them, calls throw what `check` throws, and device_error. Members may be called
+/// from several threads; calls are enqueued one at a time. The destructor waits until the streams have passed
+/// the calls. One that was moved from can only be assigned to, or destroyed.
 class row_exchange {
  public:
     /// The first one of a CUDA device loads kernels, for which CUDA may wait for all of the device's streams.
@@ -170,23 +193,29 @@ class row_exchange {
     /// alignment. Has finished when it returns. @throws invalid_argument for indices outside the table: how
     /// many, and the first.
     void gather(row_ids ids, std::byte* destination);
+    /// The same in `stream`'s order: `destination` is written when the stream comes to the call, and whole
+    /// when it has passed it.
     void gather_async(row_ids ids, std::byte* destination, stream_view stream);
     /// Several batches together, which small rows of large tables want: in the order of addresses, a row that
     /// several batches ask for crosses the link once. More than 64 batches go 64 at a time, and wrong indices
-    /// in device memory keep back those 64 only.
+    /// in device memory keep back those 64 only, among which their positions are counted.
     void gather_group_async(std::span<const row_gather> batches, stream_view stream);
 
     /// Row i of `source`, in device memory, becomes row ids[i] of the table. @throws invalid_argument for
     /// indices outside the table, and for repeated ones when that is an error; unsupported for a table that
     /// cannot be written, and for sums of elements that are no numbers.
     void scatter(row_ids ids, const std::byte* source, duplicate_policy policy = duplicate_policy::last);
+    /// The same in `stream`'s order: `source` is read when the stream comes to the call, and the table whole
+    /// when it has passed it.
     void scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy, stream_view stream);
     /// As one scatter of all batches, one behind the other. @throws as `scatter`, and unsupported for more
     /// than 64 batches unless the last row counts.
     void scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
                              stream_view stream);
 
-    /// @throws what was wrong with the indices of an asynchronous call that has finished; once for each call.
+    /// Every call does this first. @throws what was wrong with the indices of an asynchronous call that has
+    /// finished, or with reading its rows: the oldest first, once for each call; data_changed when the
+    /// table's file is not what it was.
     void check();
 
     /// How `batches` batches of `batch_rows` rows together would be moved, and how many are worth taking

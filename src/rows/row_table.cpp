@@ -7,6 +7,15 @@
 
 namespace pinflow {
 
+namespace {
+
+const row_source& required(const std::shared_ptr<const row_source>& source) {
+    if (!source) throw invalid_argument("a table cannot be made of a null pointer to a source");
+    return *source;
+}
+
+}  // namespace
+
 std::string_view to_string(row_route route) noexcept {
     switch (route) {
         case row_route::automatic:
@@ -24,7 +33,7 @@ std::string_view to_string(row_route route) noexcept {
 }
 
 row_table::row_table(std::shared_ptr<const row_source> source)
-    : row_count_(source->row_count()),
+    : row_count_(required(source).row_count()),
       row_size_bytes_(source->row_size_bytes()),
       element_(source->dtype()),
       description_(source->description()),
