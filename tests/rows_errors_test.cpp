@@ -143,6 +143,8 @@ TEST_CASE("row_table: a table of a source keeps it, and is for reading") {
 
 TEST_CASE("row_table: a source that is not mapped in one piece is refused, with the reason") {
     const temporary_folder folder;
+    CHECK(contains(sentence_of<invalid_argument>([] { row_table(std::shared_ptr<const row_source>()); }),
+                   "a null pointer to a source"));
     CHECK(contains(
         sentence_of<unsupported>([&] { row_table(std::make_shared<scripted_rows>(5)); }),
         "rows cannot be taken from rows of a test by their addresses: it is not mapped in one piece"));
@@ -284,6 +286,26 @@ TEST_CASE("rows: the position of a wrong index in device memory is that in the w
             CHECK(with.nothing_moved());
             CHECK(with.still_works());
         }
+    });
+}
+
+TEST_CASE("rows: of a group with indices in both places, those in host memory are refused at once") {
+    on_each_device([](const device& device) {
+        exchanged with(device);
+        const id_list on_device(device, {1, 99'999}, id_place::device);
+        const id_vector on_host{2, 77'777};
+        const std::vector<row_gather> batches{{on_device.get(), with.rows.data()},
+                                              {ids_of(on_host), with.rows.data() + 2 * row_bytes}};
+        const stream stream(device);
+        const std::string why =
+            sentence_of<invalid_argument>([&] { with.exchange.gather_group_async(batches, stream); });
+        CHECK(contains(why,
+                       "rows of a table in memory (2 row numbers in device memory aside): 1 of 2 row "
+                       "numbers is outside the table"));
+        CHECK(contains(why, "the first is 77777, at position 3"));
+        stream.synchronize();
+        CHECK(with.nothing_moved());
+        CHECK(with.still_works());
     });
 }
 

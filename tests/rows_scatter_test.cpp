@@ -301,6 +301,9 @@ TEST_CASE("rows: what cannot be added up is refused, and nothing is written") {
         };
         for (const std::string type : {"|u1", "|i1", "<i2", "<u2", "|b1", "<c8"})
             CHECK(contains(refused(type, 16, 0, 0), "cannot be added up as " + type));
+        for (const std::string type : {">f4", ">f8", ">i4", ">u8", ">f2"})
+            CHECK(contains(refused(type, 16, 0, 0),
+                           "cannot be added up as " + type + ", in another byte order"));
         CHECK(contains(refused("<f4", 16, 2, 0), "not aligned to their elements, of 4 bytes"));
         CHECK(contains(refused("<f4", 16, 0, 1), "not aligned to their elements"));
         CHECK(contains(refused("<f8", 16, 4, 0), "of 8 bytes"));

@@ -13,23 +13,27 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Indices that are worth a task of their own.
-constexpr std::size_t ids_of_task = 16384;
-
+/// With the lock held: isolated as the copying of indices is.
 std::uint64_t count_outside(std::span<const std::uint64_t> ids, std::uint64_t row_count) {
-    return tbb::parallel_reduce(
-        tbb::blocked_range<std::size_t>(0, ids.size(), ids_of_task), std::uint64_t{0},
-        [&](const tbb::blocked_range<std::size_t>& part, std::uint64_t outside) {
-            for (std::size_t i = part.begin(); i != part.end(); ++i)
-                outside += ids[i] >= row_count ? 1U : 0U;
-            return outside;
-        },
-        std::plus<>());
+    return tbb::this_task_arena::isolate([&] {
+        return tbb::parallel_reduce(
+            tbb::blocked_range<std::size_t>(0, ids.size(), exchange_state::ids_of_task), std::uint64_t{0},
+            [&](const tbb::blocked_range<std::size_t>& part, std::uint64_t outside) {
+                for (std::size_t i = part.begin(); i != part.end(); ++i)
+                    outside += ids[i] >= row_count ? 1U : 0U;
+                return outside;
+            },
+            std::plus<>());
+    });
 }
 
 }  // namespace
 
 sum_type exchange_state::sum_type_of(const dtype& type) {
+    if (!type.is_little_endian()) {
+        throw unsupported(fmt::format(
+            "rows with the same number cannot be added up as {}, in another byte order", type.descr()));
+    }
     switch (type.kind()) {
         case dtype_kind::floating:
             if (type.size_bytes() == 2) return sum_type::float16;
@@ -61,9 +65,9 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
         if (i % row_parts::most == 0) count = 0;  // these many travel together
         const std::uint64_t added = batches[i].ids.size();
         if (added > most_rows_of_call - count) {
-            throw invalid_argument(
-                fmt::format("{} and {} rows are too many for one call, which takes up to {}", count, added,
-                            most_rows_of_call));
+            throw invalid_argument(fmt::format(
+                "{} rows{} are too many for one call, which takes up to {}", added,
+                count == 0 ? "" : fmt::format(" beside {} of other batches", count), most_rows_of_call));
         }
         count += added;
         ids_on_device = ids_on_device || batches[i].ids.on_device();
@@ -114,8 +118,9 @@ void exchange_state::check_ids(row_direction direction, std::span<const batch> b
     const std::uint64_t row_count = table_.row_count();
     std::uint64_t outside = 0;
     std::uint64_t count = 0;
+    std::uint64_t not_seen = 0;
     for (const batch& each : batches) {
-        count += each.ids.size();
+        (each.ids.on_device() ? not_seen : count) += each.ids.size();
         if (each.ids.on_device()) continue;
         outside += count_outside({each.ids.data(), each.ids.size()}, row_count);
     }
@@ -125,8 +130,9 @@ void exchange_state::check_ids(row_direction direction, std::span<const batch> b
         for (std::uint64_t i = 0; i < each.ids.size() && !each.ids.on_device(); ++i) {
             if (const std::uint64_t id = each.ids.data()[i]; id >= row_count) {
                 const std::string what = fmt::format(
-                    "cannot {} rows of {}", direction == row_direction::gather ? "gather" : "scatter",
-                    table_.description());
+                    "cannot {} rows of {}{}", direction == row_direction::gather ? "gather" : "scatter",
+                    table_.description(),
+                    not_seen == 0 ? "" : fmt::format(" ({} row numbers in device memory aside)", not_seen));
                 throw invalid_argument(outside_sentence(what, outside, count, row_count, id, position + i));
             }
         }

@@ -17,15 +17,16 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Indices that are worth a task of their own.
-constexpr std::size_t ids_of_task = 16384;
-
+/// With the lock held, so that the thread must not take up a task of the caller's meanwhile, which might call
+/// too.
 void copy_ids(std::span<const std::uint64_t> ids, std::byte* to) {
-    tbb::parallel_for(tbb::blocked_range<std::size_t>(0, ids.size(), ids_of_task),
-                      [=](const tbb::blocked_range<std::size_t>& part) {
-                          std::memcpy(to + part.begin() * sizeof(std::uint64_t), ids.data() + part.begin(),
-                                      part.size() * sizeof(std::uint64_t));
-                      });
+    tbb::this_task_arena::isolate([&] {
+        tbb::parallel_for(tbb::blocked_range<std::size_t>(0, ids.size(), exchange_state::ids_of_task),
+                          [=](const tbb::blocked_range<std::size_t>& part) {
+                              std::memcpy(to + part.begin() * sizeof(std::uint64_t),
+                                          ids.data() + part.begin(), part.size() * sizeof(std::uint64_t));
+                          });
+    });
 }
 
 /// Pieces that rows travel through slots in: large enough for the copy engine, small enough to overlap.
@@ -75,7 +76,7 @@ bool exchange_state::is_of_file() const noexcept {
 }
 
 void exchange_state::page_lock() {
-    // pages of a file that are registered already may be unregistered by whoever did that: they are held
+    // pages of a file are held in any case, whoever else has registered them
     const bool may_go = is_of_file() && device_.kind() != device_kind::host;
     if (!may_go && device_.backend().reaches(table_.data(), table_.size_bytes())) return;
     if (options_.route == row_route::staged) {
@@ -317,7 +318,13 @@ void exchange_state::abandon(row_call& call) noexcept {
         // whoever waits for a call may free what it works on when it throws
         if (call.stream.native_handle() == own_stream_.view().native_handle()) own_stream_.synchronize();
     } catch (...) {
-        return;  // the caller hears of what came first
+        // the caller hears of what came first; but memory that is still used must not be freed
+        try {
+            preparing_.synchronize();
+            call.stream.synchronize();
+        } catch (const error&) {
+            return;  // nothing runs any more on a device that has failed
+        }
     }
 }
 

@@ -32,6 +32,9 @@ class exchange_state {
     /// What one call takes, of all batches that travel together.
     static constexpr std::uint64_t most_rows_of_call = std::numeric_limits<std::uint32_t>::max();
 
+    /// Indices that are worth a task of their own.
+    static constexpr std::size_t ids_of_task = 16384;
+
     /// One batch, in either direction.
     struct batch {
         row_ids ids;
