@@ -13,8 +13,8 @@ namespace pinflow::detail {
 
 /// Page-locked slots through which rows pass piece by piece: the CPU works on some while the copy engine
 /// works on others. The CPU's work are host functions on two streams in turn: while one function has ended
-/// and the next of its stream has not begun, which takes a quarter as long as a piece, that of the other
-/// stream goes on. For one thread at a time.
+/// and the next of its stream has not begun, that of the other stream goes on (a fifth faster than one
+/// stream: samples/bench/RESULTS.md). For one thread at a time.
 class staging {
  public:
     /// `slot_bytes` each, and as much device memory beside it, zero at first.
