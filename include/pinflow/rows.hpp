@@ -28,8 +28,7 @@ enum class row_route {
     copy,       ///< the copy engine, row by row; with indices in host memory
     staged,     ///< the CPU gathers rows into page-locked memory, or places them from there; the copy engine
                 ///< carries that
-    hybrid,     ///< direct and staged, each for a part of the rows, at the same time; gathers only: rows are
-                ///< scattered directly
+    hybrid,     ///< direct and staged, each for a part of the rows, at the same time
 };
 
 /// "auto", "direct", "copy", "staged", "hybrid".

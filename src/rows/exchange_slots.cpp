@@ -22,6 +22,16 @@ bool refused(const row_faults& faults) {
     return faults.outside_count != 0 || faults.repeated_count != 0;
 }
 
+/// What a kernel does with the rows of `piece`, which lie one after the other in a slot's device memory.
+row_transfer through(const staging::slot& slot, row_transfer whole, const placed_rows& piece) {
+    whole.table = {slot.on_device.data(), piece.end - piece.begin, piece.row_size_bytes};
+    whole.begin = piece.begin;
+    whole.end = piece.end;
+    whole.compact = true;
+    whole.blocks = 0;
+    return whole;
+}
+
 /// Calls `work` with parts of `rows`, side by side.
 template <typename Work>
 void for_parts(const placed_rows& rows, tbb::task_arena& arena, Work work) {
@@ -95,19 +105,24 @@ void exchange_state::gather_unsorted_through_slots(row_call& call) {
     lane.end_before(call.stream);
 }
 
-/// The indices of the order from `begin` on; the lane was taken before what the device does by itself was
-/// enqueued on the call's stream.
-void exchange_state::gather_through_slots(row_call& call, std::uint64_t begin) {
-    staging& lane = *call.lane;
-    const std::uint64_t row_bytes = table_.row_size_bytes();
-    // the order, for the CPU: with the index before, as equal ones are gathered once
+/// The order's indices, in host memory once the lane's copies have come so far: from `begin` on, and the one
+/// before, as of equal ones only one counts.
+placed_rows exchange_state::order_for_cpu(row_call& call, std::uint64_t begin) {
     const std::uint64_t known = begin == 0 ? 0 : begin - 1;
     call.sorted_ids = &pinned_.take(call.count * sizeof(std::uint64_t));
     auto* const ids = reinterpret_cast<std::uint64_t*>(call.sorted_ids->data());
     copy_to_host_async(std::as_writable_bytes(std::span(ids + known, call.count - known)),
-                       reinterpret_cast<const std::byte*>(call.transfer.order.ids + known), lane.copies());
+                       reinterpret_cast<const std::byte*>(call.transfer.order.ids + known),
+                       call.lane->copies());
+    return {{ids, call.count}, begin, call.count, table_.row_size_bytes()};
+}
+
+/// The indices of the order from `begin` on; the lane was taken before what the device does by itself was
+/// enqueued on the call's stream.
+void exchange_state::gather_through_slots(row_call& call, std::uint64_t begin) {
+    staging& lane = *call.lane;
+    const placed_rows all = order_for_cpu(call, begin);
     begin_faults(call);
-    const placed_rows all{{ids, call.count}, 0, call.count, row_bytes};
     event ids_there(device_);
     ids_there.record(lane.copies());
     lane.cpu_waits_for(ids_there);
@@ -128,48 +143,31 @@ void exchange_state::gather_through_slots(row_call& call, std::uint64_t begin) {
         });
         slot.filled.record(slot.cpu);
         lane.copies().wait(slot.filled);
-        const std::uint64_t size_bytes = (piece.end - piece.begin) * row_bytes;
+        const std::uint64_t size_bytes = (piece.end - piece.begin) * piece.row_size_bytes;
         copy_to_device_async(slot.on_device.data(), {slot.host.data(), size_bytes}, lane.copies());
-        row_transfer transfer = call.transfer;
-        transfer.table = {slot.on_device.data(), piece.end - piece.begin, row_bytes};
-        transfer.begin = piece.begin;
-        transfer.end = piece.end;
-        transfer.compact = true;
-        transfer.blocks = 0;
-        device_.backend().gather_rows(transfer, lane.copies().native_handle());
+        move_by_kernel(call, through(slot, call.transfer, piece), lane.copies());
         slot.free.record(lane.copies());
     }
     lane.end_before(call.stream);
 }
 
-void exchange_state::scatter_through_slots(row_call& call) {
-    const std::uint64_t row_bytes = table_.row_size_bytes();
-    const bool sum = call.policy == duplicate_policy::sum;
-    call.sorted_ids = &pinned_.take(call.count * sizeof(std::uint64_t));
-    auto* const ids = reinterpret_cast<std::uint64_t*>(call.sorted_ids->data());
-    copy_to_host_async({call.sorted_ids->data(), call.count * sizeof(std::uint64_t)},
-                       reinterpret_cast<const std::byte*>(call.transfer.order.ids), call.stream);
-    staging& lane = take_lane(call);
+/// As gather_through_slots, the other way.
+void exchange_state::scatter_through_slots(row_call& call, std::uint64_t begin) {
+    staging& lane = *call.lane;
+    const placed_rows all = order_for_cpu(call, begin);
     begin_faults(call);
-    for (std::uint64_t at = 0; at < call.count; at += rows_of_piece(lane)) {
-        const placed_rows piece{
-            {ids, call.count}, at, std::min(at + rows_of_piece(lane), call.count), row_bytes};
+    for (std::uint64_t at = begin; at < call.count; at += rows_of_piece(lane)) {
+        placed_rows piece = all;
+        piece.begin = at;
+        piece.end = std::min(at + rows_of_piece(lane), call.count);
         staging::slot& slot = lane.next();
         lane.copies().wait(slot.free);
-        row_transfer transfer = call.transfer;
-        transfer.table = {slot.on_device.data(), piece.end - piece.begin, row_bytes};
-        transfer.begin = piece.begin;
-        transfer.end = piece.end;
-        transfer.compact = true;
-        transfer.blocks = 0;
-        device_.backend().scatter_rows(transfer, sum ? repeated_rows::sum : repeated_rows::last,
-                                       sum ? sum_type_of(table_.element()) : sum_type::float32,
-                                       lane.copies().native_handle());
-        copy_to_host_async(slot.host.bytes().first((piece.end - piece.begin) * row_bytes),
-                           slot.on_device.data(), lane.copies());
+        move_by_kernel(call, through(slot, call.transfer, piece), lane.copies());
+        const std::uint64_t size_bytes = (piece.end - piece.begin) * piece.row_size_bytes;
+        copy_to_host_async(slot.host.bytes().first(size_bytes), slot.on_device.data(), lane.copies());
         slot.filled.record(lane.copies());
         slot.cpu.wait(slot.filled);
-        const of_equal which = sum ? of_equal::first : of_equal::last;
+        const of_equal which = call.policy == duplicate_policy::sum ? of_equal::first : of_equal::last;
         slot.cpu.host_function_async([this, piece, faults = call.faults, which, from = slot.host.data()] {
             if (refused(*faults->faults())) return;
             try {

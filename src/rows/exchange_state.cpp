@@ -187,11 +187,7 @@ void exchange_state::enqueue_as(const row_plan& plan, row_direction direction, s
             gather_unsorted_through_slots(call);
         } else {
             order_on_device(call);
-            if (!call.is_gather() && plan.route == row_route::staged) {
-                scatter_through_slots(call);
-            } else {
-                move_directly(call);
-            }
+            move_in_order(call);
         }
         finish(call);
     } catch (...) {
@@ -328,38 +324,39 @@ void exchange_state::abandon(row_call& call) noexcept {
     }
 }
 
-// ---- by the device itself --------------------------------------------------------------------------------
+// ---- in an order that the device has --------------------------------------------------------------------
 
-/// All of the rows, but for what the plan leaves to the slots.
-void exchange_state::move_directly(row_call& call) {
-    device_backend& backend = device_.backend();
-    void* const stream = call.stream.native_handle();
-    if (!call.is_gather()) {
-        const bool sum = call.policy == duplicate_policy::sum;
-        backend.scatter_rows(call.transfer, sum ? repeated_rows::sum : repeated_rows::last,
-                             sum ? sum_type_of(table_.element()) : sum_type::float32, stream);
-        return;
-    }
-    const double share = call.plan.route == row_route::staged   ? 1.0
-                         : call.plan.route == row_route::hybrid ? call.plan.staged_share
-                                                                : 0.0;
+/// The first rows by the device itself, the others through slots, side by side.
+void exchange_state::move_in_order(row_call& call) {
+    const double share = call.plan.route == row_route::hybrid ? call.plan.staged_share : 0.0;
     const auto staged =
         std::min(call.count, static_cast<std::uint64_t>(share * static_cast<double>(call.count)));
     const std::uint64_t direct = call.plan.route == row_route::staged ? 0 : call.count - staged;
     const bool has_staged = direct < call.count;
-    if (has_staged) take_lane(call);
+    if (has_staged) take_lane(call);  // which waits for nothing that follows
     if (direct > 0) {
         row_transfer transfer = call.transfer;
         transfer.end = direct;
-        backend.gather_rows(transfer, stream);
+        move_by_kernel(call, transfer, call.stream);
     }
-    if (has_staged) gather_through_slots(call, direct);
-    if (call.transfer.order.sorted) {
+    if (has_staged && call.is_gather()) gather_through_slots(call, direct);
+    if (has_staged && !call.is_gather()) scatter_through_slots(call, direct);
+    if (call.is_gather() && call.transfer.order.sorted) {
         row_transfer everything = call.transfer;
         everything.blocks = 0;  // nothing crosses the link any more
-        backend.repeat_rows(everything, stream);
+        device_.backend().repeat_rows(everything, call.stream.native_handle());
     }
 }
+
+void exchange_state::move_by_kernel(const row_call& call, const row_transfer& transfer, stream_view stream) {
+    device_backend& backend = device_.backend();
+    if (call.is_gather()) return backend.gather_rows(transfer, stream.native_handle());
+    const bool sum = call.policy == duplicate_policy::sum;
+    backend.scatter_rows(transfer, sum ? repeated_rows::sum : repeated_rows::last,
+                         sum ? sum_type_of(table_.element()) : sum_type::float32, stream.native_handle());
+}
+
+// ---- by the copy engine ----------------------------------------------------------------------------------
 
 void exchange_state::copy_row_by_row(row_call& call) {
     const std::uint64_t row_bytes = table_.row_size_bytes();

@@ -110,11 +110,13 @@ class exchange_state {
     void take_ids(row_call& call);
     void begin_faults(row_call& call);
     void order_on_device(row_call& call);
-    void move_directly(row_call& call);
+    void move_in_order(row_call& call);
+    void move_by_kernel(const row_call& call, const row_transfer& transfer, stream_view stream);
     void copy_row_by_row(row_call& call);
     void gather_unsorted_through_slots(row_call& call);
     void gather_through_slots(row_call& call, std::uint64_t begin);
-    void scatter_through_slots(row_call& call);
+    void scatter_through_slots(row_call& call, std::uint64_t begin);
+    placed_rows order_for_cpu(row_call& call, std::uint64_t begin);
     void give_back(row_call& call);
     void finish(row_call& call);
     void abandon(row_call& call) noexcept;

@@ -127,6 +127,12 @@ std::string why_slots_were_not_tried(const exchange_state& exchange) {
                        exchange.staging_slot_bytes(), exchange.options().staging_bytes);
 }
 
+/// Of the hybrid route: the two ways share the link, each gets the part that it can do in the same time.
+double balanced_share(const exchange_state& exchange, double direct, double staged) {
+    if (exchange.options().staged_share != 0) return exchange.options().staged_share;
+    return std::clamp(staged / (direct + staged), 0.1, 0.6);
+}
+
 /// The fastest of the gathers. The table is only read.
 row_plan measure_gather(exchange_state& exchange, const row_workload& workload) {
     measurement measurement(exchange, workload.count);
@@ -142,10 +148,7 @@ row_plan measure_gather(exchange_state& exchange, const row_workload& workload) 
         tried.push_back(measured(row_route::staged, !workload.host_ids));
         const double staged = tried.back().gbps;
         row_plan hybrid = plan_of(row_route::hybrid, true, exchange, row_direction::gather);
-        if (exchange.options().staged_share == 0) {
-            // the two ways share the link: each gets the part that it can do in the same time
-            hybrid.staged_share = std::clamp(staged / (direct + staged), 0.1, 0.6);
-        }
+        hybrid.staged_share = balanced_share(exchange, direct, staged);
         tried.push_back(measurement.measured(hybrid));
     }
     row_plan best = tried.front();
@@ -163,23 +166,38 @@ row_plan measure_gather(exchange_state& exchange, const row_workload& workload) 
 }
 
 /// Scatters are not measured, as that would write to the table: they are judged by gathers. Kernels write as
-/// fast as they read, within some percents (samples/bench/RESULTS.md).
+/// fast as they read, within some percents (samples/bench/RESULTS.md); the two ways at once get as large a
+/// part of their sum as they do in a gather.
 row_plan derive_scatter(exchange_state& exchange, const row_workload& workload) {
     measurement measurement(exchange, workload.count);
-    const row_plan direct_gather = plan_of(row_route::direct, true, exchange, row_direction::gather);
-    const row_plan staged_gather = plan_of(row_route::staged, true, exchange, row_direction::gather);
-    row_plan best = plan_of(row_route::direct, true, exchange, row_direction::scatter);
-    best.gbps = measurement.measured(direct_gather).gbps;
-    std::string rates = fmt::format("direct {:.1f}", best.gbps);
+    const auto gathered = [&](row_route route, double staged_share = 0) {
+        row_plan plan = plan_of(route, true, exchange, row_direction::gather);
+        if (staged_share != 0) plan.staged_share = staged_share;
+        return measurement.measured(plan).gbps;
+    };
+    const auto scatter = [&](row_route route, double gbps) {
+        row_plan plan = plan_of(route, true, exchange, row_direction::scatter);
+        plan.gbps = gbps;
+        return plan;
+    };
+    const double direct = gathered(row_route::direct);
+    row_plan best = scatter(row_route::direct, direct);
+    std::string rates = fmt::format("direct {:.1f}", direct);
     if (slots_are_worth_trying(exchange)) {
-        const double gathered = measurement.measured(staged_gather).gbps;
-        const double in_order = measurement.in_order(direct_gather);
-        const double staged = std::min(gathered * staged_scatter_of_gather, in_order);
-        rates += fmt::format(", staged {:.1f}, which scatters at {:.1f}", gathered, staged);
-        if (staged > best.gbps * worth_it) {
-            best = plan_of(row_route::staged, true, exchange, row_direction::scatter);
-            best.gbps = staged;
+        const double link =
+            measurement.in_order(plan_of(row_route::direct, true, exchange, row_direction::gather));
+        const double staged_gather = gathered(row_route::staged);
+        const double staged = std::min(staged_gather * staged_scatter_of_gather, link);
+        const double hybrid_gather =
+            gathered(row_route::hybrid, balanced_share(exchange, direct, staged_gather));
+        const double hybrid = std::min(hybrid_gather / (direct + staged_gather) * (direct + staged), link);
+        if (staged > best.gbps * worth_it) best = scatter(row_route::staged, staged);
+        if (hybrid > best.gbps * worth_it) {
+            best = scatter(row_route::hybrid, hybrid);
+            best.staged_share = balanced_share(exchange, direct, staged);
         }
+        rates += fmt::format(", staged {:.1f}, hybrid {:.1f}, so that they scatter at {:.1f} and {:.1f}",
+                             staged_gather, hybrid_gather, staged, hybrid);
     }
     best.reason = fmt::format("measured by gathering {:.0f} MB of random rows, GB/s: {}{}",
                               measurement.measured_bytes() / 1e6, rates, why_slots_were_not_tried(exchange));

@@ -13,14 +13,9 @@ namespace {
 
 row_plan forced(const exchange_state& exchange, row_direction direction) {
     const row_route route = exchange.options().route;
-    const bool gather = direction == row_direction::gather;
-    if (route == row_route::hybrid && !gather) {
-        row_plan plan = plan_of(row_route::direct, true, exchange, direction);
-        plan.reason = "the hybrid route is for gathers: rows are scattered directly";
-        return plan;
-    }
-    row_plan plan = plan_of(route, !gather || route == row_route::hybrid || route == row_route::direct,
-                            exchange, direction);
+    const bool sorted =
+        direction == row_direction::scatter || route == row_route::hybrid || route == row_route::direct;
+    row_plan plan = plan_of(route, sorted, exchange, direction);
     plan.reason = "asked for";
     return plan;
 }
