@@ -116,7 +116,7 @@ TEST_CASE("bench: blocks and the staged share are those that are named") {
     const nlohmann::json plans =
         bench({"plan", "--route", "hybrid", "--blocks", "24", "--staged-share", "0.25"})["results"];
     REQUIRE(plans.size() >= 2);
-    CHECK(plans[0]["work"] == "plan, gather, 1 at a time: hybrid, sorted, 25 % staged");
+    CHECK(plans[0]["work"] == "plan, gather, 1 at a time: hybrid, sorted, 24 blocks, 25 % staged");
     const std::string gather = plans[0]["note"];
     CHECK(gather.starts_with("asked for; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
     const std::string scatter = plans[1]["note"];
@@ -160,5 +160,84 @@ TEST_CASE("bench: a table smaller than a batch, and a file that is not there, ar
         CHECK(result.errors.starts_with("pinflow: error: "));
         CHECK(result.errors.find(words) != std::string::npos);
         CHECK(std::ranges::count(result.errors, '\n') == 1);
+    }
+}
+
+TEST_CASE("bench: what is empty or 0 is no file, size or kind of work") {
+    for (const auto& [more, words] : std::vector<std::pair<cli::arguments, std::string>>{
+             {{"stream", "--file", ""}, "--file takes the path of a file, not ''"},
+             {{"gather", "--table", ""}, "--table takes a positive number of bytes"},
+             {{"gather", "--table", "0"}, "--table takes a positive number of bytes"},
+             {{"gather", "--row-bytes", ""}, "--row-bytes takes a positive number of bytes"},
+             {{"gather", "--row-bytes", "0"}, "--row-bytes takes a positive number of bytes"},
+             {{"gather", "--batch", ""}, "--batch takes a whole number from 1"},
+             {{"gather", "--blocks", ""}, "--blocks takes a whole number from 1"},
+             {{"gather", "--staged-share", ""}, "--staged-share takes a number above 0"},
+             {{""}, "not ''"}}) {
+        cli::arguments command{"bench", "--device", "host"};
+        command.insert(command.end(), more.begin(), more.end());
+        cli::check_fails(2, command, {words});
+    }
+}
+
+TEST_CASE("bench: what does not fit into the memory or on the disk is told before anything is measured") {
+    for (const auto& [more, words] : std::vector<std::pair<cli::arguments, std::string>>{
+             {{"gather", "--row-bytes", "8388608TiB"}, "has 1 row of 9223372036854775808 bytes, fewer than"},
+             {{"gather", "--row-bytes", "8388608TiB", "--batch", "1"}, "GiB free; --table, --row-bytes"},
+             {{"gather", "--table", "16777215TiB"}, "the table with its batches would take 1.7"},
+             {{"plan", "--table", "16777215TiB"}, "GiB free; --table, --row-bytes, --batch and --batches"},
+             {{"gather", "--batch", "18446744073709551615"}, "fewer than a batch of 18446744073709551615"},
+             {{"gather", "--batches", "1000000000000000"}, "GiB free; --table, --row-bytes, --batch and"},
+             {{"scatter", "--row-bytes", "1", "--batches", "18446744073709551615"}, "GiB free; --table"},
+             {{"duplex", "--row-bytes", "1", "--table", "16777215TiB", "--batch", "9223372036854775808"},
+              "two batches"},
+             {{"--table", "16777215TiB"}, "--table"},
+             {{"stream", "--row-bytes", "8388608TiB"}, "it would have 8 EiB"},
+             {{"shuffled", "--table", "16777215TiB"}, "--table and --row-bytes set its size"}}) {
+        cli::arguments command{"bench", "--device", "host"};
+        command.insert(command.end(), more.begin(), more.end());
+        cli::check_fails(1, command, {words});  // which has printed no rate of the link
+    }
+}
+
+TEST_CASE("bench: as many batches as can be counted are cut to those that there are") {
+    // a plan has no batches, those of duplex are apart, and a file has no more rows than it has
+    const std::string most = "18446744073709551615";
+    CHECK_FALSE(bench({"plan"}, most)["results"].empty());
+    const std::string note = bench({"duplex"}, most)["results"][0]["note"];
+    CHECK(note.starts_with("8 x 500 rows of 512 B"));
+    const nlohmann::json streamed =
+        cli::run_json({"bench", "stream", "--device", "host", "--table", "4MiB", "--batch", most});
+    CHECK(streamed["results"].size() == 2);
+}
+
+TEST_CASE("bench: what was measured before something failed is told, and then the failure") {
+    cli::arguments command = small_bench({"--file", "/nowhere/a.npy", "--json"});
+    const tool_result result = run_tool(command);
+    CHECK(result.status == 1);
+    CHECK(result.one_error_line());
+    const nlohmann::json told = nlohmann::json::parse(result.output, nullptr, false);
+    REQUIRE_FALSE(told.is_discarded());
+    CHECK(result.errors == "pinflow: error: " + told["error"].get<std::string>() + "\n");
+    CHECK(told["error"].get<std::string>().find("/nowhere/a.npy") != std::string::npos);
+    CHECK(told["link_gbps"] > 0);
+    std::set<std::string> works;
+    for (const nlohmann::json& each : told["results"])
+        works.insert(each["work"]);
+    CHECK(works.contains("copy, both directions at once, in total"));
+    CHECK(works.contains("pin"));
+    CHECK_FALSE(bench({"copy"}).contains("error"));
+}
+
+TEST_CASE("bench: rows of any length are scattered to where they belong, and no others change") {
+    // of which none, some and all begin at a multiple of 8 bytes, as words do
+    for (const char* row_bytes : {"1", "7", "13", "24", "4097"}) {
+        for (const char* work : {"scatter", "duplex"}) {
+            CAPTURE(row_bytes);
+            const nlohmann::json told =
+                cli::run_json({"bench", work, "--device", "host", "--table", "1MiB", "--row-bytes", row_bytes,
+                               "--batch", "50", "--batches", "3", "--repetitions", "2"});
+            CHECK(told["results"].size() == 1);
+        }
     }
 }

@@ -8,11 +8,15 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <exception>
 #include <limits>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "pinflow/version.hpp"
 #include "src/cli/arguments.hpp"
@@ -27,19 +31,30 @@ namespace {
 struct work {
     std::string_view name;
     void (*run)(const bench_options&, const link_rates&, const bench_report&);
+    /// Refuses at once what cannot work.
+    void (*check)(const bench_options&) = [](const bench_options&) {};
 };
 
 constexpr std::array works{
     work{"copy", bench_copy},
     work{"pin", bench_pin},
-    work{"stream", [](const bench_options& options, const link_rates& link,
-                      const bench_report& report) { bench_stream(options, false, link, report); }},
-    work{"shuffled", [](const bench_options& options, const link_rates& link,
-                        const bench_report& report) { bench_stream(options, true, link, report); }},
-    work{"gather", bench_gather},
-    work{"scatter", bench_scatter},
-    work{"duplex", bench_duplex},
-    work{"plan", bench_plan},
+    work{"stream",
+         [](const bench_options& options, const link_rates& link, const bench_report& report) {
+             bench_stream(options, false, link, report);
+         },
+         check_stream},
+    work{"shuffled",
+         [](const bench_options& options, const link_rates& link, const bench_report& report) {
+             bench_stream(options, true, link, report);
+         },
+         check_stream},
+    work{"gather", bench_gather,
+         [](const bench_options& options) { check_rows(options, {.to_device = true}); }},
+    work{"scatter", bench_scatter,
+         [](const bench_options& options) { check_rows(options, {.to_host = true}); }},
+    work{"duplex", bench_duplex,
+         [](const bench_options& options) { check_rows(options, {.to_device = true, .to_host = true}); }},
+    work{"plan", bench_plan, [](const bench_options& options) { check_rows(options, {}); }},
 };
 
 std::string names_of_works() {
@@ -80,7 +95,11 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     CLI::App app(
         "Measures this machine: how fast bytes travel to the device and back, and how near to that rate\n"
         "streams, shuffled batches, and rows by index come. Contents are checked, indices are fresh for\n"
-        "every repetition, figures are medians, and ratios are to the link of the same run.",
+        "every repetition, figures are medians, and ratios are to the link of the same run.\n"
+        "The table lies in page-locked memory, and of each way that is measured all batches lie in the\n"
+        "device's: 4.8 GiB, and 4 GiB a way, by default. stream and shuffled make a file of 8 GiB in TMPDIR\n"
+        "(/tmp where it is not set), which is removed again; copies take 0.5 GiB of either memory, pin takes "
+        "4 GiB.",
         "pinflow bench");
     bench_arguments parsed;
     std::string device_name = "auto", table, row_bytes, batch, batches = "64", known = "8", route = "auto";
@@ -91,8 +110,10 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         app.add_option(flag, value, help)->type_name(type)->capture_default_str();
     };
     add("--device", device_name, "auto|host|cuda:N", "What to measure");
-    add("--file", parsed.options.file, "FILE", "stream, shuffled, pin: this file (default: one is made)");
-    add("--table", table, "BYTES", "Size of tables, and of the file that is made (default: 5000MiB, 8GiB)");
+    add("--file", parsed.options.file, "FILE",
+        "stream, shuffled, pin: this file (default: one is made; none for pin)");
+    add("--table", table, "BYTES",
+        "Size of tables, and of the file that is made (default: 10 million rows, 8GiB)");
     add("--row-bytes", row_bytes, "BYTES", "Of a row (default: 512; of files that are made 256KiB)");
     add("--batch", batch, "ROWS", "Rows a batch (default: 131072; of files 64)");
     add("--batches", batches, "N", "gather, scatter, duplex: batches a repetition");
@@ -105,25 +126,51 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return std::nullopt;
 
-    if (!parsed.work.empty() && std::ranges::find(works, parsed.work, &work::name) == works.end()) {
+    if (app.count("WORK") > 0 && std::ranges::find(works, parsed.work, &work::name) == works.end()) {
         throw usage_error(fmt::format("bench measures {}, not '{}'", names_of_works(), parsed.work));
     }
     bench_options& options = parsed.options;
     options.device = parse_device(device_name);
-    if (!table.empty()) options.table_bytes = parse_byte_count("--table", table);
-    if (!row_bytes.empty()) options.row_bytes = parse_byte_count("--row-bytes", row_bytes);
-    if (!batch.empty()) options.batch_rows = parse_count("--batch", batch, 1);
+    if (app.count("--file") > 0 && options.file.empty())
+        throw usage_error("--file takes the path of a file, not ''");
+    if (app.count("--table") > 0) options.table_bytes = parse_byte_count("--table", table);
+    if (app.count("--row-bytes") > 0) options.row_bytes = parse_byte_count("--row-bytes", row_bytes);
+    if (app.count("--batch") > 0) options.batch_rows = parse_count("--batch", batch, 1);
     options.batches = parse_count("--batches", batches, 1);
     options.known = static_cast<unsigned>(parse_count("--known", known, 1, 64));
     options.route = parse_row_route(route);
     constexpr std::uint64_t most_blocks = std::numeric_limits<unsigned>::max();
-    if (!blocks.empty()) {
+    if (app.count("--blocks") > 0) {
         options.blocks = static_cast<unsigned>(parse_count("--blocks", blocks, 1, most_blocks));
     }
-    if (!staged_share.empty()) options.staged_share = parse_staged_share(staged_share);
+    if (app.count("--staged-share") > 0) options.staged_share = parse_staged_share(staged_share);
     options.epochs = parse_count("--epochs", epochs, 2, 1'000'000);
     options.repetitions = static_cast<unsigned>(parse_count("--repetitions", repetitions, 1, 1000));
     return parsed;
+}
+
+/// What fill_with_words puts at `place_bytes`: splitmix64's finaliser.
+std::uint64_t word_at(std::uint64_t place_bytes, std::uint64_t seed) {
+    std::uint64_t z = seed * 0xD1342543DE82EF95 + (place_bytes + 1) * 0x9E3779B97F4A7C15;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return z ^ (z >> 31);
+}
+
+/// Runs all of `chosen`. @return the failure that ended it early, and its sentence; empty when there was
+/// none.
+std::pair<std::exception_ptr, std::string> run_all(const std::vector<const work*>& chosen,
+                                                   const bench_options& options, const link_rates& link,
+                                                   const bench_report& report) {
+    try {
+        for (const work* each : chosen)
+            each->run(options, link, report);
+        return {};
+    } catch (const std::bad_alloc&) {
+        return {std::current_exception(), "memory is exhausted"};
+    } catch (const std::exception& failure) {
+        return {std::current_exception(), failure.what()};
+    }
 }
 
 }  // namespace
@@ -139,25 +186,38 @@ double median(std::vector<double> values) {
 
 void fill_with_words(std::span<std::byte> bytes, std::uint64_t seed) {
     constexpr std::uint64_t piece_bytes = std::uint64_t{1} << 20;
-    const auto word_at = [seed](std::uint64_t place) {  // splitmix64's finaliser
-        std::uint64_t z = seed * 0xD1342543DE82EF95 + (place + 1) * 0x9E3779B97F4A7C15;
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-        return z ^ (z >> 31);
-    };
     const std::uint64_t pieces = (bytes.size() + piece_bytes - 1) / piece_bytes;
     tbb::parallel_for(std::uint64_t{0}, pieces, [=](std::uint64_t piece) {
         const std::uint64_t end = std::min<std::uint64_t>((piece + 1) * piece_bytes, bytes.size());
         for (std::uint64_t at = piece * piece_bytes; at < end; at += sizeof(std::uint64_t)) {
-            const std::uint64_t word = word_at(at);
+            const std::uint64_t word = word_at(at, seed);
             std::memcpy(bytes.data() + at, &word, std::min<std::uint64_t>(sizeof word, end - at));
         }
     });
 }
 
+bool has_words(std::span<const std::byte> bytes, std::uint64_t place_bytes, std::uint64_t seed) {
+    while (!bytes.empty()) {
+        const std::uint64_t skipped = place_bytes % sizeof(std::uint64_t);
+        const std::uint64_t word = word_at(place_bytes - skipped, seed);
+        const auto word_bytes = std::as_bytes(std::span(&word, 1)).subspan(skipped);
+        const std::size_t count = std::min(word_bytes.size(), bytes.size());
+        if (std::memcmp(bytes.data(), word_bytes.data(), count) != 0) return false;
+        bytes = bytes.subspan(count);
+        place_bytes += count;
+    }
+    return true;
+}
+
 void bench(const argument_list& arguments) {
     const std::optional<bench_arguments> parsed = parse_bench_arguments(arguments);
     if (!parsed) return;
+    std::vector<const work*> chosen;
+    for (const work& each : works) {
+        if (parsed->work.empty() || parsed->work == each.name) chosen.push_back(&each);
+    }
+    for (const work* each : chosen)
+        each->check(parsed->options);
     const device& device = parsed->options.device;
     const link_rates link = measure_link(device);
     nlohmann::ordered_json results = nlohmann::ordered_json::array();
@@ -185,17 +245,19 @@ void bench(const argument_list& arguments) {
         print(fmt::format("{:<44} {:13}  {:9}  {}\n", result.work, measured(result.gbps, "GB/s", 8),
                           measured(result.of_link, "LINK", 4), escaped(result.note)));
     };
-    for (const work& each : works) {
-        if (parsed->work.empty() || parsed->work == each.name) each.run(parsed->options, link, report);
-    }
+    // what was measured before something failed is told all the same
+    const auto [failure, sentence] = run_all(chosen, parsed->options, link, report);
     if (parsed->json) {
-        print(json_line({{"device", device.name()},
-                         {"model", device.model()},
-                         {"version", version},
-                         {"link_gbps", link.to_device},
-                         {"link_to_host_gbps", link.to_host},
-                         {"results", std::move(results)}}));
+        nlohmann::ordered_json object{{"device", device.name()},
+                                      {"model", device.model()},
+                                      {"version", version},
+                                      {"link_gbps", link.to_device},
+                                      {"link_to_host_gbps", link.to_host},
+                                      {"results", std::move(results)}};
+        if (failure) object["error"] = sentence;
+        print(json_line(object));
     }
+    if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace pinflow::cli

@@ -58,11 +58,25 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
 void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report);
 void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report);
 
+/// Looks, before anything is measured, whether stream and shuffled can make their file. @throws
+/// system_failure when the folder for temporary files is not there, or has no room for it.
+void check_stream(const bench_options& options);
+/// The ways that rows travel in a kind of work.
+struct row_ways {
+    bool to_device = false;
+    bool to_host = false;
+};
+/// The same for rows by index. @throws invalid_argument when the table is too small for the batches, or the
+/// memory for either.
+void check_rows(const bench_options& options, row_ways ways);
+
 // ---- what they share -------------------------------------------------------------------------------------
 
 double seconds_since(std::chrono::steady_clock::time_point start);
 double median(std::vector<double> values);
 /// Fills `bytes` with words that are a function of `seed` and their place, by all cores.
 void fill_with_words(std::span<std::byte> bytes, std::uint64_t seed);
+/// Whether `bytes` are those that `fill_with_words` leaves `place_bytes` behind its first one.
+bool has_words(std::span<const std::byte> bytes, std::uint64_t place_bytes, std::uint64_t seed);
 
 }  // namespace pinflow::cli

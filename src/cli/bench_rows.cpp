@@ -5,7 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <memory>
+#include <string_view>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -14,6 +14,8 @@
 #include "pinflow/rows.hpp"
 #include "pinflow/stream.hpp"
 #include "src/cli/bench.hpp"
+#include "src/cli/output.hpp"
+#include "src/core/checked.hpp"
 
 namespace pinflow::cli {
 
@@ -23,26 +25,35 @@ using clock = std::chrono::steady_clock;
 
 /// Sizes of the work, with what is usual where nothing was asked for.
 struct sizes {
-    explicit sizes(const bench_options& options)
+    /// @throws invalid_argument when the table is too small for the batches.
+    sizes(const bench_options& options, row_ways of)
         : row_bytes(options.row_bytes == 0 ? 512 : options.row_bytes),
           batch_rows(options.batch_rows == 0 ? 131072 : options.batch_rows),
           batches(options.batches),
-          most_known(options.known) {
+          most_known(options.known),
+          ways(of) {
         constexpr std::uint64_t usual_rows = 10'000'000;
-        const std::uint64_t table_bytes =
-            options.table_bytes == 0 ? usual_rows * row_bytes : options.table_bytes;
-        row_count = table_bytes / row_bytes;
+        const std::uint64_t asked_bytes =
+            options.table_bytes == 0 ? detail::saturated(usual_rows, row_bytes) : options.table_bytes;
+        row_count = asked_bytes / row_bytes;
         if (row_count < batch_rows) {
             throw invalid_argument(
-                fmt::format("a table of {} bytes has {} rows of {} bytes, fewer than a batch of {}",
-                            table_bytes, row_count, row_bytes, batch_rows));
+                fmt::format("a table of {} bytes has {} of {} bytes, fewer than a batch of {}", asked_bytes,
+                            readable_count(row_count, "row", "rows"), row_bytes, batch_rows));
         }
+        if (!ways.to_device || !ways.to_host) return;
+        // no row is both read and written, so that what arrives can be checked
+        const std::uint64_t lists = row_count / batch_rows;
+        if (lists < 2)
+            throw invalid_argument("the table of duplex must have the rows of two batches at least");
+        batches = std::min(batches, lists / 2);
     }
 
     std::uint64_t row_bytes;
     std::uint64_t batch_rows;
     std::uint64_t batches;
     unsigned most_known;
+    row_ways ways;
     std::uint64_t row_count = 0;
 
     unsigned known() const { return static_cast<unsigned>(std::min<std::uint64_t>(most_known, batches)); }
@@ -52,11 +63,11 @@ struct sizes {
         return static_cast<unsigned>(std::clamp<std::uint64_t>(most_known / 2, 1, batches));
     }
     std::uint64_t batch_bytes() const { return batch_rows * row_bytes; }
+    std::uint64_t table_bytes() const { return row_count * row_bytes; }
     double payload_bytes() const { return static_cast<double>(batches * batch_bytes()); }
     std::string in_words() const {
         return fmt::format("{} x {} rows of {} B from {:.2f} GiB, {} known, {} together", batches, batch_rows,
-                           row_bytes, static_cast<double>(row_count * row_bytes) / (1 << 30), known(),
-                           together());
+                           row_bytes, static_cast<double>(table_bytes()) / (1 << 30), known(), together());
     }
 };
 
@@ -113,16 +124,15 @@ class exchange_bench {
         : sizes_(of),
           stream_(options.device),
           back_(options.device),
-          table_(of.row_count * of.row_bytes, options.device),
-          slot_(of.batch_bytes(), options.device),
+          table_(of.table_bytes(), options.device),
+          slot_(of.ways.to_device || of.ways.to_host ? of.batch_bytes() : 0, options.device),
           exchange_(
               row_table(table_.bytes(), of.row_bytes), options.device,
               {.route = options.route, .blocks = options.blocks, .staged_share = options.staged_share}) {
-        fill_with_words(table_.bytes(), 7);
-        for (std::uint64_t batch = 0; batch < of.batches; ++batch) {
-            gathered_.emplace_back(of.batch_bytes(), stream_);
-            sources_.emplace_back(of.batch_bytes(), stream_);
-        }
+        fill_with_words(table_.bytes(), table_seed);
+        if (of.ways.to_device) gathered_ = device_batches();
+        if (of.ways.to_host) sources_ = device_batches();
+        if (of.ways.to_host) written_.resize(of.row_count);
         stream_.synchronize();
     }
 
@@ -200,12 +210,34 @@ class exchange_bench {
             for (std::uint64_t i = 0; i < last.size(); ++i) {
                 last[i] = seen[ids[batch][i]] ? 0 : 1;
                 seen[ids[batch][i]] = true;
+                written_[ids[batch][i]] = true;
             }
             compare(ids[batch], batch, [&](std::uint64_t i) { return last[i] != 0; });
         }
     }
 
+    /// @throws format_error unless the rows that were never scattered to are as they were.
+    void check_untouched() const {
+        std::atomic<std::uint64_t> wrong = 0;
+        tbb::parallel_for(std::uint64_t{0}, sizes_.row_count, [&](std::uint64_t row) {
+            if (written_[row]) return;
+            const std::uint64_t place = row * sizes_.row_bytes;
+            if (!has_words(table_.bytes().subspan(place, sizes_.row_bytes), place, table_seed)) ++wrong;
+        });
+        if (wrong > 0) {
+            throw format_error(fmt::format("{} of {} rows have changed without having been scattered to",
+                                           wrong.load(), std::ranges::count(written_, false)));
+        }
+    }
+
  private:
+    std::vector<device_buffer> device_batches() const {
+        std::vector<device_buffer> batches;
+        for (std::uint64_t batch = 0; batch < sizes_.batches; ++batch)
+            batches.emplace_back(sizes_.batch_bytes(), stream_);
+        return batches;
+    }
+
     void enqueue_gather(const std::vector<id_list>& ids, std::uint64_t first, group_stream& groups) {
         std::vector<row_gather> group;
         for (std::uint64_t i = first; i < std::min<std::uint64_t>(first + sizes_.together(), ids.size()); ++i)
@@ -236,6 +268,8 @@ class exchange_bench {
         }
     }
 
+    static constexpr std::uint64_t table_seed = 7;
+
     sizes sizes_;
     group_stream stream_;
     group_stream back_;
@@ -243,19 +277,52 @@ class exchange_bench {
     pinned_buffer slot_;
     std::vector<device_buffer> gathered_;
     std::vector<device_buffer> sources_;
+    std::vector<bool> written_;  ///< the rows that were ever scattered to
     row_exchange exchange_;
 };
 
 std::string plan_in_words(const row_plan& plan) {
-    return fmt::format(
-        "{}{}{}", to_string(plan.route), plan.sorted ? ", sorted" : "",
-        plan.route == row_route::hybrid ? fmt::format(", {:.0f} % staged", 100 * plan.staged_share) : "");
+    std::string words(to_string(plan.route));
+    if (plan.sorted) words += ", sorted";
+    if (plan.blocks > 0) words += ", " + readable_count(plan.blocks, "block", "blocks");
+    if (plan.route == row_route::hybrid) words += fmt::format(", {:.0f} % staged", 100 * plan.staged_share);
+    return words;
+}
+
+/// @throws invalid_argument when `needed_bytes` of `what` are more than `memory` has.
+void check_memory(double needed_bytes, std::string_view what, std::string_view whose,
+                  const device::memory_sizes& memory) {
+    constexpr double gibibyte = 1 << 30;
+    const auto free_bytes = static_cast<double>(memory.free_bytes);
+    if (memory.total_bytes == 0 || needed_bytes <= free_bytes) return;
+    throw invalid_argument(
+        fmt::format("{} would take {:.4g} GiB of the memory of {}, which has {:.4g} GiB free; --table, "
+                    "--row-bytes, --batch and --batches set how much it is",
+                    what, needed_bytes / gibibyte, whose, free_bytes / gibibyte));
 }
 
 }  // namespace
 
+void check_rows(const bench_options& options, row_ways ways) {
+    const sizes sizes(options, ways);
+    const device& device = options.device;
+    const double directions = (ways.to_device ? 1 : 0) + (ways.to_host ? 1 : 0);
+    const double rows =
+        directions * static_cast<double>(sizes.batches) * static_cast<double>(sizes.batch_rows);
+    const double batch_bytes = rows * static_cast<double>(sizes.row_bytes);
+    // the table, a batch to compare with, the numbers of the rows, and two marks a row
+    double host_bytes = static_cast<double>(sizes.table_bytes()) + rows * sizeof(std::uint64_t);
+    if (directions > 0) host_bytes += static_cast<double>(sizes.batch_bytes());
+    if (ways.to_host) host_bytes += static_cast<double>(sizes.row_count) / 4;
+    const bool on_host = device.kind() == device_kind::host;
+    if (on_host) host_bytes += batch_bytes;
+    check_memory(host_bytes, on_host ? "the table with its batches" : "the table", "the host",
+                 device::host().memory());
+    if (!on_host) check_memory(batch_bytes, "all batches", device.name(), device.memory());
+}
+
 void bench_gather(const bench_options& options, const link_rates& link, const bench_report& report) {
-    const sizes sizes(options);
+    const sizes sizes(options, {.to_device = true});
     exchange_bench bench(options, sizes);
     const row_plan plan = bench.exchange().plan_gather(sizes.batch_rows, sizes.together());
     std::vector<double> seconds;
@@ -279,11 +346,12 @@ void bench_gather(const bench_options& options, const link_rates& link, const be
     const double one = median(latencies);
     const double one_rate = static_cast<double>(sizes.batch_bytes()) / one / 1e9;
     report({"gather, one call, waited for", one_rate, one_rate / link.to_device, one,
-            plan_in_words(bench.exchange().plan_gather(sizes.batch_rows))});
+            fmt::format("{:.2f} ms; {}", 1e3 * one,
+                        plan_in_words(bench.exchange().plan_gather(sizes.batch_rows)))});
 }
 
 void bench_scatter(const bench_options& options, const link_rates& link, const bench_report& report) {
-    const sizes sizes(options);
+    const sizes sizes(options, {.to_host = true});
     exchange_bench bench(options, sizes);
     const row_plan plan = bench.exchange().plan_scatter(sizes.batch_rows, sizes.together());
     std::vector<double> seconds;
@@ -295,17 +363,14 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
         if (repetition > 0) seconds.push_back(taken);
         bench.check_scattered(ids, seed);
     }
+    bench.check_untouched();
     const double rate = sizes.payload_bytes() / median(seconds) / 1e9;
     report({"scatter", rate, rate / link.to_host, median(seconds),
             fmt::format("{}; {}; LINK is that to the host", sizes.in_words(), plan_in_words(plan))});
 }
 
 void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report) {
-    sizes sizes(options);
-    // no row is both read and written, so that what arrives can be checked
-    const std::uint64_t lists = sizes.row_count / sizes.batch_rows;
-    if (lists < 2) throw invalid_argument("the table of duplex must have the rows of two batches at least");
-    sizes.batches = std::min(sizes.batches, lists / 2);
+    const sizes sizes(options, {.to_device = true, .to_host = true});
     exchange_bench bench(options, sizes);
     static_cast<void>(bench.exchange().plan_gather(sizes.batch_rows, sizes.together()));
     static_cast<void>(bench.exchange().plan_scatter(sizes.batch_rows, sizes.together()));
@@ -321,13 +386,14 @@ void bench_duplex(const bench_options& options, const link_rates& link, const be
         bench.check_gathered(gathered);
         bench.check_scattered(scattered, seed);
     }
+    bench.check_untouched();
     const double rate = 2 * sizes.payload_bytes() / median(seconds) / 1e9;
     report({"duplex, gather and scatter in total", rate, rate / link.to_device, median(seconds),
             sizes.in_words()});
 }
 
 void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report) {
-    const sizes sizes(options);
+    const sizes sizes(options, {});
     exchange_bench bench(options, sizes);
     const auto tell = [&](const char* direction, const row_plan& plan, unsigned batches, double link_rate) {
         report(

@@ -2,9 +2,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <numeric>
+#include <optional>
+#include <random>
+#include <system_error>
 #include <vector>
 
 #include "pinflow/error.hpp"
@@ -13,6 +20,8 @@
 #include "pinflow/loader/digest.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "src/cli/bench.hpp"
+#include "src/cli/output.hpp"
+#include "src/core/system.hpp"
 
 namespace pinflow::cli {
 
@@ -20,32 +29,139 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// A .npy file of random bytes, in the folder for temporary files, for as long as this lives.
-class made_file {
+// ---- a file that is made ----------------------------------------------------------------------------------
+
+/// For temporary files.
+std::string temporary_folder() {
+    const char* const named = std::getenv("TMPDIR");  // NOLINT(concurrency-mt-unsafe): nothing writes it
+    return named == nullptr || *named == '\0' ? "/tmp" : named;
+}
+
+[[noreturn]] void fail_to_make(const std::string& why, std::error_code code) {
+    throw system_failure(
+        fmt::format("cannot make a file in '{}', the folder for temporary files (TMPDIR): {}",
+                    temporary_folder(), why),
+        code);
+}
+
+/// What `remove_and_end` removes; written only while that is not installed.
+std::array<char, PATH_MAX> path_to_remove;
+
+/// A handler: as if the signal had not been caught, but for the file.
+void remove_and_end(int signal) {
+    ::unlink(path_to_remove.data());
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);  // is delivered when this returns
+}
+
+/// As long as it lives, signals that end the process remove a file before. Those that are ignored stay so.
+/// One at a time.
+class removal_by_signals {
  public:
-    made_file(std::uint64_t size_bytes, std::uint64_t row_bytes)
-        : path_(std::filesystem::temp_directory_path() / fmt::format("pinflow-bench-{}.npy", ::getpid())) {
-        const std::uint64_t rows = std::max<std::uint64_t>(size_bytes / row_bytes, 1);
-        npy_writer writer(path_, dtype::of<std::uint8_t>(), {rows, row_bytes}, 4096);
-        std::vector<std::byte> piece(std::size_t{64} << 20);
-        for (std::uint64_t done = 0; done < rows * row_bytes; done += piece.size()) {
-            fill_with_words(piece, done);
-            writer.write(
-                std::span(piece).first(std::min<std::uint64_t>(piece.size(), rows * row_bytes - done)));
+    /// @throws system_failure when the path is too long for any file.
+    explicit removal_by_signals(const std::string& path) {
+        if (path.size() >= path_to_remove.size()) {
+            const std::error_code code = std::make_error_code(std::errc::filename_too_long);
+            fail_to_make(code.message(), code);
         }
-        writer.finish();
+        std::ranges::copy(path, path_to_remove.begin());
+        path_to_remove[path.size()] = '\0';
+        struct sigaction removing = {};
+        removing.sa_handler = remove_and_end;
+        for (std::size_t i = 0; i < signals.size(); ++i) {
+            ::sigaction(signals[i], nullptr, &before_[i]);
+            if (before_[i].sa_handler != SIG_IGN) ::sigaction(signals[i], &removing, nullptr);
+        }
     }
-    made_file(const made_file&) = delete;
-    made_file& operator=(const made_file&) = delete;
-    ~made_file() {
-        std::error_code ignored;
-        std::filesystem::remove(path_, ignored);
+    removal_by_signals(const removal_by_signals&) = delete;
+    removal_by_signals& operator=(const removal_by_signals&) = delete;
+    ~removal_by_signals() {
+        for (std::size_t i = 0; i < signals.size(); ++i)
+            ::sigaction(signals[i], &before_[i], nullptr);
     }
-    std::string path() const { return path_.string(); }
 
  private:
-    std::filesystem::path path_;
+    static constexpr std::array signals{SIGINT, SIGTERM, SIGHUP};
+    std::array<struct sigaction, signals.size()> before_{};
 };
+
+/// A new file in the folder for temporary files, which is gone when this, or the process, ends.
+class temporary_file {
+ public:
+    temporary_file() : path_(new_path()), removal_(path_), descriptor_(create(path_)) {}
+    temporary_file(const temporary_file&) = delete;
+    temporary_file& operator=(const temporary_file&) = delete;
+    ~temporary_file() {
+        detail::system::close(descriptor_);
+        detail::system::remove(path_);
+    }
+
+    const std::string& path() const { return path_; }
+
+    /// Appends `bytes`, and waits until they are on storage: so that measuring does not compete with writing,
+    /// and that a signal never has to wait for more than a piece.
+    void write(std::span<const std::byte> bytes) const {
+        detail::system::write_all(descriptor_, path_, bytes);
+        detail::system::sync(descriptor_, path_);
+    }
+
+ private:
+    /// A name that nobody else uses, so that it can be removed before the file is known to be there.
+    static std::string new_path() {
+        std::random_device random;
+        return fmt::format("{}/pinflow-bench-{}-{:08x}{:08x}.npy", temporary_folder(), ::getpid(), random(),
+                           random());
+    }
+    static int create(const std::string& path) {
+        try {
+            return detail::system::create_for_writing(path, 0600);
+        } catch (const system_failure& failure) {
+            fail_to_make(failure.code().message(), failure.code());
+        }
+    }
+
+    std::string path_;
+    removal_by_signals removal_;
+    int descriptor_;
+};
+
+/// The shape of the file that is made.
+struct made_shape {
+    explicit made_shape(const bench_options& options) {
+        constexpr std::uint64_t usual_bytes = std::uint64_t{8} << 30;
+        constexpr std::uint64_t usual_row_bytes = std::uint64_t{256} << 10;
+        row_bytes = options.row_bytes == 0 ? usual_row_bytes : options.row_bytes;
+        const std::uint64_t asked_bytes = options.table_bytes == 0 ? usual_bytes : options.table_bytes;
+        rows = std::max<std::uint64_t>(asked_bytes / row_bytes, 1);
+    }
+
+    std::uint64_t size_bytes() const { return rows * row_bytes; }
+
+    std::uint64_t rows = 0;
+    std::uint64_t row_bytes = 0;
+};
+
+/// A .npy file of random bytes, for as long as this lives.
+class made_file {
+ public:
+    explicit made_file(const made_shape& shape) {
+        const std::string header = format_npy_header(dtype::of<std::uint8_t>(),
+                                                     std::array{shape.rows, shape.row_bytes}, false, 4096);
+        file_.write(std::as_bytes(std::span(header)));
+        constexpr std::uint64_t piece_bytes = std::uint64_t{64} << 20;
+        std::vector<std::byte> piece(std::min(piece_bytes, shape.size_bytes()));
+        for (std::uint64_t done = 0; done < shape.size_bytes(); done += piece.size()) {
+            fill_with_words(piece, done);
+            file_.write(std::span(piece).first(std::min(piece.size(), shape.size_bytes() - done)));
+        }
+    }
+    const std::string& path() const { return file_.path(); }
+
+ private:
+    temporary_file file_;
+};
+
+// ---- streaming --------------------------------------------------------------------------------------------
 
 struct streamed {
     std::vector<double> epoch_seconds;
@@ -89,16 +205,28 @@ streamed stream_epochs(const std::string& file, const loader_options& options) {
 
 }  // namespace
 
+void check_stream(const bench_options& options) {
+    if (!options.file.empty()) return;
+    const std::string folder = temporary_folder();
+    std::error_code code;
+    const std::filesystem::space_info space = std::filesystem::space(folder, code);
+    // with a last component that only a folder has
+    if (!code && ::access((folder + "/.").c_str(), W_OK | X_OK) != 0)
+        code = std::error_code(errno, std::generic_category());
+    if (code) fail_to_make(code.message(), code);
+    const std::uint64_t size_bytes = made_shape(options).size_bytes();
+    if (size_bytes > space.available) {
+        const std::string sizes =
+            fmt::format("it would have {}, {} are free; --table and --row-bytes set its size",
+                        readable_size(size_bytes), readable_size(space.available));
+        fail_to_make(sizes, std::make_error_code(std::errc::no_space_on_device));
+    }
+}
+
 void bench_stream(const bench_options& options, bool shuffled, const link_rates& link,
                   const bench_report& report) {
-    constexpr std::uint64_t usual_bytes = std::uint64_t{8} << 30;
-    constexpr std::uint64_t usual_row_bytes = 256 << 10;
-    std::unique_ptr<const made_file> made;
-    if (options.file.empty()) {
-        made =
-            std::make_unique<const made_file>(options.table_bytes == 0 ? usual_bytes : options.table_bytes,
-                                              options.row_bytes == 0 ? usual_row_bytes : options.row_bytes);
-    }
+    std::optional<const made_file> made;
+    if (options.file.empty()) made.emplace(made_shape(options));
     const std::string file = made ? made->path() : options.file;
     loader_options how;
     how.device = device::host();

@@ -1,0 +1,179 @@
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "tests/cli_helpers.hpp"
+#include "tests/temporary_folder.hpp"
+
+// The file that `pinflow bench stream` makes in the folder for temporary files: none is left, however it
+// ends.
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// The tool on its way, with a folder for temporary files of its own. Killed at the end of its life.
+class running_bench {
+ public:
+    running_bench(const std::string& folder, const cli::arguments& more,
+                  std::initializer_list<int> ignored_signals = {})
+        : errors_path_(errors_folder_ / "errors") {
+        cli::arguments command{PINFLOW_TOOL, "bench", "stream", "--device", "host"};
+        command.insert(command.end(), more.begin(), more.end());
+        std::vector<char*> argv;
+        for (std::string& argument : command)
+            argv.push_back(argument.data());
+        argv.push_back(nullptr);
+        std::string temporary = "TMPDIR=" + folder;
+        std::vector<char*> environment{temporary.data()};
+        for (char** each = environ; *each != nullptr; ++each) {
+            if (!std::string_view(*each).starts_with("TMPDIR=")) environment.push_back(*each);
+        }
+        environment.push_back(nullptr);
+        child_ = ::fork();
+        if (child_ == -1) throw std::runtime_error("cannot fork");
+        if (child_ != 0) return;
+        // from here on only what a fork allows
+        for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+            std::signal(signal, SIG_DFL);  // it may be ignored here
+        for (const int signal : ignored_signals)
+            std::signal(signal, SIG_IGN);
+        const int output = ::open("/dev/null", O_WRONLY);
+        const int errors = ::open(errors_path_.c_str(), O_WRONLY | O_CREAT, 0600);
+        if (::dup2(output, STDOUT_FILENO) == -1 || ::dup2(errors, STDERR_FILENO) == -1) ::_exit(126);
+        ::execve(argv[0], argv.data(), environment.data());
+        ::_exit(127);
+    }
+    running_bench(const running_bench&) = delete;
+    running_bench& operator=(const running_bench&) = delete;
+    ~running_bench() {
+        if (ended()) return;
+        ::kill(child_, SIGKILL);
+        ::waitpid(child_, &status_, 0);
+    }
+
+    /// Waits until `condition` holds. @throws runtime_error when that takes minutes, or the tool ends before.
+    template <typename Condition>
+    void wait_until(Condition condition) {
+        while (!condition()) {
+            if (ended()) throw std::runtime_error("the tool has ended: " + errors());
+            wait_a_little();
+        }
+    }
+    void send(int signal) const { REQUIRE(::kill(child_, signal) == 0); }
+    /// Waits for its end. @return its status, 128 + N after signal N.
+    int status() {
+        while (!ended())
+            wait_a_little();
+        return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);
+    }
+    std::string errors() const { return npy_bytes::read_file(errors_path_); }
+
+    /// Whether the file that was made is mapped, which a loader does that streams it.
+    bool streams() const {
+        std::ifstream maps("/proc/" + std::to_string(child_) + "/maps");
+        for (std::string line; std::getline(maps, line);) {
+            if (line.find("/pinflow-bench-") != std::string::npos) return true;
+        }
+        return false;
+    }
+
+ private:
+    bool ended() {
+        if (!ended_) ended_ = ::waitpid(child_, &status_, WNOHANG) == child_;
+        return ended_;
+    }
+    void wait_a_little() const {
+        if (clock::now() - start_ > std::chrono::minutes(2))
+            throw std::runtime_error("the tool does not come so far");
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+
+    temporary_folder errors_folder_;
+    std::string errors_path_;
+    clock::time_point start_ = clock::now();
+    ::pid_t child_ = -1;
+    int status_ = 0;
+    bool ended_ = false;
+};
+
+/// What the files of a folder have together.
+std::uint64_t bytes_in(const temporary_folder& folder) {
+    std::uint64_t total = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+        std::error_code gone;
+        const std::uint64_t size_bytes = entry.file_size(gone);
+        if (!gone) total += size_bytes;
+    }
+    return total;
+}
+
+constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
+
+}  // namespace
+
+TEST_CASE("bench: a signal while the file is being made ends the tool, and no file is left") {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+        CAPTURE(signal);
+        const temporary_folder folder;
+        running_bench bench(folder.path(), {"--table", "2GiB"});
+        bench.wait_until([&] { return bytes_in(folder) > mebibyte; });
+        bench.send(signal);
+        CHECK(bench.status() == 128 + signal);
+        CHECK(bench.errors().empty());
+        CHECK(cli::names_in(folder.path()).empty());
+    }
+}
+
+TEST_CASE("bench: a signal while the file is being streamed ends the tool, and no file is left") {
+    const temporary_folder folder;
+    running_bench bench(folder.path(), {"--table", "64MiB", "--epochs", "1000000"});
+    bench.wait_until([&] { return bytes_in(folder) > 64 * mebibyte && bench.streams(); });
+    bench.send(SIGTERM);
+    CHECK(bench.status() == 128 + SIGTERM);
+    CHECK(bench.errors().empty());
+    CHECK(cli::names_in(folder.path()).empty());
+}
+
+TEST_CASE("bench: a signal that is ignored, as nohup does, stays so while the file is being made") {
+    const temporary_folder folder;
+    running_bench bench(folder.path(), {"--table", "2GiB"}, {SIGHUP});
+    bench.wait_until([&] { return bytes_in(folder) > mebibyte; });
+    bench.send(SIGHUP);
+    const std::uint64_t before = bytes_in(folder);
+    bench.wait_until([&] { return bytes_in(folder) > before + 128 * mebibyte; });
+    bench.send(SIGINT);
+    CHECK(bench.status() == 128 + SIGINT);
+    CHECK(cli::names_in(folder.path()).empty());
+}
+
+TEST_CASE("bench: a folder for temporary files that cannot be used is one sentence that names it") {
+    const temporary_folder folder;
+    const std::string file = folder / "file", long_name = folder / std::string(5000, 'x');
+    npy_bytes::write_file(file, "");
+    for (const std::string& unusable : {std::string("/nowhere/at/all"), file, long_name}) {
+        running_bench bench(unusable, {"--table", "1MiB"});
+        CHECK(bench.status() == 1);
+        const std::string errors = bench.errors();
+        CAPTURE(errors);
+        CHECK(
+            errors.starts_with("pinflow: error: cannot make a file in '" + unusable + "', the folder for "));
+        CHECK(errors.find("(TMPDIR)") != std::string::npos);
+        CHECK(std::ranges::count(errors, '\n') == 1);
+    }
+}
