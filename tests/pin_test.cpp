@@ -1,7 +1,10 @@
 #include "pinflow/pin.hpp"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +15,7 @@
 #include <limits>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -418,6 +422,37 @@ TEST_CASE("pin: a real file mapping is judged read-only, a real private one is r
     REQUIRE(mapped != MAP_FAILED);
     CHECK_FALSE(judge_pages(read_own_maps(), {static_cast<const std::byte*>(mapped), page}).refusal.empty());
     ::munmap(mapped, page);
+}
+
+TEST_CASE("pin: a file that is mapped for writing is as it was when its pages cannot be locked") {
+    const temporary_folder folder;
+    const std::filesystem::path path = folder / "sparse.bin";
+    constexpr std::uint64_t size_bytes = 8 * mebibyte;
+    write_bytes(path, {});
+    std::filesystem::resize_file(path, size_bytes);
+    const auto blocks_and_time = [&] {
+        struct stat now = {};
+        REQUIRE(::stat(path.c_str(), &now) == 0);
+        return std::tuple(now.st_blocks, now.st_mtim.tv_sec, now.st_mtim.tv_nsec);
+    };
+    const auto before = blocks_and_time();
+    const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    REQUIRE(descriptor >= 0);
+    void* const mapped = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    ::close(descriptor);
+    REQUIRE(mapped != MAP_FAILED);
+    pin_registry registry;
+    fake_locker locker;
+    locker.fail_at_call = 1;
+    {
+        const pin_worker worker({{{static_cast<const std::byte*>(mapped), size_bytes}, "'sparse.bin'", {}}},
+                                locker, registry, {.piece_bytes = mebibyte}, &generous);
+        CHECK_FALSE(worker.wait());
+        CHECK(locker.calls == 1);
+    }
+    CHECK(::msync(mapped, size_bytes, MS_SYNC) == 0);
+    CHECK(blocks_and_time() == before);
+    ::munmap(mapped, size_bytes);
 }
 
 TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {

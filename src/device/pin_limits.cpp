@@ -95,19 +95,19 @@ std::optional<mapping> parse_mapping(std::string_view line) {
 
 /// What the driver did with each kind on driver 580, CUDA 13.0, Linux 6.18.
 page_verdict judge(const mapping& pages) {
-    if (!pages.readable) return {false, "it is mapped without the right to read"};
+    if (!pages.readable) return {.refusal = "it is mapped without the right to read"};
     if (pages.shared) {
         // a writable one is taken as it is: the driver accepts it in shared memory and refuses it at once on
         // a disk
-        return {!pages.writable, {}};
+        return {.read_only = !pages.writable, .shared = true, .refusal = {}};
     }
     if (pages.of_file) {
         // the worst combination: registering a private file mapping copies all of it when it is writable, and
         // does not come back at all when it is read-only
-        return {false,
-                "it is a private mapping of a file, and only shared mappings can be registered in place"};
+        return {.refusal =
+                    "it is a private mapping of a file, and only shared mappings can be registered in place"};
     }
-    if (!pages.writable) return {false, "it is private memory that is mapped for reading only"};
+    if (!pages.writable) return {.refusal = "it is private memory that is mapped for reading only"};
     return {};
 }
 
@@ -150,7 +150,7 @@ pin_budget choose_pin_budget(std::uint64_t setting_bytes, const memory_limits& l
 }
 
 page_verdict judge_pages(std::string_view maps, std::span<const std::byte> pages) {
-    if (maps.empty()) return {false, "/proc/self/maps cannot be read to see what kind of memory it is"};
+    if (maps.empty()) return {.refusal = "/proc/self/maps cannot be read to see what kind of memory it is"};
     auto at = reinterpret_cast<std::uintptr_t>(pages.data());
     const std::uintptr_t end = at + pages.size();
     std::optional<page_verdict> first;
@@ -162,13 +162,13 @@ page_verdict judge_pages(std::string_view maps, std::span<const std::byte> pages
         if (there->begin > at) break;
         page_verdict verdict = judge(*there);
         if (!verdict.refusal.empty()) return verdict;
-        if (first && first->read_only != verdict.read_only) {
-            return {false, "it spans mappings of different kinds"};
+        if (first && (first->read_only != verdict.read_only || first->shared != verdict.shared)) {
+            return {.refusal = "it spans mappings of different kinds"};
         }
         first = std::move(verdict);
         at = there->end;
     }
-    if (at < end) return {false, "not all of it is mapped"};
+    if (at < end) return {.refusal = "not all of it is mapped"};
     return first.value_or(page_verdict{});
 }
 

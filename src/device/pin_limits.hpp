@@ -34,6 +34,7 @@ pin_budget choose_pin_budget(std::uint64_t setting_bytes, const memory_limits& l
 /// Whether pages can be registered in place, and how.
 struct page_verdict {
     bool read_only = false;  ///< to be registered with the read-only flag: a file mapped for reading
+    bool shared = false;     ///< a mapping of a file, or of shared memory: what is written to it is kept
     std::string refusal;     ///< empty, or why they must not be registered, as the end of a sentence
 };
 

@@ -40,10 +40,11 @@ std::span<const std::byte> pages_of(std::span<const std::byte> bytes) {
 }
 
 /// Brings pages into the page table, outside the driver's lock, in which others would have to wait for it.
-/// Cold ones of a file are read from the disk here. New ones of memory are zeroed, by all cores. Pages that a
-/// truncated file has lost are left to the registration's own error.
-void bring_in(std::span<const std::byte> pages, bool read_only) {
-    if (read_only) {
+/// Cold ones of a file are read from the disk here; they are not written to, which would change the file.
+/// New ones of memory are zeroed, by all cores. Pages that a truncated file has lost are left to the
+/// registration's own error.
+void bring_in(std::span<const std::byte> pages, bool shared) {
+    if (shared) {
         system::advise(pages.data(), pages.size(), populate_read);
         return;
     }
@@ -55,9 +56,9 @@ void bring_in(std::span<const std::byte> pages, bool read_only) {
 }
 
 /// The same on another thread, while others are registered.
-std::future<void> bring_in_meanwhile(std::span<const std::byte> pages, bool read_only) {
+std::future<void> bring_in_meanwhile(std::span<const std::byte> pages, bool shared) {
     try {
-        return std::async(std::launch::async, [=] { bring_in(pages, read_only); });
+        return std::async(std::launch::async, [=] { bring_in(pages, shared); });
     } catch (const std::system_error&) {
         return {};  // no thread: the registration brings them in itself
     }
@@ -180,14 +181,14 @@ std::string pin_worker::register_all(ask_machine ask) {
             return fmt::format("cannot register {}: {}", tracked->range.description, verdict.refusal);
         }
         for (std::uint64_t index = 0; index < tracked->registered.size(); ++index)
-            pieces.push_back({tracked.get(), index, verdict.read_only});
+            pieces.push_back({tracked.get(), index, verdict.read_only, verdict.shared});
     }
     const pin_budget budget = choose_pin_budget(options_.budget_bytes, machine.limits);
     if (!registry_->reserve(all_pages, budget.size_bytes)) {
         const std::uint64_t others = registry_->reserved_bytes();
         return fmt::format(
-            "{} to register {} larger than the pin budget of {}{} ({})", in_binary_units(pages_bytes),
-            others == 0 ? "are" : "would make what is registered", in_binary_units(budget.size_bytes),
+            "{} to register are more than {} the pin budget of {}{} ({})", in_binary_units(pages_bytes),
+            others == 0 ? "" : "is left of", in_binary_units(budget.size_bytes),
             others == 0 ? "" : fmt::format(", of which {} are in use", in_binary_units(others)),
             budget.source);
     }
@@ -199,11 +200,11 @@ std::string pin_worker::register_pieces(const std::vector<piece>& pieces) {
     std::future<void> populated;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         const piece& next = pieces[i];
-        if (i == 0) bring_in(next.pages(), next.read_only);
+        if (i == 0) bring_in(next.pages(), next.shared);
         if (populated.valid()) populated.get();
         if (stop_.load(std::memory_order_relaxed)) return "stopped before everything was registered";
         if (i + 1 < pieces.size())
-            populated = bring_in_meanwhile(pieces[i + 1].pages(), pieces[i + 1].read_only);
+            populated = bring_in_meanwhile(pieces[i + 1].pages(), pieces[i + 1].shared);
         const std::string reason =
             registry_->acquire(*locker_, next.pages(), next.read_only, next.tracked->range.owner, held_);
         if (!reason.empty()) {

@@ -62,6 +62,7 @@ class pin_worker {
         tracked_range* tracked;
         std::uint64_t index;
         bool read_only;
+        bool shared;
 
         std::uint64_t offset_bytes() const noexcept { return index * tracked->piece_bytes; }
         std::span<const std::byte> pages() const noexcept;
