@@ -267,8 +267,9 @@ class backend final : public device_backend {
             return status == cudaSuccess && attributes.type == cudaMemoryTypeHost &&
                    attributes.devicePointer == byte;
         };
+        const auto known = [&] { return pin_registry::process().knows({data, size_bytes}); };
         if (size_bytes == 0) return true;
-        if (pin_registry::process().knows({data, size_bytes})) return false;
+        if (known()) return false;
         // CUDA answers for one byte at a time: one of each page, or of so many as are asked for in
         // milliseconds
         constexpr std::uint64_t page_bytes = 4096;
@@ -277,7 +278,7 @@ class backend final : public device_backend {
         for (std::uint64_t at = 0; at < size_bytes; at += step) {
             if (!reached(data + at)) return false;
         }
-        return reached(data + size_bytes - 1);
+        return reached(data + size_bytes - 1) && !known();  // nor registered since
     }
 
     // ---- rows by index --------------------------------------------------------------------------

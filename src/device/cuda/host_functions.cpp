@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -37,23 +38,28 @@ std::mutex& host_functions::mutex_of(cudaStream_t stream) {
     return enqueue_mutexes_[stream];
 }
 
-/// Flags come from pinned memory, a page at a time.
+/// Flags come from pinned memory, a page at a time; allocated without the lock, as CUDA may wait for a
+/// function then that is still to be handed over, which takes the lock.
 cudaError_t host_functions::take_flag(flag& taken) {
     constexpr std::size_t page_bytes = 4096;
-    const std::lock_guard lock(mutex_);
-    if (free_flags_.empty()) {
+    for (;;) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (!free_flags_.empty()) {
+                taken = free_flags_.back();
+                free_flags_.pop_back();
+                return cudaSuccess;
+            }
+        }
         void* page = nullptr;
         const cudaError_t status = context_.run([&] { return host_allocate(page, page_bytes); });
         if (status != cudaSuccess) return status;
         std::memset(page, 0, page_bytes);
         auto* const words = static_cast<std::uint32_t*>(page);
-        for (std::size_t i = 0; i < page_bytes / sizeof(std::uint32_t); ++i) {
+        const std::lock_guard lock(mutex_);
+        for (std::size_t i = 0; i < page_bytes / sizeof(std::uint32_t); ++i)
             free_flags_.push_back({words + i, 1});
-        }
     }
-    taken = free_flags_.back();
-    free_flags_.pop_back();
-    return cudaSuccess;
 }
 
 void host_functions::hand_over(void* data) noexcept {
@@ -69,8 +75,15 @@ void host_functions::give_task(task* ready) {
         another_thread = ready_.size() > idle_threads_;
     }
     changed_.notify_one();
-    // every function that waits needs a thread of its own
-    if (another_thread) std::thread([this] { run_tasks(); }).detach();
+    if (!another_thread) return;
+    try {
+        // every function that waits needs a thread of its own
+        std::thread([this] { run_tasks(); }).detach();
+    } catch (const std::system_error&) {
+        // CUDA's own thread then, unless another one has taken it meanwhile
+        std::unique_lock lock(mutex_);
+        if (!ready_.empty()) run_task(lock);
+    }
 }
 
 void host_functions::run_tasks() {
@@ -79,17 +92,22 @@ void host_functions::run_tasks() {
         ++idle_threads_;
         changed_.wait(lock, [&] { return !ready_.empty(); });
         --idle_threads_;
-        std::unique_ptr<task> taken(ready_.front());
-        ready_.pop_front();
-        lock.unlock();
-        [&]() noexcept { taken->work(); }();
-        flag done = taken->done;
-        taken.reset();  // what the function holds is gone when the stream goes on
-        std::atomic_ref<std::uint32_t>(*done.word).store(done.next, std::memory_order_release);
-        ++done.next;
-        lock.lock();
-        free_flags_.push_back(done);
+        run_task(lock);
     }
+}
+
+/// The next one, without the lock meanwhile.
+void host_functions::run_task(std::unique_lock<std::mutex>& lock) {
+    std::unique_ptr<task> taken(ready_.front());
+    ready_.pop_front();
+    lock.unlock();
+    [&]() noexcept { taken->work(); }();
+    flag done = taken->done;
+    taken.reset();  // what the function holds is gone when the stream goes on
+    std::atomic_ref<std::uint32_t>(*done.word).store(done.next, std::memory_order_release);
+    ++done.next;
+    lock.lock();
+    free_flags_.push_back(done);
 }
 
 }  // namespace pinflow::detail::cuda

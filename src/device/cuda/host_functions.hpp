@@ -43,6 +43,7 @@ class host_functions {
     cudaError_t take_flag(flag& taken);
     void give_task(task* ready);
     void run_tasks();
+    void run_task(std::unique_lock<std::mutex>& lock);
 
     const context& context_;
     std::mutex mutex_;  // of what follows

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <cstring>
@@ -46,13 +47,16 @@ memory_region anonymous(std::uint64_t size_bytes) {
 }
 
 /// Faults pages in, by all cores: rather here than by the registration, which does so on one thread and holds
-/// the driver's lock meanwhile.
+/// the driver's lock meanwhile. Isolated: whoever asks for memory may hold locks that the caller's other
+/// tasks want.
 void populate(std::byte* data, std::uint64_t size_bytes) {
     constexpr std::uint64_t piece_bytes = std::uint64_t{64} << 20;
     const std::uint64_t pieces = (size_bytes + piece_bytes - 1) / piece_bytes;
-    tbb::parallel_for(std::uint64_t{0}, pieces, [=](std::uint64_t piece) {
-        const std::uint64_t begin = piece * piece_bytes;
-        system::advise(data + begin, std::min(piece_bytes, size_bytes - begin), populate_write);
+    tbb::this_task_arena::isolate([=] {
+        tbb::parallel_for(std::uint64_t{0}, pieces, [=](std::uint64_t piece) {
+            const std::uint64_t begin = piece * piece_bytes;
+            system::advise(data + begin, std::min(piece_bytes, size_bytes - begin), populate_write);
+        });
     });
 }
 
