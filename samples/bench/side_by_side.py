@@ -24,7 +24,7 @@ begin, end = "<!-- side_by_side: begin -->", "<!-- side_by_side: end -->"
 
 parser = argparse.ArgumentParser()
 parser.add_argument("pinflow")
-parser.add_argument("--dir", default="/dev/shm")
+parser.add_argument("--dir", default=".")
 parser.add_argument("--gib", type=int, default=8)
 parser.add_argument("--results", default="")
 parser.add_argument("--skip-peers", action="store_true")
@@ -94,7 +94,11 @@ def add(title, results, work, peer_work=None, of_link=True):
 
 if not os.path.exists(stream_file):
     import numpy
-    numpy.lib.format.open_memmap(stream_file, mode="w+", dtype=numpy.float32, shape=(options.gib * 4096, 256, 256))[:] = 1.5
+    made = numpy.lib.format.open_memmap(stream_file, mode="w+", dtype=numpy.float32, shape=(options.gib * 4096, 256, 256))
+    random = numpy.random.default_rng(1)
+    for first in range(0, len(made), 256):  # no two samples are alike, so that one in another's place is noticed
+        made[first:first + 256] = random.random(made[first:first + 256].shape, dtype=numpy.float32)
+    del made
 size = f"{options.gib} GiB"
 streamed, link = bench("stream", "--file", stream_file)
 add(f"stream {size}, 64 rows of 256 KiB a batch, epoch 1", streamed, "stream, epoch 1, opening and registering included")
