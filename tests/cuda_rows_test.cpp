@@ -142,6 +142,17 @@ TEST_CASE("cuda rows: where page-locking fails the staged route remains, and say
     refuse([&] { return row_table(file.rows()); }, of_file);
 }
 
+TEST_CASE("cuda rows: a table that is larger than the pin budget is not page-locked") {
+    const device gpu = device::cuda(0);
+    const plain_table plain(4 * mebibyte);
+    row_exchange small(plain.table(64), gpu, {.pin_budget_bytes = mebibyte});
+    CHECK(small.plan_gather(1000).route == row_route::staged);
+    CHECK(contains(small.plan_gather(1000).reason, "the pin budget that was set"));
+    CHECK(rows_are_right(small, plain.content, id_place::host));
+    row_exchange large(plain.table(64), gpu, {.pin_budget_bytes = generous_pin_budget});
+    CHECK_FALSE(contains(large.plan_gather(1000).reason, "pin budget"));
+}
+
 TEST_CASE("cuda rows: the pages of a file stay locked when whoever locked them first is gone") {
     const device gpu = device::cuda(0);
     const temporary_folder folder;

@@ -56,8 +56,9 @@ concept row_number_range =
 /// what they lie in must outlive this.
 class row_ids {
  public:
-    /// Of std::uint64_t or std::int64_t in host memory: a vector, an array, a span or the like; a vector that
-    /// is a temporary is refused, as it would be gone before its numbers are read.
+    /// Of std::uint64_t or std::int64_t in host memory (where these are long, long long is another type): a
+    /// vector, an array, a span or the like; a vector that is a temporary is refused, as it would be gone
+    /// before its numbers are read.
     template <typename Range>
         requires(!std::same_as<std::remove_cvref_t<Range>, row_ids> && detail::row_number_range<Range>)
     row_ids(Range&& ids) noexcept
@@ -124,6 +125,8 @@ struct row_exchange_options {
     /// Page-locked memory of the staged route, and as much device memory; taken when it is first used, and
     /// again for each further stream whose calls are under way at the same time.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
+    /// Upper bound on what pinflow page-locks in this process, as pin_options::budget_bytes; 0: its default.
+    std::uint64_t pin_budget_bytes = 0;
     /// Thread blocks that move rows on the direct and the hybrid route, on CUDA; 0: the planner's.
     unsigned blocks = 0;
     /// The part of the rows that the hybrid route moves by the staged one, below 1; 0: the planner's, which
@@ -171,8 +174,8 @@ struct row_plan {
 /// Pages that pinflow has registered for somebody else are held for as long as the exchange exists; memory
 /// that others have page-locked (a pinned_buffer, cudaHostRegister) must stay so for as long. The first call
 /// for rows of some size and number measures for some tenths of a second, once in a process, with device
-/// memory for up to 512 MiB of rows. On the host device the routes direct and hybrid, when they are asked
-/// for, touch a file's pages, which is a fault when it has been truncated; otherwise they are read.
+/// memory for up to 512 MiB of rows. On the host device the routes direct, copy and hybrid, when they are
+/// asked for, touch a file's pages, which is a fault when it has been truncated; otherwise they are read.
 ///
 /// Beside what is said with them, calls throw what `check` throws, and device_error. Members may be called
 /// from several threads; calls are enqueued one at a time. The destructor waits until the streams have passed
@@ -190,7 +193,7 @@ class row_exchange {
 
     /// Row ids[i] of the table becomes row i of `destination`, in device memory of ids.size() rows, any
     /// alignment. Has finished when it returns. @throws invalid_argument for indices outside the table: how
-    /// many, and the first.
+    /// many, and the first; unsupported for indices in device memory on the route copy.
     void gather(row_ids ids, std::byte* destination);
     /// The same in `stream`'s order: `destination` is written when the stream comes to the call, and whole
     /// when it has passed it.
@@ -202,7 +205,9 @@ class row_exchange {
 
     /// Row i of `source`, in device memory, becomes row ids[i] of the table. @throws invalid_argument for
     /// indices outside the table, and for repeated ones when that is an error; unsupported for a table that
-    /// cannot be written, and for sums of elements that are no numbers.
+    /// cannot be written, for sums unless the table's elements are little-endian float16, bfloat16, float32,
+    /// float64 or whole numbers of 32 or 64 bits, and rows and `source` aligned to them, and for all but the
+    /// last on the route copy.
     void scatter(row_ids ids, const std::byte* source, duplicate_policy policy = duplicate_policy::last);
     /// The same in `stream`'s order: `source` is read when the stream comes to the call, and the table whole
     /// when it has passed it.

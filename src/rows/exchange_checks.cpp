@@ -77,8 +77,7 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
                                            device_.name(), stream.device().name()));
     }
     if (options_.route == row_route::copy && ids_on_device) {
-        throw invalid_argument(
-            "the route copy takes row numbers in host memory, as the host enqueues its copies");
+        throw unsupported("the route copy takes row numbers in host memory, as the host enqueues its copies");
     }
     if (direction == row_direction::scatter) {
         if (!table_.writable()) {

@@ -85,7 +85,7 @@ void exchange_state::page_lock() {
     }
     pages_.emplace(
         std::vector<pin_range>{{{table_.data(), table_.size_bytes()}, table_.description(), table_.owner()}},
-        device_);
+        device_, pin_options{.budget_bytes = options_.pin_budget_bytes});
     if (!pages_->wait()) {
         why_not_reached_ =
             fmt::format("{} is not page-locked: {}", table_.description(), pages_->report().reason);
@@ -315,12 +315,16 @@ void exchange_state::abandon(row_call& call) noexcept {
         if (call.stream.native_handle() == own_stream_.view().native_handle()) own_stream_.synchronize();
     } catch (...) {
         // the caller hears of what came first; but memory that is still used must not be freed
-        try {
-            preparing_.synchronize();
-            call.stream.synchronize();
-        } catch (const error&) {
-            return;  // nothing runs any more on a device that has failed
-        }
+        const auto wait_for = [](stream_view stream) {
+            try {
+                stream.synchronize();
+            } catch (const error&) {
+                return;  // nothing runs any more on a device that has failed
+            }
+        };
+        wait_for(preparing_);
+        if (call.lane != nullptr) std::ranges::for_each(call.lane->streams(), wait_for);
+        wait_for(call.stream);
     }
 }
 

@@ -47,9 +47,10 @@ constexpr std::uint64_t most_measured_bytes = std::uint64_t{512} << 20;
 constexpr std::uint64_t most_measured_rows = std::uint64_t{1} << 20;
 /// A route must be so much faster to be taken instead of one that keeps less of the machine busy.
 constexpr double worth_it = 1.05;
-/// Rows are scattered through slots at least so much faster than they are gathered through them: the CPU's
-/// stores are not waited for, its loads are (measured: samples/bench/RESULTS.md).
-constexpr double staged_scatter_of_gather = 1.33;
+/// What rows are scattered at, of what they are gathered at by the same route: writes are not waited for,
+/// reads are (measured: samples/bench/RESULTS.md).
+constexpr double direct_scatter_of_gather = 1.06;
+constexpr double staged_scatter_of_gather = 1.4;
 
 /// Moves fresh random rows by each of some plans, in memory of its own.
 class measurement {
@@ -165,39 +166,29 @@ row_plan measure_gather(exchange_state& exchange, const row_workload& workload) 
     return best;
 }
 
-/// Scatters are not measured, as that would write to the table: they are judged by gathers. Kernels write as
-/// fast as they read, within some percents (samples/bench/RESULTS.md); the two ways at once get as large a
-/// part of their sum as they do in a gather.
+/// Scatters are not measured, as that would write to the table: they are judged by gathers, and by rows that
+/// lie in order. Both ways at once are not worth it: they gained some percents at most (samples/bench/
+/// RESULTS.md).
 row_plan derive_scatter(exchange_state& exchange, const row_workload& workload) {
     measurement measurement(exchange, workload.count);
-    const auto gathered = [&](row_route route, double staged_share = 0) {
-        row_plan plan = plan_of(route, true, exchange, row_direction::gather);
-        if (staged_share != 0) plan.staged_share = staged_share;
-        return measurement.measured(plan).gbps;
+    const auto gather = [&](row_route route) {
+        return plan_of(route, true, exchange, row_direction::gather);
     };
     const auto scatter = [&](row_route route, double gbps) {
         row_plan plan = plan_of(route, true, exchange, row_direction::scatter);
         plan.gbps = gbps;
         return plan;
     };
-    const double direct = gathered(row_route::direct);
+    const double link = measurement.in_order(gather(row_route::direct));
+    const double direct_gather = measurement.measured(gather(row_route::direct)).gbps;
+    const double direct = std::min(direct_gather * direct_scatter_of_gather, link);
     row_plan best = scatter(row_route::direct, direct);
-    std::string rates = fmt::format("direct {:.1f}", direct);
+    std::string rates = fmt::format("direct {:.1f}", direct_gather);
     if (slots_are_worth_trying(exchange)) {
-        const double link =
-            measurement.in_order(plan_of(row_route::direct, true, exchange, row_direction::gather));
-        const double staged_gather = gathered(row_route::staged);
+        const double staged_gather = measurement.measured(gather(row_route::staged)).gbps;
         const double staged = std::min(staged_gather * staged_scatter_of_gather, link);
-        const double hybrid_gather =
-            gathered(row_route::hybrid, balanced_share(exchange, direct, staged_gather));
-        const double hybrid = std::min(hybrid_gather / (direct + staged_gather) * (direct + staged), link);
-        if (staged > best.gbps * worth_it) best = scatter(row_route::staged, staged);
-        if (hybrid > best.gbps * worth_it) {
-            best = scatter(row_route::hybrid, hybrid);
-            best.staged_share = balanced_share(exchange, direct, staged);
-        }
-        rates += fmt::format(", staged {:.1f}, hybrid {:.1f}, so that they scatter at {:.1f} and {:.1f}",
-                             staged_gather, hybrid_gather, staged, hybrid);
+        if (staged > direct * worth_it) best = scatter(row_route::staged, staged);
+        rates += fmt::format(", staged {:.1f}", staged_gather);
     }
     best.reason = fmt::format("measured by gathering {:.0f} MB of random rows, GB/s: {}{}",
                               measurement.measured_bytes() / 1e6, rates, why_slots_were_not_tried(exchange));

@@ -33,14 +33,14 @@ void staging::cpu_waits_for(const event& event) {
 }
 
 void staging::end_before(stream_view user) {
-    for (const stream_view each : {cpu_[0].view(), cpu_[1].view(), copies_.view()}) {
+    for (const stream_view each : streams()) {
         end_.record(each);
         user.wait(end_);
     }
 }
 
 bool staging::done() const {
-    return cpu_[0].done() && cpu_[1].done() && copies_.done();
+    return std::ranges::all_of(streams(), [](stream_view each) { return each.done(); });
 }
 
 staging& staging_lanes::take(stream_view stream) {

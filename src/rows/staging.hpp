@@ -26,6 +26,8 @@ class staging {
 
     std::uint64_t slot_bytes() const noexcept { return slot_bytes_; }
     stream_view copies() const noexcept { return copies_; }
+    /// All of them.
+    std::array<stream_view, 3> streams() const noexcept { return {cpu_[0], cpu_[1], copies_}; }
 
     /// All streams go on only after what is enqueued on `user` so far.
     void begin_after(stream_view user);
