@@ -6,14 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <limits>
-#include <mutex>
+#include <memory>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -24,94 +18,13 @@
 #include "src/device/pin_limits.hpp"
 #include "src/device/pin_registry.hpp"
 #include "src/device/pin_worker.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/fake_locker.hpp"
 #include "tests/temporary_folder.hpp"
 
 using namespace pinflow;
 using namespace pinflow::detail;
 
 namespace {
-
-constexpr std::uint64_t page = 4096;
-constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
-
-/// Stands in for CUDA: remembers what is locked, refuses to lock a page twice, and fails or waits when a test
-/// wants it.
-class fake_locker final : public page_locker {
- public:
-    std::string lock(std::span<const std::byte> pages, bool read_only) override {
-        std::unique_lock guard(mutex);
-        ++calls;
-        ++waiting;
-        changed.notify_all();
-        changed.wait(guard, [&] { return permits > 0; });
-        --permits;
-        --waiting;
-        if (calls == fail_at_call) return "cudaErrorMemoryAllocation (out of memory)";
-        for (const auto& other : locked) {
-            if (other.data() < pages.data() + pages.size() && pages.data() < other.data() + other.size()) {
-                return "cudaErrorHostMemoryAlreadyRegistered";
-            }
-        }
-        locked.push_back(pages);
-        all_read_only = all_read_only && read_only;
-        return {};
-    }
-    bool unlock(std::span<const std::byte> pages) noexcept override {
-        const std::lock_guard guard(mutex);
-        const auto found = std::find_if(locked.begin(), locked.end(), [&](const auto& there) {
-            return there.data() == pages.data() && there.size() == pages.size();
-        });
-        if (found == locked.end()) {
-            ++strays;
-        } else {
-            if (unlocks) locked.erase(found);
-        }
-        return unlocks;
-    }
-
-    void give_way() noexcept override { ++ways_given; }
-
-    std::uint64_t locked_bytes() {
-        const std::lock_guard guard(mutex);
-        std::uint64_t sum = 0;
-        for (const auto& pages : locked)
-            sum += pages.size();
-        return sum;
-    }
-    void allow(std::size_t calls_more) {
-        {
-            const std::lock_guard guard(mutex);
-            permits += calls_more;
-        }
-        changed.notify_all();
-    }
-    void await_waiting() {
-        std::unique_lock guard(mutex);
-        changed.wait(guard, [&] { return waiting > 0; });
-    }
-
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::vector<std::span<const std::byte>> locked;
-    std::size_t calls = 0;
-    std::size_t waiting = 0;
-    std::size_t permits = std::numeric_limits<std::size_t>::max() / 2;
-    std::size_t fail_at_call = 0;
-    std::size_t strays = 0;
-    std::size_t ways_given = 0;  // read after the worker has ended
-    bool all_read_only = true;
-    bool unlocks = true;
-};
-
-std::span<const std::byte> pages_at(const memory_region& memory, std::uint64_t first, std::uint64_t count) {
-    return memory.bytes().subspan(first * page, count * page);
-}
-
-std::string acquire(pin_registry& registry, fake_locker& locker, std::span<const std::byte> pages,
-                    pin_registry::holds& held) {
-    return registry.acquire(locker, pages, true, nullptr, held);
-}
 
 /// A machine without limits, whose mappings are the real ones.
 pin_worker::machine_answers generous() {
@@ -124,377 +37,11 @@ pin_worker::machine_answers with_a_mebibyte() {
     return {limits, read_own_maps()};
 }
 
-/// A mapped file of pattern bytes.
-std::shared_ptr<const mapped_file> map_pattern(const std::filesystem::path& path, std::uint64_t size_bytes,
-                                               std::uint64_t offset_bytes = 0) {
-    write_bytes(path, pattern_bytes(size_bytes));
-    return std::make_shared<mapped_file>(std::make_shared<input_file>(path), offset_bytes,
-                                         size_bytes - offset_bytes);
-}
-
 pin_range range_of(const std::shared_ptr<const mapped_file>& file) {
     return {file->bytes(), "'x.bin'", file};
 }
 
-void write_text(const std::filesystem::path& path, const std::string& text) {
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-}
-
 }  // namespace
-
-// ---- the registry -------------------------------------------------------------------------------
-
-TEST_CASE("pin: pages that two holders share are registered once, and until the last one lets go") {
-    const auto memory = memory_region::anonymous(16 * page);
-    fake_locker locker;
-    pin_registry registry;
-    pin_registry::holds first;
-    pin_registry::holds second;
-    REQUIRE(acquire(registry, locker, pages_at(memory, 0, 8), first).empty());
-    REQUIRE(acquire(registry, locker, pages_at(memory, 4, 8), second).empty());
-    CHECK(locker.calls == 2);
-    CHECK(locker.locked_bytes() == 12 * page);
-    SUBCASE("the first goes first") {
-        registry.release(first);
-        CHECK(locker.locked_bytes() == 12 * page);  // whole, as the second counts on the end of it
-        registry.release(second);
-    }
-    SUBCASE("the second goes first") {
-        registry.release(second);
-        CHECK(locker.locked_bytes() == 8 * page);
-        registry.release(first);
-    }
-    CHECK(locker.locked_bytes() == 0);
-    CHECK(registry.size() == 0);
-    CHECK(locker.strays == 0);
-}
-
-TEST_CASE("pin: a request that bridges registered pages registers only the gaps") {
-    const auto memory = memory_region::anonymous(16 * page);
-    fake_locker locker;
-    pin_registry registry;
-    pin_registry::holds held;
-    REQUIRE(acquire(registry, locker, pages_at(memory, 2, 2), held).empty());
-    REQUIRE(acquire(registry, locker, pages_at(memory, 6, 2), held).empty());
-    pin_registry::holds all;
-    REQUIRE(acquire(registry, locker, pages_at(memory, 0, 16), all).empty());
-    CHECK(locker.locked_bytes() == 16 * page);
-    CHECK(locker.calls == 5);
-    CHECK(all.size() == 5);
-    registry.release(all);
-    CHECK(locker.locked_bytes() == 4 * page);
-    registry.release(held);
-    CHECK(locker.locked_bytes() == 0);
-}
-
-TEST_CASE("pin: a failed request leaves nothing behind") {
-    const auto memory = memory_region::anonymous(16 * page);
-    fake_locker locker;
-    pin_registry registry;
-    pin_registry::holds held;
-    REQUIRE(acquire(registry, locker, pages_at(memory, 4, 2), held).empty());
-    locker.fail_at_call = 3;  // the gap behind the pages held
-    pin_registry::holds failed;
-    CHECK(contains(acquire(registry, locker, pages_at(memory, 0, 16), failed), "out of memory"));
-    CHECK(failed.empty());
-    CHECK(locker.locked_bytes() == 2 * page);
-    registry.release(held);
-    CHECK(registry.size() == 0);
-}
-
-TEST_CASE(
-    "pin: the owner is kept until its pages are unregistered, also when somebody else holds them last") {
-    auto memory = std::make_shared<memory_region>(memory_region::anonymous(4 * page));
-    const std::weak_ptr<memory_region> watched = memory;
-    const std::span<const std::byte> pages = memory->bytes();
-    fake_locker locker;
-    pin_registry registry;
-    pin_registry::holds first;
-    pin_registry::holds second;
-    REQUIRE(registry.acquire(locker, pages, true, memory, first).empty());
-    REQUIRE(registry.acquire(locker, pages.first(page), true, nullptr, second).empty());
-    memory.reset();
-    registry.release(first);
-    CHECK_FALSE(watched.expired());
-    registry.release(second);
-    CHECK(watched.expired());
-    CHECK(locker.locked_bytes() == 0);
-}
-
-TEST_CASE("pin: threads that ask for the same pages at the same time register each once") {
-    const auto memory = memory_region::anonymous(64 * page);
-    fake_locker locker;
-    pin_registry registry;
-    std::atomic<unsigned> failures = 0;
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < 4; ++t) {
-        threads.emplace_back([&, t] {
-            for (unsigned round = 0; round < 200; ++round) {
-                pin_registry::holds held;
-                if (!acquire(registry, locker, pages_at(memory, (t * 7 + round) % 32, 24), held).empty())
-                    ++failures;
-                registry.release(held);
-            }
-        });
-    }
-    for (std::thread& thread : threads)
-        thread.join();
-    CHECK(failures == 0);
-    CHECK(locker.locked_bytes() == 0);
-    CHECK(locker.strays == 0);
-    CHECK(registry.size() == 0);
-}
-
-TEST_CASE("pin: the budget is shared by all holders") {
-    pin_registry registry;
-    const memory_region memory = memory_region::anonymous(32 * page);
-    const auto pages = [&](std::uint64_t first, std::uint64_t count) {
-        return pin_registry::page_spans{pages_at(memory, first, count)};
-    };
-    CHECK(registry.reserve(pages(0, 6), 10 * page));
-    CHECK_FALSE(registry.reserve(pages(6, 5), 10 * page));
-    CHECK(registry.reserve(pages(6, 4), 10 * page));
-    CHECK_FALSE(registry.reserve(pages(10, 1), 5 * page));  // below what is set aside already
-    registry.give_back(pages(0, 6));
-    CHECK(registry.reserved_bytes() == 4 * page);
-    CHECK(registry.reserve(pages(0, 6), 10 * page));
-}
-
-TEST_CASE("pin: pages that several holders set aside count once, until the last has given them back") {
-    pin_registry registry;
-    const memory_region memory = memory_region::anonymous(32 * page);
-    const auto pages = [&](std::uint64_t first, std::uint64_t count) {
-        return pin_registry::page_spans{pages_at(memory, first, count)};
-    };
-    CHECK(registry.reserve(pages(0, 8), 10 * page));
-    CHECK(registry.reserve(pages(0, 8), 10 * page));
-    CHECK(registry.reserve(pages(2, 3), page));  // nothing new, whatever the budget
-    CHECK(registry.reserved_bytes() == 8 * page);
-    CHECK_FALSE(registry.reserve(pages(6, 5), 10 * page));
-    CHECK(registry.reserve(pages(6, 4), 10 * page));
-    CHECK(registry.reserved_bytes() == 10 * page);
-    registry.give_back(pages(0, 8));
-    CHECK(registry.reserved_bytes() == 10 * page);
-    registry.give_back(pages(0, 8));
-    CHECK(registry.reserved_bytes() == 7 * page);
-    registry.give_back(pages(2, 3));
-    registry.give_back(pages(6, 4));
-    CHECK(registry.reserved_bytes() == 0);
-}
-
-TEST_CASE("pin: the registry knows what overlaps something registered") {
-    fake_locker locker;
-    pin_registry registry;
-    const memory_region memory = memory_region::anonymous(32 * page);
-    pin_registry::holds held;
-    REQUIRE(acquire(registry, locker, pages_at(memory, 4, 2), held).empty());
-    CHECK(registry.knows(pages_at(memory, 0, 5)));
-    CHECK(registry.knows(pages_at(memory, 5, 10)));
-    CHECK(registry.knows(pages_at(memory, 0, 20)));
-    CHECK(registry.knows(pages_at(memory, 4, 1)));
-    CHECK_FALSE(registry.knows(pages_at(memory, 0, 4)));
-    CHECK_FALSE(registry.knows(pages_at(memory, 6, 4)));
-    registry.release(held);
-    CHECK_FALSE(registry.knows(pages_at(memory, 0, 20)));
-}
-
-TEST_CASE("pin: copies are joined with their neighbours and cut where one registration ends") {
-    const auto memory = memory_region::anonymous(8 * page);
-    auto device_memory = memory_region::anonymous(8 * page);
-    std::byte* const to = device_memory.data();
-    const std::byte* const from = memory.data();
-    fake_locker locker;
-    pin_registry registry;
-    std::vector<copy_range> pieces;
-    const std::vector<copy_range> rows{{to, from + 100, 1000},
-                                       {to + 1000, from + 1100, 3000},
-                                       {to + 4000, from, 0},
-                                       {to + 4000, from + 4100, 5000},
-                                       {to + 9000, from, 100}};
-    SUBCASE("nothing registered") {
-        registry.cut(rows, pieces);
-        REQUIRE(pieces.size() == 2);
-        CHECK(pieces[0].size_bytes == 9000);
-        CHECK(pieces[1].source == from);
-    }
-    SUBCASE("two registrations, and pages that are in neither") {
-        pin_registry::holds held;
-        REQUIRE(acquire(registry, locker, pages_at(memory, 0, 1), held).empty());
-        REQUIRE(acquire(registry, locker, pages_at(memory, 1, 1), held).empty());
-        registry.cut(rows, pieces);
-        REQUIRE(pieces.size() == 4);
-        CHECK(pieces[0].size_bytes == page - 100);
-        CHECK(pieces[1].source == from + page);
-        CHECK(pieces[1].destination == to + page - 100);
-        CHECK(pieces[1].size_bytes == page);
-        CHECK(pieces[2].source == from + 2 * page);
-        CHECK(pieces[2].size_bytes == 9100 - 2 * page);
-        CHECK(pieces[3].size_bytes == 100);
-        registry.release(held);
-    }
-}
-
-// ---- the machine --------------------------------------------------------------------------------
-
-TEST_CASE("pin: the limits of the machine are read from proc and sys") {
-    const temporary_folder root;
-    write_text(root / "proc/self/status", "Name:\tx\nCapEff:\t0000000000000000\n");
-    write_text(root / "proc/self/limits",
-               "Limit   Soft Limit  Hard Limit  Units\nMax locked memory  8388608  9 bytes\n");
-    write_text(root / "proc/self/cgroup", "0::/user.slice/job\n");
-    write_text(root / "proc/meminfo", "MemTotal:  100 kB\nMemAvailable:   1000 kB\n");
-    write_text(root / "sys/fs/cgroup/user.slice/job/memory.max", "max\n");
-    write_text(root / "sys/fs/cgroup/user.slice/job/memory.current", "500\n");
-    write_text(root / "sys/fs/cgroup/user.slice/memory.max", "5000\n");
-    write_text(root / "sys/fs/cgroup/user.slice/memory.current", "3000\n");
-    write_text(root / "sys/fs/cgroup/user.slice/memory.stat", "anon 1\nfile 900\nfile_mapped 7\nshmem 100\n");
-    memory_limits limits = read_memory_limits(root.path().string());
-    CHECK(limits.locked_bytes == 8388608);
-    CHECK(limits.cgroup_bytes == 5000 - (3000 - 800));
-    CHECK(limits.available_bytes == 1000 * 1024);
-
-    write_text(root / "proc/self/status", "CapEff:\t000001ffffffffff\n");
-    CHECK_FALSE(read_memory_limits(root.path().string()).locked_bytes);
-    write_text(root / "proc/self/status", "CapEff:\t0\n");
-    write_text(root / "proc/self/limits", "Max locked memory   unlimited  unlimited bytes\n");
-    CHECK_FALSE(read_memory_limits(root.path().string()).locked_bytes);
-    limits = read_memory_limits(root.path().string() + "/nowhere");
-    CHECK_FALSE(limits.cgroup_bytes);
-    CHECK_FALSE(limits.available_bytes);
-}
-
-TEST_CASE("pin: the smallest limit is the budget, and a setting passes RLIMIT_MEMLOCK alone") {
-    memory_limits limits;
-    CHECK(choose_pin_budget(0, limits).size_bytes == std::numeric_limits<std::uint64_t>::max());
-    limits.available_bytes = 4000;
-    CHECK(choose_pin_budget(0, limits).size_bytes == 3000);
-    CHECK(choose_pin_budget(3500, limits).size_bytes == 3500);
-    CHECK(choose_pin_budget(9000, limits).size_bytes == 4000);
-    limits.cgroup_bytes = 2000;
-    CHECK(choose_pin_budget(0, limits).size_bytes == 1500);
-    CHECK(contains(choose_pin_budget(0, limits).source, "cgroup"));
-    limits.locked_bytes = 100;
-    CHECK(choose_pin_budget(0, limits).size_bytes == 100);
-    CHECK(contains(choose_pin_budget(0, limits).source, "RLIMIT_MEMLOCK"));
-    CHECK(choose_pin_budget(1800, limits).size_bytes == 1800);
-}
-
-TEST_CASE("pin: only mappings that the driver registers in place are offered to it") {
-    const std::string maps =
-        "1000-3000 r--s 00000000 fe:01 42    /data/x.npy\n"
-        "3000-4000 r--s 00002000 fe:01 42    /data/x.npy\n"
-        "4000-5000 rw-s 00000000 00:19 7     /dev/shm/table\n"
-        "5000-6000 r--p 00000000 fe:01 42    /data/x.npy\n"
-        "6000-7000 rw-p 00000000 fe:01 42    /data/x.npy\n"
-        "7000-8000 rw-p 00000000 00:00 0 \n"
-        "8000-9000 r--p 00000000 00:00 0 \n"
-        "9000-a000 ---p 00000000 00:00 0 \n"
-        "b000-c000 rw-p 00000000 00:00 0     [heap]\n";
-    const auto judged = [&](std::uintptr_t begin, std::uintptr_t end) {
-        return judge_pages(maps, {reinterpret_cast<const std::byte*>(begin), end - begin});
-    };
-    CHECK(judged(0x1000, 0x4000).refusal.empty());
-    CHECK(judged(0x1000, 0x4000).read_only);
-    CHECK(judged(0x2000, 0x3000).read_only);
-    CHECK(judged(0x4000, 0x5000).refusal.empty());
-    CHECK_FALSE(judged(0x4000, 0x5000).read_only);
-    CHECK(contains(judged(0x3000, 0x5000).refusal, "different kinds"));
-    CHECK(contains(judged(0x5000, 0x6000).refusal, "private mapping of a file"));
-    CHECK(contains(judged(0x6000, 0x7000).refusal, "private mapping of a file"));
-    CHECK(judged(0x7000, 0x8000).refusal.empty());
-    CHECK_FALSE(judged(0x7000, 0x8000).read_only);
-    CHECK(contains(judged(0x8000, 0x9000).refusal, "reading only"));
-    CHECK(contains(judged(0x9000, 0xa000).refusal, "right to read"));
-    CHECK(contains(judged(0x7000, 0x9000).refusal, "reading only"));
-    CHECK(contains(judged(0xa000, 0xb000).refusal, "not all of it is mapped"));
-    CHECK(contains(judged(0xb000, 0xd000).refusal, "not all of it is mapped"));
-    CHECK(contains(judge_pages({}, {}).refusal, "/proc/self/maps"));
-}
-
-TEST_CASE("pin: a real file mapping is judged read-only, a real private one is refused") {
-    const temporary_folder folder;
-    const auto file = map_pattern(folder / "x.bin", 3 * page);
-    const page_verdict shared = judge_pages(read_own_maps(), file->bytes());
-    CHECK(shared.refusal.empty());
-    CHECK(shared.read_only);
-    void* const mapped = ::mmap(nullptr, page, PROT_READ, MAP_PRIVATE, file->file()->descriptor(), 0);
-    REQUIRE(mapped != MAP_FAILED);
-    CHECK_FALSE(judge_pages(read_own_maps(), {static_cast<const std::byte*>(mapped), page}).refusal.empty());
-    ::munmap(mapped, page);
-}
-
-TEST_CASE("pin: a file that is mapped for writing is as it was when its pages cannot be locked") {
-    const temporary_folder folder;
-    const std::filesystem::path path = folder / "sparse.bin";
-    constexpr std::uint64_t size_bytes = 8 * mebibyte;
-    write_bytes(path, {});
-    std::filesystem::resize_file(path, size_bytes);
-    const auto blocks_and_time = [&] {
-        struct stat now = {};
-        REQUIRE(::stat(path.c_str(), &now) == 0);
-        return std::tuple(now.st_blocks, now.st_mtim.tv_sec, now.st_mtim.tv_nsec);
-    };
-    const auto before = blocks_and_time();
-    const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    REQUIRE(descriptor >= 0);
-    void* const mapped = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    ::close(descriptor);
-    REQUIRE(mapped != MAP_FAILED);
-    pin_registry registry;
-    fake_locker locker;
-    locker.fail_at_call = 1;
-    {
-        const pin_worker worker({{{static_cast<const std::byte*>(mapped), size_bytes}, "'sparse.bin'", {}}},
-                                locker, registry, {.piece_bytes = mebibyte}, &generous);
-        CHECK_FALSE(worker.wait());
-        CHECK(locker.calls == 1);
-    }
-    CHECK(::msync(mapped, size_bytes, MS_SYNC) == 0);
-    CHECK(blocks_and_time() == before);
-    ::munmap(mapped, size_bytes);
-}
-
-TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {
-    pin_registry registry;
-    fake_locker locker;
-    locker.unlocks = false;
-    auto memory = std::make_shared<const memory_region>(memory_region::anonymous(page));
-    pin_registry::holds held;
-    REQUIRE(registry.acquire(locker, memory->bytes(), false, memory, held).empty());
-    const std::weak_ptr<const memory_region> still_there = memory;
-    memory.reset();
-    registry.release(held);
-    CHECK_FALSE(still_there.expired());
-    // who asks for them again has them, and may have more luck
-    locker.unlocks = true;
-    held.clear();
-    const auto again = still_there.lock()->bytes();
-    REQUIRE(registry.acquire(locker, again, false, nullptr, held).empty());
-    registry.release(held);
-    CHECK(still_there.expired());
-    CHECK(locker.calls == 1);
-}
-
-TEST_CASE("pin: a locker that throws is a reason, and leaves nothing busy") {
-    struct throwing_locker final : page_locker {
-        std::string lock(std::span<const std::byte>, bool) override { throw device_error("it went away"); }
-        bool unlock(std::span<const std::byte>) noexcept override { return true; }
-        void give_way() noexcept override {}
-    };
-    pin_registry registry;
-    throwing_locker throwing;
-    fake_locker locker;
-    const auto memory = memory_region::anonymous(4 * page);
-    pin_registry::holds held;
-    CHECK(registry.acquire(throwing, memory.bytes(), false, nullptr, held) == "it went away");
-    CHECK(held.empty());
-    CHECK(registry.size() == 0);
-    CHECK(acquire(registry, locker, memory.bytes(), held).empty());
-    registry.release(held);
-}
-
-// ---- registering in the background --------------------------------------------------------------
 
 TEST_CASE("pin: what is registered so far can be asked for while the rest is waited for") {
     const temporary_folder folder;
@@ -717,9 +264,33 @@ TEST_CASE("pin: the host device registers nothing and says so") {
     CHECK(moved.finished());
 }
 
-TEST_CASE("pin: sizes are written as people read them") {
-    CHECK(in_binary_units(0) == "0 bytes");
-    CHECK(in_binary_units(1023) == "1023 bytes");
-    CHECK(in_binary_units(1536) == "1.5 KiB");
-    CHECK(in_binary_units(std::uint64_t{3328} << 20) == "3.2 GiB");
+TEST_CASE("pin: a file that is mapped for writing is as it was when its pages cannot be locked") {
+    const temporary_folder folder;
+    const std::filesystem::path path = folder / "sparse.bin";
+    constexpr std::uint64_t size_bytes = 8 * mebibyte;
+    write_bytes(path, {});
+    std::filesystem::resize_file(path, size_bytes);
+    const auto blocks_and_time = [&] {
+        struct stat now = {};
+        REQUIRE(::stat(path.c_str(), &now) == 0);
+        return std::tuple(now.st_blocks, now.st_mtim.tv_sec, now.st_mtim.tv_nsec);
+    };
+    const auto before = blocks_and_time();
+    const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    REQUIRE(descriptor >= 0);
+    void* const mapped = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    ::close(descriptor);
+    REQUIRE(mapped != MAP_FAILED);
+    pin_registry registry;
+    fake_locker locker;
+    locker.fail_at_call = 1;
+    {
+        const pin_worker worker({{{static_cast<const std::byte*>(mapped), size_bytes}, "'sparse.bin'", {}}},
+                                locker, registry, {.piece_bytes = mebibyte}, &generous);
+        CHECK_FALSE(worker.wait());
+        CHECK(locker.calls == 1);
+    }
+    CHECK(::msync(mapped, size_bytes, MS_SYNC) == 0);
+    CHECK(blocks_and_time() == before);
+    ::munmap(mapped, size_bytes);
 }

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pinflow/mapped_file.hpp"
+#include "pinflow/memory.hpp"
+#include "src/device/pin_registry.hpp"
+#include "tests/file_bytes.hpp"
+
+/// What tests of page-locking share: something that stands in for the driver, and pages.
+namespace pinflow::detail {
+
+inline constexpr std::uint64_t page = 4096;
+inline constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
+
+/// Stands in for CUDA: remembers what is locked, refuses to lock a page twice, and fails or waits when a test
+/// wants it.
+class fake_locker final : public page_locker {
+ public:
+    std::string lock(std::span<const std::byte> pages, bool read_only) override {
+        std::unique_lock guard(mutex);
+        ++calls;
+        ++waiting;
+        changed.notify_all();
+        changed.wait(guard, [&] { return permits > 0; });
+        --permits;
+        --waiting;
+        if (calls == fail_at_call) return "cudaErrorMemoryAllocation (out of memory)";
+        for (const auto& other : locked) {
+            if (other.data() < pages.data() + pages.size() && pages.data() < other.data() + other.size()) {
+                return "cudaErrorHostMemoryAlreadyRegistered";
+            }
+        }
+        locked.push_back(pages);
+        all_read_only = all_read_only && read_only;
+        return {};
+    }
+    bool unlock(std::span<const std::byte> pages) noexcept override {
+        const std::lock_guard guard(mutex);
+        const auto found = std::find_if(locked.begin(), locked.end(), [&](const auto& there) {
+            return there.data() == pages.data() && there.size() == pages.size();
+        });
+        if (found == locked.end()) {
+            ++strays;
+        } else {
+            if (unlocks) locked.erase(found);
+        }
+        return unlocks;
+    }
+
+    void give_way() noexcept override { ++ways_given; }
+
+    std::uint64_t locked_bytes() {
+        const std::lock_guard guard(mutex);
+        std::uint64_t sum = 0;
+        for (const auto& pages : locked)
+            sum += pages.size();
+        return sum;
+    }
+    void allow(std::size_t calls_more) {
+        {
+            const std::lock_guard guard(mutex);
+            permits += calls_more;
+        }
+        changed.notify_all();
+    }
+    void await_waiting() {
+        std::unique_lock guard(mutex);
+        changed.wait(guard, [&] { return waiting > 0; });
+    }
+
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::span<const std::byte>> locked;
+    std::size_t calls = 0;
+    std::size_t waiting = 0;
+    std::size_t permits = std::numeric_limits<std::size_t>::max() / 2;
+    std::size_t fail_at_call = 0;
+    std::size_t strays = 0;
+    std::size_t ways_given = 0;  // read after the worker has ended
+    bool all_read_only = true;
+    bool unlocks = true;
+};
+
+inline std::span<const std::byte> pages_at(const memory_region& memory, std::uint64_t first,
+                                           std::uint64_t count) {
+    return memory.bytes().subspan(first * page, count * page);
+}
+
+/// A mapped file of pattern bytes.
+inline std::shared_ptr<const mapped_file> map_pattern(const std::filesystem::path& path,
+                                                      std::uint64_t size_bytes,
+                                                      std::uint64_t offset_bytes = 0) {
+    write_bytes(path, pattern_bytes(size_bytes));
+    return std::make_shared<mapped_file>(std::make_shared<input_file>(path), offset_bytes,
+                                         size_bytes - offset_bytes);
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,249 @@
+#include "src/device/pin_registry.hpp"
+
+#include <doctest/doctest.h>
+
+#include <thread>
+
+#include "pinflow/error.hpp"
+#include "tests/fake_locker.hpp"
+
+using namespace pinflow;
+using namespace pinflow::detail;
+
+namespace {
+
+std::string acquire(pin_registry& registry, fake_locker& locker, std::span<const std::byte> pages,
+                    pin_registry::holds& held) {
+    return registry.acquire(locker, pages, true, nullptr, held);
+}
+
+}  // namespace
+
+TEST_CASE("pin: pages that two holders share are registered once, and until the last one lets go") {
+    const auto memory = memory_region::anonymous(16 * page);
+    fake_locker locker;
+    pin_registry registry;
+    pin_registry::holds first;
+    pin_registry::holds second;
+    REQUIRE(acquire(registry, locker, pages_at(memory, 0, 8), first).empty());
+    REQUIRE(acquire(registry, locker, pages_at(memory, 4, 8), second).empty());
+    CHECK(locker.calls == 2);
+    CHECK(locker.locked_bytes() == 12 * page);
+    SUBCASE("the first goes first") {
+        registry.release(first);
+        CHECK(locker.locked_bytes() == 12 * page);  // whole, as the second counts on the end of it
+        registry.release(second);
+    }
+    SUBCASE("the second goes first") {
+        registry.release(second);
+        CHECK(locker.locked_bytes() == 8 * page);
+        registry.release(first);
+    }
+    CHECK(locker.locked_bytes() == 0);
+    CHECK(registry.size() == 0);
+    CHECK(locker.strays == 0);
+}
+
+TEST_CASE("pin: a request that bridges registered pages registers only the gaps") {
+    const auto memory = memory_region::anonymous(16 * page);
+    fake_locker locker;
+    pin_registry registry;
+    pin_registry::holds held;
+    REQUIRE(acquire(registry, locker, pages_at(memory, 2, 2), held).empty());
+    REQUIRE(acquire(registry, locker, pages_at(memory, 6, 2), held).empty());
+    pin_registry::holds all;
+    REQUIRE(acquire(registry, locker, pages_at(memory, 0, 16), all).empty());
+    CHECK(locker.locked_bytes() == 16 * page);
+    CHECK(locker.calls == 5);
+    CHECK(all.size() == 5);
+    registry.release(all);
+    CHECK(locker.locked_bytes() == 4 * page);
+    registry.release(held);
+    CHECK(locker.locked_bytes() == 0);
+}
+
+TEST_CASE("pin: a failed request leaves nothing behind") {
+    const auto memory = memory_region::anonymous(16 * page);
+    fake_locker locker;
+    pin_registry registry;
+    pin_registry::holds held;
+    REQUIRE(acquire(registry, locker, pages_at(memory, 4, 2), held).empty());
+    locker.fail_at_call = 3;  // the gap behind the pages held
+    pin_registry::holds failed;
+    CHECK(contains(acquire(registry, locker, pages_at(memory, 0, 16), failed), "out of memory"));
+    CHECK(failed.empty());
+    CHECK(locker.locked_bytes() == 2 * page);
+    registry.release(held);
+    CHECK(registry.size() == 0);
+}
+
+TEST_CASE(
+    "pin: the owner is kept until its pages are unregistered, also when somebody else holds them last") {
+    auto memory = std::make_shared<memory_region>(memory_region::anonymous(4 * page));
+    const std::weak_ptr<memory_region> watched = memory;
+    const std::span<const std::byte> pages = memory->bytes();
+    fake_locker locker;
+    pin_registry registry;
+    pin_registry::holds first;
+    pin_registry::holds second;
+    REQUIRE(registry.acquire(locker, pages, true, memory, first).empty());
+    REQUIRE(registry.acquire(locker, pages.first(page), true, nullptr, second).empty());
+    memory.reset();
+    registry.release(first);
+    CHECK_FALSE(watched.expired());
+    registry.release(second);
+    CHECK(watched.expired());
+    CHECK(locker.locked_bytes() == 0);
+}
+
+TEST_CASE("pin: threads that ask for the same pages at the same time register each once") {
+    const auto memory = memory_region::anonymous(64 * page);
+    fake_locker locker;
+    pin_registry registry;
+    std::atomic<unsigned> failures = 0;
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < 4; ++t) {
+        threads.emplace_back([&, t] {
+            for (unsigned round = 0; round < 200; ++round) {
+                pin_registry::holds held;
+                if (!acquire(registry, locker, pages_at(memory, (t * 7 + round) % 32, 24), held).empty())
+                    ++failures;
+                registry.release(held);
+            }
+        });
+    }
+    for (std::thread& thread : threads)
+        thread.join();
+    CHECK(failures == 0);
+    CHECK(locker.locked_bytes() == 0);
+    CHECK(locker.strays == 0);
+    CHECK(registry.size() == 0);
+}
+
+TEST_CASE("pin: the budget is shared by all holders") {
+    pin_registry registry;
+    const memory_region memory = memory_region::anonymous(32 * page);
+    const auto pages = [&](std::uint64_t first, std::uint64_t count) {
+        return pin_registry::page_spans{pages_at(memory, first, count)};
+    };
+    CHECK(registry.reserve(pages(0, 6), 10 * page));
+    CHECK_FALSE(registry.reserve(pages(6, 5), 10 * page));
+    CHECK(registry.reserve(pages(6, 4), 10 * page));
+    CHECK_FALSE(registry.reserve(pages(10, 1), 5 * page));  // below what is set aside already
+    registry.give_back(pages(0, 6));
+    CHECK(registry.reserved_bytes() == 4 * page);
+    CHECK(registry.reserve(pages(0, 6), 10 * page));
+}
+
+TEST_CASE("pin: pages that several holders set aside count once, until the last has given them back") {
+    pin_registry registry;
+    const memory_region memory = memory_region::anonymous(32 * page);
+    const auto pages = [&](std::uint64_t first, std::uint64_t count) {
+        return pin_registry::page_spans{pages_at(memory, first, count)};
+    };
+    CHECK(registry.reserve(pages(0, 8), 10 * page));
+    CHECK(registry.reserve(pages(0, 8), 10 * page));
+    CHECK(registry.reserve(pages(2, 3), page));  // nothing new, whatever the budget
+    CHECK(registry.reserved_bytes() == 8 * page);
+    CHECK_FALSE(registry.reserve(pages(6, 5), 10 * page));
+    CHECK(registry.reserve(pages(6, 4), 10 * page));
+    CHECK(registry.reserved_bytes() == 10 * page);
+    registry.give_back(pages(0, 8));
+    CHECK(registry.reserved_bytes() == 10 * page);
+    registry.give_back(pages(0, 8));
+    CHECK(registry.reserved_bytes() == 7 * page);
+    registry.give_back(pages(2, 3));
+    registry.give_back(pages(6, 4));
+    CHECK(registry.reserved_bytes() == 0);
+}
+
+TEST_CASE("pin: the registry knows what overlaps something registered") {
+    fake_locker locker;
+    pin_registry registry;
+    const memory_region memory = memory_region::anonymous(32 * page);
+    pin_registry::holds held;
+    REQUIRE(acquire(registry, locker, pages_at(memory, 4, 2), held).empty());
+    CHECK(registry.knows(pages_at(memory, 0, 5)));
+    CHECK(registry.knows(pages_at(memory, 5, 10)));
+    CHECK(registry.knows(pages_at(memory, 0, 20)));
+    CHECK(registry.knows(pages_at(memory, 4, 1)));
+    CHECK_FALSE(registry.knows(pages_at(memory, 0, 4)));
+    CHECK_FALSE(registry.knows(pages_at(memory, 6, 4)));
+    registry.release(held);
+    CHECK_FALSE(registry.knows(pages_at(memory, 0, 20)));
+}
+
+TEST_CASE("pin: copies are joined with their neighbours and cut where one registration ends") {
+    const auto memory = memory_region::anonymous(8 * page);
+    auto device_memory = memory_region::anonymous(8 * page);
+    std::byte* const to = device_memory.data();
+    const std::byte* const from = memory.data();
+    fake_locker locker;
+    pin_registry registry;
+    std::vector<copy_range> pieces;
+    const std::vector<copy_range> rows{{to, from + 100, 1000},
+                                       {to + 1000, from + 1100, 3000},
+                                       {to + 4000, from, 0},
+                                       {to + 4000, from + 4100, 5000},
+                                       {to + 9000, from, 100}};
+    SUBCASE("nothing registered") {
+        registry.cut(rows, pieces);
+        REQUIRE(pieces.size() == 2);
+        CHECK(pieces[0].size_bytes == 9000);
+        CHECK(pieces[1].source == from);
+    }
+    SUBCASE("two registrations, and pages that are in neither") {
+        pin_registry::holds held;
+        REQUIRE(acquire(registry, locker, pages_at(memory, 0, 1), held).empty());
+        REQUIRE(acquire(registry, locker, pages_at(memory, 1, 1), held).empty());
+        registry.cut(rows, pieces);
+        REQUIRE(pieces.size() == 4);
+        CHECK(pieces[0].size_bytes == page - 100);
+        CHECK(pieces[1].source == from + page);
+        CHECK(pieces[1].destination == to + page - 100);
+        CHECK(pieces[1].size_bytes == page);
+        CHECK(pieces[2].source == from + 2 * page);
+        CHECK(pieces[2].size_bytes == 9100 - 2 * page);
+        CHECK(pieces[3].size_bytes == 100);
+        registry.release(held);
+    }
+}
+
+TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {
+    pin_registry registry;
+    fake_locker locker;
+    locker.unlocks = false;
+    auto memory = std::make_shared<const memory_region>(memory_region::anonymous(page));
+    pin_registry::holds held;
+    REQUIRE(registry.acquire(locker, memory->bytes(), false, memory, held).empty());
+    const std::weak_ptr<const memory_region> still_there = memory;
+    memory.reset();
+    registry.release(held);
+    CHECK_FALSE(still_there.expired());
+    // who asks for them again has them, and may have more luck
+    locker.unlocks = true;
+    held.clear();
+    const auto again = still_there.lock()->bytes();
+    REQUIRE(registry.acquire(locker, again, false, nullptr, held).empty());
+    registry.release(held);
+    CHECK(still_there.expired());
+    CHECK(locker.calls == 1);
+}
+
+TEST_CASE("pin: a locker that throws is a reason, and leaves nothing busy") {
+    struct throwing_locker final : page_locker {
+        std::string lock(std::span<const std::byte>, bool) override { throw device_error("it went away"); }
+        bool unlock(std::span<const std::byte>) noexcept override { return true; }
+        void give_way() noexcept override {}
+    };
+    pin_registry registry;
+    throwing_locker throwing;
+    fake_locker locker;
+    const auto memory = memory_region::anonymous(4 * page);
+    pin_registry::holds held;
+    CHECK(registry.acquire(throwing, memory.bytes(), false, nullptr, held) == "it went away");
+    CHECK(held.empty());
+    CHECK(registry.size() == 0);
+    CHECK(acquire(registry, locker, memory.bytes(), held).empty());
+    registry.release(held);
+}
