@@ -40,25 +40,26 @@ std::span<const std::byte> pages_of(std::span<const std::byte> bytes) {
 }
 
 /// Brings pages into the page table, outside the driver's lock, in which others would have to wait for it.
-/// Cold ones of a file are read from the disk here; they are not written to, which would change the file.
-/// New ones of memory are zeroed, by all cores. Pages that a truncated file has lost are left to the
-/// registration's own error.
-void bring_in(std::span<const std::byte> pages, bool shared) {
-    if (shared) {
+/// Cold ones of a file are read from the disk here; new ones of memory are zeroed, by all cores. Those of
+/// files and of shared memory are only read: to write to them would change the file. Pages that a truncated
+/// file has lost are left to the registration's own error.
+void bring_in(std::span<const std::byte> pages, bool read_only, bool shared) {
+    if (read_only) {
         system::advise(pages.data(), pages.size(), populate_read);
         return;
     }
     constexpr std::size_t bytes_of_task = std::size_t{4} << 20;
+    const int how = shared ? populate_read : populate_write;
     tbb::parallel_for(std::size_t{0}, (pages.size() + bytes_of_task - 1) / bytes_of_task, [=](std::size_t i) {
         const auto part = pages.subspan(i * bytes_of_task);
-        system::advise(part.data(), std::min(bytes_of_task, part.size()), populate_write);
+        system::advise(part.data(), std::min(bytes_of_task, part.size()), how);
     });
 }
 
 /// The same on another thread, while others are registered.
-std::future<void> bring_in_meanwhile(std::span<const std::byte> pages, bool shared) {
+std::future<void> bring_in_meanwhile(std::span<const std::byte> pages, bool read_only, bool shared) {
     try {
-        return std::async(std::launch::async, [=] { bring_in(pages, shared); });
+        return std::async(std::launch::async, [=] { bring_in(pages, read_only, shared); });
     } catch (const std::system_error&) {
         return {};  // no thread: the registration brings them in itself
     }
@@ -187,8 +188,8 @@ std::string pin_worker::register_all(ask_machine ask) {
     if (!registry_->reserve(all_pages, budget.size_bytes)) {
         const std::uint64_t others = registry_->reserved_bytes();
         return fmt::format(
-            "{} to register are more than {} the pin budget of {}{} ({})", in_binary_units(pages_bytes),
-            others == 0 ? "" : "is left of", in_binary_units(budget.size_bytes),
+            "{} to register are more than {}the pin budget of {}{} ({})", in_binary_units(pages_bytes),
+            others == 0 ? "" : "is left of ", in_binary_units(budget.size_bytes),
             others == 0 ? "" : fmt::format(", of which {} are in use", in_binary_units(others)),
             budget.source);
     }
@@ -200,11 +201,12 @@ std::string pin_worker::register_pieces(const std::vector<piece>& pieces) {
     std::future<void> populated;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         const piece& next = pieces[i];
-        if (i == 0) bring_in(next.pages(), next.shared);
+        if (i == 0) bring_in(next.pages(), next.read_only, next.shared);
         if (populated.valid()) populated.get();
         if (stop_.load(std::memory_order_relaxed)) return "stopped before everything was registered";
         if (i + 1 < pieces.size())
-            populated = bring_in_meanwhile(pieces[i + 1].pages(), pieces[i + 1].shared);
+            populated =
+                bring_in_meanwhile(pieces[i + 1].pages(), pieces[i + 1].read_only, pieces[i + 1].shared);
         const std::string reason =
             registry_->acquire(*locker_, next.pages(), next.read_only, next.tracked->range.owner, held_);
         if (!reason.empty()) {

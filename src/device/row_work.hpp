@@ -52,8 +52,8 @@ struct row_transfer {
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
     /// The table has a row for each index of the transfer, in the order's order: the i-th is that of index
-    /// begin + i. Of equal ones, a gather reads the first; a scatter writes all, of which the last counts (of
-    /// a sum the first).
+    /// begin + i. Of equal ones, a gather reads the first; a scatter may write all, of which the last
+    /// counts (of a sum the first).
     bool compact = false;
     unsigned blocks = 0;  ///< of threads, on CUDA; 0: enough for everything at once
 };
