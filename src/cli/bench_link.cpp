@@ -10,6 +10,7 @@
 #include "pinflow/pin.hpp"
 #include "pinflow/stream.hpp"
 #include "src/cli/bench.hpp"
+#include "src/cli/bench_words.hpp"
 
 namespace pinflow::cli {
 

@@ -14,6 +14,7 @@
 #include "pinflow/rows.hpp"
 #include "pinflow/stream.hpp"
 #include "src/cli/bench.hpp"
+#include "src/cli/bench_words.hpp"
 #include "src/cli/output.hpp"
 #include "src/core/checked.hpp"
 

@@ -20,6 +20,7 @@
 #include "pinflow/loader/digest.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "src/cli/bench.hpp"
+#include "src/cli/bench_words.hpp"
 #include "src/cli/output.hpp"
 #include "src/core/system.hpp"
 

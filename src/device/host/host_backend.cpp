@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <fstream>
@@ -17,6 +18,7 @@
 #include "src/device/digest_host.hpp"
 #include "src/device/host/host_rows.hpp"
 #include "src/device/host/host_stream.hpp"
+#include "src/device/pin_limits.hpp"
 
 namespace pinflow::detail {
 
@@ -58,8 +60,10 @@ class host final : public device_backend {
     }
 
     device::memory_sizes memory() const override {
+        const memory_limits limits = read_memory_limits();
+        const std::uint64_t available = limits.available_bytes.value_or(0);
         return {kibibytes(proc_value("/proc/meminfo", "MemTotal")),
-                kibibytes(proc_value("/proc/meminfo", "MemAvailable"))};
+                std::min(available, limits.cgroup_bytes.value_or(available))};
     }
 
     void* create_stream() override { return new host_stream; }
