@@ -151,8 +151,10 @@ struct row_plan {
     unsigned blocks = 0;      ///< thread blocks of the direct part; 0: as many as there is work for
     double staged_share = 0;  ///< of the rows, on the hybrid route
     unsigned batches = 1;     ///< worth taking together where so many are known: within 3 % of the best rate
-    double gbps = 0;          ///< measured, in GB (1e9 bytes) a second; 0 when nothing was measured
-    std::string reason;       ///< one sentence; says what the options set
+    /// GB (1e9 bytes) a second: measured, or of scatters what measured gathers let expect; 0 when nothing was
+    /// measured.
+    double gbps = 0;
+    std::string reason;  ///< one sentence; says what the options set
 };
 
 /// Moves rows between a table in host memory and a device, by their numbers: `gather` to the device,

@@ -47,11 +47,6 @@ constexpr std::uint64_t most_measured_bytes = std::uint64_t{512} << 20;
 constexpr std::uint64_t most_measured_rows = std::uint64_t{1} << 20;
 /// A route must be so much faster to be taken instead of one that keeps less of the machine busy.
 constexpr double worth_it = 1.05;
-/// What rows are scattered at, of what they are gathered at by the same route: writes are not waited for,
-/// reads are (measured: samples/bench/RESULTS.md).
-constexpr double direct_scatter_of_gather = 1.06;
-constexpr double staged_scatter_of_gather = 1.4;
-
 /// Moves fresh random rows by each of some plans, in memory of its own.
 class measurement {
  public:
@@ -128,12 +123,6 @@ std::string why_slots_were_not_tried(const exchange_state& exchange) {
                        exchange.staging_slot_bytes(), exchange.options().staging_bytes);
 }
 
-/// Of the hybrid route: the two ways share the link, each gets the part that it can do in the same time.
-double balanced_share(const exchange_state& exchange, double direct, double staged) {
-    if (exchange.options().staged_share != 0) return exchange.options().staged_share;
-    return std::clamp(staged / (direct + staged), 0.1, 0.6);
-}
-
 /// The fastest of the gathers. The table is only read.
 row_plan measure_gather(exchange_state& exchange, const row_workload& workload) {
     measurement measurement(exchange, workload.count);
@@ -149,7 +138,10 @@ row_plan measure_gather(exchange_state& exchange, const row_workload& workload) 
         tried.push_back(measured(row_route::staged, !workload.host_ids));
         const double staged = tried.back().gbps;
         row_plan hybrid = plan_of(row_route::hybrid, true, exchange, row_direction::gather);
-        hybrid.staged_share = balanced_share(exchange, direct, staged);
+        if (exchange.options().staged_share == 0) {
+            // the two ways share the link: each gets the part that it can do in the same time
+            hybrid.staged_share = std::clamp(staged / (direct + staged), 0.1, 0.6);
+        }
         tried.push_back(measurement.measured(hybrid));
     }
     row_plan best = tried.front();
@@ -166,33 +158,26 @@ row_plan measure_gather(exchange_state& exchange, const row_workload& workload) 
     return best;
 }
 
-/// Scatters are not measured, as that would write to the table: they are judged by gathers, and by rows that
-/// lie in order. Both ways at once are not worth it: they gained some percents at most (samples/bench/
-/// RESULTS.md).
+/// Scatters are not measured, as that would write to the table: they are judged by gathers.
 row_plan derive_scatter(exchange_state& exchange, const row_workload& workload) {
     measurement measurement(exchange, workload.count);
     const auto gather = [&](row_route route) {
         return plan_of(route, true, exchange, row_direction::gather);
     };
-    const auto scatter = [&](row_route route, double gbps) {
-        row_plan plan = plan_of(route, true, exchange, row_direction::scatter);
-        plan.gbps = gbps;
-        return plan;
-    };
     const double link = measurement.in_order(gather(row_route::direct));
-    const double direct_gather = measurement.measured(gather(row_route::direct)).gbps;
-    const double direct = std::min(direct_gather * direct_scatter_of_gather, link);
-    row_plan best = scatter(row_route::direct, direct);
-    std::string rates = fmt::format("direct {:.1f}", direct_gather);
-    if (slots_are_worth_trying(exchange)) {
-        const double staged_gather = measurement.measured(gather(row_route::staged)).gbps;
-        const double staged = std::min(staged_gather * staged_scatter_of_gather, link);
-        if (staged > direct * worth_it) best = scatter(row_route::staged, staged);
-        rates += fmt::format(", staged {:.1f}", staged_gather);
-    }
-    best.reason = fmt::format("measured by gathering {:.0f} MB of random rows, GB/s: {}{}",
-                              measurement.measured_bytes() / 1e6, rates, why_slots_were_not_tried(exchange));
-    return best;
+    const double direct = measurement.measured(gather(row_route::direct)).gbps;
+    const bool tries_slots = slots_are_worth_trying(exchange);
+    const double staged = tries_slots ? measurement.measured(gather(row_route::staged)).gbps : 0;
+    const expected_rate judged = judged_scatter(direct, staged, link);
+    row_plan plan = plan_of(judged.route, true, exchange, row_direction::scatter);
+    plan.gbps = judged.gbps;
+    plan.reason = fmt::format(
+        "measured by gathering {:.0f} MB of random rows, GB/s: direct {:.1f}{}, rows in order {:.1f}; "
+        "expected of "
+        "scatters by that: {:.1f}{}",
+        measurement.measured_bytes() / 1e6, direct, tries_slots ? fmt::format(", staged {:.1f}", staged) : "",
+        link, judged.gbps, why_slots_were_not_tried(exchange));
+    return plan;
 }
 
 row_plan measure(exchange_state& exchange, const row_workload& workload) {
@@ -269,6 +254,17 @@ std::uint64_t measured_rows(const row_table& table, std::uint64_t count) noexcep
     const std::uint64_t row_bytes = std::max<std::uint64_t>(table.row_size_bytes(), 1);
     const std::uint64_t most = std::min(most_measured_bytes / row_bytes, most_measured_rows);
     return std::max<std::uint64_t>(std::min(count, most), 1);
+}
+
+expected_rate judged_scatter(double direct_gather, double staged_gather, double link) noexcept {
+    // writes are not waited for, reads are. Both ways at once are left out: they gained some percents at most
+    // (measured, as the factors: samples/bench/RESULTS.md)
+    constexpr double direct_of_gather = 1.06;
+    constexpr double staged_of_gather = 1.4;
+    const double direct = std::min(direct_gather * direct_of_gather, link);
+    const double staged = std::min(staged_gather * staged_of_gather, link);
+    if (staged > direct * worth_it) return {row_route::staged, staged};
+    return {row_route::direct, direct};
 }
 
 row_plan measured_plan(exchange_state& exchange, const row_workload& workload) {

@@ -20,6 +20,15 @@ row_plan plan_of(row_route route, bool sorted, const exchange_state& exchange, r
 /// How many rows calls of `count` rows are measured with: 1 at least.
 std::uint64_t measured_rows(const row_table& table, std::uint64_t count) noexcept;
 
+/// A route, and what it is expected to do.
+struct expected_rate {
+    row_route route;
+    double gbps;
+};
+/// How rows are best scattered where they are gathered at these rates, directly and through slots, and rows
+/// in order at `link`; GB a second, 0 where that was not measured.
+expected_rate judged_scatter(double direct_gather, double staged_gather, double link) noexcept;
+
 /// The fastest plan, by measurements that are made once in a process for all exchanges that are alike in what
 /// rates depend on; sizes by their magnitude. For a table of some bytes that the device reaches. Where the
 /// device has no memory left to measure in, the plan is a direct one, and that is not tried again. Called

@@ -16,7 +16,8 @@ staging::staging(pinflow::device device, std::uint64_t slot_bytes, unsigned slot
     slots_.reserve(slots);
     for (unsigned i = 0; i < slots; ++i) {
         const slot& added = slots_.emplace_back(device, slot_bytes, copies_, cpu_[i % cpu_.size()]);
-        // what a scatter leaves out of equal rows is copied to the host too, though nobody looks at it
+        // what a scatter leaves out, equal rows or those of a refused call, is copied to the host too, though
+        // nobody looks at it
         device.backend().fill_zero(added.on_device.data(), slot_bytes, copies().native_handle());
     }
 }

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -79,10 +78,13 @@ void host_functions::give_task(task* ready) {
     try {
         // every function that waits needs a thread of its own
         std::thread([this] { run_tasks(); }).detach();
-    } catch (const std::system_error&) {
-        // CUDA's own thread then, unless another one has taken it meanwhile
+        const std::lock_guard lock(mutex_);
+        ++threads_;
+    } catch (...) {
+        // the next of the threads that there are takes it; CUDA's own, on which nothing may call CUDA, only
+        // where there is none
         std::unique_lock lock(mutex_);
-        if (!ready_.empty()) run_task(lock);
+        if (threads_ == 0 && !ready_.empty()) run_task(lock);
     }
 }
 

@@ -54,6 +54,7 @@ class host_functions {
     std::condition_variable changed_;
     std::vector<flag> free_flags_;
     std::deque<task*> ready_;
+    std::size_t threads_ = 0;
     std::size_t idle_threads_ = 0;
 };
 
