@@ -46,13 +46,11 @@ constexpr std::array works{
              bench_stream(options, true, link, report);
          },
          check_stream},
-    work{"gather", bench_gather,
-         [](const bench_options& options) { check_rows(options, {.to_device = true}); }},
+    work{"gather", bench_gather, [](const bench_options& options) { check_rows(options, ways_of_gather); }},
     work{"scatter", bench_scatter,
-         [](const bench_options& options) { check_rows(options, {.to_host = true}); }},
-    work{"duplex", bench_duplex,
-         [](const bench_options& options) { check_rows(options, {.to_device = true, .to_host = true}); }},
-    work{"plan", bench_plan, [](const bench_options& options) { check_rows(options, {}); }},
+         [](const bench_options& options) { check_rows(options, ways_of_scatter); }},
+    work{"duplex", bench_duplex, [](const bench_options& options) { check_rows(options, ways_of_duplex); }},
+    work{"plan", bench_plan, [](const bench_options& options) { check_rows(options, ways_of_plan); }},
 };
 
 std::string names_of_works() {

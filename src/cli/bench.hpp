@@ -66,6 +66,10 @@ struct row_ways {
     bool to_device = false;
     bool to_host = false;
 };
+inline constexpr row_ways ways_of_gather{.to_device = true, .to_host = false};
+inline constexpr row_ways ways_of_scatter{.to_device = false, .to_host = true};
+inline constexpr row_ways ways_of_duplex{.to_device = true, .to_host = true};
+inline constexpr row_ways ways_of_plan{};
 /// The same for rows by index. @throws invalid_argument when the table is too small for the batches, or the
 /// memory for either.
 void check_rows(const bench_options& options, row_ways ways);

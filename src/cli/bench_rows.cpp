@@ -323,7 +323,7 @@ void check_rows(const bench_options& options, row_ways ways) {
 }
 
 void bench_gather(const bench_options& options, const link_rates& link, const bench_report& report) {
-    const sizes sizes(options, {.to_device = true});
+    const sizes sizes(options, ways_of_gather);
     exchange_bench bench(options, sizes);
     const row_plan plan = bench.exchange().plan_gather(sizes.batch_rows, sizes.together());
     std::vector<double> seconds;
@@ -352,7 +352,7 @@ void bench_gather(const bench_options& options, const link_rates& link, const be
 }
 
 void bench_scatter(const bench_options& options, const link_rates& link, const bench_report& report) {
-    const sizes sizes(options, {.to_host = true});
+    const sizes sizes(options, ways_of_scatter);
     exchange_bench bench(options, sizes);
     const row_plan plan = bench.exchange().plan_scatter(sizes.batch_rows, sizes.together());
     std::vector<double> seconds;
@@ -371,7 +371,7 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
 }
 
 void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report) {
-    const sizes sizes(options, {.to_device = true, .to_host = true});
+    const sizes sizes(options, ways_of_duplex);
     exchange_bench bench(options, sizes);
     static_cast<void>(bench.exchange().plan_gather(sizes.batch_rows, sizes.together()));
     static_cast<void>(bench.exchange().plan_scatter(sizes.batch_rows, sizes.together()));
@@ -394,7 +394,7 @@ void bench_duplex(const bench_options& options, const link_rates& link, const be
 }
 
 void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report) {
-    const sizes sizes(options, {});
+    const sizes sizes(options, ways_of_plan);
     exchange_bench bench(options, sizes);
     const auto tell = [&](const char* direction, const row_plan& plan, unsigned batches, double link_rate) {
         report(

@@ -47,6 +47,7 @@ constexpr std::uint64_t most_measured_bytes = std::uint64_t{512} << 20;
 constexpr std::uint64_t most_measured_rows = std::uint64_t{1} << 20;
 /// A route must be so much faster to be taken instead of one that keeps less of the machine busy.
 constexpr double worth_it = 1.05;
+
 /// Moves fresh random rows by each of some plans, in memory of its own.
 class measurement {
  public:
