@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -54,10 +55,33 @@ void check_refused(const std::string& command, const std::string& path, const st
     CHECK(std::filesystem::is_empty(folder.path()));
 }
 
+/// By every command; under a sanitizer, where a process takes long to start, by one after the other in turn.
 void check_refused(const std::string& path) {
-    for (const char* const command : {"inspect", "stream", "convert"}) {
+    static constexpr std::array commands{"inspect", "stream", "convert"};
+    static std::size_t turn = 0;
+    if (sanitized) {
+        check_refused(commands[turn++ % commands.size()], path);
+        return;
+    }
+    for (const char* const command : commands) {
         check_refused(command, path);
     }
+}
+
+/// By inspect, when cut after every STEP bytes (under a sanitizer after every fifth of these), but not when
+/// whole.
+void check_refused_when_cut(const std::string& path, const std::string& whole, std::size_t step) {
+    if (sanitized) step *= 5;
+    for (std::size_t size = 0; size < whole.size(); size += step) {
+        CAPTURE(size);
+        write_file(path, whole.substr(0, size));
+        const tool_result result = run_tool({"inspect", path});
+        CAPTURE(result.errors);
+        CHECK(result.status == 1);
+        CHECK(result.one_error_line());
+    }
+    write_file(path, whole);
+    CHECK(run_tool({"inspect", path}).status == 0);
 }
 
 std::string repeated(const std::string& part, std::size_t count) {
@@ -141,17 +165,7 @@ TEST_CASE("cli: refuses every bad npy file with one line, within a second") {
 TEST_CASE("cli: refuses a npy file that was cut after any byte") {
     const temporary_folder folder;
     const std::string whole = header(text("'<f4'", "(2, 3)")) + std::string(24, '\0');
-    const std::string path = folder / "cut.npy";
-    for (std::size_t size = 0; size < whole.size(); ++size) {
-        CAPTURE(size);
-        write_file(path, whole.substr(0, size));
-        const tool_result result = run_tool({"inspect", path});
-        CAPTURE(result.errors);
-        CHECK(result.status == 1);
-        CHECK(result.one_error_line());
-    }
-    write_file(path, whole);
-    CHECK(run_tool({"inspect", path}).status == 0);
+    check_refused_when_cut(folder / "cut.npy", whole, 1);
 }
 
 // ---- .npz -------------------------------------------------------------------------------------------------
@@ -263,9 +277,11 @@ TEST_CASE("cli: refuses every bad member of an npz file with one line, within a 
     for (const auto& [name, content, where] : table) {
         const std::string path = folder / name;
         write_file(path, content);
-        for (const char* const array_name : {"", "a"}) {
-            check_refused("stream", path, array_name);
-            check_refused("convert", path, array_name);
+        check_refused("stream", path, "a");
+        check_refused("convert", path, "a");
+        if (!sanitized) {
+            check_refused("stream", path);
+            check_refused("convert", path);
         }
         if (where == shows::in_header) check_refused("inspect", path, "a");
         // without a name it is listed, with the reason
@@ -286,17 +302,7 @@ TEST_CASE("cli: refuses an npz file that was cut after any byte") {
     const temporary_folder folder;
     const std::string array = header(text("'<f4'", "(2, 3)")) + std::string(24, '\0');
     const std::string whole = zip_bytes::make({{"a.npy", array}, {"b.npy", array, true}}).bytes;
-    const std::string path = folder / "cut.npz";
-    for (std::size_t size = 0; size < whole.size(); size += 3) {
-        CAPTURE(size);
-        write_file(path, whole.substr(0, size));
-        const tool_result result = run_tool({"inspect", path});
-        CAPTURE(result.errors);
-        CHECK(result.status == 1);
-        CHECK(result.one_error_line());
-    }
-    write_file(path, whole);
-    CHECK(run_tool({"inspect", path}).status == 0);
+    check_refused_when_cut(folder / "cut.npz", whole, 3);
 }
 
 // ---- safetensors ------------------------------------------------------------------------------------------
@@ -360,7 +366,7 @@ TEST_CASE("cli: refuses every bad safetensors file with one line, within a secon
     for (const auto& [name, content] : table) {
         write_file(folder / name, content);
         check_refused(folder / name);
-        check_refused("inspect", folder / name, "a");
+        if (!sanitized) check_refused("inspect", folder / name, "a");
     }
 }
 

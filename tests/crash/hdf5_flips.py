@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""hdf5_flips.py PINFLOW [--flips N] [--truncations all|some] [--kinds NAME,...] [--limit SECONDS] [--jobs N] [--seed N]
+"""hdf5_flips.py PINFLOW [--flips N] [--truncations N|all] [--kinds NAME,...] [--limit SECONDS] [--jobs N] [--seed N]
               [--keep FOLDER]
 
 Damages small HDF5 files of every kind that h5py makes, by one byte (N times) and by cutting them off (after every 64
-bytes, or after some of these), and has the tool `stream FILE:NAME --json` and `inspect FILE --json` each. What is
+bytes, or after N of these), and has the tool `stream FILE:NAME --json` and `inspect FILE --json` each. What is
 expected of every run:
 
 - It ends within the limit, by no signal, with exit status 0 or 1, and leaves no process behind.
@@ -426,8 +426,8 @@ def make_cases(settings, files):
         cases.append((kind, generator.choice(list(digests)), "flip", (offset, generator.randrange(1, 256))))
     for kind, (content, digests) in files.items():
         sizes = range(0, len(content), 64)
-        if settings.truncations == "some":
-            sizes = generator.sample(sizes, 4)
+        if settings.truncations != "all":
+            sizes = generator.sample(sizes, min(int(settings.truncations), len(sizes)))
         cases += [(kind, generator.choice(list(digests)), "cut", size) for size in sizes]
     return cases
 
@@ -436,7 +436,7 @@ def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n")[0])
     parser.add_argument("tool")
     parser.add_argument("--flips", type=int, default=2000)
-    parser.add_argument("--truncations", choices=["all", "some"], default="all")
+    parser.add_argument("--truncations", default="all")
     parser.add_argument("--kinds")
     parser.add_argument("--limit", type=int, default=90)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
