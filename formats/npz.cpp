@@ -330,6 +330,37 @@ class reordered_elements final : public detail::element_stream {
     std::unique_ptr<detail::zip_member_reader> reader_;
 };
 
+class npz_elements final : public detail::element_file {
+ public:
+    explicit npz_elements(const std::filesystem::path& path) : archive_(path) {}
+
+    std::unique_ptr<detail::element_stream> stream(std::string_view name,
+                                                   std::uint64_t memory_bytes) const override {
+        return naming(*archive_.file(), [&] { return stream_member(name, memory_bytes); });
+    }
+
+ private:
+    std::unique_ptr<detail::element_stream> stream_member(std::string_view name,
+                                                          std::uint64_t memory_bytes) const {
+        const zip_entry& entry = archive_.find(name);
+        npz_member member = detail::begin_npz_member(entry, archive_.read(), piece_bytes);
+        const bool in_order =
+            !member.header.fortran_order ||
+            array_view(nullptr, member.header.dtype, member.header.shape,
+                       fortran_strides_bytes(member.header.shape, member.header.dtype.size_bytes()))
+                .c_contiguous();
+        if (in_order) return std::make_unique<member_elements>(archive_.file(), std::move(member));
+        // deflated elements come in their own order only: all of them must be there to be put in another
+        array whole = std::move(open_members(archive_, std::array{std::string(name)})[0]);
+        auto elements = detail::stream_elements(whole, memory_bytes);
+        if (entry.deflated()) return elements;
+        return std::make_unique<reordered_elements>(archive_.file(), std::move(elements),
+                                                    std::move(member.reader));
+    }
+
+    archive archive_;
+};
+
 array_listing list_member(const zip_entry& entry, const detail::read_bytes& read) {
     array_listing listing;
     listing.name = array_name(entry.name);
@@ -379,26 +410,8 @@ std::vector<array> open_npz(const std::filesystem::path& path, std::span<const s
     return naming(*archive.file(), [&] { return open_members(archive, names); });
 }
 
-std::unique_ptr<detail::element_stream> detail::open_npz_elements(const std::filesystem::path& path,
-                                                                  std::string_view name,
-                                                                  std::uint64_t memory_bytes) {
-    const archive archive(path);
-    return naming(*archive.file(), [&]() -> std::unique_ptr<element_stream> {
-        const zip_entry& entry = archive.find(name);
-        npz_member member = begin_npz_member(entry, archive.read(), piece_bytes);
-        const bool in_order =
-            !member.header.fortran_order ||
-            array_view(nullptr, member.header.dtype, member.header.shape,
-                       fortran_strides_bytes(member.header.shape, member.header.dtype.size_bytes()))
-                .c_contiguous();
-        if (in_order) return std::make_unique<member_elements>(archive.file(), std::move(member));
-        // deflated elements come in their own order only: all of them must be there to be put in another
-        array whole = std::move(open_members(archive, std::array{std::string(name)})[0]);
-        auto elements = stream_elements(whole, memory_bytes);
-        if (entry.deflated()) return elements;
-        return std::make_unique<reordered_elements>(archive.file(), std::move(elements),
-                                                    std::move(member.reader));
-    });
+std::unique_ptr<detail::element_file> detail::open_npz_elements(const std::filesystem::path& path) {
+    return std::make_unique<npz_elements>(path);
 }
 
 }  // namespace pinflow

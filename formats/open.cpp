@@ -294,16 +294,46 @@ std::shared_ptr<const row_source> open_rows(const std::string& text, const open_
 
 namespace detail {
 
-std::unique_ptr<element_stream> open_elements(const std::filesystem::path& path, std::string_view name,
-                                              std::uint64_t memory_bytes) {
-    const file_format format = format_of(path);
-    if (format == file_format::npz) {
-        return open_npz_elements(path, name.empty() ? only_name(path) : std::string(name), memory_bytes);
+namespace {
+
+class npy_elements final : public element_file {
+ public:
+    explicit npy_elements(std::filesystem::path path) : path_(std::move(path)) {}
+
+    std::unique_ptr<element_stream> stream(std::string_view name, std::uint64_t memory_bytes) const override {
+        return stream_elements(name.empty() ? open_npy(path_) : open_npy_field(path_, name), memory_bytes);
     }
-    if (format == file_format::hdf5) {
-        return open_hdf5_elements(path, name.empty() ? only_name(path) : std::string(name), memory_bytes);
+
+ private:
+    std::filesystem::path path_;
+};
+
+class hdf5_elements final : public element_file {
+ public:
+    explicit hdf5_elements(std::filesystem::path path) : path_(std::move(path)) {}
+
+    std::unique_ptr<element_stream> stream(std::string_view name, std::uint64_t memory_bytes) const override {
+        return open_hdf5_elements(path_, name, memory_bytes);
     }
-    return stream_elements(name.empty() ? open(path) : open(path, name), memory_bytes);
+
+ private:
+    std::filesystem::path path_;
+};
+
+}  // namespace
+
+std::unique_ptr<element_file> open_elements(const std::filesystem::path& path) {
+    switch (format_of(path)) {
+        case file_format::npy:
+            return std::make_unique<npy_elements>(path);
+        case file_format::npz:
+            return open_npz_elements(path);
+        case file_format::safetensors:
+            return open_safetensors_elements(path);
+        case file_format::hdf5:
+            return std::make_unique<hdf5_elements>(path);
+    }
+    throw std::logic_error("a format without elements");
 }
 
 }  // namespace detail

@@ -7,8 +7,10 @@
 #include <array>
 #include <bit>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 #include <utility>
 
+#include "formats/element_streams.hpp"
 #include "formats/safetensors_header.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
@@ -57,6 +59,55 @@ std::string why_unsupported(const safetensors_entry& tensor) {
     return fmt::format("pinflow has no elements of the type {}", tensor.type_name);
 }
 
+/// An open file and its header.
+class tensor_file {
+ public:
+    explicit tensor_file(const std::filesystem::path& path);
+    tensor_file(const tensor_file&) = delete;
+    tensor_file& operator=(const tensor_file&) = delete;
+
+    array open(std::string_view name) const;
+
+ private:
+    std::shared_ptr<const input_file> file_;
+    safetensors_header header_;
+    std::unordered_map<std::string_view, const safetensors_entry*> by_name_;
+};
+
+tensor_file::tensor_file(const std::filesystem::path& path)
+    : file_(std::make_shared<const input_file>(path)), header_(read_header(*file_)) {
+    by_name_.reserve(header_.tensors.size());
+    for (const safetensors_entry& tensor : header_.tensors)
+        by_name_.emplace(tensor.name, &tensor);
+}
+
+array tensor_file::open(std::string_view name) const {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) {
+        throw invalid_argument(fmt::format("cannot open {} of '{}': none of its {} tensors has that name",
+                                           quote(name), file_->path(), header_.tensors.size()));
+    }
+    const safetensors_entry& tensor = *found->second;
+    if (!tensor.dtype) {
+        throw unsupported(
+            fmt::format("cannot open {} of '{}': {}", quote(name), file_->path(), why_unsupported(tensor)));
+    }
+    return array::of_file(file_, tensor.offset_bytes, *tensor.dtype, tensor.shape);
+}
+
+class tensor_elements final : public detail::element_file {
+ public:
+    explicit tensor_elements(const std::filesystem::path& path) : file_(path) {}
+
+    std::unique_ptr<detail::element_stream> stream(std::string_view name,
+                                                   std::uint64_t memory_bytes) const override {
+        return detail::stream_elements(file_.open(name), memory_bytes);
+    }
+
+ private:
+    tensor_file file_;
+};
+
 }  // namespace
 
 std::vector<array_listing> list_safetensors(const std::filesystem::path& path) {
@@ -80,19 +131,20 @@ std::vector<array_listing> list_safetensors(const std::filesystem::path& path) {
 }
 
 array open_safetensors(const std::filesystem::path& path, std::string_view name) {
-    auto file = std::make_shared<const input_file>(path);
-    safetensors_header header = read_header(*file);
-    const auto tensor = std::ranges::find(header.tensors, name, &safetensors_entry::name);
-    if (tensor == header.tensors.end()) {
-        throw invalid_argument(fmt::format("cannot open {} of '{}': none of its {} tensors has that name",
-                                           quote(name), file->path(), header.tensors.size()));
-    }
-    if (!tensor->dtype) {
-        throw unsupported(
-            fmt::format("cannot open {} of '{}': {}", quote(name), file->path(), why_unsupported(*tensor)));
-    }
-    return array::of_file(std::move(file), tensor->offset_bytes, *std::move(tensor->dtype),
-                          std::move(tensor->shape));
+    return tensor_file(path).open(name);
+}
+
+std::vector<array> open_safetensors(const std::filesystem::path& path, std::span<const std::string> names) {
+    const tensor_file file(path);
+    std::vector<array> arrays;
+    arrays.reserve(names.size());
+    for (const std::string& name : names)
+        arrays.push_back(file.open(name));
+    return arrays;
+}
+
+std::unique_ptr<detail::element_file> detail::open_safetensors_elements(const std::filesystem::path& path) {
+    return std::make_unique<tensor_elements>(path);
 }
 
 // ---- writing ----------------------------------------------------------------------------------------------

@@ -195,6 +195,20 @@ TEST_CASE("convert: what a safetensors file says of itself is handed on") {
     check_content(read_back(out), {"bfloat16", "(2,)", "abcd"});
 }
 
+TEST_CASE("convert: a tensor without a name stays one among others") {
+    const temporary_folder folder;
+    const std::string in = folder / "in.safetensors", out = folder / "out.safetensors";
+    write_file(in, cli::safetensors(R"({"":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                                    R"("a":{"dtype":"U8","shape":[3],"data_offsets":[2,5]}})",
+                                    "12abc"));
+    convert({in, out});
+    REQUIRE(pinflow::list_arrays(out).size() == 2);
+    CHECK(read_back(out, "a", 1).bytes == "abc");
+    const pinflow::array nameless = pinflow::open(out, "");
+    CHECK(std::string(reinterpret_cast<const char*>(nameless.view().data()), nameless.size_bytes()) == "12");
+    check_fails(1, {"convert", in, folder / "out.npz"}, {"empty"});
+}
+
 TEST_CASE("convert: casts numbers, and takes bytes for another type before that") {
     const temporary_folder folder;
     const std::string in = folder / "in.npy", out = folder / "out.npy";

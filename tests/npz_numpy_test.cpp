@@ -82,7 +82,7 @@ std::string elements_of(const pinflow::array_view& view) {
 
 /// The elements as convert reads them.
 std::string streamed(const fs::path& path, const std::string& name) {
-    const auto stream = pinflow::detail::open_npz_elements(path, name, 1 << 20);
+    const auto stream = pinflow::detail::open_npz_elements(path)->stream(name, 1 << 20);
     std::string content(pinflow::element_count(stream->shape()) * stream->dtype().size_bytes(), '?');
     const auto bytes = std::as_writable_bytes(std::span(content));
     const std::size_t step = 4096 - 4096 % stream->dtype().size_bytes();

@@ -64,7 +64,7 @@ std::int32_t first_of(const array& opened) {
 
 /// Everything that the element stream of a member delivers, `step` bytes at a time.
 std::string streamed(const fs::path& path, std::string_view name, std::size_t step) {
-    const auto stream = pinflow::detail::open_npz_elements(path, name, 1 << 20);
+    const auto stream = pinflow::detail::open_npz_elements(path)->stream(name, 1 << 20);
     std::string content(pinflow::element_count(stream->shape()) * stream->dtype().size_bytes(), '?');
     const auto bytes = std::as_writable_bytes(std::span(content));
     for (std::size_t at = 0; at < bytes.size(); at += step)
@@ -199,7 +199,7 @@ TEST_CASE("npz: big-endian elements are streamed little-endian") {
         CHECK(streamed(folder / "a.npz", "a", 4) == "dcbahgfe");
         CHECK(streamed(folder / "a.npz", "b", 10) == "dcba-fehg-DCBA+FEHG+");
         CHECK(open_npz(folder / "a.npz", "a").dtype().descr() == ">i4");
-        const auto stream = pinflow::detail::open_npz_elements(folder / "a.npz", "b", 1 << 20);
+        const auto stream = pinflow::detail::open_npz_elements(folder / "a.npz")->stream("b", 1 << 20);
         CHECK(stream->dtype() == type.little_endian());
         std::vector<std::byte> piece(30);
         CHECK_THROWS_AS(stream->read(std::span(piece).first(5)), pinflow::invalid_argument);

@@ -438,7 +438,7 @@ TEST_CASE("open: elements of any format can be streamed") {
     write_safetensors(folder / "c.safetensors", {"x", "y"});
     write_points(folder / "d.npy");
     const auto streamed = [&](const std::string& file, const std::string& name) {
-        const auto stream = pinflow::detail::open_elements(folder / file, name, 1 << 20);
+        const auto stream = pinflow::detail::open_elements(folder / file)->stream(name, 1 << 20);
         integers elements(pinflow::element_count(stream->shape()));
         REQUIRE(stream->dtype() == dtype::of<std::int32_t>());
         stream->read(std::as_writable_bytes(std::span(elements)));
@@ -447,10 +447,34 @@ TEST_CASE("open: elements of any format can be streamed") {
     };
     CHECK(streamed("a.npy", "") == counting(0, 6));
     CHECK(streamed("b.npz", "y") == integers{2, 3});
-    CHECK(streamed("one.npz", "") == integers{0, 1});
+    CHECK(streamed("one.npz", "x") == integers{0, 1});
     CHECK(streamed("c.safetensors", "x") == integers{0, 1});
     CHECK(streamed("d.npy", "at") == integers{1, 2, 4, 5});
     CHECK_THROWS_AS(streamed("b.npz", ""), pinflow::invalid_argument);
     CHECK_THROWS_AS(streamed("c.safetensors", ""), pinflow::invalid_argument);
     CHECK_THROWS_AS(streamed("a.npy", "x"), pinflow::invalid_argument);
+}
+
+TEST_CASE(
+    "open: the elements of several arrays come from the file that was opened, not from one in its place") {
+    const temporary_folder folder;
+    for (const std::string file : {"a.npz", "a.safetensors"}) {
+        CAPTURE(file);
+        const auto write = [&](const std::string& path, const std::vector<std::string>& names) {
+            file == "a.npz" ? write_npz(path, names) : write_safetensors(path, names);
+        };
+        write(folder / file, {"x", "y"});
+        const auto elements = pinflow::detail::open_elements(folder / file);
+        write(folder / "other", {"z"});
+        fs::rename(folder / "other", folder / file);
+        for (const auto& [name, expected] :
+             {std::pair{"y", integers{2, 3}}, std::pair{"x", integers{0, 1}}}) {
+            const auto stream = elements->stream(name, 1 << 20);
+            integers read(2);
+            stream->read(std::as_writable_bytes(std::span(read)));
+            CHECK(read == expected);
+            CHECK_THROWS_AS(stream->finish(), pinflow::data_changed);
+        }
+        CHECK_THROWS_AS(elements->stream("z", 1 << 20), pinflow::invalid_argument);
+    }
 }

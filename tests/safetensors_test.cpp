@@ -70,6 +70,14 @@ TEST_CASE("safetensors: opens a tensor where it lies in the file") {
     CHECK(contains(sentence_of<pinflow::unsupported>([&] { pinflow::open_safetensors(path, "d"); }),
                    "cannot open 'd' of '" + path + "': pinflow has no elements of the type F8_E8M0"));
 
+    const auto both = pinflow::open_safetensors(path, std::vector<std::string>{"c", "b"});
+    REQUIRE(both.size() == 2);
+    CHECK(both[0].dtype() == dtype::of<std::int64_t>());
+    CHECK(bytes_of(both[1]) == "12345678");
+    CHECK(pinflow::open_safetensors(path, std::vector<std::string>()).empty());
+    CHECK_THROWS_AS(pinflow::open_safetensors(path, std::vector<std::string>{"b", "e"}),
+                    pinflow::invalid_argument);
+
     const auto listings = pinflow::list_safetensors(path);
     REQUIRE(listings.size() == 4);
     CHECK(listings[1].name == "b");

@@ -110,7 +110,7 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
 
 /// One array on its way.
 struct conversion {
-    std::string source_name;  ///< empty for the one array of a file
+    std::string source_name;  ///< as list_arrays tells it
     pinflow::dtype source;    ///< as its stream delivers it
     pinflow::dtype viewed;
     target_array target;
@@ -156,13 +156,9 @@ conversion plan_one(const convert_arguments& arguments, const std::string& sourc
     return planned;
 }
 
-std::unique_ptr<pinflow::detail::element_stream> open_stream(const source_argument& source,
-                                                             const std::string& name) {
-    return pinflow::detail::open_elements(source.path, name, reordering_bytes);
-}
-
 /// Which arrays are converted, and to what.
-std::vector<conversion> plan(const convert_arguments& arguments) {
+std::vector<conversion> plan(const convert_arguments& arguments,
+                             const pinflow::detail::element_file& elements) {
     const auto& [source, target, view_as, cast_to, layout] = arguments;
     std::vector<array_listing> listed;
     if (!source.name) {
@@ -173,7 +169,7 @@ std::vector<conversion> plan(const convert_arguments& arguments) {
     }
     if (source.name || listed.size() == 1) {
         const std::string name = source.name.value_or(listed.empty() ? "" : listed.front().name);
-        const auto stream = open_stream(source, name);
+        const auto stream = elements.stream(name, reordering_bytes);
         return {plan_one(arguments, name, target.name, stream->dtype(), stream->shape())};
     }
     if (target.format == file_format::npy) {
@@ -277,7 +273,8 @@ text_map metadata_of(const convert_arguments& arguments) {
 }
 
 /// @return the bytes of payload written.
-std::uint64_t convert_all(const convert_arguments& arguments, const std::vector<conversion>& conversions) {
+std::uint64_t convert_all(const convert_arguments& arguments, const pinflow::detail::element_file& elements,
+                          const std::vector<conversion>& conversions) {
     std::vector<target_array> arrays;
     double total_bytes = 0;
     for (const conversion& each : conversions) {
@@ -299,7 +296,7 @@ std::uint64_t convert_all(const convert_arguments& arguments, const std::vector<
         }
     };
     for (const conversion& each : conversions) {
-        const auto stream = open_stream(arguments.source, each.source_name);
+        const auto stream = elements.stream(each.source_name, reordering_bytes);
         if (stream->dtype() != each.source || stream->shape() != each.target.shape) {
             throw data_changed(
                 fmt::format("{} changed between two looks at it", named(arguments.source, each.source_name)));
@@ -335,8 +332,9 @@ void convert(const argument_list& arguments) {
 
     const clock::time_point start = clock::now();
     check_nothing_is_lost(parsed->source, parsed->target);
-    const std::vector<conversion> conversions = plan(*parsed);
-    const std::uint64_t bytes = convert_all(*parsed, conversions);
+    const auto elements = pinflow::detail::open_elements(parsed->source.path);
+    const std::vector<conversion> conversions = plan(*parsed, *elements);
+    const std::uint64_t bytes = convert_all(*parsed, *elements, conversions);
     const double seconds = seconds_since(start);
     print(fmt::format("{}: {}, {} in {:.3f} s, {:.2f} GB/s\n{}", escaped(parsed->target.path),
                       readable_count(conversions.size(), "array", "arrays"),

@@ -53,6 +53,9 @@ std::vector<array_listing> list_safetensors(const std::filesystem::path& path);
 /// unsupported for a type that pinflow lacks; as above.
 array open_safetensors(const std::filesystem::path& path, std::string_view name);
 
+/// Opens several, having read the header once. In the order of `names`.
+std::vector<array> open_safetensors(const std::filesystem::path& path, std::span<const std::string> names);
+
 /// Writes a safetensors file whose tensors' elements arrive in pieces; atomically, as write_npy. Not
 /// thread-safe.
 class safetensors_writer {
