@@ -146,8 +146,9 @@ TEST_CASE("state: a file appears complete or not at all, and what was there befo
     const temporary_folder folder;
     const auto path = folder / "state.json";
     write(path, "what was there before");
-    for (const detail::system::call failing : {detail::system::call::open, detail::system::call::write,
-                                               detail::system::call::fsync, detail::system::call::rename}) {
+    for (const detail::system::call failing :
+         {detail::system::call::open_unnamed, detail::system::call::write, detail::system::call::fsync,
+          detail::system::call::rename}) {
         CAPTURE(static_cast<int>(failing));
         {
             const detail::system::scoped_fault_hook hook([&](detail::system::call what, std::string_view) {

@@ -253,6 +253,50 @@ TEST_CASE("system: a file to be written must be new, and no link is followed to 
     CHECK_FALSE(fs::exists(folder / "elsewhere"));
 }
 
+TEST_CASE("system: a file without a name is gone when it is closed, or gets one that is not taken") {
+    const temporary_folder folder;
+    const std::string path = folder / "data";
+    if (const auto gone = seam::create_unnamed(folder.path().string(), 0600)) {
+        const open_file file(*gone);
+        CHECK(closed_on_exec(*gone));
+        seam::write_all(*gone, path, bytes_of("pinflow"));
+        CHECK(fs::is_empty(folder.path()));
+    } else {
+        MESSAGE("skipped: this file system has no files without names");
+        return;
+    }
+    CHECK(fs::is_empty(folder.path()));
+
+    const open_file file(*seam::create_unnamed(folder.path().string(), 0600));
+    seam::write_all(file.descriptor, path, bytes_of("pinflow"));
+    write_bytes(path, pattern_bytes(10));
+    CHECK(sentence_of<pinflow::system_failure>([&] { seam::give_name(file.descriptor, path); }) ==
+          "cannot create '" + path + "': File exists");
+    const std::string free = folder / "free";
+    int asked = 0;
+    {
+        const seam::scoped_fault_hook hook(
+            [&](seam::call, std::string_view) { return seam::fault{.error = ++asked < 3 ? EINTR : 0}; });
+        seam::give_name(file.descriptor, free);
+    }
+    CHECK(asked == 3);
+    CHECK(content_of(free) == "pinflow");
+}
+
+TEST_CASE("system: where a file must have a name is told from a folder that cannot be written to") {
+    const temporary_folder folder;
+    const std::string path = folder.path().string();
+    for (const int error : {EOPNOTSUPP, EISDIR}) {
+        const seam::scoped_fault_hook hook(failing(seam::call::open_unnamed, error));
+        CHECK(seam::create_unnamed(path, 0600) == std::nullopt);
+    }
+    CHECK(code_of([&] { seam::create_unnamed(path + "/absent", 0600); }) ==
+          std::errc::no_such_file_or_directory);
+    const seam::scoped_fault_hook hook(failing(seam::call::open_unnamed, EACCES));
+    CHECK(sentence_of<pinflow::system_failure>([&] { seam::create_unnamed(path, 0600); }) ==
+          "cannot create a file in '" + path + "': Permission denied");
+}
+
 TEST_CASE("system: descriptors are not handed to programs that are started") {
     const temporary_folder folder;
     const std::string path = folder / "data";

@@ -135,7 +135,8 @@ TEST_CASE("zip writer: refuses names that no archive should have") {
 TEST_CASE("zip writer: a failure in any step leaves what was there, and no temporary file") {
     const temporary_folder folder;
     const std::string path = folder / "a.zip";
-    for (const sys::call failing : {sys::call::open, sys::call::write, sys::call::fsync, sys::call::rename}) {
+    for (const sys::call failing :
+         {sys::call::open_unnamed, sys::call::write, sys::call::fsync, sys::call::rename}) {
         npy_bytes::write_file(path, "before");
         const sys::scoped_fault_hook hook(
             [&](sys::call what, std::string_view) { return sys::fault{what == failing ? EIO : 0}; });

@@ -58,17 +58,34 @@ output_file::output_file(const std::filesystem::path& path) : path_(path.string(
         fail(path_, "it names a folder", std::errc::is_a_directory);
     }
 
+    const ::mode_t first_mode = mode ? 0600 : 0666;
+    try {
+        if (const std::optional<int> unnamed = system::create_unnamed(folder_, first_mode)) {
+            descriptor_ = *unnamed;
+        } else {
+            take_temporary_name(
+                [&](const std::string& name) { descriptor_ = system::create_for_writing(name, first_mode); });
+        }
+    } catch (const system_failure& failure) {
+        throw system_failure(fmt::format("cannot write '{}': {}", path_, failure.what()), failure.code());
+    }
+    if (mode) attempt([&] { system::set_mode(descriptor_, path_, *mode); });
+}
+
+template <typename Create>
+void output_file::take_temporary_name(Create create) {
     constexpr int most_tries = 1000;
-    for (int tries = 1; descriptor_ == -1; ++tries) {
-        temporary_path_ = (std::filesystem::path(folder_) / temporary_name()).string();
+    for (int tries = 1;; ++tries) {
+        std::string name = (std::filesystem::path(folder_) / temporary_name()).string();
         try {
-            descriptor_ = system::create_for_writing(temporary_path_, mode ? 0600 : 0666);
+            create(name);
         } catch (const system_failure& failure) {
             if (failure.code() == std::errc::file_exists && tries < most_tries) continue;
-            throw system_failure(fmt::format("cannot write '{}': {}", path_, failure.what()), failure.code());
+            throw;
         }
+        temporary_path_ = std::move(name);
+        return;
     }
-    if (mode) attempt([&] { system::set_mode(descriptor_, temporary_path_, *mode); });
 }
 
 output_file::~output_file() {
@@ -119,6 +136,10 @@ void output_file::commit() {
     attempt([&] {
         flush();
         system::sync(descriptor_, path_);
+        if (temporary_path_.empty()) {
+            // a name can only be given that is not taken, while renaming replaces what is there
+            take_temporary_name([&](const std::string& name) { system::give_name(descriptor_, name); });
+        }
         system::rename(temporary_path_, final_path_);
     });
     system::close(descriptor_);
@@ -135,7 +156,7 @@ void output_file::discard() noexcept {
     if (descriptor_ == -1) return;
     system::close(descriptor_);
     descriptor_ = -1;
-    system::remove(temporary_path_);
+    if (!temporary_path_.empty()) system::remove(temporary_path_);
 }
 
 }  // namespace pinflow::detail

@@ -9,14 +9,14 @@
 
 namespace pinflow::detail {
 
-/// A file that appears under its name complete or not at all: it is written beside it under a temporary name,
-/// made durable and then renamed. What was there before is replaced (a symbolic link too, not what it points
-/// to). It gets the permissions of the file that it
-/// replaces. Small writes are collected. Not thread-safe.
+/// A file that appears under its name complete or not at all: it is written without a name in the same
+/// folder, where a file system has no such files under a temporary one, made durable and then renamed. What
+/// was there before is replaced (a symbolic link too, not what it points to). It gets the permissions of the
+/// file that it replaces. Small writes are collected. Not thread-safe.
 class output_file {
  public:
-    /// Creates the temporary file. @throws system_failure when the folder does not allow it, or when `path`
-    /// names something that is not a regular file.
+    /// Creates the file without its name. @throws system_failure when the folder does not allow it, or when
+    /// `path` names something that is not a regular file.
     explicit output_file(const std::filesystem::path& path);
     output_file(const output_file&) = delete;
     output_file& operator=(const output_file&) = delete;
@@ -46,13 +46,16 @@ class output_file {
     /// have dropped the pages, so that a second try would report success without the data.
     template <typename Step>
     void attempt(Step step);
+    /// Has `create` make a name in the folder that nothing else has.
+    template <typename Create>
+    void take_temporary_name(Create create);
     void flush();
     void discard() noexcept;
 
     std::string path_;
     std::string folder_;
     std::string final_path_;
-    std::string temporary_path_;
+    std::string temporary_path_;  ///< empty as long as it has no name at all
     int descriptor_ = -1;
     std::vector<std::byte> collected_;
 };

@@ -105,6 +105,26 @@ int create_for_writing(const std::string& path, ::mode_t mode) {
     return descriptor;
 }
 
+std::optional<int> create_unnamed(const std::string& folder, ::mode_t mode) {
+    if (::access("/proc/self/fd", F_OK) == -1) return std::nullopt;
+    const int descriptor = attempt(call::open_unnamed, folder, [&] {
+        return ::open(folder.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, mode);
+    });
+    if (descriptor != -1) return descriptor;
+    // the second is what a kernel without the flag says; no error of writing is EISDIR
+    if (errno == EOPNOTSUPP || errno == EISDIR) return std::nullopt;
+    fail(errno, "cannot create a file in '{}'", folder);
+}
+
+void give_name(int descriptor, const std::string& path) {
+    // of a descriptor itself only who may read every file can make a name
+    const std::string file = fmt::format("/proc/self/fd/{}", descriptor);
+    const int status = attempt(call::link, path, [&] {
+        return ::linkat(AT_FDCWD, file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW);
+    });
+    if (status == -1) fail(errno, "cannot create '{}'", path);
+}
+
 void set_mode(int descriptor, const std::string& path, ::mode_t mode) {
     if (attempt(call::chmod, path, [&] { return ::fchmod(descriptor, mode); }) == -1) {
         fail(errno, "cannot set the permissions of '{}'", path);

@@ -19,6 +19,7 @@ namespace pinflow::detail::system {
 
 enum class call {
     open,
+    open_unnamed,
     chmod,
     close,
     fstat,
@@ -27,6 +28,7 @@ enum class call {
     write,
     truncate,
     fsync,
+    link,
     rename,
     unlink,
     mmap,
@@ -63,6 +65,12 @@ int open_for_reading(const std::string& path);
 /// Creates a file for writing, and for reading that back, which must not exist yet, with O_CLOEXEC.
 /// @return the descriptor.
 int create_for_writing(const std::string& path, ::mode_t mode);
+/// Creates a file in a folder that has no name yet, for writing, and for reading that back, with O_CLOEXEC:
+/// it is gone when it is closed before `give_name`, or its process is killed. @return the descriptor; empty
+/// where there are no such files (O_TMPFILE: on NFS, say), or no /proc, which naming them takes.
+std::optional<int> create_unnamed(const std::string& folder, ::mode_t mode);
+/// Gives the file that create_unnamed made its name, which must not exist yet.
+void give_name(int descriptor, const std::string& path);
 /// Gives an open file these permission bits.
 void set_mode(int descriptor, const std::string& path, ::mode_t mode);
 /// Never fails: an error of close after reading says nothing, and writers have called fsync before.

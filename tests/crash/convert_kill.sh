@@ -2,8 +2,10 @@
 # convert_kill.sh PINFLOW [KILLS]
 #
 # Kills `pinflow convert` with SIGKILL (10 times, or KILLS), while it replaces another file and while it replaces its own
-# input, in every format: in turn at a random moment, and at a random moment after its temporary file appeared. Afterwards the file must be the old one or the new one, byte for byte, and beside
-# it at most the temporary file .pinflow-*.tmp may lie, which nobody removes. SEED, from the environment, repeats a run.
+# input, in every format: in turn at a random moment, and at a random moment after it began to write. Afterwards the file
+# must be the old one or the new one, byte for byte, and nothing may lie beside it, unless the kill came within the moment
+# in which the new file has a temporary name, or the file system has none without (O_TMPFILE). SEED, from the environment,
+# repeats a run.
 set -euo pipefail
 
 pinflow=$(realpath -- "${1:?usage: convert_kill.sh PINFLOW [KILLS]}")
@@ -38,7 +40,18 @@ begin=$(date +%s%N)
 "$pinflow" convert input.npy expected/again.npy --dtype int16 >/dev/null
 duration_us=$((($(date +%s%N) - begin) / 1000))
 
-old=0 new=0 temporary=0
+# Whether the process writes: it has a file in work/ open that has no name or a temporary one.
+writes() {
+    local file
+    for file in "/proc/$process/fd"/*; do
+        case $(readlink "$file" 2>/dev/null) in
+        "$folder"/work/*' (deleted)' | "$folder"/work/.pinflow-*.tmp) return 0 ;;
+        esac
+    done
+    return 1
+}
+
+old=0 new=0 writing=0 temporary=0
 for ((kill = 1; kill <= kills; ++kill)); do
     # onto the input, then onto another file of each format
     index=$((kill % (${#extensions[@]} + 1)))
@@ -54,11 +67,13 @@ for ((kill = 1; kill <= kills; ++kill)); do
     # up to a little longer than it takes undisturbed, or than writing takes
     longest_us=$((duration_us * 11 / 10))
     if ((kill / (${#extensions[@]} + 1) % 2 == 1)); then
-        until compgen -G 'work/.pinflow-*.tmp' >/dev/null || ! kill -0 "$process" 2>/dev/null; do :; done
+        until writes || ! kill -0 "$process" 2>/dev/null; do :; done
         longest_us=$((duration_us / 10))
     fi
     delay_us=$(((RANDOM << 15 | RANDOM) % (longest_us + 1)))
     sleep "$(printf '%d.%06d' $((delay_us / 1000000)) $((delay_us % 1000000)))"
+    kill -STOP "$process" 2>/dev/null || true
+    if writes; then writing=$((writing + 1)); fi
     kill -KILL "$process" 2>/dev/null || true
     wait "$process" 2>/dev/null || true
 
@@ -78,8 +93,8 @@ for ((kill = 1; kill <= kills; ++kill)); do
     done
     [ -z "$(ls -A work)" ] || fail "there is more than a temporary file beside '$out'"
 done
-printf '%d kills within %d ms: %d left the old file, %d the new one; %d left a temporary file (SEED=%s)\n' \
-    "$kills" $((duration_us * 11 / 10000)) $old $new $temporary "$seed"
-if [ $temporary = 0 ]; then
+printf '%d kills within %d ms: %d left the old file, %d the new one; %d came while it was written, %d left a temporary name (SEED=%s)\n' \
+    "$kills" $((duration_us * 11 / 10000)) $old $new $writing $temporary "$seed"
+if [ $writing = 0 ]; then
     fail "no kill came while a file was written"
 fi
