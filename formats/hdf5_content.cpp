@@ -1,7 +1,6 @@
 #include "formats/hdf5_content.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +9,7 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/mapped_file.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 
 namespace pinflow::detail {
@@ -217,15 +217,14 @@ void check_dataset(const hdf5_dataset& dataset) {
 }
 
 void check_fits_memory(const hdf5_dataset& dataset, std::uint64_t size_bytes) {
-    const auto machine_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-                               static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-    if (size_bytes <= machine_bytes) return;
+    const memory_bound most = most_new_memory(read_memory_limits());
+    if (size_bytes <= most.size_bytes) return;
     throw system_failure(
         cannot_open(
             dataset,
-            fmt::format("it takes {} bytes of memory, more than this machine's {}: read it by rows, or "
-                        "convert it to a file that can be mapped",
-                        size_bytes, machine_bytes)),
+            fmt::format("it takes {} bytes of memory, more than {}: read it by rows, or convert it to a file "
+                        "that can be mapped",
+                        size_bytes, most.in_words)),
         std::make_error_code(std::errc::not_enough_memory));
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +19,7 @@
 #include "pinflow/file.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/mapping_reason.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/swap_plan.hpp"
 
@@ -205,17 +205,23 @@ array inflated_member::take() && {
 /// @throws system_failure when all of them at once cannot fit: better than to be killed half-way, as memory
 /// is promised freely and given later.
 void check_memory(std::span<const inflated_member> members) {
-    const auto machine_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-                               static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    if (members.empty()) return;
+    const detail::memory_bound most = detail::most_new_memory(detail::read_memory_limits());
     std::uint64_t needed_bytes = 0;
     for (const inflated_member& member : members) {
-        if (!detail::add(needed_bytes, member.memory_bytes(), needed_bytes) || needed_bytes > machine_bytes) {
-            throw system_failure(
-                fmt::format("the member {} has {} bytes when it is inflated, more than this machine's memory "
-                            "of {} bytes holds: convert it to a file that can be mapped",
-                            detail::quote(member.entry().name), member.entry().size_bytes, machine_bytes),
-                std::make_error_code(std::errc::not_enough_memory));
+        const std::uint64_t before_bytes = needed_bytes;
+        if (detail::add(needed_bytes, member.memory_bytes(), needed_bytes) &&
+            needed_bytes <= most.size_bytes) {
+            continue;
         }
+        const std::string others =
+            before_bytes == 0 ? "" : fmt::format(" with {} bytes of others", before_bytes);
+        throw system_failure(
+            fmt::format(
+                "the member {} has {} bytes when it is inflated,{} more than {}: convert it to a file "
+                "that can be mapped",
+                detail::quote(member.entry().name), member.entry().size_bytes, others, most.in_words),
+            std::make_error_code(std::errc::not_enough_memory));
     }
 }
 

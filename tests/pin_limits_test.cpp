@@ -3,8 +3,7 @@
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 
-#include <filesystem>
-#include <fstream>
+#include <limits>
 #include <string>
 
 #include "tests/fake_locker.hpp"
@@ -12,42 +11,6 @@
 
 using namespace pinflow;
 using namespace pinflow::detail;
-
-namespace {
-
-void write_text(const std::filesystem::path& path, const std::string& text) {
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-}
-
-}  // namespace
-
-TEST_CASE("pin: the limits of the machine are read from proc and sys") {
-    const temporary_folder root;
-    write_text(root / "proc/self/status", "Name:\tx\nCapEff:\t0000000000000000\n");
-    write_text(root / "proc/self/limits",
-               "Limit   Soft Limit  Hard Limit  Units\nMax locked memory  8388608  9 bytes\n");
-    write_text(root / "proc/self/cgroup", "0::/user.slice/job\n");
-    write_text(root / "proc/meminfo", "MemTotal:  100 kB\nMemAvailable:   1000 kB\n");
-    write_text(root / "sys/fs/cgroup/user.slice/job/memory.max", "max\n");
-    write_text(root / "sys/fs/cgroup/user.slice/job/memory.current", "500\n");
-    write_text(root / "sys/fs/cgroup/user.slice/memory.max", "5000\n");
-    write_text(root / "sys/fs/cgroup/user.slice/memory.current", "3000\n");
-    write_text(root / "sys/fs/cgroup/user.slice/memory.stat", "anon 1\nfile 900\nfile_mapped 7\nshmem 100\n");
-    memory_limits limits = read_memory_limits(root.path().string());
-    CHECK(limits.locked_bytes == 8388608);
-    CHECK(limits.cgroup_bytes == 5000 - (3000 - 800));
-    CHECK(limits.available_bytes == 1000 * 1024);
-
-    write_text(root / "proc/self/status", "CapEff:\t000001ffffffffff\n");
-    CHECK_FALSE(read_memory_limits(root.path().string()).locked_bytes);
-    write_text(root / "proc/self/status", "CapEff:\t0\n");
-    write_text(root / "proc/self/limits", "Max locked memory   unlimited  unlimited bytes\n");
-    CHECK_FALSE(read_memory_limits(root.path().string()).locked_bytes);
-    limits = read_memory_limits(root.path().string() + "/nowhere");
-    CHECK_FALSE(limits.cgroup_bytes);
-    CHECK_FALSE(limits.available_bytes);
-}
 
 TEST_CASE("pin: the smallest limit is the budget, and a setting passes RLIMIT_MEMLOCK alone") {
     memory_limits limits;

@@ -2,23 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "src/core/memory_limits.hpp"
+
 namespace pinflow::detail {
-
-/// What the machine says about memory that this process could lock; empty where it says nothing.
-struct memory_limits {
-    std::optional<std::uint64_t> locked_bytes;  ///< RLIMIT_MEMLOCK; empty when unlimited or not binding
-    std::optional<std::uint64_t>
-        cgroup_bytes;  ///< left in the tightest cgroup, its page cache counted as free
-    std::optional<std::uint64_t> available_bytes;  ///< MemAvailable
-};
-
-/// Reads /proc and /sys, below `root` in tests.
-memory_limits read_memory_limits(const std::string& root = {});
 
 struct pin_budget {
     std::uint64_t size_bytes = 0;

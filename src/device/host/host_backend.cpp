@@ -43,11 +43,6 @@ std::string proc_value(const char* path, std::string_view key) {
     return {};
 }
 
-/// "1024 kB" as bytes.
-std::uint64_t kibibytes(const std::string& value) {
-    return value.empty() ? 0 : std::uint64_t{std::stoull(value)} * 1024;
-}
-
 class host final : public device_backend {
  public:
     device_kind kind() const noexcept override { return device_kind::host; }
@@ -62,8 +57,7 @@ class host final : public device_backend {
     device::memory_sizes memory() const override {
         const memory_limits limits = read_memory_limits();
         const std::uint64_t available = limits.available_bytes.value_or(0);
-        return {kibibytes(proc_value("/proc/meminfo", "MemTotal")),
-                std::min(available, limits.cgroup_bytes.value_or(available))};
+        return {limits.total_bytes.value_or(0), std::min(available, limits.cgroup_bytes.value_or(available))};
     }
 
     void* create_stream() override { return new host_stream; }

@@ -1,0 +1,34 @@
+#include "src/core/proc_text.hpp"
+
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+
+namespace pinflow::detail {
+
+std::string read_proc_text(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::string_view word_after(std::string_view text, std::string_view label) {
+    for (std::size_t at = text.find(label); at != std::string_view::npos; at = text.find(label, at + 1)) {
+        if (at != 0 && text[at - 1] != '\n') continue;
+        const std::size_t begin = text.find_first_not_of(" \t", at + label.size());
+        if (begin == std::string_view::npos) return {};
+        return text.substr(begin, text.find_first_of(" \t\n", begin) - begin);
+    }
+    return {};
+}
+
+std::optional<std::uint64_t> parse_number(std::string_view text, int base) {
+    while (!text.empty() && (text.back() == '\n' || text.back() == ' '))
+        text.remove_suffix(1);
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+    if (error != std::errc() || end != text.data() + text.size() || text.empty()) return {};
+    return value;
+}
+
+}  // namespace pinflow::detail
