@@ -9,8 +9,9 @@
 
 namespace pinflow::detail {
 
-/// A file whose arrays are to be read element by element, one after the other: its directory is read once,
-/// when this is made. Its streams may outlive it. Not thread-safe.
+/// A file whose arrays are to be read element by element, one after the other: the directory of a .npz file,
+/// and the header of a safetensors file, is read once, when this is made. Its streams may outlive it. Not
+/// thread-safe.
 class element_file {
  public:
     element_file() = default;

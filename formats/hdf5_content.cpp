@@ -217,14 +217,14 @@ void check_dataset(const hdf5_dataset& dataset) {
 }
 
 void check_fits_memory(const hdf5_dataset& dataset, std::uint64_t size_bytes) {
-    const memory_bound most = most_new_memory(read_memory_limits());
-    if (size_bytes <= most.size_bytes) return;
+    const std::string why = why_beyond_memory(size_bytes);
+    if (why.empty()) return;
     throw system_failure(
         cannot_open(
             dataset,
-            fmt::format("it takes {} bytes of memory, more than {}: read it by rows, or convert it to a file "
-                        "that can be mapped",
-                        size_bytes, most.in_words)),
+            fmt::format("it takes {} bytes of memory, {}: read it by rows, or convert it to a file that "
+                        "can be mapped",
+                        size_bytes, why)),
         std::make_error_code(std::errc::not_enough_memory));
 }
 

@@ -39,8 +39,7 @@ std::unique_ptr<hdf5_content> open_hdf5_content(const hdf5_dataset& dataset,
 /// @throws format_error when the description contradicts itself or the file.
 void check_dataset(const hdf5_dataset& dataset);
 
-/// @throws system_failure when `size_bytes` are more than this machine has: better than to be killed
-/// half-way, as memory is promised freely and given later.
+/// @throws system_failure when `size_bytes` are more memory than can be had: see why_beyond_memory.
 void check_fits_memory(const hdf5_dataset& dataset, std::uint64_t size_bytes);
 
 }  // namespace pinflow::detail

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <limits>
 #include <optional>
 #include <system_error>
 #include <unordered_map>
@@ -205,24 +206,23 @@ array inflated_member::take() && {
 /// @throws system_failure when all of them at once cannot fit: better than to be killed half-way, as memory
 /// is promised freely and given later.
 void check_memory(std::span<const inflated_member> members) {
-    if (members.empty()) return;
-    const detail::memory_bound most = detail::most_new_memory(detail::read_memory_limits());
     std::uint64_t needed_bytes = 0;
     for (const inflated_member& member : members) {
-        const std::uint64_t before_bytes = needed_bytes;
-        if (detail::add(needed_bytes, member.memory_bytes(), needed_bytes) &&
-            needed_bytes <= most.size_bytes) {
-            continue;
+        if (!detail::add(needed_bytes, member.memory_bytes(), needed_bytes)) {
+            needed_bytes = std::numeric_limits<std::uint64_t>::max();
+            break;
         }
-        const std::string others =
-            before_bytes == 0 ? "" : fmt::format(" with {} bytes of others", before_bytes);
-        throw system_failure(
-            fmt::format(
-                "the member {} has {} bytes when it is inflated,{} more than {}: convert it to a file "
-                "that can be mapped",
-                detail::quote(member.entry().name), member.entry().size_bytes, others, most.in_words),
-            std::make_error_code(std::errc::not_enough_memory));
     }
+    const std::string why = detail::why_beyond_memory(needed_bytes);
+    if (why.empty()) return;
+    const inflated_member& largest = *std::ranges::max_element(members, {}, &inflated_member::memory_bytes);
+    const std::string others = members.size() == 1 ? "" : fmt::format(", with the others {}", needed_bytes);
+    throw system_failure(
+        fmt::format(
+            "the member {} has {} bytes when it is inflated{}, {}; stored members, as numpy.savez makes "
+            "them, are mapped instead",
+            detail::quote(largest.entry().name), largest.entry().size_bytes, others, why),
+        std::make_error_code(std::errc::not_enough_memory));
 }
 
 /// Inflates all, each on one core; the largest first, so that none is left to run alone at the end.

@@ -15,6 +15,7 @@
 
 #include "formats/hdf5_rows.hpp"
 #include "pinflow/error.hpp"
+#include "src/core/memory_limits.hpp"
 #include "tests/file_bytes.hpp"
 #include "tests/hdf5_files.hpp"
 #include "tests/temporary_folder.hpp"
@@ -134,7 +135,15 @@ TEST_CASE("hdf5_rows: sizes and places that lie are refused before anything is r
     vast.shape = {1 << 10, std::uint64_t{1} << 40};
     const hdf5_dataset dataset{dataset_of(entry).file, std::make_shared<const hdf5_description>(vast), {}};
     CHECK(contains(sentence_of<pinflow::system_failure>([&] { make_hdf5_array(dataset); }),
-                   "more than this machine's"));
+                   "it takes 9007199254740992 bytes of memory, more than "));
+    vast.shape = {1 << 10, 1 << 16};
+    const hdf5_dataset large{dataset.file, std::make_shared<const hdf5_description>(vast), {}};
+    {
+        const pinflow::detail::scoped_cgroup_limit limit(100'000'000);
+        CHECK(contains(sentence_of<pinflow::system_failure>([&] { make_hdf5_array(large); }),
+                       "it takes 536870912 bytes of memory, more than the 100000000 bytes of memory that the "
+                       "cgroup may have: read it by rows"));
+    }
     std::vector<std::byte> some(80, std::byte{1});
     make_hdf5_elements(dataset, 1 << 20)->read(some);
     CHECK((some == std::vector<std::byte>(80)));

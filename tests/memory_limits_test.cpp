@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <string>
 
 #include "tests/temporary_folder.hpp"
@@ -31,12 +30,13 @@ TEST_CASE("memory limits: what the machine has is read from proc and sys") {
     write_text(root / "sys/fs/cgroup/user.slice/job/memory.current", "500\n");
     write_text(root / "sys/fs/cgroup/user.slice/memory.max", "5000\n");
     write_text(root / "sys/fs/cgroup/user.slice/memory.current", "3000\n");
-    write_text(root / "sys/fs/cgroup/user.slice/memory.stat", "anon 1\nfile 900\nfile_mapped 7\nshmem 100\n");
+    write_text(root / "sys/fs/cgroup/user.slice/memory.stat",
+               "anon 1\nfile 900\nfile_mapped 7\nshmem 100\nslab_reclaimable 50\n");
     memory_limits limits = read_memory_limits(root.path().string());
     CHECK(limits.locked_bytes == 8388608);
-    CHECK(limits.cgroup_bytes == 5000 - (3000 - 800));
+    CHECK(limits.cgroup_bytes == 5000 - (3000 - 800 - 50));
+    CHECK(limits.cgroup_limit_bytes == 5000);
     CHECK(limits.available_bytes == 1000 * 1024);
-    CHECK(limits.total_bytes == 100 * 1024);
 
     write_text(root / "proc/self/status", "CapEff:\t000001ffffffffff\n");
     CHECK_FALSE(read_memory_limits(root.path().string()).locked_bytes);
@@ -46,27 +46,33 @@ TEST_CASE("memory limits: what the machine has is read from proc and sys") {
     limits = read_memory_limits(root.path().string() + "/nowhere");
     CHECK_FALSE(limits.cgroup_bytes);
     CHECK_FALSE(limits.available_bytes);
-    CHECK_FALSE(limits.total_bytes);
+    CHECK_FALSE(limits.cgroup_limit_bytes);
 }
 
-TEST_CASE("memory limits: new memory is bound by the machine's, or by what the cgroup has left") {
-    memory_limits limits;
-    CHECK(most_new_memory(limits).size_bytes == std::numeric_limits<std::uint64_t>::max());
-    limits.available_bytes = 10;  // pages of others can make room
-    limits.total_bytes = 4000;
-    CHECK(most_new_memory(limits).size_bytes == 4000);
-    CHECK(most_new_memory(limits).in_words == "this machine's memory of 4000 bytes");
-    limits.cgroup_bytes = 5000;
-    CHECK(most_new_memory(limits).size_bytes == 4000);
-    limits.cgroup_bytes = 3000;
-    CHECK(most_new_memory(limits).size_bytes == 3000);
-    CHECK(most_new_memory(limits).in_words == "the 3000 bytes that the cgroup has left");
+TEST_CASE(
+    "memory limits: new memory is bound by the machine's, and by the cgroup's limit, but what is small by "
+    "none") {
+    const std::uint64_t machine = machine_memory_bytes();
+    CHECK(machine > std::uint64_t{1} << 28);
+    {
+        const scoped_cgroup_limit wide(machine + 1);
+        CHECK(why_beyond_memory(machine).empty());
+        CHECK(why_beyond_memory(machine + 1) ==
+              "more than this machine's memory of " + std::to_string(machine) + " bytes");
+    }
+    {
+        const scoped_cgroup_limit narrow(100'000'000);
+        CHECK(why_beyond_memory(100'000'000).empty());
+        CHECK(why_beyond_memory(100'000'001) ==
+              "more than the 100000000 bytes of memory that the cgroup may have");
+    }
+    const scoped_cgroup_limit tiny(1000);
+    CHECK(why_beyond_memory(1 << 20).empty());
 }
 
 TEST_CASE("memory limits: this machine tells its own") {
     const memory_limits limits = read_memory_limits();
-    REQUIRE(limits.total_bytes);
     REQUIRE(limits.available_bytes);
-    CHECK(*limits.available_bytes <= *limits.total_bytes);
-    CHECK(most_new_memory(limits).size_bytes <= *limits.total_bytes);
+    CHECK(*limits.available_bytes <= machine_memory_bytes());
+    CHECK(why_beyond_memory(std::uint64_t{1} << 60) != "");
 }

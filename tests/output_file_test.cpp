@@ -7,7 +7,6 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -66,13 +65,6 @@ void write(const fs::path& path, std::string_view text) {
     return status.st_mode & 07777U;
 }
 
-/// Whether this folder's file system has files without names.
-bool has_unnamed_files(const fs::path& folder) {
-    const std::optional<int> descriptor = sys::create_unnamed(folder.string(), 0600);
-    if (descriptor) sys::close(*descriptor);
-    return descriptor.has_value();
-}
-
 }  // namespace
 
 TEST_CASE("output file: appears complete, and replaces what was there") {
@@ -90,7 +82,7 @@ TEST_CASE("output file: appears complete, and replaces what was there") {
 
 TEST_CASE("output file: has no name until it is complete, so that nothing is left of a killed process") {
     const temporary_folder folder;
-    if (!has_unnamed_files(folder.path())) {
+    if (!folder.has_unnamed_files()) {
         MESSAGE("skipped: this file system has no files without names");
         return;
     }
@@ -120,7 +112,7 @@ TEST_CASE("output file: is thrown away without a commit") {
 TEST_CASE("output file: a failure in any step leaves what was there, and nothing beside it") {
     for (const until_complete kind : both) {
         const temporary_folder folder;
-        if (kind == until_complete::unnamed && !has_unnamed_files(folder.path())) continue;
+        if (kind == until_complete::unnamed && !folder.has_unnamed_files()) continue;
         const std::string path = folder / "a";
         std::vector<std::pair<call, int>> cases{{call::write, ENOSPC},
                                                 {call::write, EIO},
@@ -170,19 +162,21 @@ TEST_CASE("output file: a failed fsync is final") {
 }
 
 TEST_CASE("output file: a folder that cannot be made durable is an error, with the file complete") {
-    const temporary_folder folder;
-    unsigned syncs = 0;
-    const sys::scoped_fault_hook hook([&](call what, std::string_view) {
-        return sys::fault{what == call::fsync && ++syncs == 2 ? EIO : 0};
-    });
-    CHECK_THROWS_AS(write(folder / "a", "after"), pinflow::system_failure);
-    CHECK(read_file(folder / "a") == "after");
+    for (const call failing : {call::open, call::fsync}) {
+        const temporary_folder folder;
+        const sys::scoped_fault_hook hook([&](call what, std::string_view path) {
+            return sys::fault{what == failing && path == folder.path().string() ? EIO : 0};
+        });
+        CHECK_THROWS_AS(write(folder / "a", "after"), pinflow::system_failure);
+        CHECK(read_file(folder / "a") == "after");
+        CHECK(names_in(folder.path()) == names{"a"});
+    }
 }
 
 TEST_CASE("output file: is written in this order: data, fsync, its name, rename, fsync of the folder") {
     for (const until_complete kind : both) {
         const temporary_folder folder;
-        if (kind == until_complete::unnamed && !has_unnamed_files(folder.path())) continue;
+        if (kind == until_complete::unnamed && !folder.has_unnamed_files()) continue;
         std::vector<call> calls;
         {
             const sys::scoped_fault_hook hook(hook_for(kind, [&](call what, std::string_view) {
@@ -205,7 +199,7 @@ TEST_CASE("output file: is written in this order: data, fsync, its name, rename,
 TEST_CASE("output file: a temporary name that a killed process left is passed over, but not for ever") {
     for (const until_complete kind : both) {
         const temporary_folder folder;
-        if (kind == until_complete::unnamed && !has_unnamed_files(folder.path())) continue;
+        if (kind == until_complete::unnamed && !folder.has_unnamed_files()) continue;
         const call naming = kind == until_complete::unnamed ? call::link : call::open;
         unsigned taken = 0;
         {
@@ -244,6 +238,20 @@ TEST_CASE("output file: takes the permissions of what it replaces, and otherwise
         CHECK(mode_of(folder / "old") == 0604);
     }
     ::umask(before);
+}
+
+TEST_CASE("output file: a temporary name shows nobody more than the file that it is to replace") {
+    const temporary_folder folder;
+    write_file(folder / "a", "before");
+    REQUIRE(::chmod((folder / "a").c_str(), 0600) == 0);
+    ::mode_t while_written = 0;
+    const sys::scoped_fault_hook hook(
+        hook_for(until_complete::temporary_name, [&](call what, std::string_view) {
+            if (what == call::chmod) while_written = mode_of(folder / names_in(folder.path()).front());
+            return sys::fault{};
+        }));
+    write(folder / "a", "after");
+    CHECK(while_written == 0600);
 }
 
 TEST_CASE("output file: a symbolic link is replaced, not followed") {

@@ -70,7 +70,7 @@ TEST_CASE("safetensors: opens a tensor where it lies in the file") {
     CHECK(contains(sentence_of<pinflow::unsupported>([&] { pinflow::open_safetensors(path, "d"); }),
                    "cannot open 'd' of '" + path + "': pinflow has no elements of the type F8_E8M0"));
 
-    const auto both = pinflow::open_safetensors(path, std::vector<std::string>{"c", "b"});
+    const auto both = pinflow::open_safetensors(path, {"c", "b"});
     REQUIRE(both.size() == 2);
     CHECK(both[0].dtype() == dtype::of<std::int64_t>());
     CHECK(bytes_of(both[1]) == "12345678");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -23,6 +24,12 @@ class temporary_folder {
 
     const std::filesystem::path& path() const { return path_; }
     std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+    /// Whether its file system has files without names (O_TMPFILE).
+    bool has_unnamed_files() const {
+        const int descriptor = ::open(path_.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+        if (descriptor != -1) ::close(descriptor);
+        return descriptor != -1;
+    }
 
  private:
     std::filesystem::path path_;

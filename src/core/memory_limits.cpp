@@ -1,6 +1,7 @@
 #include "src/core/memory_limits.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <limits>
@@ -17,26 +18,32 @@ void keep_smaller(std::optional<std::uint64_t>& least, std::uint64_t value) {
 }
 
 /// Version 2 alone, which both of our distributions use. A limit on any level binds.
-std::optional<std::uint64_t> cgroup_left(const std::string& root) {
+void read_cgroups(const std::string& root, memory_limits& limits) {
     const std::string membership = read_proc_text(root + "/proc/self/cgroup");
     std::string group(word_after(membership, "0::"));
     if (!group.starts_with('/')) group.clear();
-    std::optional<std::uint64_t> least;
     for (;;) {
         const std::string folder = root + "/sys/fs/cgroup" + group + (group.ends_with('/') ? "" : "/");
         const auto most = parse_number(read_proc_text(folder + "memory.max"));  // "max" is no number
         const auto current = parse_number(read_proc_text(folder + "memory.current"));
         if (most && current) {
             const std::string statistics = read_proc_text(folder + "memory.stat");
-            const std::uint64_t file = parse_number(word_after(statistics, "file ")).value_or(0);
-            const std::uint64_t shared = parse_number(word_after(statistics, "shmem ")).value_or(0);
-            const std::uint64_t used = *current - std::min(*current, file - std::min(file, shared));
-            keep_smaller(least, *most - std::min(*most, used));
+            const auto statistic = [&](std::string_view label) {
+                return parse_number(word_after(statistics, label)).value_or(0);
+            };
+            // the page cache but for tmpfs, and what the kernel remembers of files
+            const std::uint64_t file = statistic("file "), shared = statistic("shmem ");
+            const std::uint64_t droppable = file - std::min(file, shared) + statistic("slab_reclaimable ");
+            const std::uint64_t used = *current - std::min(*current, droppable);
+            keep_smaller(limits.cgroup_bytes, *most - std::min(*most, used));
+            keep_smaller(limits.cgroup_limit_bytes, *most);
         }
-        if (group.empty() || group == "/") return least;
+        if (group.empty() || group == "/") return;
         group.erase(group.rfind('/'));
     }
 }
+
+std::optional<std::uint64_t> cgroup_limit_of_tests;
 
 }  // namespace
 
@@ -49,25 +56,38 @@ memory_limits read_memory_limits(const std::string& root) {
         const std::string own_limits = read_proc_text(root + "/proc/self/limits");
         limits.locked_bytes = parse_number(word_after(own_limits, "Max locked memory"));
     }
-    limits.cgroup_bytes = cgroup_left(root);
+    read_cgroups(root, limits);
     const std::string machine = read_proc_text(root + "/proc/meminfo");
-    const auto kibibytes = [&](std::string_view label) -> std::optional<std::uint64_t> {
-        const std::optional<std::uint64_t> count = parse_number(word_after(machine, label));
-        return count ? std::optional(*count * 1024) : std::nullopt;
-    };
-    limits.available_bytes = kibibytes("MemAvailable:");
-    limits.total_bytes = kibibytes("MemTotal:");
+    if (const auto kibibytes = parse_number(word_after(machine, "MemAvailable:")))
+        limits.available_bytes = *kibibytes * 1024;
     return limits;
 }
 
-memory_bound most_new_memory(const memory_limits& limits) {
-    memory_bound most{limits.total_bytes.value_or(std::numeric_limits<std::uint64_t>::max()), {}};
-    if (limits.cgroup_bytes && *limits.cgroup_bytes < most.size_bytes) {
-        return {*limits.cgroup_bytes,
-                fmt::format("the {} bytes that the cgroup has left", *limits.cgroup_bytes)};
+std::uint64_t machine_memory_bytes() {
+    return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+           static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+std::string why_beyond_memory(std::uint64_t size_bytes) {
+    constexpr std::uint64_t small_bytes = std::uint64_t{64} << 20;
+    if (size_bytes < small_bytes) return {};
+    const std::uint64_t machine_bytes = machine_memory_bytes();
+    const std::optional<std::uint64_t> limit_bytes =
+        cgroup_limit_of_tests ? cgroup_limit_of_tests : read_memory_limits().cgroup_limit_bytes;
+    const std::uint64_t cgroup_bytes = limit_bytes.value_or(machine_bytes);
+    if (size_bytes <= std::min(machine_bytes, cgroup_bytes)) return {};
+    if (cgroup_bytes < machine_bytes) {
+        return fmt::format("more than the {} bytes of memory that the cgroup may have", cgroup_bytes);
     }
-    most.in_words = fmt::format("this machine's memory of {} bytes", most.size_bytes);
-    return most;
+    return fmt::format("more than this machine's memory of {} bytes", machine_bytes);
+}
+
+scoped_cgroup_limit::scoped_cgroup_limit(std::uint64_t size_bytes) {
+    cgroup_limit_of_tests = size_bytes;
+}
+
+scoped_cgroup_limit::~scoped_cgroup_limit() {
+    cgroup_limit_of_tests.reset();
 }
 
 }  // namespace pinflow::detail

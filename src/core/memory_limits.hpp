@@ -9,22 +9,31 @@ namespace pinflow::detail {
 /// What the machine says about memory that this process could take or lock; empty where it says nothing.
 struct memory_limits {
     std::optional<std::uint64_t> locked_bytes;  ///< RLIMIT_MEMLOCK; empty when unlimited or not binding
-    std::optional<std::uint64_t>
-        cgroup_bytes;  ///< left in the tightest cgroup, its page cache counted as free
-    std::optional<std::uint64_t> available_bytes;  ///< MemAvailable
-    std::optional<std::uint64_t> total_bytes;      ///< MemTotal
+    /// Left in the tightest cgroup (version 2), what the kernel can drop counted as free.
+    std::optional<std::uint64_t> cgroup_bytes;
+    std::optional<std::uint64_t> cgroup_limit_bytes;  ///< the tightest memory.max
+    std::optional<std::uint64_t> available_bytes;     ///< MemAvailable
 };
 
 /// Reads /proc and /sys, below `root` in tests.
 memory_limits read_memory_limits(const std::string& root = {});
 
-struct memory_bound {
-    std::uint64_t size_bytes = 0;
-    std::string in_words;  ///< "this machine's memory of 8 bytes"
-};
+/// All the memory of this machine.
+std::uint64_t machine_memory_bytes();
 
-/// What cannot fit even if all else made room: memory is promised freely and given later, so that whoever
-/// fills more than this is killed half-way.
-memory_bound most_new_memory(const memory_limits& limits);
+/// Why so much new memory cannot be had even if all else made room, as the end of a sentence ("more than this
+/// machine's memory of 8 bytes"); empty when it may. To be asked before it is filled: memory is promised
+/// freely and given later, and whoever fills more than there is is killed half-way. What is small is not
+/// looked at.
+std::string why_beyond_memory(std::uint64_t size_bytes);
+
+/// For tests: has why_beyond_memory take this for the cgroup's limit, for its lifetime; one at a time.
+class scoped_cgroup_limit {
+ public:
+    explicit scoped_cgroup_limit(std::uint64_t size_bytes);
+    ~scoped_cgroup_limit();
+    scoped_cgroup_limit(const scoped_cgroup_limit&) = delete;
+    scoped_cgroup_limit& operator=(const scoped_cgroup_limit&) = delete;
+};
 
 }  // namespace pinflow::detail

@@ -136,11 +136,15 @@ void output_file::commit() {
     attempt([&] {
         flush();
         system::sync(descriptor_, path_);
-        if (temporary_path_.empty()) {
-            // a name can only be given that is not taken, while renaming replaces what is there
-            take_temporary_name([&](const std::string& name) { system::give_name(descriptor_, name); });
+        try {
+            if (temporary_path_.empty()) {
+                // a name can only be given that is not taken, while renaming replaces what is there
+                take_temporary_name([&](const std::string& name) { system::give_name(descriptor_, name); });
+            }
+            system::rename(temporary_path_, final_path_);
+        } catch (const system_failure& failure) {
+            throw system_failure(fmt::format("cannot write '{}': {}", path_, failure.what()), failure.code());
         }
-        system::rename(temporary_path_, final_path_);
     });
     system::close(descriptor_);
     descriptor_ = -1;

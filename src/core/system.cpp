@@ -105,8 +105,11 @@ int create_for_writing(const std::string& path, ::mode_t mode) {
     return descriptor;
 }
 
+/// Of this thread: in /proc/self they are the main thread's, which may have ended, or have others.
+constexpr const char* own_descriptors = "/proc/thread-self/fd";
+
 std::optional<int> create_unnamed(const std::string& folder, ::mode_t mode) {
-    if (::access("/proc/self/fd", F_OK) == -1) return std::nullopt;
+    if (::access(own_descriptors, F_OK) == -1) return std::nullopt;
     const int descriptor = attempt(call::open_unnamed, folder, [&] {
         return ::open(folder.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, mode);
     });
@@ -118,7 +121,7 @@ std::optional<int> create_unnamed(const std::string& folder, ::mode_t mode) {
 
 void give_name(int descriptor, const std::string& path) {
     // of a descriptor itself only who may read every file can make a name
-    const std::string file = fmt::format("/proc/self/fd/{}", descriptor);
+    const std::string file = fmt::format("{}/{}", own_descriptors, descriptor);
     const int status = attempt(call::link, path, [&] {
         return ::linkat(AT_FDCWD, file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW);
     });

@@ -427,16 +427,20 @@ def make_cases(settings, files):
     for kind, (content, digests) in files.items():
         sizes = range(0, len(content), 64)
         if settings.truncations != "all":
-            sizes = generator.sample(sizes, min(int(settings.truncations), len(sizes)))
+            sizes = generator.sample(sizes, min(settings.truncations, len(sizes)))
         cases += [(kind, generator.choice(list(digests)), "cut", size) for size in sizes]
     return cases
+
+
+def all_or_count(text):
+    return text if text == "all" else int(text)
 
 
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("\n")[0])
     parser.add_argument("tool")
     parser.add_argument("--flips", type=int, default=2000)
-    parser.add_argument("--truncations", default="all")
+    parser.add_argument("--truncations", type=all_or_count, default="all")
     parser.add_argument("--kinds")
     parser.add_argument("--limit", type=int, default=90)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())

@@ -43,8 +43,9 @@ std::string format_npy_header(const pinflow::dtype& type, std::span<const std::u
 /// @throws system_failure, format_error, unsupported; each sentence names the path.
 array open_npy(const std::filesystem::path& path);
 
-/// Writes an array as a .npy file, atomically: a temporary file beside it, fsync, rename, fsync of the
-/// folder. A Fortran-order view is written in Fortran order, a view without either order in C order.
+/// Writes an array as a .npy file, atomically: to a file without a name in the same folder (where there are
+/// no such files, with a temporary one), fsync, rename, fsync of the folder. A Fortran-order view is written
+/// in Fortran order, a view without either order in C order.
 /// @throws system_failure when the file cannot be written; what was at `path` is then still there.
 void write_npy(const std::filesystem::path& path, const array_view& view);
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,6 +33,10 @@ array open_npz(const std::filesystem::path& path, std::string_view name);
 
 /// Opens several, the deflated ones side by side on all cores. In the order of `names`.
 std::vector<array> open_npz(const std::filesystem::path& path, std::span<const std::string> names);
+inline std::vector<array> open_npz(const std::filesystem::path& path,
+                                   std::initializer_list<const char*> names) {
+    return open_npz(path, std::vector<std::string>(names.begin(), names.end()));
+}
 
 /// Writes a .npz file of stored (not compressed) members, each array's data beginning at a multiple of 4096
 /// so that it can be mapped; atomically, as write_npy. numpy reads it, and so does unzip. zip64 where sizes

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -55,6 +56,10 @@ array open_safetensors(const std::filesystem::path& path, std::string_view name)
 
 /// Opens several, having read the header once. In the order of `names`.
 std::vector<array> open_safetensors(const std::filesystem::path& path, std::span<const std::string> names);
+inline std::vector<array> open_safetensors(const std::filesystem::path& path,
+                                           std::initializer_list<const char*> names) {
+    return open_safetensors(path, std::vector<std::string>(names.begin(), names.end()));
+}
 
 /// Writes a safetensors file whose tensors' elements arrive in pieces; atomically, as write_npy. Not
 /// thread-safe.

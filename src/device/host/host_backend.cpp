@@ -57,7 +57,7 @@ class host final : public device_backend {
     device::memory_sizes memory() const override {
         const memory_limits limits = read_memory_limits();
         const std::uint64_t available = limits.available_bytes.value_or(0);
-        return {limits.total_bytes.value_or(0), std::min(available, limits.cgroup_bytes.value_or(available))};
+        return {machine_memory_bytes(), std::min(available, limits.cgroup_bytes.value_or(available))};
     }
 
     void* create_stream() override { return new host_stream; }
