@@ -72,9 +72,10 @@ std::string why_beyond_memory(std::uint64_t size_bytes) {
     constexpr std::uint64_t small_bytes = std::uint64_t{64} << 20;
     if (size_bytes < small_bytes) return {};
     const std::uint64_t machine_bytes = machine_memory_bytes();
-    const std::optional<std::uint64_t> limit_bytes =
-        cgroup_limit_of_tests ? cgroup_limit_of_tests : read_memory_limits().cgroup_limit_bytes;
-    const std::uint64_t cgroup_bytes = limit_bytes.value_or(machine_bytes);
+    memory_limits limits;
+    read_cgroups({}, limits);
+    if (cgroup_limit_of_tests) limits.cgroup_limit_bytes = cgroup_limit_of_tests;
+    const std::uint64_t cgroup_bytes = limits.cgroup_limit_bytes.value_or(machine_bytes);
     if (size_bytes <= std::min(machine_bytes, cgroup_bytes)) return {};
     if (cgroup_bytes < machine_bytes) {
         return fmt::format("more than the {} bytes of memory that the cgroup may have", cgroup_bytes);

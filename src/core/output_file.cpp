@@ -21,6 +21,16 @@ constexpr std::size_t most_collected_bytes = std::size_t{1} << 20;
     throw system_failure(fmt::format("cannot write '{}': {}", path, why), std::make_error_code(error));
 }
 
+/// Begins the sentence of an error with the file that is to be written.
+template <typename Step>
+void naming(const std::string& path, Step step) {
+    try {
+        step();
+    } catch (const system_failure& failure) {
+        throw system_failure(fmt::format("cannot write '{}': {}", path, failure.what()), failure.code());
+    }
+}
+
 /// A name that no other process or file of this process uses now; one that a killed process left may exist.
 std::string temporary_name() {
     static std::atomic<std::uint64_t> count = 0;
@@ -59,16 +69,14 @@ output_file::output_file(const std::filesystem::path& path) : path_(path.string(
     }
 
     const ::mode_t first_mode = mode ? 0600 : 0666;
-    try {
+    naming(path_, [&] {
         if (const std::optional<int> unnamed = system::create_unnamed(folder_, first_mode)) {
             descriptor_ = *unnamed;
         } else {
             take_temporary_name(
                 [&](const std::string& name) { descriptor_ = system::create_for_writing(name, first_mode); });
         }
-    } catch (const system_failure& failure) {
-        throw system_failure(fmt::format("cannot write '{}': {}", path_, failure.what()), failure.code());
-    }
+    });
     if (mode) attempt([&] { system::set_mode(descriptor_, path_, *mode); });
 }
 
@@ -136,15 +144,13 @@ void output_file::commit() {
     attempt([&] {
         flush();
         system::sync(descriptor_, path_);
-        try {
+        naming(path_, [&] {
             if (temporary_path_.empty()) {
                 // a name can only be given that is not taken, while renaming replaces what is there
                 take_temporary_name([&](const std::string& name) { system::give_name(descriptor_, name); });
             }
             system::rename(temporary_path_, final_path_);
-        } catch (const system_failure& failure) {
-            throw system_failure(fmt::format("cannot write '{}': {}", path_, failure.what()), failure.code());
-        }
+        });
     });
     system::close(descriptor_);
     descriptor_ = -1;
