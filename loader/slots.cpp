@@ -300,6 +300,12 @@ slot_lease::~slot_lease() {
     pool_->end_lease(*slot_);
 }
 
+void slot_lease::await_data() const {
+    const auto before = clock::now();
+    slot_->ready.synchronize();
+    pool_->add_link_wait(clock::now() - before);
+}
+
 void slot_lease::use_on(stream_view stream) {
     if (stream.device() != pool_->device()) {
         throw invalid_argument(fmt::format("a batch on {} cannot be used on a stream of {}",

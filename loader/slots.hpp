@@ -120,7 +120,7 @@ class slot_pool {
         bool ended = false;            ///< `lease` has said that all is delivered
     };
     statistics collected() const;
-    /// Adds to the link's share: time that a consumer without a stream waited for its data.
+    /// Adds to the link's share: time that a consumer waited for data which was on its way.
     void add_link_wait(std::chrono::nanoseconds waited);
 
  private:
@@ -172,6 +172,8 @@ class slot_lease {
     /// Marks the streams and gives the slot back; does not wait.
     ~slot_lease();
 
+    /// Waits until the data is there.
+    void await_data() const;
     /// `stream` waits for the data; the slot will wait for it.
     void use_on(stream_view stream);
     /// Ends a lease that nobody has used, so that the batch comes again.

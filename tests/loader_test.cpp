@@ -256,6 +256,28 @@ TEST_CASE("loader: without a stream the data is there when next returns") {
     }
 }
 
+TEST_CASE("loader: with a stream the data of a large batch is there when next returns") {
+    const array content = numbered_rows(400, 8192);
+    on_each_device([&](const device& device) {
+        for (const route route : {route::automatic, route::staged}) {
+            loader loader({content}, {.device = device,
+                                      .batch_rows = 200,
+                                      .order = order::shuffled,
+                                      .epochs = 3,
+                                      .route = route,
+                                      .pin_budget_bytes = generous_pin_budget});
+            const stream named(device);
+            const stream unknown(device);
+            std::size_t rows = 0;
+            while (const auto batch = loader.next(named)) {
+                CHECK(holds_its_rows(*batch, unknown));
+                rows += batch->row_count();
+            }
+            CHECK(rows == 1200);
+        }
+    });
+}
+
 TEST_CASE("loader: may be asked from several threads, which share the rows") {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(1000)},

@@ -105,6 +105,25 @@ TEST_CASE("slots: the consumer's stream waits until the data is there") {
     });
 }
 
+TEST_CASE("slots: a lease is given before its data is there, which can be waited for") {
+    on_each_device([](const device& device) {
+        const auto pool =
+            std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+        const stream copies(device);
+        gate copying;
+        bool copied = false;
+        hold(copies, copying);
+        copies.host_function_async([&] { copied = true; });
+        fill(*pool, copies, 0);
+        const slot_lease lease(pool, *pool->lease());
+        CHECK_FALSE(lease.held().ready.done());
+        copying.open();
+        lease.await_data();
+        CHECK(copied);
+        CHECK(pool->collected().waits.link.count() > 0);
+    });
+}
+
 TEST_CASE("slots: asking for a batch while holding every slot is an error, except at the end") {
     const device device = device::host();
     const auto pool =
