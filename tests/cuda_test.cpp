@@ -375,8 +375,9 @@ TEST_CASE("cuda: a driver without batch copies is served by single ones") {
     copy_batch_to_device_async(ranges, stream);
     CHECK(asked == 1);
     CHECK(singles == 2);
-    const std::vector<std::byte> copied = to_host(memory.data(), bytes.size(), stream);
-    CHECK(std::equal(copied.begin() + 5000, copied.end(), bytes.begin() + 5000));
+    // what lies between was never written: initcheck would say so
+    CHECK(std::ranges::equal(to_host(memory.data(), 4000, stream), std::span(bytes).first(4000)));
+    CHECK(std::ranges::equal(to_host(memory.data() + 5000, 5000, stream), std::span(bytes).subspan(5000)));
 }
 
 // ---- memory -------------------------------------------------------------------------------------
