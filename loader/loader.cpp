@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdint>
 #include <utility>
 
 #include "loader/pipeline.hpp"
@@ -12,22 +11,17 @@ namespace pinflow {
 
 namespace {
 
-/// From here on the thread waits for a batch's data, and not the stream alone: one that waits on a GPU asks
-/// again and again across the link that the data comes by, but asking for each of many small batches costs
-/// the thread more than that (measured: samples/bench/RESULTS.md).
-constexpr std::uint64_t least_awaited_bytes = std::uint64_t{8} << 20;
-
-/// The batch that `lease` holds, once it is ready for the consumer, on `stream` if there is one; when that
-/// fails, the consumer gets it the next time.
+/// The batch that `lease` holds, for `stream` if there is one; when naming that fails, the consumer gets the
+/// batch the next time.
 std::optional<batch> handed_over(std::unique_ptr<detail::slot_lease> lease, const stream_view* stream) {
     if (!lease) return std::nullopt;
-    try {
-        const bool large = lease->held().device_side.size_bytes() >= least_awaited_bytes;
-        if (stream == nullptr || large) lease->await_data();
-        if (stream != nullptr) lease->use_on(*stream);
-    } catch (...) {
-        lease->undo();
-        throw;
+    if (stream != nullptr) {
+        try {
+            lease->use_on(*stream);
+        } catch (...) {
+            lease->undo();
+            throw;
+        }
     }
     return batch(std::move(lease));
 }
@@ -55,11 +49,11 @@ std::optional<batch> loader::next(stream_view stream) {
         throw invalid_argument(fmt::format("a loader on {} cannot deliver to a stream of {}", device().name(),
                                            stream.device().name()));
     }
-    return handed_over(pipeline_->next(), &stream);
+    return handed_over(pipeline_->next(pipeline_->pool().awaits_data()), &stream);
 }
 
 std::optional<batch> loader::next() {
-    return handed_over(pipeline_->next(), nullptr);
+    return handed_over(pipeline_->next(true), nullptr);
 }
 
 std::uint64_t loader::row_count() const noexcept {

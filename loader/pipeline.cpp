@@ -142,13 +142,13 @@ bool loader::pipeline::gathered_by_device(std::size_t index) const noexcept {
     return !exchanges_.empty() && exchanges_[index].has_value();
 }
 
-std::unique_ptr<detail::slot_lease> loader::pipeline::next() {
+std::unique_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
     if (pool_->forked()) {
         throw device_error(
             "a loader cannot be used in a forked process: its threads exist in the parent only");
     }
     const detail::profiled_range range(detail::range::next);
-    detail::slot* const slot = pool_->lease();
+    detail::slot* const slot = pool_->lease(with_data);
     return slot == nullptr ? nullptr : std::make_unique<detail::slot_lease>(pool_, *slot, origin_);
 }
 

@@ -37,8 +37,8 @@ class loader::pipeline {
     /// Stops wherever it is.
     ~pipeline();
 
-    /// The next batch's lease; null at the end. Throws as loader::next.
-    std::unique_ptr<detail::slot_lease> next();
+    /// The next batch's lease, `with_data` once that is there; null at the end. Throws as loader::next.
+    std::unique_ptr<detail::slot_lease> next(bool with_data);
 
     detail::slot_pool& pool() const noexcept { return *pool_; }
     const pinflow::device& device() const noexcept { return options_.device; }

@@ -15,6 +15,11 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
+/// From here on a consumer's thread waits for the data of a batch, and not its stream alone: one that waits
+/// on a GPU asks again and again across the link that the data comes by, but asking for each of many small
+/// batches costs the thread more than that (measured: samples/bench/RESULTS.md).
+constexpr std::uint64_t least_awaited_bytes = std::uint64_t{8} << 20;
+
 /// How long the driver waits for the slot that was given back first before it looks at the others, and
 /// whether the loader stops.
 constexpr std::chrono::microseconds look_again_interval{200};
@@ -44,7 +49,8 @@ slot_pool::slot_pool(const pinflow::device& device, unsigned slot_count, std::ui
     : device_(device),
       owner_(::getpid()),
       keep_alive_(std::move(keep_alive)),
-      views_sources_(device_side_bytes == 0) {
+      views_sources_(device_side_bytes == 0),
+      awaits_data_(device.kind() != device_kind::host && device_side_bytes >= least_awaited_bytes) {
     const stream allocation_stream(device_);
     for (unsigned i = 0; i < slot_count; ++i) {
         auto made = std::make_unique<slot>(device_);
@@ -75,22 +81,56 @@ std::chrono::nanoseconds slot_pool::since_asked(clock::time_point before) const 
     return std::max(clock::now() - std::max(before, *first_asked_), clock::duration{});
 }
 
+std::chrono::nanoseconds slot_pool::data_awaited() const {
+    return data_awaited_ + (data_waiters_ > 0 ? clock::now() - data_awaited_since_ : clock::duration{});
+}
+
+slot_pool::moment slot_pool::now() const {
+    return {clock::now(), data_awaited()};
+}
+
+std::chrono::nanoseconds slot_pool::consumer_time_since(const moment& before) const {
+    return std::max(since_asked(before.at) - (data_awaited() - before.data_awaited),
+                    std::chrono::nanoseconds{});
+}
+
 template <typename Ready>
 void slot_pool::await_consumer(std::unique_lock<std::mutex>& lock, Ready ready) {
-    consumer_awaited_since_ = clock::now();
+    consumer_awaited_since_ = now();
     freed_.wait(lock, ready);
     end_wait_for_consumer();
 }
 
 void slot_pool::end_wait_for_consumer() {
     if (!consumer_awaited_since_) return;
-    statistics_.consumer_wait += since_asked(*consumer_awaited_since_);
+    statistics_.consumer_wait += consumer_time_since(*consumer_awaited_since_);
     consumer_awaited_since_.reset();
 }
 
 std::chrono::nanoseconds slot_pool::consumer_wait() const {
-    return statistics_.consumer_wait +
-           (consumer_awaited_since_ ? since_asked(*consumer_awaited_since_) : std::chrono::nanoseconds());
+    return statistics_.consumer_wait + (consumer_awaited_since_
+                                            ? consumer_time_since(*consumer_awaited_since_)
+                                            : std::chrono::nanoseconds());
+}
+
+void slot_pool::await_data(std::unique_lock<std::mutex>& lock, const event& ready) {
+    if (data_waiters_++ == 0) data_awaited_since_ = clock::now();
+    if (!consumer_has_some()) freed_.notify_one();
+    const auto stop_waiting = [this] {
+        data_awaited_ = data_awaited();
+        data_awaited_since_ = clock::now();
+        --data_waiters_;
+    };
+    lock.unlock();
+    try {
+        ready.synchronize();
+    } catch (...) {
+        lock.lock();
+        stop_waiting();
+        throw;
+    }
+    lock.lock();
+    stop_waiting();
 }
 
 bool slot_pool::wait_for_free(std::size_t together) {
@@ -99,28 +139,31 @@ bool slot_pool::wait_for_free(std::size_t together) {
         if (free_.empty() && !stopped_) await_consumer(lock, [&] { return stopped_ || !free_.empty(); });
         if (stopped_) return false;
         const std::vector<slot*> candidates(free_.begin(), free_.end());
-        const bool consumer_has_some = !ready_.empty();
+        const bool some_delivered = consumer_has_some();
+        const moment before = now();
         lock.unlock();
         const auto not_passed =
             std::ranges::find_if(candidates, [](const slot* slot) { return !has_passed(*slot); });
         const auto passed =
             std::ranges::count_if(candidates, [](const slot* slot) { return has_passed(*slot); });
-        if (passed >= static_cast<std::ptrdiff_t>(together) || (passed > 0 && !consumer_has_some))
-            return true;
+        if (passed >= static_cast<std::ptrdiff_t>(together) || (passed > 0 && !some_delivered)) return true;
         if (not_passed == candidates.end()) {
             // all that were given back can be filled: more come, or the consumer takes the last delivered one
             lock.lock();
-            await_consumer(lock,
-                           [&] { return stopped_ || free_.size() != candidates.size() || ready_.empty(); });
+            await_consumer(
+                lock, [&] { return stopped_ || free_.size() != candidates.size() || !consumer_has_some(); });
             continue;
         }
-        const auto before = clock::now();
         // they mostly pass in this order; when another one passes first, or is given back, the next look
         // finds it
         const bool complete = (*not_passed)->ready.synchronize_for(look_again_interval);
         if (complete) wait_for_marks(**not_passed);
         lock.lock();
-        (complete ? statistics_.consumer_wait : link_waited_) += since_asked(before);
+        if (complete) {
+            statistics_.consumer_wait += consumer_time_since(before);
+        } else {
+            link_waited_ += since_asked(before.at);
+        }
     }
 }
 
@@ -164,7 +207,7 @@ void slot_pool::finish(std::exception_ptr error) {
             failed_ = true;
             error_ = std::move(error);
         }
-        if (!ready_.empty()) consumer_awaited_since_ = clock::now();
+        if (!ready_.empty()) consumer_awaited_since_ = now();
     }
     delivered_.notify_all();
 }
@@ -188,13 +231,28 @@ bool slot_pool::failed() const noexcept {
     return failed_;
 }
 
-slot* slot_pool::lease() {
+std::uint64_t slot_pool::count_ready() const {
+    if (!awaits_data_) return ready_.size();
+    // data comes in the order in which batches were delivered
+    const auto first_awaited =
+        std::ranges::find_if(ready_, [](const slot* slot) { return !slot->ready.done(); });
+    return static_cast<std::uint64_t>(first_awaited - ready_.begin());
+}
+
+slot* slot_pool::lease(bool with_data) {
     std::unique_lock lock(mutex_);
     const auto before = clock::now();
     if (!first_asked_) first_asked_ = before;
-    const std::uint64_t ready_before = ready_.size();
+    const std::uint64_t ready_before = count_ready();
     const std::chrono::nanoseconds consumer_wait_before = consumer_wait();
-    delivered_.wait(lock, [&] { return !ready_.empty() || finished_ || leased_ == slots_.size(); });
+    std::chrono::nanoseconds data_wait{};
+    for (;;) {
+        delivered_.wait(lock, [&] { return !ready_.empty() || finished_ || leased_ == slots_.size(); });
+        if (ready_.empty() || !with_data || ready_.front()->ready.done()) break;
+        const auto data_awaited_since = clock::now();
+        await_data(lock, ready_.front()->ready);
+        data_wait += clock::now() - data_awaited_since;
+    }
     if (!ready_.empty()) {
         slot* const next = ready_.front();
         ready_.pop_front();
@@ -204,13 +262,14 @@ slot* slot_pool::lease() {
         statistics_.ready += ready_before;
         statistics_.most_ready = std::max(statistics_.most_ready, ready_before);
         statistics_.reached = next->step.end;
+        statistics_.waits.link += data_wait;
         // while the loader waits for the consumer's streams, the consumer waits for nobody but itself
-        const std::chrono::nanoseconds waited = clock::now() - before;
+        const std::chrono::nanoseconds waited = clock::now() - before - data_wait;
         blame(next->times, std::max(waited - (consumer_wait() - consumer_wait_before), {}));
         if (ready_.empty() && finished_) end_wait_for_consumer();
         // who waits for a batch while the last slot is taken by somebody else would wait for ever
         if (leased_ == slots_.size()) delivered_.notify_all();
-        if (ready_.empty()) freed_.notify_one();
+        if (!consumer_has_some()) freed_.notify_one();
         return next;
     }
     if (finished_ && !ended_at_) ended_at_ = clock::now();
@@ -255,11 +314,6 @@ slot_pool::statistics slot_pool::collected() const {
     return result;
 }
 
-void slot_pool::add_link_wait(std::chrono::nanoseconds waited) {
-    const std::lock_guard lock(mutex_);
-    statistics_.waits.link += waited;
-}
-
 void slot_pool::blame(const batch_times& costs, std::chrono::nanoseconds waited) {
     using seconds = std::chrono::duration<double>;
     const double total = seconds(costs.storage + costs.cpu + costs.link).count();
@@ -298,12 +352,6 @@ slot_lease::~slot_lease() {
         }
     }
     pool_->end_lease(*slot_);
-}
-
-void slot_lease::await_data() const {
-    const auto before = clock::now();
-    slot_->ready.synchronize();
-    pool_->add_link_wait(clock::now() - before);
 }
 
 void slot_lease::use_on(stream_view stream) {

@@ -95,9 +95,13 @@ class slot_pool {
 
     // ---- the consumer's side ----
 
-    /// The next delivered slot, now leased; null at the end. Throws the pipeline's error, once.
-    /// @throws all_slots_leased when all are.
-    slot* lease();
+    /// The next delivered slot, now leased; null at the end; `with_data`: once its data is there. Throws the
+    /// pipeline's error, once.
+    /// @throws all_slots_leased when all are; device_error when the data cannot be waited for: the slot comes
+    /// the next time.
+    slot* lease(bool with_data = false);
+    /// Whether slots are so large, on a GPU, that consumers' threads wait for data.
+    bool awaits_data() const noexcept { return awaits_data_; }
     /// Ends a lease whose last uses are marked in slot.passed.
     void end_lease(slot& leased) noexcept;
     /// Makes the slot that was leased last, and that no stream has seen, the next one again.
@@ -120,13 +124,28 @@ class slot_pool {
         bool ended = false;            ///< `lease` has said that all is delivered
     };
     statistics collected() const;
-    /// Adds to the link's share: time that a consumer waited for data which was on its way.
-    void add_link_wait(std::chrono::nanoseconds waited);
 
  private:
     /// Time since `before` in which the consumer could have been waited for: not before it began to ask.
     /// Under the lock.
     std::chrono::nanoseconds since_asked(std::chrono::steady_clock::time_point before) const;
+    /// A point in time, and how long consumers had waited for data until then.
+    struct moment {
+        std::chrono::steady_clock::time_point at;
+        std::chrono::nanoseconds data_awaited{};
+    };
+    /// Under the lock, as the three below.
+    moment now() const;
+    /// How long consumers have waited for data that was on its way, one of them at least.
+    std::chrono::nanoseconds data_awaited() const;
+    /// As since_asked, less the time in which consumers waited for data: then nobody waits for them.
+    std::chrono::nanoseconds consumer_time_since(const moment& before) const;
+    /// Whether batches are delivered that nobody has taken or waits for.
+    bool consumer_has_some() const noexcept { return ready_.size() > data_waiters_; }
+    /// Waits for `ready`, without the lock. @throws device_error.
+    void await_data(std::unique_lock<std::mutex>& lock, const event& ready);
+    /// Batches that lie ready: delivered, and where consumers wait for data with theirs. Under the lock.
+    std::uint64_t count_ready() const;
     /// Waits until `freed_` was told of something that makes `ready` true, as time of the consumer's.
     template <typename Ready>
     void await_consumer(std::unique_lock<std::mutex>& lock, Ready ready);
@@ -141,6 +160,7 @@ class slot_pool {
     const ::pid_t owner_;
     std::vector<std::shared_ptr<const row_source>> keep_alive_;
     bool views_sources_;  ///< batches are views of the sources
+    bool awaits_data_;
     std::vector<std::unique_ptr<slot>> slots_;
 
     mutable std::mutex mutex_;
@@ -156,8 +176,11 @@ class slot_pool {
     statistics statistics_;
     std::optional<std::chrono::steady_clock::time_point> first_asked_;  ///< when the consumer began
     std::optional<std::chrono::steady_clock::time_point> ended_at_;     ///< when it was told the end
-    std::optional<std::chrono::steady_clock::time_point> consumer_awaited_since_;
-    std::chrono::nanoseconds link_waited_{};  ///< by the driver, for the slot it takes next
+    std::optional<moment> consumer_awaited_since_;
+    std::size_t data_waiters_ = 0;
+    std::chrono::steady_clock::time_point data_awaited_since_;  ///< where there are such
+    std::chrono::nanoseconds data_awaited_{};                   ///< before that
+    std::chrono::nanoseconds link_waited_{};                    ///< by the driver, for the slot it takes next
 };
 
 /// What a batch holds: one leased slot, and the streams that use it.
@@ -172,8 +195,6 @@ class slot_lease {
     /// Marks the streams and gives the slot back; does not wait.
     ~slot_lease();
 
-    /// Waits until the data is there.
-    void await_data() const;
     /// `stream` waits for the data; the slot will wait for it.
     void use_on(stream_view stream);
     /// Ends a lease that nobody has used, so that the batch comes again.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "pinflow/error.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/digest.hpp"
 #include "pinflow/loader/loader.hpp"
@@ -168,6 +169,28 @@ TEST_CASE("cuda loader: a batch may hold rows of registered pages and others, an
         CHECK(report.reason.find("cannot register") != std::string::npos);
         CHECK(registered_pieces.load() == 3);
     }
+}
+
+TEST_CASE("cuda loader: a batch whose data cannot be waited for comes the next time") {
+    const device gpu = device::cuda(0);
+    loader loader({numbered_rows(600, 8192)}, {.device = gpu, .batch_rows = 200, .slots = 2});
+    const stream stream(gpu);
+    {
+        const detail::cuda::scoped_fault_hook hook(
+            [consumer = std::this_thread::get_id()](std::string_view call) {
+                const bool refused = call == "cudaEventQuery" && std::this_thread::get_id() == consumer;
+                return refused ? cudaErrorMemoryAllocation : cudaSuccess;
+            });
+        CHECK_THROWS_AS(loader.next(stream), device_error);
+        CHECK_THROWS_AS(loader.next(), device_error);
+    }
+    for (std::uint64_t index = 0; index < 3; ++index) {
+        const auto batch = loader.next(stream);
+        REQUIRE(batch);
+        CHECK(batch->index() == index);
+        CHECK(holds_its_rows(*batch, stream));
+    }
+    CHECK_FALSE(loader.next(stream).has_value());
 }
 
 TEST_CASE("cuda loader: a hundred beginnings and ends leave nothing behind") {

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -105,22 +107,37 @@ TEST_CASE("slots: the consumer's stream waits until the data is there") {
     });
 }
 
-TEST_CASE("slots: a lease is given before its data is there, which can be waited for") {
+TEST_CASE("slots: a slot can be asked for with its data, and the time is the link's, not the consumer's") {
     on_each_device([](const device& device) {
         const auto pool =
             std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
         const stream copies(device);
         gate copying;
-        bool copied = false;
+        std::atomic<bool> copied = false;
         hold(copies, copying);
         copies.host_function_async([&] { copied = true; });
         fill(*pool, copies, 0);
-        const slot_lease lease(pool, *pool->lease());
-        CHECK_FALSE(lease.held().ready.done());
+        fill(*pool, copies, 1);
+        std::atomic<int> waiting = 0;
+        std::thread consumer([&] {
+            ++waiting;
+            slot* const leased = pool->lease(true);
+            CHECK(copied);
+            if (leased != nullptr) pool->end_lease(*leased);
+        });
+        std::thread driver([&] {
+            ++waiting;
+            CHECK(pool->wait_for_free());  // nothing is left to fill before the data is there
+        });
+        while (waiting < 2)
+            std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // long beside what is no wait
         copying.open();
-        lease.await_data();
-        CHECK(copied);
-        CHECK(pool->collected().waits.link.count() > 0);
+        consumer.join();
+        driver.join();
+        const slot_pool::statistics collected = pool->collected();
+        CHECK(collected.waits.link > 2 * collected.consumer_wait);
+        CHECK(collected.waits.link + collected.consumer_wait <= collected.wall);
     });
 }
 
