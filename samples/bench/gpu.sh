@@ -88,7 +88,7 @@ sanitize() {
     if [ "$tool" = racecheck ]; then
         left_out+=',rows: calls from several threads*,rows: a call that is waited for*'
     fi
-    local tests=(rows_test rows_scatter_test rows_errors_test rows_async_test staging_test cuda_test loader_test
+    local tests=(rows_test rows_scatter_test rows_errors_test rows_async_test staging_test cuda_test batch_test loader_test
         loader_faults_test slots_test digest_test stream_test buffer_test)
     configure "$build-small" -DCMAKE_CXX_FLAGS=-DPINFLOW_TEST_SANITIZED=1
     timeout 300 cmake --build "$build-small" --parallel "$jobs" --target "${tests[@]}"

@@ -1,0 +1,196 @@
+#include "pinflow/loader/batch.hpp"
+
+#include <doctest/doctest.h>
+
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/loader/loader.hpp"
+#include "tests/arrays.hpp"
+#include "tests/devices.hpp"
+
+using namespace pinflow;
+
+TEST_CASE("batch: a leased one is not overwritten while a stream is still to read it") {
+    on_each_device([](const device& device) {
+        for (const route route : {route::automatic, route::staged}) {
+            loader loader(
+                {numbered_rows(400, 512)},
+                {.device = device, .batch_rows = 10, .order = order::shuffled, .route = route, .slots = 3});
+            const stream slow(device);
+            const stream other(device);
+            gate gate;
+            hold(slow, gate);
+            // pinned: CUDA copies to other memory only once the stream has come there, and keeps its caller
+            // waiting
+            std::vector<pinned_buffer> copies;
+            copies.emplace_back(10 * 512 * sizeof(std::uint64_t), device);
+            copies.emplace_back(10 * 512 * sizeof(std::uint64_t), device);
+            std::vector<std::vector<std::uint64_t>> ids;
+            for (const pinned_buffer& copy : copies) {
+                const auto batch = loader.next(slow);
+                REQUIRE(batch);
+                ids.emplace_back(batch->row_ids().begin(), batch->row_ids().end());
+                // the consumer is late: this reads long after the lease has ended
+                copy_to_host_async(copy.bytes(), (*batch)[0].data(), slow);
+            }
+            for (int i = 0; i < 30; ++i) {  // the third slot goes round and round meanwhile
+                const auto batch = loader.next(other);
+                REQUIRE(batch);
+                CHECK(holds_its_rows(*batch, other));
+            }
+            gate.open();
+            slow.synchronize();
+            for (std::size_t i = 0; i < copies.size(); ++i) {
+                const auto* const words = reinterpret_cast<const std::uint64_t*>(copies[i].data());
+                for (std::size_t row = 0; row < 10; ++row) {
+                    CHECK(words[row * 512] == ids[i][row]);
+                    CHECK(words[row * 512 + 511] == ids[i][row]);
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("batch: a stream named with used_on is waited for as well") {
+    on_each_device([](const device& device) {
+        loader loader({numbered_rows(40, 256)}, {.device = device, .batch_rows = 10, .slots = 2});
+        const stream main(device);
+        const stream side(device);
+        gate gate;
+        const pinned_buffer copy(10 * 256 * sizeof(std::uint64_t), device);
+        const auto* const words = reinterpret_cast<const std::uint64_t*>(copy.data());
+        {
+            auto batch = loader.next(main);
+            REQUIRE(batch);
+            batch->used_on(side);
+            hold(side, gate);
+            copy_to_host_async(copy.bytes(), (*batch)[0].data(), side);
+            main.synchronize();
+        }
+        for (int i = 0; i < 2; ++i) {
+            const auto next = loader.next(main);
+            REQUIRE(next);
+            main.synchronize();
+            if (i == 1) break;
+        }
+        gate.open();
+        side.synchronize();
+        CHECK(words[0] == 0);
+        CHECK(words[10 * 256 - 1] == 9);
+    });
+}
+
+TEST_CASE("batch: holding every slot is told instead of waiting for ever, and can be mended") {
+    on_each_device([](const device& device) {
+        loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10, .slots = 3});
+        const stream stream(device);
+        std::vector<batch> held;
+        for (int i = 0; i < 3; ++i) {
+            held.push_back(*loader.next(stream));
+        }
+        CHECK_THROWS_AS(loader.next(stream), all_slots_leased);
+        CHECK_THROWS_AS(loader.next(), all_slots_leased);
+        for (const batch& batch : held) {
+            CHECK(holds_its_rows(batch, stream));
+        }
+        held.erase(held.begin());
+        const auto next = loader.next(stream);
+        REQUIRE(next);
+        CHECK(next->index() == 3);
+    });
+}
+
+TEST_CASE("batch: the end comes also to a consumer that holds every slot") {
+    on_each_device([](const device& device) {
+        loader loader({numbered_rows(30)}, {.device = device, .batch_rows = 10, .slots = 3});
+        const stream stream(device);
+        std::vector<batch> held;
+        for (int i = 0; i < 3; ++i) {
+            auto batch = i == 1 ? loader.next() : loader.next(stream);
+            REQUIRE(batch);
+            held.push_back(std::move(*batch));
+        }
+        CHECK_FALSE(loader.next().has_value());
+        CHECK_FALSE(loader.next(stream).has_value());
+        for (const batch& batch : held) {
+            CHECK(holds_its_rows(batch, stream));
+        }
+    });
+}
+
+TEST_CASE("batch: one outlives its loader, and may go to another thread") {
+    on_each_device([](const device& device) {
+        std::optional<batch> kept;
+        const stream stream(device);
+        {
+            loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10});
+            kept = loader.next(stream);
+        }
+        REQUIRE(kept);
+        std::thread([batch = std::move(kept), &stream] { CHECK(holds_its_rows(*batch, stream)); }).join();
+    });
+}
+
+TEST_CASE("batch: without a stream the data is there when next returns") {
+    // small rows, which are gathered for a GPU, and ones that it takes from the registered pages
+    for (const std::uint64_t width : {4U, 8192U}) {
+        CAPTURE(width);
+        const array content = numbered_rows(100, width);
+        on_each_device([&](const device& device) {
+            loader loader({content}, {.device = device,
+                                      .batch_rows = 32,
+                                      .order = order::shuffled,
+                                      .epochs = 3,
+                                      .pin_budget_bytes = generous_pin_budget});
+            const stream unknown(device);  // to the loader: nothing makes this one wait
+            std::size_t rows = 0;
+            while (const auto batch = loader.next()) {
+                CHECK(holds_its_rows(*batch, unknown));
+                if (device.kind() == device_kind::host) {
+                    CHECK((*batch)[0].as<std::uint64_t>()[width - 1] == batch->row_ids()[0]);
+                }
+                rows += batch->row_count();
+            }
+            CHECK(rows == 300);
+        });
+    }
+}
+
+TEST_CASE("batch: on a GPU the data of a large one is there when next returns, with a stream too") {
+    if (device::cuda_count() == 0) {
+        MESSAGE("skipped: there is no CUDA device");
+        return;
+    }
+    const device gpu = device::cuda(0);
+    const array content = numbered_rows(400, 8192);
+    for (const route route : {route::automatic, route::staged}) {
+        loader loader({content}, {.device = gpu,
+                                  .batch_rows = 200,
+                                  .order = order::shuffled,
+                                  .epochs = 3,
+                                  .route = route,
+                                  .pin_budget_bytes = generous_pin_budget});
+        const stream named(gpu);
+        const stream unknown(gpu);
+        std::size_t rows = 0;
+        while (const auto batch = loader.next(named)) {
+            CHECK(holds_its_rows(*batch, unknown));
+            rows += batch->row_count();
+        }
+        CHECK(rows == 1200);
+    }
+}
+
+TEST_CASE("batch: a stream of another device is refused, and no batch is lost by it") {
+    if (device::cuda_count() == 0) {
+        MESSAGE("skipped: there is no CUDA device");
+        return;
+    }
+    loader loader({numbered_rows(10)}, {.device = device::host(), .batch_rows = 10});
+    CHECK_THROWS_AS(loader.next(stream(device::cuda(0))), invalid_argument);
+    CHECK(loader.next().has_value());
+}
