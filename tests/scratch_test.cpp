@@ -34,6 +34,18 @@ TEST_CASE("scratch: a block is used again once its stream has passed, and not be
     });
 }
 
+TEST_CASE("scratch: the smallest block that is large enough is taken") {
+    on_each_device([](const device& device) {
+        pinned_scratch scratch(device);
+        pinned_scratch::block& large = scratch.take(1'000'000);
+        pinned_scratch::block& small = scratch.take(100);
+        pinned_scratch::give_back(large);
+        pinned_scratch::give_back(small);
+        CHECK(&scratch.take(100) == &small);
+        CHECK(&scratch.take(100) == &large);
+    });
+}
+
 TEST_CASE("scratch: blocks stay until their streams have passed") {
     on_each_device([](const device& device) {
         const stream stream(device);

@@ -269,17 +269,14 @@ expected_rate judged_scatter(double direct_gather, double staged_gather, double 
 }
 
 row_plan measured_plan(exchange_state& exchange, const row_workload& workload) {
-    // never destroyed: static objects may exchange rows
+    // never destroyed: static objects may exchange rows. Held while measuring, as two that measure at the
+    // same time would each see half of the link
     static std::mutex& mutex = *new std::mutex;
     static auto& known = *new std::map<measured_key, row_plan>;
     const measured_key key = key_of(exchange, workload);
-    {
-        const std::lock_guard lock(mutex);
-        if (const auto found = known.find(key); found != known.end()) return found->second;
-    }
-    const row_plan plan = measure(exchange, workload);
     const std::lock_guard lock(mutex);
-    return known.emplace(key, plan).first->second;
+    if (const auto found = known.find(key); found != known.end()) return found->second;
+    return known.emplace(key, measure(exchange, workload)).first->second;
 }
 
 }  // namespace pinflow::detail

@@ -19,14 +19,17 @@ pinned_scratch::~pinned_scratch() {
 
 pinned_scratch::block& pinned_scratch::take(std::uint64_t size_bytes) {
     constexpr std::uint64_t least_bytes = 4096;
+    block* best = nullptr;  // the smallest: a large one may be asked for next
     for (block& each : blocks_) {
-        if (each.taken_ || each.memory_.size_bytes() < size_bytes || !each.used_.done()) continue;
-        each.taken_ = true;
-        return each;
+        if (each.taken_ || each.memory_.size_bytes() < size_bytes) continue;
+        if (best != nullptr && best->memory_.size_bytes() <= each.memory_.size_bytes()) continue;
+        if (each.used_.done()) best = &each;
     }
-    block& added = blocks_.emplace_back(device_, std::bit_ceil(std::max(size_bytes, least_bytes)));
-    added.taken_ = true;
-    return added;
+    if (best == nullptr) {
+        best = &blocks_.emplace_back(device_, std::bit_ceil(std::max(size_bytes, least_bytes)));
+    }
+    best->taken_ = true;
+    return *best;
 }
 
 void pinned_scratch::give_back(block& used, stream_view stream) {
