@@ -1,14 +1,16 @@
 // overlap_matmul FILE
 //
 // What batches that arrive cost a consumer who computes: the steps of a bf16 matrix product, 8192 cubed, by
-// cuBLAS, alone, and while a loader brings the rows of FILE (an .npy of large rows, read before) in random
-// order. Once with batches that take as long to copy as the product takes, and once with batches of half that
-// time, so that computing is the limit. Prints one "name value unit" a line; exit 77 without a CUDA device.
+// cuBLAS, alone, and while a loader brings the rows of FILE (an .npy, read before; large rows come by the
+// copy engine, those of less than 32 KiB by kernels) in random order. Once with batches that take as long to
+// copy as the product takes, and once with batches of half that time, so that computing is the limit. Prints
+// one "name value unit" a line; exit 77 without a CUDA device.
 
 #include <cublas_v2.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -128,6 +130,9 @@ double step_seconds(const char* path, const device& gpu, std::uint64_t batch_row
     return median(steps);
 }
 
+/// What a row's time is told by.
+constexpr double usual_batch_bytes = 16 << 20;
+
 void measure(const char* path) {
     const device gpu = device::cuda(0);
     const product product(gpu);
@@ -137,7 +142,9 @@ void measure(const char* path) {
     const double alone = product_seconds(product);
     print("product alone", 1e3 * alone, "ms");
     print("product alone", 2 * 8192.0 * 8192.0 * 8192.0 / alone / 1e12, "TFLOP/s");
-    const double row_seconds = step_seconds(path, gpu, 64, nullptr) / 64;
+    const double usual_rows = std::max(1.0, std::floor(usual_batch_bytes / row_bytes));
+    const double row_seconds =
+        step_seconds(path, gpu, static_cast<std::uint64_t>(usual_rows), nullptr) / usual_rows;
     print("link", row_bytes / row_seconds / 1e9, "GB/s");
     for (const double share : {1.0, 0.5}) {
         const auto batch_rows = static_cast<std::uint64_t>(std::max(1.0, share * alone / row_seconds));
