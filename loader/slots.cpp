@@ -113,13 +113,16 @@ std::chrono::nanoseconds slot_pool::consumer_wait() const {
                                             : std::chrono::nanoseconds());
 }
 
-void slot_pool::await_data(std::unique_lock<std::mutex>& lock, const event& ready) {
-    if (data_waiters_++ == 0) data_awaited_since_ = clock::now();
+std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& lock, const event& ready) {
+    const auto before = clock::now();
+    if (data_waiters_++ == 0) data_awaited_since_ = before;
     if (!consumer_has_some()) freed_.notify_one();
-    const auto stop_waiting = [this] {
-        data_awaited_ = data_awaited();
-        data_awaited_since_ = clock::now();
+    const auto stop_waiting = [&] {
+        const auto after = clock::now();
+        data_awaited_ += after - data_awaited_since_;
+        data_awaited_since_ = after;
         --data_waiters_;
+        return after - before;
     };
     lock.unlock();
     try {
@@ -130,7 +133,7 @@ void slot_pool::await_data(std::unique_lock<std::mutex>& lock, const event& read
         throw;
     }
     lock.lock();
-    stop_waiting();
+    return stop_waiting();
 }
 
 bool slot_pool::wait_for_free(std::size_t together) {
@@ -249,9 +252,7 @@ slot* slot_pool::lease(bool with_data) {
     for (;;) {
         delivered_.wait(lock, [&] { return !ready_.empty() || finished_ || leased_ == slots_.size(); });
         if (ready_.empty() || !with_data || ready_.front()->ready.done()) break;
-        const auto data_awaited_since = clock::now();
-        await_data(lock, ready_.front()->ready);
-        data_wait += clock::now() - data_awaited_since;
+        data_wait += await_data(lock, ready_.front()->ready);
     }
     if (!ready_.empty()) {
         slot* const next = ready_.front();

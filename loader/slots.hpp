@@ -142,8 +142,8 @@ class slot_pool {
     std::chrono::nanoseconds consumer_time_since(const moment& before) const;
     /// Whether batches are delivered that nobody has taken or waits for.
     bool consumer_has_some() const noexcept { return ready_.size() > data_waiters_; }
-    /// Waits for `ready`, without the lock. @throws device_error.
-    void await_data(std::unique_lock<std::mutex>& lock, const event& ready);
+    /// Waits for `ready`, without the lock. @return how long. @throws device_error.
+    std::chrono::nanoseconds await_data(std::unique_lock<std::mutex>& lock, const event& ready);
     /// Batches that lie ready: delivered, and where consumers wait for data with theirs. Under the lock.
     std::uint64_t count_ready() const;
     /// Waits until `freed_` was told of something that makes `ready` true, as time of the consumer's.
