@@ -9,25 +9,6 @@
 
 namespace pinflow {
 
-namespace {
-
-/// The batch that `lease` holds, for `stream` if there is one; when naming that fails, the consumer gets the
-/// batch the next time.
-std::optional<batch> handed_over(std::unique_ptr<detail::slot_lease> lease, const stream_view* stream) {
-    if (!lease) return std::nullopt;
-    if (stream != nullptr) {
-        try {
-            lease->use_on(*stream);
-        } catch (...) {
-            lease->undo();
-            throw;
-        }
-    }
-    return batch(std::move(lease));
-}
-
-}  // namespace
-
 loader::loader(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options)
     : pipeline_(std::make_unique<pipeline>(std::move(sources), options)) {}
 loader::loader(loader&&) noexcept = default;
@@ -49,11 +30,21 @@ std::optional<batch> loader::next(stream_view stream) {
         throw invalid_argument(fmt::format("a loader on {} cannot deliver to a stream of {}", device().name(),
                                            stream.device().name()));
     }
-    return handed_over(pipeline_->next(pipeline_->pool().awaits_data()), &stream);
+    std::unique_ptr<detail::slot_lease> lease = pipeline_->next(false);
+    if (!lease) return std::nullopt;
+    try {
+        lease->use_on(stream);
+    } catch (...) {
+        lease->undo();
+        throw;
+    }
+    return batch(std::move(lease));
 }
 
 std::optional<batch> loader::next() {
-    return handed_over(pipeline_->next(true), nullptr);
+    std::unique_ptr<detail::slot_lease> lease = pipeline_->next(true);
+    if (!lease) return std::nullopt;
+    return batch(std::move(lease));
 }
 
 std::uint64_t loader::row_count() const noexcept {

@@ -37,7 +37,7 @@ class loader::pipeline {
     /// Stops wherever it is.
     ~pipeline();
 
-    /// The next batch's lease, `with_data` once that is there; null at the end. Throws as loader::next.
+    /// The next batch's lease, `with_data` as of slot_pool::lease; null at the end. Throws as loader::next.
     std::unique_ptr<detail::slot_lease> next(bool with_data);
 
     detail::slot_pool& pool() const noexcept { return *pool_; }

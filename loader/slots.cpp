@@ -243,6 +243,7 @@ std::uint64_t slot_pool::count_ready() const {
 }
 
 slot* slot_pool::lease(bool with_data) {
+    with_data = with_data || awaits_data_;
     std::unique_lock lock(mutex_);
     const auto before = clock::now();
     if (!first_asked_) first_asked_ = before;

@@ -95,13 +95,11 @@ class slot_pool {
 
     // ---- the consumer's side ----
 
-    /// The next delivered slot, now leased; null at the end; `with_data`: once its data is there. Throws the
-    /// pipeline's error, once.
+    /// The next delivered slot, now leased; null at the end. `with_data`: once its data is there, as large
+    /// ones on a GPU are given in any case. Throws the pipeline's error, once.
     /// @throws all_slots_leased when all are; device_error when the data cannot be waited for: the slot comes
     /// the next time.
     slot* lease(bool with_data = false);
-    /// Whether slots are so large, on a GPU, that consumers' threads wait for data.
-    bool awaits_data() const noexcept { return awaits_data_; }
     /// Ends a lease whose last uses are marked in slot.passed.
     void end_lease(slot& leased) noexcept;
     /// Makes the slot that was leased last, and that no stream has seen, the next one again.
@@ -160,7 +158,7 @@ class slot_pool {
     const ::pid_t owner_;
     std::vector<std::shared_ptr<const row_source>> keep_alive_;
     bool views_sources_;  ///< batches are views of the sources
-    bool awaits_data_;
+    bool awaits_data_;    ///< slots are so large, on a GPU, that consumers' threads wait for data
     std::vector<std::unique_ptr<slot>> slots_;
 
     mutable std::mutex mutex_;

@@ -18,7 +18,7 @@ int main(int argc, char** argv) try {
     const pinflow::loader_options options{.batch_rows = 128, .order = pinflow::order::shuffled, .epochs = 2};
     pinflow::loader loader({images, labels}, options);  // on the first GPU, without one on the host
     pinflow::stream stream(loader.device());
-    while (auto batch = loader.next(stream)) {  // `stream` has its data before what comes next
+    while (auto batch = loader.next(stream)) {  // what `stream` is given from here on sees the data
         train_step(*batch, stream);             // the lease ends here; the memory is reused after the step
     }
     stream.synchronize();

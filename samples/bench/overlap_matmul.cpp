@@ -130,7 +130,7 @@ double step_seconds(const char* path, const device& gpu, std::uint64_t batch_row
     return median(steps);
 }
 
-/// What a row's time is told by.
+/// A batch of this size tells how long a row takes.
 constexpr double usual_batch_bytes = 16 << 20;
 
 void measure(const char* path) {
