@@ -14,6 +14,7 @@
 #include "loader/stage_seam.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/device/backend.hpp"
 
 namespace pinflow {
 
@@ -92,6 +93,9 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
         more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
                               static_cast<std::size_t>(arena_.max_concurrency()));
     }
+    // now, and not when pages are registered: a consumer's stream, for which CUDA waits then, may be waiting
+    // for the consumer, and the consumer for the next batch
+    if (route_.device_gathers) options_.device.backend().prepare_rows();
     register_pages();
     driver_ = std::thread([this] { drive(); });
 }

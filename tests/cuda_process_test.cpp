@@ -138,15 +138,43 @@ int stream_in_primary_context() {
     return right ? 0 : 1;
 }
 
+/// The first loader of a process begins to gather on the device while a consumer's stream is held, and the
+/// consumer asks for further batches before it lets go.
+int stream_beside_a_held_stream() {
+    const device gpu = device::cuda(0);
+    loader loader({numbered_rows(400, 512)}, {.device = gpu,
+                                              .batch_rows = 10,
+                                              .order = order::shuffled,
+                                              .epochs = 10,
+                                              .slots = 3,
+                                              .pin_budget_bytes = generous_pin_budget});
+    const stream held(gpu);
+    const stream other(gpu);
+    gate gate;
+    hold(held, gate);
+    bool right = loader.next(held).has_value();
+    for (int i = 1; i < 400; ++i) {
+        const auto batch = loader.next(other);
+        right = right && batch && holds_its_rows(*batch, other);
+    }
+    gate.open();
+    held.synchronize();
+    const std::string route(to_string(loader.report().route));
+    std::printf("rows %s, route %s\n", right ? "right" : "WRONG", route.c_str());
+    return right ? 0 : 1;
+}
+
 struct outcome {
     int status = -1;
     std::string output;
 };
 
-/// This program again, as a new process.
+/// This program again, as a new process, in which kernels are loaded when they are first launched, as in
+/// programs that ask for nothing else.
 outcome run_child(const std::string& name) {
     const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-    std::FILE* const pipe = ::popen(("timeout 60 '" + self + "' --child " + name + " 2>&1").c_str(), "r");
+    std::FILE* const pipe = ::popen(
+        ("CUDA_MODULE_LOADING=LAZY timeout 60 '" + self + "' --child " + name + " 2>&1").c_str(), "r");
     REQUIRE(pipe != nullptr);
     outcome result;
     std::array<char, 4096> block{};
@@ -187,6 +215,7 @@ int run_as_child(std::string_view name) {
     if (name == "static") return end_with_static_objects();
     if (name == "flight") return end_in_flight();
     if (name == "primary") return stream_in_primary_context();
+    if (name == "held") return stream_beside_a_held_stream();
     std::fprintf(stderr, "no child of that name\n");
     return 2;
 }
@@ -289,6 +318,13 @@ TEST_CASE("cuda process: where no other context can be had, all is done in the p
     CHECK(contains(child.output, "sequential: digest right, route copy, "));
     CHECK(contains(child.output, "shuffled: digest right, route copy, "));
     CHECK(child.output.ends_with("ending\n"));
+}
+
+TEST_CASE("cuda process: the first loader of a process gathers on the device beside a stream that is held") {
+    const outcome child = run_child("held");
+    INFO(child.output);
+    CHECK(child.status == 0);
+    CHECK(child.output == "rows right, route direct\n");
 }
 
 TEST_CASE(

@@ -66,7 +66,8 @@ struct loader_options {
 /// later, a loader cannot be used: `next` says so, and the destructor leaves everything as it is.
 class loader {
  public:
-    /// A sample is the same row of every source; row counts must be equal.
+    /// A sample is the same row of every source; row counts must be equal. The first one of a process whose
+    /// rows the device gathers loads kernels, for which CUDA may wait for all of the device's streams.
     /// @throws invalid_argument for options that contradict each other or the sources; state_mismatch for a
     /// state of other data or of another order; unsupported for a route that cannot work here; device_error;
     /// where there is a state, what reading some rows throws.
