@@ -14,7 +14,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("batch: a leased one is not overwritten while a stream is still to read it") {
+TEST_CASE("batch: a leased one is not overwritten while a stream is still to read it" * copies_held_back) {
     on_each_device([](const device& device) {
         for (const route route : {route::automatic, route::staged}) {
             loader loader(
@@ -55,7 +55,7 @@ TEST_CASE("batch: a leased one is not overwritten while a stream is still to rea
     });
 }
 
-TEST_CASE("batch: a stream named with used_on is waited for as well") {
+TEST_CASE("batch: a stream named with used_on is waited for as well" * copies_held_back) {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(40, 256)}, {.device = device, .batch_rows = 10, .slots = 2});
         const stream main(device);

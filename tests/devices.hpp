@@ -58,6 +58,10 @@ class gate {
 /// makes them wait for all.
 inline const auto held_back = doctest::test_suite("held back");
 
+/// Marks those that only its initcheck cannot run: it makes whoever enqueues a copy behind a stream that is
+/// held wait for it.
+inline const auto copies_held_back = doctest::test_suite("copies held back");
+
 /// Everything enqueued on `stream` after this starts when `gate` opens.
 inline void hold(pinflow::stream_view stream, gate& gate) {
     stream.host_function_async([&gate] { gate.wait(); });

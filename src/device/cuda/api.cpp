@@ -16,7 +16,7 @@ namespace {
 
 std::atomic<bool> hook_installed = false;
 std::mutex hook_mutex;
-std::shared_ptr<const fault_hook> installed_hook;
+std::vector<std::shared_ptr<const fault_hook>> installed_hooks;  // the last first
 
 /// The process that called CUDA first; CUDA does not survive fork.
 std::atomic<::pid_t> owner_process = 0;
@@ -31,12 +31,15 @@ bool forked() noexcept {
 
 cudaError_t ask_hook(std::string_view call) noexcept {
     if (!hook_installed.load(std::memory_order_acquire)) return cudaSuccess;
-    std::shared_ptr<const fault_hook> hook;
+    std::vector<std::shared_ptr<const fault_hook>> hooks;
     {
         const std::lock_guard lock(hook_mutex);
-        hook = installed_hook;
+        hooks = installed_hooks;
     }
-    return hook ? (*hook)(call) : cudaSuccess;
+    for (const auto& hook : hooks) {
+        if (const cudaError_t status = (*hook)(call); status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
 }
 
 void remember_if_fatal(cudaError_t status) noexcept {
@@ -103,16 +106,17 @@ cudaError_t from_driver(CUresult result) noexcept {
 
 }  // namespace
 
-scoped_fault_hook::scoped_fault_hook(fault_hook hook) {
+scoped_fault_hook::scoped_fault_hook(fault_hook hook)
+    : hook_(std::make_shared<const fault_hook>(std::move(hook))) {
     const std::lock_guard lock(hook_mutex);
-    installed_hook = std::make_shared<const fault_hook>(std::move(hook));
+    installed_hooks.insert(installed_hooks.begin(), hook_);
     hook_installed.store(true, std::memory_order_release);
 }
 
 scoped_fault_hook::~scoped_fault_hook() {
     const std::lock_guard lock(hook_mutex);
-    hook_installed.store(false, std::memory_order_release);
-    installed_hook.reset();
+    std::erase(installed_hooks, hook_);
+    hook_installed.store(!installed_hooks.empty(), std::memory_order_release);
     first_fatal.store(cudaSuccess);
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,14 +25,17 @@ namespace pinflow::detail::cuda {
 /// any other status is what the call then fails with. May be called from several threads at once.
 using fault_hook = std::function<cudaError_t(std::string_view call)>;
 
-/// Installs a hook for its lifetime; a sticky error that it injected is forgotten at the end. For tests; one
-/// at a time.
+/// Installs a hook for its lifetime; a sticky error that it injected is forgotten at the end. For tests. Of
+/// several the last is asked first; what it lets happen the others are asked for.
 class scoped_fault_hook {
  public:
     explicit scoped_fault_hook(fault_hook hook);
     ~scoped_fault_hook();
     scoped_fault_hook(const scoped_fault_hook&) = delete;
     scoped_fault_hook& operator=(const scoped_fault_hook&) = delete;
+
+ private:
+    std::shared_ptr<const fault_hook> hook_;
 };
 
 // ---- errors -------------------------------------------------------------------------------------
