@@ -2,15 +2,23 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <numeric>
 #include <optional>
+#include <semaphore>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "pinflow/error.hpp"
 #include "tests/devices.hpp"
+#include "tests/posing_backend.hpp"
 
 using namespace pinflow;
 using detail::slot;
@@ -31,6 +39,25 @@ slot& fill(slot_pool& pool, const stream& stream, std::uint64_t number, bool las
     pool.deliver(*taken);
     return *taken;
 }
+
+/// From here on the data of a slot is waited for on a device that is not the host.
+constexpr std::uint64_t large_slot_bytes = std::uint64_t{8} << 20;
+
+/// A device that is not the host, and tells of the threads that wait for its events.
+class awaited_backend final : public posing_backend {
+ public:
+    /// Before each wait, on the thread that waits.
+    std::function<void()> before_wait = [] {};
+
+    bool synchronize_event_for(void* event, std::chrono::microseconds timeout) override {
+        before_wait();
+        return posing_backend::synchronize_event_for(event, timeout);
+    }
+    void synchronize_event(void* event) override {
+        before_wait();
+        posing_backend::synchronize_event(event);
+    }
+};
 
 }  // namespace
 
@@ -109,9 +136,9 @@ TEST_CASE("slots: the consumer's stream waits until the data is there") {
 
 TEST_CASE("slots: a slot can be asked for with its data, and the time is the link's, not the consumer's") {
     // what a consumer and a driver have waited when the data took so long
-    const auto waited = [](const device& device, std::chrono::milliseconds length) {
-        const auto pool =
-            std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const auto waited = [](const device& device, bool with_data, std::chrono::milliseconds length) {
+        const auto pool = std::make_shared<slot_pool>(device, 2, 0, with_data ? 64 : large_slot_bytes,
+                                                      std::vector<std::shared_ptr<const row_source>>());
         const stream copies(device);
         gate copying;
         std::atomic<bool> copied = false;
@@ -122,7 +149,7 @@ TEST_CASE("slots: a slot can be asked for with its data, and the time is the lin
         std::atomic<int> waiting = 0;
         std::thread consumer([&] {
             ++waiting;
-            slot* const leased = pool->lease(true);
+            slot* const leased = pool->lease(with_data);
             CHECK(copied);
             if (leased != nullptr) pool->end_lease(*leased);
         });
@@ -138,16 +165,107 @@ TEST_CASE("slots: a slot can be asked for with its data, and the time is the lin
         driver.join();
         return pool->collected();
     };
-    on_each_device([&](const device& device) {
+    const auto check = [&](const device& device, bool with_data) {
         bool is_the_links = false;
         for (const int milliseconds : {50, 200, 800}) {  // longer, where other work holds the threads up
-            const slot_pool::statistics collected = waited(device, std::chrono::milliseconds(milliseconds));
+            const slot_pool::statistics collected =
+                waited(device, with_data, std::chrono::milliseconds(milliseconds));
             CHECK(collected.waits.link + collected.consumer_wait <= collected.wall);
             is_the_links = collected.waits.link > 2 * collected.consumer_wait;
             if (is_the_links) break;
         }
         CHECK(is_the_links);
-    });
+    };
+    on_each_device([&](const device& device) { check(device, true); });
+    posing_backend backend;
+    check(backend.device(), false);  // a large one comes with its data in any case
+}
+
+TEST_CASE("slots: a large one of a device that is not the host comes only once its data is there") {
+    awaited_backend backend;
+    unsigned waits = 0;
+    // whether the data had come with the lease, and whether that waited
+    const auto leased_with_data = [&](const device& device, std::uint64_t slot_bytes) {
+        const auto pool = std::make_shared<slot_pool>(device, 2, 0, slot_bytes,
+                                                      std::vector<std::shared_ptr<const row_source>>());
+        const stream copies(device);
+        gate copying;
+        waits = 0;
+        backend.before_wait = [&] {
+            ++waits;
+            copying.open();
+        };
+        hold(copies, copying);
+        fill(*pool, copies, 0);
+        const slot_lease lease(pool, *pool->lease());
+        const bool with_data = lease.held().ready.done();
+        CHECK(with_data == (waits > 0));
+        copying.open();
+        copies.synchronize();
+        return with_data;
+    };
+    CHECK(leased_with_data(backend.device(), large_slot_bytes));
+    CHECK_FALSE(leased_with_data(backend.device(), large_slot_bytes - 1));
+    CHECK_FALSE(leased_with_data(device::host(), large_slot_bytes));
+}
+
+TEST_CASE("slots: several consumers get every batch, once and with its data") {
+    constexpr std::uint64_t batch_count = 300;
+    awaited_backend backend;
+    const auto pool = std::make_shared<slot_pool>(backend.device(), 4, 0, large_slot_bytes,
+                                                  std::vector<std::shared_ptr<const row_source>>());
+    // each copy goes on when somebody waits for a batch
+    std::counting_semaphore<> waits{0};
+    backend.before_wait = [&] { waits.release(); };
+    const stream copies(backend.device());
+    std::mutex mutex;
+    std::vector<std::uint64_t> got;
+    std::vector<std::thread> consumers;
+    for (int i = 0; i < 3; ++i) {
+        consumers.emplace_back([&] {
+            while (slot* const leased = pool->lease()) {
+                const slot_lease lease(pool, *leased);
+                CHECK(leased->ready.done());
+                const std::lock_guard lock(mutex);
+                got.push_back(leased->number);
+            }
+        });
+    }
+    for (std::uint64_t number = 0; number < batch_count; ++number) {
+        copies.host_function_async([&] { waits.acquire(); });
+        fill(*pool, copies, number, number + 1 == batch_count);
+    }
+    for (std::thread& consumer : consumers) {
+        consumer.join();
+    }
+    waits.release(batch_count);  // when none was waited for
+    std::ranges::sort(got);
+    std::vector<std::uint64_t> all(batch_count);
+    std::iota(all.begin(), all.end(), std::uint64_t{0});
+    CHECK(got == all);
+    CHECK(pool->collected().batches == batch_count);
+}
+
+TEST_CASE("slots: a batch whose data cannot be waited for comes the next time") {
+    awaited_backend backend;
+    const auto pool = std::make_shared<slot_pool>(backend.device(), 2, 0, large_slot_bytes,
+                                                  std::vector<std::shared_ptr<const row_source>>());
+    const stream copies(backend.device());
+    gate copying;
+    hold(copies, copying);
+    fill(*pool, copies, 0);
+    fill(*pool, copies, 1);
+    backend.before_wait = [] { throw device_error("the device is broken"); };
+    CHECK_THROWS_WITH_AS(pool->lease(), "the device is broken", device_error);
+    CHECK(pool->collected().batches == 0);
+    CHECK(pool->collected().waits.link.count() == 0);
+    backend.before_wait = [&] { copying.open(); };
+    const slot_lease lease(pool, *pool->lease());
+    CHECK(lease.held().number == 0);
+    CHECK(lease.held().ready.done());
+    CHECK(pool->collected().batches == 1);
+    copying.open();
+    copies.synchronize();
 }
 
 TEST_CASE("slots: asking for a batch while holding every slot is an error, except at the end") {

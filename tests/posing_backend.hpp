@@ -1,0 +1,124 @@
+#pragma once
+
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "pinflow/device.hpp"
+#include "src/device/backend.hpp"
+
+/// The host under the name of a CUDA device that no machine has, with a number of its own, so that nothing is
+/// known of it. Tests overrule what they look at.
+class posing_backend : public pinflow::detail::device_backend {
+ public:
+    /// There is no constructor for a backend of somebody else's, but a device is only a reference to one.
+    pinflow::device device() { return std::bit_cast<pinflow::device>(static_cast<device_backend*>(this)); }
+
+    pinflow::device_kind kind() const noexcept override { return pinflow::device_kind::cuda; }
+    int index() const noexcept override { return index_; }
+    std::string model() const override { return host_.model(); }
+    pinflow::device::memory_sizes memory() const override { return host_.memory(); }
+
+    void* create_stream() override { return host_.create_stream(); }
+    void destroy_stream(void* stream) noexcept override { host_.destroy_stream(stream); }
+    void synchronize_stream(void* stream) override { host_.synchronize_stream(stream); }
+    bool stream_done(void* stream) override { return host_.stream_done(stream); }
+    void enqueue_host_function(void* stream, std::function<void()> work) override {
+        host_.enqueue_host_function(stream, std::move(work));
+    }
+    void* create_event() override { return host_.create_event(); }
+    void destroy_event(void* event) noexcept override { host_.destroy_event(event); }
+    void record_event(void* event, void* stream) override { host_.record_event(event, stream); }
+    void stream_wait_event(void* stream, void* event) override { host_.stream_wait_event(stream, event); }
+    bool synchronize_event_for(void* event, std::chrono::microseconds timeout) override {
+        return host_.synchronize_event_for(event, timeout);
+    }
+    void synchronize_event(void* event) override { host_.synchronize_event(event); }
+    bool event_done(void* event) override { return host_.event_done(event); }
+
+    std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
+        return host_.allocate(size_bytes, stream);
+    }
+    void release(std::byte* data, std::uint64_t size_bytes) noexcept override {
+        host_.release(data, size_bytes);
+    }
+    void release_after(std::byte* data, std::uint64_t size_bytes,
+                       std::span<void* const> events) noexcept override {
+        host_.release_after(data, size_bytes, events);
+    }
+    std::byte* allocate_pinned(std::uint64_t size_bytes) override {
+        return host_.allocate_pinned(size_bytes);
+    }
+    void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept override {
+        host_.release_pinned(data, size_bytes);
+    }
+
+    void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
+        host_.copy_to_device(destination, source, stream);
+    }
+    void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) override {
+        host_.copy_to_host(destination, source, stream);
+    }
+    void copy_batch_to_device(std::span<const pinflow::copy_range> ranges, void* stream) override {
+        host_.copy_batch_to_device(ranges, stream);
+    }
+    void add_digest(std::span<const pinflow::detail::digest_array> arrays, std::uint64_t row_count,
+                    std::uint64_t* sum, void* stream) override {
+        host_.add_digest(arrays, row_count, sum, stream);
+    }
+    void copy_batch_to_host(std::span<const pinflow::host_copy_range> ranges, void* stream) override {
+        host_.copy_batch_to_host(ranges, stream);
+    }
+    void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
+                        void* stream) override {
+        host_.copy_on_device(destination, source, size_bytes, stream);
+    }
+    void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) override {
+        host_.fill_zero(data, size_bytes, stream);
+    }
+    bool reaches(const std::byte* data, std::uint64_t size_bytes) override {
+        return host_.reaches(data, size_bytes);
+    }
+
+    void prepare_rows() override { host_.prepare_rows(); }
+    void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                    pinflow::detail::row_faults* faults, void* stream) override {
+        host_.check_rows(ids, count, row_count, faults, stream);
+    }
+    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
+        host_.sort_rows(ids, count, row_count, sorted_ids, positions, stream);
+    }
+    void refuse_repeated_rows(const pinflow::detail::row_order& order, pinflow::detail::row_faults* faults,
+                              void* stream) override {
+        host_.refuse_repeated_rows(order, faults, stream);
+    }
+    void name_row_faults(const std::uint64_t* ids, pinflow::detail::row_faults* faults,
+                         void* stream) override {
+        host_.name_row_faults(ids, faults, stream);
+    }
+    void gather_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
+        host_.gather_rows(transfer, stream);
+    }
+    void repeat_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
+        host_.repeat_rows(transfer, stream);
+    }
+    void scatter_rows(const pinflow::detail::row_transfer& transfer, pinflow::detail::repeated_rows repeated,
+                      pinflow::detail::sum_type type, void* stream) override {
+        host_.scatter_rows(transfer, repeated, type, stream);
+    }
+
+ private:
+    static int next_index() {
+        static int last = 1000;
+        return ++last;
+    }
+
+    pinflow::detail::device_backend& host_ = pinflow::detail::host_backend();
+    int index_ = next_index();
+};
