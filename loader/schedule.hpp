@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 
@@ -12,7 +13,7 @@ struct place {
     std::uint64_t epoch = 0;
     std::uint64_t position = 0;
 
-    friend bool operator==(const place&, const place&) = default;
+    friend auto operator<=>(const place&, const place&) = default;
 };
 
 /// One batch of a rank: which positions it takes.

@@ -24,6 +24,10 @@ constexpr std::uint64_t least_awaited_bytes = std::uint64_t{8} << 20;
 /// whether the loader stops.
 constexpr std::chrono::microseconds look_again_interval{200};
 
+/// How long a consumer waits for data before it looks whether that is still the next batch's: another one may
+/// have taken that slot, and it may have been filled again.
+constexpr std::chrono::microseconds data_look_interval{2000};
+
 std::span<const event> marks_of(const slot& slot) {
     return {slot.passed.data(), slot.passed_count};
 }
@@ -126,7 +130,7 @@ std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& loc
     };
     lock.unlock();
     try {
-        ready.synchronize();
+        ready.synchronize_for(data_look_interval);
     } catch (...) {
         lock.lock();
         stop_waiting();
@@ -236,7 +240,7 @@ bool slot_pool::failed() const noexcept {
 
 std::uint64_t slot_pool::count_ready() const {
     if (!awaits_data_) return ready_.size();
-    // data comes in the order in which batches were delivered
+    // those before the first one that is still on its way: batches may take turns on two streams
     const auto first_awaited =
         std::ranges::find_if(ready_, [](const slot* slot) { return !slot->ready.done(); });
     return static_cast<std::uint64_t>(first_awaited - ready_.begin());
@@ -259,11 +263,12 @@ slot* slot_pool::lease(bool with_data) {
         slot* const next = ready_.front();
         ready_.pop_front();
         ++leased_;
+        next->ready_before = ready_before;
         ++statistics_.batches;
         statistics_.rows += next->row_ids.size();
         statistics_.ready += ready_before;
         statistics_.most_ready = std::max(statistics_.most_ready, ready_before);
-        statistics_.reached = next->step.end;
+        statistics_.reached = std::max(statistics_.reached, std::optional(next->step.end));
         statistics_.waits.link += data_wait;
         // while the loader waits for the consumer's streams, the consumer waits for nobody but itself
         const std::chrono::nanoseconds waited = clock::now() - before - data_wait;
@@ -298,11 +303,14 @@ void slot_pool::end_lease(slot& leased) noexcept {
 void slot_pool::undo_lease(slot& leased) {
     {
         const std::lock_guard lock(mutex_);
-        ready_.push_front(&leased);
+        // others may have leased what follows it, and may undo that, too
+        ready_.insert(
+            std::ranges::find_if(ready_, [&](const slot* other) { return other->number > leased.number; }),
+            &leased);
         --leased_;
         --statistics_.batches;
         statistics_.rows -= leased.row_ids.size();
-        statistics_.reached = leased.step.begin;
+        statistics_.ready -= leased.ready_before;
         statistics_.ended = false;
     }
     delivered_.notify_all();
@@ -312,6 +320,10 @@ slot_pool::statistics slot_pool::collected() const {
     const std::lock_guard lock(mutex_);
     statistics result = statistics_;
     result.consumer_wait = consumer_wait();
+    // slots that come again are before what was leased after them
+    if (!ready_.empty()) {
+        result.reached = std::min(result.reached, std::optional(ready_.front()->step.begin));
+    }
     if (first_asked_) result.wall = ended_at_.value_or(clock::now()) - *first_asked_;
     return result;
 }

@@ -53,6 +53,8 @@ struct slot {
     bool last = false;         ///< nothing comes after it
     batch_times times;
     std::exception_ptr error;  ///< why it could not be filled
+
+    std::uint64_t ready_before = 0;  ///< batches that lay ready when it was asked for
 };
 
 /// The slots of one loader and the queues between them. A slot goes round: free -> (taken by the pipeline) ->
@@ -102,7 +104,7 @@ class slot_pool {
     slot* lease(bool with_data = false);
     /// Ends a lease whose last uses are marked in slot.passed.
     void end_lease(slot& leased) noexcept;
-    /// Makes the slot that was leased last, and that no stream has seen, the next one again.
+    /// Makes a leased slot that no stream has seen come again, before all that follow it.
     void undo_lease(slot& leased);
 
     const pinflow::device& device() const noexcept { return device_; }
@@ -117,9 +119,10 @@ class slot_pool {
         std::uint64_t batches = 0;
         std::uint64_t rows = 0;
         std::uint64_t ready = 0;  ///< batches that lay ready, summed over the calls of `lease` that gave one
-        std::uint64_t most_ready = 0;  ///< at one of these calls
-        std::optional<place> reached;  ///< the end of the last slot that was leased
-        bool ended = false;            ///< `lease` has said that all is delivered
+        std::uint64_t most_ready = 0;  ///< at one of these calls, or of those that were undone
+        /// The end of the furthest slot that was leased; where slots come again, the begin of the first.
+        std::optional<place> reached;
+        bool ended = false;  ///< `lease` has said that all is delivered
     };
     statistics collected() const;
 
@@ -140,7 +143,8 @@ class slot_pool {
     std::chrono::nanoseconds consumer_time_since(const moment& before) const;
     /// Whether batches are delivered that nobody has taken or waits for.
     bool consumer_has_some() const noexcept { return ready_.size() > data_waiters_; }
-    /// Waits for `ready`, without the lock. @return how long. @throws device_error.
+    /// Waits for `ready`, a while at most; releases the lock while it waits. @return how long.
+    /// @throws device_error.
     std::chrono::nanoseconds await_data(std::unique_lock<std::mutex>& lock, const event& ready);
     /// Batches that lie ready: delivered, and where consumers wait for data with theirs. Under the lock.
     std::uint64_t count_ready() const;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -35,6 +36,7 @@ slot& fill(slot_pool& pool, const stream& stream, std::uint64_t number, bool las
     taken->number = number;
     taken->last = last;
     taken->row_ids = {number};
+    taken->step = {.position = number, .row_count = 1, .begin = {0, number}, .end = {0, number + 1}};
     taken->ready.record(stream);
     pool.deliver(*taken);
     return *taken;
@@ -268,6 +270,46 @@ TEST_CASE("slots: a batch whose data cannot be waited for comes the next time") 
     copies.synchronize();
 }
 
+TEST_CASE(
+    "slots: who waits for data sees that another consumer took it, and that the slot was filled again") {
+    awaited_backend backend;
+    const auto pool = std::make_shared<slot_pool>(backend.device(), 2, 0, large_slot_bytes,
+                                                  std::vector<std::shared_ptr<const row_source>>());
+    const stream copies(backend.device());
+    const stream held_copies(backend.device());
+    gate first_copying;
+    gate third_copying;
+    gate waiting;
+    gate go_on;
+    hold(held_copies, first_copying);
+    fill(*pool, held_copies, 0);
+    fill(*pool, copies, 1);
+    backend.before_wait = [&] {
+        waiting.open();
+        go_on.wait();
+    };
+    std::future<slot*> slow = std::async(std::launch::async, [&] {
+        slot* const leased = pool->lease();
+        waiting.open();  // when it did not wait
+        return leased;
+    });
+    waiting.wait();
+    first_copying.open();
+    held_copies.synchronize();
+    slot* const taken = pool->lease();
+    REQUIRE(taken != nullptr);
+    CHECK(taken->number == 0);
+    pool->end_lease(*taken);
+    hold(held_copies, third_copying);
+    CHECK(&fill(*pool, held_copies, 2) == taken);
+    go_on.open();
+    CHECK(slow.wait_for(std::chrono::seconds(10)) == std::future_status::ready);  // it has long been there
+    third_copying.open();
+    const slot_lease lease(pool, *slow.get());
+    CHECK(lease.held().number == 1);
+    held_copies.synchronize();
+}
+
 TEST_CASE("slots: asking for a batch while holding every slot is an error, except at the end") {
     const device device = device::host();
     const auto pool =
@@ -358,6 +400,45 @@ TEST_CASE("slots: a lease that could not be used comes again, before what follow
     CHECK(second.held().number == 1);
     CHECK(pool->lease() == nullptr);
     CHECK(pool->collected().batches == 2);
+}
+
+TEST_CASE("slots: what comes again is not reached, and is no step back when others were leased after it") {
+    const device device = device::host();
+    const auto pool =
+        std::make_shared<slot_pool>(device, 3, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const stream copies(device);
+    const auto leased = [&](std::uint64_t number) {
+        auto lease = std::make_unique<slot_lease>(pool, *pool->lease());
+        CHECK(lease->held().number == number);
+        return lease;
+    };
+    const auto reached = [&] { return pool->collected().reached.value().position; };
+    CHECK_FALSE(pool->collected().reached.has_value());
+    for (std::uint64_t number = 0; number < 3; ++number) {
+        fill(*pool, copies, number, number == 2);
+    }
+    auto first = leased(0);
+    auto second = leased(1);
+    CHECK(reached() == 2);
+    first->undo();
+    CHECK(reached() == 0);
+    first = leased(0);
+    CHECK(reached() == 2);
+    // in whatever order they are undone
+    first->undo();
+    second->undo();
+    CHECK(reached() == 0);
+    first = leased(0);
+    CHECK(reached() == 1);
+    second = leased(1);
+    CHECK(reached() == 2);
+    second->undo();
+    CHECK(reached() == 1);
+    second = leased(1);
+    const auto third = leased(2);
+    CHECK(reached() == 3);
+    CHECK(pool->collected().batches == 3);
+    CHECK(pool->collected().ready == 3 + 2 + 1);  // as each was leased the last time
 }
 
 TEST_CASE("slots: stopping ends every wait") {

@@ -98,7 +98,8 @@ class loader {
     std::uint64_t row_total() const noexcept;
     const pinflow::device& device() const noexcept;
     loader_report report() const;
-    /// The state of the last batch that `next` has given; before the first, where this loader began; after
+    /// The state of the furthest batch that `next` has given; while one is to come again that a stream could
+    /// not be made to wait for, where that one begins; before the first, where this loader began; after
     /// `next` has said that nothing comes any more, the end of all epochs, or of `max_batches`. @throws as
     /// batch::state.
     loader_state state() const;
