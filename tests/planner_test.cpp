@@ -3,6 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <functional>
+#include <future>
 #include <limits>
 #include <mutex>
 #include <random>
@@ -35,6 +39,8 @@ class measured_backend final : public posing_backend {
     std::uint64_t most_allocated_bytes = ~std::uint64_t{0};
     std::uint64_t most_pinned_bytes = ~std::uint64_t{0};
     bool broken = false;
+    /// Called before device memory is taken, which a measurement begins with.
+    std::function<void()> before_allocating = [] {};
     unsigned refused = 0;      ///< pieces
     unsigned gathers = 0;      ///< from the table itself
     unsigned rows_staged = 0;  ///< pieces that were gathered from slots
@@ -45,6 +51,7 @@ class measured_backend final : public posing_backend {
     std::uint64_t rows_scattered_to_slots = 0;
 
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
+        before_allocating();
         if (broken) throw fatal_device_error("the device is broken");
         if (size_bytes > most_allocated_bytes) {
             ++refused;
@@ -210,6 +217,71 @@ TEST_CASE("planner: a device that is broken is not planned for") {
     CHECK_THROWS_AS(plan_of(exchange, gather_of(1000)), fatal_device_error);
     backend.broken = false;
     CHECK(plan_of(exchange, gather_of(1000)).reason.starts_with("measured"));  // nothing was remembered
+}
+
+TEST_CASE("planner: a plan that is known is given while another is measured") {
+    measured_backend backend;
+    measured_backend slow;
+    const guarded_table table(device::host(), table_bytes);
+    exchange_state known(row_table(table.bytes(), row_bytes), backend.device(), {});
+    exchange_state unknown(row_table(table.bytes(), row_bytes), slow.device(), {});
+    const row_plan plan = plan_of(known, gather_of(1000));
+    gate reached;
+    gate held;
+    slow.before_allocating = [&] {
+        reached.open();
+        held.wait();
+    };
+    auto measured = std::async(std::launch::async, [&] { return plan_of(unknown, gather_of(1000)); });
+    reached.wait();
+    auto given = std::async(std::launch::async, [&] { return plan_of(known, gather_of(1000)); });
+    CHECK(given.wait_for(std::chrono::seconds(10)) == std::future_status::ready);
+    held.open();
+    CHECK(given.get().reason == plan.reason);
+    CHECK(measured.get().reason.starts_with("measured"));
+}
+
+TEST_CASE("planner: what several ask for at once is measured once") {
+    measured_backend once;
+    CHECK(measures(once, {.threads = 1}));
+    measured_backend backend;
+    constexpr int askers = 4;
+    std::barrier begin(askers);
+    std::vector<std::future<row_plan>> plans;
+    const guarded_table table(device::host(), table_bytes);
+    for (int asker = 0; asker < askers; ++asker) {
+        plans.push_back(std::async(std::launch::async, [&] {
+            exchange_state exchange(row_table(table.bytes(), row_bytes), backend.device(), {.threads = 1});
+            begin.arrive_and_wait();
+            return plan_of(exchange, gather_of(1000));
+        }));
+    }
+    std::set<std::string> reasons;
+    for (std::future<row_plan>& plan : plans)
+        reasons.insert(plan.get().reason);
+    CHECK(reasons.size() == 1);
+    CHECK(backend.gathers == once.gathers);
+}
+
+TEST_CASE("planner: a measurement that fails is left to the next who asks") {
+    measured_backend backend;
+    const guarded_table table(device::host(), table_bytes);
+    exchange_state first(row_table(table.bytes(), row_bytes), backend.device(), {});
+    exchange_state next(row_table(table.bytes(), row_bytes), backend.device(), {});
+    gate reached;
+    gate held;
+    backend.before_allocating = [&, fails = true]() mutable {
+        if (!std::exchange(fails, false)) return;
+        reached.open();
+        held.wait();
+        throw fatal_device_error("the device is broken");
+    };
+    auto failed = std::async(std::launch::async, [&] { return plan_of(first, gather_of(1000)); });
+    reached.wait();
+    auto measured = std::async(std::launch::async, [&] { return plan_of(next, gather_of(1000)); });
+    held.open();
+    CHECK_THROWS_AS(failed.get(), fatal_device_error);
+    CHECK(measured.get().reason.starts_with("measured"));
 }
 
 TEST_CASE("planner: measures with a million rows at most, however small they are") {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -233,6 +234,24 @@ measured_key key_of(const exchange_state& exchange, const row_workload& workload
             .staged_share = exchange.options().staged_share};
 }
 
+/// What was measured. Its lock is held for moments only, as every call looks here for its plan.
+class known_plans {
+ public:
+    std::optional<row_plan> find(const measured_key& key) {
+        const std::lock_guard lock(mutex_);
+        const auto found = plans_.find(key);
+        return found == plans_.end() ? std::nullopt : std::optional(found->second);
+    }
+    void add(const measured_key& key, const row_plan& plan) {
+        const std::lock_guard lock(mutex_);
+        plans_.emplace(key, plan);
+    }
+
+ private:
+    std::mutex mutex_;
+    std::map<measured_key, row_plan> plans_;
+};
+
 }  // namespace
 
 row_plan plan_of(row_route route, bool sorted, const exchange_state& exchange, row_direction direction) {
@@ -269,14 +288,17 @@ expected_rate judged_scatter(double direct_gather, double staged_gather, double 
 }
 
 row_plan measured_plan(exchange_state& exchange, const row_workload& workload) {
-    // never destroyed: static objects may exchange rows. Held while measuring, as two that measure at the
-    // same time would each see half of the link
-    static std::mutex& mutex = *new std::mutex;
-    static auto& known = *new std::map<measured_key, row_plan>;
+    // never destroyed: static objects may exchange rows
+    static auto& known = *new known_plans;
+    static std::mutex& measuring = *new std::mutex;
     const measured_key key = key_of(exchange, workload);
-    const std::lock_guard lock(mutex);
-    if (const auto found = known.find(key); found != known.end()) return found->second;
-    return known.emplace(key, measure(exchange, workload)).first->second;
+    if (std::optional<row_plan> plan = known.find(key)) return *std::move(plan);
+    // two that measure at the same time would each see half of the link
+    const std::lock_guard lock(measuring);
+    if (std::optional<row_plan> plan = known.find(key)) return *std::move(plan);
+    row_plan plan = measure(exchange, workload);
+    known.add(key, plan);
+    return plan;
 }
 
 }  // namespace pinflow::detail
