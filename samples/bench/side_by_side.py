@@ -4,9 +4,9 @@
     python3 side_by_side.py PINFLOW [--dir DIR] [--gib 8] [--results RESULTS.md] [--skip-peers]
 
 Runs `pinflow bench` (PINFLOW is the program) and baselines.py, which lies beside this, one after the other, and prints one
-table of both; with --results it replaces the table between the two marks in that file. DIR is where the streamed files are
-made, the first of GIB GiB in samples of 256 KiB: in a folder of the run's own, which is removed. Every program's own output is
-printed as it comes, and the last lines of its errors when it fails.
+table of both; with --results it replaces the table between the two marks in that file, unless something failed or peers were
+skipped. DIR is where the streamed files are made, the first of GIB GiB in samples of 256 KiB: in a folder of the run's own, which
+is removed. Every program's own output is printed as it comes, and the last lines of its errors when it fails.
 """
 import argparse
 import atexit
@@ -29,11 +29,31 @@ parser.add_argument("--gib", type=int, default=8)
 parser.add_argument("--results", default="")
 parser.add_argument("--skip-peers", action="store_true")
 options = parser.parse_args()
+
+
+def around_the_table():
+    """What stands in --results before the table and behind it."""
+    with open(options.results, "r+") as file:  # which is to be written, too
+        text = file.read()
+    before, begin_found, rest = text.partition(begin)
+    _, end_found, after = rest.partition(end)
+    if not begin_found or not end_found:
+        raise ValueError(f"there is no {begin} with {end} behind it")
+    return before + begin + "\n", end + after
+
+
+if options.results:
+    try:
+        around_the_table()  # before anything is measured
+    except (OSError, ValueError) as failure:
+        print(f"side_by_side.py: {options.results} cannot take the table: {failure}", file=sys.stderr)
+        sys.exit(2)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed then too
 folder = tempfile.mkdtemp(prefix="side_by_side-", dir=options.dir)
 atexit.register(shutil.rmtree, folder)
 stream_file = os.path.join(folder, "baseline_stream.npy")  # baselines.py calls it that
 failures = []
+links = []  # of each run of the bench
 
 
 def run_peers():
@@ -62,18 +82,19 @@ def run_peers():
 
 
 def bench(work, *arguments):
-    """The results of one `pinflow bench WORK`, with the link's rate of that run."""
+    """The results of one `pinflow bench WORK`."""
     command = [options.pinflow, "bench", work, "--json", *arguments]
     print("$ pinflow", " ".join(command[1:]), flush=True)
     finished = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": folder})
     if finished.returncode != 0:
         print(finished.stderr, end="", flush=True)
         failures.append(f"bench {work} {' '.join(arguments)}: {finished.stderr.strip()}")
-        return [], 0.0
+        return []
     answer = json.loads(finished.stdout)
     for result in answer["results"]:
         print("   ", json.dumps(result), flush=True)
-    return answer["results"], answer["link_gbps"]
+    links.append(answer["link_gbps"])
+    return answer["results"]
 
 
 peers = {} if options.skip_peers else run_peers()
@@ -84,6 +105,8 @@ def add(title, results, work, peer_work=None, of_link=True):
     """A line of the table: the result called `work` beside the best peer; "-" for a rate that was not measured."""
     result = next((each for each in results if each["work"] == work), None)
     if result is None:
+        if results:
+            failures.append(f"no rate of {work}")
         rows.append((title, "failed", "", "", "", ""))
         return
     rate, of_link = result["gbps"], result["of_link"] if of_link else None
@@ -100,43 +123,46 @@ if not os.path.exists(stream_file):
         made[first:first + 256] = random.random(made[first:first + 256].shape, dtype=numpy.float32)
     del made
 size = f"{options.gib} GiB"
-streamed, link = bench("stream", "--file", stream_file)
+streamed = bench("stream", "--file", stream_file)
 add(f"stream {size}, 64 rows of 256 KiB a batch, epoch 1", streamed, "stream, epoch 1, opening and registering included")
 add("the same, epochs 2 to 5", streamed, "stream, later epochs", "stream")
-shuffled, _ = bench("shuffled", "--file", stream_file)
+shuffled = bench("shuffled", "--file", stream_file)
 add("shuffled, the same file, epoch 1", shuffled, "shuffled, epoch 1, opening and registering included")
 add("the same, epochs 2 to 5", shuffled, "shuffled, later epochs", "shuffled")
-pinned, _ = bench("pin", "--file", stream_file)
+pinned = bench("pin", "--file", stream_file)
 add("make that file ready for the copy engine, in place", pinned, "pin, a file in place", "pin", of_link=False)
 os.unlink(stream_file)  # DIR may be memory, which the tables below need
 for order in ("stream", "shuffled"):
-    small, _ = bench(order, "--table", "8GiB", "--row-bytes", "4096", "--batch", "16384")
+    small = bench(order, "--table", "8GiB", "--row-bytes", "4096", "--batch", "16384")
     add(f"{order} 8 GiB, 16384 rows of 4 KiB a batch, epochs 2 to 5", small, f"{order}, later epochs")
-gathered, _ = bench("gather")
+gathered = bench("gather")
 add("gather 64 x 131072 of 10M rows of 512 B, 8 known", gathered, "gather", "gather 64")
 add("one such gather, waited for", gathered, "gather, one call, waited for", "gather")
 for table, row_bytes in (("16GiB", "512"), ("48GiB", "512"), ("16GiB", "1024")):
-    gathered, _ = bench("gather", "--table", table, "--row-bytes", row_bytes)
+    gathered = bench("gather", "--table", table, "--row-bytes", row_bytes)
     add(f"gather, rows of {row_bytes} B from {table}", gathered, "gather")
-scattered, _ = bench("scatter")
+scattered = bench("scatter")
 add("scatter 64 x 131072 to 10M rows of 512 B, 8 known (of LINK to the host)", scattered, "scatter", "scatter 64")
 for table in ("16GiB", "48GiB"):
-    scattered, _ = bench("scatter", "--table", table)
+    scattered = bench("scatter", "--table", table)
     add(f"scatter, rows of 512 B to {table}", scattered, "scatter")
-both, _ = bench("duplex")
+both = bench("duplex")
 add("gather and scatter at once, 10M rows of 512 B, in total", both, "duplex, gather and scatter in total", "duplex 64")
 bench("plan")
 
-title = f"{datetime.date.today().isoformat()}, LINK {link:.1f} GB/s"
+slowest, fastest = f"{min(links, default=0):.1f}", f"{max(links, default=0):.1f}"
+link = slowest if slowest == fastest else f"{slowest} to {fastest}"
+title = f"{datetime.date.today().isoformat()}, LINK {link} GB/s"
 table = [f"| {title} | pinflow, GB/s | of LINK | best peer, GB/s | times | which |", "|---|---|---|---|---|---|"]
 table += ["| " + " | ".join(row) + " |" for row in rows]
 print("\n".join(table), flush=True)
-if options.results:
-    with open(options.results) as file:
-        text = file.read()
-    first, last = text.index(begin) + len(begin), text.index(end)
+if options.results and (failures or options.skip_peers):
+    why = "something failed" if failures else "peers were skipped"
+    print(f"side_by_side.py: {options.results} keeps its table: {why}", file=sys.stderr)
+elif options.results:
+    before, after = around_the_table()
     with open(options.results, "w") as file:
-        file.write(text[:first] + "\n" + "\n".join(table) + "\n" + text[last:])
+        file.write(before + "\n".join(table) + "\n" + after)
 for failure in failures:
     print("FAILED:", failure, flush=True)
 sys.exit(1 if failures else 0)
