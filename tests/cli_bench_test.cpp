@@ -100,8 +100,15 @@ TEST_CASE("bench: half of the batches that are known travel together, however ma
     }
 }
 
+TEST_CASE("bench: fewer than two batches known ahead are refused, as the next is known while one travels") {
+    for (const std::string known : {"0", "1", "65"}) {
+        cli::check_fails(2, small_bench({"gather"}, "4", known),
+                         {"--known takes a whole number from 2 to 64, not '" + known + "'"});
+    }
+}
+
 TEST_CASE("bench: the plan of a batch and of a group is told, and once where they are the same") {
-    for (const auto& [known, plans] : {std::pair("1", 2U), std::pair("3", 2U), std::pair("4", 4U)}) {
+    for (const auto& [known, plans] : {std::pair("2", 2U), std::pair("3", 2U), std::pair("4", 4U)}) {
         CAPTURE(known);
         std::set<std::string> told;
         const nlohmann::json results = bench({"plan"}, "4", known)["results"];

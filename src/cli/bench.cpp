@@ -113,7 +113,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     add("--row-bytes", row_bytes, "BYTES", "Of a row (default: 512; of files that are made 256KiB)");
     add("--batch", batch, "ROWS", "Rows a batch (default: 131072; of files 64)");
     add("--batches", batches, "N", "gather, scatter, duplex: batches a repetition");
-    add("--known", known, "N", "The same: batches known ahead, 1 to 64; half of them travel together");
+    add("--known", known, "N", "The same: batches known ahead, 2 to 64; half of them travel together");
     add("--route", route, "auto|direct|copy|staged|hybrid", "The same: how rows travel");
     add("--blocks", blocks, "N", "The same: thread blocks of direct and hybrid (default: the planner's)");
     add("--staged-share", staged_share, "X", "The same: of the rows on hybrid (default: the planner's)");
@@ -133,7 +133,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     if (app.count("--row-bytes") > 0) options.row_bytes = parse_byte_count("--row-bytes", row_bytes);
     if (app.count("--batch") > 0) options.batch_rows = parse_count("--batch", batch, 1);
     options.batches = parse_count("--batches", batches, 1);
-    options.known = static_cast<unsigned>(parse_count("--known", known, 1, 64));
+    options.known = static_cast<unsigned>(parse_count("--known", known, 2, 64));
     options.route = parse_row_route(route);
     constexpr std::uint64_t most_blocks = std::numeric_limits<unsigned>::max();
     if (app.count("--blocks") > 0) {

@@ -21,7 +21,7 @@ struct bench_options {
     std::uint64_t row_bytes = 0;    ///< 0: what the work is usually measured with
     std::uint64_t batch_rows = 0;   ///< the same
     std::uint64_t batches = 64;     ///< gather, scatter, duplex
-    unsigned known = 8;             ///< batches that are known ahead
+    unsigned known = 8;             ///< batches that are known ahead, 2 at least
     row_route route = row_route::automatic;
     unsigned blocks = 0;      ///< of the direct and the hybrid route; 0: the planner's
     double staged_share = 0;  ///< of the rows, on the hybrid route; 0: the planner's

@@ -53,7 +53,7 @@ struct sizes {
     std::uint64_t row_bytes;
     std::uint64_t batch_rows;
     std::uint64_t batches;
-    unsigned most_known;
+    unsigned most_known;  ///< 2 at least
     row_ways ways;
     std::uint64_t row_count = 0;
 
@@ -61,7 +61,7 @@ struct sizes {
     /// Batches of a group, which travel together: half of those that are known, as the group after the one
     /// that travels is known too.
     unsigned together() const {
-        return static_cast<unsigned>(std::clamp<std::uint64_t>(most_known / 2, 1, batches));
+        return static_cast<unsigned>(std::min<std::uint64_t>(most_known / 2, batches));
     }
     std::uint64_t batch_bytes() const { return batch_rows * row_bytes; }
     std::uint64_t table_bytes() const { return row_count * row_bytes; }
