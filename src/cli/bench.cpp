@@ -118,7 +118,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     add("--blocks", blocks, "N", "The same: thread blocks of direct and hybrid (default: the planner's)");
     add("--staged-share", staged_share, "X", "The same: of the rows on hybrid (default: the planner's)");
     add("--epochs", epochs, "N", "stream, shuffled: epochs, of which the first is reported alone");
-    add("--repetitions", repetitions, "N", "gather, scatter, duplex: of which the median counts");
+    add("--repetitions", repetitions, "N", "gather, scatter, duplex, pin: of which the median counts");
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return std::nullopt;
 
