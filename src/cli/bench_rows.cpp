@@ -74,11 +74,11 @@ struct sizes {
 
 using id_list = std::vector<std::uint64_t>;
 
-/// For each batch fresh rows, none of them twice in a batch.
-std::vector<id_list> fresh_lists(const sizes& sizes, std::uint64_t seed) {
+/// For each batch of each repetition rows in an order of its own: none of them twice in a batch.
+std::vector<id_list> fresh_lists(const sizes& sizes, std::uint64_t repetition) {
     std::vector<id_list> lists(sizes.batches, id_list(sizes.batch_rows));
     tbb::parallel_for(std::uint64_t{0}, sizes.batches, [&](std::uint64_t batch) {
-        sampler::shuffled(sizes.row_count, seed * 1'000'003 + batch).rows_at(0, 0, lists[batch]);
+        sampler::shuffled(sizes.row_count, repetition * sizes.batches + batch).rows_at(0, 0, lists[batch]);
     });
     return lists;
 }
@@ -184,10 +184,10 @@ class exchange_bench {
         stream_.synchronize();
     }
 
-    /// Other contents for each batch.
-    void fill_sources(std::uint64_t seed) {
+    /// Other contents for each batch, and in each repetition.
+    void fill_sources(std::uint64_t repetition) {
         for (std::uint64_t batch = 0; batch < sources_.size(); ++batch) {
-            fill_with_words(slot_.bytes(), seed + batch);
+            fill_with_words(slot_.bytes(), source_seed(repetition, batch));
             copy_to_device_async(sources_[batch].data(), slot_.bytes(), stream_);
             stream_.synchronize();
         }
@@ -203,10 +203,10 @@ class exchange_bench {
     }
 
     /// The same of a table that was written: of rows that several batches wrote, the last counts.
-    void check_scattered(const std::vector<id_list>& ids, std::uint64_t seed) {
+    void check_scattered(const std::vector<id_list>& ids, std::uint64_t repetition) {
         std::vector<bool> seen(sizes_.row_count);
         for (std::uint64_t batch = ids.size(); batch-- > 0;) {
-            fill_with_words(slot_.bytes(), seed + batch);
+            fill_with_words(slot_.bytes(), source_seed(repetition, batch));
             std::vector<char> last(ids[batch].size());
             for (std::uint64_t i = 0; i < last.size(); ++i) {
                 last[i] = seen[ids[batch][i]] ? 0 : 1;
@@ -267,6 +267,11 @@ class exchange_bench {
             throw format_error(
                 fmt::format("{} of {} rows of batch {} are wrong", wrong.load(), ids.size(), batch));
         }
+    }
+
+    /// One for each batch of each repetition, and none of them the table's.
+    std::uint64_t source_seed(std::uint64_t repetition, std::uint64_t batch) const {
+        return table_seed + 1 + repetition * sizes_.batches + batch;
     }
 
     static constexpr std::uint64_t table_seed = 7;
@@ -338,7 +343,7 @@ void bench_gather(const bench_options& options, const link_rates& link, const be
     report({"gather", rate, rate / link.to_device, median(seconds),
             fmt::format("{}; {}", sizes.in_words(), plan_in_words(plan))});
     std::vector<double> latencies;
-    const auto ids = fresh_lists(sizes, 1000);
+    const auto ids = fresh_lists(sizes, options.repetitions + 1);
     for (const id_list& list : ids) {
         bench.clear_gathered(1);
         latencies.push_back(bench.one_gather(list));
@@ -358,11 +363,10 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
     std::vector<double> seconds;
     for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
         const auto ids = fresh_lists(sizes, repetition);
-        const std::uint64_t seed = std::uint64_t{1000} * (repetition + 1);
-        bench.fill_sources(seed);
+        bench.fill_sources(repetition);
         const double taken = bench.scatter(ids);
         if (repetition > 0) seconds.push_back(taken);
-        bench.check_scattered(ids, seed);
+        bench.check_scattered(ids, repetition);
     }
     bench.check_untouched();
     const double rate = sizes.payload_bytes() / median(seconds) / 1e9;
@@ -379,13 +383,12 @@ void bench_duplex(const bench_options& options, const link_rates& link, const be
     for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
         const std::vector<id_list> gathered = lists_apart(sizes, repetition, 0);
         const std::vector<id_list> scattered = lists_apart(sizes, repetition, sizes.batches);
-        const std::uint64_t seed = std::uint64_t{1000} * (repetition + 1);
         bench.clear_gathered(sizes.batches);
-        bench.fill_sources(seed);
+        bench.fill_sources(repetition);
         const double taken = bench.duplex(gathered, scattered);
         if (repetition > 0) seconds.push_back(taken);
         bench.check_gathered(gathered);
-        bench.check_scattered(scattered, seed);
+        bench.check_scattered(scattered, repetition);
     }
     bench.check_untouched();
     const double rate = 2 * sizes.payload_bytes() / median(seconds) / 1e9;
