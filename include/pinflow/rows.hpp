@@ -225,8 +225,9 @@ class row_exchange {
     void check();
 
     /// How `batches` batches of `batch_rows` rows together would be moved, and how many are worth taking
-    /// together. Measures, for about a second, when that is not known yet, for which rows of the table are
-    /// read.
+    /// together, with indices in host memory: calls with some in device memory are measured for themselves,
+    /// and may have another plan. Measures, for about a second, when that is not known yet, for which rows of
+    /// the table are read.
     row_plan plan_gather(std::uint64_t batch_rows, unsigned batches = 1);
     row_plan plan_scatter(std::uint64_t batch_rows, unsigned batches = 1);
 
