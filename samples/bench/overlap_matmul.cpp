@@ -149,7 +149,7 @@ void measure(const char* path) {
     const double usual_rows = std::max(1.0, std::floor(usual_batch_bytes / row_bytes));
     const double row_seconds =
         step_seconds(path, gpu, static_cast<std::uint64_t>(usual_rows), nullptr) / usual_rows;
-    print("link", row_bytes / row_seconds / 1e9, "GB/s");
+    print("batches alone", row_bytes / row_seconds / 1e9, "GB/s");
     for (const double share : {1.0, 0.5}) {
         const auto batch_rows = static_cast<std::uint64_t>(std::max(1.0, share * alone / row_seconds));
         const std::string name = share == 1.0 ? "batches as long as the product: " : "batches half as long: ";
