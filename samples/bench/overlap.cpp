@@ -90,8 +90,7 @@ double kernel_seconds(const consumer& consumer, const device_buffer& batch, unsi
 void measure(const char* path) {
     const device gpu = device::cuda(0);
     const consumer consumer(gpu);
-    const array rows = open_npy(path);
-    const device_buffer batch(64 * rows.size_bytes() / rows.shape()[0], consumer.stream());
+    const device_buffer batch(64 * open_npy(path).rows()->row_size_bytes(), consumer.stream());
     const double copy = step_seconds(path, gpu, consumer, 0, false);
     print("copy alone, a step", 1e3 * copy, "ms");
     // as long as the copy: the kernel's time is linear in its rounds, beyond what reading the batch takes

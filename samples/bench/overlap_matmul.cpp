@@ -140,8 +140,8 @@ constexpr double usual_batch_bytes = 16 << 20;
 void measure(const char* path) {
     const device gpu = device::cuda(0);
     const product product(gpu);
-    const array rows = open_npy(path);
-    const double row_bytes = static_cast<double>(rows.size_bytes()) / static_cast<double>(rows.shape()[0]);
+    const auto row_bytes = static_cast<double>(open_npy(path).rows()->row_size_bytes());
+    if (row_bytes == 0) throw invalid_argument(std::string(path) + " has rows of no bytes");
     product_seconds(product);  // warm
     const double alone = product_seconds(product);
     print("product alone", 1e3 * alone, "ms");
