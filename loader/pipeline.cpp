@@ -93,8 +93,8 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
         more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
                               static_cast<std::size_t>(arena_.max_concurrency()));
     }
-    // now, and not when pages are registered: a consumer's stream, for which CUDA waits then, may be waiting
-    // for the consumer, and the consumer for the next batch
+    // kernels are loaded now, and not when pages are registered: CUDA waits for all streams meanwhile, and a
+    // consumer's may be waiting for the consumer, and the consumer for the next batch
     if (route_.device_gathers) options_.device.backend().prepare_rows();
     register_pages();
     driver_ = std::thread([this] { drive(); });

@@ -24,8 +24,8 @@ constexpr std::uint64_t least_awaited_bytes = std::uint64_t{8} << 20;
 /// whether the loader stops.
 constexpr std::chrono::microseconds look_again_interval{200};
 
-/// How long a consumer waits for data before it looks whether that is still the next batch's: another one may
-/// have taken that slot, and it may have been filled again.
+/// How long a consumer waits for data before it looks whether that is still the next batch's: another
+/// consumer may have taken that slot, and it may have been filled again.
 constexpr std::chrono::microseconds data_look_interval{2000};
 
 std::span<const event> marks_of(const slot& slot) {
@@ -312,6 +312,7 @@ void slot_pool::undo_lease(slot& leased) {
         statistics_.rows -= leased.row_ids.size();
         statistics_.ready -= leased.ready_before;
         statistics_.ended = false;
+        ended_at_.reset();
     }
     delivered_.notify_all();
 }

@@ -439,6 +439,16 @@ TEST_CASE("slots: what comes again is not reached, and is no step back when othe
     CHECK(reached() == 3);
     CHECK(pool->collected().batches == 3);
     CHECK(pool->collected().ready == 3 + 2 + 1);  // as each was leased the last time
+    // one consumer is told the end, and then a batch comes again: time goes on
+    CHECK(pool->lease() == nullptr);
+    CHECK(pool->collected().ended);
+    third->undo();
+    CHECK_FALSE(pool->collected().ended);
+    const auto before = std::chrono::steady_clock::now();
+    const std::chrono::nanoseconds wall = pool->collected().wall;
+    while (std::chrono::steady_clock::now() == before) {
+    }
+    CHECK(pool->collected().wall > wall);
 }
 
 TEST_CASE("slots: stopping ends every wait") {

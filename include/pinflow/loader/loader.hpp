@@ -66,8 +66,8 @@ struct loader_options {
 /// later, a loader cannot be used: `next` says so, and the destructor leaves everything as it is.
 class loader {
  public:
-    /// A sample is the same row of every source; row counts must be equal. The first one of a process whose
-    /// rows the device gathers loads kernels, for which CUDA may wait for all of the device's streams.
+    /// A sample is the same row of every source; row counts must be equal. The first one of a CUDA device
+    /// whose rows the device gathers loads kernels, for which CUDA may wait for all of the device's streams.
     /// @throws invalid_argument for options that contradict each other or the sources; state_mismatch for a
     /// state of other data or of another order; unsupported for a route that cannot work here; device_error;
     /// where there is a state, what reading some rows throws.
@@ -98,10 +98,10 @@ class loader {
     std::uint64_t row_total() const noexcept;
     const pinflow::device& device() const noexcept;
     loader_report report() const;
-    /// The state of the furthest batch that `next` has given; while one is to come again that a stream could
-    /// not be made to wait for, where that one begins; before the first, where this loader began; after
-    /// `next` has said that nothing comes any more, the end of all epochs, or of `max_batches`. @throws as
-    /// batch::state.
+    /// The state of the furthest batch that `next` has given. When one that a call of `next` threw for is
+    /// still to come again, where that one begins: those after it then come twice on resuming. Before the
+    /// first, where this loader began; after `next` has said that nothing comes any more, the end of all
+    /// epochs, or of `max_batches`. @throws as batch::state.
     loader_state state() const;
 
  private:
