@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "pinflow/error.hpp"
 #include "src/device/cuda/sort_rows.hpp"
