@@ -53,7 +53,7 @@ folder = tempfile.mkdtemp(prefix="side_by_side-", dir=options.dir)
 atexit.register(shutil.rmtree, folder)
 stream_file = os.path.join(folder, "baseline_stream.npy")  # baselines.py calls it that
 failures = []
-links = []  # of each run of the bench
+links, links_back = [], []  # to the device and back, of each run of the bench
 
 
 def run_peers():
@@ -94,6 +94,7 @@ def bench(work, *arguments):
     for result in answer["results"]:
         print("   ", json.dumps(result), flush=True)
     links.append(answer["link_gbps"])
+    links_back.append(answer["link_to_host_gbps"])
     return answer["results"]
 
 
@@ -142,17 +143,21 @@ for table, row_bytes in (("16GiB", "512"), ("48GiB", "512"), ("16GiB", "1024")):
     gathered = bench("gather", "--table", table, "--row-bytes", row_bytes)
     add(f"gather, rows of {row_bytes} B from {table}", gathered, "gather")
 scattered = bench("scatter")
-add("scatter 64 x 131072 to 10M rows of 512 B, 8 known (of LINK to the host)", scattered, "scatter", "scatter 64")
+add("scatter 64 x 131072 to 10M rows of 512 B, 8 known (of LINK back)", scattered, "scatter", "scatter 64")
 for table in ("16GiB", "48GiB"):
     scattered = bench("scatter", "--table", table)
-    add(f"scatter, rows of 512 B to {table}", scattered, "scatter")
+    add(f"scatter, rows of 512 B to {table} (of LINK back)", scattered, "scatter")
 both = bench("duplex")
 add("gather and scatter at once, 10M rows of 512 B, in total", both, "duplex, gather and scatter in total", "duplex 64")
 bench("plan")
 
-slowest, fastest = f"{min(links, default=0):.1f}", f"{max(links, default=0):.1f}"
-link = slowest if slowest == fastest else f"{slowest} to {fastest}"
-title = f"{datetime.date.today().isoformat()}, LINK {link} GB/s"
+
+def range_of(rates):
+    slowest, fastest = f"{min(rates, default=0):.1f}", f"{max(rates, default=0):.1f}"
+    return slowest if slowest == fastest else f"{slowest} to {fastest}"
+
+
+title = f"{datetime.date.today().isoformat()}, LINK {range_of(links)} GB/s, back {range_of(links_back)}"
 table = [f"| {title} | pinflow, GB/s | of LINK | best peer, GB/s | times | which |", "|---|---|---|---|---|---|"]
 table += ["| " + " | ".join(row) + " |" for row in rows]
 print("\n".join(table), flush=True)
