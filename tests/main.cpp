@@ -6,24 +6,15 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "tests/listener.hpp"
+
 namespace {
 
 unsigned cases_run = 0;
 
-struct case_counter : doctest::IReporter {
-    explicit case_counter(const doctest::ContextOptions&) {}
-    void report_query(const doctest::QueryData&) override {}
-    void test_run_start() override {}
-    void test_run_end(const doctest::TestRunStats&) override {}
+struct case_counter : listener {
+    using listener::listener;
     void test_case_start(const doctest::TestCaseData&) override { ++cases_run; }
-    void test_case_reenter(const doctest::TestCaseData&) override {}
-    void test_case_end(const doctest::CurrentTestCaseStats&) override {}
-    void test_case_exception(const doctest::TestCaseException&) override {}
-    void subcase_start(const doctest::SubcaseSignature&) override {}
-    void subcase_end() override {}
-    void log_assert(const doctest::AssertData&) override {}
-    void log_message(const doctest::MessageData&) override {}
-    void test_case_skipped(const doctest::TestCaseData&) override {}
 };
 
 }  // namespace

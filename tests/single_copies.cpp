@@ -7,14 +7,14 @@
 #include <string_view>
 
 #include "src/device/cuda/api.hpp"
+#include "tests/listener.hpp"
 
 namespace {
 
 using namespace pinflow::detail;
 
-struct single_copies : doctest::IReporter {
-    explicit single_copies(const doctest::ContextOptions&) {}
-    void report_query(const doctest::QueryData&) override {}
+struct single_copies : listener {
+    using listener::listener;
     void test_run_start() override {
         if (std::getenv("PINFLOW_TEST_SINGLE_COPIES") == nullptr) return;
         hook_.emplace([](std::string_view call) {
@@ -22,15 +22,6 @@ struct single_copies : doctest::IReporter {
         });
     }
     void test_run_end(const doctest::TestRunStats&) override { hook_.reset(); }
-    void test_case_start(const doctest::TestCaseData&) override {}
-    void test_case_reenter(const doctest::TestCaseData&) override {}
-    void test_case_end(const doctest::CurrentTestCaseStats&) override {}
-    void test_case_exception(const doctest::TestCaseException&) override {}
-    void subcase_start(const doctest::SubcaseSignature&) override {}
-    void subcase_end() override {}
-    void log_assert(const doctest::AssertData&) override {}
-    void log_message(const doctest::MessageData&) override {}
-    void test_case_skipped(const doctest::TestCaseData&) override {}
 
  private:
     std::optional<cuda::scoped_fault_hook> hook_;
