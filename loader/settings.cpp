@@ -14,8 +14,8 @@ namespace {
 constexpr std::uint64_t array_alignment_bytes = 256;  // what CUDA's own allocations have
 constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
 constexpr unsigned most_slots = 8;
-/// Of slots that the device fills together, half of them at a time: the more rows, the nearer they lie.
-constexpr unsigned most_slots_together = 32;
+/// Of slots that the device fills together, a quarter of them at a time: the more rows, the nearer they lie.
+constexpr unsigned most_slots_together = 64;
 
 /// The order that is described by options alone.
 sampler make_sampler(const loader_options& options, sources_view sources) {

@@ -46,7 +46,7 @@ struct loader_options {
     /// `slots` is given, what those take.
     std::uint64_t memory_bytes = 0;
     /// Batches that can exist at once, being filled, waiting or leased; at least 2. 0: by memory, from 2 to
-    /// 8, or to 32 where the device gathers rows for half of them at a time.
+    /// 8, or to 64 where the device gathers rows for a quarter of them at a time.
     unsigned slots = 0;
     /// Threads that gather rows; 0: one for each core. More than there are cores raise oneTBB's limit for the
     /// process while the loader lives.
