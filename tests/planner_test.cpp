@@ -47,6 +47,7 @@ class measured_backend final : public posing_backend {
     std::uint64_t most_rows = 0;
     std::set<unsigned> blocks;     ///< of the gathers from the table
     std::set<std::uint64_t> ends;  ///< of the same
+    std::set<unsigned> scatter_blocks;
     std::uint64_t rows_scattered_directly = 0;
     std::uint64_t rows_scattered_to_slots = 0;
 
@@ -79,6 +80,7 @@ class measured_backend final : public posing_backend {
     }
     void scatter_rows(const detail::row_transfer& transfer, detail::repeated_rows repeated,
                       detail::sum_type type, void* stream) override {
+        scatter_blocks.insert(transfer.blocks);
         (transfer.compact ? rows_scattered_to_slots : rows_scattered_directly) +=
             transfer.end - transfer.begin;
         posing_backend::scatter_rows(transfer, repeated, type, stream);
@@ -354,6 +356,55 @@ TEST_CASE("planner: a route that is forced has the blocks and the staged share t
             CHECK(plan.reason == "asked for");
         }
     });
+}
+
+TEST_CASE("planner: few thread blocks move rows, and more where there is much to do for each byte") {
+    const auto planned = [](std::span<std::byte> rows, std::uint64_t row_size_bytes,
+                            const row_workload& workload) {
+        exchange_state exchange(row_table(rows, row_size_bytes), device::host(),
+                                {.route = row_route::direct});
+        return plan_of(exchange, workload).blocks;
+    };
+    const guarded_table table(device::host(), table_bytes);
+    const guarded_table misaligned(device::host(), table_bytes, 4);
+    const memory_region large = memory_region::anonymous(std::uint64_t{9} << 30);  // nobody touches it
+    const std::span large_rows(large.data(), large.size_bytes());
+    const unsigned few = planned(table.bytes(), row_bytes, gather_of(10));
+    CHECK(few > 0);
+    CHECK(few < 32);
+    CHECK(planned(table.bytes(), row_bytes, scatter_of(10)) == few);
+    CHECK(planned(large_rows, row_bytes, gather_of(10)) == few);
+    CHECK(planned(large_rows, row_bytes, scatter_of(10)) > few);
+    CHECK(planned(large_rows, 4096, scatter_of(10)) == few);
+    for (const row_workload& workload : {gather_of(10), scatter_of(10)}) {
+        CHECK(planned(table.bytes(), 128, workload) == few);
+        CHECK(planned(table.bytes(), 8, workload) == 32);
+        CHECK(planned(misaligned.bytes(), row_bytes, workload) == 32);
+    }
+}
+
+TEST_CASE("planner: sums take more thread blocks, unless their number is set") {
+    measured_backend backend;
+    const guarded_table table(device::host(), table_bytes);
+    const id_vector ids{3, 1, 3};
+    const guarded_rows rows(device::host(), ids.size() * row_bytes);
+    const auto blocks_of = [&](row_exchange_options options, duplicate_policy policy) {
+        options.staging_bytes = tiny_staging_bytes;
+        row_exchange exchange(row_table(table.bytes(), row_bytes, dtype::of<float>()), backend.device(),
+                              options);
+        backend.scatter_blocks.clear();
+        exchange.scatter(ids_of(ids), rows.data(), policy);
+        return backend.scatter_blocks;
+    };
+    using blocks = std::set<unsigned>;
+    for (const row_route route : {row_route::direct, row_route::hybrid}) {
+        CHECK(*blocks_of({.route = route}, duplicate_policy::last).begin() < 32);
+        CHECK(blocks_of({.route = route}, duplicate_policy::sum).contains(32));
+        CHECK(blocks_of({.route = route, .blocks = 5}, duplicate_policy::sum).contains(5));
+        CHECK_FALSE(blocks_of({.route = route, .blocks = 5}, duplicate_policy::sum).contains(32));
+    }
+    // through slots all threads that there is work for
+    CHECK(blocks_of({.route = row_route::staged}, duplicate_policy::sum) == blocks{0});
 }
 
 TEST_CASE("planner: rows are moved right with any blocks and staged share") {

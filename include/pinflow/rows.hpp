@@ -127,7 +127,8 @@ struct row_exchange_options {
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
     /// Upper bound on what pinflow page-locks in this process, as pin_options::budget_bytes; 0: its default.
     std::uint64_t pin_budget_bytes = 0;
-    /// Thread blocks that move rows on the direct and the hybrid route, on CUDA; 0: the planner's.
+    /// Thread blocks that move rows on the direct and the hybrid route, on CUDA: of 256 threads to scatter, of
+    /// 512 or 1024 to gather; 0: the planner's.
     unsigned blocks = 0;
     /// The part of the rows that the hybrid route moves by the staged one, below 1; 0: the planner's, which
     /// is 0.4 when the hybrid route is asked for, as nothing is measured then.

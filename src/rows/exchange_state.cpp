@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "src/rows/measured_plan.hpp"
 #include "src/rows/planner.hpp"
 
 namespace pinflow::detail {
@@ -356,7 +357,10 @@ void exchange_state::move_by_kernel(const row_call& call, const row_transfer& tr
     device_backend& backend = device_.backend();
     if (call.is_gather()) return backend.gather_rows(transfer, stream.native_handle());
     const bool sum = call.policy == duplicate_policy::sum;
-    backend.scatter_rows(transfer, sum ? repeated_rows::sum : repeated_rows::last,
+    row_transfer scattered = transfer;
+    if (sum && transfer.blocks != 0 && options_.blocks == 0)
+        scattered.blocks = std::max(transfer.blocks, busy_blocks);
+    backend.scatter_rows(scattered, sum ? repeated_rows::sum : repeated_rows::last,
                          sum ? sum_type_of(table_.element()) : sum_type::float32, stream.native_handle());
 }
 

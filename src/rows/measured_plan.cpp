@@ -22,18 +22,24 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// Thread blocks that move rows in no order.
-constexpr unsigned unsorted_blocks = 32;
+/// Whether rows can be moved 16 bytes at a time.
+bool is_aligned(const row_table& table) {
+    constexpr std::uint64_t widest_word_bytes = 16;
+    const auto address = reinterpret_cast<std::uintptr_t>(table.data());
+    return (address | table.row_size_bytes()) % widest_word_bytes == 0;
+}
 
-/// And in the order of addresses: few, so that rows in flight are neighbours, the fewer the longer rows are;
-/// and twice as many for a gather, whose reads are waited for, as for a scatter, so that they share the link
-/// evenly when both are under way (measured: samples/bench/RESULTS.md).
-unsigned sorted_blocks(row_direction direction, const row_table& table) {
-    constexpr std::uint64_t small_table_bytes = std::uint64_t{8} << 30;
+/// Thread blocks that move rows: few, so that rows in flight are neighbours and most multiprocessors are free
+/// for others. A gather's have more threads, as reads are waited for: as many blocks as a scatter's share the
+/// link with them when both are under way (measured: samples/bench/RESULTS.md).
+unsigned usual_blocks(row_direction direction, const row_table& table) {
+    constexpr unsigned few_blocks = 8;
+    constexpr unsigned blocks_for_large_scatters = 16;
+    constexpr std::uint64_t large_table_bytes = std::uint64_t{8} << 30;
     constexpr std::uint64_t long_row_bytes = 4096;
-    const bool few = table.size_bytes() > small_table_bytes;
-    const unsigned scatter_blocks = table.row_size_bytes() >= long_row_bytes ? 8 : few ? 16 : 32;
-    return direction == row_direction::scatter ? scatter_blocks : 2 * scatter_blocks;
+    if (!is_aligned(table)) return busy_blocks;
+    const bool large = table.size_bytes() > large_table_bytes && table.row_size_bytes() < long_row_bytes;
+    return direction == row_direction::scatter && large ? blocks_for_large_scatters : few_blocks;
 }
 
 /// Of the hybrid route, where nothing is measured.
@@ -216,9 +222,7 @@ struct measured_key {
 };
 
 measured_key key_of(const exchange_state& exchange, const row_workload& workload) {
-    constexpr std::uint64_t widest_word_bytes = 16;
     const row_table& table = exchange.table();
-    const auto address = reinterpret_cast<std::uintptr_t>(table.data());
     return {.device = exchange.device().name(),
             .direction = workload.direction,
             .row_bytes = table.row_size_bytes(),
@@ -226,7 +230,7 @@ measured_key key_of(const exchange_state& exchange, const row_workload& workload
             .table_magnitude = static_cast<int>(std::bit_width(table.size_bytes())),
             .host_ids = workload.host_ids,
             .of_source = table.source() != nullptr,
-            .aligned = (address | table.row_size_bytes()) % widest_word_bytes == 0,
+            .aligned = is_aligned(table),
             .threads = exchange.thread_count(),
             .slot_bytes = exchange.staging_slot_bytes(),
             .staging_magnitude = static_cast<int>(std::bit_width(exchange.options().staging_bytes)),
@@ -260,9 +264,7 @@ row_plan plan_of(row_route route, bool sorted, const exchange_state& exchange, r
     plan.route = route;
     plan.sorted = sorted;
     if (route == row_route::direct || route == row_route::hybrid) {
-        plan.blocks = options.blocks != 0 ? options.blocks
-                      : sorted            ? sorted_blocks(direction, exchange.table())
-                                          : unsorted_blocks;
+        plan.blocks = options.blocks != 0 ? options.blocks : usual_blocks(direction, exchange.table());
     }
     if (route == row_route::hybrid) {
         plan.staged_share = options.staged_share != 0 ? options.staged_share : usual_staged_share;

@@ -13,6 +13,9 @@ struct row_workload {
     bool host_ids = true;
 };
 
+/// Thread blocks of kernels that have much to do for each byte: for rows that are not aligned, and for sums.
+inline constexpr unsigned busy_blocks = 32;
+
 /// A plan without a reason yet, with the thread blocks and the staged share that the exchange's options ask
 /// for, or those that are usual.
 row_plan plan_of(row_route route, bool sorted, const exchange_state& exchange, row_direction direction);

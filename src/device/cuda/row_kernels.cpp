@@ -29,8 +29,8 @@ unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
 
 }  // namespace
 
-unsigned row_kernels::blocks_for(std::uint64_t threads) const noexcept {
-    const std::uint64_t needed = (threads + row_threads - 1) / row_threads;
+unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) const noexcept {
+    const std::uint64_t needed = (threads + block_threads - 1) / block_threads;
     // no more than a few waves: the kernels go on by themselves
     return static_cast<unsigned>(std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 16));
 }
@@ -106,30 +106,34 @@ cudaError_t row_kernels::name_row_faults(const std::uint64_t* ids, row_faults* f
     return launch(cuda::name_row_faults(), 1, 1, arguments, stream);
 }
 
-cudaError_t row_kernels::launch_moving(const void* kernel, const row_transfer& transfer,
+cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, const row_transfer& transfer,
                                        cudaStream_t stream) const noexcept {
-    row_launch work;
-    work.transfer = transfer;
-    work.lanes = lanes_for(transfer.table.row_size_bytes);
-    const unsigned most = blocks_for((transfer.end - transfer.begin) * work.lanes);
+    row_launch work{transfer, lanes_for(transfer.table.row_size_bytes)};
+    const unsigned most = blocks_for((transfer.end - transfer.begin) * work.lanes, threads);
     const unsigned blocks = transfer.blocks == 0 ? most : std::min(most, transfer.blocks);
     void* arguments[] = {&work};
-    return launch(kernel, blocks, row_threads, arguments, stream);
+    return launch(kernel, blocks, threads, arguments, stream);
 }
 
 cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
-    return launch_moving(cuda::gather_rows(is_aligned(transfer)), transfer, stream);
+    // measured: samples/bench/RESULTS.md
+    constexpr std::uint64_t long_row_bytes = 4096;
+    constexpr unsigned threads_for_long_rows = 512;
+    const bool aligned = is_aligned(transfer);
+    const unsigned threads = transfer.table.row_size_bytes >= long_row_bytes ? threads_for_long_rows
+                                                                             : most_gather_threads(aligned);
+    return launch_moving(cuda::gather_rows(aligned), threads, transfer, stream);
 }
 
 cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
-    return launch_moving(cuda::repeat_rows(is_aligned(transfer)), transfer, stream);
+    return launch_moving(cuda::repeat_rows(is_aligned(transfer)), row_threads, transfer, stream);
 }
 
 cudaError_t row_kernels::scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
                                       cudaStream_t stream) const noexcept {
     const void* const kernel =
         repeated == repeated_rows::sum ? scatter_sums(type) : cuda::scatter_rows(is_aligned(transfer));
-    return launch_moving(kernel, transfer, stream);
+    return launch_moving(kernel, row_threads, transfer, stream);
 }
 
 }  // namespace pinflow::detail::cuda

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "src/device/cuda/api.hpp"
+#include "src/device/cuda/rows.hpp"
 #include "src/device/row_work.hpp"
 
 namespace pinflow::detail::cuda {
@@ -31,8 +32,8 @@ class row_kernels {
                              cudaStream_t stream) const noexcept;
 
  private:
-    unsigned blocks_for(std::uint64_t threads) const noexcept;
-    cudaError_t launch_moving(const void* kernel, const row_transfer& transfer,
+    unsigned blocks_for(std::uint64_t threads, unsigned block_threads = row_threads) const noexcept;
+    cudaError_t launch_moving(const void* kernel, unsigned threads, const row_transfer& transfer,
                               cudaStream_t stream) const noexcept;
 
     cudaMemPool_t pool_;

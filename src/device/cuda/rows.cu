@@ -345,7 +345,7 @@ struct repeater<false> : any_mover {
 };
 
 template <bool Aligned>
-__global__ void __launch_bounds__(row_threads) gather(row_launch launch) {
+__global__ void __launch_bounds__(most_gather_threads(Aligned)) gather(row_launch launch) {
     move_rows(launch, gatherer<Aligned>(launch.transfer));
 }
 

@@ -7,8 +7,14 @@
 /// The kernels that gather and scatter rows, in the form that cudaLaunchKernel takes them: see rows.cu.
 namespace pinflow::detail::cuda {
 
-/// Threads in a block of each of the kernels.
+/// Threads in a block of each of the kernels,
 inline constexpr unsigned row_threads = 256;
+/// but of gather_rows, which takes this many at most: they mostly wait for the link, and the fewer
+/// multiprocessors they do that on, the more are left to whoever computes meanwhile. Rows that are not aligned
+/// need more registers.
+constexpr unsigned most_gather_threads(bool aligned) {
+    return aligned ? 1024 : 512;
+}
 
 /// What a kernel is given. A group of `lanes` threads, a power of two up to 32, moves a row, 16 bytes a
 /// thread at a time.
