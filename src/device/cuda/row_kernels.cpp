@@ -10,6 +10,9 @@ namespace pinflow::detail::cuda {
 namespace {
 
 constexpr std::uint64_t word_bytes = 16;
+/// Rows are repeated within device memory: so many blocks are faster than the link, and find room beside
+/// whatever else computes.
+constexpr unsigned most_repeating_blocks = 64;
 
 /// Whether everything that a transfer touches begins at multiples of 16 bytes.
 bool is_aligned(const row_transfer& transfer) noexcept {
@@ -126,7 +129,11 @@ cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t 
 }
 
 cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
-    return launch_moving(cuda::repeat_rows(is_aligned(transfer)), row_threads, transfer, stream);
+    row_launch work{transfer, lanes_for(transfer.table.row_size_bytes)};
+    // a thread for each index, and soon done where none is repeated
+    const unsigned blocks = std::min(blocks_for(transfer.end - transfer.begin), most_repeating_blocks);
+    void* arguments[] = {&work};
+    return launch(cuda::repeat_rows(is_aligned(transfer)), blocks, row_threads, arguments, stream);
 }
 
 cudaError_t row_kernels::scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,

@@ -163,36 +163,42 @@ __global__ void name_faults(const std::uint64_t* ids, row_faults* faults) {
     if (faults->repeated_count != 0) faults->repeated_id = ids[~faults->repeated_complement];
 }
 
-/// Goes through a launch's rows in its order, `rows_at_once` for each group of threads at a time, 16 bytes a
-/// thread: `begin_row(k, index)` says whether the k-th of them is moved and how many words it has, then come
-/// load(k, word) for all of them and store(k, word, value).
+/// Moves as many rows at once as a group of `lanes` threads does, of `words` words each, 16 bytes a thread:
+/// load(k, word) for all of them, then store(k, word, value).
+template <typename Mover>
+__device__ void move_words(const Mover& mover, const std::uint64_t (&words)[rows_at_once], unsigned lanes) {
+    std::uint64_t most = 0;
+#pragma unroll
+    for (unsigned k = 0; k < rows_at_once; ++k)
+        most = words[k] > most ? words[k] : most;
+    for (std::uint64_t at = threadIdx.x % lanes; at < most; at += lanes) {
+        word values[rows_at_once];
+#pragma unroll
+        for (unsigned k = 0; k < rows_at_once; ++k) {
+            if (at < words[k]) values[k] = mover.load(k, at);
+        }
+#pragma unroll
+        for (unsigned k = 0; k < rows_at_once; ++k) {
+            if (at < words[k]) mover.store(k, at, values[k]);
+        }
+    }
+}
+
+/// Goes through a launch's rows in its order, `rows_at_once` for each group of threads at a time:
+/// `begin_row(k, index)` says whether the k-th of them is moved and how many words it has.
 template <typename Mover>
 __device__ void move_rows(const row_launch& launch, Mover mover) {
     const row_transfer& work = launch.transfer;
     if (refused(work.faults)) return;
-    const unsigned lane = threadIdx.x % launch.lanes;
     const std::uint64_t group = thread_number() / launch.lanes;
     const std::uint64_t groups = thread_count() / launch.lanes;
     for (std::uint64_t first = work.begin + group * rows_at_once; first < work.end;
          first += groups * rows_at_once) {
         std::uint64_t words[rows_at_once];
-        std::uint64_t most = 0;
 #pragma unroll
-        for (unsigned k = 0; k < rows_at_once; ++k) {
+        for (unsigned k = 0; k < rows_at_once; ++k)
             words[k] = first + k < work.end ? mover.begin_row(k, first + k) : 0;
-            most = words[k] > most ? words[k] : most;
-        }
-        for (std::uint64_t at = lane; at < most; at += launch.lanes) {
-            word values[rows_at_once];
-#pragma unroll
-            for (unsigned k = 0; k < rows_at_once; ++k) {
-                if (at < words[k]) values[k] = mover.load(k, at);
-            }
-#pragma unroll
-            for (unsigned k = 0; k < rows_at_once; ++k) {
-                if (at < words[k]) mover.store(k, at, values[k]);
-            }
-        }
+        move_words(mover, words, launch.lanes);
     }
 }
 
@@ -316,9 +322,8 @@ struct repeater<true> : aligned_mover {
     const row_transfer& work;
     __device__ explicit repeater(const row_transfer& transfer) : work(transfer) {}
 
-    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
-        if (!is_repeated(work.order, index)) return 0;
-        from[k] = device_row(work, position_of(work.order, first_equal(work.order, index)));
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t first, std::uint64_t index) {
+        from[k] = device_row(work, position_of(work.order, first));
         to[k] = device_row(work, position_of(work.order, index));
         return work.table.row_size_bytes / word_bytes;
     }
@@ -329,11 +334,10 @@ struct repeater<false> : any_mover {
     const row_transfer& work;
     __device__ explicit repeater(const row_transfer& transfer) : work(transfer) {}
 
-    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
-        if (!is_repeated(work.order, index)) return 0;
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t first, std::uint64_t index) {
         // the side that is written is the one whose words are aligned
         host[k] = {device_row(work, position_of(work.order, index)), work.table.row_size_bytes};
-        device[k] = device_row(work, position_of(work.order, first_equal(work.order, index)));
+        device[k] = device_row(work, position_of(work.order, first));
         return host[k].count();
     }
     __device__ word load(unsigned k, std::uint64_t at) const {
@@ -343,6 +347,37 @@ struct repeater<false> : any_mover {
         cuda::store(host[k].at(at), value, host[k].begin(at), host[k].end(at));
     }
 };
+
+/// Each thread looks at an index for itself, as hardly any is repeated in most calls, and its group moves
+/// what is found.
+template <typename Mover>
+__device__ void move_repeated_rows(const row_launch& launch, Mover mover) {
+    const row_transfer& work = launch.transfer;
+    if (refused(work.faults)) return;
+    const unsigned lanes = launch.lanes;
+    const unsigned lane = threadIdx.x % lanes;
+    const unsigned group_in_warp = threadIdx.x % warpSize - lane;
+    const unsigned group_mask = (~0U >> (warpSize - lanes)) << group_in_warp;
+    for (std::uint64_t begin = work.begin + thread_number() - lane; begin < work.end;
+         begin += thread_count()) {
+        const std::uint64_t index = begin + lane;
+        const bool repeated = index < work.end && is_repeated(work.order, index);
+        const std::uint64_t first = repeated ? first_equal(work.order, index) : 0;
+        unsigned left = __ballot_sync(group_mask, repeated) >> group_in_warp;
+        while (left != 0) {
+            std::uint64_t words[rows_at_once] = {};
+#pragma unroll
+            for (unsigned k = 0; k < rows_at_once; ++k) {
+                if (left == 0) continue;
+                const int found = __ffs(static_cast<int>(left)) - 1;
+                left &= left - 1;
+                const std::uint64_t from = __shfl_sync(group_mask, first, found, static_cast<int>(lanes));
+                words[k] = mover.begin_row(k, from, begin + found);
+            }
+            move_words(mover, words, lanes);
+        }
+    }
+}
 
 template <bool Aligned>
 __global__ void __launch_bounds__(most_gather_threads(Aligned)) gather(row_launch launch) {
@@ -356,7 +391,7 @@ __global__ void __launch_bounds__(row_threads) scatter(row_launch launch) {
 
 template <bool Aligned>
 __global__ void __launch_bounds__(row_threads) repeat(row_launch launch) {
-    move_rows(launch, repeater<Aligned>(launch.transfer));
+    move_repeated_rows(launch, repeater<Aligned>(launch.transfer));
 }
 
 // ---- sums ------------------------------------------------------------------------------------------------
