@@ -150,9 +150,11 @@ void measure(const char* path) {
     const double row_seconds =
         step_seconds(path, gpu, static_cast<std::uint64_t>(usual_rows), nullptr) / usual_rows;
     print("batches alone", row_bytes / row_seconds / 1e9, "GB/s");
-    for (const double share : {1.0, 0.5}) {
+    for (const double share : {2.0, 1.0, 0.5}) {
         const auto batch_rows = static_cast<std::uint64_t>(std::max(1.0, share * alone / row_seconds));
-        const std::string name = share == 1.0 ? "batches as long as the product: " : "batches half as long: ";
+        const std::string name = share > 1   ? "batches twice as long as the product: "
+                                 : share < 1 ? "batches half as long: "
+                                             : "batches as long: ";
         const double copy = step_seconds(path, gpu, batch_rows, nullptr);
         print(name + "copy alone, a step", 1e3 * copy, "ms");
         const double both = step_seconds(path, gpu, batch_rows, &product);
