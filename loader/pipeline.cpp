@@ -140,7 +140,7 @@ void loader::pipeline::begin_device_gathers() {
 /// A quarter of the slots at a time: the consumer uses one group while the next ones are on their way, or
 /// wait for the device, which must never be without work.
 std::size_t loader::pipeline::slots_together() const noexcept {
-    return exchanges_.empty() ? 1 : std::max<std::size_t>(pool_->slot_count() / 4, 1);
+    return exchanges_.empty() ? 1 : (pool_->slot_count() + 3) / 4;
 }
 
 bool loader::pipeline::gathered_by_device(std::size_t index) const noexcept {

@@ -149,12 +149,19 @@ bool slot_pool::wait_for_free(std::size_t together) {
         const bool some_delivered = consumer_has_some();
         const moment before = now();
         lock.unlock();
-        const auto not_passed =
-            std::ranges::find_if(candidates, [](const slot* slot) { return !has_passed(*slot); });
-        const auto passed =
-            std::ranges::count_if(candidates, [](const slot* slot) { return has_passed(*slot); });
-        if (passed >= static_cast<std::ptrdiff_t>(together) || (passed > 0 && !some_delivered)) return true;
-        if (not_passed == candidates.end()) {
+        // each is asked for once, and no more than are needed: it is a call of the driver
+        std::size_t passed = 0;
+        slot* not_passed = nullptr;
+        for (slot* const each : candidates) {
+            if (passed >= together) break;
+            if (has_passed(*each)) {
+                ++passed;
+            } else if (not_passed == nullptr) {
+                not_passed = each;
+            }
+        }
+        if (passed >= together || (passed > 0 && !some_delivered)) return true;
+        if (not_passed == nullptr) {
             // all that were given back can be filled: more come, or the consumer takes the last delivered one
             lock.lock();
             await_consumer(
@@ -163,8 +170,8 @@ bool slot_pool::wait_for_free(std::size_t together) {
         }
         // they mostly pass in this order; when another one passes first, or is given back, the next look
         // finds it
-        const bool complete = (*not_passed)->ready.synchronize_for(look_again_interval);
-        if (complete) wait_for_marks(**not_passed);
+        const bool complete = not_passed->ready.synchronize_for(look_again_interval);
+        if (complete) wait_for_marks(*not_passed);
         lock.lock();
         if (complete) {
             statistics_.consumer_wait += consumer_time_since(before);

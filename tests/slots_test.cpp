@@ -114,6 +114,45 @@ TEST_CASE("slots: a slot is not free before the consumer's streams have passed i
     });
 }
 
+TEST_CASE("slots: several are waited for together, unless the consumer has nothing left") {
+    awaited_backend backend;
+    const device device = backend.device();
+    const auto pool =
+        std::make_shared<slot_pool>(device, 4, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const stream copies(device);
+    const stream consumer(device);
+    gate using_second;
+    unsigned waits = 0;
+    backend.before_wait = [&] {
+        ++waits;
+        using_second.open();
+    };
+    for (std::uint64_t number = 0; number < 4; ++number)
+        fill(*pool, copies, number);
+    copies.synchronize();
+    {
+        const slot_lease first(pool, *pool->lease());
+    }
+    {
+        slot_lease second(pool, *pool->lease());
+        second.use_on(consumer);
+        hold(consumer, using_second);
+    }
+    REQUIRE(pool->wait_for_free(1));
+    CHECK(waits == 0);
+    REQUIRE(pool->wait_for_free(2));  // only once the consumer's stream has passed the second
+    CHECK(waits > 0);
+    CHECK(pool->take_free() != nullptr);
+    CHECK(pool->take_free() != nullptr);
+    CHECK(pool->take_free() == nullptr);
+    const slot_lease third(pool, *pool->lease());
+    {
+        const slot_lease fourth(pool, *pool->lease());
+    }
+    CHECK(pool->wait_for_free(2));  // which it would wait for in vain
+    CHECK(pool->take_free() != nullptr);
+}
+
 TEST_CASE("slots: the consumer's stream waits until the data is there") {
     on_each_device([](const device& device) {
         const auto pool =
