@@ -1,6 +1,7 @@
 #include "src/rows/planner.hpp"
 
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <barrier>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "pinflow/memory.hpp"
 #include "pinflow/rows.hpp"
 #include "src/rows/measured_plan.hpp"
 #include "tests/posing_backend.hpp"
@@ -367,8 +369,14 @@ TEST_CASE("planner: few thread blocks move rows, and more where there is much to
     };
     const guarded_table table(device::host(), table_bytes);
     const guarded_table misaligned(device::host(), table_bytes, 4);
-    const memory_region large = memory_region::anonymous(std::uint64_t{9} << 30);  // nobody touches it
-    const std::span large_rows(large.data(), large.size_bytes());
+    constexpr std::uint64_t large_bytes = std::uint64_t{9} << 30;  // of addresses, which nobody touches
+    void* const addresses =
+        ::mmap(nullptr, large_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    REQUIRE(addresses != MAP_FAILED);
+    const memory_region large(
+        static_cast<std::byte*>(addresses), large_bytes,
+        [](std::byte* data, std::uint64_t size_bytes, void*) noexcept { ::munmap(data, size_bytes); });
+    const std::span large_rows = large.bytes();
     const unsigned few = planned(table.bytes(), row_bytes, gather_of(10));
     CHECK(few > 0);
     CHECK(few < 32);
@@ -380,15 +388,18 @@ TEST_CASE("planner: few thread blocks move rows, and more where there is much to
         CHECK(planned(table.bytes(), 128, workload) == few);
         CHECK(planned(table.bytes(), 8, workload) == 32);
         CHECK(planned(misaligned.bytes(), row_bytes, workload) == 32);
+        CHECK(planned(misaligned.bytes(), 8192, workload) == few);
+        CHECK(planned(large_rows, 8, workload) == 16);
     }
 }
 
-TEST_CASE("planner: sums take more thread blocks, unless their number is set") {
+TEST_CASE("planner: sums and batches that are not aligned take more thread blocks, unless those are set") {
     measured_backend backend;
     const guarded_table table(device::host(), table_bytes);
     const id_vector ids{3, 1, 3};
-    const guarded_rows rows(device::host(), ids.size() * row_bytes);
-    const auto blocks_of = [&](row_exchange_options options, duplicate_policy policy) {
+    const auto blocks_of = [&](row_exchange_options options, duplicate_policy policy,
+                               std::size_t misalignment = 0) {
+        const guarded_rows rows(device::host(), ids.size() * row_bytes, misalignment);
         options.staging_bytes = tiny_staging_bytes;
         row_exchange exchange(row_table(table.bytes(), row_bytes, dtype::of<float>()), backend.device(),
                               options);
@@ -398,10 +409,12 @@ TEST_CASE("planner: sums take more thread blocks, unless their number is set") {
     };
     using blocks = std::set<unsigned>;
     for (const row_route route : {row_route::direct, row_route::hybrid}) {
-        CHECK(*blocks_of({.route = route}, duplicate_policy::last).begin() < 32);
+        CHECK_FALSE(blocks_of({.route = route}, duplicate_policy::last).contains(32));
         CHECK(blocks_of({.route = route}, duplicate_policy::sum).contains(32));
         CHECK(blocks_of({.route = route, .blocks = 5}, duplicate_policy::sum).contains(5));
         CHECK_FALSE(blocks_of({.route = route, .blocks = 5}, duplicate_policy::sum).contains(32));
+        CHECK(blocks_of({.route = route}, duplicate_policy::last, 4).contains(32));
+        CHECK(blocks_of({.route = route, .blocks = 5}, duplicate_policy::last, 4).contains(5));
     }
     // through slots all threads that there is work for
     CHECK(blocks_of({.route = row_route::staged}, duplicate_policy::sum) == blocks{0});

@@ -127,8 +127,9 @@ struct row_exchange_options {
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
     /// Upper bound on what pinflow page-locks in this process, as pin_options::budget_bytes; 0: its default.
     std::uint64_t pin_budget_bytes = 0;
-    /// Thread blocks that move rows on the direct and the hybrid route, on CUDA: of 256 threads to scatter, of
-    /// 512 or 1024 to gather; 0: the planner's.
+    /// Thread blocks that move rows on the direct and the hybrid route, on CUDA; 0: the planner's. Of 256
+    /// threads to scatter and of 1024 to gather, of 512 where rows have 4096 bytes or more, or something is
+    /// not at multiples of 16 bytes.
     unsigned blocks = 0;
     /// The part of the rows that the hybrid route moves by the staged one, below 1; 0: the planner's, which
     /// is 0.4 when the hybrid route is asked for, as nothing is measured then.
@@ -148,8 +149,10 @@ struct row_scatter {
 /// What moves the rows of a call, and why.
 struct row_plan {
     row_route route = row_route::automatic;
-    bool sorted = false;      ///< rows are taken in the order of their addresses, equal ones once
-    unsigned blocks = 0;      ///< thread blocks of the direct part; 0: as many as there is work for
+    bool sorted = false;  ///< rows are taken in the order of their addresses, equal ones once
+    /// Thread blocks of the direct part; 0: as many as there is work for. Sums, and batches that are not at
+    /// multiples of 16 bytes, take more where the options set none.
+    unsigned blocks = 0;
     double staged_share = 0;  ///< of the rows, on the hybrid route
     unsigned batches = 1;     ///< worth taking together where so many are known: within 3 % of the best rate
     /// GB (1e9 bytes) a second: measured, or of scatters what measured gathers let expect; 0 when nothing was

@@ -55,8 +55,20 @@ struct row_transfer {
     /// begin + i. Of equal ones, a gather reads the first; a scatter may write all, of which the last
     /// counts (of a sum the first).
     bool compact = false;
-    unsigned blocks = 0;  ///< of threads, on CUDA; 0: enough for everything at once
+    /// Of threads, on CUDA, where host memory is read or written; 0: enough for everything at once.
+    unsigned blocks = 0;
 };
+
+/// Whether everything that a transfer touches begins at multiples of 16 bytes, and rows can be moved so many
+/// at a time.
+inline bool is_aligned(const row_transfer& transfer) noexcept {
+    constexpr std::uintptr_t word_bytes = 16;
+    std::uintptr_t bits =
+        reinterpret_cast<std::uintptr_t>(transfer.table.rows) | transfer.table.row_size_bytes;
+    for (unsigned part = 0; part < transfer.parts.count; ++part)
+        bits |= reinterpret_cast<std::uintptr_t>(transfer.parts.rows[part]);
+    return bits % word_bytes == 0;
+}
 
 /// Which of several rows with one index is written.
 enum class repeated_rows : std::uint8_t { last, sum };

@@ -346,21 +346,19 @@ void exchange_state::move_in_order(row_call& call) {
     }
     if (has_staged && call.is_gather()) gather_through_slots(call, direct);
     if (has_staged && !call.is_gather()) scatter_through_slots(call, direct);
-    if (call.is_gather() && call.transfer.order.sorted) {
-        row_transfer everything = call.transfer;
-        everything.blocks = 0;  // nothing crosses the link any more
-        device_.backend().repeat_rows(everything, call.stream.native_handle());
-    }
+    if (call.is_gather() && call.transfer.order.sorted)
+        device_.backend().repeat_rows(call.transfer, call.stream.native_handle());
 }
 
-void exchange_state::move_by_kernel(const row_call& call, const row_transfer& transfer, stream_view stream) {
+void exchange_state::move_by_kernel(const row_call& call, row_transfer transfer, stream_view stream) {
     device_backend& backend = device_.backend();
+    const bool sum = !call.is_gather() && call.policy == duplicate_policy::sum;
+    // the plan knows neither the policy nor where the batches lie
+    const bool is_busy = sum || !is_aligned(transfer);
+    if (is_busy && transfer.blocks != 0 && options_.blocks == 0)
+        transfer.blocks = std::max(transfer.blocks, busy_blocks(table_));
     if (call.is_gather()) return backend.gather_rows(transfer, stream.native_handle());
-    const bool sum = call.policy == duplicate_policy::sum;
-    row_transfer scattered = transfer;
-    if (sum && transfer.blocks != 0 && options_.blocks == 0)
-        scattered.blocks = std::max(transfer.blocks, busy_blocks);
-    backend.scatter_rows(scattered, sum ? repeated_rows::sum : repeated_rows::last,
+    backend.scatter_rows(transfer, sum ? repeated_rows::sum : repeated_rows::last,
                          sum ? sum_type_of(table_.element()) : sum_type::float32, stream.native_handle());
 }
 

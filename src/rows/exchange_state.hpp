@@ -111,7 +111,7 @@ class exchange_state {
     void begin_faults(row_call& call);
     void order_on_device(row_call& call);
     void move_in_order(row_call& call);
-    void move_by_kernel(const row_call& call, const row_transfer& transfer, stream_view stream);
+    void move_by_kernel(const row_call& call, row_transfer transfer, stream_view stream);
     void copy_row_by_row(row_call& call);
     void gather_unsorted_through_slots(row_call& call);
     void gather_through_slots(row_call& call, std::uint64_t begin);

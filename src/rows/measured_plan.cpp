@@ -22,6 +22,11 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
+bool is_large(const row_table& table) {
+    constexpr std::uint64_t large_table_bytes = std::uint64_t{8} << 30;
+    return table.size_bytes() > large_table_bytes;
+}
+
 /// Whether rows can be moved 16 bytes at a time.
 bool is_aligned(const row_table& table) {
     constexpr std::uint64_t widest_word_bytes = 16;
@@ -30,16 +35,13 @@ bool is_aligned(const row_table& table) {
 }
 
 /// Thread blocks that move rows: few, so that rows in flight are neighbours and most multiprocessors are free
-/// for others. A gather's have more threads, as reads are waited for: as many blocks as a scatter's share the
-/// link with them when both are under way (measured: samples/bench/RESULTS.md).
+/// for others. As many for a gather, in blocks of more threads as reads are waited for, as for a scatter, so
+/// that they share the link when both are under way; but scatters to large tables, and whatever is not
+/// aligned, take more (measured: samples/bench/RESULTS.md).
 unsigned usual_blocks(row_direction direction, const row_table& table) {
     constexpr unsigned few_blocks = 8;
-    constexpr unsigned blocks_for_large_scatters = 16;
-    constexpr std::uint64_t large_table_bytes = std::uint64_t{8} << 30;
-    constexpr std::uint64_t long_row_bytes = 4096;
-    if (!is_aligned(table)) return busy_blocks;
-    const bool large = table.size_bytes() > large_table_bytes && table.row_size_bytes() < long_row_bytes;
-    return direction == row_direction::scatter && large ? blocks_for_large_scatters : few_blocks;
+    const bool few = is_aligned(table) && (direction == row_direction::gather || !is_large(table));
+    return few ? few_blocks : busy_blocks(table);
 }
 
 /// Of the hybrid route, where nothing is measured.
@@ -257,6 +259,11 @@ class known_plans {
 };
 
 }  // namespace
+
+unsigned busy_blocks(const row_table& table) noexcept {
+    constexpr std::uint64_t long_row_bytes = 4096;
+    return table.row_size_bytes() >= long_row_bytes ? 8 : is_large(table) ? 16 : 32;
+}
 
 row_plan plan_of(row_route route, bool sorted, const exchange_state& exchange, row_direction direction) {
     const row_exchange_options& options = exchange.options();

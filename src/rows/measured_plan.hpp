@@ -14,7 +14,7 @@ struct row_workload {
 };
 
 /// Thread blocks of kernels that have much to do for each byte: for rows that are not aligned, and for sums.
-inline constexpr unsigned busy_blocks = 32;
+unsigned busy_blocks(const row_table& table) noexcept;
 
 /// A plan without a reason yet, with the thread blocks and the staged share that the exchange's options ask
 /// for, or those that are usual.

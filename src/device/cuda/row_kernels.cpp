@@ -3,28 +3,17 @@
 #include <algorithm>
 #include <bit>
 
-#include "src/device/cuda/rows.hpp"
-
 namespace pinflow::detail::cuda {
 
 namespace {
 
-constexpr std::uint64_t word_bytes = 16;
 /// Rows are repeated within device memory: so many blocks are faster than the link, and find room beside
 /// whatever else computes.
 constexpr unsigned most_repeating_blocks = 64;
 
-/// Whether everything that a transfer touches begins at multiples of 16 bytes.
-bool is_aligned(const row_transfer& transfer) noexcept {
-    std::uintptr_t bits =
-        reinterpret_cast<std::uintptr_t>(transfer.table.rows) | transfer.table.row_size_bytes;
-    for (unsigned part = 0; part < transfer.parts.count; ++part)
-        bits |= reinterpret_cast<std::uintptr_t>(transfer.parts.rows[part]);
-    return bits % word_bytes == 0;
-}
-
 /// Threads that move one row.
 unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
+    constexpr std::uint64_t word_bytes = 16;
     constexpr std::uint64_t most = 32;  // a warp
     return static_cast<unsigned>(
         std::min(std::bit_ceil((row_size_bytes + word_bytes - 1) / word_bytes), most));
@@ -130,8 +119,8 @@ cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t 
 
 cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
     row_launch work{transfer, lanes_for(transfer.table.row_size_bytes)};
-    // a thread for each index, and soon done where none is repeated
-    const unsigned blocks = std::min(blocks_for(transfer.end - transfer.begin), most_repeating_blocks);
+    const unsigned most = blocks_for((transfer.end - transfer.begin) * work.lanes);
+    const unsigned blocks = std::min(most, most_repeating_blocks);
     void* arguments[] = {&work};
     return launch(cuda::repeat_rows(is_aligned(transfer)), blocks, row_threads, arguments, stream);
 }
