@@ -26,8 +26,10 @@
 inline constexpr std::array every_route{pinflow::row_route::automatic, pinflow::row_route::direct,
                                         pinflow::row_route::copy, pinflow::row_route::staged,
                                         pinflow::row_route::hybrid};
-inline constexpr std::array<std::uint64_t, 19> every_row_size{
-    1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 100, 511, 512, 513, 1021, 4096, 65536, std::uint64_t{1} << 20};
+inline constexpr std::array<std::uint64_t, 21> every_row_size{
+    1,   2,   3,   7,    8,    15,    16,
+    17,  31,  33,  64,   100,  200,   256,
+    511, 512, 513, 1021, 4096, 65536, std::uint64_t{1} << 20};
 inline constexpr std::array<std::uint64_t, 6> every_misalignment{0, 1, 2, 4, 8, 15};
 
 /// Runs `body(device, route)` for each route on each device.

@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 #include <span>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -82,6 +83,37 @@ TEST_CASE("rows: a group of batches is gathered as each of them would be, empty 
                     REQUIRE(destinations[i].holds(gathered(content, row_bytes, ids[i])));
                     CHECK(destinations[i].sentinels_left());
                 }
+            }
+        }
+    });
+}
+
+TEST_CASE("rows: repeated ones come to all of their places, whatever their size and number") {
+    on_each_device([](const device& device) {
+        std::mt19937_64 random(7);
+        // more than are looked at in one go, and few of them, of which each is looked at by itself
+        constexpr std::size_t many = sanitized ? 20'000 : 50'000;
+        for (const auto& [row_bytes, row_count, count] :
+             {std::tuple<std::uint64_t, std::uint64_t, std::size_t>{1, 200, many},
+              {16, many, many},
+              {60, many, many},
+              {100, 2 * many, many},
+              {256, many, many},
+              {512, many, many},
+              {513, many, many},
+              {std::uint64_t{16} << 10, 40, 3},
+              {std::uint64_t{16} << 10, 40, 64},
+              {4100, 300, 1000}}) {
+            const auto content = random_bytes(row_count * row_bytes, random);
+            const guarded_table table(device, content);
+            row_exchange exchange(row_table(table.bytes(), row_bytes), device, {.route = row_route::direct});
+            const guarded_rows rows(device, count * row_bytes);
+            for (const id_order order : {id_order::random, id_order::all_equal, id_order::few}) {
+                INFO(count << " rows of " << row_bytes << " bytes, order " << static_cast<int>(order));
+                const id_vector ids = make_ids(order, count, row_count, random);
+                exchange.gather(ids_of(ids), rows.data());
+                REQUIRE(rows.holds(gathered(content, row_bytes, ids)));
+                CHECK(rows.sentinels_left());
             }
         }
     });

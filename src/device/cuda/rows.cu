@@ -163,15 +163,19 @@ __global__ void name_faults(const std::uint64_t* ids, row_faults* faults) {
     if (faults->repeated_count != 0) faults->repeated_id = ids[~faults->repeated_complement];
 }
 
-/// Moves as many rows at once as a group of `lanes` threads does, of `words` words each, 16 bytes a thread:
-/// load(k, word) for all of them, then store(k, word, value).
-template <typename Mover>
-__device__ void move_words(const Mover& mover, const std::uint64_t (&words)[rows_at_once], unsigned lanes) {
+/// Moves `rows_at_once` rows by a group of `lanes` threads, 16 bytes a thread at a time: `begin_row(k)` says
+/// how many words the k-th of them has, 0 for none, then come load(k, word) for all of them and store(k,
+/// word, value).
+template <typename Mover, typename BeginRow>
+__device__ void move_some(const Mover& mover, BeginRow begin_row, unsigned lanes, unsigned lane) {
+    std::uint64_t words[rows_at_once];
     std::uint64_t most = 0;
 #pragma unroll
-    for (unsigned k = 0; k < rows_at_once; ++k)
+    for (unsigned k = 0; k < rows_at_once; ++k) {
+        words[k] = begin_row(k);
         most = words[k] > most ? words[k] : most;
-    for (std::uint64_t at = threadIdx.x % lanes; at < most; at += lanes) {
+    }
+    for (std::uint64_t at = lane; at < most; at += lanes) {
         word values[rows_at_once];
 #pragma unroll
         for (unsigned k = 0; k < rows_at_once; ++k) {
@@ -184,21 +188,20 @@ __device__ void move_words(const Mover& mover, const std::uint64_t (&words)[rows
     }
 }
 
-/// Goes through a launch's rows in its order, `rows_at_once` for each group of threads at a time:
-/// `begin_row(k, index)` says whether the k-th of them is moved and how many words it has.
+/// Goes through a launch's rows in its order; the mover's `begin_row(k, index)` says whether one is moved.
 template <typename Mover>
 __device__ void move_rows(const row_launch& launch, Mover mover) {
     const row_transfer& work = launch.transfer;
     if (refused(work.faults)) return;
+    const unsigned lane = threadIdx.x % launch.lanes;
     const std::uint64_t group = thread_number() / launch.lanes;
     const std::uint64_t groups = thread_count() / launch.lanes;
     for (std::uint64_t first = work.begin + group * rows_at_once; first < work.end;
          first += groups * rows_at_once) {
-        std::uint64_t words[rows_at_once];
-#pragma unroll
-        for (unsigned k = 0; k < rows_at_once; ++k)
-            words[k] = first + k < work.end ? mover.begin_row(k, first + k) : 0;
-        move_words(mover, words, launch.lanes);
+        const auto begin_row = [&](unsigned k) {
+            return first + k < work.end ? mover.begin_row(k, first + k) : 0;
+        };
+        move_some(mover, begin_row, launch.lanes, lane);
     }
 }
 
@@ -348,8 +351,8 @@ struct repeater<false> : any_mover {
     }
 };
 
-/// Each thread looks at an index for itself, as hardly any is repeated in most calls, and its group moves
-/// what is found.
+/// A thread looks at an index for itself, as hardly any is repeated in most calls, and its group moves what
+/// is found. Fewer threads of a group look where there are not enough indices for all groups.
 template <typename Mover>
 __device__ void move_repeated_rows(const row_launch& launch, Mover mover) {
     const row_transfer& work = launch.transfer;
@@ -358,24 +361,24 @@ __device__ void move_repeated_rows(const row_launch& launch, Mover mover) {
     const unsigned lane = threadIdx.x % lanes;
     const unsigned group_in_warp = threadIdx.x % warpSize - lane;
     const unsigned group_mask = (~0U >> (warpSize - lanes)) << group_in_warp;
-    for (std::uint64_t begin = work.begin + thread_number() - lane; begin < work.end;
-         begin += thread_count()) {
+    const std::uint64_t groups = thread_count() / lanes;
+    const std::uint64_t share = (work.end - work.begin + groups - 1) / groups;
+    const unsigned looking = share < lanes ? static_cast<unsigned>(share) : lanes;
+    for (std::uint64_t begin = work.begin + thread_number() / lanes * looking; begin < work.end;
+         begin += groups * looking) {
         const std::uint64_t index = begin + lane;
-        const bool repeated = index < work.end && is_repeated(work.order, index);
+        const bool repeated = lane < looking && index < work.end && is_repeated(work.order, index);
         const std::uint64_t first = repeated ? first_equal(work.order, index) : 0;
         unsigned left = __ballot_sync(group_mask, repeated) >> group_in_warp;
-        while (left != 0) {
-            std::uint64_t words[rows_at_once] = {};
-#pragma unroll
-            for (unsigned k = 0; k < rows_at_once; ++k) {
-                if (left == 0) continue;
-                const int found = __ffs(static_cast<int>(left)) - 1;
-                left &= left - 1;
-                const std::uint64_t from = __shfl_sync(group_mask, first, found, static_cast<int>(lanes));
-                words[k] = mover.begin_row(k, from, begin + found);
-            }
-            move_words(mover, words, lanes);
-        }
+        const auto begin_next = [&](unsigned k) -> std::uint64_t {
+            if (left == 0) return 0;
+            const int found = __ffs(static_cast<int>(left)) - 1;
+            left &= left - 1;
+            const std::uint64_t from = __shfl_sync(group_mask, first, found, static_cast<int>(lanes));
+            return mover.begin_row(k, from, begin + found);
+        };
+        while (left != 0)
+            move_some(mover, begin_next, lanes, lane);
     }
 }
 
