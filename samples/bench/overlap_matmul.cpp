@@ -2,9 +2,9 @@
 //
 // What batches that arrive cost a consumer who computes: the steps of a bf16 matrix product, 8192 cubed, by
 // cuBLAS, alone, and while a loader brings the rows of FILE (an .npy, read before; large rows come by the
-// copy engine, those of less than 32 KiB by kernels) in random order. Once with batches that take as long to
-// copy as the product takes, and once with batches of half that time, so that computing is the limit. Prints
-// one "name value unit" a line; exit 77 without a CUDA device.
+// copy engine, those of less than 32 KiB by kernels) in random order. With batches that take
+// twice as long to copy as the product takes, so that the copy is the limit, as long, and half as long.
+// Prints one "name value unit" a line; exit 77 without a CUDA device.
 
 #include <cublas_v2.h>
 
@@ -152,9 +152,9 @@ void measure(const char* path) {
     print("batches alone", row_bytes / row_seconds / 1e9, "GB/s");
     for (const double share : {2.0, 1.0, 0.5}) {
         const auto batch_rows = static_cast<std::uint64_t>(std::max(1.0, share * alone / row_seconds));
-        const std::string name = share > 1   ? "batches twice as long as the product: "
-                                 : share < 1 ? "batches half as long: "
-                                             : "batches as long: ";
+        const std::string name = share > 1    ? "batches twice as long as the product: "
+                                 : share == 1 ? "batches as long as the product: "
+                                              : "batches half as long: ";
         const double copy = step_seconds(path, gpu, batch_rows, nullptr);
         print(name + "copy alone, a step", 1e3 * copy, "ms");
         const double both = step_seconds(path, gpu, batch_rows, &product);
