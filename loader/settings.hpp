@@ -29,8 +29,7 @@ struct slot_layout {
 /// @throws invalid_argument when a batch is too large for 64 bits.
 slot_layout lay_out(sources_view sources, const loader_options& options);
 
-/// How many slots of `each_bytes` the memory allows; more are of use where a quarter of them are filled at a
-/// time.
+/// How many slots of `each_bytes` the memory allows; more are of use where they are filled together.
 /// @throws invalid_argument when it does not allow as many as are needed or asked for.
 unsigned count_slots(const loader_options& options, std::uint64_t each_bytes, bool filled_together);
 

@@ -2,9 +2,9 @@
 //
 // What batches that arrive cost a consumer who computes: the steps of a bf16 matrix product, 8192 cubed, by
 // cuBLAS, alone, and while a loader brings the rows of FILE (an .npy, read before; large rows come by the
-// copy engine, those of less than 32 KiB by kernels) in random order. With batches that take
-// twice as long to copy as the product takes, so that the copy is the limit, as long, and half as long.
-// Prints one "name value unit" a line; exit 77 without a CUDA device.
+// copy engine, those of less than 32 KiB by kernels) in random order. With batches that take twice as long to
+// copy as the product takes, so that the copy is the limit, as long, and half as long. Prints one
+// "name value unit" a line; exit 77 without a CUDA device.
 
 #include <cublas_v2.h>
 
