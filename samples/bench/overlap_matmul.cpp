@@ -105,33 +105,37 @@ double product_seconds(const product& product) {
     return median(runs);
 }
 
-/// Median seconds a batch over the epochs, the first left out: pages are registered in it.
+/// Seconds a batch over a thousand of them or more, in whole epochs; the first epoch is left out, as pages
+/// are registered in it. Not an epoch at a time: batches come in groups, of which an epoch has one more or
+/// less.
 double step_seconds(const char* path, const device& gpu, std::uint64_t batch_rows, const product* consumer) {
-    constexpr int epochs = 8;
+    constexpr std::uint64_t least_steps = 1000;
     const stream idle(gpu);
     const stream_view stream = consumer == nullptr ? idle.view() : consumer->stream().view();
+    const auto source = open_npy(path).rows();
+    const std::uint64_t batches_of_epoch = source->row_count() / batch_rows;
+    if (batches_of_epoch == 0) {
+        throw invalid_argument(std::string(path) + " has fewer rows than a batch of " +
+                               std::to_string(batch_rows));
+    }
+    const std::uint64_t epochs = 1 + (least_steps + batches_of_epoch - 1) / batches_of_epoch;
     loader loader({open_npy(path)}, {.device = gpu,
                                      .batch_rows = batch_rows,
                                      .order = order::shuffled,
                                      .epochs = epochs,
                                      .tail = tail::drop,
                                      .memory_bytes = std::uint64_t{4} << 30});
-    if (loader.batches_per_epoch() == 0) {
-        throw invalid_argument(std::string(path) + " has fewer rows than a batch of " +
-                               std::to_string(batch_rows));
-    }
-    std::vector<double> steps;
-    for (int epoch = 0; epoch < epochs; ++epoch) {
-        const auto start = clock::now();
-        for (std::uint64_t i = 0; i < loader.batches_per_epoch(); ++i) {
-            const auto batch = loader.next(stream);
-            if (consumer != nullptr) consumer->run();
+    auto start = clock::now();
+    for (std::uint64_t step = 0; step < epochs * batches_of_epoch; ++step) {
+        if (step == batches_of_epoch) {
+            stream.synchronize();
+            start = clock::now();
         }
-        stream.synchronize();
-        if (epoch > 0)
-            steps.push_back(seconds_since(start) / static_cast<double>(loader.batches_per_epoch()));
+        const auto batch = loader.next(stream);
+        if (consumer != nullptr) consumer->run();
     }
-    return median(steps);
+    stream.synchronize();
+    return seconds_since(start) / static_cast<double>((epochs - 1) * batches_of_epoch);
 }
 
 /// A batch of this size tells how long a row takes.
