@@ -112,19 +112,19 @@ double step_seconds(const char* path, const device& gpu, std::uint64_t batch_row
     constexpr std::uint64_t least_steps = 1000;
     const stream idle(gpu);
     const stream_view stream = consumer == nullptr ? idle.view() : consumer->stream().view();
-    const auto source = open_npy(path).rows();
-    const std::uint64_t batches_of_epoch = source->row_count() / batch_rows;
+    const array file = open_npy(path);
+    const std::uint64_t batches_of_epoch = file.rows()->row_count() / batch_rows;
     if (batches_of_epoch == 0) {
         throw invalid_argument(std::string(path) + " has fewer rows than a batch of " +
                                std::to_string(batch_rows));
     }
     const std::uint64_t epochs = 1 + (least_steps + batches_of_epoch - 1) / batches_of_epoch;
-    loader loader({open_npy(path)}, {.device = gpu,
-                                     .batch_rows = batch_rows,
-                                     .order = order::shuffled,
-                                     .epochs = epochs,
-                                     .tail = tail::drop,
-                                     .memory_bytes = std::uint64_t{4} << 30});
+    loader loader({file}, {.device = gpu,
+                           .batch_rows = batch_rows,
+                           .order = order::shuffled,
+                           .epochs = epochs,
+                           .tail = tail::drop,
+                           .memory_bytes = std::uint64_t{4} << 30});
     auto start = clock::now();
     for (std::uint64_t step = 0; step < epochs * batches_of_epoch; ++step) {
         if (step == batches_of_epoch) {
