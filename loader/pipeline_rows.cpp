@@ -153,8 +153,8 @@ std::vector<loader::pipeline::row_run> loader::pipeline::list_copies(detail::slo
     return missing;
 }
 
-/// Rows that several batches want are taken in the order of their addresses, which small ones of large arrays
-/// need to come fast.
+/// Rows that several batches want are asked for together: small ones of large arrays come fast only in the
+/// order of their addresses.
 void loader::pipeline::gather_on_device(std::span<detail::slot* const> slots) {
     std::vector<row_gather> gathers;
     for (std::size_t index = 0; index < sources_.size(); ++index) {

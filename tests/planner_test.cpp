@@ -360,6 +360,23 @@ TEST_CASE("planner: a route that is forced has the blocks and the staged share t
     });
 }
 
+TEST_CASE("planner: rows that are asked to come directly are sorted unless each is a page or more") {
+    on_each_device([](const device& device) {
+        const guarded_table table(device, std::uint64_t{4096} * 4080);
+        const auto is_sorted = [&](row_route route, std::uint64_t row_size_bytes,
+                                   const row_workload& workload) {
+            exchange_state exchange(row_table(table.bytes(), row_size_bytes), device, {.route = route});
+            return plan_of(exchange, workload).sorted;
+        };
+        CHECK(is_sorted(row_route::direct, 4080, gather_of(10)));
+        CHECK_FALSE(is_sorted(row_route::direct, 4096, gather_of(10)));
+        for (const std::uint64_t row_size_bytes : {4080U, 4096U}) {
+            CHECK(is_sorted(row_route::direct, row_size_bytes, scatter_of(10)));
+            CHECK(is_sorted(row_route::hybrid, row_size_bytes, gather_of(10)));
+        }
+    });
+}
+
 TEST_CASE("planner: few thread blocks move rows, and more where there is much to do for each byte") {
     const auto planned = [](std::span<std::byte> rows, std::uint64_t row_size_bytes,
                             const row_workload& workload) {
@@ -384,6 +401,10 @@ TEST_CASE("planner: few thread blocks move rows, and more where there is much to
     CHECK(planned(large_rows, row_bytes, gather_of(10)) == few);
     CHECK(planned(large_rows, row_bytes, scatter_of(10)) > few);
     CHECK(planned(large_rows, 4096, scatter_of(10)) == few);
+    for (const std::span rows : {table.bytes(), large_rows}) {
+        CHECK(planned(rows, 2048, gather_of(10)) == few);
+        CHECK(planned(rows, 4096, gather_of(10)) == few / 2);
+    }
     for (const row_workload& workload : {gather_of(10), scatter_of(10)}) {
         CHECK(planned(table.bytes(), 128, workload) == few);
         CHECK(planned(table.bytes(), 8, workload) == 32);

@@ -36,12 +36,13 @@ bool is_aligned(const row_table& table) {
 
 /// Thread blocks that move rows: few, so that rows in flight are neighbours and most multiprocessors are free
 /// for others. As many for a gather, in blocks of more threads as reads are waited for, as for a scatter, so
-/// that they share the link when both are under way; but scatters to large tables, and whatever is not
-/// aligned, take more (measured: samples/bench/RESULTS.md).
+/// that they share the link when both are under way, and half of them suffice for long rows; but scatters to
+/// large tables, and whatever is not aligned, take more (measured: samples/bench/RESULTS.md).
 unsigned usual_blocks(row_direction direction, const row_table& table) {
     constexpr unsigned few_blocks = 8;
-    const bool few = is_aligned(table) && (direction == row_direction::gather || !is_large(table));
-    return few ? few_blocks : busy_blocks(table);
+    const bool gather = direction == row_direction::gather;
+    if (!is_aligned(table) || (!gather && is_large(table))) return busy_blocks(table);
+    return gather && table.row_size_bytes() >= long_row_bytes ? few_blocks / 2 : few_blocks;
 }
 
 /// Of the hybrid route, where nothing is measured.
@@ -261,7 +262,6 @@ class known_plans {
 }  // namespace
 
 unsigned busy_blocks(const row_table& table) noexcept {
-    constexpr std::uint64_t long_row_bytes = 4096;
     return table.row_size_bytes() >= long_row_bytes ? 8 : is_large(table) ? 16 : 32;
 }
 

@@ -13,6 +13,9 @@ struct row_workload {
     bool host_ids = true;
 };
 
+/// Rows so long, a page or more each, come as fast in any order (measured: samples/bench/RESULTS.md).
+inline constexpr std::uint64_t long_row_bytes = 4096;
+
 /// Thread blocks of kernels that have much to do for each byte: for rows that are not aligned, and for sums.
 unsigned busy_blocks(const row_table& table) noexcept;
 

@@ -108,13 +108,8 @@ cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, con
 }
 
 cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
-    // measured: samples/bench/RESULTS.md
-    constexpr std::uint64_t long_row_bytes = 4096;
-    constexpr unsigned threads_for_long_rows = 512;
     const bool aligned = is_aligned(transfer);
-    const unsigned threads = transfer.table.row_size_bytes >= long_row_bytes ? threads_for_long_rows
-                                                                             : most_gather_threads(aligned);
-    return launch_moving(cuda::gather_rows(aligned), threads, transfer, stream);
+    return launch_moving(cuda::gather_rows(aligned), gather_threads(aligned), transfer, stream);
 }
 
 cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {

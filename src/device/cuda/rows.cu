@@ -383,7 +383,7 @@ __device__ void move_repeated_rows(const row_launch& launch, Mover mover) {
 }
 
 template <bool Aligned>
-__global__ void __launch_bounds__(most_gather_threads(Aligned)) gather(row_launch launch) {
+__global__ void __launch_bounds__(gather_threads(Aligned)) gather(row_launch launch) {
     move_rows(launch, gatherer<Aligned>(launch.transfer));
 }
 

@@ -9,10 +9,9 @@ namespace pinflow::detail::cuda {
 
 /// Threads in a block of each of the kernels,
 inline constexpr unsigned row_threads = 256;
-/// but of gather_rows, which takes this many at most: they mostly wait for the link, and the fewer
-/// multiprocessors they do that on, the more are left to whoever computes meanwhile. Rows that are not
-/// aligned need more registers.
-constexpr unsigned most_gather_threads(bool aligned) {
+/// but of gather_rows: they mostly wait for the link, and the fewer multiprocessors they do that on, the more
+/// are left to whoever computes meanwhile. Rows that are not aligned need more registers.
+constexpr unsigned gather_threads(bool aligned) {
     return aligned ? 1024 : 512;
 }
 
