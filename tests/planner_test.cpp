@@ -49,6 +49,7 @@ class measured_backend final : public posing_backend {
     std::uint64_t most_rows = 0;
     std::set<unsigned> blocks;     ///< of the gathers from the table
     std::set<std::uint64_t> ends;  ///< of the same
+    unsigned sorts = 0;
     std::set<unsigned> scatter_blocks;
     std::uint64_t rows_scattered_directly = 0;
     std::uint64_t rows_scattered_to_slots = 0;
@@ -68,6 +69,11 @@ class measured_backend final : public posing_backend {
             throw device_error("so much cannot be page-locked");
         }
         return posing_backend::allocate_pinned(size_bytes);
+    }
+    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
+        ++sorts;
+        posing_backend::sort_rows(ids, count, row_count, sorted_ids, positions, stream);
     }
     void gather_rows(const detail::row_transfer& transfer, void* stream) override {
         if (transfer.compact) {
@@ -210,6 +216,10 @@ TEST_CASE("planner: where there is no memory to measure in, rows go directly, an
                            lack == lacking::page_locked_slots ? "cannot be page-locked" : "no such memory"));
         }
         CHECK(backend.refused == 2);
+        exchange_state long_rows(row_table(table.bytes(), 4096), backend.device(), {});
+        const row_plan plan = plan_of(long_rows, gather_of(table_bytes / 4096));
+        CHECK(plan.reason.starts_with("not measured: "));
+        CHECK_FALSE(plan.sorted);
     }
 }
 
@@ -361,20 +371,30 @@ TEST_CASE("planner: a route that is forced has the blocks and the staged share t
 }
 
 TEST_CASE("planner: rows that are asked to come directly are sorted unless each is a page or more") {
-    on_each_device([](const device& device) {
-        const guarded_table table(device, std::uint64_t{4096} * 4080);
-        const auto is_sorted = [&](row_route route, std::uint64_t row_size_bytes,
-                                   const row_workload& workload) {
-            exchange_state exchange(row_table(table.bytes(), row_size_bytes), device, {.route = route});
-            return plan_of(exchange, workload).sorted;
-        };
-        CHECK(is_sorted(row_route::direct, 4080, gather_of(10)));
-        CHECK_FALSE(is_sorted(row_route::direct, 4096, gather_of(10)));
-        for (const std::uint64_t row_size_bytes : {4080U, 4096U}) {
-            CHECK(is_sorted(row_route::direct, row_size_bytes, scatter_of(10)));
-            CHECK(is_sorted(row_route::hybrid, row_size_bytes, gather_of(10)));
+    measured_backend backend;
+    std::mt19937_64 random(12);
+    const auto content = random_bytes(std::size_t{4096} * 4080, random);
+    const guarded_table table(device::host(), content);
+    const id_vector ids{3, 1, 3};
+    const auto sorts = [&](row_route route, std::uint64_t row_size_bytes, row_direction direction) {
+        const guarded_rows rows(device::host(), gathered(content, row_size_bytes, ids));
+        row_exchange exchange(row_table(table.bytes(), row_size_bytes), backend.device(), {.route = route});
+        backend.sorts = 0;
+        if (direction == row_direction::gather) {
+            exchange.gather(ids_of(ids), rows.data());
+        } else {
+            exchange.scatter(ids_of(ids), rows.data());
         }
-    });
+        CHECK(rows.holds(gathered(content, row_size_bytes, ids)));
+        CHECK(table.holds(content));
+        return backend.sorts != 0;
+    };
+    CHECK(sorts(row_route::direct, 4080, row_direction::gather));
+    CHECK_FALSE(sorts(row_route::direct, 4096, row_direction::gather));
+    for (const std::uint64_t row_size_bytes : {4080U, 4096U}) {
+        CHECK(sorts(row_route::direct, row_size_bytes, row_direction::scatter));
+        CHECK(sorts(row_route::hybrid, row_size_bytes, row_direction::gather));
+    }
 }
 
 TEST_CASE("planner: few thread blocks move rows, and more where there is much to do for each byte") {
@@ -437,6 +457,15 @@ TEST_CASE("planner: sums and batches that are not aligned take more thread block
         CHECK(blocks_of({.route = route}, duplicate_policy::last, 4).contains(32));
         CHECK(blocks_of({.route = route, .blocks = 5}, duplicate_policy::last, 4).contains(5));
     }
+    const auto blocks_of_long_gather = [&](std::size_t misalignment) {
+        const guarded_rows rows(device::host(), ids.size() * 4096, misalignment);
+        row_exchange exchange(row_table(table.bytes(), 4096), backend.device(), {.route = row_route::direct});
+        backend.blocks.clear();
+        exchange.gather(ids_of(ids), rows.data());
+        return backend.blocks;
+    };
+    CHECK(blocks_of_long_gather(0) == blocks{4});
+    CHECK(blocks_of_long_gather(4) == blocks{8});
     // through slots all threads that there is work for
     CHECK(blocks_of({.route = row_route::staged}, duplicate_policy::sum) == blocks{0});
 }

@@ -101,8 +101,10 @@ TEST_CASE("rows: repeated ones come to all of their places, whatever their size 
               {256, many, many},
               {512, many, many},
               {513, many, many},
-              {std::uint64_t{16} << 10, 40, 3},
-              {std::uint64_t{16} << 10, 40, 64},
+              {2048, 40, 3},
+              {2048, 40, 64},
+              {4092, 300, 1000},
+              {std::uint64_t{16} << 10, 40, 64},  // not sorted, as the next
               {4100, 300, 1000}}) {
             const auto content = random_bytes(row_count * row_bytes, random);
             const guarded_table table(device, content);

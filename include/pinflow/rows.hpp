@@ -197,13 +197,14 @@ class row_exchange {
     ~row_exchange();
 
     /// Row ids[i] of the table becomes row i of `destination`, in device memory of ids.size() rows, any
-    /// alignment. Has finished when it returns. @throws invalid_argument for indices outside the table: how
-    /// many, and the first; unsupported for indices in device memory on the route copy.
+    /// alignment, that do not overlap the indices. Has finished when it returns. @throws invalid_argument for
+    /// indices outside the table: how many, and the first; unsupported for indices in device memory on the
+    /// route copy.
     void gather(row_ids ids, std::byte* destination);
     /// The same in `stream`'s order: `destination` is written when the stream comes to the call, and whole
     /// when it has passed it.
     void gather_async(row_ids ids, std::byte* destination, stream_view stream);
-    /// Several batches together, which small rows of large tables want: in the order of addresses, a row that
+    /// Several batches together, which small rows of large tables want: where the plan sorts them, a row that
     /// several batches ask for crosses the link once. More than 64 batches go 64 at a time, and wrong indices
     /// in device memory keep back those 64 only, among which their positions are counted.
     void gather_group_async(std::span<const row_gather> batches, stream_view stream);

@@ -22,6 +22,13 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
+/// A page or more: such rows are gathered as fast in any order, and by half of the thread blocks (measured:
+/// samples/bench/RESULTS.md).
+bool has_long_rows(const row_table& table) {
+    constexpr std::uint64_t long_row_bytes = 4096;
+    return table.row_size_bytes() >= long_row_bytes;
+}
+
 bool is_large(const row_table& table) {
     constexpr std::uint64_t large_table_bytes = std::uint64_t{8} << 30;
     return table.size_bytes() > large_table_bytes;
@@ -36,13 +43,13 @@ bool is_aligned(const row_table& table) {
 
 /// Thread blocks that move rows: few, so that rows in flight are neighbours and most multiprocessors are free
 /// for others. As many for a gather, in blocks of more threads as reads are waited for, as for a scatter, so
-/// that they share the link when both are under way, and half of them suffice for long rows; but scatters to
-/// large tables, and whatever is not aligned, take more (measured: samples/bench/RESULTS.md).
+/// that they share the link when both are under way, unless rows are long; but scatters to large tables, and
+/// whatever is not aligned, take more (measured: samples/bench/RESULTS.md).
 unsigned usual_blocks(row_direction direction, const row_table& table) {
     constexpr unsigned few_blocks = 8;
     const bool gather = direction == row_direction::gather;
     if (!is_aligned(table) || (!gather && is_large(table))) return busy_blocks(table);
-    return gather && table.row_size_bytes() >= long_row_bytes ? few_blocks / 2 : few_blocks;
+    return gather && has_long_rows(table) ? few_blocks / 2 : few_blocks;
 }
 
 /// Of the hybrid route, where nothing is measured.
@@ -199,7 +206,8 @@ row_plan measure(exchange_state& exchange, const row_workload& workload) {
         throw;
     } catch (const device_error& failure) {
         // the call itself may need far less: it must not fail for want of a measurement
-        row_plan plan = plan_of(row_route::direct, true, exchange, workload.direction);
+        const bool sorted = usually_sorted(row_route::direct, workload.direction, exchange.table());
+        row_plan plan = plan_of(row_route::direct, sorted, exchange, workload.direction);
         plan.reason = fmt::format("not measured: {}", failure.what());
         return plan;
     }
@@ -261,8 +269,13 @@ class known_plans {
 
 }  // namespace
 
+bool usually_sorted(row_route route, row_direction direction, const row_table& table) noexcept {
+    if (direction == row_direction::scatter || route == row_route::hybrid) return true;
+    return route == row_route::direct && !has_long_rows(table);
+}
+
 unsigned busy_blocks(const row_table& table) noexcept {
-    return table.row_size_bytes() >= long_row_bytes ? 8 : is_large(table) ? 16 : 32;
+    return has_long_rows(table) ? 8 : is_large(table) ? 16 : 32;
 }
 
 row_plan plan_of(row_route route, bool sorted, const exchange_state& exchange, row_direction direction) {

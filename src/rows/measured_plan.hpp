@@ -13,11 +13,12 @@ struct row_workload {
     bool host_ids = true;
 };
 
-/// Rows so long, a page or more each, come as fast in any order (measured: samples/bench/RESULTS.md).
-inline constexpr std::uint64_t long_row_bytes = 4096;
-
 /// Thread blocks of kernels that have much to do for each byte: for rows that are not aligned, and for sums.
 unsigned busy_blocks(const row_table& table) noexcept;
+
+/// Whether rows are taken in the order of their places, equal ones once, by a route for which nothing was
+/// measured.
+bool usually_sorted(row_route route, row_direction direction, const row_table& table) noexcept;
 
 /// A plan without a reason yet, with the thread blocks and the staged share that the exchange's options ask
 /// for, or those that are usual.

@@ -13,9 +13,7 @@ namespace {
 
 row_plan forced(const exchange_state& exchange, row_direction direction) {
     const row_route route = exchange.options().route;
-    const bool is_long = exchange.table().row_size_bytes() >= long_row_bytes;
-    const bool sorted = direction == row_direction::scatter || route == row_route::hybrid ||
-                        (route == row_route::direct && !is_long);
+    const bool sorted = usually_sorted(route, direction, exchange.table());
     row_plan plan = plan_of(route, sorted, exchange, direction);
     plan.reason = "asked for";
     return plan;

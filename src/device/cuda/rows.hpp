@@ -30,8 +30,8 @@ const void* number_rows();
 const void* refuse_repeated_rows();
 /// kernel(const std::uint64_t* ids, row_faults*), one thread: adds the indices at the positions found.
 const void* name_row_faults();
-/// kernel(row_launch): each row once, to the first of its positions. `aligned`: everything is a multiple of
-/// 16 bytes.
+/// kernel(row_launch): rows to their positions, of equal ones in a sorted order to the first only. `aligned`:
+/// everything is a multiple of 16 bytes.
 const void* gather_rows(bool aligned);
 /// kernel(row_launch): what gather_rows of a sorted order left out, from where it brought the row to.
 const void* repeat_rows(bool aligned);
