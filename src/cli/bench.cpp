@@ -116,9 +116,8 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     add("--known", known, "N", "The same: batches known ahead, 2 to 64; half of them travel together");
     add("--route", route, "auto|direct|copy|staged|hybrid", "The same: how rows travel");
     add("--blocks", blocks, "N",
-        "The same: thread blocks of direct and hybrid, of 1024 threads (not aligned: 512) to gather and 256 "
-        "to "
-        "scatter (default: the planner's)");
+        "The same: thread blocks of direct and hybrid, of 1024 threads to gather (512 if not aligned) and "
+        "256 to scatter (default: the planner's)");
     add("--staged-share", staged_share, "X", "The same: of the rows on hybrid (default: the planner's)");
     add("--epochs", epochs, "N", "stream, shuffled: epochs, of which the first is reported alone");
     add("--repetitions", repetitions, "N", "gather, scatter, duplex, pin: of which the median counts");
