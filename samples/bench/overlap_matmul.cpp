@@ -138,8 +138,8 @@ double step_seconds(const char* path, const device& gpu, std::uint64_t batch_row
     return seconds_since(start) / static_cast<double>((epochs - 1) * batches_of_epoch);
 }
 
-/// A batch of this size tells how long a row takes.
-constexpr double usual_batch_bytes = 16 << 20;
+/// A batch of this size, about as long as a product, tells how long a row takes.
+constexpr double usual_batch_bytes = 64 << 20;
 
 void measure(const char* path) {
     const device gpu = device::cuda(0);
