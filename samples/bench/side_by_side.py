@@ -49,6 +49,7 @@ if options.results:
         print(f"side_by_side.py: {options.results} cannot take the table: {failure}", file=sys.stderr)
         sys.exit(2)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed then too
+os.makedirs(options.dir, exist_ok=True)
 folder = tempfile.mkdtemp(prefix="side_by_side-", dir=options.dir)
 atexit.register(shutil.rmtree, folder)
 stream_file = os.path.join(folder, "baseline_stream.npy")  # baselines.py calls it that

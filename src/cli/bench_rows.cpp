@@ -400,10 +400,10 @@ void bench_plan(const bench_options& options, const link_rates& link, const benc
     const sizes sizes(options, ways_of_plan);
     exchange_bench bench(options, sizes);
     const auto tell = [&](const char* direction, const row_plan& plan, unsigned batches, double link_rate) {
-        report(
-            {fmt::format("plan, {}, {} at a time: {}", direction, batches, plan_in_words(plan)), plan.gbps,
-             plan.gbps / link_rate, 0,
-             fmt::format("{}; of batches known ahead, {} together are enough", plan.reason, plan.batches)});
+        report({fmt::format("plan, {}, {} at a time: {}", direction, batches, plan_in_words(plan)), plan.gbps,
+                plan.gbps / link_rate, 0,
+                fmt::format("{}; of batches known ahead, {} together {} enough", plan.reason, plan.batches,
+                            plan.batches == 1 ? "is" : "are")});
     };
     std::vector<unsigned> groups{1};
     if (sizes.together() > 1) groups.push_back(sizes.together());
