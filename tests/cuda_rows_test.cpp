@@ -249,43 +249,74 @@ TEST_CASE("cuda rows: millions of rows are sorted, gathered, repeated and scatte
     }
 }
 
+TEST_CASE("cuda rows: few aligned rows are gathered by pairs of blocks where the device has clusters") {
+    const device gpu = device::cuda(0);
+    int has_clusters = 0;
+    REQUIRE(detail::cuda::device_attribute(has_clusters, cudaDevAttrClusterLaunch, 0) == cudaSuccess);
+    const guarded_table table(gpu, std::uint64_t{1} << 20);
+    const id_vector ids(10'000, 1);
+    const auto pairs = [&](std::uint64_t row_bytes, unsigned blocks, std::size_t misalignment) {
+        row_exchange exchange(row_table(table.bytes(), row_bytes), gpu,
+                              {.route = row_route::direct, .blocks = blocks});
+        const guarded_rows rows(gpu, ids.size() * row_bytes, misalignment);
+        std::atomic<int> calls = 0;
+        const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+            if (call == "cudaLaunchKernelExC") ++calls;
+            return cudaSuccess;
+        });
+        exchange.gather(ids_of(ids), rows.data());
+        return calls.load();
+    };
+    for (const std::uint64_t row_bytes : {64U, 4096U}) {
+        CHECK(pairs(row_bytes, 0, 0) == has_clusters);
+        CHECK(pairs(row_bytes, 2, 0) == has_clusters);
+        CHECK(pairs(row_bytes, 3, 0) == 0);
+        CHECK(pairs(row_bytes, 0, 8) == 0);
+    }
+}
+
 TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the exchange as it was") {
     const device gpu = device::cuda(0);
+    constexpr std::uint64_t row_bytes = 48;  // aligned: gathered by pairs of blocks, where there are such
     std::mt19937_64 random(66);
-    const auto content = random_bytes(500 * 40, random);
+    const auto content = random_bytes(500 * row_bytes, random);
     const guarded_table table(gpu, content);
     const id_vector ids = make_ids(id_order::random, 300, 500, random);
     for (const row_route route : every_route) {
         if (sanitized && route == row_route::automatic) continue;  // measures first
         INFO("route " << to_string(route));
-        row_exchange exchange(row_table(table.bytes(), 40), gpu, {.route = route, .staging_bytes = 2000});
-        const guarded_rows rows(gpu, gathered(content, 40, ids));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), gpu,
+                              {.route = route, .staging_bytes = 2000});
+        const guarded_rows rows(gpu, gathered(content, row_bytes, ids));
         exchange.gather(ids_of(ids), rows.data());  // what is made once is there
         exchange.scatter(ids_of(ids), rows.data());
         for (const std::string_view refused :
-             {"cudaMallocFromPoolAsync", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemcpyBatchAsync",
-              "cudaEventRecord", "cudaLaunchHostFunc", "cuStreamWaitValue32"}) {
+             {"cudaMallocFromPoolAsync", "cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync",
+              "cudaMemcpyBatchAsync", "cudaEventRecord", "cudaLaunchHostFunc", "cuStreamWaitValue32"}) {
             for (int when = 1; when < 30; ++when) {
                 INFO(refused << ", call " << when);
+                bool met = false;
                 bool thrown = false;
-                std::atomic<int> calls = 0;
-                {
-                    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
-                        return call == refused && ++calls == when ? cudaErrorMemoryAllocation : cudaSuccess;
-                    });
+                for (const bool gathers : {true, false}) {
+                    std::atomic<int> calls = 0;
                     try {
-                        if (when % 2 == 0)
+                        const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+                            return call == refused && ++calls == when ? cudaErrorMemoryAllocation
+                                                                      : cudaSuccess;
+                        });
+                        if (gathers)
                             exchange.gather(ids_of(ids), rows.data());
                         else
                             exchange.scatter(ids_of(ids), rows.data());
                     } catch (const device_error&) {
                         thrown = true;
                     }
+                    met = met || calls >= when;
+                    CHECK(table.holds(content));
+                    exchange.gather(ids_of(ids), rows.data());
+                    CHECK(rows.holds(gathered(content, row_bytes, ids)));
                 }
-                if (calls < when) break;
-                CHECK(table.holds(content));
-                exchange.gather(ids_of(ids), rows.data());
-                CHECK(rows.holds(gathered(content, 40, ids)));
+                if (!met) break;
                 if (!thrown) break;  // the other calls were not about what was asked for
             }
         }

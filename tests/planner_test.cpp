@@ -478,7 +478,7 @@ TEST_CASE("planner: rows are moved right with any blocks and staged share") {
         const id_vector ids = make_ids(id_order::random, 5000, table_bytes / row_bytes, random);
         for (const row_route route : {row_route::direct, row_route::hybrid}) {
             for (const double share : {0.0, 1e-9, 0.5, 0.999999}) {
-                for (const unsigned blocks : {1U, 7U, std::numeric_limits<unsigned>::max()}) {
+                for (const unsigned blocks : {1U, 6U, 7U, std::numeric_limits<unsigned>::max()}) {
                     CAPTURE(share);
                     CAPTURE(blocks);
                     row_exchange exchange(

@@ -64,6 +64,26 @@ cudaError_t attempt(std::string_view call, Function function) noexcept {
     return status;
 }
 
+/// Blocks in clusters of two.
+struct paired_launch {
+    paired_launch(unsigned blocks, unsigned threads, cudaStream_t stream) noexcept {
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = 2;
+        cluster.val.clusterDim.y = 1;
+        cluster.val.clusterDim.z = 1;
+        config.gridDim = dim3(blocks);
+        config.blockDim = dim3(threads);
+        config.stream = stream;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+    }
+    paired_launch(const paired_launch&) = delete;
+    paired_launch& operator=(const paired_launch&) = delete;
+
+    cudaLaunchAttribute cluster{};
+    cudaLaunchConfig_t config{};
+};
+
 /// The driver's functions that the runtime has no counterpart for. Asked for by name: linking libcuda would
 /// keep the program from starting on a machine without a driver.
 struct driver_functions {
@@ -379,6 +399,22 @@ cudaError_t launch(const void* kernel, unsigned blocks, unsigned threads, void**
     return attempt("cudaLaunchKernel", [&] {
         return cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream);
     });
+}
+
+bool runs_in_pairs(const void* kernel, unsigned threads) noexcept {
+    const paired_launch launch(2, threads, nullptr);
+    int clusters = 0;
+    const cudaError_t status = attempt("cudaOccupancyMaxActiveClusters", [&] {
+        return cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config);
+    });
+    return status == cudaSuccess && clusters > 0;
+}
+
+cudaError_t launch_pairs(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
+                         cudaStream_t stream) noexcept {
+    const paired_launch launch(blocks, threads, stream);
+    return attempt("cudaLaunchKernelExC",
+                   [&] { return cudaLaunchKernelExC(&launch.config, kernel, arguments); });
 }
 
 cudaError_t sort_ids(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* ids,

@@ -114,6 +114,11 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 
 [[nodiscard]] cudaError_t launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
                                  cudaStream_t stream) noexcept;
+/// Whether the device has clusters, of which two blocks of this kernel make one. Loads the kernel.
+[[nodiscard]] bool runs_in_pairs(const void* kernel, unsigned threads) noexcept;
+/// For those: an even number of blocks in clusters of two, which lie on neighbouring multiprocessors.
+[[nodiscard]] cudaError_t launch_pairs(const void* kernel, unsigned blocks, unsigned threads,
+                                       void** arguments, cudaStream_t stream) noexcept;
 /// Sorts indices, as sort_pairs of sort_rows.hpp does.
 [[nodiscard]] cudaError_t sort_ids(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* ids,
                                    std::uint64_t* sorted_ids, const std::uint32_t* positions,

@@ -27,7 +27,7 @@ unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) 
     return static_cast<unsigned>(std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 16));
 }
 
-cudaError_t row_kernels::load(cudaStream_t stream) const noexcept {
+cudaError_t row_kernels::load(cudaStream_t stream) noexcept {
     for (const void* const kernel :
          {cuda::check_rows(), number_rows(), cuda::refuse_repeated_rows(), cuda::name_row_faults(),
           cuda::gather_rows(true), cuda::gather_rows(false), cuda::repeat_rows(true),
@@ -36,6 +36,7 @@ cudaError_t row_kernels::load(cudaStream_t stream) const noexcept {
           scatter_sums(sum_type::float64), scatter_sums(sum_type::int32), scatter_sums(sum_type::int64)}) {
         if (const cudaError_t status = kernel_runs(kernel); status != cudaSuccess) return status;
     }
+    gathers_in_pairs_ = runs_in_pairs(cuda::gather_rows(true), gather_threads(true));
     // the sort's own kernels, of which a short list takes others than a long one
     for (const std::uint64_t count : {std::uint64_t{1}, std::uint64_t{1} << 17}) {
         const std::uint64_t ids_bytes = count * sizeof(std::uint64_t);
@@ -98,18 +99,21 @@ cudaError_t row_kernels::name_row_faults(const std::uint64_t* ids, row_faults* f
     return launch(cuda::name_row_faults(), 1, 1, arguments, stream);
 }
 
-cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, const row_transfer& transfer,
-                                       cudaStream_t stream) const noexcept {
+cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, bool pairs,
+                                       const row_transfer& transfer, cudaStream_t stream) const noexcept {
     row_launch work{transfer, lanes_for(transfer.table.row_size_bytes)};
     const unsigned most = blocks_for((transfer.end - transfer.begin) * work.lanes, threads);
     const unsigned blocks = transfer.blocks == 0 ? most : std::min(most, transfer.blocks);
     void* arguments[] = {&work};
-    return launch(kernel, blocks, threads, arguments, stream);
+    return (pairs && blocks % 2 == 0 ? launch_pairs : launch)(kernel, blocks, threads, arguments, stream);
 }
 
 cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
     const bool aligned = is_aligned(transfer);
-    return launch_moving(cuda::gather_rows(aligned), gather_threads(aligned), transfer, stream);
+    // a consumer's kernel may itself come in clusters, which need whole pairs of multiprocessors: it loses
+    // fewer of them to blocks in pairs (measured: samples/bench/RESULTS.md)
+    const bool pairs = gathers_in_pairs_ && aligned && transfer.blocks != 0;
+    return launch_moving(cuda::gather_rows(aligned), gather_threads(aligned), pairs, transfer, stream);
 }
 
 cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
@@ -124,7 +128,7 @@ cudaError_t row_kernels::scatter_rows(const row_transfer& transfer, repeated_row
                                       cudaStream_t stream) const noexcept {
     const void* const kernel =
         repeated == repeated_rows::sum ? scatter_sums(type) : cuda::scatter_rows(is_aligned(transfer));
-    return launch_moving(kernel, row_threads, transfer, stream);
+    return launch_moving(kernel, row_threads, false, transfer, stream);
 }
 
 }  // namespace pinflow::detail::cuda

@@ -15,8 +15,8 @@ class row_kernels {
     row_kernels(cudaMemPool_t pool, unsigned multiprocessors) noexcept
         : pool_(pool), multiprocessors_(multiprocessors) {}
 
-    /// Loads all kernels; waits for `stream`.
-    cudaError_t load(cudaStream_t stream) const noexcept;
+    /// Loads all kernels; waits for `stream`. Before anything else.
+    cudaError_t load(cudaStream_t stream) noexcept;
     cudaError_t check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                            row_faults* faults, cudaStream_t stream) const noexcept;
     cudaError_t sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
@@ -33,11 +33,13 @@ class row_kernels {
 
  private:
     unsigned blocks_for(std::uint64_t threads, unsigned block_threads = row_threads) const noexcept;
-    cudaError_t launch_moving(const void* kernel, unsigned threads, const row_transfer& transfer,
+    /// `pairs`: of blocks, if there is an even number of them.
+    cudaError_t launch_moving(const void* kernel, unsigned threads, bool pairs, const row_transfer& transfer,
                               cudaStream_t stream) const noexcept;
 
     cudaMemPool_t pool_;
     unsigned multiprocessors_;
+    bool gathers_in_pairs_ = false;
 };
 
 }  // namespace pinflow::detail::cuda
