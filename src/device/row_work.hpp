@@ -59,15 +59,19 @@ struct row_transfer {
     unsigned blocks = 0;
 };
 
-/// Whether everything that a transfer touches begins at multiples of 16 bytes, and rows can be moved so many
-/// at a time.
-inline bool is_aligned(const row_transfer& transfer) noexcept {
+/// Whether rows that lie here, one after the other, can be moved 16 bytes at a time.
+inline bool is_aligned(const std::byte* rows, std::uint64_t row_size_bytes) noexcept {
     constexpr std::uintptr_t word_bytes = 16;
-    std::uintptr_t bits =
-        reinterpret_cast<std::uintptr_t>(transfer.table.rows) | transfer.table.row_size_bytes;
+    return (reinterpret_cast<std::uintptr_t>(rows) | row_size_bytes) % word_bytes == 0;
+}
+
+/// Of a transfer: those of the table and those of every batch.
+inline bool is_aligned(const row_transfer& transfer) noexcept {
+    const std::uint64_t row_size_bytes = transfer.table.row_size_bytes;
+    bool aligned = is_aligned(transfer.table.rows, row_size_bytes);
     for (unsigned part = 0; part < transfer.parts.count; ++part)
-        bits |= reinterpret_cast<std::uintptr_t>(transfer.parts.rows[part]);
-    return bits % word_bytes == 0;
+        aligned = aligned && is_aligned(transfer.parts.rows[part], row_size_bytes);
+    return aligned;
 }
 
 /// Which of several rows with one index is written.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "src/device/row_work.hpp"
 
 namespace pinflow::detail {
 
@@ -34,11 +35,8 @@ bool is_large(const row_table& table) {
     return table.size_bytes() > large_table_bytes;
 }
 
-/// Whether rows can be moved 16 bytes at a time.
 bool is_aligned(const row_table& table) {
-    constexpr std::uint64_t widest_word_bytes = 16;
-    const auto address = reinterpret_cast<std::uintptr_t>(table.data());
-    return (address | table.row_size_bytes()) % widest_word_bytes == 0;
+    return detail::is_aligned(table.data(), table.row_size_bytes());
 }
 
 /// Thread blocks that move rows: few, so that rows in flight are neighbours and most multiprocessors are free
