@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -164,6 +165,32 @@ int stream_beside_a_held_stream() {
     return right ? 0 : 1;
 }
 
+/// On a device without clusters, rows come by single thread blocks.
+int gather_without_clusters() {
+    std::atomic<int> pairs = 0;
+    std::atomic<int> asked = 0;
+    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+        if (call == "cudaLaunchKernelExC") ++pairs;
+        if (call == "cudaOccupancyMaxActiveClusters") ++asked;
+        return call == "cudaOccupancyMaxActiveClusters" ? cudaErrorNotSupported : cudaSuccess;
+    });
+    const device gpu = device::cuda(0);
+    loader loader(
+        {numbered_rows(400, 512)},
+        {.device = gpu, .batch_rows = 10, .order = order::shuffled, .pin_budget_bytes = generous_pin_budget});
+    const stream stream(gpu);
+    int batches = 0;
+    bool right = true;
+    while (const auto batch = loader.next(stream)) {
+        right = holds_its_rows(*batch, stream) && right;
+        ++batches;
+    }
+    const std::string route(to_string(loader.report().route));
+    std::printf("asked %d, %d batches %s, route %s, %d launched in pairs\n", asked.load(), batches,
+                right ? "right" : "WRONG", route.c_str(), pairs.load());
+    return right ? 0 : 1;
+}
+
 struct outcome {
     int status = -1;
     std::string output;
@@ -216,6 +243,7 @@ int run_as_child(std::string_view name) {
     if (name == "flight") return end_in_flight();
     if (name == "primary") return stream_in_primary_context();
     if (name == "held") return stream_beside_a_held_stream();
+    if (name == "clusterless") return gather_without_clusters();
     std::fprintf(stderr, "no child of that name\n");
     return 2;
 }
@@ -325,6 +353,13 @@ TEST_CASE("cuda process: the first loader of a process gathers on the device bes
     INFO(child.output);
     CHECK(child.status == 0);
     CHECK(child.output == "rows right, route direct\n");
+}
+
+TEST_CASE("cuda process: where there are no clusters, rows are gathered by single thread blocks") {
+    const outcome child = run_child("clusterless");
+    INFO(child.output);
+    CHECK(child.status == 0);
+    CHECK(child.output == "asked 1, 40 batches right, route direct, 0 launched in pairs\n");
 }
 
 TEST_CASE(

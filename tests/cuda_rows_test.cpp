@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pinflow/cuda.hpp"
@@ -254,8 +255,9 @@ TEST_CASE("cuda rows: few aligned rows are gathered by pairs of blocks where the
     int has_clusters = 0;
     REQUIRE(detail::cuda::device_attribute(has_clusters, cudaDevAttrClusterLaunch, 0) == cudaSuccess);
     const guarded_table table(gpu, std::uint64_t{1} << 20);
-    const id_vector ids(10'000, 1);
-    const auto pairs = [&](std::uint64_t row_bytes, unsigned blocks, std::size_t misalignment) {
+    const auto launched_in_pairs = [&](std::uint64_t row_bytes, std::size_t count, unsigned blocks,
+                                       std::size_t misalignment = 0) {
+        const id_vector ids(count, 1);
         row_exchange exchange(row_table(table.bytes(), row_bytes), gpu,
                               {.route = row_route::direct, .blocks = blocks});
         const guarded_rows rows(gpu, ids.size() * row_bytes, misalignment);
@@ -268,58 +270,70 @@ TEST_CASE("cuda rows: few aligned rows are gathered by pairs of blocks where the
         return calls.load();
     };
     for (const std::uint64_t row_bytes : {64U, 4096U}) {
-        CHECK(pairs(row_bytes, 0, 0) == has_clusters);
-        CHECK(pairs(row_bytes, 2, 0) == has_clusters);
-        CHECK(pairs(row_bytes, 3, 0) == 0);
-        CHECK(pairs(row_bytes, 0, 8) == 0);
+        CHECK(launched_in_pairs(row_bytes, 10'000, 0) == has_clusters);
+        CHECK(launched_in_pairs(row_bytes, 10'000, 2) == has_clusters);
+        CHECK(launched_in_pairs(row_bytes, 10'000, 3) == 0);
+        CHECK(launched_in_pairs(row_bytes, 10'000, 0, 8) == 0);
     }
+    // an even number is asked for, but there is work for three blocks, each of 256 rows
+    CHECK(launched_in_pairs(64, 700, 4) == 0);
+    CHECK(launched_in_pairs(64, 700, 2) == has_clusters);
 }
 
 TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the exchange as it was") {
     const device gpu = device::cuda(0);
-    constexpr std::uint64_t row_bytes = 48;  // aligned: gathered by pairs of blocks, where there are such
     std::mt19937_64 random(66);
-    const auto content = random_bytes(500 * row_bytes, random);
-    const guarded_table table(gpu, content);
     const id_vector ids = make_ids(id_order::random, 300, 500, random);
-    for (const row_route route : every_route) {
-        if (sanitized && route == row_route::automatic) continue;  // measures first
-        INFO("route " << to_string(route));
+    const auto refuse = [&](row_route route, std::uint64_t row_bytes) {
+        const auto content = random_bytes(500 * row_bytes, random);
+        const auto expected = gathered(content, row_bytes, ids);
+        const guarded_table table(gpu, content);
         row_exchange exchange(row_table(table.bytes(), row_bytes), gpu,
                               {.route = route, .staging_bytes = 2000});
-        const guarded_rows rows(gpu, gathered(content, row_bytes, ids));
+        const guarded_rows rows(gpu, expected);
         exchange.gather(ids_of(ids), rows.data());  // what is made once is there
         exchange.scatter(ids_of(ids), rows.data());
+        /// Has a call of CUDA fail. @return whether the exchange came to it, and whether it threw.
+        const auto attempt = [&](std::string_view refused, int when, bool gathers) {
+            const guarded_rows destination(gpu, expected.size());
+            std::atomic<int> calls = 0;
+            bool thrown = false;
+            try {
+                const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+                    return call == refused && ++calls == when ? cudaErrorMemoryAllocation : cudaSuccess;
+                });
+                if (gathers)
+                    exchange.gather(ids_of(ids), destination.data());
+                else
+                    exchange.scatter(ids_of(ids), rows.data());
+            } catch (const device_error&) {
+                thrown = true;
+            }
+            return std::pair(calls >= when, thrown);
+        };
         for (const std::string_view refused :
              {"cudaMallocFromPoolAsync", "cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync",
               "cudaMemcpyBatchAsync", "cudaEventRecord", "cudaLaunchHostFunc", "cuStreamWaitValue32"}) {
-            for (int when = 1; when < 30; ++when) {
-                INFO(refused << ", call " << when);
-                bool met = false;
-                bool thrown = false;
-                for (const bool gathers : {true, false}) {
-                    std::atomic<int> calls = 0;
-                    try {
-                        const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
-                            return call == refused && ++calls == when ? cudaErrorMemoryAllocation
-                                                                      : cudaSuccess;
-                        });
-                        if (gathers)
-                            exchange.gather(ids_of(ids), rows.data());
-                        else
-                            exchange.scatter(ids_of(ids), rows.data());
-                    } catch (const device_error&) {
-                        thrown = true;
-                    }
-                    met = met || calls >= when;
+            for (const bool gathers : {true, false}) {
+                for (int when = 1; when < 30; ++when) {
+                    INFO(refused << ", call " << when << (gathers ? " of a gather" : " of a scatter"));
+                    const auto [met, thrown] = attempt(refused, when, gathers);
+                    if (refused.starts_with("cudaLaunchKernel")) CHECK(thrown == met);
                     CHECK(table.holds(content));
-                    exchange.gather(ids_of(ids), rows.data());
-                    CHECK(rows.holds(gathered(content, row_bytes, ids)));
+                    const guarded_rows after(gpu, expected.size());
+                    exchange.gather(ids_of(ids), after.data());
+                    CHECK(after.holds(expected));
+                    if (!met || !thrown) break;  // the other calls were not about what was asked for
                 }
-                if (!met) break;
-                if (!thrown) break;  // the other calls were not about what was asked for
             }
         }
         exchange.check();
+    };
+    for (const row_route route : every_route) {
+        if (sanitized && route == row_route::automatic) continue;  // measures first
+        for (const std::uint64_t row_bytes : {40U, 48U}) {         // not aligned, and aligned
+            INFO("route " << to_string(route) << ", rows of " << row_bytes << " bytes");
+            refuse(route, row_bytes);
+        }
     }
 }

@@ -128,8 +128,9 @@ struct row_exchange_options {
     /// Upper bound on what pinflow page-locks in this process, as pin_options::budget_bytes; 0: its default.
     std::uint64_t pin_budget_bytes = 0;
     /// Thread blocks that move rows on the direct and the hybrid route, on CUDA; 0: the planner's. Of 256
-    /// threads to scatter; of 1024 to gather, where an even number comes in clusters of two if the GPU has
-    /// those; of 512 to gather where something is not at multiples of 16 bytes.
+    /// threads to scatter; of 1024 to gather, of 512 where something is not at multiples of 16 bytes. An even
+    /// number of 1024 comes in clusters of two if the GPU has those, and waits until another kernel leaves
+    /// two neighbouring multiprocessors; an odd one does not.
     unsigned blocks = 0;
     /// The part of the rows that the hybrid route moves by the staged one, below 1; 0: the planner's, which
     /// is 0.4 when the hybrid route is asked for, as nothing is measured then.

@@ -111,7 +111,8 @@ cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, boo
 cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
     const bool aligned = is_aligned(transfer);
     // a consumer's kernel may itself come in clusters, which need whole pairs of multiprocessors: it loses
-    // fewer of them to blocks in pairs (measured: samples/bench/RESULTS.md)
+    // fewer of them to blocks in pairs (measured: samples/bench/RESULTS.md); transfers without a number of
+    // blocks stay within the device, and take all of it for a moment
     const bool pairs = gathers_in_pairs_ && aligned && transfer.blocks != 0;
     return launch_moving(cuda::gather_rows(aligned), gather_threads(aligned), pairs, transfer, stream);
 }
