@@ -316,7 +316,8 @@ TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the e
               "cudaMemcpyBatchAsync", "cudaEventRecord", "cudaLaunchHostFunc", "cuStreamWaitValue32"}) {
             for (const bool gathers : {true, false}) {
                 for (int when = 1; when < 30; ++when) {
-                    INFO(refused << ", call " << when << (gathers ? " of a gather" : " of a scatter"));
+                    INFO(refused << ", call " << when);
+                    CAPTURE(gathers);
                     const auto [met, thrown] = attempt(refused, when, gathers);
                     if (refused.starts_with("cudaLaunchKernel")) CHECK(thrown == met);
                     CHECK(table.holds(content));
