@@ -80,21 +80,20 @@ void slot_pool::keep_sources_on(stream_view stream) const {
     if (views_sources_) stream.host_function_async([sources = keep_alive_] {});
 }
 
-std::chrono::nanoseconds slot_pool::since_asked(clock::time_point before) const {
+std::chrono::nanoseconds slot_pool::since_asked(clock::time_point before, clock::time_point until) const {
     if (!first_asked_) return {};
-    return std::max(clock::now() - std::max(before, *first_asked_), clock::duration{});
-}
-
-std::chrono::nanoseconds slot_pool::data_awaited() const {
-    return data_awaited_ + (data_waiters_ > 0 ? clock::now() - data_awaited_since_ : clock::duration{});
+    return std::max(until - std::max(before, *first_asked_), clock::duration{});
 }
 
 slot_pool::moment slot_pool::now() const {
-    return {clock::now(), data_awaited()};
+    // the clock is read once for both, and for all that is reckoned from them: a thread may be held up
+    // between two readings
+    const auto at = clock::now();
+    return {at, data_awaited_ + (data_waiters_ > 0 ? at - data_awaited_since_ : clock::duration{})};
 }
 
-std::chrono::nanoseconds slot_pool::consumer_time_since(const moment& before) const {
-    return std::max(since_asked(before.at) - (data_awaited() - before.data_awaited),
+std::chrono::nanoseconds slot_pool::consumer_time(const moment& before, const moment& until) const {
+    return std::max(since_asked(before.at, until.at) - (until.data_awaited - before.data_awaited),
                     std::chrono::nanoseconds{});
 }
 
@@ -107,14 +106,13 @@ void slot_pool::await_consumer(std::unique_lock<std::mutex>& lock, Ready ready) 
 
 void slot_pool::end_wait_for_consumer() {
     if (!consumer_awaited_since_) return;
-    statistics_.consumer_wait += consumer_time_since(*consumer_awaited_since_);
+    statistics_.consumer_wait += consumer_time(*consumer_awaited_since_, now());
     consumer_awaited_since_.reset();
 }
 
-std::chrono::nanoseconds slot_pool::consumer_wait() const {
-    return statistics_.consumer_wait + (consumer_awaited_since_
-                                            ? consumer_time_since(*consumer_awaited_since_)
-                                            : std::chrono::nanoseconds());
+std::chrono::nanoseconds slot_pool::consumer_wait(const moment& until) const {
+    return statistics_.consumer_wait +
+           (consumer_awaited_since_ ? consumer_time(*consumer_awaited_since_, until) : clock::duration{});
 }
 
 std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& lock, const event& ready) {
@@ -173,10 +171,11 @@ bool slot_pool::wait_for_free(std::size_t together) {
         const bool complete = not_passed->ready.synchronize_for(look_again_interval);
         if (complete) wait_for_marks(*not_passed);
         lock.lock();
+        const moment after = now();
         if (complete) {
-            statistics_.consumer_wait += consumer_time_since(before);
+            statistics_.consumer_wait += consumer_time(before, after);
         } else {
-            link_waited_ += since_asked(before.at);
+            link_waited_ += since_asked(before.at, after.at);
         }
     }
 }
@@ -256,10 +255,10 @@ std::uint64_t slot_pool::count_ready() const {
 slot* slot_pool::lease(bool with_data) {
     with_data = with_data || awaits_data_;
     std::unique_lock lock(mutex_);
-    const auto before = clock::now();
-    if (!first_asked_) first_asked_ = before;
+    const moment before = now();
+    if (!first_asked_) first_asked_ = before.at;
     const std::uint64_t ready_before = count_ready();
-    const std::chrono::nanoseconds consumer_wait_before = consumer_wait();
+    const std::chrono::nanoseconds consumer_wait_before = consumer_wait(before);
     std::chrono::nanoseconds data_wait{};
     for (;;) {
         delivered_.wait(lock, [&] { return !ready_.empty() || finished_ || leased_ == slots_.size(); });
@@ -278,8 +277,9 @@ slot* slot_pool::lease(bool with_data) {
         statistics_.reached = std::max(statistics_.reached, std::optional(next->step.end));
         statistics_.waits.link += data_wait;
         // while the loader waits for the consumer's streams, the consumer waits for nobody but itself
-        const std::chrono::nanoseconds waited = clock::now() - before - data_wait;
-        blame(next->times, std::max(waited - (consumer_wait() - consumer_wait_before), {}));
+        const moment after = now();
+        const std::chrono::nanoseconds waited = after.at - before.at - data_wait;
+        blame(next->times, std::max(waited - (consumer_wait(after) - consumer_wait_before), {}));
         if (ready_.empty() && finished_) end_wait_for_consumer();
         // who waits for a batch while the last slot is taken by somebody else would wait for ever
         if (leased_ == slots_.size()) delivered_.notify_all();
@@ -327,12 +327,13 @@ void slot_pool::undo_lease(slot& leased) {
 slot_pool::statistics slot_pool::collected() const {
     const std::lock_guard lock(mutex_);
     statistics result = statistics_;
-    result.consumer_wait = consumer_wait();
+    const moment until = now();
+    result.consumer_wait = consumer_wait(until);
     // slots that come again are before what was leased after them
     if (!ready_.empty()) {
         result.reached = std::min(result.reached, std::optional(ready_.front()->step.begin));
     }
-    if (first_asked_) result.wall = ended_at_.value_or(clock::now()) - *first_asked_;
+    if (first_asked_) result.wall = ended_at_.value_or(until.at) - *first_asked_;
     return result;
 }
 

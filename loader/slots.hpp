@@ -127,20 +127,20 @@ class slot_pool {
     statistics collected() const;
 
  private:
-    /// Time since `before` in which the consumer could have been waited for: not before it began to ask.
-    /// Under the lock.
-    std::chrono::nanoseconds since_asked(std::chrono::steady_clock::time_point before) const;
-    /// A point in time, and how long consumers had waited for data until then.
+    /// Time from `before` to `until` in which the consumer could have been waited for: not before it began to
+    /// ask. Under the lock.
+    std::chrono::nanoseconds since_asked(std::chrono::steady_clock::time_point before,
+                                         std::chrono::steady_clock::time_point until) const;
+    /// A point in time, and how long consumers, one of them at least, had waited until then for data that was
+    /// on its way.
     struct moment {
         std::chrono::steady_clock::time_point at;
         std::chrono::nanoseconds data_awaited{};
     };
-    /// Under the lock, as the three below.
+    /// Under the lock, as the two below.
     moment now() const;
-    /// How long consumers have waited for data that was on its way, one of them at least.
-    std::chrono::nanoseconds data_awaited() const;
     /// As since_asked, less the time in which consumers waited for data: then nobody waits for them.
-    std::chrono::nanoseconds consumer_time_since(const moment& before) const;
+    std::chrono::nanoseconds consumer_time(const moment& before, const moment& until) const;
     /// Whether batches are delivered that nobody has taken or waits for.
     bool consumer_has_some() const noexcept { return ready_.size() > data_waiters_; }
     /// Waits for `ready`, a while at most; releases the lock while it waits. @return how long.
@@ -153,8 +153,8 @@ class slot_pool {
     void await_consumer(std::unique_lock<std::mutex>& lock, Ready ready);
     /// The consumer is awaited no longer. Under the lock.
     void end_wait_for_consumer();
-    /// All time of the consumer's so far, that of a wait that lasts included. Under the lock.
-    std::chrono::nanoseconds consumer_wait() const;
+    /// All time of the consumer's, that of a wait that lasts included. Under the lock.
+    std::chrono::nanoseconds consumer_wait(const moment& until) const;
     /// Adds `waited`, the time a consumer waited, to the statistics in the proportion of `costs`.
     void blame(const batch_times& costs, std::chrono::nanoseconds waited);
 
