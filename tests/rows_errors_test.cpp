@@ -199,6 +199,31 @@ TEST_CASE("rows: wrong indices in host memory are refused before the call return
     });
 }
 
+TEST_CASE("rows: null pointers are refused before the call returns, unless nothing is asked for") {
+    on_each_route([](const device& device, row_route route) {
+        exchanged with(device, route);
+        const stream stream(device);
+        const id_vector ids{1, 2};
+        CHECK(sentence_of<invalid_argument>([&] { with.exchange.gather(ids_of(ids), nullptr); }) ==
+              "2 rows of 24 bytes cannot be gathered to a null pointer");
+        CHECK(sentence_of<invalid_argument>([&] { with.exchange.scatter(ids_of(ids), nullptr); }) ==
+              "2 rows of 24 bytes cannot be scattered from a null pointer");
+        const std::vector<row_gather> group{{ids_of(ids), with.rows.data()}, {ids_of(ids), nullptr}};
+        CHECK(
+            contains(sentence_of<invalid_argument>([&] { with.exchange.gather_group_async(group, stream); }),
+                     "cannot be gathered to a null pointer"));
+        CHECK(sentence_of<invalid_argument>([&] {
+                  with.exchange.gather(row_ids::on_device(nullptr, 3), with.rows.data());
+              }) == "3 row numbers cannot lie at a null pointer");
+        const id_vector none;
+        with.exchange.gather(ids_of(none), nullptr);
+        with.exchange.scatter(ids_of(none), nullptr);
+        stream.synchronize();
+        CHECK(with.nothing_moved());
+        CHECK(with.still_works());
+    });
+}
+
 TEST_CASE("rows: a wrong index of any batch keeps back all batches of a group") {
     on_each_route([](const device& device, row_route route) {
         exchanged with(device, route);

@@ -184,9 +184,10 @@ struct row_plan {
 /// memory for up to 512 MiB of rows. On the host device the routes direct, copy and hybrid, when they are
 /// asked for, touch a file's pages, which is a fault when it has been truncated; otherwise they are read.
 ///
-/// Beside what is said with them, calls throw what `check` throws, and device_error. Members may be called
-/// from several threads; calls are enqueued one at a time. The destructor waits until the streams have passed
-/// the calls. One that was moved from can only be assigned to, or destroyed.
+/// Beside what is said with them, calls throw what `check` throws, invalid_argument for null pointers unless
+/// there are no indices, and device_error. Members may be called from several threads; calls are enqueued one
+/// at a time. The destructor waits until the streams have passed the calls. One that was moved from can only
+/// be assigned to, or destroyed.
 class row_exchange {
  public:
     /// The first one of a CUDA device loads kernels, for which CUDA may wait for all of the device's streams.

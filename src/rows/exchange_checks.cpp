@@ -71,6 +71,14 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
         }
         count += added;
         ids_on_device = ids_on_device || batches[i].ids.on_device();
+        if (added > 0 && batches[i].ids.data() == nullptr) {
+            throw invalid_argument(fmt::format("{} row numbers cannot lie at a null pointer", added));
+        }
+        if (added > 0 && table_.row_size_bytes() > 0 && batches[i].rows == nullptr) {
+            throw invalid_argument(
+                fmt::format("{} rows of {} bytes cannot be {} a null pointer", added, table_.row_size_bytes(),
+                            direction == row_direction::gather ? "gathered to" : "scattered from"));
+        }
     }
     if (stream.device() != device_) {
         throw invalid_argument(fmt::format("rows of an exchange with {} cannot travel in a stream of {}",
