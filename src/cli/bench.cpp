@@ -113,12 +113,15 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     add("--row-bytes", row_bytes, "BYTES", "Of a row (default: 512; of files that are made 256KiB)");
     add("--batch", batch, "ROWS", "Rows a batch (default: 131072; of files 64)");
     add("--batches", batches, "N", "gather, scatter, duplex: batches a repetition");
-    add("--known", known, "N", "The same: batches known ahead, 2 to 64; half of them travel together");
-    add("--route", route, "auto|direct|copy|staged|hybrid", "The same: how rows travel");
+    add("--known", known, "N",
+        "The same, and plan: batches known ahead, 2 to 64; half of them travel together");
+    add("--route", route, "auto|direct|copy|staged|hybrid", "The same, and plan: how rows travel");
     add("--blocks", blocks, "N",
-        "The same: thread blocks of direct and hybrid, of 1024 threads to gather (512 if not aligned) and "
+        "The same, and plan: thread blocks of direct and hybrid, of 1024 threads to gather (512 if not "
+        "aligned) and "
         "256 to scatter (default: the planner's)");
-    add("--staged-share", staged_share, "X", "The same: of the rows on hybrid (default: the planner's)");
+    add("--staged-share", staged_share, "X",
+        "The same, and plan: of the rows on hybrid (default: the planner's)");
     add("--epochs", epochs, "N", "stream, shuffled: epochs, of which the first is reported alone");
     add("--repetitions", repetitions, "N", "gather, scatter, duplex, pin: of which the median counts");
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();

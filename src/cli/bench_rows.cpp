@@ -45,8 +45,12 @@ struct sizes {
         if (!ways.to_device || !ways.to_host) return;
         // no row is both read and written, so that what arrives can be checked
         const std::uint64_t lists = row_count / batch_rows;
-        if (lists < 2)
-            throw invalid_argument("the table of duplex must have the rows of two batches at least");
+        if (lists < 2) {
+            throw invalid_argument(fmt::format(
+                "duplex takes a table with the rows of two batches of {} at least, not of {}; --table and "
+                "--batch set their sizes",
+                batch_rows, readable_count(row_count, "row", "rows")));
+        }
         batches = std::min(batches, lists / 2);
     }
 
