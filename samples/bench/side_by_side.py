@@ -11,6 +11,7 @@ is removed. Every program's own output is printed as it comes, and the last line
 import argparse
 import atexit
 import datetime
+import importlib.util
 import json
 import os
 import shutil
@@ -22,13 +23,28 @@ import tempfile
 here = os.path.dirname(os.path.abspath(__file__))
 begin, end = "<!-- side_by_side: begin -->", "<!-- side_by_side: end -->"
 
-parser = argparse.ArgumentParser()
-parser.add_argument("pinflow")
-parser.add_argument("--dir", default=".")
-parser.add_argument("--gib", type=int, default=8)
-parser.add_argument("--results", default="")
-parser.add_argument("--skip-peers", action="store_true")
+
+
+def positive(text):
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("pinflow", help="the program")
+parser.add_argument("--dir", default=".", help="where the folder of this run is made (default: here)")
+parser.add_argument("--gib", type=positive, default=8, help="of the first streamed file (default: 8)")
+parser.add_argument("--results", default="", help="the file whose table is replaced")
+parser.add_argument("--skip-peers", action="store_true", help="runs pinflow alone")
 options = parser.parse_args()
+
+
+def refuse(why):
+    """Ends the run before anything is measured."""
+    print(f"side_by_side.py: {why}", file=sys.stderr)
+    sys.exit(2)
 
 
 def around_the_table():
@@ -46,11 +62,22 @@ if options.results:
     try:
         around_the_table()  # before anything is measured
     except (OSError, ValueError) as failure:
-        print(f"side_by_side.py: {options.results} cannot take the table: {failure}", file=sys.stderr)
-        sys.exit(2)
+        refuse(f"{options.results} cannot take the table: {failure}")
+try:
+    version = subprocess.run([options.pinflow, "--version"], capture_output=True, text=True, errors="replace").stdout
+except OSError as failure:
+    refuse(f"{options.pinflow} cannot be run: {failure}")
+if not version.startswith("pinflow "):
+    refuse(f"{options.pinflow} is not the program pinflow: it tells no version")
+for package in ["numpy"] if options.skip_peers else ["numpy", "torch"]:
+    if importlib.util.find_spec(package) is None:
+        refuse(f"{sys.executable} has no {package}" + ("; --skip-peers does without" if package == "torch" else ""))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed then too
-os.makedirs(options.dir, exist_ok=True)
-folder = tempfile.mkdtemp(prefix="side_by_side-", dir=options.dir)
+try:
+    os.makedirs(options.dir, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="side_by_side-", dir=options.dir)
+except OSError as failure:
+    refuse(f"no folder can be made in {options.dir}: {failure}")
 atexit.register(shutil.rmtree, folder)
 stream_file = os.path.join(folder, "baseline_stream.npy")  # baselines.py calls it that
 failures = []
