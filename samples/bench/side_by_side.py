@@ -24,7 +24,6 @@ here = os.path.dirname(os.path.abspath(__file__))
 begin, end = "<!-- side_by_side: begin -->", "<!-- side_by_side: end -->"
 
 
-
 def positive(text):
     number = int(text)
     if number < 1:

@@ -118,8 +118,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     add("--route", route, "auto|direct|copy|staged|hybrid", "The same, and plan: how rows travel");
     add("--blocks", blocks, "N",
         "The same, and plan: thread blocks of direct and hybrid, of 1024 threads to gather (512 if not "
-        "aligned) and "
-        "256 to scatter (default: the planner's)");
+        "aligned) and 256 to scatter (default: the planner's)");
     add("--staged-share", staged_share, "X",
         "The same, and plan: of the rows on hybrid (default: the planner's)");
     add("--epochs", epochs, "N", "stream, shuffled: epochs, of which the first is reported alone");
