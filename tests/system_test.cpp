@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -106,14 +107,19 @@ TEST_CASE("system: every call passes the seam, with the path that it is about") 
         std::byte* const data = seam::map_anonymous(4'096);
         seam::advise(data, 4'096, 0);
         seam::unmap(data, 4'096);
+        write_bytes(path, pattern_bytes(10));
+        const open_file file(seam::open_for_reading(path));
+        std::byte* const addresses = seam::reserve_addresses(4'096);
+        seam::map_over(addresses, 4'096, file.descriptor, path, 0);
+        seam::unmap(addresses, 4'096);
         seam::pass_seam(seam::call::mmap, path, "cannot map");
     }
     using enum seam::call;
     const std::string folder_path = folder.path().string();
     const call_counts expected{
-        {{seam::call::open, path}, 2},
+        {{seam::call::open, path}, 3},
         {{seam::call::open, folder_path}, 1},
-        {{seam::call::close, ""}, 3},
+        {{seam::call::close, ""}, 4},
         {{fstat, path}, 1},
         {{seam::call::stat, path}, 1},
         {{seam::call::pread, path}, 1},
@@ -122,8 +128,8 @@ TEST_CASE("system: every call passes the seam, with the path that it is about") 
         {{fsync, folder_path}, 1},
         {{seam::call::rename, renamed}, 1},
         {{seam::call::unlink, renamed}, 1},
-        {{mmap, ""}, 1},
-        {{mmap, path}, 1},
+        {{mmap, ""}, 2},
+        {{mmap, path}, 2},
         {{madvise, ""}, 1},
     };
     CHECK((counts == expected));
@@ -176,6 +182,12 @@ TEST_CASE("system: injected errors become sentences with what was tried, and the
           "cannot rename " + in_quotes + " to '" + other + "': Input/output error");
     CHECK(sentence(call::mmap, [&] { seam::map_anonymous(4'096); }) ==
           "cannot allocate 4096 bytes of memory: Input/output error");
+    CHECK(sentence(call::mmap, [&] { seam::reserve_addresses(4'096); }) ==
+          "cannot reserve 4096 bytes of the address space: Input/output error");
+    std::byte* const addresses = seam::reserve_addresses(4'096);
+    CHECK(sentence(call::mmap, [&] { seam::map_over(addresses, 4'096, file.descriptor, path, 8'192); }) ==
+          "cannot map 4096 bytes at offset 8192 of " + in_quotes + ": Input/output error");
+    seam::unmap(addresses, 4'096);
     CHECK(sentence(call::mmap, [&] { seam::pass_seam(call::mmap, path, "cannot {map} it"); }) ==
           "cannot {map} it: Input/output error");
     CHECK(sentence(call::open, [&] { seam::sync_folder(folder.path().string()); }) ==
@@ -385,6 +397,28 @@ TEST_CASE("system: with a hook in place nothing is answered from the page cache 
     CHECK_FALSE(seam::read_cached_at(file.descriptor, 0, bytes, supported).has_value());
     CHECK(supported);
     CHECK(counts.empty());
+}
+
+TEST_CASE("system: files are mapped side by side over reserved addresses") {
+    const temporary_folder folder;
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    const std::string path = folder / "data";
+    const auto content = pattern_bytes(2 * page + 100);
+    write_bytes(path, content);
+    const open_file file(seam::open_for_reading(path));
+    std::byte* const addresses = seam::reserve_addresses(3 * page);
+    REQUIRE(addresses != nullptr);
+    seam::map_over(addresses, page, file.descriptor, path, page);
+    seam::map_over(addresses + page, 2 * page, file.descriptor, path, page);
+    CHECK(std::memcmp(addresses, content.data() + page, page) == 0);
+    CHECK(std::memcmp(addresses + page, content.data() + page, page + 100) == 0);
+    seam::unmap(addresses, 3 * page);
+}
+
+TEST_CASE("system: knows how many descriptors there may be") {
+    ::rlimit limit{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(seam::max_descriptors() == limit.rlim_cur);
 }
 
 TEST_CASE("system: one hook hears the calls of every thread") {

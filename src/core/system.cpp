@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -70,6 +71,16 @@ int attempt(call what, std::string_view path, Function function) {
 std::span<std::byte> within_any_file(std::uint64_t offset_bytes, std::span<std::byte> destination) noexcept {
     constexpr auto end = static_cast<std::uint64_t>(std::numeric_limits<::off_t>::max());
     return destination.first(std::min<std::uint64_t>(destination.size(), end - std::min(offset_bytes, end)));
+}
+
+/// mmap. @return MAP_FAILED with errno set, as mmap does.
+void* map(std::string_view path, void* address, std::uint64_t size_bytes, int protection, int flags,
+          int descriptor, std::uint64_t offset_bytes) {
+    if (const int error = ask_hook(call::mmap, path).error; error != 0) {
+        errno = error;
+        return MAP_FAILED;
+    }
+    return ::mmap(address, size_bytes, protection, flags, descriptor, static_cast<::off_t>(offset_bytes));
 }
 
 }  // namespace
@@ -242,6 +253,14 @@ void remove(const std::string& path) noexcept {
     static_cast<void>(attempt(call::unlink, path, [&] { return ::unlink(path.c_str()); }));
 }
 
+std::uint64_t max_descriptors() noexcept {
+    ::rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    return limit.rlim_cur;
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------
+
 void advise(const std::byte* data, std::uint64_t size_bytes, int advice) noexcept {
     if (ask_hook(call::madvise, {}).error != 0) return;
     // madvise wants the page's beginning
@@ -251,14 +270,25 @@ void advise(const std::byte* data, std::uint64_t size_bytes, int advice) noexcep
 }
 
 std::byte* map_anonymous(std::uint64_t size_bytes) {
-    void* data = MAP_FAILED;
-    if (const int error = ask_hook(call::mmap, {}).error; error != 0) {
-        errno = error;
-    } else {
-        data = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    }
+    void* const data =
+        map({}, nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) fail(errno, "cannot allocate {} bytes of memory", size_bytes);
     return static_cast<std::byte*>(data);
+}
+
+std::byte* reserve_addresses(std::uint64_t size_bytes) {
+    void* const data =
+        map({}, nullptr, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) fail(errno, "cannot reserve {} bytes of the address space", size_bytes);
+    return static_cast<std::byte*>(data);
+}
+
+void map_over(std::byte* address, std::uint64_t size_bytes, int descriptor, const std::string& path,
+              std::uint64_t offset_bytes) {
+    if (map(path, address, size_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, offset_bytes) ==
+        MAP_FAILED) {
+        fail(errno, "cannot map {} bytes at offset {} of '{}'", size_bytes, offset_bytes, path);
+    }
 }
 
 void unmap(std::byte* data, std::uint64_t size_bytes) noexcept {

@@ -102,10 +102,21 @@ void rename(const std::string& from, const std::string& to);
 /// Removes a name; an error is ignored, as this is for cleaning up.
 void remove(const std::string& path) noexcept;
 
+/// How many descriptors this process may have open: the soft limit of RLIMIT_NOFILE.
+std::uint64_t max_descriptors() noexcept;
+
+// ---- memory -----------------------------------------------------------------------------------------------
+
 /// madvise; a hint, whose errors are ignored.
 void advise(const std::byte* data, std::uint64_t size_bytes, int advice) noexcept;
 /// Anonymous private pages.
 std::byte* map_anonymous(std::uint64_t size_bytes);
+/// Addresses that nothing else will be mapped to, without memory behind them.
+std::byte* reserve_addresses(std::uint64_t size_bytes);
+/// Maps a part of a file, shared and read-only, over reserved addresses. Address and offset are multiples of
+/// the page size. When this throws, it is unknown whether the addresses are still reserved.
+void map_over(std::byte* address, std::uint64_t size_bytes, int descriptor, const std::string& path,
+              std::uint64_t offset_bytes);
 void unmap(std::byte* data, std::uint64_t size_bytes) noexcept;
 
 }  // namespace pinflow::detail::system
