@@ -161,9 +161,8 @@ open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
 void open_file::check_same_file(const input_file& file, ::hid_t access) const {
     void* descriptor = nullptr;
     checked(::H5Fget_vfd_handle(file_.id(), access, &descriptor), "its descriptor cannot be had");
-    const struct ::stat ours = system::status(file.descriptor(), file.path());
     const struct ::stat theirs = system::status(*static_cast<const int*>(descriptor), file.path());
-    if (ours.st_dev != theirs.st_dev || ours.st_ino != theirs.st_ino) {
+    if (theirs.st_dev != file.identity().device || theirs.st_ino != file.identity().inode) {
         throw data_changed(
             fmt::format("'{}' changed while it was opened: another file has taken its place", file.path()));
     }

@@ -61,7 +61,7 @@ class without_root {
 bool cache_can_be_asked(const input_file& file) {
     std::byte byte{};
     const ::iovec piece{&byte, 1};
-    return ::preadv2(file.descriptor(), &piece, 1, 0, RWF_NOWAIT) == 1;
+    return ::preadv2(file.lease_descriptor().get(), &piece, 1, 0, RWF_NOWAIT) == 1;
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ TEST_CASE("file: opens a regular file and knows its path and size") {
     const input_file file(folder / "data");
     CHECK(file.path() == (folder / "data").string());
     CHECK(file.size_bytes() == 1000);
-    CHECK((::fcntl(file.descriptor(), F_GETFD) & FD_CLOEXEC) != 0);
+    CHECK((::fcntl(file.lease_descriptor().get(), F_GETFD) & FD_CLOEXEC) != 0);
     CHECK_NOTHROW(file.check_unchanged());
 }
 
@@ -265,7 +265,7 @@ TEST_CASE("file: no offset, however large, is taken for another one") {
         CHECK_THROWS_AS(file.read(offset, bytes), pinflow::data_changed);
         CHECK((bytes == std::array<std::byte, 4>{}));
     }
-    CHECK(::lseek(file.descriptor(), 0, SEEK_CUR) == 0);
+    CHECK(::lseek(file.lease_descriptor().get(), 0, SEEK_CUR) == 0);
 }
 
 TEST_CASE("file: checking notices a file that shrank or grew, with both sizes") {
@@ -322,6 +322,75 @@ TEST_CASE("file: a file that lost its name passes the check and is still read") 
     std::vector<std::byte> bytes(100);
     file.read(0, bytes);
     CHECK((bytes == content));
+}
+
+TEST_CASE("file: a file that lost its name and was written to does not pass the check") {
+    const temporary_folder folder;
+    write_bytes(folder / "data", pattern_bytes(100));
+    const input_file file(folder / "data");
+    fs::rename(folder / "data", folder / "elsewhere");
+    CHECK(change_of(file).empty());
+    fs::resize_file(folder / "elsewhere", 99);
+    CHECK(contains(change_of(file), "it had 100 bytes when it was opened, now it has 99"));
+}
+
+TEST_CASE("file: checking is one question about the path, and another one only when nothing is there") {
+    const temporary_folder folder;
+    write_bytes(folder / "data", pattern_bytes(100));
+    const input_file file(folder / "data");
+    std::vector<seam::call> calls;
+    const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
+        calls.push_back(what);
+        return seam::fault{};
+    });
+    file.check_unchanged();
+    CHECK((calls == std::vector{seam::call::stat}));
+    calls.clear();
+    fs::remove(folder / "data");
+    file.check_unchanged();
+    CHECK((calls == std::vector{seam::call::stat, seam::call::fstat}));
+}
+
+TEST_CASE("file: a check of a certain age is not made again") {
+    using clock = std::chrono::steady_clock;
+    using std::chrono::seconds;
+    const temporary_folder folder;
+    write_bytes(folder / "data", pattern_bytes(100));
+    const input_file file(folder / "data");
+    int checks = 0;
+    const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
+        ++checks;
+        return seam::fault{};
+    });
+    const clock::time_point start = clock::now() + seconds(1'000);
+    const auto checks_at = [&](clock::duration since_start, clock::duration max_age) {
+        checks = 0;
+        file.check_unchanged(max_age, start + since_start);
+        return checks;
+    };
+    CHECK(checks_at(seconds(0), seconds(10)) == 1);  // opening it was no check
+    CHECK(checks_at(seconds(0), seconds(10)) == 0);
+    CHECK(checks_at(seconds(9), seconds(10)) == 0);
+    CHECK(checks_at(seconds(-5), seconds(1)) == 0);  // another thread was faster
+    CHECK(checks_at(seconds(10), seconds(10)) == 1);
+    CHECK(checks_at(seconds(19), seconds(10)) == 0);
+    CHECK(checks_at(seconds(19), seconds(0)) == 1);
+    CHECK(checks_at(seconds(28), clock::duration::max()) == 0);
+
+    make_old(folder / "data");
+    CHECK(checks_at(seconds(20), seconds(10)) == 0);
+    // a check that fails is not one that was passed
+    for (int time = 0; time < 2; ++time)
+        CHECK_THROWS_AS(checks_at(seconds(100), seconds(10)), pinflow::data_changed);
+}
+
+TEST_CASE("file: every check without an age is made") {
+    const temporary_folder folder;
+    write_bytes(folder / "data", pattern_bytes(100));
+    const input_file file(folder / "data");
+    file.check_unchanged();
+    make_old(folder / "data");
+    CHECK(contains(change_of(file), "it was modified after it was opened"));
 }
 
 TEST_CASE("file: a relative path means the same file after the working folder changed") {
@@ -421,6 +490,7 @@ TEST_CASE("file: several threads read one file at the same time") {
                 file.read(offset, bytes);
                 all = all && std::memcmp(bytes.data(), content.data() + offset, bytes.size()) == 0;
                 file.check_unchanged();
+                file.check_unchanged(std::chrono::microseconds(1), std::chrono::steady_clock::now());
             }
             equal[index] = all;
         });

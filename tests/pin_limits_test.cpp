@@ -66,7 +66,8 @@ TEST_CASE("pin: a real file mapping is judged read-only, a real private one is r
     const page_verdict shared = judge_pages(read_own_maps(), file->bytes());
     CHECK(shared.refusal.empty());
     CHECK(shared.read_only);
-    void* const mapped = ::mmap(nullptr, page, PROT_READ, MAP_PRIVATE, file->file()->descriptor(), 0);
+    void* const mapped =
+        ::mmap(nullptr, page, PROT_READ, MAP_PRIVATE, file->file()->lease_descriptor().get(), 0);
     REQUIRE(mapped != MAP_FAILED);
     CHECK_FALSE(judge_pages(read_own_maps(), {static_cast<const std::byte*>(mapped), page}).refusal.empty());
     ::munmap(mapped, page);

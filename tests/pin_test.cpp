@@ -227,7 +227,7 @@ TEST_CASE("pin: memory of the process's own is registered for writing, a private
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", page);
     void* const mapped =
-        ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE, file->file()->descriptor(), 0);
+        ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE, file->file()->lease_descriptor().get(), 0);
     REQUIRE(mapped != MAP_FAILED);
     const std::size_t calls = locker.calls;
     const pin_worker refused({{{static_cast<const std::byte*>(mapped), page}, "'x.bin'", file}}, locker,

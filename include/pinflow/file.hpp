@@ -1,13 +1,22 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
+#include <memory>
 #include <span>
 #include <string>
 
 namespace pinflow {
+
+namespace detail {
+
+class cached_descriptor;
+
+}  // namespace detail
 
 /// What tells a file, and one state of it, from others.
 struct file_identity {
@@ -19,8 +28,28 @@ struct file_identity {
     friend bool operator==(const file_identity&, const file_identity&) = default;
 };
 
+/// Keeps the descriptor of an input_file open. The file must outlive it. A moved-from lease is empty.
+class descriptor_lease {
+ public:
+    /// The descriptor, for reading; -1 when the lease is empty. Its position belongs to nobody: use pread.
+    int get() const noexcept;
+
+ private:
+    friend class input_file;
+    struct end_use {
+        void operator()(detail::cached_descriptor* used) const noexcept;
+    };
+    explicit descriptor_lease(detail::cached_descriptor& used) noexcept : used_(&used) {}
+
+    std::unique_ptr<detail::cached_descriptor, end_use> used_;
+};
+
 /// A regular file opened for reading, with the identity it had when it was opened. Never writes, never blocks
 /// on a FIFO. Every member may be called from any thread at the same time.
+///
+/// A process keeps at most half as many of their descriptors open as RLIMIT_NOFILE allows, but at least 16.
+/// Beyond that, the descriptors that were not used for longest are closed, and opened again when they are
+/// needed. Opening a file again checks that it is still the same one.
 class input_file {
  public:
     /// Opens `path`. @throws system_failure when it cannot be opened, format_error when it is not a regular
@@ -36,23 +65,40 @@ class input_file {
     std::uint64_t size_bytes() const noexcept { return identity_.size_bytes; }
     /// What it was when it was opened.
     const file_identity& identity() const noexcept { return identity_; }
-    int descriptor() const noexcept { return descriptor_; }
+
+    /// Keeps the descriptor open while the lease lives.
+    /// @throws data_changed and system_failure when the file must be opened again, and is another one or
+    /// cannot be opened.
+    descriptor_lease lease_descriptor() const;
 
     /// Fills `destination` from the page cache or the disk.
     /// @return the time spent waiting for storage: zero when every byte was in the page cache.
     /// @throws system_failure when reading fails, data_changed when the file ends before the destination is
-    /// full.
+    /// full; what lease_descriptor throws.
     std::chrono::nanoseconds read(std::uint64_t offset_bytes, std::span<std::byte> destination) const;
 
+    /// Asks the system about the path.
     /// @throws data_changed when size or modification time differ from those at opening, or when another file
-    /// has taken the path's place. A file whose name is merely gone still holds its data and passes.
+    /// has taken the path's place. A file whose name is merely gone passes: it holds its data while its
+    /// descriptor is open, or a mapping of it exists.
     void check_unchanged() const;
+    /// The same, unless the file passed a check less than `max_age` before `now`: then it does nothing.
+    /// @throws as check_unchanged().
+    void check_unchanged(std::chrono::nanoseconds max_age, std::chrono::steady_clock::time_point now) const;
 
  private:
+    int open_first();
+    int open_again() const;
+    void check_identity(const file_identity& now) const;
+    void check_now(std::int64_t now_ns) const;
+
+    static constexpr std::int64_t never = std::numeric_limits<std::int64_t>::min();
+
     std::string path_;
     std::string absolute_path_;
-    int descriptor_ = -1;
     file_identity identity_;
+    std::unique_ptr<detail::cached_descriptor> descriptor_;
+    mutable std::atomic<std::int64_t> checked_ns_ = never;  // by the steady clock
 };
 
 }  // namespace pinflow

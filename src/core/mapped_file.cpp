@@ -46,9 +46,10 @@ memory_region map(const input_file& file, std::uint64_t offset_bytes, std::uint6
     const std::string attempt =
         fmt::format("cannot map {} bytes at offset {} of '{}'", size_bytes, offset_bytes, file.path());
     detail::system::pass_seam(detail::system::call::mmap, file.path(), attempt);
+    const descriptor_lease lease = file.lease_descriptor();
     try {
         auto region =
-            std::make_unique<ipc::mapped_region>(descriptor_mapping(file.descriptor()), ipc::read_only,
+            std::make_unique<ipc::mapped_region>(descriptor_mapping(lease.get()), ipc::read_only,
                                                  static_cast<ipc::offset_t>(offset_bytes), size_bytes);
         auto* const data = static_cast<std::byte*>(region->get_address());
         return {data, size_bytes, release_mapping, region.release()};

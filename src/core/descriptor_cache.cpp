@@ -1,0 +1,147 @@
+#include "src/core/descriptor_cache.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+#include "pinflow/error.hpp"
+#include "src/core/system.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+constexpr std::size_t min_open = 16;
+
+std::atomic<std::size_t> max_open_of_tests = 0;  // 0: none
+
+bool says_too_many(const std::error_code& code) {
+    return code == std::errc::too_many_files_open || code == std::errc::too_many_files_open_in_system;
+}
+
+}  // namespace
+
+// ---- one descriptor ---------------------------------------------------------------------------------------
+
+cached_descriptor::~cached_descriptor() {
+    descriptor_cache::process().close(*this);
+}
+
+void cached_descriptor::acquire(const open_function& open) {
+    if (acquire_if_open()) return;
+    const std::lock_guard lock(opening_);
+    if (acquire_if_open()) return;  // another thread has opened it meanwhile
+    descriptor_cache& cache = descriptor_cache::process();
+    cache.enter(*this);
+    try {
+        for (bool opened = false; !opened;) {
+            try {
+                descriptor_ = open();
+                opened = true;
+            } catch (const system_failure& failure) {
+                if (!says_too_many(failure.code()) || !cache.close_half()) throw;
+            }
+        }
+    } catch (...) {
+        cache.forget(*this);
+        throw;
+    }
+    recently_used_.store(true, std::memory_order_relaxed);
+    // on top of those that other threads add for a moment, to find it closed
+    state_.fetch_add(is_open + 1, std::memory_order_release);
+}
+
+// ---- all of them ------------------------------------------------------------------------------------------
+
+descriptor_cache& descriptor_cache::process() {
+    // never destroyed: files may outlive every other object
+    static descriptor_cache& cache = *new descriptor_cache;
+    return cache;
+}
+
+std::size_t descriptor_cache::max_open() {
+    if (const std::size_t max_open = max_open_of_tests; max_open > 0) return max_open;
+    return std::max<std::uint64_t>(system::max_descriptors() / 2, min_open);
+}
+
+void descriptor_cache::enter(cached_descriptor& entry) {
+    {
+        const std::lock_guard lock(mutex_);
+        entry.position_ = entries_.insert(hand_, &entry);  // the last one that the hand comes to
+    }
+    // closed before the new one is opened, so that the bound holds at every moment
+    const std::size_t max_count = max_open();
+    while (close_one_beyond(max_count)) {
+    }
+}
+
+void descriptor_cache::forget(cached_descriptor& entry) noexcept {
+    const std::lock_guard lock(mutex_);
+    remove(entry.position_);
+}
+
+void descriptor_cache::close(cached_descriptor& entry) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        if (entry.state_.load(std::memory_order_acquire) == 0) return;
+        remove(entry.position_);
+    }
+    system::close(entry.descriptor_);
+}
+
+bool descriptor_cache::close_half() noexcept {
+    std::size_t max_count = 0;
+    {
+        const std::lock_guard lock(mutex_);
+        max_count = entries_.size() / 2;
+    }
+    bool closed = false;
+    while (close_one_beyond(max_count))
+        closed = true;
+    return closed;
+}
+
+bool descriptor_cache::close_one_beyond(std::size_t max_count) noexcept {
+    std::optional<int> closed;
+    {
+        const std::lock_guard lock(mutex_);
+        if (entries_.size() > max_count) closed = evict();
+    }
+    if (!closed) return false;
+    system::close(*closed);
+    return true;
+}
+
+/// Takes out the descriptor that the hand comes to first of those that are idle. Empty when all are in use.
+std::optional<int> descriptor_cache::evict() noexcept {
+    // the second time around, none is spared for having been used
+    for (std::size_t steps = 2 * entries_.size(); steps > 0; --steps) {
+        if (hand_ == entries_.end()) hand_ = entries_.begin();
+        cached_descriptor& entry = **hand_;
+        const bool spared = entry.recently_used_.exchange(false, std::memory_order_relaxed);
+        std::uint32_t idle = cached_descriptor::is_open;
+        if (!spared && entry.state_.compare_exchange_strong(idle, 0, std::memory_order_acquire)) {
+            const int descriptor = entry.descriptor_;
+            remove(hand_);
+            return descriptor;
+        }
+        ++hand_;
+    }
+    return std::nullopt;
+}
+
+void descriptor_cache::remove(std::list<cached_descriptor*>::iterator position) noexcept {
+    if (position == hand_) ++hand_;
+    entries_.erase(position);
+}
+
+// ---- for tests --------------------------------------------------------------------------------------------
+
+scoped_descriptor_limit::scoped_descriptor_limit(std::size_t max_open) {
+    max_open_of_tests = max_open;
+}
+
+scoped_descriptor_limit::~scoped_descriptor_limit() {
+    max_open_of_tests = 0;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <optional>
+
+namespace pinflow::detail {
+
+/// The descriptor of one file. It may be closed whenever nobody uses it, and is then opened again for the
+/// next use. Uses may begin and end on any thread.
+class cached_descriptor {
+ public:
+    /// Opens the file. @return the descriptor, which the cache will close.
+    using open_function = std::function<int()>;
+
+    cached_descriptor() = default;
+    cached_descriptor(const cached_descriptor&) = delete;
+    cached_descriptor& operator=(const cached_descriptor&) = delete;
+    /// Closes the descriptor. No use may be left.
+    ~cached_descriptor();
+
+    /// Begins a use if the descriptor is open. Takes no lock. @return whether a use has begun.
+    bool acquire_if_open() noexcept {
+        if ((state_.fetch_add(1, std::memory_order_acquire) & is_open) == 0) {
+            state_.fetch_sub(1, std::memory_order_relaxed);
+            return false;
+        }
+        if (!recently_used_.load(std::memory_order_relaxed))
+            recently_used_.store(true, std::memory_order_relaxed);
+        return true;
+    }
+    /// Begins a use; calls `open` if the descriptor is closed, after others were closed to make room.
+    /// When the process or the system has too many open files, idle descriptors are closed and `open` is
+    /// called again. @throws what `open` throws.
+    void acquire(const open_function& open);
+    /// Ends a use.
+    void release() noexcept { state_.fetch_sub(1, std::memory_order_release); }
+
+    /// The descriptor, during a use.
+    int get() const noexcept { return descriptor_; }
+
+ private:
+    friend class descriptor_cache;
+
+    static constexpr std::uint32_t is_open = std::uint32_t{1} << 31;
+
+    std::atomic<std::uint32_t> state_ = 0;  // is_open, plus the number of uses
+    std::atomic<bool> recently_used_ = false;
+    int descriptor_ = -1;
+    std::mutex opening_;                                // held by the one thread that opens it
+    std::list<cached_descriptor*>::iterator position_;  // among those of the cache, while it is open
+};
+
+/// The open descriptors of all files of this process, and the bound on their number: half of RLIMIT_NOFILE,
+/// at least 16. Chooses whose to close by a clock: its hand passes over those that were used since it last
+/// came by.
+class descriptor_cache {
+ public:
+    static descriptor_cache& process();
+
+    /// How many descriptors stay open at most, unless more are in use.
+    static std::size_t max_open();
+
+    /// Enters a descriptor that is about to be opened, and closes others until the bound holds.
+    void enter(cached_descriptor& entry);
+    /// Takes back what `enter` did, for a descriptor that could not be opened.
+    void forget(cached_descriptor& entry) noexcept;
+    /// Closes the descriptor if it is open; its last call.
+    void close(cached_descriptor& entry) noexcept;
+    /// Closes half of the descriptors if so many are idle. @return whether any was closed.
+    bool close_half() noexcept;
+
+ private:
+    bool close_one_beyond(std::size_t max_count) noexcept;
+    std::optional<int> evict() noexcept;
+    void remove(std::list<cached_descriptor*>::iterator position) noexcept;
+
+    std::mutex mutex_;
+    std::list<cached_descriptor*> entries_;                            // open, or being opened
+    std::list<cached_descriptor*>::iterator hand_ = entries_.begin();  // what is looked at next
+};
+
+/// For tests: replaces the bound on open descriptors for its lifetime; one at a time.
+class scoped_descriptor_limit {
+ public:
+    explicit scoped_descriptor_limit(std::size_t max_open);
+    ~scoped_descriptor_limit();
+    scoped_descriptor_limit(const scoped_descriptor_limit&) = delete;
+    scoped_descriptor_limit& operator=(const scoped_descriptor_limit&) = delete;
+};
+
+}  // namespace pinflow::detail

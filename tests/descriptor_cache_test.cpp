@@ -1,0 +1,443 @@
+#include "src/core/descriptor_cache.hpp"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "src/core/system.hpp"
+#include "tests/file_bytes.hpp"
+#include "tests/temporary_folder.hpp"
+
+using pinflow::input_file;
+using pinflow::detail::scoped_descriptor_limit;
+namespace fs = std::filesystem;
+namespace seam = pinflow::detail::system;
+
+namespace {
+
+constexpr std::size_t size_bytes = 500;
+
+/// What file number `index` holds: the pattern, from another byte on.
+std::vector<std::byte> content_of(std::size_t index) {
+    const auto pattern = pattern_bytes(size_bytes + 251);
+    const auto begin = pattern.begin() + static_cast<std::ptrdiff_t>(index % 251);
+    return {begin, begin + size_bytes};
+}
+
+using file_list = std::vector<std::unique_ptr<const input_file>>;
+
+/// Opens files 0, 1, ... of a folder, which are written first.
+file_list open_files(const temporary_folder& folder, std::size_t count) {
+    file_list files;
+    for (std::size_t index = 0; index < count; ++index) {
+        const fs::path path = folder / std::to_string(index);
+        write_bytes(path, content_of(index));
+        files.push_back(std::make_unique<const input_file>(path));
+    }
+    return files;
+}
+
+bool reads_right(const input_file& file, std::size_t index) {
+    std::array<std::byte, size_bytes - 7> bytes{};
+    file.read(7, bytes);
+    return std::memcmp(bytes.data(), content_of(index).data() + 7, bytes.size()) == 0;
+}
+
+/// Counts the calls that open `path`.
+seam::fault_hook counting_opens(std::string path, std::atomic<int>& count) {
+    return [path = std::move(path), &count](seam::call what, std::string_view asked) {
+        if (what == seam::call::open && asked == path) ++count;
+        return seam::fault{};
+    };
+}
+
+/// Opens so many other files that every descriptor which is idle is closed.
+void close_all_others(const temporary_folder& folder) {
+    write_bytes(folder / "other", content_of(0));
+    file_list files;
+    for (std::size_t count = 2 * pinflow::detail::descriptor_cache::max_open(); count > 0; --count)
+        files.push_back(std::make_unique<const input_file>(folder / "other"));
+}
+
+/// Whether `function` returns true in a child process that may have so many descriptors open.
+bool holds_in_child(::rlim_t max_descriptors, const std::function<bool()>& function) {
+    const ::pid_t child = ::fork();
+    REQUIRE(child != -1);
+    if (child == 0) {
+        ::rlimit limit{};
+        ::getrlimit(RLIMIT_NOFILE, &limit);
+        limit.rlim_cur = max_descriptors;
+        bool held = ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+        try {
+            held = held && function();
+        } catch (const std::exception& failure) {
+            std::fputs(failure.what(), stderr);
+            held = false;
+        }
+        ::_exit(held ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+// ---- the bound --------------------------------------------------------------------------------------------
+
+TEST_CASE("descriptor_cache: more files than the bound keep no more descriptors than it") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(20);
+    const std::size_t before = open_descriptors();
+    std::size_t max_count = 0;
+    const auto look = [&] { max_count = std::max(max_count, open_descriptors() - before); };
+    {
+        file_list files;
+        for (std::size_t index = 0; index < 100; ++index) {
+            const fs::path path = folder / std::to_string(index);
+            write_bytes(path, content_of(index));
+            files.push_back(std::make_unique<const input_file>(path));
+            look();
+        }
+        CHECK(max_count == 20);
+        std::mt19937 random(1);
+        std::size_t wrong = 0;
+        for (std::size_t round = 0; round < 1'000; ++round) {
+            const std::size_t index = round < 300 ? round % files.size() : random() % files.size();
+            if (!reads_right(*files[index], index)) ++wrong;
+            look();
+        }
+        CHECK(wrong == 0);
+        CHECK(max_count == 20);
+    }
+    CHECK(open_descriptors() == before);
+}
+
+TEST_CASE("descriptor_cache: the bound is half of what the process may open, and at least 16") {
+    using pinflow::detail::descriptor_cache;
+    ::rlimit limit{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    if (limit.rlim_cur >= 32) CHECK(descriptor_cache::max_open() == limit.rlim_cur / 2);
+    CHECK(holds_in_child(64, [] { return descriptor_cache::max_open() == 32; }));
+    CHECK(holds_in_child(20, [] { return descriptor_cache::max_open() == 16; }));
+}
+
+TEST_CASE("descriptor_cache: thousands of files work in a process that may open few") {
+    const temporary_folder folder;
+    static_cast<void>(open_files(folder, 2'000));
+    // the last one may open fewer than the bound, so that opening fails until others are closed
+    for (const std::size_t max_descriptors : {256u, 64u, 18u}) {
+        CAPTURE(max_descriptors);
+        CHECK(holds_in_child(max_descriptors, [&] {
+            file_list files;
+            for (std::size_t index = 0; index < 2'000; ++index)
+                files.push_back(std::make_unique<const input_file>(folder / std::to_string(index)));
+            for (std::size_t round = 0; round < 2; ++round) {
+                for (std::size_t index = 0; index < files.size(); ++index) {
+                    if (!reads_right(*files[index], index)) return false;
+                    files[index]->check_unchanged();
+                }
+            }
+            return true;
+        }));
+    }
+}
+
+TEST_CASE("descriptor_cache: files that are in use again and again stay open") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(16);
+    const auto files = open_files(folder, 100);
+    std::atomic<int> opened = 0;
+    const seam::scoped_fault_hook hook(counting_opens(folder / "3", opened));
+    for (std::size_t index = 0; index < files.size(); ++index) {
+        CHECK(reads_right(*files[3], 3));
+        CHECK(reads_right(*files[index], index));
+    }
+    CHECK(opened == 1);
+}
+
+TEST_CASE("descriptor_cache: a lease keeps its descriptor open") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(16);
+    write_bytes(folder / "leased", content_of(200));
+    const input_file leased(folder / "leased");
+    std::atomic<int> opened = 0;
+    const seam::scoped_fault_hook hook(counting_opens(folder / "leased", opened));
+    {
+        pinflow::descriptor_lease lease = leased.lease_descriptor();
+        const int descriptor = lease.get();
+        close_all_others(folder);
+        CHECK(leased.lease_descriptor().get() == descriptor);
+        std::array<std::byte, size_bytes> bytes{};
+        CHECK(::pread(descriptor, bytes.data(), bytes.size(), 0) == size_bytes);
+        CHECK(std::memcmp(bytes.data(), content_of(200).data(), bytes.size()) == 0);
+
+        const pinflow::descriptor_lease moved = std::move(lease);
+        CHECK(moved.get() == descriptor);
+        CHECK(lease.get() == -1);
+        close_all_others(folder);
+        CHECK(opened == 0);
+    }
+    close_all_others(folder);
+    CHECK(reads_right(leased, 200));
+    CHECK(opened == 1);
+}
+
+TEST_CASE("descriptor_cache: when more files are in use than the bound allows, none of them is closed") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(16);
+    const std::size_t before = open_descriptors();
+    const auto files = open_files(folder, 40);
+    {
+        std::vector<pinflow::descriptor_lease> leases;
+        for (const auto& file : files)
+            leases.push_back(file->lease_descriptor());
+        CHECK(open_descriptors() == before + 40);
+        for (std::size_t index = 0; index < files.size(); ++index)
+            CHECK(files[index]->lease_descriptor().get() == leases[index].get());
+    }
+    write_bytes(folder / "one more", content_of(0));
+    const input_file one_more(folder / "one more");
+    CHECK(open_descriptors() == before + 16);
+}
+
+// ---- opening again ----------------------------------------------------------------------------------------
+
+TEST_CASE("descriptor_cache: opening a file again notices that it has changed") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(16);
+    const fs::path path = folder / "data";
+    struct change {
+        std::string sentence;
+        std::function<void()> make;
+    };
+    const std::vector<change> changes{
+        {"another file has taken its place",
+         [&] {
+             write_bytes(folder / "new", content_of(1));
+             fs::last_write_time(folder / "new", fs::last_write_time(path));
+             fs::rename(folder / "new", path);
+         }},
+        {"it had 500 bytes when it was opened, now it has 501", [&] { fs::resize_file(path, 501); }},
+        {"it had 500 bytes when it was opened, now it has 499", [&] { fs::resize_file(path, 499); }},
+        {"it was modified after it was opened",
+         [&] { fs::last_write_time(path, fs::last_write_time(path) + std::chrono::seconds(1)); }},
+    };
+    for (const auto& [sentence, make] : changes) {
+        CAPTURE(sentence);
+        write_bytes(path, content_of(1));
+        const input_file file(path);
+        close_all_others(folder);
+        make();
+        const std::size_t before = open_descriptors();
+        std::array<std::byte, 10> bytes{};
+        const std::string expected = "'" + path.string() + "' changed while it was read: " + sentence;
+        CHECK(sentence_of<pinflow::data_changed>([&] { file.read(0, bytes); }) == expected);
+        CHECK(sentence_of<pinflow::data_changed>([&] { file.lease_descriptor(); }) == expected);
+        CHECK(sentence_of<pinflow::data_changed>([&] { file.check_unchanged(); }) == expected);
+        CHECK(open_descriptors() <= before);
+    }
+}
+
+TEST_CASE("descriptor_cache: a file that cannot be opened again is a sentence with the code") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(16);
+    const fs::path path = folder / "data";
+    write_bytes(path, content_of(1));
+    const input_file file(path);
+    close_all_others(folder);
+    fs::rename(path, folder / "elsewhere");
+    CHECK_NOTHROW(file.check_unchanged());  // nobody has changed it, as far as can be told
+    std::array<std::byte, 10> bytes{};
+    std::error_code code;
+    try {
+        file.read(0, bytes);
+    } catch (const pinflow::system_failure& failure) {
+        code = failure.code();
+        CHECK(failure.what() == "cannot open '" + path.string() +
+                                    "' again, which was closed because too many other files are open: No "
+                                    "such file or directory");
+    }
+    CHECK(code == std::errc::no_such_file_or_directory);
+    fs::rename(folder / "elsewhere", path);
+    CHECK(reads_right(file, 1));
+    fs::remove(path);
+    CHECK(reads_right(file, 1));  // from the descriptor
+}
+
+TEST_CASE("descriptor_cache: a relative path is opened again where it was opened first") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(16);
+    fs::create_directory(folder / "inner");
+    write_bytes(folder / "data", content_of(1));
+    write_bytes(folder / "inner" / "data", content_of(2));
+    const fs::path before = fs::current_path();
+    fs::current_path(folder.path());
+    const input_file file("data");
+    close_all_others(folder);
+    fs::current_path(folder / "inner");
+    CHECK(reads_right(file, 1));
+    fs::current_path(before);
+}
+
+// ---- too many open files ----------------------------------------------------------------------------------
+
+TEST_CASE("descriptor_cache: where the system has no descriptor left, idle ones are closed") {
+    for (const int error : {EMFILE, ENFILE}) {
+        const temporary_folder folder;
+        const std::size_t before = open_descriptors();
+        const auto files = open_files(folder, 10);
+        write_bytes(folder / "new", content_of(0));
+        int failures = 0;
+        const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
+            return what == seam::call::open && failures++ == 0 ? seam::fault{.error = error} : seam::fault{};
+        });
+        const input_file file(folder / "new");
+        CHECK(failures == 2);
+        CHECK(open_descriptors() - before <= 6);
+        for (std::size_t index = 0; index < files.size(); ++index)
+            CHECK(reads_right(*files[index], index));
+    }
+}
+
+TEST_CASE("descriptor_cache: where closing idle descriptors does not help, opening fails with the code") {
+    const temporary_folder folder;
+    const std::size_t before = open_descriptors();
+    const auto files = open_files(folder, 10);
+    const auto lease = files[4]->lease_descriptor();
+    write_bytes(folder / "new", content_of(0));
+    {
+        const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
+            return what == seam::call::open ? seam::fault{.error = EMFILE} : seam::fault{};
+        });
+        CHECK(sentence_of<pinflow::system_failure>([&] { input_file(folder / "new"); }) ==
+              "cannot open '" + (folder / "new").string() + "': Too many open files");
+        std::array<std::byte, 10> bytes{};
+        CHECK(contains(sentence_of<pinflow::system_failure>([&] { files[0]->read(0, bytes); }),
+                       "too many other files are open: Too many open files"));
+        CHECK(reads_right(*files[4], 4));
+    }
+    CHECK(open_descriptors() == before + 1);
+    for (std::size_t index = 0; index < files.size(); ++index)
+        CHECK(reads_right(*files[index], index));
+}
+
+TEST_CASE("descriptor_cache: other failures close nothing") {
+    const temporary_folder folder;
+    const auto files = open_files(folder, 10);
+    const std::size_t before = open_descriptors();
+    for (int time = 0; time < 100; ++time)
+        CHECK_THROWS_AS(input_file(folder / "missing"), pinflow::system_failure);
+    CHECK(open_descriptors() == before);
+}
+
+// ---- threads ----------------------------------------------------------------------------------------------
+
+TEST_CASE("descriptor_cache: threads read files while descriptors are closed under the bound") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(20);
+    const std::size_t before = open_descriptors();
+    const auto files = open_files(folder, 100);
+    constexpr std::size_t thread_count = 8;
+    std::atomic<int> wrong = 0;
+    std::atomic<std::size_t> running = thread_count;
+    std::vector<std::thread> threads;
+    threads.reserve(thread_count);
+    for (std::size_t thread = 0; thread < thread_count; ++thread) {
+        threads.emplace_back([&, thread] {
+            std::mt19937 random(static_cast<unsigned>(thread));
+            for (int round = 0; round < 2'000; ++round) {
+                // half of the reads are of a few files that all threads share
+                const std::size_t index = random() % (round % 2 == 0 ? 4 : files.size());
+                try {
+                    if (!reads_right(*files[index], index)) ++wrong;
+                } catch (const std::exception&) {
+                    ++wrong;
+                }
+            }
+            --running;
+        });
+    }
+    std::size_t max_count = 0;
+    while (running > 0)
+        max_count = std::max(max_count, open_descriptors() - before);
+    for (std::thread& thread : threads)
+        thread.join();
+    CHECK(wrong == 0);
+    CHECK(max_count <= 20);
+}
+
+TEST_CASE("descriptor_cache: threads that want the same closed file have it opened once") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(16);
+    write_bytes(folder / "data", content_of(5));
+    const input_file file(folder / "data");
+    close_all_others(folder);
+    std::atomic<int> opened = 0;
+    const seam::scoped_fault_hook hook(counting_opens(folder / "data", opened));
+    constexpr int thread_count = 8;
+    std::latch all_there(thread_count);
+    std::atomic<int> right = 0;
+    std::vector<std::thread> threads;
+    threads.reserve(thread_count);
+    for (int thread = 0; thread < thread_count; ++thread) {
+        threads.emplace_back([&] {
+            all_there.arrive_and_wait();
+            if (reads_right(file, 5)) ++right;
+        });
+    }
+    for (std::thread& thread : threads)
+        thread.join();
+    CHECK(right == thread_count);
+    CHECK(opened == 1);
+}
+
+TEST_CASE("descriptor_cache: files come and go on several threads") {
+    const temporary_folder folder;
+    const scoped_descriptor_limit limit(16);
+    const std::size_t before = open_descriptors();
+    static_cast<void>(open_files(folder, 30));
+    std::atomic<int> wrong = 0;
+    std::vector<std::thread> threads;
+    threads.reserve(4);
+    for (unsigned thread = 0; thread < 4; ++thread) {
+        threads.emplace_back([&, thread] {
+            std::mt19937 random(thread);
+            std::array<std::unique_ptr<const input_file>, 10> files;
+            std::array<std::size_t, 10> numbers{};
+            for (int round = 0; round < 500; ++round) {
+                const std::size_t place = random() % files.size();
+                if (files[place] == nullptr || random() % 4 == 0) {
+                    numbers[place] = random() % 30;
+                    files[place] =
+                        std::make_unique<const input_file>(folder / std::to_string(numbers[place]));
+                }
+                if (!reads_right(*files[place], numbers[place])) ++wrong;
+            }
+        });
+    }
+    for (std::thread& thread : threads)
+        thread.join();
+    CHECK(wrong == 0);
+    CHECK(open_descriptors() == before);
+}
