@@ -66,6 +66,7 @@ class hdf5_rows final : public row_source {
     std::string description() const override { return description_; }
     std::span<const row_extent> extents() const noexcept override { return extents_; }
     std::string why_no_extents() const override { return content_->why_no_extents(); }
+    bool file_backed() const noexcept override { return true; }
     std::uint64_t memory_bytes() const noexcept override { return memory_bytes_; }
     std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
                                        std::span<std::byte> destination) const override;

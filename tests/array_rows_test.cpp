@@ -482,6 +482,21 @@ TEST_CASE("array_rows: records that follow each other are read at once, up to a 
     CHECK(reads_of(all) == 5);  // 2.4 MB, 512 KiB at a time
 }
 
+TEST_CASE("array_rows: rows of a file are backed by it, however they lie in it") {
+    const temporary_folder folder;
+    random_engine random(1);
+    CHECK(array_of_file(folder, "<i4", {10, 2}).rows()->file_backed());
+    CHECK(array_of_file(folder, ">i4", {10, 2}).rows()->file_backed());
+    CHECK_FALSE(array_of_memory("<i4", {10, 2}).rows()->file_backed());
+    const auto [records, expected] = make_array(random, folder / "records", record_type(), {10}, false);
+    CHECK(records.field("b").rows()->file_backed());
+    const array unmapped =
+        array::of_file_unmapped(records.file(), records.offset_bytes(), records.dtype(), {10});
+    CHECK(unmapped.rows()->file_backed());
+    CHECK(unmapped.rows()->extents().empty() == records.rows()->extents().empty());
+    CHECK(unmapped.reason() == "it was opened without a mapping");
+}
+
 TEST_CASE("array_rows: why rows cannot be taken in place is said, also by the route that needs it") {
     const temporary_folder folder;
     random_engine random(2);

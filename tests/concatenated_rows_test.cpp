@@ -139,7 +139,7 @@ TEST_CASE("concatenated_rows: have the extents of all sources, or none") {
     CHECK(rows->extents()[0].row_count == 5);
     CHECK(rows->extents()[1].file == two.file());
     CHECK(rows->extents()[1].offset_bytes == two.offset_bytes());
-    CHECK(rows->extents()[1].data == two.view().data());
+    CHECK(std::memcmp(rows->extents()[1].data, two.view().data(), two.size_bytes()) == 0);
     CHECK(rows->extents()[1].row_count == 7);
     CHECK(rows->why_no_extents().empty());
 
@@ -153,6 +153,19 @@ TEST_CASE("concatenated_rows: have the extents of all sources, or none") {
     CHECK(concatenate({std::make_shared<recording_rows>(1), std::make_shared<recording_rows>(2)})
               ->why_no_extents()
               .empty());
+}
+
+TEST_CASE("concatenated_rows: are backed by files if all sources are") {
+    const temporary_folder folder;
+    random_engine random(6);
+    const auto [big, expected] = make_array(random, folder / "big", dtype::parse(">f4"), {5, 3}, false);
+    const auto little = make_array(random, folder / "little", dtype::parse("<f4"), {5, 3}, false).first;
+    CHECK(concatenate({little, little})->file_backed());
+    CHECK(concatenate({big, little})->file_backed());
+    CHECK(concatenate({big, big})->file_backed());
+    CHECK_FALSE(concatenate({little, in_memory(expected)})->file_backed());
+    CHECK_FALSE(concatenate({std::make_shared<recording_rows>(1), std::make_shared<recording_rows>(2)})
+                    ->file_backed());
 }
 
 TEST_CASE("concatenated_rows: are described by the first, the last and their number") {
@@ -248,7 +261,7 @@ TEST_CASE("concatenated_rows: one truncated file is an error and not a signal") 
            std::vector<std::byte>(expected_two.bytes.begin(), expected_two.bytes.begin() + 8)));
 }
 
-TEST_CASE("concatenated_rows: keep their sources alive") {
+TEST_CASE("concatenated_rows: keep what they are read from alive") {
     const temporary_folder folder;
     random_engine random(5);
     std::vector<std::byte> wanted;

@@ -105,6 +105,7 @@ TEST_CASE("hdf5_rows: everything that h5py wrote is read equal, whole and by ran
         const auto rows = rows_with_cache(dataset_of(entry), random() % 3 == 0 ? 0 : random() % 100000);
         REQUIRE(rows->row_count() == description.shape[0]);
         CHECK(rows->dtype() == description.dtype.little_endian());
+        CHECK(rows->file_backed());
         CHECK(rows->extents().empty() != rows->why_no_extents().empty());
         CHECK((read(*rows, all_rows(rows->row_count())) == entry.little));
         for (int repetition = 0; rows->row_count() > 0 && repetition < 6; ++repetition) {

@@ -95,6 +95,10 @@ class array {
     /// @throws format_error when the file ends before the last element.
     static array of_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
                          pinflow::dtype type, shape_vector shape, bool fortran_order = false);
+    /// The same without a mapping, so that only its rows can be read: for one of many files, which
+    /// `concatenate` and `stack` map together.
+    static array of_file_unmapped(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
+                                  pinflow::dtype type, shape_vector shape, bool fortran_order = false);
 
     const pinflow::dtype& dtype() const noexcept { return view_.dtype(); }
     const shape_vector& shape() const noexcept { return view_.shape(); }
@@ -131,6 +135,9 @@ class array {
 
  private:
     array(array_view view, std::shared_ptr<const void> owner);
+    static array of_mapping(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
+                            pinflow::dtype type, shape_vector shape, bool fortran_order,
+                            std::shared_ptr<const mapped_file> mapping, std::string reason);
 
     array_view view_;
     std::shared_ptr<const void> owner_;

@@ -43,6 +43,9 @@ class row_source {
     /// Why there are no extents, to be read after the description ("is big-endian, ..."); empty when there
     /// are some, or when nothing is known of it.
     virtual std::string why_no_extents() const { return {}; }
+    /// Whether the rows come from files that pinflow opened, so that `check_unchanged` notices when they are
+    /// changed. False for rows in memory.
+    virtual bool file_backed() const noexcept { return false; }
     /// The memory that it keeps, and takes for itself while rows are read, at most: for chunks that are
     /// decoded. Sources that were opened by one call share it. 0 for those that only copy rows.
     virtual std::uint64_t memory_bytes() const noexcept { return 0; }
@@ -59,10 +62,20 @@ class row_source {
     virtual void check_unchanged() const = 0;
 };
 
-/// The rows of several sources, one after the other, as one: files of one dataset. Keeps them alive. Extents
-/// are those of all of them where every one has some; otherwise there are none.
+/// The rows of several sources, one after the other, as one: files of one dataset. A single source is
+/// returned as it is.
+///
+/// If the rows of all sources lie in files as they are delivered, the result keeps their extents, but not the
+/// sources. It maps the files anew, side by side in one range of addresses: the pages of each follow those of
+/// the one before, so that rows of equal files lie at a constant distance. A process maps at most half as
+/// many files in this way as vm.max_map_count allows; the extents of further files have no `data`, and are
+/// read.
+///
+/// Otherwise it keeps the sources. Its extents are those of all sources if every one has some, else there are
+/// none.
 /// @throws invalid_argument for an empty list, and when types or row shapes differ (the sentence names the
-/// two), or the rows are more than 2^64.
+/// two), or the rows are more than 2^64; data_changed when a file is shorter than its extents;
+/// system_failure when a file that was closed meanwhile cannot be opened again.
 std::shared_ptr<const row_source> concatenate(std::vector<std::shared_ptr<const row_source>> sources);
 
 }  // namespace pinflow

@@ -155,28 +155,53 @@ array array::of_memory(memory_region memory, pinflow::dtype type, shape_vector s
     return result;
 }
 
-array array::of_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes, pinflow::dtype type,
-                     shape_vector shape, bool fortran_order) {
+namespace {
+
+/// The bytes of an array. @throws format_error when the file ends before them.
+std::uint64_t size_bytes_within(const input_file& file, std::uint64_t offset_bytes,
+                                const pinflow::dtype& type, const shape_vector& shape) {
     const std::uint64_t size_bytes =
         fits_strides(shape, type.size_bytes()) ? element_count(shape) * type.size_bytes() : most_bytes + 1;
-    if (size_bytes > most_bytes || offset_bytes > file->size_bytes() ||
-        size_bytes > file->size_bytes() - offset_bytes) {
+    if (size_bytes > most_bytes || offset_bytes > file.size_bytes() ||
+        size_bytes > file.size_bytes() - offset_bytes) {
         throw format_error(
             fmt::format("an array of {} and shape {} at offset {} does not fit into '{}', which has {} bytes",
-                        type.descr(), to_string(shape), offset_bytes, file->path(), file->size_bytes()));
+                        type.descr(), to_string(shape), offset_bytes, file.path(), file.size_bytes()));
     }
+    return size_bytes;
+}
+
+}  // namespace
+
+array array::of_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes, pinflow::dtype type,
+                     shape_vector shape, bool fortran_order) {
+    const std::uint64_t size_bytes = size_bytes_within(*file, offset_bytes, type, shape);
     std::shared_ptr<const mapped_file> mapping;
     std::string reason = detail::mapping_reason(type, offset_bytes, size_bytes);
-    bool mapped = true;
     try {
         mapping = std::make_shared<const mapped_file>(file, offset_bytes, size_bytes);
     } catch (const system_failure& failure) {
-        mapped = false;
         reason = failure.what();
     }
+    return of_mapping(std::move(file), offset_bytes, std::move(type), std::move(shape), fortran_order,
+                      std::move(mapping), std::move(reason));
+}
+
+array array::of_file_unmapped(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
+                              pinflow::dtype type, shape_vector shape, bool fortran_order) {
+    static_cast<void>(size_bytes_within(*file, offset_bytes, type, shape));
+    return of_mapping(std::move(file), offset_bytes, std::move(type), std::move(shape), fortran_order,
+                      nullptr, "it was opened without a mapping");
+}
+
+/// `mapping` is null when there is none.
+array array::of_mapping(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
+                        pinflow::dtype type, shape_vector shape, bool fortran_order,
+                        std::shared_ptr<const mapped_file> mapping, std::string reason) {
     auto strides = fortran_order ? fortran_strides_bytes(shape, type.size_bytes())
                                  : c_strides_bytes(shape, type.size_bytes());
     const std::byte* const data = mapping ? mapping->data() : nullptr;
+    const bool mapped = mapping != nullptr;
     array result(array_view(data, std::move(type), std::move(shape), std::move(strides)), std::move(mapping));
     result.file_ = std::move(file);
     result.offset_bytes_ = offset_bytes;

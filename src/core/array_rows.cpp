@@ -50,6 +50,8 @@ class array_rows final : public row_source {
         return {};
     }
 
+    bool file_backed() const noexcept override { return array_.file() != nullptr; }
+
     std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
                                        std::span<std::byte> destination) const override;
 

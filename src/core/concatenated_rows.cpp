@@ -6,7 +6,8 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/row_source.hpp"
-#include "src/core/checked.hpp"
+#include "src/core/extent_rows.hpp"
+#include "src/core/row_locator.hpp"
 
 namespace pinflow {
 
@@ -14,27 +15,27 @@ namespace {
 
 using source_pointer = std::shared_ptr<const row_source>;
 
+/// The rows of sources of which some are in memory, or cannot be taken in place.
 class concatenated_rows final : public row_source {
  public:
     explicit concatenated_rows(std::vector<source_pointer> sources);
 
     const pinflow::dtype& dtype() const noexcept override { return sources_.front()->dtype(); }
     const shape_vector& row_shape() const noexcept override { return sources_.front()->row_shape(); }
-    std::uint64_t row_count() const noexcept override { return ends_.back(); }
+    std::uint64_t row_count() const noexcept override { return locator_.row_count(); }
     std::uint64_t row_size_bytes() const noexcept override { return sources_.front()->row_size_bytes(); }
-
-    std::string description() const override {
-        return fmt::format("{} to {} ({} sources)", sources_.front()->description(),
-                           sources_.back()->description(), sources_.size());
-    }
-
+    std::string description() const override { return detail::describe_sources(sources_); }
     std::span<const row_extent> extents() const noexcept override { return extents_; }
     std::string why_no_extents() const override;
+    bool file_backed() const noexcept override {
+        return std::ranges::all_of(sources_,
+                                   [](const source_pointer& source) { return source->file_backed(); });
+    }
     std::uint64_t memory_bytes() const noexcept override {
-        std::uint64_t most = 0;  // which they share
+        std::uint64_t max_bytes = 0;  // which they share
         for (const source_pointer& source : sources_)
-            most = std::max(most, source->memory_bytes());
-        return most;
+            max_bytes = std::max(max_bytes, source->memory_bytes());
+        return max_bytes;
     }
 
     std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
@@ -46,43 +47,19 @@ class concatenated_rows final : public row_source {
     }
 
  private:
-    void check_alike() const;
     void add_extents();
 
-    std::uint64_t begin_of(std::size_t index) const noexcept { return index == 0 ? 0 : ends_[index - 1]; }
-    /// The source that holds the row `id`.
-    std::size_t source_of(std::uint64_t id) const noexcept {
-        return static_cast<std::size_t>(std::ranges::upper_bound(ends_, id) - ends_.begin());
-    }
-
     std::vector<source_pointer> sources_;
-    std::vector<std::uint64_t> ends_;  // of each source's rows, in numbers of the whole
+    detail::row_locator locator_;  // of sources
     std::vector<row_extent> extents_;
+    detail::side_by_side_mapping mapping_;  // of extents that their sources have not mapped
 };
 
 concatenated_rows::concatenated_rows(std::vector<source_pointer> sources) : sources_(std::move(sources)) {
-    check_alike();
-    std::uint64_t end = 0;
     for (const source_pointer& source : sources_) {
-        if (!detail::add(end, source->row_count(), end)) {
-            throw invalid_argument(fmt::format("{} have more than 2^64 rows together: {} alone has {}",
-                                               description(), source->description(), source->row_count()));
-        }
-        ends_.push_back(end);
+        if (!locator_.add(source->row_count())) detail::refuse_row_count(sources_, *source);
     }
     add_extents();
-}
-
-void concatenated_rows::check_alike() const {
-    const row_source& first = *sources_.front();
-    for (const source_pointer& source : sources_) {
-        if (source->dtype() == first.dtype() && source->row_shape() == first.row_shape()) continue;
-        throw invalid_argument(fmt::format(
-            "the rows of {} and {} cannot follow each other: those of the first are {} of shape "
-            "{}, those of the second {} of shape {}",
-            first.description(), source->description(), first.dtype().descr(), to_string(first.row_shape()),
-            source->dtype().descr(), to_string(source->row_shape())));
-    }
 }
 
 void concatenated_rows::add_extents() {
@@ -91,6 +68,7 @@ void concatenated_rows::add_extents() {
         if (extents.empty() && source->row_count() > 0) return extents_.clear();
         extents_.insert(extents_.end(), extents.begin(), extents.end());
     }
+    mapping_ = detail::map_extents(extents_, row_size_bytes());
 }
 
 std::string concatenated_rows::why_no_extents() const {
@@ -105,33 +83,36 @@ std::string concatenated_rows::why_no_extents() const {
 
 std::chrono::nanoseconds concatenated_rows::read_rows(std::span<const std::uint64_t> ids,
                                                       std::span<std::byte> destination) const {
-    for (const std::uint64_t id : ids) {
-        if (id >= row_count()) {
-            throw invalid_argument(
-                fmt::format("row {} was asked of {}, which have {}", id, description(), row_count()));
-        }
-    }
+    detail::check_row_request(*this, ids, destination);
     const std::uint64_t row_bytes = row_size_bytes();
-    std::uint64_t size_bytes = 0;
-    if (!detail::multiply(ids.size(), row_bytes, size_bytes) || destination.size() != size_bytes) {
-        throw invalid_argument(fmt::format("{} rows of {} bytes do not make {} bytes", ids.size(), row_bytes,
-                                           destination.size()));
-    }
     std::chrono::nanoseconds waited{};
     std::vector<std::uint64_t> ids_within;
     for (std::size_t first = 0; first < ids.size(); first += ids_within.size()) {
         // ids that follow each other are one call for as long as they stay in one source
-        const std::size_t index = source_of(ids[first]);
-        const std::uint64_t begin = begin_of(index);
+        const auto [index, row] = locator_.find(ids[first]);
+        const std::uint64_t begin = ids[first] - row;
+        const std::uint64_t row_count = sources_[index]->row_count();
         ids_within.clear();
         for (const std::uint64_t id : ids.subspan(first)) {
-            if (id < begin || id >= ends_[index]) break;
+            if (id < begin || id - begin >= row_count) break;
             ids_within.push_back(id - begin);
         }
         waited += sources_[index]->read_rows(
             ids_within, destination.subspan(first * row_bytes, ids_within.size() * row_bytes));
     }
     return waited;
+}
+
+void check_alike(const std::vector<source_pointer>& sources) {
+    const row_source& first = *sources.front();
+    for (const source_pointer& source : sources) {
+        if (source->dtype() == first.dtype() && source->row_shape() == first.row_shape()) continue;
+        throw invalid_argument(fmt::format(
+            "the rows of {} and {} cannot follow each other: those of the first are {} of shape "
+            "{}, those of the second {} of shape {}",
+            first.description(), source->description(), first.dtype().descr(), to_string(first.row_shape()),
+            source->dtype().descr(), to_string(source->row_shape())));
+    }
 }
 
 }  // namespace
@@ -142,6 +123,10 @@ std::shared_ptr<const row_source> concatenate(std::vector<source_pointer> source
         throw invalid_argument("one of the sources whose rows are to follow each other is null");
     }
     if (sources.size() == 1) return sources.front();
+    check_alike(sources);
+    const bool in_files = std::ranges::all_of(
+        sources, [](const source_pointer& source) { return detail::lies_in_files(*source); });
+    if (in_files) return detail::make_extent_rows(sources);
     return std::make_shared<const concatenated_rows>(std::move(sources));
 }
 
