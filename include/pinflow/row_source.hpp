@@ -78,4 +78,10 @@ class row_source {
 /// system_failure when a file that was closed meanwhile cannot be opened again.
 std::shared_ptr<const row_source> concatenate(std::vector<std::shared_ptr<const row_source>> sources);
 
+/// Several sources as one, each of them as one row, as np.stack: files that hold one sample each. The shape
+/// of a row is (row_count, row_shape...) of each source. Sources that have one extent each keep it, and are
+/// mapped and kept as `concatenate` says; others are read whole for each row.
+/// @throws as concatenate; invalid_argument also when the numbers of rows differ.
+std::shared_ptr<const row_source> stack(std::vector<std::shared_ptr<const row_source>> sources);
+
 }  // namespace pinflow

@@ -1,11 +1,13 @@
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <utility>
 
 #include "pinflow/array.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/stack.hpp"
 #include "src/core/strided_reader.hpp"
 #include "src/core/swap_plan.hpp"
 
@@ -13,15 +15,15 @@ namespace pinflow {
 
 namespace {
 
-/// The rows of one array, which follow each other: the one-extent case of a row source where they lie as they
-/// are delivered.
+/// The rows of one array, or all of it as one row. They have one extent if they lie as they are delivered.
 class array_rows final : public row_source {
  public:
-    array_rows(array source, detail::strided_reader reader)
+    /// The last `row_axes` axes are those of a row; at most one is left.
+    array_rows(array source, detail::strided_reader reader, std::size_t row_axes)
         : array_(std::move(source)),
           dtype_(array_.dtype().little_endian()),
-          row_shape_(array_.shape().begin() + 1, array_.shape().end()),
-          row_count_(array_.shape()[0]),
+          row_shape_(array_.shape().end() - static_cast<std::ptrdiff_t>(row_axes), array_.shape().end()),
+          row_count_(row_axes == array_.shape().size() ? 1 : array_.shape().front()),
           row_size_bytes_(element_count(row_shape_) * dtype_.size_bytes()),
           swap_(array_.dtype()),
           reader_(std::move(reader)),
@@ -44,6 +46,7 @@ class array_rows final : public row_source {
     }
 
     std::string why_no_extents() const override {
+        if (!reader_.in_order()) return "is in Fortran order, so that its elements are put in order";
         if (!lies_together_)
             return "holds records of which one field is taken, so that its rows are gathered";
         if (!swap_.empty()) return "is big-endian, so that its rows are converted on the way";
@@ -114,7 +117,11 @@ std::shared_ptr<const row_source> array::rows() const {
             "{} has shape {} in Fortran order, so that its rows do not lie together: store it in C order",
             name, to_string(shape())));
     }
-    return std::make_shared<const array_rows>(*this, std::move(reader));
+    return std::make_shared<const array_rows>(*this, std::move(reader), shape().size() - 1);
+}
+
+std::shared_ptr<const row_source> detail::one_row_of(const array& source) {
+    return std::make_shared<const array_rows>(source, strided_reader(source), source.shape().size());
 }
 
 }  // namespace pinflow
