@@ -61,6 +61,11 @@ std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& pa
     return make_hdf5_rows(open_dataset(path, name), std::move(memory));
 }
 
+std::shared_ptr<const row_source> open_hdf5_row(const std::filesystem::path& path, std::string_view name,
+                                                std::shared_ptr<hdf5_memory> memory) {
+    return make_hdf5_row(open_dataset(path, name), std::move(memory));
+}
+
 std::unique_ptr<element_stream> open_hdf5_elements(const std::filesystem::path& path, std::string_view name,
                                                    std::uint64_t memory_bytes) {
     return make_hdf5_elements(open_dataset(path, name), memory_bytes);

@@ -65,6 +65,11 @@ std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& pa
     refuse(path);
 }
 
+std::shared_ptr<const row_source> open_hdf5_row(const std::filesystem::path& path, std::string_view /*name*/,
+                                                std::shared_ptr<hdf5_memory> /*memory*/) {
+    refuse(path);
+}
+
 std::unique_ptr<element_stream> open_hdf5_elements(const std::filesystem::path& path,
                                                    std::string_view /*name*/,
                                                    std::uint64_t /*memory_bytes*/) {

@@ -10,6 +10,7 @@
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/quote.hpp"
+#include "src/core/stack.hpp"
 
 namespace pinflow::detail {
 
@@ -301,6 +302,12 @@ std::shared_ptr<const row_source> make_hdf5_rows(const hdf5_dataset& dataset,
     }
     if (dataset.description->storage == hdf5_storage::contiguous) return map_contiguous(dataset).rows();
     return std::make_shared<const hdf5_rows>(dataset, std::move(memory));
+}
+
+std::shared_ptr<const row_source> make_hdf5_row(const hdf5_dataset& dataset,
+                                                std::shared_ptr<hdf5_memory> memory) {
+    if (dataset.description->shape.empty()) return one_row_of(make_hdf5_array(dataset));
+    return one_row_of(make_hdf5_rows(dataset, std::move(memory)));
 }
 
 array make_hdf5_array(const hdf5_dataset& dataset) {

@@ -36,6 +36,10 @@ struct hdf5_dataset {
 std::shared_ptr<const row_source> make_hdf5_rows(const hdf5_dataset& dataset,
                                                  std::shared_ptr<hdf5_memory> memory);
 
+/// All of its rows as one row, also of a dataset without axes. @throws as make_hdf5_rows and make_hdf5_array.
+std::shared_ptr<const row_source> make_hdf5_row(const hdf5_dataset& dataset,
+                                                std::shared_ptr<hdf5_memory> memory);
+
 /// All of it: a contiguous dataset mapped where it lies, everything else decoded into memory, in the byte
 /// order that the description has. @throws as make_hdf5_rows and row_source::read_rows; system_failure when
 /// there is too little memory.

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
+#include "formats/npy_file.hpp"
 #include "formats/npy_header.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
@@ -20,14 +20,21 @@ std::span<const std::byte> bytes_of(const std::string& text) {
     return std::as_bytes(std::span(text));
 }
 
-/// Reads as much as the header takes, and no more.
 npy_header read_header(const input_file& file) {
-    std::array<std::byte, detail::npy_preamble_size_bytes> preamble;
-    const auto preamble_size = std::min<std::uint64_t>(preamble.size(), file.size_bytes());
-    const auto begin = std::span(preamble).first(static_cast<std::size_t>(preamble_size));
-    file.read(0, begin);
-    std::vector<std::byte> header(detail::npy_data_offset_bytes(begin, file.size_bytes()));
+    // as long as most headers are: numpy pads them to a multiple of 64 bytes
+    constexpr std::uint64_t usual_size_bytes = 128;
+    static_assert(usual_size_bytes >= detail::npy_preamble_size_bytes);
+    std::vector<std::byte> header(static_cast<std::size_t>(std::min(usual_size_bytes, file.size_bytes())));
     file.read(0, header);
+    const auto preamble =
+        std::span<const std::byte>(header).first(std::min(header.size(), detail::npy_preamble_size_bytes));
+    const std::size_t begin = header.size();
+    const auto size_bytes =
+        static_cast<std::size_t>(detail::npy_data_offset_bytes(preamble, file.size_bytes()));
+    if (size_bytes > begin) {
+        header.resize(size_bytes);
+        file.read(begin, std::span(header).subspan(begin));
+    }
     return parse_npy_header(header, file.size_bytes());
 }
 
@@ -83,15 +90,15 @@ auto naming(const std::filesystem::path& path, Function function) -> decltype(fu
 
 }  // namespace
 
-array open_npy(const std::filesystem::path& path) {
-    auto file = std::make_shared<const input_file>(path);
+array detail::open_npy_file(std::shared_ptr<const input_file> file, array_mapping mapping) {
     const auto sentence = [&](const std::exception& failure) {
         return fmt::format("cannot open '{}': {}", file->path(), failure.what());
     };
+    const auto open = mapping == array_mapping::own ? array::of_file : array::of_file_unmapped;
     try {
         npy_header header = read_header(*file);
-        return array::of_file(file, header.data_offset_bytes, std::move(header.dtype),
-                              std::move(header.shape), header.fortran_order);
+        return open(file, header.data_offset_bytes, std::move(header.dtype), std::move(header.shape),
+                    header.fortran_order);
     } catch (const format_error& failure) {
         throw format_error(sentence(failure));
     } catch (const unsupported& failure) {
@@ -101,6 +108,10 @@ array open_npy(const std::filesystem::path& path) {
     } catch (const system_failure& failure) {
         throw system_failure(sentence(failure), failure.code());
     }
+}
+
+array open_npy(const std::filesystem::path& path) {
+    return detail::open_npy_file(std::make_shared<const input_file>(path), detail::array_mapping::own);
 }
 
 void write_npy(const std::filesystem::path& path, const array_view& view) {

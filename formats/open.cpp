@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 #include <glob.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <exception>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -15,6 +19,7 @@
 
 #include "formats/element_streams.hpp"
 #include "formats/hdf5_shared_rows.hpp"
+#include "formats/npy_file.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/formats/hdf5.hpp"
@@ -22,11 +27,13 @@
 #include "pinflow/formats/npz.hpp"
 #include "pinflow/formats/safetensors.hpp"
 #include "src/core/quote.hpp"
+#include "src/core/stack.hpp"
 
 namespace pinflow {
 
 namespace {
 
+using detail::array_mapping;
 using detail::quote;
 
 // ---- what a file is ---------------------------------------------------------------------------------------
@@ -81,18 +88,19 @@ array_listing list_npy(const std::filesystem::path& path) {
             .reason = opened.reason()};
 }
 
-array open_npy_field(const std::filesystem::path& path, std::string_view name) {
-    const array whole = open_npy(path);
+array open_npy_field(std::shared_ptr<const input_file> file, std::string_view name,
+                     array_mapping mapping = array_mapping::own) {
+    const std::string path = file->path();
+    const array whole = detail::open_npy_file(std::move(file), mapping);
     if (whole.dtype().fields().empty()) {
         throw invalid_argument(fmt::format(
             "cannot open {} of '{}': it is an .npy file, whose one array has no name and no fields",
-            quote(name), path.string()));
+            quote(name), path));
     }
     try {
         return whole.field(name);
     } catch (const invalid_argument& failure) {
-        throw invalid_argument(
-            fmt::format("cannot open {} of '{}': {}", quote(name), path.string(), failure.what()));
+        throw invalid_argument(fmt::format("cannot open {} of '{}': {}", quote(name), path, failure.what()));
     }
 }
 
@@ -114,6 +122,10 @@ std::string only_name(const std::filesystem::path& path) {
 }
 
 // ---- patterns ---------------------------------------------------------------------------------------------
+
+bool has_wildcards(std::string_view text) {
+    return text.find_first_of("*?[") != text.npos;
+}
 
 bool exists(const std::string& path) {
     std::error_code ignored;
@@ -153,7 +165,7 @@ bool natural_less(std::string_view a, std::string_view b) {
 
 /// The paths that match, in their natural order; none when `pattern` is not one.
 std::vector<std::string> matches_of(const std::string& pattern) {
-    if (pattern.find_first_of("*?[") == pattern.npos || pattern.find('\0') != pattern.npos) return {};
+    if (!has_wildcards(pattern) || pattern.find('\0') != pattern.npos) return {};
     ::glob_t found{};
     // a folder that is not there holds no matches, one that cannot be read might
     const auto stop_at = [](const char* /*folder*/, int failure) {
@@ -179,27 +191,97 @@ std::vector<std::string> matches_of(const std::string& pattern) {
     return paths;
 }
 
-/// What the files that are opened by one call share.
-using shared_memory = std::shared_ptr<detail::hdf5_memory>;
+// ---- rows -------------------------------------------------------------------------------------------------
 
-std::shared_ptr<const row_source> rows_of(const file_and_name& source, const shared_memory& memory) {
-    if (format_of(source.path) == file_format::hdf5) {  // rows of its chunks, not all of them
-        return detail::open_hdf5_rows(source.path, source.named ? source.name : only_name(source.path),
-                                      memory);
-    }
-    return (source.named ? open(source.path, source.name) : open(source.path)).rows();
+using source_pointer = std::shared_ptr<const row_source>;
+
+/// How the files of one call are opened.
+struct opening {
+    std::shared_ptr<detail::hdf5_memory> memory;  ///< which they share
+    array_mapping mapping = array_mapping::own;
+    bool stacked = false;  ///< each file is one row
+};
+
+source_pointer rows_of(const array& opened, const opening& how) {
+    return how.stacked ? detail::one_row_of(opened) : opened.rows();
 }
 
-/// The row sources of all files that `pattern` matches; empty when there are none.
-std::vector<std::shared_ptr<const row_source>> rows_of_matches(const std::string& pattern,
-                                                               const std::string& name, bool named,
-                                                               const shared_memory& memory) {
-    std::vector<std::shared_ptr<const row_source>> sources;
-    for (const std::string& path : matches_of(pattern)) {
-        sources.push_back(rows_of({path, name, named}, memory));
+source_pointer rows_of_npy(const std::shared_ptr<const input_file>& file, const file_and_name& source,
+                           const opening& how) {
+    return rows_of(source.named ? open_npy_field(file, source.name, how.mapping)
+                                : detail::open_npy_file(file, how.mapping),
+                   how);
+}
+
+/// The same array without a mapping, if it has one of its own.
+array unmapped(const array& opened) {
+    if (!opened.file() || !opened.mapped()) return opened;
+    const bool c_order = opened.view().c_contiguous();
+    if (!c_order && !opened.view().fortran_contiguous()) return opened;
+    return array::of_file_unmapped(opened.file(), opened.offset_bytes(), opened.dtype(), opened.shape(),
+                                   !c_order);
+}
+
+source_pointer rows_of_other(file_format format, const file_and_name& source, const opening& how) {
+    const std::string name = source.named ? source.name : only_name(source.path);
+    if (format == file_format::hdf5) {  // rows of its chunks, not all of them
+        const auto open_hdf5 = how.stacked ? detail::open_hdf5_row : detail::open_hdf5_rows;
+        return open_hdf5(source.path, name, how.memory);
+    }
+    const array opened = open(source.path, name);
+    return rows_of(how.mapping == array_mapping::own ? opened : unmapped(opened), how);
+}
+
+source_pointer rows_of(const file_and_name& source, const opening& how) {
+    const auto file = std::make_shared<const input_file>(source.path);
+    const file_format format = format_of_file(*file);
+    return format == file_format::npy ? rows_of_npy(file, source, how) : rows_of_other(format, source, how);
+}
+
+/// The row sources of all files that the pattern `source.path` matches; empty when there are none. Headers of
+/// .npy files are read in parallel. Whatever fails first in the order of the paths is thrown.
+std::vector<source_pointer> rows_of_matches(const file_and_name& source, opening how) {
+    const std::vector<std::string> paths = matches_of(source.path);
+    if (paths.size() > 1) how.mapping = array_mapping::later;
+    const auto source_at = [&](std::size_t index) {
+        return file_and_name{paths[index], source.name, source.named};
+    };
+    struct result {
+        file_format format = file_format::npy;
+        source_pointer rows;  ///< null for other formats, which are opened one after the other
+        std::exception_ptr failure;
+    };
+    std::vector<result> results(paths.size());
+    std::atomic<std::size_t> first_failed = paths.size();
+    const auto open_at = [&](std::size_t index) {
+        if (index > first_failed) return;  // what happens here will not be told
+        result& opened = results[index];
+        try {
+            const auto file = std::make_shared<const input_file>(paths[index]);
+            opened.format = format_of_file(*file);
+            if (opened.format == file_format::npy) opened.rows = rows_of_npy(file, source_at(index), how);
+        } catch (...) {
+            opened.failure = std::current_exception();
+            std::size_t known = first_failed;
+            while (index < known && !first_failed.compare_exchange_weak(known, index)) {
+            }
+        }
+    };
+    tbb::task_group_context context(tbb::task_group_context::isolated);  // not to be cancelled by callers
+    tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, paths.size(), open_at, context); });
+
+    std::vector<source_pointer> sources;
+    sources.reserve(paths.size());
+    for (std::size_t index = 0; index < paths.size(); ++index) {
+        result& opened = results[index];
+        if (opened.failure) std::rethrow_exception(opened.failure);
+        if (!opened.rows) opened.rows = rows_of_other(opened.format, source_at(index), how);
+        sources.push_back(std::move(opened.rows));
     }
     return sources;
 }
+
+// ---- FILE:NAME --------------------------------------------------------------------------------------------
 
 /// Calls `use` for FILE and NAME as `text` may be cut, from the longest FILE to the shortest, until it
 /// returns true.
@@ -247,14 +329,16 @@ std::vector<array_listing> list_arrays(const std::filesystem::path& path) {
 }
 
 array open(const std::filesystem::path& path) {
-    if (format_of(path) == file_format::npy) return open_npy(path);
+    const auto file = std::make_shared<const input_file>(path);
+    if (format_of_file(*file) == file_format::npy) return detail::open_npy_file(file, array_mapping::own);
     return open(path, only_name(path));
 }
 
 array open(const std::filesystem::path& path, std::string_view name) {
-    switch (format_of(path)) {
+    const auto file = std::make_shared<const input_file>(path);
+    switch (format_of_file(*file)) {
         case file_format::npy:
-            return open_npy_field(path, name);
+            return open_npy_field(file, name);
         case file_format::npz:
             return open_npz(path, name);
         case file_format::safetensors:
@@ -274,19 +358,30 @@ file_and_name split_file_and_name(const std::string& text) {
     return found.value_or(file_and_name{text, {}, false});
 }
 
+bool is_pattern(const std::string& text) {
+    bool exists_as_file = false;
+    try_cuts(text, [&](const file_and_name& cut) { return exists_as_file = exists(cut.path); });
+    return !exists_as_file && has_wildcards(text);
+}
+
 std::shared_ptr<const row_source> open_rows(const std::string& text, const open_options& options) {
-    const shared_memory memory = detail::make_hdf5_memory(options.memory_bytes);
-    std::shared_ptr<const row_source> rows;
+    opening how;
+    how.memory = detail::make_hdf5_memory(options.memory_bytes);
+    source_pointer rows;
     try_cuts(text, [&](const file_and_name& cut) {
         if (exists(cut.path)) {
-            rows = rows_of(cut, memory);
-        } else if (auto sources = rows_of_matches(cut.path, cut.name, cut.named, memory); !sources.empty()) {
-            rows = concatenate(std::move(sources));
+            rows = rows_of(cut, how);
+            return true;
         }
-        return rows != nullptr;
+        opening of_matches = how;
+        of_matches.stacked = options.stack;
+        auto sources = rows_of_matches(cut, of_matches);
+        if (sources.empty()) return false;
+        rows = options.stack ? detail::stack_rows(std::move(sources)) : concatenate(std::move(sources));
+        return true;
     });
     if (rows) return rows;
-    if (text.find_first_of("*?[") != text.npos) {
+    if (has_wildcards(text)) {
         throw invalid_argument(fmt::format("cannot open '{}': no file has that name or matches it", text));
     }
     return open(text).rows();  // which says why there is no such file
@@ -301,7 +396,9 @@ class npy_elements final : public element_file {
     explicit npy_elements(std::filesystem::path path) : path_(std::move(path)) {}
 
     std::unique_ptr<element_stream> stream(std::string_view name, std::uint64_t memory_bytes) const override {
-        return stream_elements(name.empty() ? open_npy(path_) : open_npy_field(path_, name), memory_bytes);
+        return stream_elements(
+            name.empty() ? open_npy(path_) : open_npy_field(std::make_shared<const input_file>(path_), name),
+            memory_bytes);
     }
 
  private:
