@@ -34,6 +34,7 @@ struct tool_surroundings {
     bool output_pipe_closed = false;       ///< standard output is a pipe that nobody reads any more
     std::uint64_t most_address_bytes = 0;  ///< a limit on the address space, unless 0
     std::uint64_t most_file_bytes = 0;     ///< a limit on the files it writes, unless 0
+    std::uint64_t max_descriptors = 0;     ///< a limit on the files it has open, unless 0
 };
 
 inline tool_result run_tool(const std::vector<std::string>& arguments,
@@ -72,6 +73,10 @@ inline tool_result run_tool(const std::vector<std::string>& arguments,
         if (surroundings.most_file_bytes > 0) {
             const ::rlimit limit{surroundings.most_file_bytes, surroundings.most_file_bytes};
             if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(126);
+        }
+        if (surroundings.max_descriptors > 0) {
+            const ::rlimit limit{surroundings.max_descriptors, surroundings.max_descriptors};
+            if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::_exit(126);
         }
         ::execv(argv[0], argv.data());
         ::_exit(127);

@@ -47,9 +47,10 @@ void take_from_memory(const row_source& source, loader_options& options) {
 
 /// Opens the arrays of a sample. Where memory is limited, what decoding may take of it is taken from
 /// `options`, that slots have the rest.
-std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::string>& files,
+std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::string>& files, bool stack,
                                                         loader_options& options) {
     open_options opening;
+    opening.stack = stack;
     if (options.memory_bytes > 0) opening.memory_bytes = options.memory_bytes / 2 / files.size();
     std::vector<std::shared_ptr<const row_source>> sources;
     for (const std::string& file : files) {
@@ -268,7 +269,7 @@ void stream_files(const argument_list& arguments) {
     if (saves) stop.emplace();
 
     const clock::time_point start = clock::now();
-    const auto sources = open_all(parsed->files, parsed->options);
+    const auto sources = open_all(parsed->files, parsed->stack, parsed->options);
     const double open_seconds = seconds_between(start, clock::now());
 
     const loader_options& options = parsed->options;

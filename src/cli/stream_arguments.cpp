@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include <system_error>
 
 #include "pinflow/error.hpp"
+#include "pinflow/formats/open.hpp"
 #include "src/cli/arguments.hpp"
 
 namespace pinflow::cli {
@@ -125,6 +127,10 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
                    "stands for all files that match, one after the other")
         ->type_name("")
         ->required();
+    app.add_flag("--stack", parsed.stack,
+                 "Each file that a pattern matches is one row\n"
+                 "(default: its rows follow those of the file before)")
+        ->disable_flag_override();
     const auto add = [&](const char* flag, std::string& value, const char* type, const char* help) {
         app.add_option(flag, value, help)->type_name(type)->capture_default_str();
     };
@@ -158,6 +164,9 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return std::nullopt;
 
+    if (parsed.stack && std::ranges::none_of(parsed.files, is_pattern)) {
+        throw usage_error("--stack needs a pattern of several files: quote it, so that the shell leaves it");
+    }
     loader_options& options = parsed.options;
     options.device = parse_device(device_name);
     options.batch_rows = parse_count("--batch", batch, 1);

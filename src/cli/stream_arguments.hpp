@@ -13,6 +13,7 @@ namespace pinflow::cli {
 /// What `pinflow stream` is asked for.
 struct stream_arguments {
     std::vector<std::string> files;
+    bool stack = false;  ///< whether each file that a pattern matches is one row
     /// With the state of --load-state, and its order, seed and window where no flags say other ones.
     loader_options options;
     std::string save_state;  ///< a path; empty: nowhere
