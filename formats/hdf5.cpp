@@ -4,6 +4,7 @@
 
 #include "formats/element_streams.hpp"
 #include "formats/hdf5_access.hpp"
+#include "formats/hdf5_kept_readers.hpp"
 #include "formats/hdf5_library.hpp"
 #include "formats/hdf5_memory.hpp"
 #include "formats/hdf5_rows.hpp"
@@ -41,7 +42,7 @@ hdf5_dataset open_dataset(const std::filesystem::path& path, std::string_view na
     dataset.file = std::make_shared<const input_file>(path);
     dataset.description = std::make_shared<const hdf5_description>(access()->describe(*dataset.file, name));
     if (dataset.description->storage == hdf5_storage::library) {
-        dataset.library = access()->reader(dataset.file, *dataset.description);
+        dataset.library = keep_hdf5_reader(access(), dataset);
     }
     return dataset;
 }

@@ -43,6 +43,7 @@ function(pinflow_add_hdf5 target)
     formats/hdf5_file_types.cpp
     formats/hdf5_filters.cpp
     formats/hdf5_find_chunk.cpp
+    formats/hdf5_kept_readers.cpp
     formats/hdf5_library.cpp
     formats/hdf5_library_filters.cpp
     formats/hdf5_library_reader.cpp
