@@ -119,6 +119,7 @@ void loader::pipeline::register_pages() {
     }
     pin_options how;
     how.budget_bytes = options_.pin_budget_bytes;
+    how.limit = options_.pin_limit;
     how.alongside_reader = route_.host_side;
     pages_.emplace(std::move(ranges), options_.device, how);
     if (!route_.host_side) {

@@ -206,6 +206,8 @@ TEST_CASE("cli: the digest is the same for every order, batch size, slot count, 
         if (route != std::string("auto")) CHECK(result["route"] == route);
     }
     CHECK(digest_of({file, "--memory", "4MiB"}) == expected);
+    CHECK(digest_of({file, "--pin-budget", "4MiB"}) == expected);
+    CHECK(digest_of({file, "--pin-budget", "ulimit"}) == expected);
 }
 
 TEST_CASE("cli: the digest holds every batch, also one that takes longer than those after it") {

@@ -140,6 +140,7 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         table.push_back({{"stream", file, "--max-batches", value}, "--max-batches"});
         table.push_back({{"stream", file, "--rank", "0", "--world", value}, "--world"});
     }
+    table.push_back({{"stream", file, "--pin-budget", "ULIMIT"}, "--pin-budget"});
     table.push_back({{"stream", file, "--slots", "1"}, "--slots"});
     table.push_back({{"stream", file, "--memory", "0GiB"}, "--memory"});
     table.push_back({{"stream", file, "--memory", "16777216TiB"}, "--memory"});

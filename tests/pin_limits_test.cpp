@@ -12,20 +12,36 @@
 using namespace pinflow;
 using namespace pinflow::detail;
 
-TEST_CASE("pin: the smallest limit is the budget, and a setting passes RLIMIT_MEMLOCK alone") {
+TEST_CASE("pin: the budget is a part of what the smallest limit leaves, and never more than that") {
     memory_limits limits;
-    CHECK(choose_pin_budget(0, limits).size_bytes == std::numeric_limits<std::uint64_t>::max());
+    const auto budget = [&](std::uint64_t setting_bytes) {
+        return choose_pin_budget(setting_bytes, pin_limit::memory, limits);
+    };
+    CHECK(budget(0).size_bytes == std::numeric_limits<std::uint64_t>::max());
     limits.available_bytes = 4000;
-    CHECK(choose_pin_budget(0, limits).size_bytes == 3000);
-    CHECK(choose_pin_budget(3500, limits).size_bytes == 3500);
-    CHECK(choose_pin_budget(9000, limits).size_bytes == 4000);
+    CHECK(budget(0).size_bytes == 3000);
+    CHECK(budget(3500).size_bytes == 3500);
+    CHECK(contains(budget(3500).source, "that was set"));
+    CHECK(budget(9000).size_bytes == 4000);
     limits.cgroup_bytes = 2000;
-    CHECK(choose_pin_budget(0, limits).size_bytes == 1500);
-    CHECK(contains(choose_pin_budget(0, limits).source, "cgroup"));
+    CHECK(budget(0).size_bytes == 1500);
+    CHECK(contains(budget(0).source, "cgroup"));
     limits.locked_bytes = 100;
-    CHECK(choose_pin_budget(0, limits).size_bytes == 100);
-    CHECK(contains(choose_pin_budget(0, limits).source, "RLIMIT_MEMLOCK"));
-    CHECK(choose_pin_budget(1800, limits).size_bytes == 1800);
+    CHECK(budget(0).size_bytes == 1500);
+    CHECK(budget(1800).size_bytes == 1800);
+}
+
+TEST_CASE("pin: RLIMIT_MEMLOCK bounds the budget only on request") {
+    memory_limits limits;
+    limits.available_bytes = 4000;
+    limits.locked_bytes = 100;
+    CHECK(choose_pin_budget(0, pin_limit::memory, limits).size_bytes == 3000);
+    CHECK(choose_pin_budget(0, pin_limit::memlock, limits).size_bytes == 100);
+    CHECK(contains(choose_pin_budget(0, pin_limit::memlock, limits).source, "RLIMIT_MEMLOCK"));
+    CHECK(choose_pin_budget(2000, pin_limit::memlock, limits).size_bytes == 100);
+    CHECK(choose_pin_budget(50, pin_limit::memlock, limits).size_bytes == 50);
+    limits.locked_bytes.reset();  // unlimited, or CAP_IPC_LOCK
+    CHECK(choose_pin_budget(0, pin_limit::memlock, limits).size_bytes == 3000);
 }
 
 TEST_CASE("pin: only mappings that the driver registers in place are offered to it") {

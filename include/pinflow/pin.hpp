@@ -27,11 +27,18 @@ struct pin_range {
 /// The ranges of `source` that are in the address space, in order of its rows, kept alive by the source.
 std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source);
 
+/// What bounds the pin budget beside the memory that the machine and the cgroup have left.
+enum class pin_limit : std::uint8_t {
+    memory,   ///< nothing else
+    memlock,  ///< RLIMIT_MEMLOCK, which CUDA's driver does not enforce for registered pages
+};
+
 struct pin_options {
-    /// Upper bound on what pinflow registers in this process, in bytes. 0: RLIMIT_MEMLOCK (which CUDA's
-    /// driver does not enforce, so that a number given here may pass it) and three quarters of what the
-    /// machine and the cgroup can give; never more than they can give.
+    /// Upper bound on what pinflow registers in this process, in bytes; never more than the machine and the
+    /// cgroup have left. 0: three quarters of that.
     std::uint64_t budget_bytes = 0;
+    /// `memlock` lowers the budget to RLIMIT_MEMLOCK, unless the process has CAP_IPC_LOCK.
+    pin_limit limit = pin_limit::memory;
     /// Bytes registered at a time. After each piece, copies can use it, and stopping is possible.
     std::uint64_t piece_bytes = std::uint64_t{64} << 20;
     /// For a reader who goes through the ranges from the front meanwhile, and takes what is not registered

@@ -12,6 +12,7 @@
 
 #include "pinflow/device.hpp"
 #include "pinflow/dtype.hpp"
+#include "pinflow/pin.hpp"
 #include "pinflow/row_source.hpp"
 #include "pinflow/stream.hpp"
 
@@ -127,6 +128,8 @@ struct row_exchange_options {
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
     /// Upper bound on what pinflow page-locks in this process, as pin_options::budget_bytes; 0: its default.
     std::uint64_t pin_budget_bytes = 0;
+    /// As pin_options::limit.
+    pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
     /// Thread blocks that move rows on the direct and the hybrid route, on CUDA; 0: the planner's. Of 256
     /// threads to scatter; of 1024 to gather, of 512 where something is not at multiples of 16 bytes. An even
     /// number of 1024 comes in clusters of two if the GPU has those, and waits until another kernel leaves

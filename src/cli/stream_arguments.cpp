@@ -146,9 +146,9 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--memory", memory, "BYTES",
         "Most memory of all slots, and of the chunks of HDF5 files that are decoded, which may take half of\n"
         "it; with KiB, MiB, GiB or TiB (default: 1GiB, and 512MiB for the chunks of each argument)");
-    add("--pin-budget", pin_budget, "BYTES",
-        "Most memory to lock for the GPU, which may pass `ulimit -l` (default: that, and 3/4 of what is "
-        "free)");
+    add("--pin-budget", pin_budget, "BYTES|ulimit",
+        "Most memory to lock for the GPU; ulimit: no more than `ulimit -l` (default: 3/4 of the memory that\n"
+        "the machine and the cgroup have left)");
     add("--slots", slots, "N", "Batches that can exist at once, from 2 on (default: by memory)");
     add("--threads", threads, "N", "Threads that gather rows (default: one a core)");
     add("--rank", rank, "R", "Which of --world W processes this is, from 0 on: they take batches in turns");
@@ -177,7 +177,9 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     options.shard = parse_shard(rank, world);
     options.tail = parse_tail(tail_name);
     if (app.count("--memory") > 0) options.memory_bytes = parse_byte_count("--memory", memory);
-    if (app.count("--pin-budget") > 0) {
+    if (pin_budget == "ulimit") {
+        options.pin_limit = pin_limit::memlock;
+    } else if (app.count("--pin-budget") > 0) {
         options.pin_budget_bytes = parse_byte_count("--pin-budget", pin_budget);
     }
     if (app.count("--slots") > 0) {

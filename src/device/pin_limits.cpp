@@ -62,24 +62,22 @@ page_verdict judge(const mapping& pages) {
 
 }  // namespace
 
-pin_budget choose_pin_budget(std::uint64_t setting_bytes, const memory_limits& limits) {
-    pin_budget most{std::numeric_limits<std::uint64_t>::max(), "no limit"};
-    if (limits.available_bytes) most = {*limits.available_bytes, "the memory that is available"};
-    if (limits.cgroup_bytes && *limits.cgroup_bytes < most.size_bytes) {
-        most = {*limits.cgroup_bytes, "what the cgroup has left"};
+pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const memory_limits& limits) {
+    constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
+    pin_budget budget{unlimited, "no limit"};
+    if (limits.available_bytes) budget = {*limits.available_bytes, "the memory that is available"};
+    if (limits.cgroup_bytes && *limits.cgroup_bytes < budget.size_bytes) {
+        budget = {*limits.cgroup_bytes, "what the cgroup has left"};
     }
     if (setting_bytes != 0) {
-        return setting_bytes <= most.size_bytes ? pin_budget{setting_bytes, "the pin budget that was set"}
-                                                : most;
+        if (setting_bytes <= budget.size_bytes) budget = {setting_bytes, "the pin budget that was set"};
+    } else if (budget.size_bytes != unlimited) {
+        budget = {budget.size_bytes / 4 * 3, "three quarters of " + budget.source};
     }
-    if (most.size_bytes != std::numeric_limits<std::uint64_t>::max()) {
-        most = {most.size_bytes / 4 * 3, "three quarters of " + most.source};
+    if (limit == pin_limit::memlock && limits.locked_bytes && *limits.locked_bytes < budget.size_bytes) {
+        budget = {*limits.locked_bytes, "RLIMIT_MEMLOCK, which `ulimit -l` shows"};
     }
-    if (limits.locked_bytes && *limits.locked_bytes < most.size_bytes) {
-        return {*limits.locked_bytes,
-                "RLIMIT_MEMLOCK; `ulimit -l` raises it, and a pin budget that is set passes it"};
-    }
-    return most;
+    return budget;
 }
 
 page_verdict judge_pages(std::string_view maps, std::span<const std::byte> pages) {

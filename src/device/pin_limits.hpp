@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "pinflow/pin.hpp"
 #include "src/core/memory_limits.hpp"
 
 namespace pinflow::detail {
@@ -15,11 +16,10 @@ struct pin_budget {
     std::string source;  ///< "RLIMIT_MEMLOCK", as the end of a sentence
 };
 
-/// How much may be pinned in all. Without a setting (0): RLIMIT_MEMLOCK, and three quarters of what the
-/// machine and the cgroup can give. CUDA's driver takes no notice of RLIMIT_MEMLOCK, so a setting may pass
-/// it: it is then the user's own word against the administrator's default. It may not pass what the machine
-/// and the cgroup can give.
-pin_budget choose_pin_budget(std::uint64_t setting_bytes, const memory_limits& limits);
+/// How much may be pinned in all: `setting_bytes`, or if that is 0 three quarters of what the machine and the
+/// cgroup have left; never more than they have left. pin_limit::memlock also applies RLIMIT_MEMLOCK, which
+/// CUDA's driver ignores: on most distributions it is 8 MiB, too little for anything worth pinning.
+pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const memory_limits& limits);
 
 /// Whether pages can be registered in place, and how.
 struct page_verdict {

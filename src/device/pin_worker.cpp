@@ -184,7 +184,7 @@ std::string pin_worker::register_all(ask_machine ask) {
         for (std::uint64_t index = 0; index < tracked->registered.size(); ++index)
             pieces.push_back({tracked.get(), index, verdict.read_only, verdict.shared});
     }
-    const pin_budget budget = choose_pin_budget(options_.budget_bytes, machine.limits);
+    const pin_budget budget = choose_pin_budget(options_.budget_bytes, options_.limit, machine.limits);
     if (!registry_->reserve(all_pages, budget.size_bytes)) {
         const std::uint64_t others = registry_->reserved_bytes();
         return fmt::format(

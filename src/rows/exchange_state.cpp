@@ -86,7 +86,7 @@ void exchange_state::page_lock() {
     }
     pages_.emplace(
         std::vector<pin_range>{{{table_.data(), table_.size_bytes()}, table_.description(), table_.owner()}},
-        device_, pin_options{.budget_bytes = options_.pin_budget_bytes});
+        device_, pin_options{.budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit});
     if (!pages_->wait()) {
         why_not_reached_ =
             fmt::format("{} is not page-locked: {}", table_.description(), pages_->report().reason);

@@ -12,6 +12,7 @@
 #include "pinflow/loader/sampler.hpp"
 #include "pinflow/loader/shard.hpp"
 #include "pinflow/loader/state.hpp"
+#include "pinflow/pin.hpp"
 #include "pinflow/row_source.hpp"
 #include "pinflow/stream.hpp"
 
@@ -54,6 +55,8 @@ struct loader_options {
     /// Upper bound on the memory that pinflow registers with CUDA in this process, as
     /// pin_options::budget_bytes. What does not fit takes the staged route.
     std::uint64_t pin_budget_bytes = 0;
+    /// As pin_options::limit.
+    pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
 };
 
 /// Delivers the rows of one or several sources as batches on a device, ahead of the consumer, in memory that
