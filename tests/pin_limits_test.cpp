@@ -55,8 +55,9 @@ TEST_CASE("pin: only mappings that the driver registers in place are offered to 
         "8000-9000 r--p 00000000 00:00 0 \n"
         "9000-a000 ---p 00000000 00:00 0 \n"
         "b000-c000 rw-p 00000000 00:00 0     [heap]\n";
+    const process_mappings mappings(maps);
     const auto judged = [&](std::uintptr_t begin, std::uintptr_t end) {
-        return judge_pages(maps, {reinterpret_cast<const std::byte*>(begin), end - begin});
+        return mappings.judge({reinterpret_cast<const std::byte*>(begin), end - begin});
     };
     CHECK(judged(0x1000, 0x4000).refusal.empty());
     CHECK(judged(0x1000, 0x4000).read_only);
@@ -73,19 +74,23 @@ TEST_CASE("pin: only mappings that the driver registers in place are offered to 
     CHECK(contains(judged(0x7000, 0x9000).refusal, "reading only"));
     CHECK(contains(judged(0xa000, 0xb000).refusal, "not all of it is mapped"));
     CHECK(contains(judged(0xb000, 0xd000).refusal, "not all of it is mapped"));
-    CHECK(contains(judge_pages({}, {}).refusal, "/proc/self/maps"));
+    CHECK(contains(judged(0x500, 0x1500).refusal, "not all of it is mapped"));
+    CHECK(contains(judged(0xc000, 0xd000).refusal, "not all of it is mapped"));
+    CHECK(contains(process_mappings("").judge({}).refusal, "/proc/self/maps"));
 }
 
 TEST_CASE("pin: a real file mapping is judged read-only, a real private one is refused") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 3 * page);
-    const page_verdict shared = judge_pages(read_own_maps(), file->bytes());
+    const page_verdict shared = process_mappings(read_own_maps()).judge(file->bytes());
     CHECK(shared.refusal.empty());
     CHECK(shared.read_only);
     void* const mapped =
         ::mmap(nullptr, page, PROT_READ, MAP_PRIVATE, file->file()->lease_descriptor().get(), 0);
     REQUIRE(mapped != MAP_FAILED);
-    CHECK_FALSE(judge_pages(read_own_maps(), {static_cast<const std::byte*>(mapped), page}).refusal.empty());
+    const page_verdict copied =
+        process_mappings(read_own_maps()).judge({static_cast<const std::byte*>(mapped), page});
+    CHECK(contains(copied.refusal, "private mapping of a file"));
     ::munmap(mapped, page);
 }
 

@@ -11,19 +11,34 @@
 
 namespace pinflow::detail {
 
-namespace {
+pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const memory_limits& limits) {
+    constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
+    pin_budget budget{unlimited, "no limit"};
+    if (limits.available_bytes) budget = {*limits.available_bytes, "the memory that is available"};
+    if (limits.cgroup_bytes && *limits.cgroup_bytes < budget.size_bytes) {
+        budget = {*limits.cgroup_bytes, "what the cgroup has left"};
+    }
+    if (setting_bytes != 0) {
+        if (setting_bytes <= budget.size_bytes) budget = {setting_bytes, "the pin budget that was set"};
+    } else if (budget.size_bytes != unlimited) {
+        budget = {budget.size_bytes / 4 * 3, "three quarters of " + budget.source};
+    }
+    if (limit == pin_limit::memlock && limits.locked_bytes && *limits.locked_bytes < budget.size_bytes) {
+        budget = {*limits.locked_bytes, "RLIMIT_MEMLOCK, which `ulimit -l` shows"};
+    }
+    return budget;
+}
 
-/// One line of /proc/self/maps.
-struct mapping {
-    std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;
-    bool readable = false;
-    bool writable = false;
-    bool shared = false;
-    bool of_file = false;
-};
+process_mappings::process_mappings(std::string_view maps) {
+    mappings_.reserve(static_cast<std::size_t>(std::ranges::count(maps, '\n')));
+    while (!maps.empty()) {
+        const std::string_view line = maps.substr(0, maps.find('\n'));
+        maps.remove_prefix(std::min(maps.size(), line.size() + 1));
+        if (const std::optional<mapping> parsed = parse(line)) mappings_.push_back(*parsed);
+    }
+}
 
-std::optional<mapping> parse_mapping(std::string_view line) {
+std::optional<process_mappings::mapping> process_mappings::parse(std::string_view line) {
     std::array<std::string_view, 5> fields;  // range, permissions, offset, device, inode
     for (std::string_view& field : fields) {
         field = line.substr(0, line.find(' '));
@@ -43,7 +58,7 @@ std::optional<mapping> parse_mapping(std::string_view line) {
 }
 
 /// What the driver did with each kind on driver 580, CUDA 13.0, Linux 6.18.
-page_verdict judge(const mapping& pages) {
+page_verdict process_mappings::verdict_of(const mapping& pages) {
     if (!pages.readable) return {.refusal = "it is mapped without the right to read"};
     if (pages.shared) {
         // a writable one is taken as it is: the driver accepts it in shared memory and refuses it at once on
@@ -60,38 +75,15 @@ page_verdict judge(const mapping& pages) {
     return {};
 }
 
-}  // namespace
-
-pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const memory_limits& limits) {
-    constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
-    pin_budget budget{unlimited, "no limit"};
-    if (limits.available_bytes) budget = {*limits.available_bytes, "the memory that is available"};
-    if (limits.cgroup_bytes && *limits.cgroup_bytes < budget.size_bytes) {
-        budget = {*limits.cgroup_bytes, "what the cgroup has left"};
-    }
-    if (setting_bytes != 0) {
-        if (setting_bytes <= budget.size_bytes) budget = {setting_bytes, "the pin budget that was set"};
-    } else if (budget.size_bytes != unlimited) {
-        budget = {budget.size_bytes / 4 * 3, "three quarters of " + budget.source};
-    }
-    if (limit == pin_limit::memlock && limits.locked_bytes && *limits.locked_bytes < budget.size_bytes) {
-        budget = {*limits.locked_bytes, "RLIMIT_MEMLOCK, which `ulimit -l` shows"};
-    }
-    return budget;
-}
-
-page_verdict judge_pages(std::string_view maps, std::span<const std::byte> pages) {
-    if (maps.empty()) return {.refusal = "/proc/self/maps cannot be read to see what kind of memory it is"};
+page_verdict process_mappings::judge(std::span<const std::byte> pages) const {
+    if (mappings_.empty())
+        return {.refusal = "/proc/self/maps cannot be read to see what kind of memory it is"};
     auto at = reinterpret_cast<std::uintptr_t>(pages.data());
     const std::uintptr_t end = at + pages.size();
     std::optional<page_verdict> first;
-    while (!maps.empty() && at < end) {
-        const std::string_view line = maps.substr(0, maps.find('\n'));
-        maps.remove_prefix(std::min(maps.size(), line.size() + 1));
-        const std::optional<mapping> there = parse_mapping(line);
-        if (!there || there->end <= at) continue;
-        if (there->begin > at) break;
-        page_verdict verdict = judge(*there);
+    for (auto there = std::ranges::upper_bound(mappings_, at, {}, &mapping::end);
+         there != mappings_.end() && there->begin <= at && at < end; ++there) {
+        page_verdict verdict = verdict_of(*there);
         if (!verdict.refusal.empty()) return verdict;
         if (first && (first->read_only != verdict.read_only || first->shared != verdict.shared)) {
             return {.refusal = "it spans mappings of different kinds"};

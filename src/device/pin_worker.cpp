@@ -171,13 +171,14 @@ void pin_worker::run(ask_machine ask) noexcept {
 
 std::string pin_worker::register_all(ask_machine ask) {
     const machine_answers machine = ask();
+    const process_mappings mappings(machine.maps);
     std::uint64_t pages_bytes = 0;
     pin_registry::page_spans all_pages;
     std::vector<piece> pieces;
     for (const auto& tracked : ranges_) {
         pages_bytes += tracked->pages.size();
         all_pages.push_back(tracked->pages);
-        const page_verdict verdict = judge_pages(machine.maps, tracked->pages);
+        const page_verdict verdict = mappings.judge(tracked->pages);
         if (!verdict.refusal.empty()) {
             return fmt::format("cannot register {}: {}", tracked->range.description, verdict.refusal);
         }
