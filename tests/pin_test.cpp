@@ -21,6 +21,7 @@
 #include "src/device/pin_registry.hpp"
 #include "src/device/pin_worker.hpp"
 #include "tests/fake_locker.hpp"
+#include "tests/side_by_side.hpp"
 #include "tests/temporary_folder.hpp"
 
 using namespace pinflow;
@@ -38,6 +39,28 @@ pin_worker::machine_answers with_a_mebibyte() {
     limits.locked_bytes = mebibyte;
     return {limits, read_own_maps()};
 }
+
+/// Nothing but extents.
+class extents_only final : public row_source {
+ public:
+    extents_only(std::vector<row_extent> extents, std::uint64_t row_bytes)
+        : extents_(std::move(extents)), shape_{row_bytes} {}
+    const pinflow::dtype& dtype() const noexcept override { return dtype_; }
+    const shape_vector& row_shape() const noexcept override { return shape_; }
+    std::uint64_t row_count() const noexcept override { return 0; }
+    std::uint64_t row_size_bytes() const noexcept override { return shape_[0]; }
+    std::string description() const override { return "extents"; }
+    std::span<const row_extent> extents() const noexcept override { return extents_; }
+    std::chrono::nanoseconds read_rows(std::span<const std::uint64_t>, std::span<std::byte>) const override {
+        return {};
+    }
+    void check_unchanged() const override {}
+
+ private:
+    std::vector<row_extent> extents_;
+    shape_vector shape_;
+    pinflow::dtype dtype_ = pinflow::dtype::of<std::uint8_t>();
+};
 
 pin_range range_of(const std::shared_ptr<const mapped_file>& file) {
     return {file->bytes(), "'x.bin'", file};
@@ -164,6 +187,50 @@ TEST_CASE("pin: arrays of one mapping and the same file mapped twice are each re
         CHECK(other_mapping.covers(again->data(), 16 * page));
     }
     CHECK(locker.locked_bytes() == 0);
+}
+
+TEST_CASE("pin: extents whose pages touch are one range, which is registered across its files") {
+    const temporary_folder folder;
+    constexpr std::uint64_t row = 992;
+    // 1, 1, 1 and 2 pages; the second file ends at a page's edge
+    const std::vector<std::uint64_t> rows{3, 4, 2, 8};
+    const auto source = std::make_shared<const side_by_side_rows>(folder.path(), rows, row);
+    const std::span<const row_extent> extents = source->extents();
+    const std::vector<pin_range> ranges = pin_ranges(source);
+    REQUIRE(ranges.size() == 1);
+    CHECK(ranges[0].bytes.data() == extents[0].data);
+    CHECK(ranges[0].bytes.data() + ranges[0].bytes.size() == extents[3].data + 8 * row);
+    CHECK(ranges[0].owner == source);
+    fake_locker locker;
+    pin_registry registry;
+    const pin_worker worker(ranges, locker, registry, {.piece_bytes = 4 * page}, &generous);
+    REQUIRE(worker.wait());
+    CHECK(locker.calls == 2);
+    CHECK(locker.locked_bytes() == 5 * page);
+    CHECK(locker.all_read_only);
+    for (const row_extent& extent : extents)
+        CHECK(worker.covers(extent.data, extent.row_count * row));
+}
+
+TEST_CASE("pin: extents that do not follow each other in the address space are ranges of their own") {
+    const temporary_folder folder;
+    const auto source =
+        std::make_shared<const side_by_side_rows>(folder.path(), std::vector<std::uint64_t>{4, 4, 4}, page);
+    const auto row_of = [&](std::size_t file) { return source->extents()[file]; };
+    const auto ranges_of = [](std::vector<row_extent> extents) {
+        return pin_ranges(std::make_shared<const extents_only>(std::move(extents), page)).size();
+    };
+    CHECK(ranges_of({row_of(0), row_of(1), row_of(2)}) == 1);
+    CHECK(ranges_of({row_of(0), row_of(2)}) == 2);             // pages between them
+    CHECK(ranges_of({row_of(1), row_of(0), row_of(2)}) == 3);  // the order of the rows is another one
+    CHECK(ranges_of({row_of(0), row_of(0)}) == 2);             // the same twice
+    row_extent in_memory = row_of(1);
+    in_memory.file = nullptr;
+    CHECK(ranges_of({row_of(0), in_memory, row_of(2)}) == 3);
+    row_extent unmapped = row_of(1);
+    unmapped.data = nullptr;
+    CHECK(ranges_of({row_of(0), unmapped, row_of(2)}) == 2);
+    CHECK(ranges_of({}) == 0);
 }
 
 TEST_CASE("pin: the prefix ends where the first range is not finished") {

@@ -25,6 +25,8 @@ struct pin_range {
 };
 
 /// The ranges of `source` that are in the address space, in order of its rows, kept alive by the source.
+/// Extents that follow each other without a page between them are one range, so that thousands of small files
+/// that are mapped side by side are registered in large pieces.
 std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source);
 
 /// What bounds the pin budget beside the memory that the machine and the cgroup have left.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/device/pin_pages.hpp"
 #include "src/device/pin_worker.hpp"
 
 namespace pinflow {
@@ -29,10 +30,20 @@ std::unique_ptr<detail::pin_worker> start([[maybe_unused]] const device& device,
 
 std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source) {
     std::vector<pin_range> ranges;
+    const std::string description = source->description();
+    bool last_of_file = false;
     for (const row_extent& extent : source->extents()) {
         if (extent.data == nullptr || extent.row_count == 0) continue;
-        ranges.push_back(
-            {{extent.data, extent.row_count * source->row_size_bytes()}, source->description(), source});
+        const std::span bytes(extent.data, extent.row_count * source->row_size_bytes());
+        // a file's pages are registered in another way than memory beside them
+        const bool of_file = extent.file != nullptr;
+        if (!ranges.empty() && of_file == last_of_file && detail::touches(ranges.back().bytes, bytes)) {
+            std::span<const std::byte>& joined = ranges.back().bytes;
+            joined = {joined.data(), bytes.data() + bytes.size()};
+        } else {
+            ranges.push_back({bytes, description, source});
+        }
+        last_of_file = of_file;
     }
     return ranges;
 }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <tbb/parallel_for.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "src/core/system.hpp"
+#include "src/device/pin_pages.hpp"
 
 namespace pinflow::detail {
 
@@ -25,19 +25,6 @@ constexpr int populate_write = MADV_POPULATE_WRITE;
 constexpr int populate_read = 22;  // Linux 5.14, newer than some C libraries
 constexpr int populate_write = 23;
 #endif
-
-std::uint64_t page_bytes() {
-    static const auto size = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-    return size;
-}
-
-/// The whole pages that `bytes` lie on; they are mapped as far as `bytes` are.
-std::span<const std::byte> pages_of(std::span<const std::byte> bytes) {
-    const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
-    const std::uintptr_t begin = address / page_bytes() * page_bytes();
-    const std::uintptr_t end = (address + bytes.size() + page_bytes() - 1) / page_bytes() * page_bytes();
-    return {reinterpret_cast<const std::byte*>(begin), end - begin};
-}
 
 /// Brings pages into the page table, outside the driver's lock, in which others would have to wait for it.
 /// Cold ones of a file are read from the disk here; new ones of memory are zeroed, by all cores. Those of
