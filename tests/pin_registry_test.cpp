@@ -2,7 +2,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
+#include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "pinflow/error.hpp"
 #include "tests/fake_locker.hpp"
@@ -123,23 +128,21 @@ TEST_CASE("pin: threads that ask for the same pages at the same time register ea
 TEST_CASE("pin: the budget is shared by all holders") {
     pin_registry registry;
     const memory_region memory = memory_region::anonymous(32 * page);
-    const auto pages = [&](std::uint64_t first, std::uint64_t count) {
-        return pin_registry::page_spans{pages_at(memory, first, count)};
-    };
-    CHECK(registry.reserve(pages(0, 6), 10 * page));
-    CHECK_FALSE(registry.reserve(pages(6, 5), 10 * page));
-    CHECK(registry.reserve(pages(6, 4), 10 * page));
-    CHECK_FALSE(registry.reserve(pages(10, 1), 5 * page));  // below what is set aside already
-    registry.give_back(pages(0, 6));
+    CHECK(registry.reserve(pages_at(memory, 0, 6), 10 * page));
+    CHECK_FALSE(registry.reserve(pages_at(memory, 6, 5), 10 * page));
+    CHECK(registry.reserve(pages_at(memory, 6, 4), 10 * page));
+    CHECK_FALSE(registry.reserve(pages_at(memory, 10, 1), 5 * page));  // below what is set aside already
+    registry.give_back(pages_at(memory, 0, 6));
     CHECK(registry.reserved_bytes() == 4 * page);
-    CHECK(registry.reserve(pages(0, 6), 10 * page));
+    CHECK(registry.reserve(pages_at(memory, 0, 6), 10 * page));
+    CHECK(registry.reserve({}, 0));
 }
 
 TEST_CASE("pin: pages that several holders set aside count once, until the last has given them back") {
     pin_registry registry;
     const memory_region memory = memory_region::anonymous(32 * page);
     const auto pages = [&](std::uint64_t first, std::uint64_t count) {
-        return pin_registry::page_spans{pages_at(memory, first, count)};
+        return pages_at(memory, first, count);
     };
     CHECK(registry.reserve(pages(0, 8), 10 * page));
     CHECK(registry.reserve(pages(0, 8), 10 * page));
@@ -154,6 +157,74 @@ TEST_CASE("pin: pages that several holders set aside count once, until the last 
     CHECK(registry.reserved_bytes() == 7 * page);
     registry.give_back(pages(2, 3));
     registry.give_back(pages(6, 4));
+    CHECK(registry.reserved_bytes() == 0);
+}
+
+TEST_CASE("pin: reservations that begin and end anywhere are counted as page by page") {
+    constexpr std::uint64_t page_count = 64;
+    constexpr std::uint64_t budget_pages = 40;
+    const memory_region memory = memory_region::anonymous(page_count * page);
+    pin_reservations reservations;
+    std::array<unsigned, page_count> holders{};
+    struct reservation {
+        std::uint64_t first;
+        std::uint64_t count;
+    };
+    std::vector<reservation> made;
+    std::mt19937_64 random(1);
+    bool counts_agree = true;
+    unsigned refusals = 0;
+    for (unsigned step = 0; step < 20'000; ++step) {
+        if (made.empty() || random() % 2 == 0) {
+            const std::uint64_t first = random() % page_count;
+            const reservation wanted{first, random() % std::min<std::uint64_t>(page_count - first, 12) + 1};
+            const auto begin = holders.begin() + static_cast<std::ptrdiff_t>(first);
+            const auto end = begin + static_cast<std::ptrdiff_t>(wanted.count);
+            const auto in_use = page_count - static_cast<std::uint64_t>(std::ranges::count(holders, 0U));
+            const auto added = static_cast<std::uint64_t>(std::count(begin, end, 0U));
+            const bool fits = added == 0 || in_use + added <= budget_pages;
+            const bool reserved =
+                reservations.add(pages_at(memory, first, wanted.count), budget_pages * page);
+            counts_agree = counts_agree && reserved == fits;
+            refusals += reserved ? 0 : 1;
+            if (!reserved) continue;
+            made.push_back(wanted);
+            std::for_each(begin, end, [](unsigned& count) { ++count; });
+        } else {
+            std::swap(made[random() % made.size()], made.back());
+            const auto [first, count] = made.back();
+            made.pop_back();
+            reservations.remove(pages_at(memory, first, count));
+            for (std::uint64_t i = first; i < first + count; ++i)
+                --holders[i];
+        }
+        const auto in_use = page_count - static_cast<std::uint64_t>(std::ranges::count(holders, 0U));
+        counts_agree = counts_agree && reservations.size_bytes() == in_use * page;
+    }
+    CHECK(counts_agree);
+    CHECK(refusals > 100);
+    for (const auto& [first, count] : made)
+        reservations.remove(pages_at(memory, first, count));
+    CHECK(reservations.size_bytes() == 0);
+}
+
+TEST_CASE("pin: a hundred holders can set thousands of pieces aside") {
+    // addresses alone: a test that copied all reservations for each of these would not end in time
+    constexpr std::uintptr_t begin = std::uintptr_t{1} << 40;
+    constexpr std::uint64_t pieces = 8192;
+    const auto piece_at = [](std::uint64_t index) {
+        return std::span(reinterpret_cast<const std::byte*>(begin + index * mebibyte), mebibyte);
+    };
+    pin_registry registry;
+    for (unsigned holder = 0; holder < 100; ++holder) {
+        for (std::uint64_t index = 0; index < pieces; ++index)
+            registry.reserve(piece_at(index), 5000 * mebibyte);
+    }
+    CHECK(registry.reserved_bytes() == 5000 * mebibyte);
+    for (unsigned holder = 0; holder < 100; ++holder) {
+        for (std::uint64_t index = 0; index < 5000; ++index)
+            registry.give_back(piece_at(index));
+    }
     CHECK(registry.reserved_bytes() == 0);
 }
 

@@ -4,7 +4,7 @@
 #include <exception>
 #include <iterator>
 #include <limits>
-#include <new>
+#include <utility>
 
 namespace pinflow::detail {
 
@@ -104,41 +104,19 @@ void pin_registry::release_locked(std::unique_lock<std::mutex>& lock, const hold
     }
 }
 
-bool pin_registry::reserve(const page_spans& pages, std::uint64_t budget_bytes) {
+bool pin_registry::reserve(std::span<const std::byte> pages, std::uint64_t budget_bytes) {
     const std::lock_guard lock(mutex_);
-    const std::uint64_t before = reserved_once_bytes();
-    std::multiset<address_range> with_these = reserved_;
-    for (const std::span<const std::byte> each : pages)
-        with_these.insert(address_range_of(each));
-    reserved_.swap(with_these);
-    const std::uint64_t after = reserved_once_bytes();
-    if (after == before || after <= budget_bytes) return true;
-    reserved_.swap(with_these);
-    return false;
+    return reserved_.add(pages, budget_bytes);
 }
 
-void pin_registry::give_back(const page_spans& pages) noexcept {
+void pin_registry::give_back(std::span<const std::byte> pages) noexcept {
     const std::lock_guard lock(mutex_);
-    for (const std::span<const std::byte> each : pages) {
-        const auto found = reserved_.find(address_range_of(each));
-        if (found != reserved_.end()) reserved_.erase(found);
-    }
+    reserved_.remove(pages);
 }
 
 std::uint64_t pin_registry::reserved_bytes() const {
     const std::lock_guard lock(mutex_);
-    return reserved_once_bytes();
-}
-
-/// Of pages that several have reserved, once.
-std::uint64_t pin_registry::reserved_once_bytes() const noexcept {
-    std::uint64_t sum = 0;
-    std::uintptr_t counted_to = 0;
-    for (const auto& [begin, end] : reserved_) {
-        sum += end - std::clamp(counted_to, begin, end);
-        counted_to = std::max(counted_to, end);
-    }
-    return sum;
+    return reserved_.size_bytes();
 }
 
 bool pin_registry::knows(std::span<const std::byte> bytes) const {

@@ -7,13 +7,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
+#include "src/device/pin_reservations.hpp"
 
 namespace pinflow::detail {
 
@@ -53,14 +52,10 @@ class pin_registry {
     /// Counts down; unregisters the intervals that nobody counts on any more.
     void release(const holds& held) noexcept;
 
-    using page_spans = std::vector<std::span<const std::byte>>;
-
-    /// Sets `pages` of a budget aside, to be acquired. Those that are set aside already count once, as they
-    /// are registered once. @return false when there are others among them, and they would pass
-    /// `budget_bytes`.
-    bool reserve(const page_spans& pages, std::uint64_t budget_bytes);
+    /// Sets `pages` of a budget aside, to be acquired: see pin_reservations::add.
+    bool reserve(std::span<const std::byte> pages, std::uint64_t budget_bytes);
     /// What was reserved, by one of those who did.
-    void give_back(const page_spans& pages) noexcept;
+    void give_back(std::span<const std::byte> pages) noexcept;
     /// Set aside now.
     std::uint64_t reserved_bytes() const;
     /// Whether some of `bytes` are registered by pinflow, and so may cease to be when their holders have
@@ -74,7 +69,6 @@ class pin_registry {
     void cut(std::span<const copy_range> ranges, std::vector<copy_range>& pieces) const;
 
  private:
-    using address_range = std::pair<std::uintptr_t, std::uintptr_t>;  // begin and end
     struct interval {
         std::uintptr_t end = 0;
         std::uint64_t users = 0;
@@ -84,14 +78,13 @@ class pin_registry {
     };
 
     void release_locked(std::unique_lock<std::mutex>& lock, const holds& held) noexcept;
-    std::uint64_t reserved_once_bytes() const noexcept;
     std::uintptr_t edge_after(std::uintptr_t address) const;
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::map<std::uintptr_t, interval> intervals_;  // by their first address
     std::atomic<std::size_t> count_ = 0;            // of intervals_, to be read without the lock
-    std::multiset<address_range> reserved_;
+    pin_reservations reserved_;
 };
 
 }  // namespace pinflow::detail

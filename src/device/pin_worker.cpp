@@ -129,7 +129,8 @@ pin_worker::~pin_worker() {
     if (thread_.joinable()) thread_.join();
     if (registry_ == nullptr) return;
     registry_->release(held_);
-    registry_->give_back(reserved_);
+    for (const std::span<const std::byte> pages : reserved_)
+        registry_->give_back(pages);
 }
 
 void pin_worker::run(ask_machine ask) noexcept {
@@ -160,7 +161,7 @@ std::string pin_worker::register_all(ask_machine ask) {
     const machine_answers machine = ask();
     const process_mappings mappings(machine.maps);
     std::uint64_t pages_bytes = 0;
-    pin_registry::page_spans all_pages;
+    std::vector<std::span<const std::byte>> all_pages;
     std::vector<piece> pieces;
     for (const auto& tracked : ranges_) {
         pages_bytes += tracked->pages.size();
@@ -173,7 +174,14 @@ std::string pin_worker::register_all(ask_machine ask) {
             pieces.push_back({tracked.get(), index, verdict.read_only, verdict.shared});
     }
     const pin_budget budget = choose_pin_budget(options_.budget_bytes, options_.limit, machine.limits);
-    if (!registry_->reserve(all_pages, budget.size_bytes)) {
+    for (const std::span<const std::byte> pages : all_pages) {
+        if (registry_->reserve(pages, budget.size_bytes)) {
+            reserved_.push_back(pages);
+            continue;
+        }
+        for (const std::span<const std::byte> each : reserved_)
+            registry_->give_back(each);
+        reserved_.clear();
         const std::uint64_t others = registry_->reserved_bytes();
         return fmt::format(
             "{} to register are more than {}the pin budget of {}{} ({})", in_binary_units(pages_bytes),
@@ -181,7 +189,6 @@ std::string pin_worker::register_all(ask_machine ask) {
             others == 0 ? "" : fmt::format(", of which {} are in use", in_binary_units(others)),
             budget.source);
     }
-    reserved_ = std::move(all_pages);
     return register_pieces(options_.alongside_reader ? every_second_first(pieces) : pieces);
 }
 

@@ -91,7 +91,7 @@ class pin_worker {
 
     // the thread's own until it has ended
     pin_registry::holds held_;
-    pin_registry::page_spans reserved_;
+    std::vector<std::span<const std::byte>> reserved_;
     std::uint64_t read_only_bytes_ = 0;
     std::thread thread_;
 };
