@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,7 +29,7 @@ inline constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
 /// wants it.
 class fake_locker final : public page_locker {
  public:
-    std::string lock(std::span<const std::byte> pages, bool read_only) override {
+    std::optional<pin_refusal> lock(std::span<const std::byte> pages, bool read_only) override {
         std::unique_lock guard(mutex);
         ++calls;
         ++waiting;
@@ -35,10 +37,11 @@ class fake_locker final : public page_locker {
         changed.wait(guard, [&] { return permits > 0; });
         --permits;
         --waiting;
-        if (calls == fail_at_call) return "cudaErrorMemoryAllocation (out of memory)";
+        if (calls == fail_at_call || (refuse && refuse(pages, read_only)))
+            return pin_refusal{"cudaErrorMemoryAllocation (out of memory)", refuses_all};
         for (const auto& other : locked) {
             if (other.data() < pages.data() + pages.size() && pages.data() < other.data() + other.size()) {
-                return "cudaErrorHostMemoryAlreadyRegistered";
+                return pin_refusal{"cudaErrorHostMemoryAlreadyRegistered"};
             }
         }
         locked.push_back(pages);
@@ -86,6 +89,8 @@ class fake_locker final : public page_locker {
     std::size_t waiting = 0;
     std::size_t permits = std::numeric_limits<std::size_t>::max() / 2;
     std::size_t fail_at_call = 0;
+    std::function<bool(std::span<const std::byte> pages, bool read_only)> refuse;  // as `fail_at_call`
+    bool refuses_all = false;  // what it says of other pages when it refuses some
     std::size_t strays = 0;
     std::size_t ways_given = 0;  // read after the worker has ended
     bool all_read_only = true;

@@ -19,7 +19,8 @@ namespace {
 
 std::string acquire(pin_registry& registry, fake_locker& locker, std::span<const std::byte> pages,
                     pin_registry::holds& held) {
-    return registry.acquire(locker, pages, true, nullptr, held);
+    const auto refusal = registry.acquire(locker, pages, true, nullptr, held);
+    return refusal ? refusal->reason : std::string();
 }
 
 }  // namespace
@@ -91,8 +92,8 @@ TEST_CASE(
     pin_registry registry;
     pin_registry::holds first;
     pin_registry::holds second;
-    REQUIRE(registry.acquire(locker, pages, true, memory, first).empty());
-    REQUIRE(registry.acquire(locker, pages.first(page), true, nullptr, second).empty());
+    REQUIRE_FALSE(registry.acquire(locker, pages, true, memory, first));
+    REQUIRE_FALSE(registry.acquire(locker, pages.first(page), true, nullptr, second));
     memory.reset();
     registry.release(first);
     CHECK_FALSE(watched.expired());
@@ -286,7 +287,7 @@ TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {
     locker.unlocks = false;
     auto memory = std::make_shared<const memory_region>(memory_region::anonymous(page));
     pin_registry::holds held;
-    REQUIRE(registry.acquire(locker, memory->bytes(), false, memory, held).empty());
+    REQUIRE_FALSE(registry.acquire(locker, memory->bytes(), false, memory, held));
     const std::weak_ptr<const memory_region> still_there = memory;
     memory.reset();
     registry.release(held);
@@ -295,7 +296,7 @@ TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {
     locker.unlocks = true;
     held.clear();
     const auto again = still_there.lock()->bytes();
-    REQUIRE(registry.acquire(locker, again, false, nullptr, held).empty());
+    REQUIRE_FALSE(registry.acquire(locker, again, false, nullptr, held));
     registry.release(held);
     CHECK(still_there.expired());
     CHECK(locker.calls == 1);
@@ -303,7 +304,9 @@ TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {
 
 TEST_CASE("pin: a locker that throws is a reason, and leaves nothing busy") {
     struct throwing_locker final : page_locker {
-        std::string lock(std::span<const std::byte>, bool) override { throw device_error("it went away"); }
+        std::optional<pin_refusal> lock(std::span<const std::byte>, bool) override {
+            throw device_error("it went away");
+        }
         bool unlock(std::span<const std::byte>) noexcept override { return true; }
         void give_way() noexcept override {}
     };
@@ -312,9 +315,42 @@ TEST_CASE("pin: a locker that throws is a reason, and leaves nothing busy") {
     fake_locker locker;
     const auto memory = memory_region::anonymous(4 * page);
     pin_registry::holds held;
-    CHECK(registry.acquire(throwing, memory.bytes(), false, nullptr, held) == "it went away");
+    const auto refusal = registry.acquire(throwing, memory.bytes(), false, nullptr, held);
+    REQUIRE(refusal);
+    CHECK(refusal->reason == "it went away");
+    CHECK_FALSE(refusal->same_for_others);
     CHECK(held.empty());
     CHECK(registry.size() == 0);
     CHECK(acquire(registry, locker, memory.bytes(), held).empty());
     registry.release(held);
+}
+
+TEST_CASE("pin: pages that another holder is registering for too long are refused") {
+    const auto memory = memory_region::anonymous(8 * page);
+    fake_locker locker;
+    pin_registry registry;
+    pin_registry::holds front;
+    REQUIRE(acquire(registry, locker, pages_at(memory, 0, 2), front).empty());
+    locker.permits = 0;
+    pin_registry::holds stuck;
+    std::string stuck_reason = "not back yet";
+    std::thread other([&] { stuck_reason = acquire(registry, locker, pages_at(memory, 2, 2), stuck); });
+    locker.await_waiting();
+    pin_registry::holds held;
+    const auto refusal =
+        registry.acquire(locker, pages_at(memory, 0, 4), true, nullptr, held, std::chrono::milliseconds(5));
+    REQUIRE(refusal);
+    CHECK(contains(refusal->reason, "another holder has been registering"));
+    CHECK(refusal->same_for_others);
+    CHECK(held.empty());
+    locker.allow(10);
+    other.join();
+    CHECK(stuck_reason.empty());
+    CHECK(locker.locked_bytes() == 4 * page);
+    registry.release(front);
+    CHECK(locker.locked_bytes() == 2 * page);  // the refused request left nothing behind
+    CHECK(acquire(registry, locker, pages_at(memory, 2, 2), held).empty());
+    registry.release(held);
+    registry.release(stuck);
+    CHECK(registry.size() == 0);
 }

@@ -1,5 +1,7 @@
 #include "src/device/pin_registry.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -20,6 +22,14 @@ std::span<const std::byte> bytes_between(std::uintptr_t begin, std::uintptr_t en
     return {reinterpret_cast<const std::byte*>(begin), end - begin};
 }
 
+/// What holds up one registration is likely to hold up the next one, so that others are not worth trying.
+pin_refusal refuse_busy(std::chrono::nanoseconds waited) {
+    return {
+        fmt::format("another holder has been registering or unregistering some of these pages for {:.1f} s",
+                    std::chrono::duration<double>(waited).count()),
+        true};
+}
+
 }  // namespace
 
 pin_registry& pin_registry::process() {
@@ -28,10 +38,10 @@ pin_registry& pin_registry::process() {
     return registry;
 }
 
-std::string pin_registry::acquire(page_locker& locker, std::span<const std::byte> pages, bool read_only,
-                                  const std::shared_ptr<const void>& owner, holds& held) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(pages.data());
-    const std::uintptr_t end = begin + pages.size();
+std::optional<pin_refusal> pin_registry::acquire(page_locker& locker, std::span<const std::byte> pages,
+                                                 bool read_only, const std::shared_ptr<const void>& owner,
+                                                 holds& held, std::chrono::nanoseconds busy_deadline) {
+    const auto [begin, end] = address_range_of(pages);
     holds taken;
     std::unique_lock lock(mutex_);
     for (std::uintptr_t at = begin; at < end;) {
@@ -39,7 +49,12 @@ std::string pin_registry::acquire(page_locker& locker, std::span<const std::byte
         if (next != intervals_.begin() && std::prev(next)->second.end > at) {
             auto& [start, there] = *std::prev(next);
             if (there.busy) {
-                changed_.wait(lock);
+                if (pin_clock::now() - there.busy_since >= busy_deadline) {
+                    pin_refusal refusal = refuse_busy(pin_clock::now() - there.busy_since);
+                    release_locked(lock, taken);
+                    return refusal;
+                }
+                changed_.wait_until(lock, later(there.busy_since, busy_deadline));
                 continue;  // it may be gone by now
             }
             ++there.users;
@@ -48,22 +63,22 @@ std::string pin_registry::acquire(page_locker& locker, std::span<const std::byte
             continue;
         }
         const std::uintptr_t gap_end = next == intervals_.end() ? end : std::min(end, next->first);
-        intervals_.emplace(at, interval{gap_end, 1, true, &locker, owner});
+        intervals_.emplace(at, interval{gap_end, 1, true, pin_clock::now(), &locker, owner});
         lock.unlock();
-        std::string reason;
+        std::optional<pin_refusal> refusal;
         try {
             taken.reserve(taken.size() + 1);
-            reason = locker.lock(bytes_between(at, gap_end), read_only);
+            refusal = locker.lock(bytes_between(at, gap_end), read_only);
         } catch (const std::exception& failure) {
-            reason = failure.what();
+            refusal.emplace(failure.what());
         }
         lock.lock();
         const auto registered = intervals_.find(at);
-        if (!reason.empty()) {
+        if (refusal) {
             intervals_.erase(registered);
             changed_.notify_all();
             release_locked(lock, taken);
-            return reason;
+            return refusal;
         }
         registered->second.busy = false;
         count_.store(intervals_.size(), std::memory_order_release);
@@ -75,16 +90,18 @@ std::string pin_registry::acquire(page_locker& locker, std::span<const std::byte
     return {};
 }
 
-void pin_registry::release(const holds& held) noexcept {
+void pin_registry::release(std::span<const std::uintptr_t> held) noexcept {
     std::unique_lock lock(mutex_);
     release_locked(lock, held);
 }
 
-void pin_registry::release_locked(std::unique_lock<std::mutex>& lock, const holds& held) noexcept {
+void pin_registry::release_locked(std::unique_lock<std::mutex>& lock,
+                                  std::span<const std::uintptr_t> held) noexcept {
     for (const std::uintptr_t start : held) {
         const auto found = intervals_.find(start);
         if (found == intervals_.end() || --found->second.users > 0) continue;
         found->second.busy = true;
+        found->second.busy_since = pin_clock::now();
         const std::uintptr_t end = found->second.end;
         page_locker* const locker = found->second.locker;
         lock.unlock();

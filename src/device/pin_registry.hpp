@@ -1,28 +1,37 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
+#include "src/device/pin_deadline.hpp"
 #include "src/device/pin_reservations.hpp"
 
 namespace pinflow::detail {
+
+/// Why pages cannot be registered.
+struct pin_refusal {
+    std::string reason;            ///< the end of a sentence
+    bool same_for_others = false;  ///< all other pages that are read-only as these would be refused, too
+};
 
 /// Page-locks host memory where it lies, for a device; the seam between the registry and CUDA.
 class page_locker {
  public:
     virtual ~page_locker() = default;
     /// Registers whole pages. `read_only` is for pages that the device must not write: those of a file.
-    /// @return empty, or why not, as the end of a sentence. Never throws for what the system refuses.
-    virtual std::string lock(std::span<const std::byte> pages, bool read_only) = 0;
+    /// @return nothing if they are registered. Never throws for what the system refuses.
+    virtual std::optional<pin_refusal> lock(std::span<const std::byte> pages, bool read_only) = 0;
     /// @return false when the pages may still be locked, and so must stay mapped for good.
     virtual bool unlock(std::span<const std::byte> pages) noexcept = 0;
     /// Waits between two calls for a moment, in which others can use the device.
@@ -45,12 +54,14 @@ class pin_registry {
 
     /// Registers those of `pages` (whole pages) that are not registered yet, and counts on all of them. What
     /// is added to `held` must be given to `release`. `owner` keeps the memory mapped until its pages are
-    /// unregistered.
-    /// @return empty, or why not; nothing is held then.
-    std::string acquire(page_locker& locker, std::span<const std::byte> pages, bool read_only,
-                        const std::shared_ptr<const void>& owner, holds& held);
+    /// unregistered. Pages that another holder is registering or unregistering are waited for, until that has
+    /// taken `busy_deadline`.
+    /// @return nothing if all are registered; nothing is held otherwise.
+    std::optional<pin_refusal> acquire(page_locker& locker, std::span<const std::byte> pages, bool read_only,
+                                       const std::shared_ptr<const void>& owner, holds& held,
+                                       std::chrono::nanoseconds busy_deadline = std::chrono::seconds(30));
     /// Counts down; unregisters the intervals that nobody counts on any more.
-    void release(const holds& held) noexcept;
+    void release(std::span<const std::uintptr_t> held) noexcept;
 
     /// Sets `pages` of a budget aside, to be acquired: see pin_reservations::add.
     bool reserve(std::span<const std::byte> pages, std::uint64_t budget_bytes);
@@ -73,11 +84,12 @@ class pin_registry {
         std::uintptr_t end = 0;
         std::uint64_t users = 0;
         bool busy = false;  ///< being registered or unregistered: neither there nor gone
+        pin_clock::time_point busy_since;
         page_locker* locker = nullptr;
         std::shared_ptr<const void> owner;
     };
 
-    void release_locked(std::unique_lock<std::mutex>& lock, const holds& held) noexcept;
+    void release_locked(std::unique_lock<std::mutex>& lock, std::span<const std::uintptr_t> held) noexcept;
     std::uintptr_t edge_after(std::uintptr_t address) const;
 
     mutable std::mutex mutex_;

@@ -202,11 +202,11 @@ std::string pin_worker::register_pieces(const std::vector<piece>& pieces) {
         if (i + 1 < pieces.size())
             populated =
                 bring_in_meanwhile(pieces[i + 1].pages(), pieces[i + 1].read_only, pieces[i + 1].shared);
-        const std::string reason =
+        const auto refusal =
             registry_->acquire(*locker_, next.pages(), next.read_only, next.tracked->range.owner, held_);
-        if (!reason.empty()) {
+        if (refusal) {
             return fmt::format("cannot register {} bytes, {} bytes into {}: {}", next.pages().size(),
-                               next.offset_bytes(), next.tracked->range.description, reason);
+                               next.offset_bytes(), next.tracked->range.description, refusal->reason);
         }
         if (next.read_only) read_only_bytes_ += next.pages().size();
         next.tracked->registered[next.index].store(true, std::memory_order_release);

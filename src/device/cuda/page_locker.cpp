@@ -2,6 +2,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "src/device/cuda/context.hpp"
@@ -11,6 +12,12 @@ namespace pinflow::detail {
 
 namespace cuda {
 namespace {
+
+/// Whether `status` says something about the device, the driver or the process, and nothing about the pages.
+bool is_same_for_others(cudaError_t status) noexcept {
+    return is_fatal(status) || status == cudaErrorNotSupported || status == cudaErrorInitializationError ||
+           status == cudaErrorCudartUnloading;
+}
 
 /// Registers with cudaHostRegister, for all devices, in the context for host memory of one.
 class locker final : public page_locker {
@@ -22,9 +29,9 @@ class locker final : public page_locker {
         read_only_supported_ = supported != 0;
     }
 
-    std::string lock(std::span<const std::byte> pages, bool read_only) override {
+    std::optional<pin_refusal> lock(std::span<const std::byte> pages, bool read_only) override {
         if (read_only && !read_only_supported_)
-            return "the device cannot register pages that are mapped for reading only";
+            return pin_refusal{"the device cannot register pages that are mapped for reading only", true};
         void* const data = const_cast<std::byte*>(pages.data());
         void* device_pointer = nullptr;
         bool registered = false;
@@ -36,8 +43,8 @@ class locker final : public page_locker {
         }
         if (status == cudaSuccess && device_pointer == data) return {};
         if (registered) static_cast<void>(unlock(pages));
-        if (status != cudaSuccess) return cause(status);
-        return "the device would see the pages at other addresses than the host";
+        if (status != cudaSuccess) return pin_refusal{cause(status), is_same_for_others(status)};
+        return pin_refusal{"the device would see the pages at other addresses than the host", true};
     }
 
     bool unlock(std::span<const std::byte> pages) noexcept override {
