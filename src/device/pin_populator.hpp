@@ -1,0 +1,50 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <thread>
+
+namespace pinflow::detail {
+
+/// Brings pages into the page table on a thread of its own, while others are registered: outside the driver's
+/// lock, in which everybody else would have to wait for the disk. If the thread cannot be started, nothing is
+/// done, and registering the pages brings them in.
+class pin_populator {
+ public:
+    /// `stop` ends the work early.
+    explicit pin_populator(const std::atomic<bool>& stop);
+    /// Waits for the thread, which leaves out what it has not begun.
+    ~pin_populator();
+    pin_populator(const pin_populator&) = delete;
+    pin_populator& operator=(const pin_populator&) = delete;
+
+    struct request {
+        std::span<const std::byte> pages;
+        bool read_only;
+        bool shared;
+    };
+    void add(const request& wanted);
+    /// Waits for the first request that has not been waited for yet.
+    void wait_for_next();
+
+ private:
+    void run() noexcept;
+    void populate(const request& wanted) const noexcept;
+    bool is_ending() const noexcept;
+
+    const std::atomic<bool>& stop_;
+    std::atomic<bool> ending_ = false;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<request> requests_;
+    std::uint64_t finished_count_ = 0;
+    std::uint64_t awaited_count_ = 0;
+    std::thread thread_;
+};
+
+}  // namespace pinflow::detail
