@@ -120,7 +120,9 @@ void loader::pipeline::register_pages() {
     pin_options how;
     how.budget_bytes = options_.pin_budget_bytes;
     how.limit = options_.pin_limit;
-    how.alongside_reader = route_.host_side;
+    // what is not registered yet is gathered meanwhile, or not at all
+    how.allow_partial = route_.host_side;
+    how.first_share = route_.host_side ? 0.5 : 1;
     pages_.emplace(std::move(ranges), options_.device, how);
     if (!route_.host_side) {
         pages_->require();

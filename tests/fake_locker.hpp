@@ -16,6 +16,8 @@
 
 #include "pinflow/mapped_file.hpp"
 #include "pinflow/memory.hpp"
+#include "src/device/pin_job.hpp"
+#include "src/device/pin_limits.hpp"
 #include "src/device/pin_registry.hpp"
 #include "tests/file_bytes.hpp"
 
@@ -49,7 +51,9 @@ class fake_locker final : public page_locker {
         return {};
     }
     bool unlock(std::span<const std::byte> pages) noexcept override {
-        const std::lock_guard guard(mutex);
+        std::unique_lock guard(mutex);
+        changed.wait(guard, [&] { return unlock_permits > 0; });
+        --unlock_permits;
         const auto found = std::find_if(locked.begin(), locked.end(), [&](const auto& there) {
             return there.data() == pages.data() && there.size() == pages.size();
         });
@@ -70,10 +74,15 @@ class fake_locker final : public page_locker {
             sum += pages.size();
         return sum;
     }
+    std::size_t call_count() {
+        const std::lock_guard guard(mutex);
+        return calls;
+    }
     void allow(std::size_t calls_more) {
         {
             const std::lock_guard guard(mutex);
             permits += calls_more;
+            unlock_permits += calls_more;
         }
         changed.notify_all();
     }
@@ -88,6 +97,7 @@ class fake_locker final : public page_locker {
     std::size_t calls = 0;
     std::size_t waiting = 0;
     std::size_t permits = std::numeric_limits<std::size_t>::max() / 2;
+    std::size_t unlock_permits = std::numeric_limits<std::size_t>::max() / 2;
     std::size_t fail_at_call = 0;
     std::function<bool(std::span<const std::byte> pages, bool read_only)> refuse;  // as `fail_at_call`
     bool refuses_all = false;  // what it says of other pages when it refuses some
@@ -102,6 +112,21 @@ inline std::span<const std::byte> pages_at(const memory_region& memory, std::uin
     return memory.bytes().subspan(first * page, count * page);
 }
 
+/// A machine without limits, whose mappings are the real ones.
+inline pin_job::machine_answers generous() {
+    return {{}, read_own_maps()};
+}
+
+/// The pieces that are locked, by their numbers within `pages`, in the order of locking.
+inline std::vector<std::ptrdiff_t> locked_pieces(fake_locker& locker, std::span<const std::byte> pages,
+                                                 std::uint64_t piece_bytes) {
+    const std::lock_guard guard(locker.mutex);
+    std::vector<std::ptrdiff_t> numbers;
+    for (const auto& each : locker.locked)
+        numbers.push_back((each.data() - pages.data()) / static_cast<std::ptrdiff_t>(piece_bytes));
+    return numbers;
+}
+
 /// A mapped file of pattern bytes.
 inline std::shared_ptr<const mapped_file> map_pattern(const std::filesystem::path& path,
                                                       std::uint64_t size_bytes,
@@ -109,6 +134,10 @@ inline std::shared_ptr<const mapped_file> map_pattern(const std::filesystem::pat
     write_bytes(path, pattern_bytes(size_bytes));
     return std::make_shared<mapped_file>(std::make_shared<input_file>(path), offset_bytes,
                                          size_bytes - offset_bytes);
+}
+
+inline pin_range range_of(const std::shared_ptr<const mapped_file>& file) {
+    return {file->bytes(), "'x.bin'", file};
 }
 
 }  // namespace pinflow::detail

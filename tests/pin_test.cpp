@@ -8,7 +8,9 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <tuple>
@@ -28,17 +30,6 @@ using namespace pinflow;
 using namespace pinflow::detail;
 
 namespace {
-
-/// A machine without limits, whose mappings are the real ones.
-pin_worker::machine_answers generous() {
-    return {{}, read_own_maps()};
-}
-
-pin_worker::machine_answers with_a_mebibyte() {
-    memory_limits limits;
-    limits.locked_bytes = mebibyte;
-    return {limits, read_own_maps()};
-}
 
 /// Nothing but extents.
 class extents_only final : public row_source {
@@ -62,10 +53,6 @@ class extents_only final : public row_source {
     pinflow::dtype dtype_ = pinflow::dtype::of<std::uint8_t>();
 };
 
-pin_range range_of(const std::shared_ptr<const mapped_file>& file) {
-    return {file->bytes(), "'x.bin'", file};
-}
-
 }  // namespace
 
 TEST_CASE("pin: what is registered so far can be asked for while the rest is waited for") {
@@ -81,6 +68,7 @@ TEST_CASE("pin: what is registered so far can be asked for while the rest is wai
         locker.await_waiting();
         CHECK_FALSE(worker.covers(data, 1));
         CHECK_FALSE(worker.finished());
+        CHECK_FALSE(worker.all_registered());
         CHECK(worker.report().reason.empty());
         locker.allow(1);
         while (worker.registered_prefix_bytes() == 0)
@@ -96,6 +84,8 @@ TEST_CASE("pin: what is registered so far can be asked for while the rest is wai
         REQUIRE(worker.wait());
         const pin_report report = worker.report();
         CHECK(report.complete);
+        CHECK_FALSE(report.failed);
+        CHECK(worker.all_registered());
         CHECK(report.registered_bytes == file->size_bytes());
         CHECK(report.total_bytes == file->size_bytes());
         CHECK(contains(report.reason, "registered read-only"));
@@ -107,46 +97,6 @@ TEST_CASE("pin: what is registered so far can be asked for while the rest is wai
     }
     CHECK(locker.locked_bytes() == 0);
     CHECK(registry.reserved_bytes() == 0);
-}
-
-TEST_CASE("pin: every second piece can be registered first, and the others from the back") {
-    const temporary_folder folder;
-    // 5 pieces of 2 pages, and a sixth of one; the bytes begin within the first page
-    const auto file = map_pattern(folder / "x.bin", 11 * page, 100);
-    const std::byte* const data = file->data();
-    const auto piece_at = [&](std::uint64_t index) { return data - 100 + index * 2 * page; };
-    pin_registry registry;
-    fake_locker locker;
-    locker.permits = 2;
-    pin_worker worker({range_of(file)}, locker, registry,
-                      {.budget_bytes = 0, .piece_bytes = 2 * page, .alongside_reader = true}, &generous);
-    while (worker.report().registered_bytes < 4 * page)
-        std::this_thread::yield();
-    CHECK(worker.covers(piece_at(1), 2 * page));
-    CHECK(worker.covers(piece_at(3), 2 * page));
-    CHECK_FALSE(worker.covers(data, 1));
-    CHECK_FALSE(worker.covers(piece_at(1) - 1, 2));
-    CHECK_FALSE(worker.covers(piece_at(1), 2 * page + 1));
-    const pin_stretch before = worker.stretch_at(data, 3 * page);
-    CHECK_FALSE(before.registered);
-    CHECK(before.size_bytes == 2 * page - 100);
-    const pin_stretch within = worker.stretch_at(piece_at(1) + 1, 6 * page);
-    CHECK(within.registered);
-    CHECK(within.size_bytes == 2 * page - 1);
-    const pin_stretch last = worker.stretch_at(piece_at(4), 100 * page);
-    CHECK_FALSE(last.registered);
-    CHECK(last.size_bytes == 3 * page);
-    CHECK(worker.registered_prefix_bytes() == 0);
-    locker.allow(4);
-    CHECK(worker.wait());
-    std::vector<std::ptrdiff_t> order;
-    for (const auto& pages : locker.locked)
-        order.push_back((pages.data() - piece_at(0)) / static_cast<std::ptrdiff_t>(2 * page));
-    CHECK(order == std::vector<std::ptrdiff_t>{1, 3, 5, 4, 2, 0});
-    CHECK(locker.ways_given == 6);
-    CHECK(worker.covers(data, 11 * page - 100));
-    CHECK(worker.registered_prefix_bytes() == 11 * page - 100);
-    CHECK(worker.report().registered_bytes == 11 * page - 100);
 }
 
 TEST_CASE("pin: stopping takes one piece, and unregisters what was registered") {
@@ -233,53 +183,6 @@ TEST_CASE("pin: extents that do not follow each other in the address space are r
     CHECK(ranges_of({}) == 0);
 }
 
-TEST_CASE("pin: the prefix ends where the first range is not finished") {
-    const temporary_folder folder;
-    const auto first = map_pattern(folder / "a.bin", 4 * page);
-    const auto second = map_pattern(folder / "b.bin", 4 * page);
-    fake_locker locker;
-    locker.fail_at_call = 2;
-    pin_registry registry;
-    const pin_worker worker({range_of(first), range_of(second)}, locker, registry, {}, &generous);
-    CHECK_FALSE(worker.wait());
-    CHECK(worker.registered_prefix_bytes() == 4 * page);
-    CHECK(worker.covers(first->data(), 4 * page));
-    CHECK_FALSE(worker.covers(second->data(), 1));
-    const pin_report report = worker.report();
-    CHECK_FALSE(report.complete);
-    CHECK(report.registered_bytes == 4 * page);
-    CHECK(contains(report.reason, "cannot register 16384 bytes, 0 bytes into 'x.bin'"));
-    CHECK(contains(report.reason, "out of memory"));
-}
-
-TEST_CASE("pin: a file beyond the budget is a reason, and registers nothing") {
-    const temporary_folder folder;
-    const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
-    fake_locker locker;
-    pin_registry registry;
-    const pin_worker worker({range_of(file)}, locker, registry, {.limit = pin_limit::memlock},
-                            &with_a_mebibyte);
-    CHECK_FALSE(worker.wait());
-    CHECK(locker.calls == 0);
-    CHECK(registry.reserved_bytes() == 0);
-    CHECK(worker.report().reason ==
-          "2.0 MiB to register are more than the pin budget of 1.0 MiB (RLIMIT_MEMLOCK, which `ulimit -l` "
-          "shows)");
-    const pin_worker allowed({range_of(file)}, locker, registry, {}, &with_a_mebibyte);
-    CHECK(allowed.wait());
-    const pin_worker same({range_of(file)}, locker, registry, {.limit = pin_limit::memlock},
-                          &with_a_mebibyte);
-    CHECK(same.wait());  // its pages are registered already, and cost nothing
-    const auto other = map_pattern(folder / "y.bin", 2 * mebibyte);
-    const pin_worker second({range_of(other)}, locker, registry, {.budget_bytes = 3 * mebibyte},
-                            &with_a_mebibyte);
-    CHECK_FALSE(second.wait());
-    CHECK(second.report().reason ==
-          "2.0 MiB to register are more than is left of the pin budget of 3.0 MiB, of which 2.0 MiB are in "
-          "use (the "
-          "pin budget that was set)");
-}
-
 TEST_CASE("pin: memory of the process's own is registered for writing, a private file mapping never") {
     fake_locker locker;
     pin_registry registry;
@@ -301,7 +204,8 @@ TEST_CASE("pin: memory of the process's own is registered for writing, a private
                              registry, {}, &generous);
     CHECK_FALSE(refused.wait());
     CHECK(locker.calls == calls);
-    CHECK(contains(refused.report().reason, "cannot register 'x.bin': it is a private mapping"));
+    CHECK(contains(refused.report().reason,
+                   "registered nothing of 4.0 KiB: cannot register 'x.bin': it is a private mapping"));
     ::munmap(mapped, page);
 }
 
@@ -315,11 +219,40 @@ TEST_CASE("pin: a file that was truncated under its mapping raises no signal") {
     CHECK(worker.wait());  // CUDA would refuse here, which the stand-in cannot know
 }
 
+TEST_CASE("pin: bytes of several ranges that follow each other can be asked for at once") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 8 * page);
+    const auto part = [&](std::uint64_t begin, std::uint64_t end) {
+        return pin_range{file->bytes().subspan(begin, end - begin), "'x.bin'", file};
+    };
+    fake_locker locker;
+    pin_registry registry;
+    SUBCASE("one behind the other") {
+        const pin_worker worker({part(4 * page + 7, 8 * page), part(0, 4 * page + 7)}, locker, registry, {},
+                                &generous);
+        CHECK(worker.wait());
+        CHECK(worker.covers(file->data(), 8 * page));
+        CHECK(worker.stretch_at(file->data(), 8 * page).size_bytes == 4 * page + 7);
+        CHECK_FALSE(worker.covers(file->data(), 8 * page + 1));
+    }
+    SUBCASE("one within another, and the same twice") {
+        const pin_worker worker({part(2 * page, 3 * page), part(0, 8 * page), part(0, 2 * page),
+                                 part(0, 8 * page), part(6 * page, 8 * page)},
+                                locker, registry, {}, &generous);
+        CHECK(worker.wait());
+        CHECK(worker.covers(file->data(), 8 * page));
+        CHECK(worker.stretch_at(file->data() + 2 * page + 1, 100 * page).size_bytes == 6 * page - 1);
+        CHECK(locker.locked_bytes() == 8 * page);
+    }
+    CHECK(locker.locked_bytes() == 0);
+}
+
 TEST_CASE("pin: nothing to register is complete at once") {
     fake_locker locker;
     pin_registry registry;
     const pin_worker worker({pin_range{}}, locker, registry, {}, &generous);
     CHECK(worker.wait());
+    CHECK(worker.all_registered());
     CHECK(worker.report().total_bytes == 0);
     CHECK_FALSE(worker.covers(nullptr, 1));
 }
@@ -329,13 +262,27 @@ TEST_CASE("pin: the host device registers nothing and says so") {
     pinned_pages pages({{memory->bytes(), "an array in memory", memory}}, device::host());
     CHECK(pages.finished());
     CHECK_FALSE(pages.wait());
+    CHECK_FALSE(pages.wait_for(memory->data(), 1, std::chrono::hours(1)));
     CHECK_FALSE(pages.covers(memory->data(), 1));
+    CHECK_FALSE(pages.all_registered());
     CHECK(pages.registered_prefix_bytes() == 0);
+    pages.reader_at(memory->data());
     CHECK(pages.report().total_bytes == page);
     CHECK(contains(sentence_of<unsupported>([&] { pages.require(); }),
                    "the host device reads memory where it lies"));
     const pinned_pages moved = std::move(pages);
     CHECK(moved.finished());
+}
+
+TEST_CASE("pin: a share or a deadline out of range is refused") {
+    const auto refuse = [](const pin_options& options) {
+        return sentence_of<invalid_argument>([&] { pinned_pages({}, device::host(), options); });
+    };
+    CHECK(contains(refuse({.first_share = 1.5}), "1.5"));
+    CHECK(contains(refuse({.first_share = -0.5}), "-0.5"));
+    CHECK(contains(refuse({.first_share = std::numeric_limits<double>::quiet_NaN()}), "nan"));
+    CHECK(contains(refuse({.piece_deadline = std::chrono::nanoseconds(0)}), "deadline"));
+    CHECK(refuse({.first_share = 0, .piece_deadline = std::chrono::nanoseconds::max()}).empty());
 }
 
 TEST_CASE("pin: a file that is mapped for writing is as it was when its pages cannot be locked") {
@@ -365,7 +312,7 @@ TEST_CASE("pin: a file that is mapped for writing is as it was when its pages ca
         const pin_worker worker({{{static_cast<const std::byte*>(mapped), size_bytes}, "'sparse.bin'", {}}},
                                 locker, registry, {.piece_bytes = mebibyte}, &generous);
         CHECK_FALSE(worker.wait());
-        CHECK(locker.calls == 1);
+        CHECK(locker.calls == 8);  // the other pieces are tried
     }
     CHECK(::msync(mapped, size_bytes, MS_SYNC) == 0);
     CHECK(blocks_and_time() == before);

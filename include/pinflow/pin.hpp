@@ -41,21 +41,33 @@ struct pin_options {
     std::uint64_t budget_bytes = 0;
     /// `memlock` lowers the budget to RLIMIT_MEMLOCK, unless the process has CAP_IPC_LOCK.
     pin_limit limit = pin_limit::memory;
-    /// Bytes registered at a time. After each piece, copies can use it, and stopping is possible.
+    /// False registers nothing unless everything fits the budget, and stops at the first piece that is
+    /// refused. True registers what it can, so that a file 5 % over the budget has 95 % of its rows pinned.
+    bool allow_partial = true;
+    /// Bytes registered by one call. After each piece, copies can use it, and stopping is possible. A
+    /// `budget_bytes` below 16 pieces has smaller ones, down to 1 MiB.
     std::uint64_t piece_bytes = std::uint64_t{64} << 20;
-    /// For a reader who goes through the ranges from the front meanwhile, and takes what is not registered
-    /// yet by another way: every second piece is registered first, from the front, then the others, from the
-    /// back, so that the reader does not run ahead of it all the time. False: from the front.
-    bool alongside_reader = false;
+    /// The share of the pieces to register first, from 0 to 1: evenly spread over the ranges, and registered
+    /// from front to back. 0.4 means two of five. Lets somebody who reads the ranges from the front meanwhile
+    /// find registered pieces all the time, and read the others in another way.
+    double first_share = 1;
+    /// Whether the other pieces follow, from the front. False never registers them.
+    bool registers_rest = true;
+    /// A piece that takes longer to read into memory, or to register, is given up, and with it all that is
+    /// not registered yet. The driver has been reported never to return from registering.
+    std::chrono::nanoseconds piece_deadline = std::chrono::seconds(30);
 };
 
 struct pin_report {
     bool finished = false;  ///< nothing more will be registered
     bool complete = false;  ///< everything is registered
+    bool failed = false;    ///< something that was to be registered is not
     std::uint64_t total_bytes = 0;
     std::uint64_t registered_bytes = 0;
     std::chrono::nanoseconds duration{};
-    /// "registered read-only, 3.1 GiB, 0.10 s", or one sentence that says why not; empty until finished.
+    /// Empty until finished. "registered read-only, 3.1 GiB, 0.10 s" if complete; otherwise how much is
+    /// registered, and why not the rest: "registered read-only, 7.6 GiB of 8.0 GiB (95 %), 0.25 s: the pin
+    /// budget of 7.6 GiB has no room for more (three quarters of the memory that is available)".
     std::string reason;
 };
 
@@ -70,16 +82,22 @@ struct pin_stretch {
 /// refused). Nothing is copied. The pages of all CUDA devices are shared: registered once, every device can
 /// read them.
 ///
-/// Registration runs piece by piece on a thread of its own from construction on, while another brings the
-/// next piece into memory; `covers` says at any time what can be copied already. What cannot be registered is
-/// no error but a reason: `report`, or `require` where it has to work. Pages registered by pinflow before, by
-/// another object, are counted and not registered twice.
+/// Registration runs piece by piece on a thread of its own from construction on, while another thread brings
+/// the next pieces into memory; `covers` says at any time what can be copied already. What cannot be
+/// registered is no error but a reason: `report`, or `require` if it has to work. Pages registered by pinflow
+/// before, by another object, are counted and not registered twice.
 ///
-/// The order of the end: copies must have finished; the destructor stops the thread (within two pieces),
-/// unregisters, and only then lets go of the owners. Move-only; members may be called from several threads.
+/// Order of destruction: copies must have finished; the destructor stops the threads, which takes about a
+/// piece, unregisters, and only then lets go of the owners. If the driver does not return within
+/// pin_options::piece_deadline, the destructor returns nevertheless. The thread, the owners and the pin
+/// budget are then left alone until the driver returns, if ever.
+///
+/// Move-only. Members may be called from several threads. After fork, the child can only destroy it, which
+/// leaves everything as it is.
 class pinned_pages {
  public:
     /// Starts registering `ranges`. A host device registers nothing, and says so.
+    /// @throws invalid_argument for a share or a deadline out of range.
     pinned_pages(std::vector<pin_range> ranges, pinflow::device device, const pin_options& options = {});
     pinned_pages(pinned_pages&&) noexcept;
     pinned_pages& operator=(pinned_pages&&) noexcept;
@@ -95,11 +113,20 @@ class pinned_pages {
     /// Bytes registered without a gap from the first range's first byte on, in the ranges' order. Never
     /// waits.
     std::uint64_t registered_prefix_bytes() const noexcept;
-    /// Whether nothing more will be registered. Never waits.
+    /// Tells that somebody who reads the ranges from the front has come to `data`. Pieces of the first share
+    /// that lie before it in its range are left until after the others of the first share. Never waits; to
+    /// be called for every batch.
+    void reader_at(const std::byte* data) noexcept;
+    /// Whether nothing more will be registered, be it because a piece has missed its deadline. Takes no lock.
     bool finished() const noexcept;
-    /// Waits until then. @return whether everything is registered.
+    /// Whether everything is registered: pin_report::complete, without a lock.
+    bool all_registered() const noexcept;
+    /// Waits until nothing more will be registered. @return whether everything is.
     bool wait() const;
-    /// The same. @throws unsupported, with the reason, unless everything is registered.
+    /// Waits until all `size_bytes` at `data` are registered, nothing more will be, or the time is over.
+    /// @return whether they are registered.
+    bool wait_for(const std::byte* data, std::uint64_t size_bytes, std::chrono::nanoseconds timeout) const;
+    /// Waits as `wait`. @throws unsupported, with the reason, unless everything is registered.
     void require() const;
     pin_report report() const;
 

@@ -12,9 +12,22 @@ namespace pinflow {
 
 namespace {
 
+void check(const pin_options& options) {
+    const bool is_share = options.first_share >= 0 && options.first_share <= 1;  // false of NaN
+    if (!is_share) {
+        throw invalid_argument(fmt::format(
+            "the share of pieces to register first must be from 0 to 1, not {}", options.first_share));
+    }
+    if (options.piece_deadline <= std::chrono::nanoseconds::zero()) {
+        throw invalid_argument(
+            fmt::format("the deadline of a piece to register must be above 0 ns, not {} ns",
+                        options.piece_deadline.count()));
+    }
+}
+
 std::unique_ptr<detail::pin_worker> start([[maybe_unused]] const device& device,
-                                          std::vector<pin_range> ranges,
-                                          [[maybe_unused]] const pin_options& options) {
+                                          std::vector<pin_range> ranges, const pin_options& options) {
+    check(options);
 #ifdef PINFLOW_HAVE_CUDA
     if (device.kind() == device_kind::cuda) {
         return std::make_unique<detail::pin_worker>(std::move(ranges),
@@ -69,12 +82,25 @@ std::uint64_t pinned_pages::registered_prefix_bytes() const noexcept {
     return worker_->registered_prefix_bytes();
 }
 
+void pinned_pages::reader_at(const std::byte* data) noexcept {
+    worker_->reader_at(data);
+}
+
 bool pinned_pages::finished() const noexcept {
     return worker_->finished();
 }
 
+bool pinned_pages::all_registered() const noexcept {
+    return worker_->all_registered();
+}
+
 bool pinned_pages::wait() const {
     return worker_->wait();
+}
+
+bool pinned_pages::wait_for(const std::byte* data, std::uint64_t size_bytes,
+                            std::chrono::nanoseconds timeout) const {
+    return worker_->wait_for(data, size_bytes, timeout);
 }
 
 void pinned_pages::require() const {

@@ -86,10 +86,13 @@ void exchange_state::page_lock() {
     }
     pages_.emplace(
         std::vector<pin_range>{{{table_.data(), table_.size_bytes()}, table_.description(), table_.owner()}},
-        device_, pin_options{.budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit});
+        device_,
+        pin_options{
+            .budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit, .allow_partial = false});
     if (!pages_->wait()) {
         why_not_reached_ =
             fmt::format("{} is not page-locked: {}", table_.description(), pages_->report().reason);
+        pages_.reset();  // a part of the table is of no use
     }
 }
 

@@ -1,0 +1,364 @@
+#include <doctest/doctest.h>
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/pin.hpp"
+#include "src/device/pin_worker.hpp"
+#include "tests/fake_locker.hpp"
+#include "tests/temporary_folder.hpp"
+
+/// Ranges of which only a part can be registered, or is to be.
+using namespace pinflow;
+using namespace pinflow::detail;
+
+namespace {
+
+using piece_numbers = std::vector<std::ptrdiff_t>;
+
+pin_worker::machine_answers with_a_mebibyte() {
+    memory_limits limits;
+    limits.locked_bytes = mebibyte;
+    return {limits, read_own_maps()};
+}
+
+pin_options pieces_of(std::uint64_t pages) {
+    return {.piece_bytes = pages * page};
+}
+
+/// "0.02 s" and the like as "T s".
+std::string without_time(std::string reason) {
+    const std::size_t end = reason.find(" s:");
+    if (end == std::string::npos) return reason;
+    const std::size_t begin = reason.rfind(' ', end - 1) + 1;
+    return reason.replace(begin, end - begin, "T");
+}
+
+}  // namespace
+
+// ---- the budget ------------------------------------------------------------------------------------------
+
+TEST_CASE("pin: a file that is 5 % over the budget has 95 % of its pages registered") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 20 * page);
+    fake_locker locker;
+    pin_registry registry;
+    {
+        const pin_worker worker({range_of(file)}, locker, registry,
+                                {.budget_bytes = 19 * page, .piece_bytes = page}, &generous);
+        CHECK_FALSE(worker.wait());
+        CHECK(worker.registered_prefix_bytes() == 19 * page);
+        CHECK_FALSE(worker.all_registered());
+        CHECK(registry.reserved_bytes() == 19 * page);
+        const pin_report report = worker.report();
+        CHECK(report.finished);
+        CHECK_FALSE(report.complete);
+        CHECK(report.failed);
+        CHECK(report.registered_bytes == 19 * page);
+        CHECK(
+            without_time(report.reason) ==
+            "registered read-only, 76.0 KiB of 80.0 KiB (95 %), T s: the pin budget of 76.0 KiB has no room "
+            "for more (the pin budget that was set)");
+    }
+    CHECK(locker.locked_bytes() == 0);
+    CHECK(registry.reserved_bytes() == 0);
+}
+
+TEST_CASE("pin: RLIMIT_MEMLOCK bounds what is registered only on request") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
+    fake_locker locker;
+    pin_registry registry;
+    pin_options strict = pieces_of(64);
+    strict.limit = pin_limit::memlock;
+    const pin_worker bounded({range_of(file)}, locker, registry, strict, &with_a_mebibyte);
+    CHECK_FALSE(bounded.wait());
+    CHECK(bounded.report().registered_bytes == mebibyte);
+    CHECK(contains(bounded.report().reason, "RLIMIT_MEMLOCK"));
+    const pin_worker unbounded({range_of(file)}, locker, registry, pieces_of(64), &with_a_mebibyte);
+    CHECK(unbounded.wait());
+    // pages that are registered already cost nothing
+    const pin_worker same({range_of(file)}, locker, registry, strict, &with_a_mebibyte);
+    CHECK(same.wait());
+}
+
+TEST_CASE("pin: what others have registered is missing from the budget, and the reason says so") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
+    const auto other = map_pattern(folder / "y.bin", 2 * mebibyte);
+    fake_locker locker;
+    pin_registry registry;
+    const pin_options options{.budget_bytes = 3 * mebibyte, .piece_bytes = mebibyte};
+    const pin_worker first({range_of(file)}, locker, registry, options, &generous);
+    CHECK(first.wait());
+    const pin_worker second({range_of(other)}, locker, registry, options, &generous);
+    CHECK_FALSE(second.wait());
+    CHECK(without_time(second.report().reason) ==
+          "registered read-only, 1.0 MiB of 2.0 MiB (50 %), T s: the pin budget of 3.0 MiB has no room for "
+          "more, as others use 2.0 MiB of it (the pin budget that was set)");
+    const auto third = map_pattern(folder / "z.bin", mebibyte);
+    const pin_worker none({range_of(third)}, locker, registry, options, &generous);
+    CHECK_FALSE(none.wait());
+    CHECK(none.report().reason ==
+          "registered nothing of 1.0 MiB: the pin budget of 3.0 MiB has no room for any of it, as others use "
+          "3.0 MiB of it (the pin budget that was set)");
+}
+
+TEST_CASE("pin: a budget below 16 pieces has smaller pieces") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 8 * mebibyte);
+    fake_locker locker;
+    pin_registry registry;
+    const pin_worker worker({range_of(file)}, locker, registry, {.budget_bytes = 5 * mebibyte}, &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(worker.report().registered_bytes == 5 * mebibyte);
+}
+
+TEST_CASE("pin: all or nothing registers nothing beyond the budget") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 4 * mebibyte);
+    fake_locker locker;
+    pin_registry registry;
+    pin_options options{.budget_bytes = 3 * mebibyte, .allow_partial = false, .piece_bytes = mebibyte};
+    const pin_worker worker({range_of(file)}, locker, registry, options, &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(locker.calls == 0);
+    CHECK(registry.reserved_bytes() == 0);
+    CHECK(
+        worker.report().reason ==
+        "registered nothing of 4.0 MiB: the pin budget of 3.0 MiB has no room for all of it (the pin budget "
+        "that was set)");
+    options.budget_bytes = 4 * mebibyte;
+    const pin_worker fits({range_of(file)}, locker, registry, options, &generous);
+    CHECK(fits.wait());
+}
+
+// ---- refusals --------------------------------------------------------------------------------------------
+
+TEST_CASE("pin: a piece that cannot be registered leaves the others registered") {
+    const temporary_folder folder;
+    const auto first = map_pattern(folder / "a.bin", 4 * page);
+    const auto second = map_pattern(folder / "b.bin", 4 * page);
+    fake_locker locker;
+    locker.fail_at_call = 2;
+    pin_registry registry;
+    const pin_worker worker({range_of(first), range_of(second)}, locker, registry, pieces_of(2), &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(locker.calls == 4);
+    CHECK(worker.registered_prefix_bytes() == 2 * page);
+    CHECK(worker.covers(first->data(), 2 * page));
+    CHECK_FALSE(worker.covers(first->data() + 2 * page, 1));
+    CHECK(worker.covers(second->data(), 4 * page));
+    CHECK(worker.report().registered_bytes == 6 * page);
+    CHECK(
+        without_time(worker.report().reason) ==
+        "registered read-only, 24.0 KiB of 32.0 KiB (75 %), T s: cannot register 8192 bytes, 8192 bytes into "
+        "'x.bin': cudaErrorMemoryAllocation (out of memory)");
+}
+
+TEST_CASE("pin: all or nothing ends at the first piece that is refused") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 8 * page);
+    fake_locker locker;
+    locker.fail_at_call = 2;
+    pin_registry registry;
+    const pin_worker worker({range_of(file)}, locker, registry, {.allow_partial = false, .piece_bytes = page},
+                            &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(locker.calls == 2);
+    CHECK(worker.report().registered_bytes == page);
+}
+
+TEST_CASE("pin: a refusal that all pages of a kind would meet ends the attempts for that kind alone") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 40 * page);
+    const auto memory = std::make_shared<memory_region>(memory_region::anonymous(40 * page));
+    fake_locker locker;
+    locker.refuse = [](std::span<const std::byte>, bool read_only) { return read_only; };
+    locker.refuses_all = true;
+    pin_registry registry;
+    const pin_worker worker({range_of(file), {memory->bytes(), "an array in memory", memory}}, locker,
+                            registry, pieces_of(1), &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(locker.calls == 41);
+    CHECK_FALSE(worker.covers(file->data(), 1));
+    CHECK(worker.covers(memory->data(), 40 * page));
+    CHECK(contains(worker.report().reason, "registered, 160.0 KiB of 320.0 KiB (50 %)"));
+    CHECK_FALSE(contains(worker.report().reason, "more refusal"));
+}
+
+TEST_CASE("pin: after 16 refusals the rest is not tried") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 100 * page);
+    fake_locker locker;
+    locker.refuse = [&](std::span<const std::byte> pages, bool) {
+        return pages.data() >= file->data() + 50 * page;  // as of a file that has lost half of its pages
+    };
+    pin_registry registry;
+    const pin_worker worker({range_of(file)}, locker, registry, pieces_of(1), &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(locker.calls == 50 + 16);
+    CHECK(worker.registered_prefix_bytes() == 50 * page);
+    CHECK(contains(worker.report().reason, "(50 %)"));
+    CHECK(contains(worker.report().reason, "204800 bytes into 'x.bin': cudaErrorMemoryAllocation"));
+    CHECK(contains(worker.report().reason, "(and 15 more refusals, after which the rest was not tried)"));
+}
+
+TEST_CASE("pin: a range that must not be registered leaves the others registered") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 4 * page);
+    void* const mapped = ::mmap(nullptr, 4 * page, PROT_READ, MAP_PRIVATE, file->file()->descriptor(), 0);
+    REQUIRE(mapped != MAP_FAILED);
+    fake_locker locker;
+    pin_registry registry;
+    {
+        const pin_range copied{{static_cast<const std::byte*>(mapped), 4 * page}, "'private'", {}};
+        const pin_worker worker({copied, range_of(file)}, locker, registry, pieces_of(1), &generous);
+        CHECK_FALSE(worker.wait());
+        CHECK(worker.covers(file->data(), 4 * page));
+        CHECK(registry.reserved_bytes() == 4 * page);
+        CHECK(contains(worker.report().reason, "(50 %)"));
+        CHECK(
+            contains(worker.report().reason, "cannot register 'private': it is a private mapping of a file"));
+        CHECK_FALSE(contains(worker.report().reason, "more refusal"));
+        const pin_worker strict({range_of(file), copied}, locker, registry, {.allow_partial = false},
+                                &generous);
+        CHECK_FALSE(strict.wait());
+        CHECK(strict.report().registered_bytes == 0);
+    }
+    ::munmap(mapped, 4 * page);
+}
+
+// ---- the order -------------------------------------------------------------------------------------------
+
+TEST_CASE("pin: a share of the pieces is registered first, evenly spread, and then the others") {
+    const temporary_folder folder;
+    // 9 pieces of 2 pages, and a tenth of one; the bytes begin within the first page
+    const auto file = map_pattern(folder / "x.bin", 19 * page, 100);
+    const std::byte* const data = file->data();
+    const auto piece_at = [&](std::uint64_t index) { return data - 100 + index * 2 * page; };
+    pin_registry registry;
+    fake_locker locker;
+    locker.permits = 2;
+    pin_worker worker({range_of(file)}, locker, registry, {.piece_bytes = 2 * page, .first_share = 0.4},
+                      &generous);
+    CHECK(worker.wait_for(piece_at(4), 2 * page, std::chrono::hours(1)));
+    CHECK(worker.covers(piece_at(2), 2 * page));
+    CHECK_FALSE(worker.covers(data, 1));
+    CHECK_FALSE(worker.covers(piece_at(2) - 1, 2));
+    CHECK_FALSE(worker.covers(piece_at(2), 2 * page + 1));
+    const pin_stretch before = worker.stretch_at(data, 5 * page);
+    CHECK_FALSE(before.registered);
+    CHECK(before.size_bytes == 4 * page - 100);
+    const pin_stretch within = worker.stretch_at(piece_at(2) + 1, 6 * page);
+    CHECK(within.registered);
+    CHECK(within.size_bytes == 2 * page - 1);
+    const pin_stretch last = worker.stretch_at(piece_at(5), 100 * page);
+    CHECK_FALSE(last.registered);
+    CHECK(last.size_bytes == 9 * page);
+    CHECK(worker.registered_prefix_bytes() == 0);
+    locker.allow(100);
+    CHECK(worker.wait());
+    CHECK(locked_pieces(locker, {piece_at(0), 1}, 2 * page) == piece_numbers{2, 4, 7, 9, 0, 1, 3, 5, 6, 8});
+    CHECK(locker.ways_given == 10);
+    CHECK(worker.registered_prefix_bytes() == 19 * page - 100);
+    CHECK(worker.report().registered_bytes == 19 * page - 100);
+}
+
+TEST_CASE("pin: the share is spread over all ranges, whatever it is") {
+    const auto order_of = [](std::size_t count, double share) {
+        pin_order order(count, share, true);
+        std::vector<std::size_t> taken;
+        while (const auto step = order.take([](std::size_t) { return false; })) {
+            if (step->in_first_round) taken.push_back(step->index);
+        }
+        return taken;
+    };
+    using indices = std::vector<std::size_t>;
+    CHECK(order_of(4, 1) == indices{0, 1, 2, 3});
+    CHECK(order_of(4, 0).empty());
+    CHECK(order_of(6, 0.5) == indices{1, 3, 5});
+    CHECK(order_of(10, 0.2) == indices{4, 9});
+    CHECK(order_of(5, 0.8) == indices{1, 2, 3, 4});
+    CHECK(order_of(1000, 0.3).size() == 300);
+}
+
+TEST_CASE("pin: a share alone is registered where the rest is not wanted, which is no failure") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 10 * page);
+    fake_locker locker;
+    pin_registry registry;
+    const pin_worker worker({range_of(file)}, locker, registry,
+                            {.piece_bytes = page, .first_share = 0.4, .registers_rest = false}, &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(locked_pieces(locker, file->bytes(), page) == piece_numbers{2, 4, 7, 9});
+    CHECK(registry.reserved_bytes() == 4 * page);
+    const pin_report report = worker.report();
+    CHECK(report.finished);
+    CHECK_FALSE(report.complete);
+    CHECK_FALSE(report.failed);
+    CHECK(without_time(report.reason) ==
+          "registered read-only, 16.0 KiB of 40.0 KiB (40 %), T s: no more was asked for");
+}
+
+TEST_CASE("pin: the budget goes to the pieces that come first in the order") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 6 * page);
+    fake_locker locker;
+    pin_registry registry;
+    const pin_worker worker({range_of(file)}, locker, registry,
+                            {.budget_bytes = 4 * page, .piece_bytes = page, .first_share = 0.5}, &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(locked_pieces(locker, file->bytes(), page) == piece_numbers{1, 3, 5, 0});
+}
+
+TEST_CASE("pin: pieces that a reader has passed are left until after the others of the first share") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 8 * page);
+    const auto other = map_pattern(folder / "y.bin", 2 * page);
+    pin_registry registry;
+    fake_locker locker;
+    locker.permits = 0;
+    pin_worker worker({range_of(file), range_of(other)}, locker, registry, pieces_of(1), &generous);
+    locker.await_waiting();  // for the first piece
+    worker.reader_at(file->data() + 5 * page + 1);
+    worker.reader_at(other->data());
+    worker.reader_at(nullptr);
+    locker.allow(100);
+    CHECK(worker.wait());
+    CHECK(locked_pieces(locker, file->bytes().first(8 * page), page).size() == 10);
+    std::vector<const std::byte*> expected;
+    for (const std::uint64_t index : {0U, 5U, 6U, 7U})
+        expected.push_back(file->data() + index * page);
+    expected.push_back(other->data());
+    expected.push_back(other->data() + page);
+    for (const std::uint64_t index : {1U, 2U, 3U, 4U})
+        expected.push_back(file->data() + index * page);
+    std::vector<const std::byte*> order;
+    for (const auto& pages : locker.locked)
+        order.push_back(pages.data());
+    CHECK(order == expected);
+    CHECK(locker.ways_given > 0);
+}
+
+TEST_CASE("pin: passed pieces of the share are registered last where the rest is not wanted") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 10 * page);
+    pin_registry registry;
+    fake_locker locker;
+    locker.permits = 0;
+    pin_worker worker({range_of(file)}, locker, registry,
+                      {.piece_bytes = page, .first_share = 0.5, .registers_rest = false}, &generous);
+    locker.await_waiting();
+    worker.reader_at(file->data() + 6 * page);
+    locker.allow(100);
+    CHECK_FALSE(worker.wait());
+    CHECK(locked_pieces(locker, file->bytes(), page) == piece_numbers{1, 7, 9, 3, 5});
+    CHECK_FALSE(worker.report().failed);
+}
