@@ -1,13 +1,18 @@
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "pinflow/cuda.hpp"
@@ -20,6 +25,7 @@
 #include "src/device/pin_registry.hpp"
 #include "tests/devices.hpp"
 #include "tests/file_bytes.hpp"
+#include "tests/side_by_side.hpp"
 #include "tests/temporary_folder.hpp"
 
 using namespace pinflow;
@@ -184,7 +190,7 @@ TEST_CASE("cuda pin: pages that somebody else registered are a reason") {
     CHECK(::cudaHostUnregister(data) == cudaSuccess);
 }
 
-TEST_CASE("cuda pin: memory that runs out half-way leaves the pieces before it usable") {
+TEST_CASE("cuda pin: memory that runs out for one piece leaves the others usable") {
     const temporary_folder folder;
     const device gpu = device::cuda(0);
     const auto file = map_pattern(folder / "x.bin", 8 * mebibyte);
@@ -194,9 +200,12 @@ TEST_CASE("cuda pin: memory that runs out half-way leaves the pieces before it u
     });
     const pinned_pages pages({range_of(file)}, gpu, generous(mebibyte));
     CHECK_FALSE(pages.wait());
+    CHECK(calls == 8);
     CHECK(pages.covers(file->data(), 2 * mebibyte));
-    CHECK_FALSE(pages.covers(file->data(), 2 * mebibyte + 1));
+    CHECK_FALSE(pages.covers(file->data() + 2 * mebibyte, 1));
+    CHECK(pages.covers(file->data() + 3 * mebibyte, 5 * mebibyte));
     CHECK(pages.registered_prefix_bytes() == 2 * mebibyte);
+    CHECK(contains(pages.report().reason, "registered read-only, 7.0 MiB of 8.0 MiB (87 %)"));
     CHECK(contains(pages.report().reason, "cannot register 1048576 bytes, 2097152 bytes into '"));
     CHECK(contains(pages.report().reason, "cudaErrorMemoryAllocation"));
     const stream stream(gpu);
@@ -223,4 +232,152 @@ TEST_CASE("cuda pin: a file that lost pages is a reason, not a signal") {
     const pinned_pages pages({range_of(file)}, device::cuda(0), generous());
     CHECK_FALSE(pages.wait());
     CHECK_FALSE(pages.report().reason.empty());
+    const pinned_pages in_pieces({range_of(file)}, device::cuda(0), generous(mebibyte));
+    CHECK_FALSE(in_pieces.wait());
+    CHECK(in_pieces.registered_prefix_bytes() == mebibyte);
+    CHECK(in_pieces.report().registered_bytes == mebibyte);
+    CHECK(known_to_cuda(file->data()));
+}
+
+TEST_CASE("cuda pin: a file that is 5 % over the budget is registered to 95 %, and copied whole") {
+    const temporary_folder folder;
+    const device gpu = device::cuda(0);
+    const auto file = map_pattern(folder / "x.bin", 20 * mebibyte);
+    pin_options options = generous(mebibyte);
+    options.budget_bytes = detail::pin_registry::process().reserved_bytes() + 19 * mebibyte;
+    const pinned_pages pages({range_of(file)}, gpu, options);
+    CHECK_FALSE(pages.wait());
+    CHECK(pages.registered_prefix_bytes() == 19 * mebibyte);
+    CHECK(contains(pages.report().reason, "(95 %)"));
+    CHECK(known_to_cuda(file->data() + 19 * mebibyte - 1));
+    CHECK_FALSE(known_to_cuda(file->data() + 19 * mebibyte));
+    const stream stream(gpu);
+    const device_buffer memory(file->size_bytes(), stream);
+    copy_to_device_async(memory.data(), file->bytes(), stream);
+    CHECK(to_host(memory.data(), file->size_bytes(), stream) == pattern_bytes(file->size_bytes()));
+}
+
+TEST_CASE("cuda pin: a share of the pieces alone is registered where no more is asked for") {
+    const temporary_folder folder;
+    const device gpu = device::cuda(0);
+    const auto file = map_pattern(folder / "x.bin", 10 * mebibyte);
+    pin_options options = generous(mebibyte);
+    options.first_share = 0.4;
+    options.registers_rest = false;
+    const pinned_pages pages({range_of(file)}, gpu, options);
+    CHECK_FALSE(pages.wait());
+    CHECK_FALSE(pages.report().failed);
+    CHECK(pages.report().registered_bytes == 4 * mebibyte);
+    for (const std::uint64_t piece : {0U, 1U, 2U, 3U, 4U, 5U, 6U, 7U, 8U, 9U}) {
+        const bool in_share = piece == 2 || piece == 4 || piece == 7 || piece == 9;
+        CHECK(known_to_cuda(file->data() + piece * mebibyte) == in_share);
+        CHECK(pages.covers(file->data() + piece * mebibyte, mebibyte) == in_share);
+    }
+    const stream stream(gpu);
+    const device_buffer memory(file->size_bytes(), stream);
+    copy_to_device_async(memory.data(), file->bytes(), stream);
+    CHECK(to_host(memory.data(), file->size_bytes(), stream) == pattern_bytes(file->size_bytes()));
+}
+
+TEST_CASE("cuda pin: a driver that does not support a registration is not asked for every piece") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 8 * mebibyte);
+    std::atomic<unsigned> calls = 0;
+    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+        if (call != "cudaHostRegister") return cudaSuccess;
+        ++calls;
+        return cudaErrorNotSupported;
+    });
+    const pinned_pages pages({range_of(file)}, device::cuda(0), generous(mebibyte));
+    CHECK_FALSE(pages.wait());
+    CHECK(calls == 1);
+    CHECK(contains(pages.report().reason, "registered nothing of 8.0 MiB"));
+    CHECK(contains(pages.report().reason, "cudaErrorNotSupported"));
+}
+
+TEST_CASE("cuda pin: files that are mapped side by side are registered and read across their edges") {
+    const temporary_folder folder;
+    const device gpu = device::cuda(0);
+    constexpr std::uint64_t row = 1000;
+    const auto source = std::make_shared<const side_by_side_rows>(
+        folder.path(), std::vector<std::uint64_t>{300, 5000, 1, 700, 2000, 64}, row);
+    const std::vector<pin_range> ranges = pin_ranges(source);
+    REQUIRE(ranges.size() == 1);
+    const std::span<const std::byte> bytes = ranges[0].bytes;
+    const std::size_t registrations = detail::pin_registry::process().size();
+    {
+        const pinned_pages pages(ranges, gpu, generous());
+        pages.require();
+        CHECK(detail::pin_registry::process().size() == registrations + 1);
+        const stream stream(gpu);
+        const device_buffer memory(bytes.size(), stream);
+        copy_to_device_async(memory.data(), bytes, stream);
+        const std::vector<std::byte> copied = to_host(memory.data(), bytes.size(), stream);
+        CHECK(std::equal(copied.begin(), copied.end(), bytes.begin(), bytes.end()));
+        // a kernel reads the rows of each file
+        for (const row_extent& extent : source->extents()) {
+            CHECK(pages.covers(extent.data, extent.row_count * row));
+            const detail::digest_array array{extent.data, row};
+            const std::uint64_t zero = 0;
+            copy_to_device_async(memory.data(), std::as_bytes(std::span(&zero, 1)), stream);
+            gpu.backend().add_digest({&array, 1}, extent.row_count,
+                                     reinterpret_cast<std::uint64_t*>(memory.data()),
+                                     stream.view().native_handle());
+            std::uint64_t digest = 0;
+            std::memcpy(&digest, to_host(memory.data(), sizeof digest, stream).data(), sizeof digest);
+            CHECK(digest == detail::digest_of_rows({&array, 1}, extent.row_count));
+        }
+    }
+    CHECK(detail::pin_registry::process().size() == registrations);
+}
+
+TEST_CASE("cuda pin: a registration that does not return is given up, and cleans up after itself") {
+    const temporary_folder folder;
+    const device gpu = device::cuda(0);
+    auto file = map_pattern(folder / "x.bin", 4 * mebibyte);
+    const std::byte* const data = file->data();
+    const std::weak_ptr<const mapped_file> watched = file;
+    detail::pin_registry& registry = detail::pin_registry::process();
+    const std::size_t registrations = registry.size();
+    const std::uint64_t reserved_bytes = registry.reserved_bytes();
+    gate driver;
+    std::atomic<unsigned> calls = 0;
+    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+        if (call == "cudaHostRegister" && ++calls == 3) driver.wait();
+        return cudaSuccess;
+    });
+    {
+        pin_options options = generous(mebibyte);
+        options.piece_deadline = std::chrono::seconds(1);
+        const pinned_pages pages({range_of(file)}, gpu, options);
+        file.reset();
+        CHECK_FALSE(pages.wait());
+        CHECK(contains(sentence_of<unsupported>([&] { pages.require(); }), "has not returned for"));
+        CHECK(pages.covers(data, 2 * mebibyte));
+        CHECK_FALSE(pages.covers(data + 2 * mebibyte, 1));
+        // what is registered can be used
+        const stream stream(gpu);
+        const device_buffer memory(2 * mebibyte, stream);
+        copy_to_device_async(memory.data(), {data, 2 * mebibyte}, stream);
+        CHECK(to_host(memory.data(), 2 * mebibyte, stream) == pattern_bytes(2 * mebibyte));
+    }
+    CHECK_FALSE(watched.expired());
+    CHECK(registry.size() == registrations + 3);
+    driver.open();
+    while (!watched.expired())
+        std::this_thread::yield();
+    CHECK(registry.size() == registrations);
+    CHECK(registry.reserved_bytes() == reserved_bytes);
+}
+
+TEST_CASE("cuda pin: a range can be waited for") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 8 * mebibyte);
+    const pinned_pages pages({range_of(file)}, device::cuda(0), generous(mebibyte));
+    CHECK(pages.wait_for(file->data() + 3 * mebibyte, mebibyte, std::chrono::hours(1)));
+    CHECK(known_to_cuda(file->data() + 3 * mebibyte));
+    CHECK(pages.wait_for(file->data(), 8 * mebibyte, std::chrono::hours(1)));
+    CHECK(pages.wait());
+    CHECK(pages.all_registered());
+    CHECK_FALSE(pages.wait_for(file->data() + 1, 8 * mebibyte, std::chrono::hours(1)));
 }
