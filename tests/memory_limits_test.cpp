@@ -49,6 +49,31 @@ TEST_CASE("memory limits: what the machine has is read from proc and sys") {
     CHECK_FALSE(limits.cgroup_limit_bytes);
 }
 
+TEST_CASE("memory limits: cgroups of version 1 bind as well, in a container too") {
+    const temporary_folder root;
+    write_text(root / "proc/self/cgroup",
+               "12:pids:/x\n9:cpu,memory:/docker/job\n1:name=systemd:/memory\n0::/\n");
+    // a container sees its own group as the root, and not by the name that it is told
+    const std::string group = "sys/fs/cgroup/memory/";
+    write_text(root / (group + "memory.limit_in_bytes"), "5000\n");
+    write_text(root / (group + "memory.usage_in_bytes"), "3000\n");
+    write_text(root / (group + "memory.stat"),
+               "cache 1\nrss 2\ntotal_cache 900\ntotal_rss 3\ntotal_shmem 100\n");
+    memory_limits limits = read_memory_limits(root.path().string());
+    CHECK(limits.cgroup_bytes == 5000 - (3000 - 800));
+    CHECK(limits.cgroup_limit_bytes == 5000);
+    write_text(root / (group + "docker/job/memory.limit_in_bytes"), "4000\n");
+    write_text(root / (group + "docker/job/memory.usage_in_bytes"), "1000\n");
+    limits = read_memory_limits(root.path().string());
+    CHECK(limits.cgroup_bytes == 2800);
+    CHECK(limits.cgroup_limit_bytes == 4000);
+    write_text(root / (group + "memory.limit_in_bytes"), "9223372036854771712\n");  // none
+    write_text(root / (group + "docker/job/memory.limit_in_bytes"), "9223372036854771712\n");
+    limits = read_memory_limits(root.path().string());
+    CHECK_FALSE(limits.cgroup_bytes);
+    CHECK_FALSE(limits.cgroup_limit_bytes);
+}
+
 TEST_CASE(
     "memory limits: new memory is bound by the machine's, and by the cgroup's limit, but what is small by "
     "none") {

@@ -9,9 +9,9 @@ namespace pinflow::detail {
 /// What the machine says about memory that this process could take or lock; empty where it says nothing.
 struct memory_limits {
     std::optional<std::uint64_t> locked_bytes;  ///< RLIMIT_MEMLOCK; empty when unlimited or not binding
-    /// Left in the tightest cgroup (version 2), what the kernel can drop counted as free.
+    /// Left in the tightest cgroup (version 1 or 2), what the kernel can drop counted as free.
     std::optional<std::uint64_t> cgroup_bytes;
-    std::optional<std::uint64_t> cgroup_limit_bytes;  ///< the tightest memory.max
+    std::optional<std::uint64_t> cgroup_limit_bytes;  ///< the tightest limit
     std::optional<std::uint64_t> available_bytes;     ///< MemAvailable
 };
 
