@@ -9,8 +9,8 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/loader/loader.hpp"
-#include "tests/arrays.hpp"
-#include "tests/devices.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/devices.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 

@@ -20,7 +20,7 @@
 #include "pinflow/dtype.hpp"
 #include "src/core/cast.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

@@ -17,7 +17,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/scalar.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 
 using namespace pinflow::detail;
 using pinflow::dtype;

@@ -13,8 +13,8 @@
 #include "tests/cli_helpers.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_tool.hpp"
-#include "tests/sanitized.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
 // Files that the tool must refuse with exit status 1 and one line, at once and without allocating what they

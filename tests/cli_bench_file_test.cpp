@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "tests/cli_helpers.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 // The file that `pinflow bench stream` makes in the folder for temporary files: none is left, however it
 // ends.

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tests/cli_helpers.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 // What `pinflow bench` prints, of little work on the host device: its figures are not looked at.
 

@@ -25,8 +25,8 @@
 #include "tests/cli_helpers.hpp"
 #include "tests/hdf5_files.hpp"
 #include "tests/run_h5py.hpp"
-#include "tests/sanitized.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
 namespace {

@@ -12,8 +12,8 @@
 
 #include "pinflow/pinflow.hpp"
 #include "tests/cli_helpers.hpp"
-#include "tests/sanitized.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
 // Rewriting arrays: what comes out, and what is left when nothing can.

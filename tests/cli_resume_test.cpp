@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tests/cli_helpers.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 // Orders, shards, and going on from a saved state, by the tool.
 

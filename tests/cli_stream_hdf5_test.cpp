@@ -12,10 +12,10 @@
 
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/npy.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/run_tool.hpp"
-#include "tests/sanitized.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include "tests/cli_helpers.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_tool.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
 // What `pinflow stream` prints, the digest above all, which others compare.

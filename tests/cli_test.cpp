@@ -14,7 +14,7 @@
 #include "tests/cli_helpers.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_tool.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
 // What others script against: commands, flags, exit statuses, JSON. tests/cli_stream_test.cpp has what

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/cli_helpers.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 // The checksum beside a file, which xxhsum reads as well.
 

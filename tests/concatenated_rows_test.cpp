@@ -17,9 +17,9 @@
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/random_arrays.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using pinflow::concatenate;
 using pinflow::dtype;

@@ -12,7 +12,7 @@
 #include "pinflow/device.hpp"
 #include "pinflow/stream.hpp"
 #include "src/device/backend.hpp"
-#include "tests/devices.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 

@@ -22,8 +22,8 @@
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/device/cuda/api.hpp"
-#include "tests/arrays.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 

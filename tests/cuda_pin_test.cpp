@@ -23,10 +23,10 @@
 #include "src/device/cuda/api.hpp"
 #include "src/device/digest_host.hpp"
 #include "src/device/pin_registry.hpp"
-#include "tests/devices.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/side_by_side.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 

@@ -26,11 +26,11 @@
 #include "pinflow/pin.hpp"
 #include "src/device/cuda/api.hpp"
 #include "src/device/cuda/context.hpp"
-#include "tests/arrays.hpp"
 #include "tests/cuda_kernels.hpp"
-#include "tests/devices.hpp"
-#include "tests/file_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 

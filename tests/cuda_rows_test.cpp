@@ -21,11 +21,11 @@
 #include "pinflow/rows.hpp"
 #include "src/device/cuda/api.hpp"
 #include "src/device/pin_registry.hpp"
-#include "tests/arrays.hpp"
-#include "tests/file_bytes.hpp"
-#include "tests/row_tables.hpp"
-#include "tests/sanitized.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/row_tables.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 

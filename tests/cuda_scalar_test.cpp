@@ -17,7 +17,7 @@
 #include "pinflow/stream.hpp"
 #include "src/core/cast.hpp"
 #include "tests/cuda_scalar.hpp"
-#include "tests/devices.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 

@@ -31,9 +31,9 @@
 #include "src/device/cuda/context.hpp"
 #include "tests/cuda_kernels.hpp"
 #include "tests/cuda_process_test.hpp"
-#include "tests/devices.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/listener.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/file_bytes.hpp"
 
 using namespace pinflow;
 using namespace std::chrono_literals;

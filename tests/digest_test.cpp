@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "pinflow/loader/loader.hpp"
-#include "tests/arrays.hpp"
+#include "tests/support/arrays.hpp"
 
 using namespace pinflow;
 

@@ -19,7 +19,7 @@
 #include "src/device/pin_job.hpp"
 #include "src/device/pin_limits.hpp"
 #include "src/device/pin_registry.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 
 /// What tests of page-locking share: something that stands in for the driver, and pages.
 namespace pinflow::detail {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/devices.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/file_bytes.hpp"
 
 using namespace pinflow;
 using detail::fault_log;

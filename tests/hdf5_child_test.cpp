@@ -20,11 +20,11 @@
 #include "formats/hdf5_description.hpp"
 #include "pinflow/error.hpp"
 #include "src/cli/hdf5_protocol.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/hdf5_sockets.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/sanitized.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

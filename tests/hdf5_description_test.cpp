@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/fuzz/hdf5_description_invariants.hpp"
 #include "tests/npy_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 
 namespace {
 

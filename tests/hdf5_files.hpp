@@ -20,7 +20,7 @@
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/row_source.hpp"
 #include "tests/run_h5py.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 /// Files that tests/hdf5_files.py wrote, and what h5py says of them: where bytes lie, and which elements they
 /// are.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 
 namespace {
 

@@ -25,11 +25,11 @@
 
 #include "formats/hdf5_filters.hpp"
 #include "pinflow/error.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_h5py.hpp"
-#include "tests/sanitized.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

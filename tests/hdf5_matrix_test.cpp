@@ -23,10 +23,10 @@
 #include "pinflow/file.hpp"
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/open.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_h5py.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

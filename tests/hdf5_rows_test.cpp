@@ -23,9 +23,9 @@
 #include "formats/hdf5_chunk_reader.hpp"
 #include "formats/hdf5_rows.hpp"
 #include "pinflow/error.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/hdf5_files.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

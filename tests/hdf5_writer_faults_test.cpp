@@ -18,10 +18,10 @@
 #include "pinflow/error.hpp"
 #include "pinflow/formats/hdf5.hpp"
 #include "src/core/system.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/hdf5_writing.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 // What hdf5_writer refuses, and what is left when something fails.
 

@@ -24,7 +24,7 @@
 #include "tests/hdf5_writing.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_h5py.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/stream.hpp"
-#include "tests/devices.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 

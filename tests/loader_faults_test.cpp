@@ -21,8 +21,8 @@
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "src/core/system.hpp"
-#include "tests/arrays.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 using detail::stage;

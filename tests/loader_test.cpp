@@ -17,8 +17,8 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/formats/npy.hpp"
-#include "tests/arrays.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 

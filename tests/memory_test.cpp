@@ -15,7 +15,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/system.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 
 using pinflow::memory_region;
 namespace seam = pinflow::detail::system;

@@ -24,7 +24,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

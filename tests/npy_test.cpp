@@ -14,7 +14,7 @@
 #include "pinflow/formats/npy.hpp"
 #include "src/core/system.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

@@ -22,7 +22,7 @@
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/npz.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

@@ -14,10 +14,10 @@
 #include "pinflow/formats/npy.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/system.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/fuzz/zip_directory_invariants.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
 namespace {

@@ -19,10 +19,10 @@
 #include "pinflow/formats/open.hpp"
 #include "pinflow/formats/safetensors.hpp"
 #include "pinflow/row_source.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/safetensors_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

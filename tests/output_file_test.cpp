@@ -17,7 +17,7 @@
 #include "src/core/output_file.hpp"
 #include "src/core/system.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "tests/fake_locker.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 using namespace pinflow::detail;

@@ -24,7 +24,7 @@
 #include "src/device/pin_worker.hpp"
 #include "tests/fake_locker.hpp"
 #include "tests/side_by_side.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 using namespace pinflow::detail;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "pinflow/device.hpp"
-#include "tests/row_tables.hpp"
+#include "tests/support/row_tables.hpp"
 
 using namespace pinflow;
 using detail::of_equal;

@@ -22,7 +22,7 @@
 #include "pinflow/rows.hpp"
 #include "src/rows/measured_plan.hpp"
 #include "tests/posing_backend.hpp"
-#include "tests/row_tables.hpp"
+#include "tests/support/row_tables.hpp"
 
 // What the planner says, and what it measures, on a device that is the host under another name.
 

@@ -15,7 +15,7 @@
 
 #include "pinflow/array.hpp"
 #include "pinflow/file.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 
 /// Arrays of random types, shapes and orders, and what they hold, worked out element by element.
 

@@ -14,8 +14,8 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/loader/loader.hpp"
-#include "tests/arrays.hpp"
-#include "tests/sanitized.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/sanitized.hpp"
 
 // Shards and resuming, through whole loaders; schedule_test checks many more sizes without them.
 using namespace pinflow;

@@ -19,9 +19,9 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/rows.hpp"
-#include "tests/file_bytes.hpp"
-#include "tests/row_tables.hpp"
-#include "tests/sanitized.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/row_tables.hpp"
+#include "tests/support/sanitized.hpp"
 
 using namespace pinflow;
 

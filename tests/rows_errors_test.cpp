@@ -20,10 +20,10 @@
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/rows.hpp"
 #include "src/core/system.hpp"
-#include "tests/arrays.hpp"
-#include "tests/file_bytes.hpp"
-#include "tests/row_tables.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/row_tables.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 namespace seam = pinflow::detail::system;

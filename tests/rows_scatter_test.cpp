@@ -15,8 +15,8 @@
 #include "pinflow/error.hpp"
 #include "pinflow/rows.hpp"
 #include "src/core/scalar.hpp"
-#include "tests/file_bytes.hpp"
-#include "tests/row_tables.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/row_tables.hpp"
 
 using namespace pinflow;
 using detail::bfloat16_bits;

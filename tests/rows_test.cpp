@@ -20,9 +20,9 @@
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/memory.hpp"
 #include "pinflow/pin.hpp"
-#include "tests/arrays.hpp"
-#include "tests/row_tables.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/row_tables.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow;
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 /// Runs the built tool as a child process, for the tests of its interface.
 struct tool_result {

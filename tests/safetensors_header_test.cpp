@@ -10,10 +10,10 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/formats/safetensors.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/fuzz/safetensors_header_invariants.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/safetensors_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 
 namespace {
 

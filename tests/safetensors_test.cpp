@@ -17,10 +17,10 @@
 #include "pinflow/file.hpp"
 #include "pinflow/formats/safetensors.hpp"
 #include "src/core/system.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/safetensors_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace {
 

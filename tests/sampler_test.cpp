@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/row_lists.hpp"
+#include "tests/support/row_lists.hpp"
 
 using namespace pinflow;
 

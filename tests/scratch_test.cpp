@@ -6,7 +6,7 @@
 #include <optional>
 #include <thread>
 
-#include "tests/devices.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 using detail::device_scratch;

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/devices.hpp"
 #include "tests/posing_backend.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 using detail::slot;

@@ -10,7 +10,7 @@
 
 #include "pinflow/rows.hpp"
 #include "src/rows/exchange_state.hpp"
-#include "tests/devices.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 using detail::exchange_state;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/devices.hpp"
+#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 

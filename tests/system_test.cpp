@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/file_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace seam = pinflow::detail::system;
 namespace fs = std::filesystem;

@@ -10,7 +10,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/loader/sampler.hpp"
 #include "tests/chi_square.hpp"
-#include "tests/row_lists.hpp"
+#include "tests/support/row_lists.hpp"
 
 using namespace pinflow;
 

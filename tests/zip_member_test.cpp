@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "pinflow/error.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/zip_bytes.hpp"
 
 namespace {

@@ -7,9 +7,9 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/system.hpp"
-#include "tests/file_bytes.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
 namespace {

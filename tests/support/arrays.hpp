@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "devices.hpp"
 #include "pinflow/array.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/digest.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/row_source.hpp"
-#include "tests/devices.hpp"
 
 /// An array in memory with these elements.
 template <typename T>

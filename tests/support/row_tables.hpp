@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include "devices.hpp"
 #include "pinflow/buffer.hpp"
 #include "pinflow/rows.hpp"
-#include "tests/devices.hpp"
-#include "tests/sanitized.hpp"
+#include "sanitized.hpp"
 
 /// Tables and batches of rows between sentinels, lists of row numbers, and what moving rows should give, by
 /// plain loops.
