@@ -1,5 +1,5 @@
 // The tests that need a GPU. Those of streams, buffers and loaders that hold on every device are in
-// stream_test.cpp, buffer_test.cpp, loader_test.cpp.
+// stream_test.cpp, buffer_test.cpp, api/.
 #ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif

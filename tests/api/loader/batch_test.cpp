@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "arrays.hpp"
+#include "devices.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/loader/loader.hpp"
-#include "tests/support/arrays.hpp"
-#include "tests/support/devices.hpp"
 
 using namespace pinflow;
 

@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "arrays.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/loader/loader.hpp"
-#include "tests/support/arrays.hpp"
-#include "tests/support/sanitized.hpp"
+#include "sanitized.hpp"
 
 // Shards and resuming, through whole loaders; schedule_test checks many more sizes without them.
 using namespace pinflow;

@@ -7,7 +7,7 @@
 
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/loader.hpp"
-#include "tests/support/temporary_folder.hpp"
+#include "temporary_folder.hpp"
 
 using namespace pinflow;
 

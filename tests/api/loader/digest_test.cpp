@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "arrays.hpp"
 #include "pinflow/loader/loader.hpp"
-#include "tests/support/arrays.hpp"
 
 using namespace pinflow;
 

@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "arrays.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/memory.hpp"
 #include "pinflow/pin.hpp"
-#include "tests/support/arrays.hpp"
-#include "tests/support/row_tables.hpp"
-#include "tests/support/temporary_folder.hpp"
+#include "row_tables.hpp"
+#include "temporary_folder.hpp"
 
 using namespace pinflow;
 

@@ -1,0 +1,96 @@
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arrays.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/loader/loader.hpp"
+#include "temporary_folder.hpp"
+
+using namespace pinflow;
+
+namespace {
+
+/// What a forked process finds. @return 0, or the number of the step that went wrong.
+int use_in_child(std::unique_ptr<loader>& parents, std::optional<batch>& held, const stream& stream,
+                 const array& rows) {
+    const auto refused = [](auto function) {
+        try {
+            function();
+        } catch (const device_error& error) {
+            return std::string(error.what()).find("forked") != std::string::npos;
+        } catch (...) {  // nothing must get out of the child
+            return false;
+        }
+        return false;
+    };
+    if (!refused([&] { parents->next(); })) return 1;
+    if (!refused([&] { parents->next(stream); })) return 2;
+    if (!refused([&] { static_cast<void>(parents->state()); })) return 5;
+    if (!refused([&] { static_cast<void>(held->state()); })) return 6;
+    if (stream.device().kind() == device_kind::cuda) {
+        // no call reaches CUDA, where it might hang
+        if (!refused([&] { stream.synchronize(); })) return 3;
+        if (!refused([&] { loader({rows}, {.device = stream.device()}); })) return 4;
+    }
+    held.reset();
+    parents.reset();
+    return 0;
+}
+
+}  // namespace
+
+TEST_CASE("loader: a forked process is told that it cannot use it, and ends, while its parent goes on") {
+    const temporary_folder folder;
+    // rows that a GPU takes from the mapped pages, and ones that are gathered in memory of the parent's own
+    write_npy(folder / "large.npy", numbered_rows(100, 8192).view());
+    const array large = open_npy(folder / "large.npy");
+    const array small = numbered_rows(100);
+    on_each_device([&](const device& device) {
+        for (const array& rows : {large, small}) {
+            const stream stream(device);
+            auto parents = std::make_unique<loader>(std::vector<std::shared_ptr<const row_source>>{rows},
+                                                    loader_options{.device = device,
+                                                                   .batch_rows = 10,
+                                                                   .order = order::shuffled,
+                                                                   .epochs = 3,
+                                                                   .slots = 3,
+                                                                   .pin_budget_bytes = generous_pin_budget});
+            auto held = parents->next(stream);
+            REQUIRE(held);
+            int parent_lives[2] = {-1, -1};
+            REQUIRE(::pipe(parent_lives) == 0);
+            const ::pid_t child = ::fork();
+            REQUIRE(child >= 0);
+            if (child == 0) {
+                ::alarm(60);  // a call that hangs ends the process, and fails the test
+                ::close(parent_lives[1]);
+                const int wrong_step = use_in_child(parents, held, stream, rows);
+                char nothing = 0;
+                [[maybe_unused]] const auto end = ::read(parent_lives[0], &nothing, 1);  // the parent is done
+                ::_exit(wrong_step);
+            }
+            ::close(parent_lives[0]);
+            CHECK(holds_its_rows(*held, stream));
+            held.reset();
+            std::uint64_t seen = 0;
+            // fork makes private pages copy-on-write: those that are locked must stay the parent's own
+            while (const auto batch = parents->next(stream)) {
+                CHECK(holds_its_rows(*batch, stream));
+                seen += batch->row_count();
+            }
+            CHECK(seen == 290);
+            ::close(parent_lives[1]);
+            int status = -1;
+            REQUIRE(::waitpid(child, &status, 0) == child);
+            CHECK(WIFEXITED(status));
+            CHECK(WEXITSTATUS(status) == 0);
+        }
+    });
+}

@@ -1,0 +1,78 @@
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/loader/loader.hpp"
+
+using namespace pinflow;
+
+TEST_CASE("loader: refuses what contradicts itself, in a sentence") {
+    on_each_device([](const device& device) {
+        const auto refuses = [&](std::vector<std::shared_ptr<const row_source>> sources,
+                                 loader_options options, const std::string& why) {
+            options.device = device;
+            try {
+                const loader loader(std::move(sources), options);
+            } catch (const error& error) {
+                return std::string(error.what()).find(why) != std::string::npos;
+            }
+            return false;
+        };
+        CHECK(refuses({}, {}, "at least one source"));
+        CHECK(refuses({numbered_rows(3), numbered_rows(4)}, {}, "equal row counts"));
+        CHECK(refuses({numbered_rows(3)}, {.batch_rows = 0}, "at least one row"));
+        CHECK(refuses({numbered_rows(3)}, {.slots = 1}, "at least 2 slots"));
+        CHECK(refuses({numbered_rows(100, 1000)}, {.memory_bytes = 1000}, "do not fit into 1000 bytes"));
+        CHECK(refuses({numbered_rows(3)}, {.batch_rows = 1, .epochs = ~std::uint64_t{0}}, "too many"));
+        CHECK(refuses({numbered_rows(3)}, {.route = route::read}, "no file to read from"));
+        if (device.kind() == device_kind::host) {
+            CHECK(refuses({numbered_rows(3)}, {.order = order::shuffled, .route = route::direct},
+                          "sequential order"));
+            CHECK(refuses({std::make_shared<scripted_rows>(3)}, {.route = route::direct}, "not mapped"));
+        } else {
+            CHECK(refuses({std::make_shared<scripted_rows>(3)}, {.route = route::direct}, "not mapped"));
+            CHECK(refuses({std::make_shared<scripted_rows>(3)}, {.route = route::copy}, "not mapped"));
+        }
+    });
+}
+
+TEST_CASE("loader: its memory is bounded by the slots it says it has") {
+    const array rows = numbered_rows(1000, 128);  // 1 KiB a row
+    on_each_device([&](const device& device) {
+        const loader few({rows}, {.device = device,
+                                  .batch_rows = 100,
+                                  .route = route::copy,
+                                  .memory_bytes = 350 * 1024,
+                                  .pin_budget_bytes = generous_pin_budget});
+        CHECK(few.report().slots == 3);
+        CHECK(few.report().slot_bytes == 100 * 1024);
+        const loader both_sides(
+            {rows},
+            {.device = device, .batch_rows = 100, .route = route::staged, .memory_bytes = 450 * 1024});
+        CHECK(both_sides.report().slots == 2);
+        const loader asked({rows}, {.device = device, .batch_rows = 100, .slots = 20});
+        CHECK(asked.report().slots == 20);
+        // what the automatic route takes: on a GPU a host side beside the device side, for rows of pages that
+        // are not registered yet
+        const unsigned sides = device.kind() == device_kind::host ? 1U : 2U;
+        const std::uint64_t memory_bytes = 1100 * 1024;
+        const loader chosen({rows}, {.device = device, .batch_rows = 100, .memory_bytes = memory_bytes});
+        CHECK(chosen.report().slots == (sides == 1 ? 8U : 5U));
+        CHECK(chosen.report().slots * chosen.report().slot_bytes * sides <= memory_bytes);
+    });
+}
+
+TEST_CASE("loader: the lists of rows count as its memory too") {
+    on_each_device([](const device& device) {
+        CHECK_THROWS_AS(loader({array_of(std::vector<std::uint8_t>(100'000), {100'000})},
+                               {.device = device, .batch_rows = 50'000, .memory_bytes = 150'000}),
+                        invalid_argument);
+        CHECK_THROWS_AS(loader({nullptr}, {.device = device}), invalid_argument);
+    });
+}
