@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "bytes.hpp"
 #include "devices.hpp"
 #include "pinflow/buffer.hpp"
 #include "pinflow/rows.hpp"
@@ -45,26 +46,6 @@ void on_each_route(Body body) {
             body(device, route);
         }
     });
-}
-
-/// Equal only for equal bytes. Tests compare gigabytes, which algorithms on std::byte do one by one in builds
-/// that are not optimised.
-inline bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
-    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
-}
-
-inline std::vector<std::byte> random_bytes(std::size_t size_bytes, std::mt19937_64& random) {
-    std::vector<std::byte> bytes(size_bytes);
-    std::uint64_t state = random();
-    for (std::size_t at = 0; at < size_bytes; at += sizeof(std::uint64_t)) {
-        // splitmix64
-        std::uint64_t word = state += 0x9E3779B97F4A7C15;
-        word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9;
-        word = (word ^ word >> 27) * 0x94D049BB133111EB;
-        word ^= word >> 31;
-        std::memcpy(bytes.data() + at, &word, std::min(sizeof word, size_bytes - at));
-    }
-    return bytes;
 }
 
 template <typename Values>
@@ -131,19 +112,24 @@ class guarded_rows {
 
     /// What it holds now; whoever writes to it must have finished.
     std::vector<std::byte> content() const {
-        const auto whole = this->whole();
-        return {whole.begin() + static_cast<std::ptrdiff_t>(begin_),
-                whole.begin() + static_cast<std::ptrdiff_t>(begin_ + size_bytes_)};
+        std::vector<std::byte> copy;
+        const auto rows = whole(copy).subspan(begin_, size_bytes_);
+        return {rows.begin(), rows.end()};
     }
     bool holds(std::span<const std::byte> content) const {
-        const auto whole = this->whole();
-        return same_bytes(std::span(whole).subspan(begin_, size_bytes_), content);
+        std::vector<std::byte> copy;
+        return same_bytes(whole(copy).subspan(begin_, size_bytes_), content);
     }
-    bool sentinels_left() const { return sentinels_are_left(whole(), begin_, size_bytes_); }
+    bool sentinels_left() const {
+        std::vector<std::byte> copy;
+        return sentinels_are_left(whole(copy), begin_, size_bytes_);
+    }
 
  private:
-    std::vector<std::byte> whole() const {
-        return to_host(memory_.data(), memory_.size_bytes(), pinflow::stream(device_));
+    /// All of the memory: where it is when that is on the host, otherwise in `copy`.
+    std::span<const std::byte> whole(std::vector<std::byte>& copy) const {
+        if (device_.kind() == pinflow::device_kind::host) return {memory_.data(), memory_.size_bytes()};
+        return copy = to_host(memory_.data(), memory_.size_bytes(), pinflow::stream(device_));
     }
 
     pinflow::device device_;
@@ -175,8 +161,9 @@ inline id_vector make_ids(id_order order, std::size_t count, std::uint64_t row_c
         ids[random() % count] = 0;
         ids[random() % count] = row_count - 1;
     }
-    if (order == id_order::sorted) std::ranges::sort(ids);
-    if (order == id_order::reversed) std::ranges::sort(ids, std::greater<>());
+    // by pointers, which are faster than iterators in builds that are not optimised
+    if (order == id_order::sorted || order == id_order::reversed) std::sort(ids.data(), ids.data() + count);
+    if (order == id_order::reversed) std::ranges::reverse(ids);
     return ids;
 }
 
