@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "arrays.hpp"
+#include "digest_formula.hpp"
 #include "pinflow/loader/loader.hpp"
 
 using namespace pinflow;
@@ -16,33 +18,13 @@ namespace {
 
 using rows = std::vector<std::vector<std::uint8_t>>;
 
-/// The digest, word for word as its definition reads.
 std::uint64_t expected_digest(const std::vector<rows>& arrays) {
-    const std::uint64_t g = 0x9E3779B97F4A7C15;
-    const auto mix = [](std::uint64_t z) {
-        z ^= z >> 30;
-        z *= 0xBF58476D1CE4E5B9;
-        z ^= z >> 27;
-        z *= 0x94D049BB133111EB;
-        z ^= z >> 31;
-        return z;
-    };
     std::uint64_t digest = 0;
     for (std::size_t sample = 0; sample < arrays[0].size(); ++sample) {
-        std::uint64_t parts = 0;
-        for (std::size_t a = 0; a < arrays.size(); ++a) {
-            const auto& row = arrays[a][sample];
-            std::uint64_t hash = row.size();
-            for (std::size_t i = 0; i * 8 < row.size(); ++i) {
-                std::uint64_t word = 0;
-                for (std::size_t byte = 0; byte < 8 && i * 8 + byte < row.size(); ++byte) {
-                    word |= std::uint64_t{row[i * 8 + byte]} << (8 * byte);
-                }
-                hash += mix(word + (i + 1) * g);
-            }
-            parts += mix(hash + (a + 1) * g);
-        }
-        digest += mix(parts);
+        std::vector<std::span<const std::byte>> of_sample;
+        for (const rows& array : arrays)
+            of_sample.push_back(std::as_bytes(std::span(array[sample])));
+        digest += digest_formula::sample_hash(of_sample);
     }
     return digest;
 }
