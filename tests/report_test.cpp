@@ -2,139 +2,20 @@
 
 #include <doctest/doctest.h>
 
-#include <array>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <ctime>
-#include <memory>
-#include <mutex>
-#include <span>
-#include <string>
 #include <string_view>
-#include <thread>
 
 #include "loader/stage_seam.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "src/core/system.hpp"
 #include "tests/support/arrays.hpp"
+#include "tests/support/limits.hpp"
 #include "tests/support/temporary_folder.hpp"
 
+// Limits that need a seam. The others are in api/loader/verdict_test.cpp.
 using namespace pinflow;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-namespace {
-
-/// Blocks the thread, as something outside of the process would.
-void block_for(milliseconds time) {
-    std::mutex mutex;
-    std::unique_lock lock(mutex);
-    std::condition_variable nothing;
-    nothing.wait_for(lock, time, [] { return false; });
-}
-
-std::chrono::nanoseconds thread_time() {
-    std::timespec time{};
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
-
-/// Keeps the thread computing, for as much of its own time.
-void compute_for(milliseconds time) {
-    const auto end = thread_time() + time;
-    while (thread_time() < end) {
-    }
-}
-
-/// What takes this long for a batch is the limit, where all else takes microseconds: the first, unless the
-/// machine is so busy that threads wait as long for a core.
-constexpr std::array<milliseconds, 3> slownesses{milliseconds(8), milliseconds(40), milliseconds(200)};
-constexpr std::uint64_t batch_rows = 10;
-constexpr std::uint64_t batch_count = 12;
-
-/// Takes every batch of `source`, doing `work(stream)` with each. @return what the loader says then.
-template <typename Work>
-loader_report report_of(const std::shared_ptr<const row_source>& source, const device& device, route route,
-                        Work work) {
-    loader loader({source}, {.device = device,
-                             .batch_rows = batch_rows,
-                             .route = route,
-                             .slots = 2,
-                             .threads = 1,
-                             .pin_budget_bytes = generous_pin_budget});
-    const stream stream(device);
-    while (const auto batch = loader.next(stream))
-        work(stream);
-    const loader_report report = loader.report();
-    CHECK(report.batches == batch_count);
-    return report;
-}
-
-loader_report report_of(const std::shared_ptr<const row_source>& source, const device& device,
-                        route route = route::automatic) {
-    return report_of(source, device, route, [](stream_view) {});
-}
-
-bool is_limit(const loader_report& report, std::string_view what) {
-    return report.verdict().starts_with("the " + std::string(what) + " is the limit: ");
-}
-
-/// Checks that the verdict on what `run(slowness)` reports is `what`, for which half of the time or more was
-/// spent in `wait`.
-template <typename Run>
-void check_limit(std::string_view what, std::chrono::nanoseconds loader_report::* wait, Run run) {
-    std::string verdicts;
-    for (const milliseconds slowness : slownesses) {
-        const loader_report report = run(slowness);
-        if (is_limit(report, what) && 2 * report.*wait > report.wall_time) return;
-        verdicts += report.verdict() + "\n";
-    }
-    FAIL_CHECK("the " << what << " should have been the limit: " << verdicts);
-}
-
-loader_report report_with(int storage, int cpu, int link, int consumer, int wall) {
-    loader_report report;
-    report.storage_wait = seconds(storage);
-    report.cpu_wait = seconds(cpu);
-    report.link_wait = seconds(link);
-    report.consumer_wait = seconds(consumer);
-    report.wall_time = seconds(wall);
-    return report;
-}
-
-}  // namespace
-
-TEST_CASE("report: the verdict names what is waited for most, in words") {
-    CHECK(report_with(0, 0, 0, 92, 100).verdict() ==
-          "the consumer is the limit: the loader waited 92% of the time");
-    CHECK(report_with(68, 3, 0, 5, 100).verdict() ==
-          "the storage is the limit: the consumer waited 71% of the time, 96% of that for reads");
-    CHECK(report_with(1, 59, 0, 5, 100).verdict() ==
-          "the CPU is the limit: the consumer waited 60% of the time, 98% of that for rows to be gathered");
-    CHECK(report_with(0, 10, 30, 5, 100).verdict() ==
-          "the link is the limit: the consumer waited 40% of the time, 75% of that for copies to the device");
-    CHECK(report_with(4, 3, 2, 11, 100).verdict() ==
-          "nothing stands out: the consumer waited 9% of the time, and the loader 11%");
-    CHECK(report_with(0, 0, 0, 0, 0).verdict() == "nothing has been asked for yet");
-    // both wait by turns: the larger share counts
-    CHECK(report_with(30, 0, 0, 40, 100).verdict().starts_with("the consumer is the limit"));
-    CHECK(report_with(40, 0, 0, 30, 100).verdict().starts_with("the storage is the limit"));
-    // three threads that wait at the same time
-    CHECK(report_with(250, 0, 0, 0, 100).verdict() ==
-          "the storage is the limit: the consumer waited 100% of the time, 100% of that for reads");
-}
-
-TEST_CASE("report: rates are by the wall time, and none before there is any") {
-    loader_report report = report_with(0, 0, 0, 0, 4);
-    report.bytes = 1000;
-    report.rows = 10;
-    CHECK(report.bytes_per_second() == 250.0);
-    CHECK(report.rows_per_second() == 2.5);
-    report.wall_time = {};
-    CHECK(report.bytes_per_second() == 0.0);
-}
+using namespace limits;
 
 TEST_CASE("report: a slow disk is the storage's") {
     const temporary_folder folder;
@@ -151,53 +32,6 @@ TEST_CASE("report: a slow disk is the storage's") {
     });
 }
 
-TEST_CASE("report: a source that blocks is the storage's, although it does not say what it waited for") {
-    const auto rows = std::make_shared<scripted_rows>(batch_rows * batch_count);
-    on_each_device([&](const device& device) {
-        check_limit("storage", &loader_report::storage_wait, [&](milliseconds slowness) {
-            rows->before_read = [=](std::uint64_t) { block_for(slowness); };
-            return report_of(rows, device);
-        });
-    });
-}
-
-TEST_CASE("report: a source that computes is the CPU's") {
-    const auto rows = std::make_shared<scripted_rows>(batch_rows * batch_count);
-    on_each_device([&](const device& device) {
-        check_limit("CPU", &loader_report::cpu_wait, [&](milliseconds slowness) {
-            rows->before_read = [=](std::uint64_t) { compute_for(slowness); };
-            return report_of(rows, device);
-        });
-    });
-}
-
-TEST_CASE("report: an order that is slow to compute is the CPU's") {
-    class slow_order final : public row_sequence {
-     public:
-        explicit slow_order(milliseconds slowness) : slowness_(slowness) {}
-        std::string name() const override { return "slow/1"; }
-        std::uint64_t position_count() const override { return batch_rows * batch_count; }
-        void rows_at(std::uint64_t, std::uint64_t first, std::span<std::uint64_t> rows) const override {
-            compute_for(slowness_);
-            for (std::uint64_t& row : rows)
-                row = first++;
-        }
-
-     private:
-        milliseconds slowness_;
-    };
-    check_limit("CPU", &loader_report::cpu_wait, [](milliseconds slowness) {
-        const array rows = numbered_rows(batch_rows * batch_count);
-        loader loader({rows}, {.device = device::host(),
-                               .batch_rows = batch_rows,
-                               .sampler = sampler::custom(batch_rows * batch_count,
-                                                          std::make_shared<slow_order>(slowness))});
-        while (loader.next()) {
-        }
-        return loader.report();
-    });
-}
-
 TEST_CASE("report: copies that take their time are the link's, and the CPU's where there is none") {
     const array rows = numbered_rows(batch_rows * batch_count);
     on_each_device([&](const device& device) {
@@ -211,64 +45,4 @@ TEST_CASE("report: copies that take their time are the link's, and the CPU's whe
                         return report_of(rows, device, route::staged);
                     });
     });
-}
-
-TEST_CASE("report: a consumer that computes is the limit, and the loader waits for it") {
-    const array rows = numbered_rows(batch_rows * batch_count);
-    on_each_device([&](const device& device) {
-        check_limit("consumer", &loader_report::consumer_wait, [&](milliseconds slowness) {
-            return report_of(rows, device, route::automatic, [=](stream_view) { compute_for(slowness); });
-        });
-    });
-}
-
-TEST_CASE("report: a consumer whose stream is behind is the limit, although it is kept waiting itself") {
-    const array rows = numbered_rows(batch_rows * batch_count);
-    on_each_device([&](const device& device) {
-        check_limit("consumer", &loader_report::consumer_wait, [&](milliseconds slowness) {
-            return report_of(rows, device, route::automatic, [=](stream_view stream) {
-                stream.host_function_async([=] { compute_for(slowness); });
-            });
-        });
-    });
-}
-
-TEST_CASE("report: what the consumer has yet to take counts as waiting for it, also while it lasts") {
-    // all of it fits into the slots, so that the loader is done soon
-    loader loader({numbered_rows(40)}, {.device = device::host(), .batch_rows = 10, .slots = 8});
-    CHECK(loader.report().wall_time == std::chrono::nanoseconds(0));
-    CHECK(loader.report().verdict() == "nothing has been asked for yet");
-    auto batch = loader.next();
-    while (loader.report().consumer_wait.count() == 0)
-        std::this_thread::yield();
-    const auto before = loader.report().wall_time;
-    while (loader.report().wall_time < 4 * before) {
-    }
-    const loader_report meanwhile = loader.report();
-    CHECK(is_limit(meanwhile, "consumer"));
-    CHECK(2 * meanwhile.consumer_wait > meanwhile.wall_time);
-    for (int i = 0; i < 3; ++i)
-        batch = loader.next();
-    CHECK_FALSE(loader.next().has_value());
-    const loader_report report = loader.report();
-    CHECK(is_limit(report, "consumer"));
-    compute_for(milliseconds(5));
-    CHECK(loader.report().wall_time == report.wall_time);  // it ended when that was told
-}
-
-TEST_CASE("report: says how many batches lay ready") {
-    loader loader({numbered_rows(40)}, {.device = device::host(), .batch_rows = 10, .slots = 4});
-    static_cast<void>(loader.next());
-    // all that can be ready is
-    while (loader.report().consumer_wait.count() == 0)
-        std::this_thread::yield();
-    for (int i = 0; i < 3; ++i)
-        CHECK(loader.next().has_value());
-    const loader_report report = loader.report();
-    // 3, 2 and 1 of the three, and what the first call found
-    CHECK(report.most_ready >= 3);
-    CHECK(report.most_ready <= 4);
-    CHECK(report.mean_ready >= 6.0 / 4);
-    CHECK(report.mean_ready <= 10.0 / 4);
-    CHECK(report.bytes_per_second() > 0);
 }
