@@ -9,7 +9,7 @@
 #include "tests/cli_helpers.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_tool.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 // `pinflow stream --stack`, and patterns of many files.
 

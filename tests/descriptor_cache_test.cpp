@@ -25,8 +25,8 @@
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "src/core/system.hpp"
-#include "tests/file_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using pinflow::input_file;
 using pinflow::detail::scoped_descriptor_limit;

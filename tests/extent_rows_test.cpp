@@ -21,10 +21,10 @@
 #include "src/core/descriptor_cache.hpp"
 #include "src/core/side_by_side_mapping.hpp"
 #include "src/core/system.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/mapped_files.hpp"
 #include "tests/random_arrays.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 // Rows of many files, as concatenate makes them of sources that lie in files.
 

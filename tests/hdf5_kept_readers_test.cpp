@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/file_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using pinflow::input_file;
 using pinflow::detail::hdf5_dataset;

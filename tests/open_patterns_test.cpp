@@ -25,10 +25,10 @@
 #include "pinflow/row_source.hpp"
 #include "src/core/descriptor_cache.hpp"
 #include "src/core/system.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/mapped_files.hpp"
 #include "tests/npy_bytes.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 // Patterns of many files, concatenated and stacked.
 

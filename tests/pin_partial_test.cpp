@@ -12,7 +12,7 @@
 #include "pinflow/pin.hpp"
 #include "src/device/pin_worker.hpp"
 #include "tests/fake_locker.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 /// Ranges of which only a part can be registered, or is to be.
 using namespace pinflow;

@@ -13,7 +13,7 @@
 
 #include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 
 /// Rows of several files, each behind a header of 128 bytes, that are mapped one behind the other in one
 /// reserved address range.

@@ -16,9 +16,9 @@
 #include "pinflow/error.hpp"
 #include "src/core/descriptor_cache.hpp"
 #include "src/core/system.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/mapped_files.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using pinflow::input_file;
 using pinflow::detail::file_part;

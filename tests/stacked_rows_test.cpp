@@ -14,10 +14,10 @@
 #include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/core/stack.hpp"
-#include "tests/file_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/mapped_files.hpp"
 #include "tests/random_arrays.hpp"
-#include "tests/temporary_folder.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using pinflow::array;
 using pinflow::dtype;
