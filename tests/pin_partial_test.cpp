@@ -213,7 +213,8 @@ TEST_CASE("pin: after 16 refusals the rest is not tried") {
 TEST_CASE("pin: a range that must not be registered leaves the others registered") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 4 * page);
-    void* const mapped = ::mmap(nullptr, 4 * page, PROT_READ, MAP_PRIVATE, file->file()->descriptor(), 0);
+    const pinflow::descriptor_lease lease = file->file()->lease_descriptor();
+    void* const mapped = ::mmap(nullptr, 4 * page, PROT_READ, MAP_PRIVATE, lease.get(), 0);
     REQUIRE(mapped != MAP_FAILED);
     fake_locker locker;
     pin_registry registry;

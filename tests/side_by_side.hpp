@@ -37,8 +37,8 @@ class side_by_side_rows final : public pinflow::row_source {
             const std::filesystem::path path = folder / std::to_string(extents_.size());
             write_bytes(path, pattern_bytes(header_bytes + count * row_bytes));
             auto file = std::make_shared<const pinflow::input_file>(path.string());
-            if (::mmap(at, pages_bytes(count), PROT_READ, MAP_SHARED | MAP_FIXED, file->descriptor(), 0) !=
-                at) {
+            if (::mmap(at, pages_bytes(count), PROT_READ, MAP_SHARED | MAP_FIXED,
+                       file->lease_descriptor().get(), 0) != at) {
                 throw std::runtime_error("cannot map at a given address");
             }
             extents_.push_back({std::move(file), header_bytes, count, at + header_bytes});
