@@ -7,6 +7,7 @@
 #include "pinflow/array.hpp"
 #include "pinflow/dtype.hpp"
 #include "pinflow/error.hpp"
+#include "pinflow/fault_guard.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/mapped_file.hpp"
 #include "pinflow/memory.hpp"

@@ -97,6 +97,10 @@ scoped_fault_hook::~scoped_fault_hook() {
     installed_hook.reset();
 }
 
+bool hook_is_installed() noexcept {
+    return hook_installed.load(std::memory_order_acquire);
+}
+
 void pass_seam(call what, const std::string& path, std::string_view attempt) {
     if (const int error = ask_hook(what, path).error; error != 0) fail(error, "{}", attempt);
 }
@@ -182,7 +186,7 @@ std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offse
 std::optional<std::size_t> read_cached_at(int descriptor, std::uint64_t offset_bytes,
                                           std::span<std::byte> destination, bool& supported) {
     // a hook stands for storage: whatever it wants to happen happens in read_at
-    if (hook_installed.load(std::memory_order_acquire)) return std::nullopt;
+    if (hook_is_installed()) return std::nullopt;
     const auto reachable = within_any_file(offset_bytes, destination);
     if (reachable.empty()) return 0;
     const ::iovec piece{reachable.data(), reachable.size()};
@@ -293,6 +297,20 @@ void map_over(std::byte* address, std::uint64_t size_bytes, int descriptor, cons
 
 void unmap(std::byte* data, std::uint64_t size_bytes) noexcept {
     ::munmap(data, size_bytes);
+}
+
+struct ::sigaction signal_action(int signal) {
+    struct ::sigaction action{};
+    if (attempt(call::sigaction, {}, [&] { return ::sigaction(signal, nullptr, &action); }) == -1) {
+        fail(errno, "cannot examine the action of signal {}", signal);
+    }
+    return action;
+}
+
+void set_signal_action(int signal, const struct ::sigaction& action) {
+    if (attempt(call::sigaction, {}, [&] { return ::sigaction(signal, &action, nullptr); }) == -1) {
+        fail(errno, "cannot set the action of signal {}", signal);
+    }
 }
 
 }  // namespace pinflow::detail::system

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
@@ -32,7 +33,8 @@ enum class call {
     rename,
     unlink,
     mmap,
-    madvise
+    madvise,
+    sigaction
 };
 
 // ---- the seam ---------------------------------------------------------------------------------------------
@@ -54,6 +56,9 @@ class scoped_fault_hook {
     scoped_fault_hook(const scoped_fault_hook&) = delete;
     scoped_fault_hook& operator=(const scoped_fault_hook&) = delete;
 };
+
+/// Whether there is one.
+bool hook_is_installed() noexcept;
 
 /// Throws system_failure when a hook wants `what` to fail: for calls that a library makes on our behalf.
 void pass_seam(call what, const std::string& path, std::string_view attempt);
@@ -118,5 +123,11 @@ std::byte* reserve_addresses(std::uint64_t size_bytes);
 void map_over(std::byte* address, std::uint64_t size_bytes, int descriptor, const std::string& path,
               std::uint64_t offset_bytes);
 void unmap(std::byte* data, std::uint64_t size_bytes) noexcept;
+
+// ---- signals ---------------------------------------------------------------------------------------------
+
+/// What the process does on `signal`.
+struct ::sigaction signal_action(int signal);
+void set_signal_action(int signal, const struct ::sigaction& action);
 
 }  // namespace pinflow::detail::system

@@ -1,0 +1,99 @@
+#include "src/core/fault_guard.hpp"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "pinflow/fault_guard.hpp"
+#include "src/core/system.hpp"
+
+namespace pinflow {
+
+namespace detail {
+
+namespace {
+
+struct guard_frame {
+    sigjmp_buf end;  ///< where a guarded copy that failed goes on
+};
+
+/// The guarded copy of this thread, if there is one. In static thread-local storage: a signal handler must
+/// not allocate.
+[[gnu::tls_model("initial-exec")]] constinit thread_local std::atomic<guard_frame*> current_frame = nullptr;
+
+/// What SIGBUS did before our handler was installed. Written once, before that.
+struct sigaction previous_action;
+
+/// Does what would have happened without our handler.
+void pass_on(int signal, siginfo_t* info, void* context) {
+    const bool is_fault = info->si_code > 0;  // of an instruction, which would fault again; otherwise sent
+    const bool has_function =
+        (previous_action.sa_flags & SA_SIGINFO) != 0 ||
+        (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN);
+    if (!has_function) {
+        if (previous_action.sa_handler == SIG_IGN && !is_fault) return;
+        // the kernel ends a process that ignores a fault, too
+        struct sigaction end_process{};
+        end_process.sa_handler = SIG_DFL;
+        ::sigaction(signal, &end_process, nullptr);
+        if (!is_fault) ::raise(signal);
+        return;
+    }
+    sigset_t blocked = previous_action.sa_mask;
+    if ((previous_action.sa_flags & SA_NODEFER) == 0) ::sigaddset(&blocked, signal);
+    sigset_t before;
+    ::pthread_sigmask(SIG_BLOCK, &blocked, &before);
+    if ((previous_action.sa_flags & SA_SIGINFO) != 0) {
+        previous_action.sa_sigaction(signal, info, context);
+    } else {
+        previous_action.sa_handler(signal);
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void handle_bus_error(int signal, siginfo_t* info, void* context) {
+    guard_frame* const frame = current_frame.load(std::memory_order_relaxed);
+    if (frame == nullptr || info->si_code <= 0) return pass_on(signal, info, context);
+    current_frame.store(nullptr, std::memory_order_relaxed);
+    ::siglongjmp(frame->end, 1);
+}
+
+}  // namespace
+
+bool run_guarded(void (*work)(const void* context), const void* context) noexcept {
+    guard_frame frame;
+    // the signal mask need not be saved: the handler runs without changing it (SA_NODEFER)
+    if (sigsetjmp(frame.end, 0) != 0) return false;
+    current_frame.store(&frame, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    work(context);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    current_frame.store(nullptr, std::memory_order_relaxed);
+    return true;
+}
+
+}  // namespace detail
+
+void install_fault_guard() {
+    static std::mutex mutex;
+    static bool installed = false;
+    const std::lock_guard lock(mutex);
+    if (installed) return;
+    detail::previous_action = detail::system::signal_action(SIGBUS);
+    struct sigaction ours{};
+    ours.sa_sigaction = detail::handle_bus_error;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    detail::system::set_signal_action(SIGBUS, ours);
+    installed = true;
+}
+
+bool fault_guard_active() noexcept {
+    struct sigaction now{};
+    return ::sigaction(SIGBUS, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) != 0 &&
+           now.sa_sigaction == detail::handle_bus_error;
+}
+
+}  // namespace pinflow
