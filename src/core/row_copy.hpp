@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+/// Copying rows on the CPU.
+namespace pinflow::detail {
+
+/// Whether copies are written through the caches, for a CPU that reads them next, or past them, for the copy
+/// engine.
+enum class row_stores : std::uint8_t { cached, streaming };
+
+/// Copies rows of equal size from anywhere to `destination`, one after the other. One thread's work.
+/// Allocates nothing, so that it can run guarded. What was streamed is visible to whoever is told of it
+/// afterwards.
+void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_bytes, std::byte* destination,
+               row_stores stores) noexcept;
+
+// ---- what it is made of ----------------------------------------------------------------------------------
+
+/// As memcpy, with whole cache lines written past the caches; see finish_streaming.
+void stream_copy(std::byte* destination, const std::byte* source, std::size_t size_bytes) noexcept;
+/// To be called behind stream_copy, before others are told of the copies.
+void finish_streaming() noexcept;
+/// Brings the beginning of a row, up to 1 KiB, into the caches: the rest follows by itself, as it is read in
+/// order.
+void prefetch_row(const std::byte* row, std::uint64_t row_size_bytes) noexcept;
+/// So many rows ahead of the one that is being copied (measured: samples/bench/RESULTS.md).
+inline constexpr std::size_t prefetched_rows = 8;
+
+}  // namespace pinflow::detail
