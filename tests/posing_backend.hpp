@@ -81,6 +81,7 @@ class posing_backend : public pinflow::detail::device_backend {
     void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) override {
         host_.fill_zero(data, size_bytes, stream);
     }
+    pinflow::detail::page_locker* locker() override { return host_.locker(); }
     bool reaches(const std::byte* data, std::uint64_t size_bytes) override {
         return host_.reaches(data, size_bytes);
     }
@@ -104,6 +105,9 @@ class posing_backend : public pinflow::detail::device_backend {
     }
     void gather_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
         host_.gather_rows(transfer, stream);
+    }
+    void gather_held(const pinflow::detail::held_gather& gather, void* stream) override {
+        host_.gather_held(gather, stream);
     }
     void repeat_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
         host_.repeat_rows(transfer, stream);

@@ -67,6 +67,7 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/host_functions.cpp
     src/device/cuda/page_locker.cpp
     src/device/cuda/pinned_memory.cpp
+    src/device/cuda/held_rows.cu
     src/device/cuda/row_kernels.cpp
     src/device/cuda/rows.cu
     src/device/cuda/sort_rows.cu)

@@ -13,6 +13,8 @@
 
 namespace pinflow::detail {
 
+class page_locker;
+
 /// One array of a batch as the digest reads it: `row_count` rows of `row_size_bytes`, one after the other.
 struct digest_array {
     const std::byte* rows = nullptr;
@@ -68,6 +70,8 @@ class device_backend {
     virtual void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
                                 void* stream) = 0;
     virtual void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) = 0;
+    /// What page-locks host memory where it lies, for this device; null if the device reads it in any case.
+    virtual page_locker* locker() = 0;
     /// Whether the device can read host memory from `data` on, all of it in one way, where it lies, for as
     /// long as whoever allocated or registered it lets it be: what pinflow has registered for somebody is not
     /// counted, as it can be held (pinned_pages).
@@ -92,6 +96,8 @@ class device_backend {
     virtual void name_row_faults(const std::uint64_t* ids, row_faults* faults, void* stream) = 0;
     /// From the table to the batches: each row to its position; of a sorted order, to the first one only.
     virtual void gather_rows(const row_transfer& transfer, void* stream) = 0;
+    /// From tables in device memory to the batches.
+    virtual void gather_held(const held_gather& gather, void* stream) = 0;
     /// After the gathers of all parts of a sorted order: to the other positions, from the first.
     virtual void repeat_rows(const row_transfer& transfer, void* stream) = 0;
     /// From the batches to the table. The order is sorted. `type` is that of a sum's elements, to whose size

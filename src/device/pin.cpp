@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/device/backend.hpp"
 #include "src/device/pin_pages.hpp"
 #include "src/device/pin_worker.hpp"
 
@@ -25,16 +26,13 @@ void check(const pin_options& options) {
     }
 }
 
-std::unique_ptr<detail::pin_worker> start([[maybe_unused]] const device& device,
-                                          std::vector<pin_range> ranges, const pin_options& options) {
+std::unique_ptr<detail::pin_worker> start(const device& device, std::vector<pin_range> ranges,
+                                          const pin_options& options) {
     check(options);
-#ifdef PINFLOW_HAVE_CUDA
-    if (device.kind() == device_kind::cuda) {
-        return std::make_unique<detail::pin_worker>(std::move(ranges),
-                                                    detail::cuda_page_locker(device.index()),
+    if (detail::page_locker* const locker = device.backend().locker(); locker != nullptr) {
+        return std::make_unique<detail::pin_worker>(std::move(ranges), *locker,
                                                     detail::pin_registry::process(), options);
     }
-#endif
     return std::make_unique<detail::pin_worker>(
         ranges, "the host device reads memory where it lies, so nothing is registered");
 }

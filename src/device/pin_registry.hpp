@@ -38,7 +38,7 @@ class page_locker {
     virtual void give_way() noexcept = 0;
 };
 
-/// CUDA's, for device `index`. Only in builds with CUDA.
+/// CUDA's, for device `index`; it outlives everything. Only in builds with CUDA.
 page_locker& cuda_page_locker(int index);
 
 /// Which host pages are registered with CUDA by pinflow, process-wide: intervals of pages that never overlap,

@@ -7,11 +7,15 @@
 /// pinflow/rows.hpp are made of. In the form that nvcc's C++17 takes.
 namespace pinflow::detail {
 
-/// Rows in host memory that the device reaches: registered, on CUDA.
+/// Rows in memory that the device reaches: its own, or registered host memory.
 struct row_memory {
     std::byte* rows = nullptr;  ///< row_count rows, one after the other, with any alignment
     std::uint64_t row_count = 0;
     std::uint64_t row_size_bytes = 0;
+    /// Rows that lie anywhere, on whole pages that the device reaches: the order has their addresses instead
+    /// of indices, and `rows` and `row_count` are not used. To gather only.
+    bool by_address = false;
+    bool addresses_are_aligned = false;  ///< to 16 bytes, and row_size_bytes is
 };
 
 /// What has been found wrong with the indices of one call, in device memory, zero at first. While there is
@@ -28,10 +32,10 @@ struct row_faults {
 /// The rows of several batches, in device memory: those at positions first[i] ... first[i + 1] - 1 of a group
 /// lie one after the other at rows[i].
 struct row_parts {
-    static constexpr unsigned most = 64;
+    static constexpr unsigned max = 64;
 
-    std::byte* rows[most] = {};
-    std::uint64_t first[most + 1] = {};
+    std::byte* rows[max] = {};
+    std::uint64_t first[max + 1] = {};
     unsigned count = 0;
 };
 
@@ -59,6 +63,25 @@ struct row_transfer {
     unsigned blocks = 0;
 };
 
+/// A table in device memory, at a multiple of 256 bytes.
+struct held_table {
+    const std::byte* rows = nullptr;
+    std::uint64_t row_size_bytes = 0;
+    std::uint64_t offset_bytes =
+        0;  ///< into each batch: where its rows of this table begin, a multiple of 256
+};
+
+/// The same rows of several tables in device memory, to several batches in one go.
+struct held_gather {
+    static constexpr unsigned max_tables = 8;
+
+    const std::uint64_t* ids = nullptr;  ///< in device memory, known to be right
+    std::uint64_t count = 0;
+    row_parts parts;  ///< the batches
+    held_table tables[max_tables] = {};
+    unsigned table_count = 0;
+};
+
 /// Whether rows that lie here, one after the other, can be moved 16 bytes at a time.
 inline bool is_aligned(const std::byte* rows, std::uint64_t row_size_bytes) noexcept {
     constexpr std::uintptr_t word_bytes = 16;
@@ -67,8 +90,9 @@ inline bool is_aligned(const std::byte* rows, std::uint64_t row_size_bytes) noex
 
 /// Of a transfer: those of the table and those of every batch.
 inline bool is_aligned(const row_transfer& transfer) noexcept {
-    const std::uint64_t row_size_bytes = transfer.table.row_size_bytes;
-    bool aligned = is_aligned(transfer.table.rows, row_size_bytes);
+    const row_memory& table = transfer.table;
+    const std::uint64_t row_size_bytes = table.row_size_bytes;
+    bool aligned = table.by_address ? table.addresses_are_aligned : is_aligned(table.rows, row_size_bytes);
     for (unsigned part = 0; part < transfer.parts.count; ++part)
         aligned = aligned && is_aligned(transfer.parts.rows[part], row_size_bytes);
     return aligned;

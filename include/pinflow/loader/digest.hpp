@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
@@ -8,6 +9,10 @@
 #include "pinflow/stream.hpp"
 
 namespace pinflow {
+
+namespace detail {
+struct digest_array;
+}
 
 /// A checksum of delivered samples that does not depend on their order or on how they were cut into batches,
 /// and in which swapped words, rows of different arrays or labels show: shards and resumed parts add up.
@@ -31,9 +36,16 @@ class digest {
     std::uint64_t value();
 
  private:
+    /// A stream that samples were added on, and the mark behind the last of them.
+    struct added_stream {
+        void* handle;
+        event last;
+    };
+
     stream stream_;
-    event ready_;
     device_buffer sum_;
+    std::vector<added_stream> added_;
+    std::vector<detail::digest_array> arrays_;  ///< of one batch; kept for its memory
 };
 
 }  // namespace pinflow

@@ -394,11 +394,10 @@ cudaError_t fill_zero(void* data, std::size_t size_bytes, cudaStream_t stream) n
 
 // ---- kernels ------------------------------------------------------------------------------------
 
-cudaError_t launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
+cudaError_t launch(const void* kernel, dim3 blocks, unsigned threads, void** arguments,
                    cudaStream_t stream) noexcept {
-    return attempt("cudaLaunchKernel", [&] {
-        return cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream);
-    });
+    return attempt("cudaLaunchKernel",
+                   [&] { return cudaLaunchKernel(kernel, blocks, dim3(threads), arguments, 0, stream); });
 }
 
 bool runs_in_pairs(const void* kernel, unsigned threads) noexcept {

@@ -112,7 +112,7 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 
 // ---- kernels ------------------------------------------------------------------------------------
 
-[[nodiscard]] cudaError_t launch(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
+[[nodiscard]] cudaError_t launch(const void* kernel, dim3 blocks, unsigned threads, void** arguments,
                                  cudaStream_t stream) noexcept;
 /// Whether the device has clusters, of which two blocks of this kernel make one. Loads the kernel.
 [[nodiscard]] bool runs_in_pairs(const void* kernel, unsigned threads) noexcept;

@@ -260,6 +260,8 @@ class backend final : public device_backend {
               "cannot clear {} bytes of cuda:{}", size_bytes, index());
     }
 
+    page_locker* locker() override { return &cuda_page_locker(index()); }
+
     bool reaches(const std::byte* data, std::uint64_t size_bytes) override {
         const auto reached = [&](const std::byte* byte) {
             cudaPointerAttributes attributes{};
@@ -329,6 +331,12 @@ class backend final : public device_backend {
               transfer.table.row_size_bytes, index());
     }
 
+    void gather_held(const held_gather& gather, void* stream) override {
+        if (gather.count == 0 || gather.table_count == 0) return;
+        check(context_.run([&] { return row_kernels_->gather_held(gather, stream_of(stream)); }),
+              "cannot gather {} held rows on cuda:{}", gather.count, index());
+    }
+
     void repeat_rows(const row_transfer& transfer, void* stream) override {
         if (is_empty(transfer) || !transfer.order.sorted) return;
         check(context_.run([&] { return row_kernels_->repeat_rows(transfer, stream_of(stream)); }),
@@ -348,14 +356,27 @@ class backend final : public device_backend {
 
     void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
                     void* stream) override {
+        if (row_count == 0) return;
+        std::uint64_t sample_bytes = 0;
+        for (const digest_array& array : arrays)
+            sample_bytes += array.row_size_bytes;
+        const auto checked = [&](cudaError_t status, std::uint64_t rows) {
+            check(status, "cannot compute the digest of {} samples on cuda:{}", rows, index());
+        };
+        if (arrays.size() <= digest_sample::max_arrays && sample_bytes <= digest_block_sample_bytes) {
+            return checked(context_.run([&] {
+                return add_digest_at_once(arrays, sample_bytes, row_count, sum, stream_of(stream));
+            }),
+                           row_count);
+        }
         // in chunks, so that the rows' hashes take little memory however many rows there are
-        constexpr std::uint64_t most_hashes = std::uint64_t{1} << 21;
+        constexpr std::uint64_t max_hashes = std::uint64_t{1} << 21;
         const std::uint64_t chunk_rows =
-            std::max(most_hashes / std::max<std::uint64_t>(arrays.size(), 1), std::uint64_t{1});
+            std::max(max_hashes / std::max<std::uint64_t>(arrays.size(), 1), std::uint64_t{1});
         for (std::uint64_t first = 0; first < row_count; first += chunk_rows) {
             const std::uint64_t rows = std::min(chunk_rows, row_count - first);
-            check(context_.run([&] { return add_digest_of(arrays, first, rows, sum, stream_of(stream)); }),
-                  "cannot compute the digest of {} samples on cuda:{}", row_count, index());
+            checked(context_.run([&] { return add_digest_of(arrays, first, rows, sum, stream_of(stream)); }),
+                    rows);
         }
     }
 
@@ -405,6 +426,22 @@ class backend final : public device_backend {
             }
             return cudaSuccess;
         });
+    }
+
+    /// One launch: for small batches it costs as much as all else that they take.
+    cudaError_t add_digest_at_once(std::span<const digest_array> arrays, std::uint64_t sample_bytes,
+                                   std::uint64_t row_count, std::uint64_t* sum,
+                                   cudaStream_t stream) const noexcept {
+        digest_sample work;
+        for (const digest_array& array : arrays) {
+            work.arrays[work.array_count++] = {reinterpret_cast<const unsigned char*>(array.rows),
+                                               array.row_size_bytes};
+        }
+        const bool by_block = sample_bytes > digest_warp_sample_bytes;
+        constexpr std::uint64_t warps_of_block = digest_threads / 32;
+        void* arguments[] = {&work, &row_count, &sum};
+        return launch(digest_whole_samples(by_block), blocks_for(row_count, by_block ? 1 : warps_of_block),
+                      digest_threads, arguments, stream);
     }
 
     /// Rows first ... first + rows - 1 of every array: their hashes into scratch memory, then the samples

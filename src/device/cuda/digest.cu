@@ -120,6 +120,47 @@ __global__ void __launch_bounds__(digest_threads)
     }
 }
 
+/// The sum over the threads that read one row, of which there are `Lanes`: in thread 0 of them.
+template <unsigned Lanes>
+__device__ std::uint64_t sum_of_lanes(std::uint64_t value, std::uint64_t* warp_sums) {
+    value = warp_sum(value);
+    if (Lanes == warp_threads) return value;
+    const unsigned warp = threadIdx.x / warp_threads;
+    __syncthreads();  // the sums of the row before have been read
+    if (threadIdx.x % warp_threads == 0) warp_sums[warp] = value;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        value = 0;
+        for (unsigned i = 0; i < Lanes / warp_threads; ++i)
+            value += warp_sums[i];
+    }
+    return value;
+}
+
+/// Whole samples at once, each by `Lanes` threads: a warp, or all of a block.
+template <unsigned Lanes>
+__global__ void __launch_bounds__(digest_threads)
+    whole_samples(digest_sample work, std::uint64_t row_count, unsigned long long* sum) {
+    __shared__ std::uint64_t warp_sums[digest_threads / warp_threads];
+    const unsigned lane = threadIdx.x % Lanes;
+    const std::uint64_t groups = std::uint64_t{gridDim.x} * (digest_threads / Lanes);
+    std::uint64_t total = 0;
+    for (std::uint64_t row = std::uint64_t{blockIdx.x} * (digest_threads / Lanes) + threadIdx.x / Lanes;
+         row < row_count; row += groups) {
+        std::uint64_t sample = 0;
+        for (unsigned i = 0; i < work.array_count; ++i) {
+            const std::uint64_t size_bytes = work.arrays[i].row_size_bytes;
+            const unsigned char* const rows = work.arrays[i].rows;
+            const readable limits{rows, rows + row_count * size_bytes};
+            const std::uint64_t part =
+                sum_of_part<Lanes>(limits, rows + row * size_bytes, 0, size_bytes, lane);
+            sample += digest_part(size_bytes + sum_of_lanes<Lanes>(part, warp_sums), i);
+        }
+        if (lane == 0) total += digest_mix(sample);
+    }
+    if (lane == 0 && total != 0) atomicAdd(sum, static_cast<unsigned long long>(total));
+}
+
 __global__ void __launch_bounds__(digest_threads)
     samples(const unsigned long long* hashes, std::uint64_t arrays, std::uint64_t row_count,
             unsigned long long* sum) {
@@ -145,6 +186,11 @@ const void* digest_rows_by_thread() {
 
 const void* digest_rows_by_warp() {
     return reinterpret_cast<const void*>(&rows_by_warp);
+}
+
+const void* digest_whole_samples(bool by_block) {
+    return by_block ? reinterpret_cast<const void*>(&whole_samples<digest_threads>)
+                    : reinterpret_cast<const void*>(&whole_samples<warp_threads>);
 }
 
 const void* digest_samples() {

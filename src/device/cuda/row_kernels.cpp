@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
+
+#include "src/device/cuda/held_rows.hpp"
 
 namespace pinflow::detail::cuda {
 
 namespace {
 
-/// Rows are repeated within device memory: so many blocks are faster than the link, and find room beside
+/// For kernels that stay within device memory: so many blocks are faster than the link, and find room beside
 /// whatever else computes.
-constexpr unsigned most_repeating_blocks = 64;
+constexpr unsigned max_local_blocks = 64;
 
 /// Threads that move one row.
 unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
@@ -30,7 +33,7 @@ unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) 
 cudaError_t row_kernels::load(cudaStream_t stream) noexcept {
     for (const void* const kernel :
          {cuda::check_rows(), number_rows(), cuda::refuse_repeated_rows(), cuda::name_row_faults(),
-          cuda::gather_rows(true), cuda::gather_rows(false), cuda::repeat_rows(true),
+          cuda::gather_rows(true), cuda::gather_rows(false), cuda::gather_held(), cuda::repeat_rows(true),
           cuda::repeat_rows(false), cuda::scatter_rows(true), cuda::scatter_rows(false),
           scatter_sums(sum_type::float16), scatter_sums(sum_type::bfloat16), scatter_sums(sum_type::float32),
           scatter_sums(sum_type::float64), scatter_sums(sum_type::int32), scatter_sums(sum_type::int64)}) {
@@ -105,7 +108,8 @@ cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, boo
     const unsigned most = blocks_for((transfer.end - transfer.begin) * work.lanes, threads);
     const unsigned blocks = transfer.blocks == 0 ? most : std::min(most, transfer.blocks);
     void* arguments[] = {&work};
-    return (pairs && blocks % 2 == 0 ? launch_pairs : launch)(kernel, blocks, threads, arguments, stream);
+    return pairs && blocks % 2 == 0 ? launch_pairs(kernel, blocks, threads, arguments, stream)
+                                    : launch(kernel, blocks, threads, arguments, stream);
 }
 
 cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
@@ -117,10 +121,21 @@ cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t 
     return launch_moving(cuda::gather_rows(aligned), gather_threads(aligned), pairs, transfer, stream);
 }
 
+cudaError_t row_kernels::gather_held(const held_gather& gather, cudaStream_t stream) const noexcept {
+    std::uint64_t max_bytes = 0;  // of a table
+    for (const held_table& table : std::span(gather.tables, gather.table_count))
+        max_bytes = std::max(max_bytes, gather.count * table.row_size_bytes);
+    constexpr std::uint64_t bytes_of_thread = 16;
+    const unsigned blocks = std::min(blocks_for(max_bytes / bytes_of_thread, held_threads), max_local_blocks);
+    held_gather work = gather;
+    void* arguments[] = {&work};
+    return launch(cuda::gather_held(), dim3(blocks, gather.table_count), held_threads, arguments, stream);
+}
+
 cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
     row_launch work{transfer, lanes_for(transfer.table.row_size_bytes)};
     const unsigned most = blocks_for((transfer.end - transfer.begin) * work.lanes);
-    const unsigned blocks = std::min(most, most_repeating_blocks);
+    const unsigned blocks = std::min(most, max_local_blocks);
     void* arguments[] = {&work};
     return launch(cuda::repeat_rows(is_aligned(transfer)), blocks, row_threads, arguments, stream);
 }

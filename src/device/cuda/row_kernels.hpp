@@ -27,6 +27,7 @@ class row_kernels {
     cudaError_t name_row_faults(const std::uint64_t* ids, row_faults* faults,
                                 cudaStream_t stream) const noexcept;
     cudaError_t gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept;
+    cudaError_t gather_held(const held_gather& gather, cudaStream_t stream) const noexcept;
     cudaError_t repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept;
     cudaError_t scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
                              cudaStream_t stream) const noexcept;

@@ -54,6 +54,7 @@ __device__ unsigned char* table_row(const row_transfer& work, std::uint64_t row)
 
 /// The table's row for the index at `index` of the order.
 __device__ unsigned char* host_row(const row_transfer& work, std::uint64_t index) {
+    if (work.table.by_address) return reinterpret_cast<unsigned char*>(work.order.ids[index]);
     return table_row(work, work.compact ? index - work.begin : work.order.ids[index]);
 }
 
@@ -127,10 +128,11 @@ __device__ word load(const unsigned char* source, unsigned begin, unsigned end) 
 }
 
 /// An aligned word of host memory that has bytes of a row in it: the whole of it in one piece, unless it
-/// reaches out of the table.
+/// reaches out of the table. Of whole pages it never does.
 __device__ word load_host(const row_transfer& work, const host_words& words, std::uint64_t index) {
     const unsigned char* const at = words.at(index);
-    const bool inside = at >= table_row(work, 0) && at + word_bytes <= table_row(work, work.table.row_count);
+    const bool inside = work.table.by_address || (at >= table_row(work, 0) &&
+                                                  at + word_bytes <= table_row(work, work.table.row_count));
     return inside ? load(at, 0, word_bytes) : load(at, words.begin(index), words.end(index));
 }
 

@@ -74,7 +74,7 @@ class host final : public device_backend {
     void* create_event() override { return new host_event; }
     void destroy_event(void* event) noexcept override { delete &event_of(event); }
     void record_event(void* event, void* stream) override {
-        stream_of(stream).enqueue([mark = event_of(event).record()] { mark->pass(); });
+        stream_of(stream).record(event_of(event).record());
     }
     void stream_wait_event(void* stream, void* event) override {
         auto mark = event_of(event).last_mark();
@@ -103,6 +103,8 @@ class host final : public device_backend {
     }
     std::byte* allocate_pinned(std::uint64_t size_bytes) override { return keep(size_bytes); }
     void release_pinned(std::byte* data, std::uint64_t) noexcept override { static_cast<void>(take(data)); }
+
+    page_locker* locker() override { return nullptr; }
 
     void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
         copy(destination, source.data(), source.size(), stream);
@@ -161,6 +163,9 @@ class host final : public device_backend {
     }
     void gather_rows(const row_transfer& transfer, void* stream) override {
         stream_of(stream).enqueue([=] { host_rows::gather(transfer); });
+    }
+    void gather_held(const held_gather& gather, void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::gather_held(gather); });
     }
     void repeat_rows(const row_transfer& transfer, void* stream) override {
         stream_of(stream).enqueue([=] { host_rows::repeat(transfer); });

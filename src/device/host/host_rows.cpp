@@ -50,6 +50,7 @@ std::byte* device_row(const row_transfer& work, std::uint64_t position) {
 }
 
 std::byte* host_row(const row_transfer& work, std::uint64_t index) {
+    if (work.table.by_address) return reinterpret_cast<std::byte*>(work.order.ids[index]);
     const std::uint64_t row = work.compact ? index - work.begin : work.order.ids[index];
     return work.table.rows + row * work.table.row_size_bytes;
 }
@@ -158,6 +159,18 @@ void gather(const row_transfer& transfer) {
         std::memcpy(device_row(transfer, position_of(transfer.order, index)), host_row(transfer, index),
                     transfer.table.row_size_bytes);
     });
+}
+
+void gather_held(const held_gather& gather) {
+    for (const held_table& table : std::span(gather.tables, gather.table_count)) {
+        for (unsigned part = 0; part < gather.parts.count; ++part) {
+            const std::uint64_t first = gather.parts.first[part];
+            for (std::uint64_t i = first; i < gather.parts.first[part + 1]; ++i) {
+                std::memcpy(gather.parts.rows[part] + table.offset_bytes + (i - first) * table.row_size_bytes,
+                            table.rows + gather.ids[i] * table.row_size_bytes, table.row_size_bytes);
+            }
+        }
+    }
 }
 
 void repeat(const row_transfer& transfer) {

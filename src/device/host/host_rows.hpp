@@ -13,6 +13,7 @@ void sort(const std::uint64_t* ids, std::uint64_t count, std::uint64_t* sorted_i
 void refuse_repeated(const row_order& order, row_faults* faults);
 void name_faults(const std::uint64_t* ids, row_faults* faults);
 void gather(const row_transfer& transfer);
+void gather_held(const held_gather& gather);
 void repeat(const row_transfer& transfer);
 void scatter(const row_transfer& transfer, repeated_rows repeated, sum_type type);
 

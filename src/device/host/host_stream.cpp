@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "pinflow/error.hpp"
 
@@ -35,6 +36,14 @@ void host_stream::enqueue(std::function<void()> work) {
         ++enqueued_;
     }
     work_or_stop_.notify_one();
+}
+
+void host_stream::record(std::shared_ptr<host_mark> mark) {
+    if (!forked()) {
+        const std::lock_guard lock(mutex_);
+        if (finished_ == enqueued_) return mark->pass();
+    }
+    enqueue([mark = std::move(mark)] { mark->pass(); });
 }
 
 void host_stream::synchronize() {

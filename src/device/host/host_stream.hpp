@@ -14,37 +14,6 @@
 
 namespace pinflow::detail {
 
-/// An ordered queue of work with a thread of its own: what a stream is on the host.
-class host_stream {
- public:
-    host_stream();
-    host_stream(const host_stream&) = delete;
-    host_stream& operator=(const host_stream&) = delete;
-    /// Runs what is enqueued, then ends. Not to be called in a forked process.
-    ~host_stream();
-    /// Whether this is a process forked after the stream was made, which has no such thread.
-    bool forked() const noexcept;
-
-    /// `work` must not throw. @throws device_error in a process forked after the stream was made.
-    void enqueue(std::function<void()> work);
-    /// Waits for all work enqueued before the call.
-    void synchronize();
-    bool done();
-
- private:
-    void run();
-
-    const ::pid_t owner_;
-    std::mutex mutex_;
-    std::condition_variable work_or_stop_;
-    std::condition_variable progress_;
-    std::deque<std::function<void()>> queue_;
-    std::uint64_t enqueued_ = 0;
-    std::uint64_t finished_ = 0;
-    bool stop_ = false;
-    std::thread thread_;  // last: it uses everything above
-};
-
 /// One record of an event in a stream: passed or not yet. Shared by the event and by the work it was recorded
 /// in, so that an event may be destroyed, or recorded elsewhere, at any time.
 class host_mark {
@@ -63,6 +32,40 @@ class host_mark {
     mutable std::condition_variable changed_;
     bool passed_ = false;
     std::vector<std::shared_ptr<void>> kept_;
+};
+
+/// An ordered queue of work with a thread of its own: what a stream is on the host.
+class host_stream {
+ public:
+    host_stream();
+    host_stream(const host_stream&) = delete;
+    host_stream& operator=(const host_stream&) = delete;
+    /// Runs what is enqueued, then ends. Not to be called in a forked process.
+    ~host_stream();
+    /// Whether this is a process forked after the stream was made, which has no such thread.
+    bool forked() const noexcept;
+
+    /// `work` must not throw. @throws device_error in a process forked after the stream was made.
+    void enqueue(std::function<void()> work);
+    /// Passes `mark` behind the work enqueued so far: at once if all of that has finished, without waking the
+    /// stream's thread. @throws as enqueue.
+    void record(std::shared_ptr<host_mark> mark);
+    /// Waits for all work enqueued before the call.
+    void synchronize();
+    bool done();
+
+ private:
+    void run();
+
+    const ::pid_t owner_;
+    std::mutex mutex_;
+    std::condition_variable work_or_stop_;
+    std::condition_variable progress_;
+    std::deque<std::function<void()>> queue_;
+    std::uint64_t enqueued_ = 0;
+    std::uint64_t finished_ = 0;
+    bool stop_ = false;
+    std::thread thread_;  // last: it uses everything above
 };
 
 /// An event: its last mark. Safe to use from any thread.
