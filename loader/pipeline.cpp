@@ -1,28 +1,20 @@
 #include "loader/pipeline.hpp"
 
 #include <fmt/format.h>
-#include <tbb/blocked_range.h>
 #include <tbb/info.h>
-#include <tbb/parallel_for.h>
 #include <tbb/parallel_pipeline.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "loader/ranges.hpp"
-#include "loader/stage_seam.hpp"
 #include "pinflow/error.hpp"
-#include "src/core/checked.hpp"
 #include "src/device/backend.hpp"
+#include "src/rows/transfer_planner.hpp"
 
 namespace pinflow {
 
 namespace {
-
-using clock = std::chrono::steady_clock;
-
-constexpr std::size_t rows_of_sample_task = 8192;
 
 /// From where on the steps of a loader are counted. @throws invalid_argument for a state of something else.
 detail::place start_of(const loader_options& options, const detail::state_origin& origin) {
@@ -39,22 +31,29 @@ detail::schedule_terms terms_of(const loader_options& options, const detail::sta
             .max_steps = options.max_batches};
 }
 
-constexpr detail::range range_of(detail::stage where) noexcept {
-    switch (where) {
-        case detail::stage::sample:
-            return detail::range::sample;
-        case detail::stage::gather:
-            return detail::range::gather;
-        case detail::stage::copy:
-            return detail::range::copy;
-        case detail::stage::deliver:
-            break;
-    }
-    return detail::range::deliver;
-}
-
 int count_threads(unsigned asked) {
     return asked == 0 ? tbb::info::default_concurrency() : static_cast<int>(std::min(asked, 1024U));
+}
+
+/// The public name of a transfer.
+route route_of(detail::transfer how, bool on_host) {
+    using detail::transfer;
+    switch (how) {
+        case transfer::view:
+        case transfer::kernel:
+            return route::direct;
+        case transfer::copy_engine:
+        case transfer::slot_copy:
+            return route::copy;
+        case transfer::read:
+            return route::read;
+        case transfer::decode:
+        case transfer::held:
+            return on_host ? route::copy : route::staged;
+        case transfer::staged:
+            break;
+    }
+    return route::staged;
 }
 
 }  // namespace
@@ -65,89 +64,71 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
       options_(detail::resolved(options, sources_)),
       origin_(std::make_shared<const detail::state_origin>(options_.sampler->identity(), sources_)),
       schedule_(terms_of(options_, *origin_)),
-      route_(detail::choose_route(sources_, options_)),
       layout_(detail::lay_out(sources_, options_)),
-      streams_{stream(options.device), stream(options.device)},
       arena_(count_threads(options.threads), 1),
-      half_arena_(std::max(1, count_threads(options.threads) / 2), 1) {
-    // a slot's memory: its sides, and the lists of the rows that are in it
-    const std::uint64_t side_count = (route_.host_side ? 1U : 0U) + (route_.device_side ? 1U : 0U);
-    const std::uint64_t list_bytes =
-        sizeof(std::uint64_t) + (route_.registers_pages ? sources_.size() * sizeof(copy_range) : 0);
-    std::uint64_t sides_bytes = 0;
-    std::uint64_t each_bytes = 0;
-    if (!detail::multiply(layout_.side_bytes, side_count, sides_bytes) ||
-        !detail::multiply(layout_.row_count, list_bytes, each_bytes) ||
-        !detail::add(sides_bytes, each_bytes, each_bytes)) {
-        throw invalid_argument(fmt::format("a batch of {} rows is too large", options_.batch_rows));
-    }
-    pool_ = std::make_shared<detail::slot_pool>(
-        options_.device, detail::count_slots(options_, each_bytes, route_.device_gathers),
-        route_.host_side ? layout_.side_bytes : 0, route_.device_side ? layout_.side_bytes : 0, sources_);
-    for (const auto& source : sources_) {
-        // one that is read as it lies, or that decodes in threads of its own, says what it waited for; one
-        // made by a user may not
-        measures_itself_.push_back(!source->extents().empty() || source->memory_bytes() > 0);
-    }
+      registering_arena_(static_cast<int>(detail::threads_beside_registering(
+                             static_cast<unsigned>(count_threads(options.threads)))),
+                         1),
+      checks_(sources_) {
     if (arena_.max_concurrency() > tbb::info::default_concurrency()) {
         more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
                               static_cast<std::size_t>(arena_.max_concurrency()));
     }
-    // kernels are loaded now, and not when pages are registered: CUDA waits for all streams meanwhile, and a
-    // consumer's may be waiting for the consumer, and the consumer for the next batch
-    if (route_.device_gathers) options_.device.backend().prepare_rows();
-    register_pages();
+    plan();
     driver_ = std::thread([this] { drive(); });
 }
 
 loader::pipeline::~pipeline() {
     pool_->stop();
     driver_.join();
-    // the streams go next, and wait for the copies enqueued on them: those depend on nobody else
+    // the streams of the stages go next, and wait for the copies enqueued on them: those depend on nobody
+    // else
 }
 
-void loader::pipeline::register_pages() {
-    from_pages_.resize(sources_.size());
-    if (!route_.registers_pages) return;
-    std::vector<pin_range> ranges;
-    for (std::size_t index = 0; index < sources_.size(); ++index) {
-        // small pieces are gathered by the CPU, where there is a host side to gather them in
-        from_pages_[index] = detail::worth_copying(*sources_[index], options_) ||
-                             (!route_.host_side && !route_.device_gathers);
-        if (from_pages_[index] || route_.device_gathers)
-            std::ranges::move(pin_ranges(sources_[index]), std::back_inserter(ranges));
+/// Decides how rows travel, and makes what they travel through.
+void loader::pipeline::plan() {
+    using detail::transfer;
+    const auto threads = static_cast<unsigned>(arena_.max_concurrency());
+    const detail::sample_facts sample = detail::facts_of_sample(options_, layout_, threads);
+    const std::vector<detail::array_facts> facts = detail::facts_of_arrays(sources_, schedule_.row_count());
+    std::vector<detail::transfer_plan> plans;
+    try {
+        plans = detail::plan_sample(sample, facts);
+    } catch (const unsupported& refusal) {
+        throw unsupported(
+            fmt::format("the route {} cannot be taken: {}", to_string(options_.route), refusal.what()));
     }
-    pin_options how;
-    how.budget_bytes = options_.pin_budget_bytes;
-    how.limit = options_.pin_limit;
-    // what is not registered yet is gathered meanwhile, or not at all
-    how.allow_partial = route_.host_side;
-    how.first_share = route_.host_side ? 0.5 : 1;
-    pages_.emplace(std::move(ranges), options_.device, how);
-    if (!route_.host_side) {
-        pages_->require();
-        begin_device_gathers();
+    const detail::group_plan groups = detail::plan_groups(sample, plans, layout_.side_bytes);
+    const detail::slot_sizes sizes = detail::size_slots(options_, sources_, layout_, plans, groups);
+    group_size_ = std::clamp<std::size_t>(sizes.count / 4, 1, groups.batches);
+    pool_ = std::make_shared<detail::slot_pool>(options_.device, sizes, sources_);
+
+    detail::loader_setup setup{
+        .device = options_.device,
+        .slot_count = sizes.count,
+        .rows_of_slot = layout_.row_count,
+        .is_in_order = sample.is_in_order,
+        .pinning = {.budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit},
+        .is_stopped = [pool = pool_] { return pool->stopped(); }};
+    const auto needs_kernels = [&](const detail::transfer_plan& plan) {
+        return !sample.on_host && (plan.main() == transfer::kernel || plan.main() == transfer::held);
+    };
+    // kernels are loaded now, and not when they are first launched: CUDA waits for all streams meanwhile, and
+    // a consumer's may be waiting for the consumer, and the consumer for the next batch
+    if (std::ranges::any_of(plans, needs_kernels)) options_.device.backend().prepare_rows();
+    const auto is_held = [](const detail::transfer_plan& plan) { return plan.main() == transfer::held; };
+    if (!sample.on_host && std::ranges::any_of(plans, is_held))
+        setup.held =
+            std::make_shared<detail::device_held>(setup.device, setup.slot_count, setup.rows_of_slot);
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+        arrays_.push_back({sources_[i], std::move(plans[i]), layout_.array_offsets[i], facts[i].is_aligned});
+        transfers_.push_back(detail::make_transfer(arrays_.back(), setup));
     }
-}
-
-void loader::pipeline::begin_device_gathers() {
-    if (!route_.device_gathers || !exchanges_.empty()) return;
-    exchanges_.resize(sources_.size());
-    for (std::size_t index = 0; index < sources_.size(); ++index) {
-        if (from_pages_[index] || sources_[index]->row_size_bytes() == 0) continue;
-        exchanges_[index].emplace(row_table(sources_[index]), options_.device,
-                                  row_exchange_options{.route = row_route::direct});
-    }
-}
-
-/// A quarter of the slots at a time: the consumer uses one group while the next ones are on their way, or
-/// wait for the device, which must never be without work.
-std::size_t loader::pipeline::slots_together() const noexcept {
-    return exchanges_.empty() ? 1 : (pool_->slot_count() + 3) / 4;
-}
-
-bool loader::pipeline::gathered_by_device(std::size_t index) const noexcept {
-    return !exchanges_.empty() && exchanges_[index].has_value();
+    // as many groups as can be between the stages
+    const std::size_t max_groups = std::max<std::size_t>(2, sizes.count / group_size_);
+    stages_.emplace(
+        detail::stages::parts{*pool_, schedule_, *options_.sampler, arrays_, transfers_, checks_, setup.held},
+        max_groups);
 }
 
 std::unique_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
@@ -160,16 +141,22 @@ std::unique_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
     return slot == nullptr ? nullptr : std::make_unique<detail::slot_lease>(pool_, *slot, origin_);
 }
 
+// ---- the driver ------------------------------------------------------------------------------------------
+
+bool loader::pipeline::is_registering() const noexcept {
+    return std::ranges::any_of(transfers_, [](const auto& transfer) {
+        return transfer->pages() != nullptr && !transfer->pages()->finished();
+    });
+}
+
 void loader::pipeline::drive() {
     try {
-        while (more_batches() && !pool_->failed() && pool_->wait_for_free(slots_together())) {
-            const bool registering = pages_ && !pages_->finished();
-            if (pages_ && !registering && pages_->wait()) begin_device_gathers();
-            if (exchanges_.empty()) {
-                (registering ? half_arena_ : arena_).execute([&] { fill_free_slots(registering); });
-            } else {
-                arena_.execute([&] { fill_together(); });
-            }
+        arena_.execute([&] { stages_->begin(); });
+        while (stages_->more_batches() && !pool_->failed()) {
+            const std::size_t count = pool_->wait_for_free(group_size_);
+            if (count == 0) break;
+            tbb::task_arena& arena = is_registering() ? registering_arena_ : arena_;
+            arena.execute([&] { run_stages(count); });
         }
         pool_->finish();
     } catch (...) {
@@ -177,146 +164,70 @@ void loader::pipeline::drive() {
     }
 }
 
-void loader::pipeline::fill_free_slots(bool while_registering) {
-    using detail::slot;
-    using detail::stage;
-    const auto take = [this, while_registering](tbb::flow_control& control) -> slot* {
-        const bool go_on = more_batches() && !pool_->failed() && !(while_registering && pages_->finished());
-        slot* const taken = go_on ? pool_->take_free() : nullptr;
-        if (taken == nullptr) {
-            control.stop();
-            return nullptr;
-        }
-        run_stage(stage::sample, *taken, [&] { sample(*taken); });
-        return taken;
+void loader::pipeline::run_stages(std::size_t first_count) {
+    using detail::slot_group;
+    const bool was_registering = is_registering();
+    std::size_t count = first_count;
+    const auto sample = [&](tbb::flow_control& control) -> slot_group* {
+        // to be run by other threads then
+        const bool goes_on = was_registering == is_registering();
+        slot_group* const group = goes_on ? stages_->sample(std::exchange(count, group_size_)) : nullptr;
+        if (group == nullptr) control.stop();
+        return group;
     };
-    const auto gather_rows = [this](slot* filling) {
-        run_stage(stage::gather, *filling, [&] { gather(*filling); });
-        return filling;
+    const auto fill = [&](slot_group* group) {
+        stages_->fill(*group);
+        return group;
     };
-    const auto copy_rows = [this](slot* filling) {
-        run_stage(stage::copy, *filling, [&] { copy(*filling); });
-        return filling;
-    };
-    const auto deliver = [this](slot* filled) {
-        run_stage(stage::deliver, *filled, [&] { check_sources(); });
-        pool_->deliver(*filled);
-    };
-    tbb::parallel_pipeline(pool_->slot_count(),
-                           tbb::make_filter<void, slot*>(tbb::filter_mode::serial_in_order, take) &
-                               tbb::make_filter<slot*, slot*>(tbb::filter_mode::parallel, gather_rows) &
-                               tbb::make_filter<slot*, slot*>(tbb::filter_mode::serial_in_order, copy_rows) &
-                               tbb::make_filter<slot*, void>(tbb::filter_mode::serial_in_order, deliver));
+    const auto deliver = [&](slot_group* group) { stages_->deliver(*group); };
+    tbb::parallel_pipeline(
+        stages_->max_groups(),
+        tbb::make_filter<void, slot_group*>(tbb::filter_mode::serial_in_order, sample) &
+            tbb::make_filter<slot_group*, slot_group*>(tbb::filter_mode::parallel, fill) &
+            tbb::make_filter<slot_group*, void>(tbb::filter_mode::serial_in_order, deliver));
 }
 
-void loader::pipeline::fill_together() {
-    using detail::stage;
-    std::vector<detail::slot*> taken;
-    std::vector<detail::slot*> sampled;
-    while (taken.size() < slots_together() && more_batches() && !pool_->failed()) {
-        detail::slot* const slot = pool_->take_free();
-        if (slot == nullptr) break;
-        taken.push_back(slot);
-        run_stage(stage::sample, *slot, [&] { sample(*slot); });
-        run_stage(stage::gather, *slot, [&] { gather(*slot); });
-        if (!slot->error) sampled.push_back(slot);
-    }
-    bool gathered = false;
-    for (detail::slot* const slot : taken) {
-        run_stage(stage::copy, *slot, [&] {
-            // what is wrong with the gathers of all is met by the first, and ends the loader
-            if (!std::exchange(gathered, true)) gather_on_device(sampled);
-            copy(*slot);
-        });
-        run_stage(stage::deliver, *slot, [&] { check_sources(); });
-        pool_->deliver(*slot);
-    }
-}
-
-template <typename Work>
-void loader::pipeline::run_stage(detail::stage where, detail::slot& slot, Work work) noexcept {
-    using detail::stage;
-    if (slot.error) return;
-    const auto before = clock::now();
-    try {
-        if (where == stage::sample) slot.number = next_batch_++;
-        const detail::profiled_range range(range_of(where), slot.number);
-        detail::pass_stage_seam(where, slot.number);
-        work();
-    } catch (...) {
-        slot.error = std::current_exception();
-    }
-    // gathering tells for itself what it was waiting for
-    const std::chrono::nanoseconds spent = clock::now() - before;
-    if (where == stage::sample) slot.times.cpu += spent;
-    if (where == stage::copy) slot.times.link += spent;
-    if (where == stage::deliver) slot.times.storage += spent;
-}
-
-void loader::pipeline::sample(detail::slot& slot) {
-    slot.step = schedule_.at(slot.number);
-    slot.last = slot.number + 1 == schedule_.batch_count();
-    const auto [first, rows] = std::pair(slot.step.position, slot.step.row_count);
-    try {
-        slot.row_ids.resize(rows);
-    } catch (const std::exception&) {
-        throw invalid_argument(
-            fmt::format("a batch of {} rows is too large for this machine's memory", rows));
-    }
-    // isolated, so that a thread that waits here begins nothing else meanwhile
-    tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(
-            tbb::blocked_range<std::size_t>(0, rows, rows_of_sample_task), [&](const auto& part) {
-                options_.sampler->rows_at(slot.step.epoch, slot.step.position + part.begin(),
-                                          std::span(slot.row_ids).subspan(part.begin(), part.size()));
-            });
-    });
-}
-
-void loader::pipeline::check_sources() const {
-    for (const auto& source : sources_) {
-        source->check_unchanged();
-    }
-}
+// ---- what it tells ---------------------------------------------------------------------------------------
 
 loader_report loader::pipeline::report() const {
     const detail::slot_pool::statistics collected = pool_->collected();
+    const bool on_host = device().kind() == device_kind::host;
     loader_report report;
-    report.route = route_.route;
-    report.reason = route_.reason;
-    if (pages_) {
-        const pin_report pinned = pages_->report();
-        report.pin_time = pinned.duration;
-        if (pinned.finished) report.reason = pinned.reason;
-        // rows of pages that could not be registered take the staged route
-        if (pinned.finished && !pinned.complete) report.route = route::staged;
-        if (const std::uint64_t gathered = gathered_bytes_; gathered > 0) {
-            report.reason +=
-                fmt::format("; {:.2f} GB {} gathered into pinned slots, the rest copied in place",
-                            static_cast<double>(gathered) / 1e9,
-                            pinned.finished && pinned.complete ? "came before, and were" : "were");
+    std::uint64_t max_row_bytes = 0;
+    for (std::size_t i = 0; i < arrays_.size(); ++i) {
+        const detail::array_transfer& transfer = *transfers_[i];
+        const std::uint64_t row_bytes = arrays_[i].row_bytes();
+        report.arrays.push_back({arrays_[i].source->description(), std::string(to_string(transfer.main())),
+                                 transfer.reason(), collected.rows * row_bytes});
+        if (i == 0 || row_bytes > max_row_bytes) {
+            // the loader's is that of most bytes
+            report.route = route_of(transfer.main(), on_host);
+            report.reason = report.arrays.back().reason;
+            max_row_bytes = row_bytes;
         }
+        if (transfer.pages() != nullptr) {
+            const pin_report pinned = transfer.pages()->report();
+            report.pin_time = std::max(report.pin_time, pinned.duration);
+            report.pinned_bytes += pinned.registered_bytes;
+        }
+        report.bytes += collected.rows * row_bytes;
     }
     report.slots = static_cast<unsigned>(pool_->slot_count());
     report.slot_bytes = layout_.side_bytes;
     report.batches = collected.batches;
     report.rows = collected.rows;
-    for (const auto& source : sources_) {
-        report.bytes += collected.rows * source->row_size_bytes();
-    }
     report.wall_time = collected.wall;
     report.storage_wait = collected.waits.storage;
+    report.file_wait = collected.waits.files;
     report.cpu_wait = collected.waits.cpu;
     report.link_wait = collected.waits.link;
     // there is no link: what looks like it is the CPU's scheduling
-    if (device().kind() == device_kind::host) {
-        report.cpu_wait += std::exchange(report.link_wait, {});
-    }
+    if (on_host) report.cpu_wait += std::exchange(report.link_wait, {});
     report.consumer_wait = collected.consumer_wait;
     if (collected.batches > 0) {
         report.mean_ready = static_cast<double>(collected.ready) / static_cast<double>(collected.batches);
     }
-    report.most_ready = static_cast<unsigned>(collected.most_ready);
+    report.most_ready = static_cast<unsigned>(collected.max_ready);
     return report;
 }
 

@@ -13,7 +13,7 @@
 /// there they are nothing; where no tool listens, a call through a pointer that is null.
 namespace pinflow::detail {
 
-enum class range : unsigned { sample, gather, copy, deliver, next };
+enum class range : unsigned { sample, fill, deliver, next };
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
 
@@ -40,10 +40,9 @@ class profiled_range {
  private:
     struct domain {
         nvtxDomainHandle_t handle = nvtxDomainCreateA("pinflow");
-        std::array<nvtxStringHandle_t, 5> names{
-            nvtxDomainRegisterStringA(handle, "sample"), nvtxDomainRegisterStringA(handle, "gather"),
-            nvtxDomainRegisterStringA(handle, "copy"), nvtxDomainRegisterStringA(handle, "deliver"),
-            nvtxDomainRegisterStringA(handle, "next")};
+        std::array<nvtxStringHandle_t, 4> names{
+            nvtxDomainRegisterStringA(handle, "sample"), nvtxDomainRegisterStringA(handle, "fill"),
+            nvtxDomainRegisterStringA(handle, "deliver"), nvtxDomainRegisterStringA(handle, "next")};
     };
     static const domain& the_domain() noexcept {
         static const domain made;

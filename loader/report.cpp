@@ -12,7 +12,7 @@ namespace {
 using seconds = std::chrono::duration<double>;
 
 /// From what share of the time on somebody's waiting is worth a change.
-constexpr double least_share = 0.2;
+constexpr double min_share = 0.2;
 
 double share_of(std::chrono::nanoseconds part, std::chrono::nanoseconds whole) {
     return whole.count() > 0 ? std::min(1.0, seconds(part) / seconds(whole)) : 0.0;
@@ -42,12 +42,13 @@ double loader_report::rows_per_second() const noexcept {
 std::string loader_report::verdict() const {
     if (wall_time.count() <= 0) return "nothing has been asked for yet";
     const std::array limits{limit{"storage", "reads", storage_wait},
+                            limit{"file system", "files to be opened and checked", file_wait},
                             limit{"CPU", "rows to be gathered", cpu_wait},
                             limit{"link", "copies to the device", link_wait}};
-    const std::chrono::nanoseconds waited = storage_wait + cpu_wait + link_wait;
+    const std::chrono::nanoseconds waited = storage_wait + file_wait + cpu_wait + link_wait;
     const double consumer_waited = share_of(waited, wall_time);
     const double loader_waited = share_of(consumer_wait, wall_time);
-    if (std::max(consumer_waited, loader_waited) < least_share) {
+    if (std::max(consumer_waited, loader_waited) < min_share) {
         return fmt::format(
             "nothing stands out: the consumer waited {:.0f}% of the time, and the loader {:.0f}%",
             100 * consumer_waited, 100 * loader_waited);

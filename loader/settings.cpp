@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "pinflow/error.hpp"
+#include "pinflow/fault_guard.hpp"
 #include "src/core/checked.hpp"
+#include "src/device/row_work.hpp"
 
 namespace pinflow::detail {
 
@@ -13,9 +15,13 @@ namespace {
 
 constexpr std::uint64_t array_alignment_bytes = 256;  // what CUDA's own allocations have
 constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
-constexpr unsigned most_slots = 8;
-/// Of slots that the device fills together, a quarter of them at a time: the more rows, the nearer they lie.
-constexpr unsigned most_slots_together = 64;
+
+/// Whether every mapped row lies at a multiple of 16 bytes, and has such a size.
+bool are_aligned(const row_source& source) {
+    return std::ranges::all_of(source.extents(), [&](const row_extent& extent) {
+        return is_aligned(extent.data, source.row_size_bytes());
+    });
+}
 
 /// The order that is described by options alone.
 sampler make_sampler(const loader_options& options, sources_view sources) {
@@ -103,18 +109,103 @@ slot_layout lay_out(sources_view sources, const loader_options& options) {
     return layout;
 }
 
-unsigned count_slots(const loader_options& options, std::uint64_t each_bytes, bool filled_together) {
-    const std::uint64_t limit = options.memory_bytes == 0 ? default_memory_bytes : options.memory_bytes;
+sample_facts facts_of_sample(const loader_options& options, const slot_layout& layout, unsigned threads) {
+    const bool on_host = options.device.kind() == device_kind::host;
+    const auto asked = [&]() -> std::optional<transfer> {
+        switch (options.route) {
+            case route::direct:
+                return on_host ? transfer::view : transfer::kernel;
+            case route::copy:
+                return on_host ? transfer::slot_copy : transfer::copy_engine;
+            case route::staged:
+                return transfer::staged;
+            case route::read:
+                return transfer::read;
+            case route::automatic:
+                break;
+        }
+        return std::nullopt;
+    };
+    return {.on_host = on_host,
+            .is_in_order = options.order == order::sequential,
+            .batch_rows = layout.row_count,
+            .cores = threads,
+            .is_guarded = fault_guard_active(),
+            .memory_bytes = options.memory_bytes,
+            .asked = asked()};
+}
+
+std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t rows_left) {
+    std::vector<array_facts> facts;
+    for (const auto& source : sources) {
+        const auto extents = source->extents();
+        const auto is_mapped = [](const row_extent& extent) {
+            return extent.data != nullptr || extent.row_count == 0;
+        };
+        const bool is_empty = source->row_count() * source->row_size_bytes() == 0;
+        const bool has_mapped =
+            std::ranges::any_of(extents, [](const row_extent& extent) { return extent.data != nullptr; });
+        const std::string why = source->why_no_extents();
+        facts.push_back(
+            {.name = source->description(),
+             .row_bytes = source->row_size_bytes(),
+             .row_count = source->row_count(),
+             .bytes_left = saturated(rows_left, source->row_size_bytes()),
+             .is_file_backed = source->file_backed(),
+             .is_mapped = is_empty || (!extents.empty() && std::ranges::all_of(extents, is_mapped)),
+             .is_partly_mapped = has_mapped,
+             .is_decoded = extents.empty() && !is_empty,
+             .has_files = std::ranges::none_of(
+                 extents, [](const row_extent& extent) { return extent.file == nullptr; }),
+             .is_contiguous = extents.size() == 1,
+             .is_aligned = are_aligned(*source),
+             .why_not_mapped = why.empty() ? "is not mapped as it is delivered" : why});
+    }
+    return facts;
+}
+
+slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
+                      std::span<const transfer_plan> plans, const group_plan& groups) {
+    const auto is_staged = [](const transfer_plan& plan) {
+        return plan.fallback || plan.main() == transfer::staged || plan.main() == transfer::decode ||
+               plan.main() == transfer::read;
+    };
+    const bool on_host = options.device.kind() == device_kind::host;
+    const bool has_views = plans.front().main() == transfer::view;
+    const bool has_staging = std::ranges::any_of(plans, [&](const transfer_plan& plan) {
+        return on_host ? plan.main() == transfer::staged : is_staged(plan);
+    });
+    slot_sizes sizes;
+    sizes.device_side_bytes = has_views ? 0 : layout.side_bytes;
+    sizes.host_side_bytes = has_staging ? layout.side_bytes : 0;
+
+    // a slot's memory: its sides, and the lists of the rows that are in it
+    const bool has_lists =
+        std::ranges::any_of(plans, [](const transfer_plan& plan) { return plan.pages.has_value(); });
+    const std::uint64_t list_bytes =
+        sizeof(std::uint64_t) + (has_lists ? sources.size() * sizeof(copy_range) : 0);
+    std::uint64_t each_bytes = 0;
+    if (!multiply(layout.row_count, list_bytes, each_bytes) ||
+        !add(each_bytes, sizes.host_side_bytes, each_bytes) ||
+        !add(each_bytes, sizes.device_side_bytes, each_bytes)) {
+        throw invalid_argument(fmt::format("a batch of {} rows is too large", options.batch_rows));
+    }
+    std::uint64_t limit = options.memory_bytes == 0 ? default_memory_bytes : options.memory_bytes;
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+        if (plans[i].main() != transfer::held) continue;
+        limit -= std::min(limit, sources[i]->row_count() * sources[i]->row_size_bytes());
+    }
     const std::uint64_t fitting = limit / std::max<std::uint64_t>(1, each_bytes);
-    const unsigned least = options.slots == 0 ? 2 : options.slots;
-    if (options.memory_bytes != 0 && fitting < least) {
+    const unsigned needed = options.slots == 0 ? 2 : options.slots;
+    if (options.memory_bytes != 0 && fitting < needed) {
         throw invalid_argument(fmt::format(
             "{} slots of {} bytes do not fit into {} bytes: allow more memory, or make batches smaller",
-            least, each_bytes, options.memory_bytes));
+            needed, each_bytes, options.memory_bytes));
     }
-    if (options.slots != 0) return options.slots;
-    const unsigned most = filled_together ? most_slots_together : most_slots;
-    return static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 2, most));
+    sizes.count = options.slots != 0
+                      ? options.slots
+                      : static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 2, groups.max_slots));
+    return sizes;
 }
 
 }  // namespace pinflow::detail

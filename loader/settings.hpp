@@ -5,19 +5,21 @@
 #include <span>
 #include <vector>
 
+#include "loader/slots.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/row_source.hpp"
+#include "src/rows/transfer_planner.hpp"
 
 namespace pinflow::detail {
 
 using sources_view = std::span<const std::shared_ptr<const row_source>>;
 
-/// @throws invalid_argument when there are none, when one is null and when row counts differ.
+/// @throws invalid_argument if there are none, if one is null and if row counts differ.
 std::vector<std::shared_ptr<const row_source>> checked(
     std::vector<std::shared_ptr<const row_source>> sources);
 
 /// The options with what they leave to the data: there is a sampler, and `order` is that one's.
-/// @throws invalid_argument when they contradict each other or the sources.
+/// @throws invalid_argument if they contradict each other or the sources.
 loader_options resolved(loader_options options, sources_view sources);
 
 /// How the arrays of a batch lie in one side of a slot.
@@ -26,11 +28,17 @@ struct slot_layout {
     std::vector<std::uint64_t> array_offsets;  ///< in bytes
     std::uint64_t side_bytes = 0;
 };
-/// @throws invalid_argument when a batch is too large for 64 bits.
+/// @throws invalid_argument if a batch is too large for 64 bits.
 slot_layout lay_out(sources_view sources, const loader_options& options);
 
-/// How many slots of `each_bytes` the memory allows; more are of use where they are filled together.
-/// @throws invalid_argument when it does not allow as many as are needed or asked for.
-unsigned count_slots(const loader_options& options, std::uint64_t each_bytes, bool filled_together);
+/// What the planner has to know. `rows_left`: that the loader has still to deliver; `threads`: that it may
+/// use.
+sample_facts facts_of_sample(const loader_options& options, const slot_layout& layout, unsigned threads);
+std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t rows_left);
+
+/// The slots, as many as the memory allows, and which sides they need by these plans.
+/// @throws invalid_argument if the memory does not allow as many as are needed or asked for.
+slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
+                      std::span<const transfer_plan> plans, const group_plan& groups);
 
 }  // namespace pinflow::detail

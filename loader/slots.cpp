@@ -4,25 +4,23 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <span>
+#include <iterator>
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/rows/transfer_planner.hpp"
 
 namespace pinflow::detail {
 
 namespace {
 
-using clock = std::chrono::steady_clock;
-
-/// From here on a consumer's thread waits for the data of a batch, and not its stream alone: one that waits
-/// on a GPU asks again and again across the link that the data comes by, but asking for each of many small
-/// batches costs the thread more than that (measured: samples/bench/RESULTS.md).
-constexpr std::uint64_t least_awaited_bytes = std::uint64_t{8} << 20;
-
 /// How long the driver waits for the slot that was given back first before it looks at the others, and
 /// whether the loader stops.
 constexpr std::chrono::microseconds look_again_interval{200};
+
+/// How long a consumer that has nothing left is kept waiting for slots to be filled together, rather than one
+/// by one: longer than a group of small batches takes.
+constexpr std::chrono::microseconds patience{500};
 
 /// How long a consumer waits for data before it looks whether that is still the next batch's: another
 /// consumer may have taken that slot, and it may have been filled again.
@@ -32,10 +30,16 @@ std::span<const event> marks_of(const slot& slot) {
     return {slot.passed.data(), slot.passed_count};
 }
 
-/// Whether the copy into the slot and the streams that read it have finished.
-bool has_passed(const slot& slot) {
-    return slot.ready.done() &&
-           std::ranges::all_of(marks_of(slot), [](const event& mark) { return mark.done(); });
+bool is_complete(const slot& slot) {
+    return slot.ready == nullptr || slot.ready->done();
+}
+
+/// Whether the data of a free slot is there, and the streams that read it have passed. Asks the device until
+/// it has said yes.
+bool has_passed(slot& slot) {
+    slot.has_passed =
+        slot.has_passed || (is_complete(slot) && std::ranges::all_of(marks_of(slot), &event::done));
+    return slot.has_passed;
 }
 
 /// Waits for the streams that read the slot, a while at most.
@@ -47,19 +51,24 @@ void wait_for_marks(const slot& slot) {
 
 }  // namespace
 
-slot_pool::slot_pool(const pinflow::device& device, unsigned slot_count, std::uint64_t host_side_bytes,
-                     std::uint64_t device_side_bytes,
+slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
                      std::vector<std::shared_ptr<const row_source>> keep_alive)
     : device_(device),
       owner_(::getpid()),
       keep_alive_(std::move(keep_alive)),
-      views_sources_(device_side_bytes == 0),
-      awaits_data_(device.kind() != device_kind::host && device_side_bytes >= least_awaited_bytes) {
+      views_sources_(sizes.device_side_bytes == 0),
+      awaits_data_(is_awaited(device.kind() == device_kind::host, sizes.device_side_bytes)),
+      host_sides_(sizes.count * sizes.host_side_bytes, device) {
     const stream allocation_stream(device_);
-    for (unsigned i = 0; i < slot_count; ++i) {
-        auto made = std::make_unique<slot>(device_);
-        made->host_side = pinned_buffer(host_side_bytes, device_);
-        made->device_side = device_buffer(device_side_bytes, allocation_stream);
+    device_sides_ = device_buffer(sizes.count * sizes.device_side_bytes, allocation_stream);
+    const auto side_of = [](std::byte* sides, std::uint64_t size_bytes, unsigned index) {
+        return size_bytes == 0 ? nullptr : sides + index * size_bytes;
+    };
+    for (unsigned i = 0; i < sizes.count; ++i) {
+        auto made = std::make_unique<slot>();
+        made->index = i;
+        made->host_side = side_of(host_sides_.data(), sizes.host_side_bytes, i);
+        made->device_side = side_of(device_sides_.data(), sizes.device_side_bytes, i);
         free_.push_back(made.get());
         slots_.push_back(std::move(made));
     }
@@ -67,9 +76,12 @@ slot_pool::slot_pool(const pinflow::device& device, unsigned slot_count, std::ui
 }
 
 slot_pool::~slot_pool() {
+    std::vector<event> marks;
     for (const auto& slot : slots_) {
-        slot->device_side.release_after(marks_of(*slot));
+        const auto end = slot->passed.begin() + static_cast<std::ptrdiff_t>(slot->passed_count);
+        std::move(slot->passed.begin(), end, std::back_inserter(marks));
     }
+    device_sides_.release_after(marks);
 }
 
 bool slot_pool::forked() const noexcept {
@@ -80,72 +92,32 @@ void slot_pool::keep_sources_on(stream_view stream) const {
     if (views_sources_) stream.host_function_async([sources = keep_alive_] {});
 }
 
-std::chrono::nanoseconds slot_pool::since_asked(clock::time_point before, clock::time_point until) const {
-    if (!first_asked_) return {};
-    return std::max(until - std::max(before, *first_asked_), clock::duration{});
-}
+// ---- the pipeline's side ---------------------------------------------------------------------------------
 
-slot_pool::moment slot_pool::now() const {
-    // the clock is read once for both, and for all that is reckoned from them: a thread may be held up
-    // between two readings
-    const auto at = clock::now();
-    return {at, data_awaited_ + (data_waiters_ > 0 ? at - data_awaited_since_ : clock::duration{})};
-}
-
-std::chrono::nanoseconds slot_pool::consumer_time(const moment& before, const moment& until) const {
-    return std::max(since_asked(before.at, until.at) - (until.data_awaited - before.data_awaited),
-                    std::chrono::nanoseconds{});
+void slot_pool::wake_driver() noexcept {
+    if (wanted_ && (free_.size() >= *wanted_ || consumer_starves())) freed_.notify_one();
 }
 
 template <typename Ready>
-void slot_pool::await_consumer(std::unique_lock<std::mutex>& lock, Ready ready) {
-    consumer_awaited_since_ = now();
-    freed_.wait(lock, ready);
-    end_wait_for_consumer();
+void slot_pool::await_consumer(std::unique_lock<std::mutex>& lock, std::size_t wanted, Ready ready) {
+    times_.begin_consumer_wait();
+    wanted_ = wanted;
+    freed_.wait(lock, [&] { return stopped_ || ready(); });
+    wanted_.reset();
+    times_.end_consumer_wait();
 }
 
-void slot_pool::end_wait_for_consumer() {
-    if (!consumer_awaited_since_) return;
-    statistics_.consumer_wait += consumer_time(*consumer_awaited_since_, now());
-    consumer_awaited_since_.reset();
-}
-
-std::chrono::nanoseconds slot_pool::consumer_wait(const moment& until) const {
-    return statistics_.consumer_wait +
-           (consumer_awaited_since_ ? consumer_time(*consumer_awaited_since_, until) : clock::duration{});
-}
-
-std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& lock, const event& ready) {
-    const auto before = clock::now();
-    if (data_waiters_++ == 0) data_awaited_since_ = before;
-    if (!consumer_has_some()) freed_.notify_one();
-    const auto stop_waiting = [&] {
-        const auto after = clock::now();
-        data_awaited_ += after - data_awaited_since_;
-        data_awaited_since_ = after;
-        --data_waiters_;
-        return after - before;
-    };
-    lock.unlock();
-    try {
-        ready.synchronize_for(data_look_interval);
-    } catch (...) {
-        lock.lock();
-        stop_waiting();
-        throw;
-    }
-    lock.lock();
-    return stop_waiting();
-}
-
-bool slot_pool::wait_for_free(std::size_t together) {
+std::size_t slot_pool::wait_for_free(std::size_t together) {
+    std::optional<wait_times::clock::time_point> first_passed;
     for (;;) {
         std::unique_lock lock(mutex_);
-        if (free_.empty() && !stopped_) await_consumer(lock, [&] { return stopped_ || !free_.empty(); });
-        if (stopped_) return false;
+        const auto has_candidates = [&] {
+            return free_.size() >= together || (!free_.empty() && consumer_starves());
+        };
+        if (!has_candidates() && !stopped_) await_consumer(lock, together, has_candidates);
+        if (stopped_) return 0;
         const std::vector<slot*> candidates(free_.begin(), free_.end());
-        const bool some_delivered = consumer_has_some();
-        const moment before = now();
+        const auto before = times_.now();
         lock.unlock();
         // each is asked for once, and no more than are needed: it is a call of the driver
         std::size_t passed = 0;
@@ -158,55 +130,78 @@ bool slot_pool::wait_for_free(std::size_t together) {
                 not_passed = each;
             }
         }
-        if (passed >= together || (passed > 0 && !some_delivered)) return true;
+        if (passed >= together) return together;
+        lock.lock();
+        if (passed > 0 && consumer_starves()) {
+            // those that are missing are the consumer's, or they are on the device and will pass by
+            // themselves, unless the consumer's streams wait for the consumer
+            if (!first_passed) first_passed = before.at;
+            if (candidates.size() < together || before.at - *first_passed > patience) return passed;
+        }
         if (not_passed == nullptr) {
             // all that were given back can be filled: more come, or the consumer takes the last delivered one
-            lock.lock();
-            await_consumer(
-                lock, [&] { return stopped_ || free_.size() != candidates.size() || !consumer_has_some(); });
+            if (free_.size() == candidates.size())
+                await_consumer(lock, candidates.size() + 1,
+                               [&] { return free_.size() != candidates.size() || consumer_starves(); });
             continue;
         }
-        // they mostly pass in this order; when another one passes first, or is given back, the next look
-        // finds it
-        const bool complete = not_passed->ready.synchronize_for(look_again_interval);
+        lock.unlock();
+        // they mostly pass in this order; if another one passes first, or is given back, the next look finds
+        // it
+        const bool complete =
+            not_passed->ready == nullptr || not_passed->ready->synchronize_for(look_again_interval);
         if (complete) wait_for_marks(*not_passed);
         lock.lock();
-        const moment after = now();
+        const auto after = times_.now();
         if (complete) {
-            statistics_.consumer_wait += consumer_time(before, after);
+            times_.add_consumer_wait(before, after);
         } else {
-            link_waited_ += since_asked(before.at, after.at);
+            times_.add_link_wait(before, after);
         }
     }
 }
 
-slot* slot_pool::take_free() {
-    const std::lock_guard lock(mutex_);
-    if (stopped_) return nullptr;
-    const auto found = std::ranges::find_if(free_, [](const slot* slot) { return has_passed(*slot); });
-    if (found == free_.end()) return nullptr;
-    slot* const next = *found;
-    free_.erase(found);
-    next->passed_count = 0;
-    next->error = nullptr;
-    next->times = {};
-    // the driver stood still for the sake of this slot
-    next->times.link = std::exchange(link_waited_, {});
-    return next;
+std::vector<slot*> slot_pool::take_free(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    if (stopped_ || free_.size() < count) return {};
+    const std::vector<slot*> candidates(free_.begin(), free_.end());
+    lock.unlock();
+    std::vector<slot*> taken;
+    for (slot* const each : candidates) {
+        if (taken.size() == count) break;
+        if (has_passed(*each)) taken.push_back(each);
+    }
+    if (taken.size() < count) return {};
+    for (slot* const each : taken) {
+        each->passed_count = 0;
+        each->has_passed = false;
+        each->ready = nullptr;
+        each->error = nullptr;
+        each->times = {};
+    }
+    lock.lock();
+    std::erase_if(free_, [&](slot* each) { return std::ranges::find(taken, each) != taken.end(); });
+    filling_ += taken.size();
+    // the driver stood still for the sake of the first of them
+    taken.front()->times.link = times_.take_link_wait();
+    return taken;
 }
 
-void slot_pool::deliver(slot& filled) {
+void slot_pool::deliver(std::span<slot* const> filled) {
     {
         const std::lock_guard lock(mutex_);
-        if (failed_ || stopped_) {
-            free_.push_back(&filled);
-        } else if (filled.error) {
-            failed_ = finished_ = true;
-            error_ = std::exchange(filled.error, nullptr);
-            free_.push_back(&filled);
-        } else {
-            ready_.push_back(&filled);
-            finished_ = finished_ || filled.last;
+        filling_ -= filled.size();
+        for (slot* const each : filled) {
+            if (failed_ || stopped_) {
+                free_.push_back(each);
+            } else if (each->error) {
+                failed_ = finished_ = true;
+                error_ = std::exchange(each->error, nullptr);
+                free_.push_back(each);
+            } else {
+                ready_.push_back(each);
+                finished_ = finished_ || each->last;
+            }
         }
     }
     delivered_.notify_all();
@@ -220,7 +215,7 @@ void slot_pool::finish(std::exception_ptr error) {
             failed_ = true;
             error_ = std::move(error);
         }
-        if (!ready_.empty()) consumer_awaited_since_ = now();
+        if (!ready_.empty()) times_.begin_consumer_wait();
     }
     delivered_.notify_all();
 }
@@ -244,26 +239,56 @@ bool slot_pool::failed() const noexcept {
     return failed_;
 }
 
-std::uint64_t slot_pool::count_ready() const {
+// ---- the consumer's side ---------------------------------------------------------------------------------
+
+std::uint64_t slot_pool::count_ready(std::unique_lock<std::mutex>& lock) const {
     if (!awaits_data_) return ready_.size();
+    std::vector<std::shared_ptr<const ready_mark>> marks;
+    for (const slot* const each : ready_)
+        marks.push_back(each->ready);
+    lock.unlock();
     // those before the first one that is still on its way: batches may take turns on two streams
     const auto first_awaited =
-        std::ranges::find_if(ready_, [](const slot* slot) { return !slot->ready.done(); });
-    return static_cast<std::uint64_t>(first_awaited - ready_.begin());
+        std::ranges::find_if(marks, [](const auto& mark) { return mark != nullptr && !mark->done(); });
+    lock.lock();
+    return static_cast<std::uint64_t>(first_awaited - marks.begin());
+}
+
+std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& lock, const ready_mark& ready) {
+    const auto before = wait_times::clock::now();
+    times_.begin_data_wait(before);
+    wake_driver();
+    const auto stop_waiting = [&] {
+        const auto after = wait_times::clock::now();
+        times_.end_data_wait(after);
+        return after - before;
+    };
+    lock.unlock();
+    try {
+        ready.synchronize_for(data_look_interval);
+    } catch (...) {
+        lock.lock();
+        stop_waiting();
+        throw;
+    }
+    lock.lock();
+    return stop_waiting();
 }
 
 slot* slot_pool::lease(bool with_data) {
     with_data = with_data || awaits_data_;
     std::unique_lock lock(mutex_);
-    const moment before = now();
-    if (!first_asked_) first_asked_ = before.at;
-    const std::uint64_t ready_before = count_ready();
-    const std::chrono::nanoseconds consumer_wait_before = consumer_wait(before);
+    const auto before = times_.now();
+    times_.ask(before);
+    const std::chrono::nanoseconds consumer_wait_before = times_.consumer_wait(before);
+    const std::uint64_t ready_before = count_ready(lock);
     std::chrono::nanoseconds data_wait{};
     for (;;) {
         delivered_.wait(lock, [&] { return !ready_.empty() || finished_ || leased_ == slots_.size(); });
-        if (ready_.empty() || !with_data || ready_.front()->ready.done()) break;
-        data_wait += await_data(lock, ready_.front()->ready);
+        if (ready_.empty() || !with_data) break;
+        const std::shared_ptr<const ready_mark> ready = ready_.front()->ready;
+        if (ready == nullptr || ready->known_done()) break;
+        data_wait += await_data(lock, *ready);
     }
     if (!ready_.empty()) {
         slot* const next = ready_.front();
@@ -273,20 +298,20 @@ slot* slot_pool::lease(bool with_data) {
         ++statistics_.batches;
         statistics_.rows += next->row_ids.size();
         statistics_.ready += ready_before;
-        statistics_.most_ready = std::max(statistics_.most_ready, ready_before);
+        statistics_.max_ready = std::max(statistics_.max_ready, ready_before);
         statistics_.reached = std::max(statistics_.reached, std::optional(next->step.end));
-        statistics_.waits.link += data_wait;
         // while the loader waits for the consumer's streams, the consumer waits for nobody but itself
-        const moment after = now();
+        const auto after = times_.now();
         const std::chrono::nanoseconds waited = after.at - before.at - data_wait;
-        blame(next->times, std::max(waited - (consumer_wait(after) - consumer_wait_before), {}));
-        if (ready_.empty() && finished_) end_wait_for_consumer();
+        const std::chrono::nanoseconds for_consumer = times_.consumer_wait(after) - consumer_wait_before;
+        times_.add_wait(next->times, std::max(waited - for_consumer, {}), data_wait);
+        if (ready_.empty() && finished_) times_.end_consumer_wait();
         // who waits for a batch while the last slot is taken by somebody else would wait for ever
         if (leased_ == slots_.size()) delivered_.notify_all();
-        if (!consumer_has_some()) freed_.notify_one();
+        wake_driver();
         return next;
     }
-    if (finished_ && !ended_at_) ended_at_ = clock::now();
+    if (finished_) times_.end();
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     if (finished_) {
         statistics_.ended = !failed_ && !stopped_;
@@ -299,12 +324,10 @@ slot* slot_pool::lease(bool with_data) {
 }
 
 void slot_pool::end_lease(slot& leased) noexcept {
-    {
-        const std::lock_guard lock(mutex_);
-        --leased_;
-        free_.push_back(&leased);
-    }
-    freed_.notify_one();
+    const std::lock_guard lock(mutex_);
+    --leased_;
+    free_.push_back(&leased);
+    wake_driver();
 }
 
 void slot_pool::undo_lease(slot& leased) {
@@ -319,7 +342,7 @@ void slot_pool::undo_lease(slot& leased) {
         statistics_.rows -= leased.row_ids.size();
         statistics_.ready -= leased.ready_before;
         statistics_.ended = false;
-        ended_at_.reset();
+        times_.undo_end();
     }
     delivered_.notify_all();
 }
@@ -327,30 +350,18 @@ void slot_pool::undo_lease(slot& leased) {
 slot_pool::statistics slot_pool::collected() const {
     const std::lock_guard lock(mutex_);
     statistics result = statistics_;
-    const moment until = now();
-    result.consumer_wait = consumer_wait(until);
+    const auto until = times_.now();
+    result.waits = times_.waits();
+    result.consumer_wait = times_.consumer_wait(until);
     // slots that come again are before what was leased after them
     if (!ready_.empty()) {
         result.reached = std::min(result.reached, std::optional(ready_.front()->step.begin));
     }
-    if (first_asked_) result.wall = ended_at_.value_or(until.at) - *first_asked_;
+    result.wall = times_.wall(until);
     return result;
 }
 
-void slot_pool::blame(const batch_times& costs, std::chrono::nanoseconds waited) {
-    using seconds = std::chrono::duration<double>;
-    const double total = seconds(costs.storage + costs.cpu + costs.link).count();
-    const auto share = [&](std::chrono::nanoseconds cost) {
-        return std::chrono::duration_cast<std::chrono::nanoseconds>(waited * (seconds(cost).count() / total));
-    };
-    if (total <= 0) {
-        statistics_.waits.cpu += waited;
-        return;
-    }
-    statistics_.waits.storage += share(costs.storage);
-    statistics_.waits.cpu += share(costs.cpu);
-    statistics_.waits.link += share(costs.link);
-}
+// ---- leases ----------------------------------------------------------------------------------------------
 
 slot_lease::~slot_lease() {
     if (pool_->forked()) {
@@ -382,7 +393,7 @@ void slot_lease::use_on(stream_view stream) {
         throw invalid_argument(fmt::format("a batch on {} cannot be used on a stream of {}",
                                            pool_->device().name(), stream.device().name()));
     }
-    stream.wait(slot_->ready);
+    if (slot_->ready != nullptr && !slot_->ready->known_done()) stream.wait(slot_->ready->event());
     const bool known = std::ranges::any_of(
         streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
     if (!known) streams_.push_back(stream);

@@ -6,7 +6,7 @@
 /// A seam in the loader's pipeline where tests make a stage fail or wait.
 namespace pinflow::detail {
 
-enum class stage { sample, gather, copy, deliver };
+enum class stage : std::uint8_t { sample, fill, deliver };
 
 /// Called at the beginning of each stage of each batch (numbered from 0 over all epochs); may throw or wait.
 /// May be called from several threads at once.

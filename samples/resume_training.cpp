@@ -77,6 +77,7 @@ int main(int argc, char** argv) try {
         std::fprintf(stderr, "usage: resume_training FOLDER CHECKPOINT STEPS\n");
         return 2;
     }
+    pinflow::install_fault_guard();  // the CPU may copy from mappings, whatever happens to their files
     const std::filesystem::path folder = argv[1], checkpoint = argv[2];
     const std::uint64_t most_steps = std::strtoull(argv[3], nullptr, 10);
     model weights{};

@@ -13,6 +13,7 @@ void train_step(const pinflow::batch& batch, pinflow::stream_view stream) {
 
 int main(int argc, char** argv) try {
     if (argc != 3) throw pinflow::invalid_argument("usage: stream_to_device IMAGES.npy LABELS.npy");
+    pinflow::install_fault_guard();  // the CPU may copy from mappings, whatever happens to their files
     const pinflow::array images = pinflow::open_npy(argv[1]);  // reads the header, maps the rest
     const pinflow::array labels = pinflow::open_npy(argv[2]);
     const pinflow::loader_options options{.batch_rows = 128, .order = pinflow::order::shuffled, .epochs = 2};

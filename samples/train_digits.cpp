@@ -84,6 +84,7 @@ double seconds(std::chrono::nanoseconds duration) {
 
 int main(int argc, char** argv) try {
     const std::filesystem::path folder = argc > 1 ? argv[1] : "samples/data";
+    pinflow::install_fault_guard();  // the CPU may copy from mappings, whatever happens to their files
     // This trainer computes on the CPU, so the batches are wanted in host memory, with or without a GPU.
     const pinflow::device host = pinflow::device::host();
     classifier model;
@@ -109,7 +110,7 @@ int main(int argc, char** argv) try {
     }
 
     const pinflow::loader_report report = training.report();
-    const auto waited = report.storage_wait + report.cpu_wait + report.link_wait;
+    const auto waited = report.storage_wait + report.file_wait + report.cpu_wait + report.link_wait;
     std::printf("trained %.3f s, of which %.3f s waiting for data (storage %.3f, CPU %.3f, link %.3f)\n",
                 seconds(elapsed), seconds(waited), seconds(report.storage_wait), seconds(report.cpu_wait),
                 seconds(report.link_wait));

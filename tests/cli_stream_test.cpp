@@ -76,11 +76,17 @@ TEST_CASE("cli: stream prints exactly the documented keys") {
     CHECK(keys_of(result) == std::set<std::string>{"rows", "bytes", "batches", "epochs", "seconds", "gbps",
                                                    "open_seconds", "pin_seconds", "epoch_seconds", "device",
                                                    "route", "reason", "digest", "stopped_by", "verdict",
-                                                   "ready", "wait_seconds"});
+                                                   "ready", "wait_seconds", "arrays", "pinned_bytes"});
     CHECK(result["stopped_by"].is_null());
     CHECK(result["verdict"].get<std::string>().size() > 0);
     CHECK(keys_of(result["ready"]) == std::set<std::string>{"mean", "most"});
-    CHECK(keys_of(result["wait_seconds"]) == std::set<std::string>{"storage", "cpu", "link", "consumer"});
+    CHECK(keys_of(result["wait_seconds"]) ==
+          std::set<std::string>{"storage", "files", "cpu", "link", "consumer"});
+    REQUIRE(result["arrays"].size() == 1);
+    CHECK(keys_of(result["arrays"][0]) == std::set<std::string>{"name", "transfer", "reason", "bytes"});
+    CHECK(result["arrays"][0]["transfer"] == "slot copy");
+    CHECK(result["arrays"][0]["bytes"] == 480);
+    CHECK(result["pinned_bytes"] == 0);
     CHECK(result["rows"] == 30);
     CHECK(result["bytes"] == 480);
     CHECK(result["batches"] == 9);

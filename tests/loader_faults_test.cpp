@@ -77,7 +77,7 @@ TEST_CASE(
             CHECK_FALSE(loader.next(stream).has_value());
         };
         for (const unsigned threads : {1U, 4U}) {
-            for (const stage where : {stage::sample, stage::gather, stage::copy, stage::deliver}) {
+            for (const stage where : {stage::sample, stage::fill, stage::deliver}) {
                 for (const std::uint64_t when : {0U, 7U, 19U}) {
                     throws_in(where, when, route::automatic, threads);
                     throws_in(where, when, route::staged, threads);
@@ -90,7 +90,7 @@ TEST_CASE(
 TEST_CASE("loader: an error nobody asks for does not hold up its end") {
     on_each_device([](const device& device) {
         const detail::scoped_stage_hook hook([](stage at, std::uint64_t batch) {
-            if (at == stage::gather && batch == 1) throw std::runtime_error("thrown by the test");
+            if (at == stage::fill && batch == 1) throw std::runtime_error("thrown by the test");
         });
         for (int i = 0; i < 20; ++i) {
             loader loader({numbered_rows(200)}, {.device = device, .batch_rows = 10});
@@ -146,7 +146,7 @@ TEST_CASE("loader: can be destroyed at any moment") {
         const int count = destructions(device);
         for (int i = 0; i < count; ++i) {
             const std::uint64_t moment = random() % 60;
-            const stage where = static_cast<stage>(random() % 4);
+            const stage where = static_cast<stage>(random() % 3);
             gate reached;
             const detail::scoped_stage_hook hook([&](stage at, std::uint64_t batch) {
                 if (at == where && batch == moment) reached.open();

@@ -1,4 +1,4 @@
-#include "src/rows/planner.hpp"
+#include "src/rows/exchange_plan.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/mman.h>
@@ -20,7 +20,6 @@
 #include "pinflow/error.hpp"
 #include "pinflow/memory.hpp"
 #include "pinflow/rows.hpp"
-#include "src/rows/measured_plan.hpp"
 #include "tests/posing_backend.hpp"
 #include "tests/support/row_tables.hpp"
 
@@ -104,7 +103,7 @@ constexpr row_workload scatter_of(std::uint64_t count) {
 
 row_plan plan_of(exchange_state& exchange, const row_workload& workload) {
     const std::lock_guard lock(exchange.mutex);
-    return plan_rows(exchange, workload);
+    return to_row_plan(plan_rows(exchange, workload));
 }
 
 bool contains(std::string_view text, std::string_view part) {
@@ -168,7 +167,7 @@ TEST_CASE("planner: does not try slots that staging_bytes leave too small") {
         CHECK(plan.gbps > 0);
         CHECK_FALSE(contains(plan.reason, "staged"));
         CHECK_FALSE(contains(plan.reason, "hybrid"));
-        CHECK(contains(plan.reason, "not through slots of 32768 bytes, which staging_bytes of 65536 leave"));
+        CHECK(contains(plan.reason, "not through staging buffers of 32768 bytes"));
     }
     CHECK(backend.rows_staged == 0);
     exchange_state roomy(row_table(table.bytes(), row_bytes), backend.device(), {.staging_bytes = 512 << 10});
@@ -542,13 +541,14 @@ TEST_CASE("planner: rows are scattered by the route, and in the parts, that the 
     CHECK(scatter(row_route::hybrid) == std::pair<std::uint64_t, std::uint64_t>(750, 250));
 }
 
-TEST_CASE("planner: scatters go through slots where these are expected to be clearly faster") {
+TEST_CASE("planner: scatters are staged if that is expected to be clearly faster") {
     const auto is = [](double direct_gather, double staged_gather, double link, row_route route,
                        double gbps) {
-        const detail::expected_rate judged = detail::judged_scatter(direct_gather, staged_gather, link);
+        const detail::rated_plan judged =
+            detail::judge_scatter({.is_scatter = true}, direct_gather, staged_gather, link);
         CAPTURE(direct_gather);
         CAPTURE(staged_gather);
-        CHECK(judged.route == route);
+        CHECK(to_row_plan(judged).route == route);
         CHECK(judged.gbps == doctest::Approx(gbps));
     };
     // as measured with rows of 512 bytes from 10 million, 16 GiB and 48 GiB

@@ -40,7 +40,7 @@ TEST_CASE("report: copies that take their time are the link's, and the CPU's whe
                     has_link ? &loader_report::link_wait : &loader_report::cpu_wait,
                     [&](milliseconds slowness) {
                         const detail::scoped_stage_hook hook([=](detail::stage where, std::uint64_t) {
-                            if (where == detail::stage::copy) block_for(slowness);
+                            if (where == detail::stage::deliver) block_for(slowness);
                         });
                         return report_of(rows, device, route::staged);
                     });

@@ -28,17 +28,29 @@ using detail::slot_pool;
 
 namespace {
 
+std::shared_ptr<slot_pool> make_pool(const device& device, const detail::slot_sizes& sizes) {
+    return std::make_shared<slot_pool>(device, sizes, std::vector<std::shared_ptr<const row_source>>());
+}
+
+/// One slot that can be filled at once; null if there is none.
+slot* take_one(slot_pool& pool) {
+    const std::vector<slot*> taken = pool.take_free();
+    return taken.empty() ? nullptr : taken.front();
+}
+
 /// What the pipeline does with a slot, on this thread.
 slot& fill(slot_pool& pool, const stream& stream, std::uint64_t number, bool last = false) {
-    REQUIRE(pool.wait_for_free());
-    slot* const taken = pool.take_free();
+    REQUIRE(pool.wait_for_free() == 1);
+    slot* const taken = take_one(pool);
     REQUIRE(taken != nullptr);
     taken->number = number;
     taken->last = last;
     taken->row_ids = {number};
     taken->step = {.position = number, .row_count = 1, .begin = {0, number}, .end = {0, number + 1}};
-    taken->ready.record(stream);
-    pool.deliver(*taken);
+    const auto ready = std::make_shared<detail::ready_mark>(stream.device());
+    ready->record(stream);
+    taken->ready = ready;
+    pool.deliver({&taken, 1});
     return *taken;
 }
 
@@ -65,13 +77,12 @@ class awaited_backend final : public posing_backend {
 
 TEST_CASE("slots: come out in the order in which they were delivered, and go round") {
     on_each_device([](const device& device) {
-        const auto pool =
-            std::make_shared<slot_pool>(device, 2, 64, 64, std::vector<std::shared_ptr<const row_source>>());
+        const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 64, .device_side_bytes = 64});
         const stream copies(device);
         for (std::uint64_t number = 0; number < 10; number += 2) {
             fill(*pool, copies, number);
             fill(*pool, copies, number + 1);
-            CHECK(pool->take_free() == nullptr);
+            CHECK(take_one(*pool) == nullptr);
             for (const std::uint64_t expected : {number, number + 1}) {
                 slot* const leased = pool->lease();
                 REQUIRE(leased != nullptr);
@@ -86,8 +97,7 @@ TEST_CASE("slots: come out in the order in which they were delivered, and go rou
 
 TEST_CASE("slots: a slot is not free before the consumer's streams have passed its lease") {
     on_each_device([](const device& device) {
-        const auto pool =
-            std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+        const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
         const stream copies(device);
         const stream first(device);
         const stream second(device);
@@ -103,22 +113,21 @@ TEST_CASE("slots: a slot is not free before the consumer's streams have passed i
             hold(second, second_gate);
         }
         fill(*pool, copies, 1);  // the other one
-        CHECK(pool->take_free() == nullptr);
+        CHECK(take_one(*pool) == nullptr);
         first_gate.open();
         first.synchronize();
-        CHECK(pool->take_free() == nullptr);
+        CHECK(take_one(*pool) == nullptr);
         second_gate.open();
         second.synchronize();
-        REQUIRE(pool->wait_for_free());
-        CHECK(pool->take_free() != nullptr);
+        REQUIRE(pool->wait_for_free() == 1);
+        CHECK(take_one(*pool) != nullptr);
     });
 }
 
 TEST_CASE("slots: several are waited for together, unless the consumer has nothing left") {
     awaited_backend backend;
     const device device = backend.device();
-    const auto pool =
-        std::make_shared<slot_pool>(device, 4, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(device, {.count = 4, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);
     const stream consumer(device);
     gate using_second;
@@ -138,25 +147,52 @@ TEST_CASE("slots: several are waited for together, unless the consumer has nothi
         second.use_on(consumer);
         hold(consumer, using_second);
     }
-    REQUIRE(pool->wait_for_free(1));
+    REQUIRE(pool->wait_for_free(1) == 1);
     CHECK(waits == 0);
-    REQUIRE(pool->wait_for_free(2));  // only once the consumer's stream has passed the second
+    REQUIRE(pool->wait_for_free(2) == 2);  // only once the consumer's stream has passed the second
     CHECK(waits > 0);
-    CHECK(pool->take_free() != nullptr);
-    CHECK(pool->take_free() != nullptr);
-    CHECK(pool->take_free() == nullptr);
+    CHECK(pool->take_free(3).empty());
+    const std::vector<slot*> both = pool->take_free(2);
+    REQUIRE(both.size() == 2);
+    CHECK(take_one(*pool) == nullptr);
+    pool->deliver(both);
     const slot_lease third(pool, *pool->lease());
+    const slot_lease fourth(pool, *pool->lease());
+    const slot_lease fifth(pool, *pool->lease());
     {
-        const slot_lease fourth(pool, *pool->lease());
+        const slot_lease sixth(pool, *pool->lease());
     }
-    CHECK(pool->wait_for_free(2));  // which it would wait for in vain
-    CHECK(pool->take_free() != nullptr);
+    CHECK(pool->wait_for_free(2) == 1);  // the others are the consumer's
+    CHECK(take_one(*pool) != nullptr);
+}
+
+TEST_CASE("slots: a consumer that has nothing left is not kept waiting for streams that do not pass") {
+    awaited_backend backend;
+    const auto pool =
+        make_pool(backend.device(), {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
+    const stream copies(backend.device());
+    const stream consumer(backend.device());
+    gate stuck;
+    fill(*pool, copies, 0);
+    fill(*pool, copies, 1);
+    copies.synchronize();
+    {
+        const slot_lease passed(pool, *pool->lease());
+    }
+    {
+        slot_lease used(pool, *pool->lease());
+        used.use_on(consumer);
+        hold(consumer, stuck);
+    }
+    CHECK(pool->wait_for_free(2) == 1);
+    CHECK(take_one(*pool) != nullptr);
+    stuck.open();
+    consumer.synchronize();
 }
 
 TEST_CASE("slots: the consumer's stream waits until the data is there") {
     on_each_device([](const device& device) {
-        const auto pool =
-            std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+        const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
         const stream copies(device);
         const stream consumer(device);
         gate copying;
@@ -178,8 +214,9 @@ TEST_CASE("slots: the consumer's stream waits until the data is there") {
 TEST_CASE("slots: a slot can be asked for with its data, and the time is the link's, not the consumer's") {
     // what a consumer and a driver have waited when the data took so long
     const auto waited = [](const device& device, bool with_data, std::chrono::milliseconds length) {
-        const auto pool = std::make_shared<slot_pool>(device, 2, 0, with_data ? 64 : large_slot_bytes,
-                                                      std::vector<std::shared_ptr<const row_source>>());
+        const auto pool = make_pool(
+            device,
+            {.count = 2, .host_side_bytes = 0, .device_side_bytes = with_data ? 64 : large_slot_bytes});
         const stream copies(device);
         gate copying;
         std::atomic<bool> copied = false;
@@ -196,7 +233,7 @@ TEST_CASE("slots: a slot can be asked for with its data, and the time is the lin
         });
         std::thread driver([&] {
             ++waiting;
-            CHECK(pool->wait_for_free());  // nothing is left to fill before the data is there
+            CHECK(pool->wait_for_free() == 1);  // nothing is left to fill before the data is there
         });
         while (waiting < 2)
             std::this_thread::yield();
@@ -227,8 +264,8 @@ TEST_CASE("slots: a large one of a device that is not the host comes only once i
     unsigned waits = 0;
     // whether the data had come with the lease, and whether that waited
     const auto leased_with_data = [&](const device& device, std::uint64_t slot_bytes) {
-        const auto pool = std::make_shared<slot_pool>(device, 2, 0, slot_bytes,
-                                                      std::vector<std::shared_ptr<const row_source>>());
+        const auto pool =
+            make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = slot_bytes});
         const stream copies(device);
         gate copying;
         waits = 0;
@@ -239,7 +276,7 @@ TEST_CASE("slots: a large one of a device that is not the host comes only once i
         hold(copies, copying);
         fill(*pool, copies, 0);
         const slot_lease lease(pool, *pool->lease());
-        const bool with_data = lease.held().ready.done();
+        const bool with_data = lease.held().ready->done();
         CHECK(with_data == (waits > 0));
         copying.open();
         copies.synchronize();
@@ -253,8 +290,8 @@ TEST_CASE("slots: a large one of a device that is not the host comes only once i
 TEST_CASE("slots: several consumers get every batch, once and with its data") {
     constexpr std::uint64_t batch_count = 300;
     awaited_backend backend;
-    const auto pool = std::make_shared<slot_pool>(backend.device(), 4, 0, large_slot_bytes,
-                                                  std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(backend.device(),
+                                {.count = 4, .host_side_bytes = 0, .device_side_bytes = large_slot_bytes});
     // each copy goes on when somebody waits for a batch
     std::counting_semaphore<> waits{0};
     backend.before_wait = [&] { waits.release(); };
@@ -266,7 +303,7 @@ TEST_CASE("slots: several consumers get every batch, once and with its data") {
         consumers.emplace_back([&] {
             while (slot* const leased = pool->lease()) {
                 const slot_lease lease(pool, *leased);
-                CHECK(leased->ready.done());
+                CHECK(leased->ready->done());
                 const std::lock_guard lock(mutex);
                 got.push_back(leased->number);
             }
@@ -289,8 +326,8 @@ TEST_CASE("slots: several consumers get every batch, once and with its data") {
 
 TEST_CASE("slots: a batch whose data cannot be waited for comes the next time") {
     awaited_backend backend;
-    const auto pool = std::make_shared<slot_pool>(backend.device(), 2, 0, large_slot_bytes,
-                                                  std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(backend.device(),
+                                {.count = 2, .host_side_bytes = 0, .device_side_bytes = large_slot_bytes});
     const stream copies(backend.device());
     gate copying;
     hold(copies, copying);
@@ -303,7 +340,7 @@ TEST_CASE("slots: a batch whose data cannot be waited for comes the next time") 
     backend.before_wait = [&] { copying.open(); };
     const slot_lease lease(pool, *pool->lease());
     CHECK(lease.held().number == 0);
-    CHECK(lease.held().ready.done());
+    CHECK(lease.held().ready->done());
     CHECK(pool->collected().batches == 1);
     copying.open();
     copies.synchronize();
@@ -312,8 +349,8 @@ TEST_CASE("slots: a batch whose data cannot be waited for comes the next time") 
 TEST_CASE(
     "slots: who waits for data sees that another consumer took it, and that the slot was filled again") {
     awaited_backend backend;
-    const auto pool = std::make_shared<slot_pool>(backend.device(), 2, 0, large_slot_bytes,
-                                                  std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(backend.device(),
+                                {.count = 2, .host_side_bytes = 0, .device_side_bytes = large_slot_bytes});
     const stream copies(backend.device());
     const stream held_copies(backend.device());
     gate first_copying;
@@ -351,8 +388,7 @@ TEST_CASE(
 
 TEST_CASE("slots: asking for a batch while holding every slot is an error, except at the end") {
     const device device = device::host();
-    const auto pool =
-        std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);
     fill(*pool, copies, 0);
     fill(*pool, copies, 1);
@@ -367,8 +403,7 @@ TEST_CASE("slots: asking for a batch while holding every slot is an error, excep
 
 TEST_CASE("slots: taking the last slot ends another thread's hopeless wait") {
     const device device = device::host();
-    const auto pool =
-        std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);
     fill(*pool, copies, 0);
     const slot_lease first(pool, *pool->lease());
@@ -401,13 +436,12 @@ TEST_CASE("slots: taking the last slot ends another thread's hopeless wait") {
 
 TEST_CASE("slots: an error comes after the batches before it, once, and ends everything") {
     const device device = device::host();
-    const auto pool =
-        std::make_shared<slot_pool>(device, 3, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(device, {.count = 3, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);
     fill(*pool, copies, 0);
-    slot* const broken = pool->take_free();
+    slot* const broken = take_one(*pool);
     broken->error = std::make_exception_ptr(std::runtime_error("broken"));
-    pool->deliver(*broken);
+    pool->deliver({&broken, 1});
     CHECK(pool->failed());
     fill(*pool, copies, 2);  // too late: nobody sees it
     {
@@ -421,8 +455,7 @@ TEST_CASE("slots: an error comes after the batches before it, once, and ends eve
 
 TEST_CASE("slots: a lease that could not be used comes again, before what follows it") {
     const device device = device::host();
-    const auto pool =
-        std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);
     fill(*pool, copies, 0);
     fill(*pool, copies, 1, true);
@@ -443,8 +476,7 @@ TEST_CASE("slots: a lease that could not be used comes again, before what follow
 
 TEST_CASE("slots: what comes again is not reached, and is no step back when others were leased after it") {
     const device device = device::host();
-    const auto pool =
-        std::make_shared<slot_pool>(device, 3, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(device, {.count = 3, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);
     const auto leased = [&](std::uint64_t number) {
         auto lease = std::make_unique<slot_lease>(pool, *pool->lease());
@@ -492,8 +524,7 @@ TEST_CASE("slots: what comes again is not reached, and is no step back when othe
 
 TEST_CASE("slots: stopping ends every wait") {
     const device device = device::host();
-    const auto pool =
-        std::make_shared<slot_pool>(device, 2, 0, 64, std::vector<std::shared_ptr<const row_source>>());
+    const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);
     const stream consumer(device);
     gate gate;
@@ -504,11 +535,11 @@ TEST_CASE("slots: stopping ends every wait") {
         lease.use_on(consumer);
         hold(consumer, gate);
     }
-    std::thread driver([&] { CHECK_FALSE(pool->wait_for_free()); });  // held up by the consumer's stream
+    std::thread driver([&] { CHECK(pool->wait_for_free() == 0); });  // held up by the consumer's stream
     std::thread taker([&] { CHECK(pool->lease() == nullptr); });
     pool->stop();
     driver.join();
     taker.join();
-    CHECK_FALSE(pool->wait_for_free());
+    CHECK(pool->wait_for_free() == 0);
     gate.open();
 }

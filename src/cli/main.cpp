@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "pinflow/fault_guard.hpp"
 #include "pinflow/formats/open.hpp"
 #include "pinflow/version.hpp"
 #include "src/cli/arguments.hpp"
@@ -96,6 +97,7 @@ int main(int argument_count, char** arguments) {
     std::signal(SIGCHLD, SIG_DFL);
     try {
         open_hdf5_in_child();
+        pinflow::install_fault_guard();
         run(argument_list(arguments + std::min(argument_count, 1), arguments + argument_count));
         return done;
     } catch (const usage_error& failure) {

@@ -202,6 +202,17 @@ double as_seconds(std::chrono::nanoseconds time) {
     return std::chrono::duration<double>(time).count();
 }
 
+nlohmann::ordered_json arrays_as_json(const loader_report& report) {
+    nlohmann::ordered_json arrays = nlohmann::ordered_json::array();
+    for (const array_report& each : report.arrays) {
+        arrays.push_back({{"name", each.name},
+                          {"transfer", each.transfer},
+                          {"reason", each.reason},
+                          {"bytes", each.bytes}});
+    }
+    return arrays;
+}
+
 std::string as_json(const stream_result& result, const loader_report& report, const device& device,
                     double open_seconds) {
     return json_line({{"rows", result.rows},
@@ -216,6 +227,8 @@ std::string as_json(const stream_result& result, const loader_report& report, co
                       {"device", device.name()},
                       {"route", to_string(report.route)},
                       {"reason", report.reason},
+                      {"arrays", arrays_as_json(report)},
+                      {"pinned_bytes", report.pinned_bytes},
                       {"digest", fmt::format("{:016x}", result.digest)},
                       {"stopped_by", result.stopped_by.empty() ? nlohmann::ordered_json()
                                                                : nlohmann::ordered_json(result.stopped_by)},
@@ -223,6 +236,7 @@ std::string as_json(const stream_result& result, const loader_report& report, co
                       {"ready", {{"mean", report.mean_ready}, {"most", report.most_ready}}},
                       {"wait_seconds",
                        {{"storage", as_seconds(report.storage_wait)},
+                        {"files", as_seconds(report.file_wait)},
                         {"cpu", as_seconds(report.cpu_wait)},
                         {"link", as_seconds(report.link_wait)},
                         {"consumer", as_seconds(report.consumer_wait)}}}});
@@ -246,14 +260,19 @@ std::string as_text(const stream_result& result, const loader_report& report, co
                       std::next(result.epoch_seconds.begin(), static_cast<std::ptrdiff_t>(shown)), " s, "),
             shown < result.epoch_seconds.size() ? ", ..." : "");
     }
+    text += fmt::format("route     {}: {}\n", to_string(report.route), escaped(report.reason));
+    if (report.arrays.size() > 1) {
+        for (const array_report& each : report.arrays)
+            text += fmt::format("array     {}: {}: {}\n", escaped(each.name), each.transfer,
+                                escaped(each.reason));
+    }
     text += fmt::format(
-        "route     {}: {}\n"
         "ready     {:.1f} batches when one was asked for, {} at most, of {} slots\n"
-        "waited    storage {:.3f} s, cpu {:.3f} s, link {:.3f} s; for the consumer {:.3f} s\n"
+        "waited    storage {:.3f} s, files {:.3f} s, cpu {:.3f} s, link {:.3f} s; for the consumer {:.3f} s\n"
         "verdict   {}\n"
         "digest    {:016x}\n",
-        to_string(report.route), escaped(report.reason), report.mean_ready, report.most_ready, report.slots,
-        as_seconds(report.storage_wait), as_seconds(report.cpu_wait), as_seconds(report.link_wait),
+        report.mean_ready, report.most_ready, report.slots, as_seconds(report.storage_wait),
+        as_seconds(report.file_wait), as_seconds(report.cpu_wait), as_seconds(report.link_wait),
         as_seconds(report.consumer_wait), escaped(report.verdict()), result.digest);
     if (!result.stopped_by.empty()) text += fmt::format("stopped   by {}\n", result.stopped_by);
     return text;

@@ -62,7 +62,7 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
     std::uint64_t count = 0;
     bool ids_on_device = false;
     for (std::size_t i = 0; i < batches.size(); ++i) {
-        if (i % row_parts::most == 0) count = 0;  // these many travel together
+        if (i % row_parts::max == 0) count = 0;  // these many travel together
         const std::uint64_t added = batches[i].ids.size();
         if (added > most_rows_of_call - count) {
             throw invalid_argument(fmt::format(
@@ -92,11 +92,11 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
             throw unsupported(fmt::format("rows cannot be scattered to {}, which is mapped for reading",
                                           table_.description()));
         }
-        if (batches.size() > row_parts::most && policy != duplicate_policy::last) {
+        if (batches.size() > row_parts::max && policy != duplicate_policy::last) {
             throw unsupported(
                 fmt::format("at most {} batches can be scattered as one, unless the last of equal row "
                             "numbers counts",
-                            row_parts::most));
+                            row_parts::max));
         }
         if (options_.route == row_route::copy && policy != duplicate_policy::last) {
             throw unsupported(

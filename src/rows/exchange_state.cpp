@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "src/rows/measured_plan.hpp"
-#include "src/rows/planner.hpp"
+#include "src/rows/exchange_plan.hpp"
 
 namespace pinflow::detail {
 
@@ -123,7 +122,7 @@ row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows,
     batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, most_rows_of_call);
     const std::uint64_t count =
         std::min<std::uint64_t>(batch_rows * std::max(batches, 1U), most_rows_of_call);
-    row_plan chosen = plan_rows(*this, {direction, count, true});
+    row_plan chosen = to_row_plan(plan_rows(*this, {direction, count, true}));
     chosen.batches = batches_worth_taking(*this, {direction, batch_rows, true});
     return chosen;
 }
@@ -157,7 +156,7 @@ void exchange_state::enqueue(row_direction direction, std::span<const batch> bat
     check();
     check_call(direction, batches, policy, stream);
     while (!batches.empty()) {
-        const auto together = batches.first(std::min<std::size_t>(batches.size(), row_parts::most));
+        const auto together = batches.first(std::min<std::size_t>(batches.size(), row_parts::max));
         batches = batches.subspan(together.size());
         std::uint64_t count = 0;
         bool host_ids = true;
@@ -166,13 +165,14 @@ void exchange_state::enqueue(row_direction direction, std::span<const batch> bat
             host_ids = host_ids && !each.ids.on_device();
         }
         if (count == 0) continue;
-        const row_plan chosen = plan_rows(*this, {direction, count, host_ids});
-        enqueue_as(chosen, direction, together, policy, stream, waiter);
+        const rated_plan chosen = plan_rows(*this, {direction, count, host_ids});
+        enqueue_as(chosen.plan, direction, together, policy, stream, waiter);
     }
 }
 
-void exchange_state::enqueue_as(const row_plan& plan, row_direction direction, std::span<const batch> batches,
-                                duplicate_policy policy, stream_view stream, std::uint64_t waiter) {
+void exchange_state::enqueue_as(const transfer_plan& plan, row_direction direction,
+                                std::span<const batch> batches, duplicate_policy policy, stream_view stream,
+                                std::uint64_t waiter) {
     if (table_.row_size_bytes() == 0) return;
     row_call call{direction, batches, policy, stream, plan, waiter};
     for (const batch& each : batches) {
@@ -184,10 +184,9 @@ void exchange_state::enqueue_as(const row_plan& plan, row_direction direction, s
     call.parts.first[call.parts.count] = call.count;
     try {
         take_ids(call);
-        if (plan.route == row_route::copy) {
+        if (plan.main() == transfer::copy_engine) {
             copy_row_by_row(call);
-        } else if (plan.route == row_route::staged && call.is_gather() && !plan.sorted &&
-                   !call.ids_on_device) {
+        } else if (plan.main() == transfer::staged && !call.is_sorted() && !call.ids_on_device) {
             gather_unsorted_through_slots(call);
         } else {
             order_on_device(call);
@@ -226,7 +225,7 @@ void exchange_state::order_on_device(row_call& call) {
     // what is known already need not wait for what the stream still does
     const stream_view preparing = call.ids_on_device ? call.stream : preparing_.view();
     void* const stream = preparing.native_handle();
-    const bool sorted = call.plan.sorted || !call.is_gather();
+    const bool sorted = call.is_sorted();
     const bool refuses_repeated = !call.is_gather() && call.policy == duplicate_policy::error;
     const bool on_device_already = call.batches.size() == 1 && call.ids_on_device;
     constexpr std::uint64_t id_bytes = sizeof(std::uint64_t);
@@ -287,7 +286,8 @@ void exchange_state::order_on_device(row_call& call) {
     call.transfer.parts = call.parts;
     call.transfer.faults = can_be_wrong ? faults : nullptr;
     call.transfer.end = call.count;
-    call.transfer.blocks = call.plan.blocks;
+    if (const transfer_part* const kernel = call.plan.find(transfer::kernel))
+        call.transfer.blocks = kernel->blocks;
 }
 
 /// Once the call's stream has come this far.
@@ -336,10 +336,11 @@ void exchange_state::abandon(row_call& call) noexcept {
 
 /// The first rows by the device itself, the others through slots, side by side.
 void exchange_state::move_in_order(row_call& call) {
-    const double share = call.plan.route == row_route::hybrid ? call.plan.staged_share : 0.0;
+    const transfer_part* const staged_part = call.plan.find(transfer::staged);
+    const double share = staged_part == nullptr ? 0.0 : staged_part->share;
     const auto staged =
         std::min(call.count, static_cast<std::uint64_t>(share * static_cast<double>(call.count)));
-    const std::uint64_t direct = call.plan.route == row_route::staged ? 0 : call.count - staged;
+    const std::uint64_t direct = call.count - staged;
     const bool has_staged = direct < call.count;
     if (has_staged) take_lane(call);  // which waits for nothing that follows
     if (direct > 0) {
@@ -359,7 +360,7 @@ void exchange_state::move_by_kernel(const row_call& call, row_transfer transfer,
     // the plan knows neither the policy nor where the batches lie
     const bool is_busy = sum || !is_aligned(transfer);
     if (is_busy && transfer.blocks != 0 && options_.blocks == 0)
-        transfer.blocks = std::max(transfer.blocks, busy_blocks(table_));
+        transfer.blocks = std::max(transfer.blocks, busy_blocks(facts_of(*this, call.direction, true)));
     if (call.is_gather()) return backend.gather_rows(transfer, stream.native_handle());
     backend.scatter_rows(transfer, sum ? repeated_rows::sum : repeated_rows::last,
                          sum ? sum_type_of(table_.element()) : sum_type::float32, stream.native_handle());

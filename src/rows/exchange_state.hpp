@@ -18,6 +18,7 @@
 #include "src/rows/place_rows.hpp"
 #include "src/rows/scratch.hpp"
 #include "src/rows/staging.hpp"
+#include "src/rows/transfer_plan.hpp"
 
 namespace pinflow::detail {
 
@@ -43,8 +44,8 @@ class exchange_state {
     /// `waiter` is whom its faults are for: see fault_log.
     void enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                  stream_view stream, std::uint64_t waiter = 0);
-    /// By this plan, whatever the options say; up to row_parts::most batches that are known to be right.
-    void enqueue_as(const row_plan& plan, row_direction direction, std::span<const batch> batches,
+    /// By this plan, whatever the options say; up to row_parts::max batches that are known to be right.
+    void enqueue_as(const transfer_plan& plan, row_direction direction, std::span<const batch> batches,
                     duplicate_policy policy, stream_view stream, std::uint64_t waiter = 0);
     /// Enqueues one batch, waits for it, and throws what went wrong with it. Takes the lock itself.
     void run(row_direction direction, const batch& only, duplicate_policy policy);
@@ -74,7 +75,7 @@ class exchange_state {
         std::span<const batch> batches;
         duplicate_policy policy;
         stream_view stream;
-        row_plan plan;
+        transfer_plan plan;
         std::uint64_t waiter;
 
         row_parts parts{};
@@ -92,6 +93,8 @@ class exchange_state {
             return reinterpret_cast<const std::uint64_t*>(host_ids->data());
         }
         bool is_gather() const noexcept { return direction == row_direction::gather; }
+        /// Whether the device, or the CPU, takes the rows in the order of their addresses.
+        bool is_sorted() const noexcept { return plan.parts.front().sorted || !is_gather(); }
     };
 
     /// @throws unsupported for elements that cannot be added up.

@@ -4,7 +4,6 @@
 
 #include "pinflow/rows.hpp"
 #include "src/rows/exchange_state.hpp"
-#include "src/rows/planner.hpp"
 
 namespace pinflow {
 

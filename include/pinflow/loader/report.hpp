@@ -3,16 +3,30 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "pinflow/loader/route.hpp"
 
 namespace pinflow {
 
+/// How the rows of one array travel.
+struct array_report {
+    std::string name;  ///< what the array is: its path, for one
+    /// "held" (read once, kept on the device), "copy engine", "kernel" (both from registered pages), "staged"
+    /// (gathered by the CPU into pinned memory), "decode", "read"; on the host "slot copy" or "view".
+    std::string transfer;
+    std::string reason;       ///< one sentence: why, and what has become of it
+    std::uint64_t bytes = 0;  ///< handed out
+};
+
 /// Where a loader's time went, so far.
 struct loader_report {
+    /// That of the array with most bytes.
     pinflow::route route = route::automatic;
     /// One sentence: why this route.
     std::string reason;
+    /// One entry for each array of a sample, in their order.
+    std::vector<array_report> arrays;
     unsigned slots = 0;
     std::uint64_t slot_bytes = 0;
     /// What `next` has handed out.
@@ -23,17 +37,20 @@ struct loader_report {
     std::chrono::nanoseconds wall_time{};
     /// Time spent registering mapped pages, beside the first batches; zero where none are.
     std::chrono::nanoseconds pin_time{};
+    /// Page-locked by now, of the pages of all arrays.
+    std::uint64_t pinned_bytes = 0;
     /// Time that `next` made its caller wait, by what it waited for (in the proportion in which the awaited
-    /// batch spent its own time): storage, the CPU's gathering, the link to the device. Where several threads
-    /// wait, the sum of their times.
+    /// batch spent its own time): reads from storage, opening and checking files, the CPU's gathering, the
+    /// link to the device. If several threads wait, the sum of their times.
     std::chrono::nanoseconds storage_wait{};
+    std::chrono::nanoseconds file_wait{};
     std::chrono::nanoseconds cpu_wait{};
     std::chrono::nanoseconds link_wait{};
     /// Time the loader stood still because the consumer, or its streams, held every slot, or had yet to take
     /// the last batch.
     std::chrono::nanoseconds consumer_wait{};
-    /// Batches that lay ready when `next` came: the mean, and the most. With a most that stays below `slots`
-    /// fewer would do; a mean near 0 means that the consumer is faster.
+    /// Batches that were ready when `next` was called: their mean and maximum. If the maximum stays below
+    /// `slots`, fewer slots would do; a mean near 0 means that the consumer is faster.
     double mean_ready = 0;
     unsigned most_ready = 0;
 

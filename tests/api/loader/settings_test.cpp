@@ -63,7 +63,7 @@ TEST_CASE("loader: its memory is bounded by the slots it says it has") {
         const unsigned sides = device.kind() == device_kind::host ? 1U : 2U;
         const std::uint64_t memory_bytes = 1100 * 1024;
         const loader chosen({rows}, {.device = device, .batch_rows = 100, .memory_bytes = memory_bytes});
-        CHECK(chosen.report().slots == (sides == 1 ? 8U : 5U));
+        CHECK(chosen.report().slots == (sides == 1 ? 10U : 5U));
         CHECK(chosen.report().slots * chosen.report().slot_bytes * sides <= memory_bytes);
     });
 }

@@ -1,0 +1,80 @@
+#include "loader/array_transfer.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// The CPU brings rows to their slot: to its device side on the host, otherwise to its staging side, from
+/// where the copy engine, or a stream of the host, takes them.
+class cpu_transfer final : public array_transfer {
+ public:
+    cpu_transfer(const sample_array& array, const loader_setup& setup)
+        : array_(array),
+          is_staged_(setup.device.kind() != device_kind::host || array.plan.main() == transfer::staged),
+          reader_(array.source, array.plan.main() == transfer::read ? row_access::source : row_access::memory,
+                  is_staged_ ? row_stores::streaming : row_stores::cached) {}
+
+    void prepare(slot& filling, slot_group& group) override {
+        const std::uint64_t size_bytes = filling.row_ids.size() * array_.row_bytes();
+        if (size_bytes == 0) return;
+        std::byte* const on_device = filling.device_side + array_.offset_bytes;
+        std::byte* const target = is_staged_ ? filling.host_side + array_.offset_bytes : on_device;
+        group.jobs.push_back({&filling, &reader_, filling.row_ids, target});
+        if (is_staged_) group.copies.push_back({on_device, target, size_bytes});
+    }
+
+    const std::byte* rows_of(const slot& filled) const override {
+        return filled.device_side + array_.offset_bytes;
+    }
+    std::string reason() const override { return array_.plan.reason; }
+    transfer main() const override { return array_.plan.main(); }
+
+ private:
+    sample_array array_;
+    bool is_staged_;
+    row_reader reader_;
+};
+
+/// Batches are views of the mapping.
+class view_transfer final : public array_transfer {
+ public:
+    explicit view_transfer(const sample_array& array) : array_(array) {}
+
+    void prepare(slot& /*filling*/, slot_group& /*group*/) override {}
+    const std::byte* rows_of(const slot& filled) const override {
+        const auto extents = array_.source->extents();
+        if (extents.empty() || extents[0].data == nullptr || filled.row_ids.empty()) return nullptr;
+        return extents[0].data + filled.row_ids[0] * array_.row_bytes();
+    }
+    std::string reason() const override { return array_.plan.reason; }
+    transfer main() const override { return transfer::view; }
+
+ private:
+    sample_array array_;
+};
+
+}  // namespace
+
+std::unique_ptr<array_transfer> make_cpu_transfer(const sample_array& array, const loader_setup& setup) {
+    return std::make_unique<cpu_transfer>(array, setup);
+}
+
+std::unique_ptr<array_transfer> make_view_transfer(const sample_array& array, const loader_setup& /*setup*/) {
+    return std::make_unique<view_transfer>(array);
+}
+
+std::unique_ptr<array_transfer> make_transfer(const sample_array& array, const loader_setup& setup) {
+    switch (array.plan.main()) {
+        case transfer::held:
+            return make_held_transfer(array, setup);
+        case transfer::view:
+            return make_view_transfer(array, setup);
+        case transfer::copy_engine:
+        case transfer::kernel:
+            return make_registered_transfer(array, setup);
+        default:
+            return make_cpu_transfer(array, setup);
+    }
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "loader/row_list.hpp"
+#include "loader/slot_group.hpp"
+#include "src/device/backend.hpp"
+
+namespace pinflow::detail {
+
+/// The arrays of a loader that are held in device memory, gathered there for all slots of a group by one
+/// kernel.
+class device_held {
+ public:
+    device_held(const pinflow::device& device, std::size_t slot_count, std::uint64_t rows_of_slot)
+        : device_(device), rows_of_slot_(rows_of_slot), ids_(device, slot_count, rows_of_slot) {}
+
+    /// Adds an array, which stays in device memory as long as this is used.
+    void add(const held_table& table) { tables_.push_back(table); }
+
+    /// Brings the row ids of a slot to the device.
+    void prepare(const slot& filling, slot_group& group) const {
+        std::ranges::copy(filling.row_ids, ids_.of(filling).begin());
+        group.copies.push_back(ids_.upload(filling));
+    }
+    /// Enqueues the gathers for slots whose row ids are on their way on `stream`.
+    void enqueue(std::span<slot* const> slots, stream_view stream) const {
+        for_runs(slots, rows_of_slot_, row_parts::max, [&](std::span<slot* const> run, std::uint64_t rows) {
+            held_gather gather;
+            gather.ids = ids_.on_device(*run[0]);
+            gather.count = rows;
+            gather.parts = parts_of(run, 0);
+            for (const held_table& table : tables_) {
+                gather.tables[gather.table_count++] = table;
+                if (gather.table_count < held_gather::max_tables) continue;
+                device_.backend().gather_held(gather, stream.native_handle());
+                gather.table_count = 0;
+            }
+            if (gather.table_count > 0) device_.backend().gather_held(gather, stream.native_handle());
+        });
+    }
+
+ private:
+    pinflow::device device_;
+    std::uint64_t rows_of_slot_;
+    row_list ids_;
+    std::vector<held_table> tables_;
+};
+
+}  // namespace pinflow::detail

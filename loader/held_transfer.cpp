@@ -1,0 +1,105 @@
+#include <fmt/format.h>
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "loader/array_transfer.hpp"
+#include "pinflow/array.hpp"
+#include "pinflow/memory.hpp"
+#include "src/device/pin_limits.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Reads all rows of an array, by all cores.
+void read_all(const row_reader& reader, std::byte* destination) {
+    constexpr std::uint64_t bytes_of_task = std::uint64_t{1} << 20;
+    const row_source& source = reader.source();
+    const std::uint64_t row_count = source.row_count();
+    const std::uint64_t rows_of_task =
+        std::max<std::uint64_t>(1, bytes_of_task / std::max<std::uint64_t>(1, source.row_size_bytes()));
+    tbb::parallel_for(
+        std::uint64_t{0}, (row_count + rows_of_task - 1) / rows_of_task, [&](std::uint64_t task) {
+            std::vector<std::uint64_t> ids(std::min(rows_of_task, row_count - task * rows_of_task));
+            std::iota(ids.begin(), ids.end(), task * rows_of_task);
+            static_cast<void>(reader.read(ids, destination + ids[0] * source.row_size_bytes()));
+        });
+    source.check_unchanged();
+}
+
+std::string reason_of(const sample_array& array) {
+    return fmt::format("{}, {}", array.plan.reason,
+                       in_binary_units(array.source->row_count() * array.row_bytes()));
+}
+
+/// Rows in memory of the loader's own.
+class host_held_transfer final : public array_transfer {
+ public:
+    explicit host_held_transfer(const sample_array& array) : array_(array) {}
+
+    void begin() override {
+        const row_source& source = *array_.source;
+        auto memory = memory_region::anonymous(source.row_count() * source.row_size_bytes());
+        read_all(row_reader(array_.source, row_access::memory, row_stores::cached), memory.data());
+        shape_vector shape = source.row_shape();
+        shape.insert(shape.begin(), source.row_count());
+        reader_.emplace(array(std::move(memory), source.dtype(), std::move(shape)).rows(), row_access::memory,
+                        row_stores::cached);
+    }
+    void prepare(slot& filling, slot_group& group) override {
+        if (array_.row_bytes() == 0) return;
+        group.jobs.push_back(
+            {&filling, &*reader_, filling.row_ids, filling.device_side + array_.offset_bytes});
+    }
+    const std::byte* rows_of(const slot& filled) const override {
+        return filled.device_side + array_.offset_bytes;
+    }
+    std::string reason() const override { return reason_of(array_); }
+    transfer main() const override { return transfer::held; }
+
+ private:
+    sample_array array_;
+    std::optional<row_reader> reader_;
+};
+
+/// Rows in device memory: see device_held.
+class device_held_transfer final : public array_transfer {
+ public:
+    device_held_transfer(const sample_array& array, const loader_setup& setup)
+        : array_(array), setup_(setup) {}
+
+    void begin() override {
+        const row_source& source = *array_.source;
+        const stream upload(setup_.device);
+        const pinned_buffer staging(source.row_count() * source.row_size_bytes(), setup_.device);
+        read_all(row_reader(array_.source, row_access::memory, row_stores::streaming), staging.data());
+        rows_ = device_buffer(staging.size_bytes(), upload);
+        copy_to_device_async(rows_.data(), staging.bytes(), upload);
+        upload.synchronize();
+        if (array_.row_bytes() > 0) setup_.held->add({rows_.data(), array_.row_bytes(), array_.offset_bytes});
+    }
+    void prepare(slot& /*filling*/, slot_group& /*group*/) override {}
+    const std::byte* rows_of(const slot& filled) const override {
+        return filled.device_side + array_.offset_bytes;
+    }
+    std::string reason() const override { return reason_of(array_); }
+    transfer main() const override { return transfer::held; }
+
+ private:
+    sample_array array_;
+    loader_setup setup_;
+    device_buffer rows_;
+};
+
+}  // namespace
+
+std::unique_ptr<array_transfer> make_held_transfer(const sample_array& array, const loader_setup& setup) {
+    if (setup.device.kind() == device_kind::host) return std::make_unique<host_held_transfer>(array);
+    return std::make_unique<device_held_transfer>(array, setup);
+}
+
+}  // namespace pinflow::detail

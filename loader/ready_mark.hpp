@@ -1,0 +1,66 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "pinflow/device.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow::detail {
+
+/// The point in a stream where the data of some slots is complete. Slots that are filled together share one.
+/// Once it is known to be passed, nobody asks the device again. Thread-safe but for `record`.
+class ready_mark {
+ public:
+    explicit ready_mark(const pinflow::device& device) : event_(device) {}
+
+    void record(stream_view stream) {
+        passed_.store(false, std::memory_order_relaxed);
+        event_.record(stream);
+    }
+    /// What streams wait for.
+    const pinflow::event& event() const noexcept { return event_; }
+
+    /// Whether it is known to be passed; asks nobody.
+    bool known_done() const noexcept { return passed_.load(std::memory_order_acquire); }
+    /// Whether it has been passed; never waits. @throws device_error.
+    bool done() const { return known_done() || note(event_.done()); }
+    /// Waits, a while at most. @return whether it has been passed. @throws device_error.
+    bool synchronize_for(std::chrono::microseconds timeout) const {
+        return known_done() || note(event_.synchronize_for(timeout));
+    }
+
+ private:
+    bool note(bool passed) const noexcept {
+        if (passed) passed_.store(true, std::memory_order_release);
+        return passed;
+    }
+
+    pinflow::event event_;
+    mutable std::atomic<bool> passed_ = false;
+};
+
+/// Marks that are used again once no slot refers to them. For one thread at a time.
+class ready_marks {
+ public:
+    explicit ready_marks(const pinflow::device& device) : device_(device) {}
+
+    std::shared_ptr<ready_mark> take() {
+        for (const auto& mark : all_) {
+            // nobody else can make a copy of what only this list has
+            if (mark.use_count() != 1) continue;
+            std::atomic_thread_fence(
+                std::memory_order_acquire);  // after what the last of the others did with it
+            return mark;
+        }
+        return all_.emplace_back(std::make_shared<ready_mark>(device_));
+    }
+
+ private:
+    pinflow::device device_;
+    std::vector<std::shared_ptr<ready_mark>> all_;
+};
+
+}  // namespace pinflow::detail

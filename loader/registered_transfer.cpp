@@ -1,0 +1,260 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "loader/array_transfer.hpp"
+#include "src/core/extent_index.hpp"
+#include "src/device/backend.hpp"
+
+// Rows of pages that are registered with the device while they are delivered: those of registered pages are
+// read where they lie, by the copy engine or by a kernel; the CPU stages the others.
+namespace pinflow::detail {
+
+namespace {
+
+pin_options pinning_of(const sample_array& array, const loader_setup& setup) {
+    pin_options options = setup.pinning;
+    options.allow_partial = !array.plan.pages->is_required;
+    options.first_share = array.plan.pages->first_share;
+    options.registers_rest = array.plan.pages->registers_rest;
+    return options;
+}
+
+/// How long rows wait for pages that are being registered when nothing happens.
+constexpr std::chrono::seconds max_page_wait{1};
+
+class registered_transfer : public array_transfer {
+ public:
+    registered_transfer(const sample_array& array, const loader_setup& setup)
+        : array_(array),
+          setup_(setup),
+          extents_(array.source->extents()),
+          reader_(array.source, row_access::memory, row_stores::streaming),
+          pages_(pin_ranges(array.source), setup.device, pinning_of(array, setup)) {
+        if (array_.plan.pages->is_required) pages_.require();
+    }
+
+    const std::byte* rows_of(const slot& filled) const override {
+        return filled.device_side + array_.offset_bytes;
+    }
+    std::string reason() const override {
+        std::string reason = array_.plan.reason;
+        const pin_report pinned = pages_.report();
+        if (pinned.finished) reason += "; " + pinned.reason;
+        if (const std::uint64_t staged = staged_bytes_; staged > 0)
+            reason += fmt::format("; {:.2f} GB staged", static_cast<double>(staged) / 1e9);
+        return reason;
+    }
+    transfer main() const override {
+        // what may still change is told as it was planned
+        if (!pages_.finished()) return array_.plan.main();
+        const pin_report pinned = pages_.report();
+        return pinned.registered_bytes * 2 < pinned.total_bytes ? transfer::staged : array_.plan.main();
+    }
+    const pinned_pages* pages() const override { return &pages_; }
+
+ protected:
+    /// Rows `first` ... `first + count - 1` of a batch, one after the other at `rows`; null: not mapped.
+    struct row_run {
+        std::size_t first;
+        std::size_t count;
+        const std::byte* rows;
+        bool is_registered;
+    };
+    /// Calls `take(row_run)` for all rows of a batch, in their order. Rows that follow each other in memory
+    /// are one run if `joins`, as far as they are registered alike.
+    template <typename Take>
+    void for_runs_of(const slot& filling, bool joins, Take take) {
+        const std::span<const std::uint64_t> ids = filling.row_ids;
+        const bool all_registered = pages_.all_registered();
+        for (std::size_t first = 0; first < ids.size();) {
+            const auto [extent, index] = extents_.find(ids[first]);
+            std::size_t last = first + 1;
+            while (joins && last < ids.size() && ids[last] == ids[last - 1] + 1 &&
+                   index + (last - first) < extent->row_count)
+                ++last;
+            if (extent->data == nullptr) {
+                take(row_run{first, last - first, nullptr, false});
+            } else if (all_registered) {
+                take(row_run{first, last - first, extent->data + index * array_.row_bytes(), true});
+            } else {
+                split_by_pages({first, last - first, extent->data + index * array_.row_bytes(), false}, take);
+            }
+            first = last;
+        }
+    }
+    /// Notes that rows are staged, and lists the job.
+    void stage(slot& filling, slot_group& group, std::span<const std::uint64_t> ids, std::byte* target) {
+        group.jobs.push_back({&filling, &reader_, ids, target});
+        staged_bytes_ += ids.size() * array_.row_bytes();
+    }
+    std::byte* device_rows(const slot& filling) const { return filling.device_side + array_.offset_bytes; }
+    std::byte* host_rows(const slot& filling) const {
+        if (filling.host_side == nullptr)
+            throw unsupported(fmt::format("pages of {} are not registered", array_.source->description()));
+        return filling.host_side + array_.offset_bytes;
+    }
+    const sample_array& array() const noexcept { return array_; }
+    const loader_setup& setup() const noexcept { return setup_; }
+
+ private:
+    template <typename Take>
+    void split_by_pages(row_run rest, Take take) {
+        const std::uint64_t row_bytes = array_.row_bytes();
+        if (setup_.is_in_order) pages_.reader_at(rest.rows);
+        if (array_.plan.pages->is_awaited) await(rest.rows, rest.count * row_bytes);
+        while (rest.count > 0) {
+            const pin_stretch stretch = pages_.stretch_at(rest.rows, rest.count * row_bytes);
+            std::size_t count = stretch.size_bytes / row_bytes;
+            const bool is_registered = stretch.registered && count > 0;
+            // a row that is registered in part counts with those that are not
+            if (!is_registered)
+                count = stretch.registered ? 1 : (stretch.size_bytes + row_bytes - 1) / row_bytes;
+            take(row_run{rest.first, count, rest.rows, is_registered});
+            rest.first += count;
+            rest.count -= count;
+            rest.rows += count * row_bytes;
+        }
+    }
+    /// Waits until these bytes are registered, as long as something is being registered.
+    void await(const std::byte* data, std::uint64_t size_bytes) const {
+        constexpr std::chrono::milliseconds look_interval{1};
+        std::uint64_t seen_bytes = pages_.registered_prefix_bytes();
+        auto changed = std::chrono::steady_clock::now();
+        while (!pages_.wait_for(data, size_bytes, look_interval)) {
+            if (pages_.finished() || setup_.is_stopped()) return;
+            const auto now = std::chrono::steady_clock::now();
+            const std::uint64_t registered_bytes = pages_.registered_prefix_bytes();
+            if (registered_bytes != seen_bytes) changed = now;
+            seen_bytes = registered_bytes;
+            if (now - changed > max_page_wait) return;
+        }
+    }
+
+    sample_array array_;
+    loader_setup setup_;
+    extent_index extents_;
+    row_reader reader_;
+    std::atomic<std::uint64_t> staged_bytes_ = 0;
+    pinned_pages pages_;
+};
+
+/// One copy for each run of neighbouring rows.
+class engine_transfer final : public registered_transfer {
+ public:
+    using registered_transfer::registered_transfer;
+
+    void prepare(slot& filling, slot_group& group) override {
+        const std::uint64_t row_bytes = array().row_bytes();
+        if (row_bytes == 0) return;
+        std::byte* const target = device_rows(filling);
+        std::size_t staged_first = 0;
+        std::size_t staged_count = 0;
+        const auto stage_rows = [&] {
+            if (staged_count == 0) return;
+            std::byte* const side = host_rows(filling) + staged_first * row_bytes;
+            stage(filling, group, std::span(filling.row_ids).subspan(staged_first, staged_count), side);
+            group.copies.push_back({target + staged_first * row_bytes, side, staged_count * row_bytes});
+            staged_count = 0;
+        };
+        for_runs_of(filling, true, [&](const row_run& rows) {
+            if (!rows.is_registered) {
+                if (staged_count == 0) staged_first = rows.first;
+                staged_count += rows.count;
+                return;
+            }
+            stage_rows();
+            group.copies.push_back({target + rows.first * row_bytes, rows.rows, rows.count * row_bytes});
+        });
+        stage_rows();
+    }
+};
+
+/// A kernel reads every row by its address: that of its registered page, or that in the staging side of the
+/// slot, which the device reads as well.
+class kernel_transfer final : public registered_transfer {
+ public:
+    kernel_transfer(const sample_array& array, const loader_setup& setup)
+        : registered_transfer(array, setup),
+          part_(array.plan.parts.front()),
+          addresses_(setup.device, setup.slot_count, setup.rows_of_slot),
+          missing_ids_(setup.slot_count) {
+        if (!part_.sorted) return;
+        const std::uint64_t row_count = setup.slot_count * setup.rows_of_slot;
+        const stream allocation_stream(setup.device);
+        sorted_ = device_buffer(row_count * sizeof(std::uint64_t), allocation_stream);
+        positions_ = device_buffer(row_count * sizeof(std::uint32_t), allocation_stream);
+        allocation_stream.synchronize();
+        const auto extents = array.source->extents();
+        const auto [low, high] = std::ranges::minmax_element(extents, {}, &row_extent::data);
+        const auto last_rows_bytes = high->row_count * array.row_bytes();
+        address_range_ = static_cast<std::uint64_t>(high->data - low->data) + last_rows_bytes;
+    }
+
+    void prepare(slot& filling, slot_group& group) override {
+        const std::uint64_t row_bytes = array().row_bytes();
+        if (row_bytes == 0 || filling.row_ids.empty()) return;
+        const std::span<std::uint64_t> addresses = addresses_.of(filling);
+        std::vector<std::uint64_t>& missing = missing_ids_[filling.index];
+        missing.clear();
+        for_runs_of(filling, false, [&](const row_run& row) {
+            const std::byte* data = row.rows;
+            if (!row.is_registered) {
+                data = host_rows(filling) + missing.size() * row_bytes;
+                missing.push_back(filling.row_ids[row.first]);
+            }
+            addresses[row.first] = reinterpret_cast<std::uintptr_t>(data);
+        });
+        if (!missing.empty()) stage(filling, group, missing, host_rows(filling));
+        group.copies.push_back(addresses_.upload(filling));
+    }
+
+    void enqueue(std::span<slot* const> slots, stream_view stream) override {
+        if (array().row_bytes() == 0) return;
+        const std::uint64_t rows_of_slot = setup().rows_of_slot;
+        for_runs(slots, rows_of_slot, row_parts::max, [&](std::span<slot* const> run, std::uint64_t rows) {
+            row_transfer gather;
+            gather.table.row_size_bytes = array().row_bytes();
+            gather.table.by_address = true;
+            gather.table.addresses_are_aligned = array().is_aligned;
+            gather.order = order_of(*run[0], rows, stream);
+            gather.parts = parts_of(run, array().offset_bytes);
+            gather.end = rows;
+            gather.blocks = part_.blocks;
+            setup().device.backend().gather_rows(gather, stream.native_handle());
+        });
+    }
+
+ private:
+    row_order order_of(const slot& first, std::uint64_t rows, stream_view stream) const {
+        const std::uint64_t* const addresses = addresses_.on_device(first);
+        if (!part_.sorted) return {addresses, nullptr, rows, false};
+        const std::uint64_t at = first.index * setup().rows_of_slot;
+        auto* const sorted = reinterpret_cast<std::uint64_t*>(sorted_.data()) + at;
+        auto* const positions = reinterpret_cast<std::uint32_t*>(positions_.data()) + at;
+        // by their low bits, which tell the pages of the array apart; rows that are staged come anywhere
+        setup().device.backend().sort_rows(addresses, rows, address_range_, sorted, positions,
+                                           stream.native_handle());
+        return {sorted, positions, rows, false};  // equal rows are gathered again rather than looked for
+    }
+
+    transfer_part part_;
+    row_list addresses_;
+    std::vector<std::vector<std::uint64_t>> missing_ids_;  ///< of each slot
+    device_buffer sorted_;
+    device_buffer positions_;
+    std::uint64_t address_range_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<array_transfer> make_registered_transfer(const sample_array& array,
+                                                         const loader_setup& setup) {
+    if (array.plan.main() == transfer::kernel) return std::make_unique<kernel_transfer>(array, setup);
+    return std::make_unique<engine_transfer>(array, setup);
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "loader/slots.hpp"
+#include "pinflow/buffer.hpp"
+#include "src/device/row_work.hpp"
+
+namespace pinflow::detail {
+
+/// A 64-bit number for each row of each slot, in pinned memory and in device memory: row ids, or addresses.
+/// Those of slots that follow each other lie one behind the other.
+class row_list {
+ public:
+    row_list(const pinflow::device& device, std::size_t slot_count, std::uint64_t rows_of_slot)
+        : rows_of_slot_(rows_of_slot), host_(slot_count * rows_of_slot * sizeof(std::uint64_t), device) {
+        const stream allocation_stream(device);
+        device_ = device_buffer(host_.size_bytes(), allocation_stream);
+        allocation_stream.synchronize();
+    }
+
+    std::span<std::uint64_t> of(const slot& slot) const {
+        return {reinterpret_cast<std::uint64_t*>(host_.data()) + slot.index * rows_of_slot_, rows_of_slot_};
+    }
+    const std::uint64_t* on_device(const slot& slot) const {
+        return reinterpret_cast<const std::uint64_t*>(device_.data()) + slot.index * rows_of_slot_;
+    }
+    /// What brings the numbers of a slot's rows to the device.
+    copy_range upload(const slot& slot) const {
+        const std::uint64_t offset_bytes = slot.index * rows_of_slot_ * sizeof(std::uint64_t);
+        return {device_.data() + offset_bytes, host_.data() + offset_bytes,
+                slot.row_ids.size() * sizeof(std::uint64_t)};
+    }
+
+ private:
+    std::uint64_t rows_of_slot_;
+    pinned_buffer host_;
+    device_buffer device_;
+};
+
+/// Calls `work(slots, row_count)` for each run of slots whose numbers lie together without a gap: neighbours
+/// of which all but the last are full. At most `max_slots` in a run.
+template <typename Work>
+void for_runs(std::span<slot* const> slots, std::uint64_t rows_of_slot, std::size_t max_slots, Work work) {
+    while (!slots.empty()) {
+        std::size_t count = 1;
+        std::uint64_t rows = slots[0]->row_ids.size();
+        while (count < std::min(slots.size(), max_slots) && rows == count * rows_of_slot &&
+               slots[count]->index == slots[count - 1]->index + 1) {
+            rows += slots[count]->row_ids.size();
+            ++count;
+        }
+        work(slots.first(count), rows);
+        slots = slots.subspan(count);
+    }
+}
+
+/// Where the rows of an array of these slots go, `offset_bytes` into their device sides.
+inline row_parts parts_of(std::span<slot* const> slots, std::uint64_t offset_bytes) {
+    row_parts parts;
+    for (const slot* const each : slots) {
+        parts.rows[parts.count] = each->device_side + offset_bytes;
+        parts.first[parts.count + 1] = parts.first[parts.count] + each->row_ids.size();
+        ++parts.count;
+    }
+    return parts;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,126 @@
+#include "loader/row_reader.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "loader/thread_time.hpp"
+#include "pinflow/fault_guard.hpp"
+#include "src/core/fault_guard.hpp"
+#include "src/core/system.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Page faults of this thread that storage had to be read for.
+long storage_faults() noexcept {
+    ::rusage usage{};
+    ::getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_majflt;
+}
+
+/// From here on rows that follow each other are copied as one piece.
+constexpr std::uint64_t min_run_rows = 8;
+
+/// How many of the ids, up to `max_rows`, follow each other from the first on.
+std::uint64_t neighbours(std::span<const std::uint64_t> ids, std::uint64_t max_rows) noexcept {
+    std::uint64_t count = 1;
+    while (count < std::min<std::uint64_t>(ids.size(), max_rows) && ids[count] == ids[count - 1] + 1)
+        ++count;
+    return count;
+}
+
+/// So many reads in a row that did not wait make a file count as cached again.
+constexpr int max_cold_reads = 16;
+
+}  // namespace
+
+row_reader::row_reader(std::shared_ptr<const row_source> source, row_access access, row_stores stores)
+    : source_(std::move(source)),
+      extents_(source_->extents()),
+      row_size_bytes_(source_->row_size_bytes()),
+      stores_(stores),
+      is_mapped_(access == row_access::memory &&
+                 std::ranges::any_of(source_->extents(),
+                                     [](const row_extent& extent) { return extent.data != nullptr; })),
+      is_file_backed_(std::ranges::any_of(source_->extents(),
+                                          [](const row_extent& extent) { return extent.file != nullptr; })),
+      // one that is read as it lies, or that decodes in threads of its own, does; one made by a user may not
+      measures_waits_(!source_->extents().empty() || source_->memory_bytes() > 0) {}
+
+std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, std::byte* destination) const {
+    if (!is_mapped_ || row_size_bytes_ == 0) return read_from_source(ids, destination);
+    if (!is_file_backed_ && copy(ids, destination)) return {};
+    // a test's hook stands for storage, and is asked by reads
+    const bool copies = is_file_backed_ && cold_reads_.load(std::memory_order_relaxed) == 0 &&
+                        fault_guard_active() && !system::hook_is_installed();
+    if (copies) {
+        const long faults_before = storage_faults();
+        const auto before = std::chrono::steady_clock::now();
+        if (copy(ids, destination)) {
+            if (storage_faults() == faults_before) return {};
+            cold_reads_.store(max_cold_reads, std::memory_order_relaxed);
+            return std::chrono::steady_clock::now() - before;
+        }
+        // the file has lost pages: reading says what happened to it
+    }
+    return read_from_source(ids, destination);
+}
+
+bool row_reader::copy(std::span<const std::uint64_t> ids, std::byte* destination) const {
+    // some rows at a time, whose addresses stay in the cache
+    std::array<const std::byte*, 256> rows;
+    while (!ids.empty()) {
+        std::size_t taken = 0;
+        std::size_t count = 0;         // of pieces in `rows`
+        std::uint64_t piece_rows = 1;  // in each of them
+        const auto [first, index] = extents_.find(ids[0]);
+        const std::uint64_t run = neighbours(ids, first->row_count - index);
+        if (run >= min_run_rows) {
+            rows[count++] = address_of(*first, index);
+            taken = piece_rows = run;
+        } else {
+            for (; taken < std::min(ids.size(), rows.size()); ++taken) {
+                const auto place = extents_.find(ids[taken]);
+                rows[count++] = address_of(*place.extent, place.index);
+            }
+        }
+        const std::span pieces = std::span(rows).first(count);
+        if (std::ranges::find(pieces, nullptr) != pieces.end()) return false;
+        const auto copy_some = [=, this] {
+            copy_rows(pieces, piece_rows * row_size_bytes_, destination, stores_);
+        };
+        if (!is_file_backed_) {
+            copy_some();
+        } else if (!run_guarded(copy_some)) {
+            return false;
+        }
+        destination += taken * row_size_bytes_;
+        ids = ids.subspan(taken);
+    }
+    return true;
+}
+
+const std::byte* row_reader::address_of(const row_extent& extent, std::uint64_t index) const noexcept {
+    return extent.data == nullptr ? nullptr : extent.data + index * row_size_bytes_;
+}
+
+std::chrono::nanoseconds row_reader::read_from_source(std::span<const std::uint64_t> ids,
+                                                      std::byte* destination) const {
+    std::optional<blocked_timer> timer;
+    if (!measures_waits_) timer.emplace();
+    auto waited = source_->read_rows(ids, {destination, ids.size() * row_size_bytes_});
+    if (timer && waited.count() == 0) waited = timer->blocked();
+    if (waited.count() > 0) {
+        cold_reads_.store(max_cold_reads, std::memory_order_relaxed);
+    } else if (const int left = cold_reads_.load(std::memory_order_relaxed); left > 0) {
+        cold_reads_.store(left - 1, std::memory_order_relaxed);  // one too few, or too many, does no harm
+    }
+    return waited;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "pinflow/row_source.hpp"
+#include "src/core/extent_index.hpp"
+#include "src/core/row_copy.hpp"
+
+namespace pinflow::detail {
+
+/// How a row_reader comes by rows.
+enum class row_access : std::uint8_t {
+    memory,  ///< copied from where they are mapped, as far as that is safe; otherwise as `source`
+    source,  ///< by row_source::read_rows
+};
+
+/// Brings rows of one array to host memory: what the CPU does of every transfer. Thread-safe.
+///
+/// Rows in memory are copied. So are mapped rows of a file while the fault guard is active and the pages are
+/// in the page cache: a copy that had to wait for storage makes the reader go back to reads, which tell how
+/// long they waited, until several have not waited at all.
+class row_reader {
+ public:
+    row_reader(std::shared_ptr<const row_source> source, row_access access, row_stores stores);
+
+    /// Writes the rows `ids` to `destination`, one after the other. @return the time spent waiting for
+    /// storage.
+    /// @throws as row_source::read_rows.
+    std::chrono::nanoseconds read(std::span<const std::uint64_t> ids, std::byte* destination) const;
+
+    const row_source& source() const noexcept { return *source_; }
+
+ private:
+    /// @return whether all were copied; otherwise some may have been.
+    bool copy(std::span<const std::uint64_t> ids, std::byte* destination) const;
+    /// Null if the extent is not mapped.
+    const std::byte* address_of(const row_extent& extent, std::uint64_t index) const noexcept;
+    std::chrono::nanoseconds read_from_source(std::span<const std::uint64_t> ids,
+                                              std::byte* destination) const;
+
+    std::shared_ptr<const row_source> source_;
+    extent_index extents_;
+    std::uint64_t row_size_bytes_;
+    row_stores stores_;
+    bool is_mapped_;                           ///< some rows are
+    bool is_file_backed_;                      ///< pages may be lost, and may be on storage
+    bool measures_waits_;                      ///< the source says what it waited for
+    mutable std::atomic<int> cold_reads_ = 0;  ///< reads without waiting until rows are copied again
+};
+
+}  // namespace pinflow::detail

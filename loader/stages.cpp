@@ -1,0 +1,328 @@
+#include "loader/stages.hpp"
+
+#include <fmt/format.h>
+#include <tbb/parallel_for.h>
+#include <tbb/parallel_for_each.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "loader/ranges.hpp"
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// Row ids: a task's, some 20 us of a shuffled order, and from how many on several threads are worth it.
+constexpr std::size_t rows_of_sample_task = 2048;
+constexpr std::size_t min_parallel_rows = 4 * rows_of_sample_task;
+constexpr std::uint64_t bytes_of_fill_task = std::uint64_t{1} << 20;
+
+constexpr range range_of(stage where) noexcept {
+    switch (where) {
+        case stage::sample:
+            return range::sample;
+        case stage::fill:
+            return range::fill;
+        case stage::deliver:
+            break;
+    }
+    return range::deliver;
+}
+
+/// Cuts jobs into parts that are worth a task of their own.
+std::vector<read_job> parts_of(std::span<const read_job> jobs) {
+    std::vector<read_job> parts;
+    for (const read_job& job : jobs) {
+        const std::uint64_t row_bytes = std::max<std::uint64_t>(1, job.reader->source().row_size_bytes());
+        const std::size_t rows = std::max<std::uint64_t>(1, bytes_of_fill_task / row_bytes);
+        for (std::size_t first = 0; first < job.ids.size(); first += rows)
+            parts.push_back(job.part(first, std::min(rows, job.ids.size() - first)));
+    }
+    return parts;
+}
+
+}  // namespace
+
+stages::stages(const parts& what, std::size_t max_groups)
+    : what_(what),
+      marks_(what.pool.device()),
+      streams_{stream(what.pool.device()), stream(what.pool.device())} {
+    for (std::size_t i = 0; i < max_groups; ++i)
+        idle_.push_back(groups_.emplace_back(std::make_unique<slot_group>()).get());
+}
+
+void stages::begin() {
+    for (const auto& transfer : what_.transfers)
+        transfer->begin();
+}
+
+bool stages::step(std::size_t count) {
+    const auto at = [&](slot_group::stage reached) {
+        return std::ranges::find(stepped_, reached, &slot_group::reached);
+    };
+    if (!stepped_.empty() && stepped_.front()->reached == slot_group::stage::filled) {
+        slot_group& oldest = *stepped_.front();
+        stepped_.erase(stepped_.begin());
+        deliver(oldest);
+    } else if (const auto sampled = at(slot_group::stage::sampled); sampled != stepped_.end()) {
+        fill(**sampled);
+    } else if (slot_group* const group = sample(count)) {
+        stepped_.push_back(group);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+// ---- sample ----------------------------------------------------------------------------------------------
+
+slot_group* stages::take_group() {
+    const std::lock_guard lock(mutex_);
+    if (idle_.empty()) return nullptr;
+    slot_group* const group = idle_.back();
+    idle_.pop_back();
+    return group;
+}
+
+void stages::give_back(slot_group& group) {
+    group.slots.clear();
+    group.jobs.clear();
+    group.copies.clear();
+    group.reached = slot_group::stage::idle;
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(&group);
+}
+
+slot_group* stages::sample(std::size_t count) {
+    const std::uint64_t left = what_.order.batch_count() - next_batch_;
+    if (left == 0 || what_.pool.failed()) return nullptr;
+    slot_group* const group = take_group();
+    if (group == nullptr) return nullptr;
+    group->slots = what_.pool.take_free(std::min<std::uint64_t>(count, left));
+    if (group->slots.empty()) {
+        give_back(*group);
+        return nullptr;
+    }
+    for (slot* const each : group->slots) {
+        each->number = next_batch_++;
+        run(stage::sample, *each, [&] { begin_batch(*each); });
+    }
+    sample_rows(*group);
+    group->reached = slot_group::stage::sampled;
+    return group;
+}
+
+template <typename Work>
+void stages::run(stage where, slot& slot, Work work) noexcept {
+    if (slot.error) return;
+    const auto before = clock::now();
+    try {
+        const profiled_range range(range_of(where), slot.number);
+        pass_stage_seam(where, slot.number);
+        work();
+    } catch (...) {
+        slot.error = std::current_exception();
+    }
+    const std::chrono::nanoseconds spent = clock::now() - before;
+    if (where == stage::sample || where == stage::fill) slot.times.cpu += spent;
+    if (where == stage::deliver) slot.times.link += spent;
+}
+
+void stages::begin_batch(slot& slot) const {
+    slot.step = what_.order.at(slot.number);
+    slot.last = slot.number + 1 == what_.order.batch_count();
+    const std::uint64_t rows = slot.step.row_count;
+    try {
+        slot.row_ids.resize(rows);
+    } catch (const std::exception&) {
+        throw invalid_argument(
+            fmt::format("a batch of {} rows is too large for this machine's memory", rows));
+    }
+}
+
+/// Writes the row ids of all slots of the group: by several threads if there are many.
+void stages::sample_rows(slot_group& group) const {
+    struct piece {
+        slot* sampled;
+        std::size_t begin;
+        std::size_t end;
+    };
+    std::vector<piece> pieces;
+    std::size_t row_count = 0;
+    for (slot* const each : group.slots) {
+        if (each->error) continue;
+        const std::size_t rows = each->row_ids.size();
+        row_count += rows;
+        for (std::size_t begin = 0; begin < rows; begin += rows_of_sample_task)
+            pieces.push_back({each, begin, std::min(rows, begin + rows_of_sample_task)});
+    }
+    const auto before = clock::now();
+    std::mutex errors;
+    const auto write = [&](const piece& part) {
+        const detail::step& taken = part.sampled->step;
+        try {
+            what_.sampler.rows_at(
+                taken.epoch, taken.position + part.begin,
+                std::span(part.sampled->row_ids).subspan(part.begin, part.end - part.begin));
+        } catch (...) {
+            const std::lock_guard lock(errors);
+            if (!part.sampled->error) part.sampled->error = std::current_exception();
+        }
+    };
+    if (row_count <= min_parallel_rows) {
+        std::ranges::for_each(pieces, write);
+    } else {
+        // isolated, so that a thread that waits here begins nothing else meanwhile
+        tbb::this_task_arena::isolate([&] { tbb::parallel_for_each(pieces.begin(), pieces.end(), write); });
+    }
+    const std::chrono::nanoseconds spent = (clock::now() - before) / group.slots.size();
+    for (slot* const each : group.slots)
+        each->times.cpu += spent;
+}
+
+// ---- fill ------------------------------------------------------------------------------------------------
+
+void stages::fill(slot_group& group) {
+    for (slot* const each : group.slots)
+        run(stage::fill, *each, [&] { prepare(*each, group); });
+    do_jobs(group);
+    for (slot* const each : group.slots) {
+        if (each->error) break;
+        const auto before = clock::now();
+        try {
+            what_.checks.check_batch(each->row_ids);
+        } catch (...) {
+            each->error = std::current_exception();
+        }
+        each->times.files += clock::now() - before;
+    }
+    group.reached = slot_group::stage::filled;
+}
+
+void stages::prepare(slot& slot, slot_group& group) {
+    if (what_.held) what_.held->prepare(slot, group);
+    for (const auto& transfer : what_.transfers)
+        transfer->prepare(slot, group);
+    show_arrays(slot);
+}
+
+/// Says where the consumer finds the arrays; mostly where those of the slot's last batch were.
+void stages::show_arrays(slot& slot) const {
+    const auto is_shown = [&, i = std::size_t{0}](const array_view& view) mutable {
+        return view.data() == what_.transfers[i++]->rows_of(slot) && view.shape()[0] == slot.row_ids.size();
+    };
+    if (slot.arrays.size() == what_.arrays.size() && std::ranges::all_of(slot.arrays, is_shown)) return;
+    slot.arrays.clear();
+    for (std::size_t i = 0; i < what_.arrays.size(); ++i) {
+        const row_source& source = *what_.arrays[i].source;
+        shape_vector shape = source.row_shape();
+        shape.insert(shape.begin(), slot.row_ids.size());
+        slot.arrays.emplace_back(what_.transfers[i]->rows_of(slot), source.dtype(), std::move(shape));
+    }
+}
+
+/// All parts of all slots, side by side if there are several.
+void stages::do_jobs(slot_group& group) {
+    if (group.jobs.empty()) return;
+    const std::vector<read_job> pieces = parts_of(group.jobs);
+    // small batches: one task for so many of them
+    std::vector<std::span<const read_job>> tasks;
+    for (std::size_t first = 0; first < pieces.size();) {
+        std::size_t last = first;
+        for (std::uint64_t bytes = 0; last < pieces.size() && (last == first || bytes < bytes_of_fill_task);
+             ++last)
+            bytes += pieces[last].size_bytes();
+        tasks.push_back(std::span(pieces).subspan(first, last - first));
+        first = last;
+    }
+    std::atomic<std::int64_t> storage_ns = 0;
+    std::atomic<std::int64_t> total_ns = 0;
+    std::mutex errors;
+    const auto do_task = [&](std::span<const read_job> task) {
+        const auto before = clock::now();
+        std::chrono::nanoseconds waited{};
+        for (const read_job& job : task) {
+            if (what_.pool.stopped()) return;  // nobody will see this batch
+            try {
+                waited += job.reader->read(job.ids, job.destination);
+            } catch (...) {
+                const std::lock_guard lock(errors);
+                if (!job.filling->error) job.filling->error = std::current_exception();
+            }
+        }
+        storage_ns += waited.count();
+        total_ns += std::chrono::nanoseconds(clock::now() - before).count();
+    };
+    const auto before = clock::now();
+    if (tasks.size() == 1) {
+        do_task(tasks[0]);
+    } else {
+        // isolated, so that a thread that waits here for the last part does not begin another group meanwhile
+        tbb::this_task_arena::isolate([&] {
+            tbb::parallel_for(
+                std::size_t{0}, tasks.size(), [&](std::size_t i) { do_task(tasks[i]); },
+                tbb::simple_partitioner());
+        });
+    }
+    // the tasks ran side by side: the stage's own time is shared out as theirs was
+    const std::chrono::nanoseconds wall = (clock::now() - before) / group.slots.size();
+    const double waiting =
+        total_ns > 0 ? static_cast<double>(storage_ns) / static_cast<double>(total_ns) : 0.0;
+    const auto storage =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(wall * std::clamp(waiting, 0.0, 1.0));
+    for (slot* const each : group.slots) {
+        each->times.storage += storage;
+        each->times.cpu += wall - storage;
+    }
+}
+
+// ---- deliver ---------------------------------------------------------------------------------------------
+
+void stages::deliver(slot_group& group) {
+    const auto first_failed =
+        std::ranges::find_if(group.slots, [](const slot* each) { return each->error != nullptr; });
+    const auto good = std::span(group.slots.begin(), first_failed);
+    for (slot* const each : good) {
+        run(stage::deliver, *each, [&] {
+            // what is wrong with the device's part of all is met by the first, and ends the loader
+            if (each == good.front()) enqueue(good, group);
+        });
+        if (each->error || !each->step.last_of_epoch) continue;
+        const auto before = clock::now();
+        try {
+            what_.checks.check_all();
+        } catch (...) {
+            each->error = std::current_exception();
+        }
+        each->times.files += clock::now() - before;
+    }
+    what_.pool.deliver(group.slots);
+    give_back(group);
+}
+
+void stages::enqueue(std::span<slot* const> slots, slot_group& group) {
+    const bool on_host = what_.pool.device().kind() == device_kind::host;
+    if (on_host && group.copies.empty()) return;
+    const stream_view stream = streams_[next_stream_++ % streams_.size()];
+    if (group.copies.size() == 1) {
+        const copy_range& whole = group.copies[0];
+        copy_to_device_async(whole.destination, {whole.source, whole.size_bytes}, stream);
+    } else if (!group.copies.empty()) {
+        copy_batch_to_device_async(group.copies, stream);
+    }
+    for (const auto& transfer : what_.transfers)
+        transfer->enqueue(slots, stream);
+    if (what_.held) what_.held->enqueue(slots, stream);
+    const std::shared_ptr<ready_mark> mark = marks_.take();
+    mark->record(stream);
+    for (slot* const each : slots)
+        each->ready = mark;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "loader/array_transfer.hpp"
+#include "loader/file_checks.hpp"
+#include "loader/schedule.hpp"
+#include "loader/slot_group.hpp"
+#include "loader/slots.hpp"
+#include "loader/stage_seam.hpp"
+#include "pinflow/loader/sampler.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow::detail {
+
+/// The work of a loader as a state machine: groups of slots pass the stages sample, fill and deliver. It has
+/// no threads and never waits for the consumer: one thread can step it, and several can share it.
+///
+///     free slots --sample--> row ids --fill--> rows staged, copies listed --deliver--> enqueued, announced
+///
+/// One thread at a time samples, and one delivers, both in the order of the batches; groups are filled side
+/// by side. An exception stays with its slot, so that it reaches the consumer in its turn.
+class stages {
+ public:
+    /// What the stages work on; all of it outlives them.
+    struct parts {
+        slot_pool& pool;
+        const schedule& order;
+        const pinflow::sampler& sampler;
+        std::span<const sample_array> arrays;
+        std::span<const std::unique_ptr<array_transfer>> transfers;
+        file_checks& checks;
+        std::shared_ptr<const device_held> held;  ///< null if there are none
+    };
+    stages(const parts& what, std::size_t max_groups);
+
+    /// Does what the transfers need before the first batch.
+    void begin();
+
+    /// Takes `count` free slots, fewer if there are not as many batches left, and writes the row ids of the
+    /// next batches. Null if there are not enough free slots, or nothing more to do.
+    slot_group* sample(std::size_t count);
+    /// Brings rows to the slots as far as the CPU does that.
+    void fill(slot_group& group);
+    /// Enqueues what the device does, and hands the slots to the consumer. The group is used again.
+    void deliver(slot_group& group);
+
+    /// Whether there are batches to be sampled.
+    bool more_batches() const noexcept { return next_batch_ < what_.order.batch_count(); }
+    std::size_t max_groups() const noexcept { return groups_.size(); }
+
+    /// The next thing to do, by one thread: delivers the oldest filled group, otherwise fills the oldest
+    /// sampled one, otherwise samples. @return false if there is nothing to do.
+    bool step(std::size_t count);
+
+ private:
+    slot_group* take_group();
+    void give_back(slot_group& group);
+
+    template <typename Work>
+    void run(stage where, slot& slot, Work work) noexcept;
+    void begin_batch(slot& slot) const;
+    void sample_rows(slot_group& group) const;
+    void prepare(slot& slot, slot_group& group);
+    void show_arrays(slot& slot) const;
+    void do_jobs(slot_group& group);
+    void enqueue(std::span<slot* const> slots, slot_group& group);
+
+    parts what_;
+    std::uint64_t next_batch_ = 0;  ///< the next to be sampled, over all epochs
+    std::uint64_t next_stream_ =
+        0;  ///< groups take turns, so that the copies of one begin while another's end
+    ready_marks marks_;
+    std::array<stream, 2> streams_;  ///< after what is copied on them
+    std::mutex mutex_;               ///< of idle_
+    std::vector<std::unique_ptr<slot_group>> groups_;
+    std::vector<slot_group*> idle_;
+    std::vector<slot_group*> stepped_;  ///< groups that `step` has begun, the oldest first
+};
+
+}  // namespace pinflow::detail

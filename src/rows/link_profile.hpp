@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+
+namespace pinflow::detail {
+
+/// The thresholds that the rules of transfer_planner.cpp compare with, as shipped: measured on an H200, PCIe
+/// Gen5 x16, with 16 cores. samples/bench/RESULTS.md, "Thresholds of the planner", has the figures and the
+/// commands. 1 GB is 1e9 bytes.
+struct link_profile {
+    // ---- which transfer
+    std::uint64_t max_held_bytes = 64 << 20;  ///< held arrays, all of a sample together
+    /// Pieces that the copy engine is used for. A kernel is as fast there; 32 KiB: 50.6 GB/s, the
+    /// engine 46.5.
+    std::uint64_t min_engine_bytes = 48 << 10;
+    std::uint64_t max_trivial_bytes = 64;  ///< rows that the CPU copies as fast as it lists their addresses
+    std::uint64_t min_unsorted_bytes = 2 << 10;  ///< rows that a kernel moves as fast in any order
+    /// Tables whose rows come as fast in any order, whatever their size: the GPU's address translation
+    /// reaches as far.
+    std::uint64_t covered_bytes = 1 << 30;
+
+    // ---- registering while rows are delivered
+    double register_gbps =
+        28;  ///< pages in the page cache: 25 to 36 on several days, by any number of threads
+    double stage_gbps_per_core = 4.2;  ///< rows that the CPU gathers into staging buffers
+    double max_stage_gbps = 44;
+    unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
+
+    // ---- batches that are filled together
+    std::uint64_t group_bytes = 4 << 20;         ///< for a GPU: what hides the cost of a call
+    std::uint64_t host_group_bytes = 512 << 10;  ///< on the host: 4 groups stay in the cache of two cores
+    unsigned max_group_batches = 16;
+    unsigned max_slots = 8;  ///< of batches that are filled one by one
+    /// Groups that all slots are split into: one is used by the consumer, one is ready, one on its way, one
+    /// being filled.
+    unsigned groups_of_slots = 4;
+
+    // ---- the consumer
+    /// Slots whose data `next` waits for on the calling thread: a stream that waits polls across the link,
+    /// and costs up to 7 % of it.
+    std::uint64_t min_awaited_bytes = 8 << 20;
+
+    // ---- calls of a row exchange
+    std::uint64_t min_copied_row_bytes =
+        16 << 10;  ///< rows that are tried with one copy of the copy engine each
+    std::uint64_t min_staging_bytes = 256 << 10;               ///< staging buffers that are tried
+    std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< tables that scatters need more blocks for
+    unsigned gather_blocks = 8;       ///< of 1024 threads, for rows that are not long
+    unsigned long_gather_blocks = 4;  ///< of min_long_bytes and more
+    unsigned busy_blocks = 32;        ///< of unaligned rows and sums
+    unsigned busy_large_blocks = 16;  ///< the same of large tables
+    unsigned busy_long_blocks = 8;    ///< the same of long rows
+    std::uint64_t min_long_bytes = 4 << 10;
+    double usual_staged_share = 0.4;  ///< of the hybrid route, if nothing is measured
+    double min_gain = 1.05;           ///< a measured rate must be so much higher to be preferred
+    double scatter_of_direct =
+        1.06;  ///< rate of a scatter by that of the same gather: writes are not waited for
+    double scatter_of_staged = 1.4;
+};
+
+}  // namespace pinflow::detail

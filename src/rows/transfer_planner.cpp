@@ -1,0 +1,286 @@
+#include "src/rows/transfer_planner.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::detail {
+
+// ---- the arrays of a sample ------------------------------------------------------------------------------
+
+namespace {
+
+/// Thread blocks: few, so that rows in flight are neighbours and most multiprocessors are free for others.
+unsigned usual_blocks(const call_facts& call, const link_profile& profile) {
+    if (!call.is_aligned) return busy_blocks(call, profile);
+    if (call.is_scatter && call.table_bytes > profile.large_table_bytes) return busy_blocks(call, profile);
+    const bool is_long = !call.is_scatter && call.row_bytes >= profile.min_long_bytes;
+    return is_long ? profile.long_gather_blocks : profile.gather_blocks;
+}
+
+/// Which arrays are held: small ones of files, beside a larger one, the smallest first.
+std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_facts> arrays,
+                              const link_profile& profile) {
+    const auto size_of = [&](std::size_t i) { return arrays[i].row_bytes * arrays[i].row_count; };
+    std::vector<std::size_t> by_size(arrays.size());
+    std::iota(by_size.begin(), by_size.end(), std::size_t{0});
+    std::ranges::stable_sort(by_size, std::ranges::greater(), size_of);
+    by_size.erase(by_size.begin());  // the largest is what is streamed
+    std::uint64_t left = profile.max_held_bytes;
+    // what a limit leaves is for slots first
+    if (sample.memory_bytes != 0) left = std::min(left, sample.memory_bytes / 4);
+    std::vector<bool> held(arrays.size(), false);
+    for (auto i = by_size.rbegin(); i != by_size.rend(); ++i) {
+        if (!arrays[*i].is_file_backed || size_of(*i) > left) continue;
+        held[*i] = true;
+        left -= size_of(*i);
+    }
+    return held;
+}
+
+/// Why rows of this array cannot travel like this; empty if they can.
+std::string why_not(transfer how, const sample_facts& sample, const array_facts& array) {
+    if (how == transfer::read && !array.has_files)
+        return fmt::format("{} has no file to read from", array.name);
+    if (how == transfer::view && !sample.is_in_order) {
+        return "a view of the mapping holds rows in the order of the file, so it needs the sequential order";
+    }
+    const bool needs_mapping =
+        how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
+    if (needs_mapping && !array.is_mapped) return fmt::format("{} {}", array.name, array.why_not_mapped);
+    if (how == transfer::view && !array.is_contiguous)
+        return fmt::format("{} is not mapped in one piece as it is delivered", array.name);
+    return {};
+}
+
+/// How pages are registered while their rows are delivered; nothing if that is not worth it.
+std::optional<registration> plan_registration(const sample_facts& sample, const array_facts& array,
+                                              const link_profile& profile) {
+    const auto size_bytes = static_cast<double>(array.row_bytes * array.row_count);
+    const auto bytes_left = static_cast<double>(array.bytes_left);
+    const auto stage_gbps = [&](unsigned cores) {
+        return std::min(profile.stage_gbps_per_core * cores, profile.max_stage_gbps);
+    };
+    if (!sample.is_in_order) {
+        // a row lies anywhere: registering helps once about half of the pages are there
+        const bool is_over_before =
+            bytes_left / stage_gbps(sample.cores) < size_bytes / profile.register_gbps / 2;
+        if (is_over_before) return std::nullopt;
+        return registration{};
+    }
+    const unsigned beside = sample.cores - std::min(sample.cores, profile.registering_cores);
+    // both sources of rows are to be used up at the same time
+    const double share = profile.register_gbps / (profile.register_gbps + stage_gbps(beside));
+    return registration{.is_awaited = beside == 0,
+                        .first_share = share,
+                        // what was staged once pays to be registered only if it comes again
+                        .registers_rest = beside == 0 || bytes_left > size_bytes};
+}
+
+transfer_plan only(transfer_part part, std::string reason) {
+    return {{part}, std::nullopt, std::nullopt, std::move(reason)};
+}
+
+transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array) {
+    if (sample.asked == transfer::view)
+        return only({transfer::view},
+                    "asked for: batches are views of the mapping, a truncated file faults their reader");
+    if (sample.asked == transfer::staged)
+        return only({transfer::staged}, "asked for: rows pass through a staging buffer, as for a GPU");
+    if (sample.asked == transfer::read)
+        return only({transfer::read}, "asked for: rows are read from the file into the slot");
+    if (!array.is_mapped && !array.is_partly_mapped)
+        return only({transfer::decode}, "rows are read or decoded into the slot");
+    if (sample.is_guarded || !array.is_file_backed)
+        return only({transfer::slot_copy}, "the host device needs one copy, from the mapping into the slot");
+    return only(
+        {transfer::slot_copy},
+        "the host device needs one copy, by pread into the slot, as the fault guard is not installed");
+}
+
+transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
+                           const link_profile& profile) {
+    const bool sorts = array.row_bytes < profile.min_unsorted_bytes &&
+                       array.row_bytes * array.row_count > profile.covered_bytes;
+    const call_facts gather{.is_aligned = array.is_aligned,
+                            .row_bytes = array.row_bytes,
+                            .table_bytes = array.row_bytes * array.row_count};
+    const transfer_part kernel{transfer::kernel, 1, sorts, usual_blocks(gather, profile)};
+    if (sample.asked == transfer::kernel || sample.asked == transfer::copy_engine) {
+        const bool by_kernel = sample.asked == transfer::kernel;
+        transfer_plan plan = only(by_kernel ? kernel : transfer_part{transfer::copy_engine},
+                                  by_kernel ? "asked for: the device reads rows from the mapped pages"
+                                            : "asked for: the copy engine reads the mapped pages");
+        plan.pages = {.is_required = true, .is_awaited = true};
+        return plan;
+    }
+    if (sample.asked == transfer::read)
+        return only({transfer::read}, "asked for: rows are read from the file into a staging buffer");
+    const transfer staged = array.is_decoded ? transfer::decode : transfer::staged;
+    if (sample.asked)
+        return only({staged}, "asked for: rows are gathered into a staging buffer, then copied");
+    if (array.row_bytes * array.row_count == 0) return only({staged}, "there are no bytes to move");
+    if (!array.is_mapped && !array.is_partly_mapped)
+        return only({staged}, fmt::format("{} {}", array.name, array.why_not_mapped));
+    if (array.row_bytes <= profile.max_trivial_bytes && (sample.is_guarded || !array.is_file_backed))
+        return only({staged},
+                    fmt::format("the CPU gathers rows of up to {} bytes as fast as it lists their addresses",
+                                profile.max_trivial_bytes));
+    const std::optional<registration> pages = plan_registration(sample, array, profile);
+    if (!pages)
+        return only(
+            {staged},
+            "so few batches are left that registering the pages would take longer than staging the rows");
+    const std::uint64_t rows_together = sample.is_in_order ? std::min(sample.batch_rows, array.row_count) : 1;
+    const bool by_engine = rows_together * array.row_bytes >= profile.min_engine_bytes;
+    transfer_plan plan =
+        by_engine
+            ? only({transfer::copy_engine}, "the copy engine reads the mapped pages")
+            : only(kernel, fmt::format("the device reads pieces of less than {} bytes from the mapped pages",
+                                       profile.min_engine_bytes));
+    plan.pages = pages;
+    plan.fallback = transfer::staged;
+    return plan;
+}
+
+}  // namespace
+
+std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<const array_facts> arrays,
+                                       const link_profile& profile) {
+    const std::vector<bool> held = choose_held(sample, arrays, profile);
+    std::vector<transfer_plan> plans;
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+        if (held[i] && sample.asked != transfer::view) {
+            plans.push_back(only({transfer::held}, "small: it is kept where batches are consumed"));
+            continue;
+        }
+        if (const std::string why = sample.asked ? why_not(*sample.asked, sample, arrays[i]) : std::string();
+            !why.empty())
+            throw unsupported(why);
+        plans.push_back(sample.on_host ? plan_on_host(sample, arrays[i])
+                                       : plan_on_cuda(sample, arrays[i], profile));
+    }
+    return plans;
+}
+
+group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
+                       std::uint64_t batch_bytes, const link_profile& profile) {
+    const auto has = [&](transfer how) {
+        return std::ranges::any_of(plans,
+                                   [=](const transfer_plan& plan) { return plan.find(how) != nullptr; });
+    };
+    if (has(transfer::view)) return {1, profile.max_slots};
+    const std::uint64_t wanted_bytes = sample.on_host ? profile.host_group_bytes : profile.group_bytes;
+    std::uint64_t batches = wanted_bytes / std::max<std::uint64_t>(batch_bytes, 1);
+    // the more rows a kernel moves at a time, the nearer they lie, and the less its launch counts
+    if (has(transfer::kernel)) batches = profile.max_group_batches;
+    batches = std::clamp<std::uint64_t>(batches, 1, profile.max_group_batches);
+    const auto slots = static_cast<unsigned>(batches) * profile.groups_of_slots;
+    return {static_cast<unsigned>(batches), std::max(slots, profile.max_slots)};
+}
+
+unsigned threads_beside_registering(unsigned cores, const link_profile& profile) noexcept {
+    return std::max(1U, cores - std::min(cores, profile.registering_cores));
+}
+
+bool is_awaited(bool on_host, std::uint64_t slot_bytes, const link_profile& profile) noexcept {
+    return !on_host && slot_bytes >= profile.min_awaited_bytes;
+}
+
+// ---- calls of a row exchange -----------------------------------------------------------------------------
+
+namespace {
+
+/// The parts of a route, with what the options set.
+transfer_plan plan_of(row_route route, bool sorted, const call_facts& call, const link_profile& profile,
+                      std::string reason = {}) {
+    const unsigned blocks = call.blocks != 0 ? call.blocks : usual_blocks(call, profile);
+    const double share = call.staged_share != 0 ? call.staged_share : profile.usual_staged_share;
+    if (route == row_route::copy) return only({transfer::copy_engine}, std::move(reason));
+    if (route == row_route::staged) return only({transfer::staged, 1, sorted}, std::move(reason));
+    transfer_plan plan = only({transfer::kernel, 1, sorted, blocks}, std::move(reason));
+    if (route != row_route::hybrid) return plan;
+    plan.parts.front().share = 1 - share;
+    plan.parts.push_back({transfer::staged, share, sorted});
+    return plan;
+}
+
+/// Whether rows are sorted by a route that nothing was measured for.
+bool sorts_unmeasured(row_route route, const call_facts& call, const link_profile& profile) {
+    if (call.is_scatter || route == row_route::hybrid) return true;
+    return route == row_route::direct && call.row_bytes < profile.min_long_bytes;
+}
+
+}  // namespace
+
+unsigned busy_blocks(const call_facts& call, const link_profile& profile) noexcept {
+    if (call.row_bytes >= profile.min_long_bytes) return profile.busy_long_blocks;
+    return call.table_bytes > profile.large_table_bytes ? profile.busy_large_blocks : profile.busy_blocks;
+}
+
+std::optional<transfer_plan> plan_call(const call_facts& call, const link_profile& profile) {
+    const auto plan = [&](row_route route, std::string reason) {
+        return plan_of(route, call.is_scatter, call, profile, std::move(reason));
+    };
+    if (call.asked != row_route::automatic)
+        return plan_of(call.asked, sorts_unmeasured(call.asked, call, profile), call, profile, "asked for");
+    if (!call.why_not_reached.empty()) return plan(row_route::staged, call.why_not_reached);
+    if (call.on_host && call.reads_file)
+        return plan(row_route::staged,
+                    "rows of a file are read, as touching those of one that was truncated is a fault");
+    if (call.on_host)
+        return plan(row_route::direct, "the host device copies rows from where they lie to where they go");
+    if (call.table_bytes == 0) return plan(row_route::direct, "the table has no bytes");
+    return std::nullopt;
+}
+
+transfer_plan plan_unmeasured(const call_facts& call, std::string reason, const link_profile& profile) {
+    return plan_of(row_route::direct, sorts_unmeasured(row_route::direct, call, profile), call, profile,
+                   std::move(reason));
+}
+
+bool tries_staging(const call_facts& call, const link_profile& profile) noexcept {
+    return call.staging_buffer_bytes >= profile.min_staging_bytes;
+}
+
+std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_profile& profile) {
+    std::vector<transfer_plan> plans{plan_of(row_route::direct, false, call, profile),
+                                     plan_of(row_route::direct, true, call, profile)};
+    if (call.has_host_ids && call.row_bytes >= profile.min_copied_row_bytes)
+        plans.push_back(plan_of(row_route::copy, false, call, profile));
+    if (tries_staging(call, profile))
+        plans.push_back(plan_of(row_route::staged, !call.has_host_ids, call, profile));
+    return plans;
+}
+
+transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps,
+                               const link_profile& profile) {
+    call_facts shared = call;
+    // the two share the link: each gets the part that it can do in the same time
+    if (shared.staged_share == 0)
+        shared.staged_share = std::clamp(staged_gbps / (kernel_gbps + staged_gbps), 0.1, 0.6);
+    return plan_of(row_route::hybrid, true, shared, profile);
+}
+
+const rated_plan& fastest(std::span<const rated_plan> measured, const link_profile& profile) {
+    const rated_plan* best = &measured.front();
+    for (const rated_plan& each : measured) {
+        if (each.gbps > best->gbps * profile.min_gain) best = &each;
+    }
+    return *best;
+}
+
+rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link,
+                         const link_profile& profile) {
+    // both at once gained some percent at most, and is left out
+    const double direct = std::min(kernel_gbps * profile.scatter_of_direct, link);
+    const double staged = std::min(staged_gbps * profile.scatter_of_staged, link);
+    const bool stages = staged > direct * profile.min_gain;
+    return {plan_of(stages ? row_route::staged : row_route::direct, true, call, profile),
+            stages ? staged : direct};
+}
+
+}  // namespace pinflow::detail

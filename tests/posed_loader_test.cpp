@@ -1,0 +1,320 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/fault_guard.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/formats/open.hpp"
+#include "pinflow/loader/loader.hpp"
+#include "tests/fake_locker.hpp"
+#include "tests/posing_backend.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+// A loader for a device that page-locks, which is the host under another name: every transfer of a GPU,
+// without one.
+
+using namespace pinflow;
+
+namespace {
+
+/// What the loader asks of its device, counted.
+class locking_backend final : public posing_backend {
+ public:
+    detail::fake_locker lock;
+    std::atomic<unsigned> gathers = 0;
+    std::atomic<unsigned> unaligned_gathers = 0;
+    std::atomic<unsigned> sorts = 0;
+    std::atomic<unsigned> held_gathers = 0;
+    std::atomic<std::uint64_t> copies = 0;
+
+    detail::page_locker* locker() override { return &lock; }
+    void gather_rows(const detail::row_transfer& transfer, void* stream) override {
+        ++gathers;
+        if (!is_aligned(transfer)) ++unaligned_gathers;
+        posing_backend::gather_rows(transfer, stream);
+    }
+    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
+        ++sorts;
+        posing_backend::sort_rows(ids, count, row_count, sorted_ids, positions, stream);
+    }
+    void gather_held(const detail::held_gather& gather, void* stream) override {
+        ++held_gathers;
+        posing_backend::gather_held(gather, stream);
+    }
+    void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
+        copies += ranges.size();
+        posing_backend::copy_batch_to_device(ranges, stream);
+    }
+};
+
+/// Files of numbered rows, of which each word is the row's number.
+struct numbered_file {
+    numbered_file(const temporary_folder& folder, const std::string& name, std::uint64_t rows,
+                  std::uint64_t width)
+        : path(folder / name) {
+        write_npy(path, numbered_rows(rows, width).view());
+    }
+    array open() const { return open_npy(path); }
+    std::filesystem::path path;
+};
+
+/// Takes all batches, each of which must hold its rows in every array of 64-bit words.
+/// @return how many rows came.
+std::uint64_t take_all(loader& batches, const std::function<void(std::uint64_t)>& after_batch = {}) {
+    const stream stream(batches.device());
+    std::uint64_t rows = 0;
+    std::uint64_t number = 0;
+    while (const auto batch = batches.next(stream)) {
+        for (std::size_t a = 0; a < batch->array_count(); ++a) {
+            const auto words = elements_of<std::uint64_t>(*batch, a, stream);
+            const std::size_t width = words.size() / batch->row_count();
+            bool right = true;
+            for (std::size_t i = 0; i < words.size(); ++i)
+                right = right && words[i] == batch->row_ids()[i / width];
+            CHECK(right);
+        }
+        rows += batch->row_count();
+        if (after_batch) after_batch(number++);
+    }
+    return rows;
+}
+
+constexpr std::uint64_t words_of_64k = 8192;
+
+loader_options options_for(locking_backend& backend, order order = order::shuffled) {
+    return {.device = backend.device(), .batch_rows = 16, .order = order, .epochs = 4};
+}
+
+void wait_until_registered(const loader& batches) {
+    while (batches.report().pin_time.count() == 0)
+        std::this_thread::yield();
+}
+
+}  // namespace
+
+TEST_CASE("posed loader: large rows are copied from registered pages, and small arrays of files are held") {
+    const temporary_folder folder;
+    const numbered_file large(folder, "large.npy", 300, words_of_64k);
+    const numbered_file label(folder, "label.npy", 300, 1);
+    const numbered_file mask(folder, "mask.npy", 300, 5);
+    for (const order order : {order::sequential, order::shuffled, order::windowed}) {
+        locking_backend backend;
+        loader batches({large.open(), label.open(), mask.open()}, options_for(backend, order));
+        CHECK(take_all(batches) == 1200);
+        const loader_report report = batches.report();
+        REQUIRE(report.arrays.size() == 3);
+        CHECK(report.arrays[0].transfer == "copy engine");
+        CHECK(report.arrays[0].name.find("large.npy") != std::string::npos);
+        CHECK(report.arrays[0].bytes == 1200 * words_of_64k * 8);
+        CHECK(report.arrays[1].transfer == "held");
+        CHECK(report.arrays[2].transfer == "held");
+        CHECK(report.route == route::copy);
+        CHECK(report.reason == report.arrays[0].reason);
+        CHECK(backend.held_gathers > 0);
+        CHECK(backend.gathers == 0);
+    }
+}
+
+TEST_CASE("posed loader: small rows are gathered by a kernel, of any alignment, several batches at a time") {
+    const temporary_folder folder;
+    for (const std::uint64_t width : {10U, 384U}) {  // 80 bytes and 3 KiB
+        const numbered_file rows(folder, "rows.npy", 5000, width);
+        locking_backend backend;
+        loader batches({rows.open()}, options_for(backend));
+        wait_until_registered(batches);
+        CHECK(take_all(batches) == 20000);
+        CHECK(batches.report().arrays[0].transfer == "kernel");
+        CHECK(batches.report().route == route::direct);
+        CHECK(backend.gathers > 0);
+        CHECK(backend.unaligned_gathers == 0);
+        CHECK(backend.gathers * 4 < batches.report().batches);
+    }
+    const numbered_file odd(folder, "odd.npy", 5000, 11);  // rows of 88 bytes
+    locking_backend backend;
+    loader batches({odd.open()}, options_for(backend));
+    CHECK(take_all(batches) == 20000);
+    CHECK(backend.unaligned_gathers == backend.gathers);
+}
+
+TEST_CASE("posed loader: rows of pages that are not registered are staged, in any mixture") {
+    const temporary_folder folder;
+    // 16 pieces of 1 MiB, as the budget is so small
+    const numbered_file large(folder, "large.npy", 256, words_of_64k);
+    const numbered_file small(folder, "small.npy", 8192, 256);
+    for (const numbered_file* const file : {&large, &small}) {
+        for (const std::size_t pieces : {0U, 1U, 7U, 15U, 1000U}) {
+            CAPTURE(pieces);
+            locking_backend backend;
+            backend.lock.refuse = [&, seen = std::size_t{0}](auto, bool) mutable { return seen++ >= pieces; };
+            loader_options options = options_for(backend);
+            options.pin_budget_bytes = std::uint64_t{16} << 20;
+            loader batches({file->open()}, options);
+            wait_until_registered(batches);
+            CHECK(take_all(batches) == 4 * file->open().shape()[0]);
+            const loader_report report = batches.report();
+            const bool has_most = pieces > 8;
+            CHECK((report.route == route::staged) == !has_most);
+            CHECK((report.arrays[0].transfer == "staged") == !has_most);
+            CHECK((report.pinned_bytes > 0) == (pieces > 0));
+            // a loader begins to fill while it registers, and may stage some rows whatever is registered
+            // later
+            if (pieces < 1000) CHECK(report.arrays[0].reason.find("staged") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("posed loader: pages are registered while batches are delivered") {
+    const temporary_folder folder;
+    const numbered_file large(folder, "large.npy", 256, words_of_64k);
+    const numbered_file small(folder, "small.npy", 8192, 256);
+    for (const numbered_file* const file : {&large, &small}) {
+        for (const order order : {order::sequential, order::shuffled}) {
+            locking_backend backend;
+            backend.lock.permits = 0;
+            loader_options options = options_for(backend, order);
+            options.pin_budget_bytes = std::uint64_t{17} << 20;
+            options.threads = 4;
+            loader batches({file->open()}, options);
+            CHECK(take_all(batches, [&](std::uint64_t) { backend.lock.allow(1); }) ==
+                  4 * file->open().shape()[0]);
+            CHECK(batches.report().pinned_bytes > 0);
+            backend.lock.allow(1000);
+        }
+    }
+}
+
+TEST_CASE("posed loader: a registration that does not return leaves a loader that streams staged") {
+    const temporary_folder folder;
+    const numbered_file large(folder, "large.npy", 64, words_of_64k);
+    for (const unsigned threads : {1U, 2U, 8U}) {
+        for (const order order : {order::sequential, order::shuffled}) {
+            locking_backend backend;
+            backend.lock.permits = 0;
+            loader_options options = options_for(backend, order);
+            options.threads = threads;
+            options.epochs = 2;
+            {
+                loader batches({large.open()}, options);
+                CHECK(take_all(batches) == 128);
+                CHECK(batches.report().pinned_bytes == 0);
+                backend.lock.allow(1000);  // so that its end need not wait for the deadline
+            }
+        }
+    }
+}
+
+TEST_CASE("posed loader: a route that is asked for binds every array but held ones") {
+    const temporary_folder folder;
+    const numbered_file large(folder, "large.npy", 100, words_of_64k);
+    const numbered_file label(folder, "label.npy", 100, 1);
+    for (const auto& [asked, transfer] : {std::pair(route::direct, "kernel"),
+                                          {route::copy, "copy engine"},
+                                          {route::staged, "staged"},
+                                          {route::read, "read"}}) {
+        CAPTURE(to_string(asked));
+        locking_backend backend;
+        loader_options options = options_for(backend);
+        options.route = asked;
+        loader batches({large.open(), label.open()}, options);
+        CHECK(take_all(batches) == 400);
+        const loader_report report = batches.report();
+        CHECK(report.route == asked);
+        CHECK(report.arrays[0].transfer == transfer);
+        CHECK(report.arrays[1].transfer == "held");
+    }
+    locking_backend backend;
+    backend.lock.refuse = [](auto, bool) { return true; };
+    for (const route asked : {route::direct, route::copy}) {
+        loader_options options = options_for(backend);
+        options.route = asked;
+        CHECK_THROWS_AS(loader({large.open()}, options), unsupported);
+    }
+}
+
+TEST_CASE("posed loader: arrays in memory, of other byte orders and of custom sources travel beside files") {
+    const temporary_folder folder;
+    const numbered_file large(folder, "large.npy", 200, words_of_64k);
+    const auto custom = std::make_shared<scripted_rows>(200, 3);
+    locking_backend backend;
+    loader batches({large.open(), numbered_rows(200, 2), custom, numbered_rows(200, 400)},
+                   options_for(backend));
+    CHECK(take_all(batches) == 800);
+    const loader_report report = batches.report();
+    CHECK(report.arrays[1].transfer == "staged");  // 16 bytes a row, which the user may still write
+    CHECK(report.arrays[2].transfer == "decode");
+    CHECK(report.arrays[3].transfer == "kernel");
+}
+
+TEST_CASE("posed loader: rows of many files are gathered and copied across their edges") {
+    const temporary_folder folder;
+    std::vector<std::shared_ptr<const row_source>> files;
+    std::uint64_t next = 0;
+    for (std::uint64_t file = 0; file < 40; ++file) {
+        const std::uint64_t rows = 1 + file * 7 % 31;
+        std::vector<std::uint64_t> words(rows * 640);
+        for (std::size_t i = 0; i < words.size(); ++i)
+            words[i] = next + i / 640;
+        next += rows;
+        const auto path = folder / (std::to_string(file) + ".npy");
+        write_npy(path, array_of(words, {rows, 640}).view());
+        files.push_back(open_npy(path));
+    }
+    const auto all = concatenate(files);
+    for (const order order : {order::sequential, order::shuffled}) {
+        locking_backend backend;
+        loader batches({all}, options_for(backend, order));
+        CHECK(take_all(batches) == 4 * next);
+        CHECK(batches.report().arrays[0].transfer == (order == order::sequential ? "copy engine" : "kernel"));
+        CHECK(backend.lock.call_count() == 1);  // one range of addresses
+    }
+}
+
+TEST_CASE("posed loader: with few batches left pages are not registered") {
+    const temporary_folder folder;
+    const numbered_file large(folder, "large.npy", 2000, words_of_64k);
+    locking_backend backend;
+    loader_options options = options_for(backend);
+    options.max_batches = 2;
+    loader batches({large.open()}, options);
+    CHECK(take_all(batches) == 32);
+    CHECK(batches.report().arrays[0].transfer == "staged");
+    CHECK(backend.lock.call_count() == 0);
+}
+
+TEST_CASE("posed loader: a file that changes is noticed by the end of the epoch, held or not") {
+    const temporary_folder folder;
+    const numbered_file large(folder, "large.npy", 200, words_of_64k);
+    const numbered_file label(folder, "label.npy", 200, 1);
+    for (const bool small : {true, false}) {
+        CAPTURE(small);
+        locking_backend backend;
+        loader batches({large.open(), label.open()}, options_for(backend));
+        const auto change = [&](std::uint64_t batch) {
+            if (batch != 3) return;
+            std::filesystem::last_write_time(
+                small ? label.path : large.path,
+                std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+        };
+        const stream stream(batches.device());
+        std::uint64_t count = 0;
+        CHECK_THROWS_AS(
+            [&] {
+                while (batches.next(stream))
+                    change(count++);
+            }(),
+            data_changed);
+        CHECK(count < 2 * 13);
+    }
+}

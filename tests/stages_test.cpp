@@ -1,0 +1,187 @@
+#include "loader/stages.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "loader/settings.hpp"
+#include "pinflow/error.hpp"
+#include "src/rows/transfer_planner.hpp"
+#include "tests/support/arrays.hpp"
+
+// The loader's work, stepped by one thread: no thread of its own, no TBB pipeline.
+
+using namespace pinflow;
+using detail::slot_group;
+
+namespace {
+
+/// What a loader's stages work on, for sources on the host device.
+struct fixture {
+    fixture(std::vector<std::shared_ptr<const row_source>> given, const loader_options& asked,
+            unsigned slot_count, std::size_t max_groups = 4)
+        : sources(std::move(given)),
+          options(detail::resolved(asked, sources)),
+          order({.position_count = options.sampler->position_count(),
+                 .batch_rows = options.batch_rows,
+                 .epochs = options.epochs}),
+          layout(detail::lay_out(sources, options)),
+          checks(sources) {
+        const auto facts = detail::facts_of_arrays(sources, order.row_count());
+        const auto plans = detail::plan_sample(detail::facts_of_sample(options, layout, 1), facts);
+        const detail::slot_sizes sizes{.count = slot_count,
+                                       .host_side_bytes = layout.side_bytes,
+                                       .device_side_bytes = layout.side_bytes};
+        pool = std::make_shared<detail::slot_pool>(options.device, sizes, sources);
+        const detail::loader_setup setup{.device = options.device,
+                                         .slot_count = sizes.count,
+                                         .rows_of_slot = layout.row_count,
+                                         .is_in_order = options.order == order::sequential,
+                                         .pinning = {},
+                                         .is_stopped = [] { return false; }};
+        for (std::size_t i = 0; i < sources.size(); ++i) {
+            arrays.push_back({sources[i], plans[i], layout.array_offsets[i], false});
+            transfers.push_back(detail::make_transfer(arrays.back(), setup));
+        }
+        work.emplace(
+            detail::stages::parts{*pool, order, *options.sampler, arrays, transfers, checks, nullptr},
+            max_groups);
+        work->begin();
+    }
+
+    /// The next batch if there is one; never waits.
+    std::unique_ptr<detail::slot_lease> take() {
+        return std::make_unique<detail::slot_lease>(pool, *pool->lease());
+    }
+    std::vector<std::shared_ptr<const row_source>> sources;
+    loader_options options;
+    detail::schedule order;
+    detail::slot_layout layout;
+    std::shared_ptr<detail::slot_pool> pool;
+    std::vector<detail::sample_array> arrays;
+    std::vector<std::unique_ptr<detail::array_transfer>> transfers;
+    detail::file_checks checks;
+    std::optional<detail::stages> work;
+};
+
+/// Whether a leased slot of numbered rows holds what it says, in its first array.
+bool holds_its_rows(const detail::slot& slot) {
+    const auto* const words = reinterpret_cast<const std::uint64_t*>(slot.arrays[0].data());
+    const std::size_t width = slot.arrays[0].size() / slot.row_ids.size();
+    for (std::size_t i = 0; i < slot.arrays[0].size(); ++i) {
+        if (words[i] != slot.row_ids[i / width]) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+TEST_CASE("stages: a group passes sample, fill and deliver, and is announced as a whole at the end") {
+    fixture loader({numbered_rows(100)},
+                   {.device = device::host(), .batch_rows = 10, .order = order::shuffled}, 4);
+    slot_group* const group = loader.work->sample(3);
+    REQUIRE(group != nullptr);
+    CHECK(group->reached == slot_group::stage::sampled);
+    REQUIRE(group->slots.size() == 3);
+    for (std::uint64_t number = 0; number < 3; ++number) {
+        CHECK(group->slots[number]->number == number);
+        CHECK(group->slots[number]->row_ids.size() == 10);
+    }
+    CHECK(loader.work->sample(2) == nullptr);  // one slot is left
+    loader.work->fill(*group);
+    CHECK(group->reached == slot_group::stage::filled);
+    CHECK_FALSE(loader.pool->failed());
+    loader.work->deliver(*group);
+    CHECK(group->reached == slot_group::stage::idle);
+    for (std::uint64_t number = 0; number < 3; ++number) {
+        const auto lease = loader.take();
+        CHECK(lease->held().number == number);
+        CHECK(holds_its_rows(lease->held()));
+    }
+}
+
+TEST_CASE("stages: one thread steps all batches of several epochs through, in any size of groups") {
+    for (const std::size_t together : {1U, 2U, 3U}) {
+        CAPTURE(together);
+        fixture loader({numbered_rows(95)},
+                       {.device = device::host(), .batch_rows = 10, .order = order::shuffled, .epochs = 3},
+                       3);
+        std::vector<unsigned> seen(95, 0);
+        std::uint64_t batches = 0;
+        while (batches < 30) {
+            // steps until nothing is left to do but for the consumer, or, at the end, one slot at a time
+            while (loader.work->step(together)) {
+            }
+            while (loader.work->step(1)) {
+            }
+            const std::uint64_t before = batches;
+            for (std::uint64_t i = 0; i < 3 && batches < 30; ++i) {
+                const auto lease = loader.take();
+                CHECK(lease->held().number == batches++);
+                CHECK(holds_its_rows(lease->held()));
+                for (const std::uint64_t row : lease->held().row_ids)
+                    ++seen[row];
+            }
+            REQUIRE(batches > before);
+        }
+        CHECK_FALSE(loader.work->more_batches());
+        CHECK_FALSE(loader.work->step(together));
+        CHECK(loader.pool->lease() == nullptr);
+        for (const unsigned count : seen)
+            CHECK(count == 3);
+    }
+}
+
+TEST_CASE("stages: an order and rows that fail stay with their batch, and those before it are delivered") {
+    for (const auto where : {detail::stage::sample, detail::stage::fill, detail::stage::deliver}) {
+        CAPTURE(static_cast<int>(where));
+        const detail::scoped_stage_hook hook([=](detail::stage at, std::uint64_t batch) {
+            if (at == where && batch == 1) throw std::runtime_error("broken");
+        });
+        fixture loader({numbered_rows(40)}, {.device = device::host(), .batch_rows = 10}, 4);
+        while (loader.work->step(4)) {
+        }
+        CHECK(loader.pool->failed());
+        {
+            const auto first = loader.take();
+            CHECK(first->held().number == 0);
+            CHECK(holds_its_rows(first->held()));
+        }
+        CHECK_THROWS_WITH_AS(loader.pool->lease(), "broken", std::runtime_error);
+        CHECK(loader.pool->lease() == nullptr);
+        CHECK_FALSE(loader.work->step(1));  // nothing more is begun
+    }
+}
+
+TEST_CASE("stages: rows that cannot be read fail their own batch of a group, and no other") {
+    const auto rows = std::make_shared<scripted_rows>(40);
+    rows->before_read = [](std::uint64_t first) {
+        if (first == 20) throw data_changed("row 20 is gone");
+    };
+    fixture loader({rows}, {.device = device::host(), .batch_rows = 10}, 4);
+    while (loader.work->step(4)) {
+    }
+    for (int i = 0; i < 2; ++i)
+        CHECK(holds_its_rows(loader.take()->held()));
+    CHECK_THROWS_AS(loader.pool->lease(), data_changed);
+}
+
+TEST_CASE("stages: no more groups are under way than there are") {
+    fixture loader({numbered_rows(100)}, {.device = device::host(), .batch_rows = 10}, 6, 2);
+    slot_group* const first = loader.work->sample(1);
+    slot_group* const second = loader.work->sample(1);
+    REQUIRE(first != nullptr);
+    REQUIRE(second != nullptr);
+    CHECK(loader.work->sample(1) == nullptr);
+    for (slot_group* const group : {first, second}) {
+        loader.work->fill(*group);
+        loader.work->deliver(*group);
+    }
+    CHECK(loader.work->sample(1) != nullptr);
+}
