@@ -60,6 +60,8 @@ class array_transfer {
     virtual std::string reason() const = 0;
     /// What moved most rows so far, or will move them.
     virtual transfer main() const = 0;
+    /// Whether the CPU copies rows, from now on or in places.
+    virtual bool copies() const = 0;
     /// Page-locking of the array's pages; null if there is none.
     virtual const pinned_pages* pages() const { return nullptr; }
 };

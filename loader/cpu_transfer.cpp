@@ -28,6 +28,7 @@ class cpu_transfer final : public array_transfer {
     }
     std::string reason() const override { return array_.plan.reason; }
     transfer main() const override { return array_.plan.main(); }
+    bool copies() const override { return true; }
 
  private:
     sample_array array_;
@@ -48,6 +49,7 @@ class view_transfer final : public array_transfer {
     }
     std::string reason() const override { return array_.plan.reason; }
     transfer main() const override { return transfer::view; }
+    bool copies() const override { return false; }
 
  private:
     sample_array array_;

@@ -60,6 +60,7 @@ class host_held_transfer final : public array_transfer {
     }
     std::string reason() const override { return reason_of(array_); }
     transfer main() const override { return transfer::held; }
+    bool copies() const override { return true; }
 
  private:
     sample_array array_;
@@ -88,6 +89,7 @@ class device_held_transfer final : public array_transfer {
     }
     std::string reason() const override { return reason_of(array_); }
     transfer main() const override { return transfer::held; }
+    bool copies() const override { return false; }
 
  private:
     sample_array array_;

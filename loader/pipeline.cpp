@@ -31,8 +31,8 @@ detail::schedule_terms terms_of(const loader_options& options, const detail::sta
             .max_steps = options.max_batches};
 }
 
-int count_threads(unsigned asked) {
-    return asked == 0 ? tbb::info::default_concurrency() : static_cast<int>(std::min(asked, 1024U));
+unsigned count_cores(unsigned asked) {
+    return asked == 0 ? static_cast<unsigned>(tbb::info::default_concurrency()) : std::min(asked, 1024U);
 }
 
 /// The public name of a transfer.
@@ -65,15 +65,11 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
       origin_(std::make_shared<const detail::state_origin>(options_.sampler->identity(), sources_)),
       schedule_(terms_of(options_, *origin_)),
       layout_(detail::lay_out(sources_, options_)),
-      arena_(count_threads(options.threads), 1),
-      registering_arena_(static_cast<int>(detail::threads_beside_registering(
-                             static_cast<unsigned>(count_threads(options.threads)))),
-                         1),
+      cores_(count_cores(options.threads)),
+      arena_(static_cast<int>(cores_), 1),
       checks_(sources_) {
-    if (arena_.max_concurrency() > tbb::info::default_concurrency()) {
-        more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
-                              static_cast<std::size_t>(arena_.max_concurrency()));
-    }
+    if (cores_ > static_cast<unsigned>(tbb::info::default_concurrency()))
+        more_threads_.emplace(tbb::global_control::max_allowed_parallelism, cores_);
     plan();
     driver_ = std::thread([this] { drive(); });
 }
@@ -88,8 +84,7 @@ loader::pipeline::~pipeline() {
 /// Decides how rows travel, and makes what they travel through.
 void loader::pipeline::plan() {
     using detail::transfer;
-    const auto threads = static_cast<unsigned>(arena_.max_concurrency());
-    const detail::sample_facts sample = detail::facts_of_sample(options_, layout_, threads);
+    const detail::sample_facts sample = detail::facts_of_sample(options_, layout_, cores_);
     const std::vector<detail::array_facts> facts = detail::facts_of_arrays(sources_, schedule_.row_count());
     std::vector<detail::transfer_plan> plans;
     try {
@@ -143,10 +138,13 @@ std::unique_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
 
 // ---- the driver ------------------------------------------------------------------------------------------
 
-bool loader::pipeline::is_registering() const noexcept {
-    return std::ranges::any_of(transfers_, [](const auto& transfer) {
-        return transfer->pages() != nullptr && !transfer->pages()->finished();
-    });
+unsigned loader::pipeline::wanted_threads() const noexcept {
+    detail::work_facts work;
+    for (const auto& transfer : transfers_) {
+        work.copies = work.copies || transfer->copies();
+        work.registers = work.registers || (transfer->pages() != nullptr && !transfer->pages()->finished());
+    }
+    return detail::count_threads(work, cores_);
 }
 
 void loader::pipeline::drive() {
@@ -155,8 +153,11 @@ void loader::pipeline::drive() {
         while (stages_->more_batches() && !pool_->failed()) {
             const std::size_t count = pool_->wait_for_free(group_size_);
             if (count == 0) break;
-            tbb::task_arena& arena = is_registering() ? registering_arena_ : arena_;
-            arena.execute([&] { run_stages(count); });
+            if (const auto threads = static_cast<int>(wanted_threads()); threads != arena_.max_concurrency()) {
+                arena_.terminate();
+                arena_.initialize(threads, 1);
+            }
+            arena_.execute([&] { run_stages(count); });
         }
         pool_->finish();
     } catch (...) {
@@ -166,11 +167,10 @@ void loader::pipeline::drive() {
 
 void loader::pipeline::run_stages(std::size_t first_count) {
     using detail::slot_group;
-    const bool was_registering = is_registering();
+    const unsigned threads = wanted_threads();
     std::size_t count = first_count;
     const auto sample = [&](tbb::flow_control& control) -> slot_group* {
-        // to be run by other threads then
-        const bool goes_on = was_registering == is_registering();
+        const bool goes_on = threads == wanted_threads();  // otherwise by other threads
         slot_group* const group = goes_on ? stages_->sample(std::exchange(count, group_size_)) : nullptr;
         if (group == nullptr) control.stop();
         return group;

@@ -49,8 +49,8 @@ class loader::pipeline {
     void drive();
     /// Fills slots until there are no more free ones: `first_count` of them at first, then whole groups.
     void run_stages(std::size_t first_count);
-    /// Whether pages are being registered, which slows down if every core gathers.
-    bool is_registering() const noexcept;
+    /// How many threads the stages need by now.
+    unsigned wanted_threads() const noexcept;
 
     std::vector<std::shared_ptr<const row_source>> sources_;
     loader_options options_;  ///< resolved: with a sampler
@@ -58,8 +58,8 @@ class loader::pipeline {
     detail::schedule schedule_;
     detail::slot_layout layout_;
     std::optional<tbb::global_control> more_threads_;  ///< if more are asked for than there are cores
+    unsigned cores_;  ///< threads that the loader may use
     tbb::task_arena arena_;
-    tbb::task_arena registering_arena_;  ///< while pages are registered
 
     std::vector<detail::sample_array> arrays_;
     std::size_t group_size_ = 1;  ///< batches that are filled together

@@ -54,6 +54,7 @@ class registered_transfer : public array_transfer {
         const pin_report pinned = pages_.report();
         return pinned.registered_bytes * 2 < pinned.total_bytes ? transfer::staged : array_.plan.main();
     }
+    bool copies() const override { return !pages_.all_registered(); }
     const pinned_pages* pages() const override { return &pages_; }
 
  protected:

@@ -58,6 +58,8 @@ slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
       keep_alive_(std::move(keep_alive)),
       views_sources_(sizes.device_side_bytes == 0),
       awaits_data_(is_awaited(device.kind() == device_kind::host, sizes.device_side_bytes)),
+      // its memory is still in the CPU's cache, while a GPU has only just read it
+      takes_last_(device.kind() == device_kind::host),
       host_sides_(sizes.count * sizes.host_side_bytes, device) {
     const stream allocation_stream(device_);
     device_sides_ = device_buffer(sizes.count * sizes.device_side_bytes, allocation_stream);
@@ -94,6 +96,11 @@ void slot_pool::keep_sources_on(stream_view stream) const {
 
 // ---- the pipeline's side ---------------------------------------------------------------------------------
 
+std::vector<slot*> slot_pool::candidates() const {
+    return takes_last_ ? std::vector<slot*>(free_.rbegin(), free_.rend())
+                       : std::vector<slot*>(free_.begin(), free_.end());
+}
+
 void slot_pool::wake_driver() noexcept {
     if (wanted_ && (free_.size() >= *wanted_ || consumer_starves())) freed_.notify_one();
 }
@@ -116,13 +123,13 @@ std::size_t slot_pool::wait_for_free(std::size_t together) {
         };
         if (!has_candidates() && !stopped_) await_consumer(lock, together, has_candidates);
         if (stopped_) return 0;
-        const std::vector<slot*> candidates(free_.begin(), free_.end());
+        const std::vector<slot*> given_back = candidates();
         const auto before = times_.now();
         lock.unlock();
         // each is asked for once, and no more than are needed: it is a call of the driver
         std::size_t passed = 0;
         slot* not_passed = nullptr;
-        for (slot* const each : candidates) {
+        for (slot* const each : given_back) {
             if (passed >= together) break;
             if (has_passed(*each)) {
                 ++passed;
@@ -136,13 +143,13 @@ std::size_t slot_pool::wait_for_free(std::size_t together) {
             // those that are missing are the consumer's, or they are on the device and will pass by
             // themselves, unless the consumer's streams wait for the consumer
             if (!first_passed) first_passed = before.at;
-            if (candidates.size() < together || before.at - *first_passed > patience) return passed;
+            if (given_back.size() < together || before.at - *first_passed > patience) return passed;
         }
         if (not_passed == nullptr) {
             // all that were given back can be filled: more come, or the consumer takes the last delivered one
-            if (free_.size() == candidates.size())
-                await_consumer(lock, candidates.size() + 1,
-                               [&] { return free_.size() != candidates.size() || consumer_starves(); });
+            if (free_.size() == given_back.size())
+                await_consumer(lock, given_back.size() + 1,
+                               [&] { return free_.size() != given_back.size() || consumer_starves(); });
             continue;
         }
         lock.unlock();
@@ -164,10 +171,10 @@ std::size_t slot_pool::wait_for_free(std::size_t together) {
 std::vector<slot*> slot_pool::take_free(std::size_t count) {
     std::unique_lock lock(mutex_);
     if (stopped_ || free_.size() < count) return {};
-    const std::vector<slot*> candidates(free_.begin(), free_.end());
+    const std::vector<slot*> given_back = candidates();
     lock.unlock();
     std::vector<slot*> taken;
-    for (slot* const each : candidates) {
+    for (slot* const each : given_back) {
         if (taken.size() == count) break;
         if (has_passed(*each)) taken.push_back(each);
     }
@@ -175,12 +182,13 @@ std::vector<slot*> slot_pool::take_free(std::size_t count) {
     for (slot* const each : taken) {
         each->passed_count = 0;
         each->has_passed = false;
+        each->taken = true;
         each->ready = nullptr;
         each->error = nullptr;
         each->times = {};
     }
     lock.lock();
-    std::erase_if(free_, [&](slot* each) { return std::ranges::find(taken, each) != taken.end(); });
+    std::erase_if(free_, [](slot* each) { return std::exchange(each->taken, false); });
     filling_ += taken.size();
     // the driver stood still for the sake of the first of them
     taken.front()->times.link = times_.take_link_wait();

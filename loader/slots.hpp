@@ -40,6 +40,7 @@ struct slot {
     std::vector<event> passed;
     std::size_t passed_count = 0;
     bool has_passed = false;  ///< known by whoever takes free slots
+    bool taken = false;       ///< by the pipeline, until the list of free slots knows it
 
     // the batch that is in it
     std::vector<std::uint64_t> row_ids;
@@ -135,6 +136,8 @@ class slot_pool {
     bool consumer_has_some() const noexcept { return ready_.size() > times_.data_waiters(); }
     /// Whether the consumer waits, and nothing is on its way to it.
     bool consumer_starves() const noexcept { return !consumer_has_some() && filling_ == 0; }
+    /// Free slots in the order in which they are filled.
+    std::vector<slot*> candidates() const;
     /// Wakes the driver if what it waits for has come.
     void wake_driver() noexcept;
     /// Waits until `ready` is true, or there are `wanted` free slots; as time of the consumer's.
@@ -152,6 +155,7 @@ class slot_pool {
     std::vector<std::shared_ptr<const row_source>> keep_alive_;
     bool views_sources_;  ///< batches are views of the sources
     bool awaits_data_;    ///< consumers' threads wait for data
+    bool takes_last_;     ///< the slot that was given back last is filled first
     pinned_buffer host_sides_;
     device_buffer device_sides_;
     std::vector<std::unique_ptr<slot>> slots_;

@@ -27,13 +27,11 @@ struct link_profile {
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
 
     // ---- batches that are filled together
-    std::uint64_t group_bytes = 4 << 20;         ///< for a GPU: what hides the cost of a call
-    std::uint64_t host_group_bytes = 512 << 10;  ///< on the host: 4 groups stay in the cache of two cores
-    unsigned max_group_batches = 16;
-    unsigned max_slots = 8;  ///< of batches that are filled one by one
-    /// Groups that all slots are split into: one is used by the consumer, one is ready, one on its way, one
-    /// being filled.
-    unsigned groups_of_slots = 4;
+    std::uint64_t group_bytes = 16 << 20;        ///< for a GPU: what hides the time between two groups
+    std::uint64_t host_group_bytes = 4 << 20;    ///< on the host: some 200 us, beside which waking a thread, 10 us, is little
+    unsigned max_group_batches = 64;
+    unsigned groups_of_slots = 8;  ///< groups that all slots make up
+    unsigned listing_threads = 4;  ///< which list rows that the device fetches by itself
 
     // ---- the consumer
     /// Slots whose data `next` waits for on the calling thread: a stream that waits polls across the link,

@@ -172,18 +172,17 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
         return std::ranges::any_of(plans,
                                    [=](const transfer_plan& plan) { return plan.find(how) != nullptr; });
     };
-    if (has(transfer::view)) return {1, profile.max_slots};
+    if (has(transfer::view)) return {1, profile.groups_of_slots};
     const std::uint64_t wanted_bytes = sample.on_host ? profile.host_group_bytes : profile.group_bytes;
-    std::uint64_t batches = wanted_bytes / std::max<std::uint64_t>(batch_bytes, 1);
-    // the more rows a kernel moves at a time, the nearer they lie, and the less its launch counts
-    if (has(transfer::kernel)) batches = profile.max_group_batches;
-    batches = std::clamp<std::uint64_t>(batches, 1, profile.max_group_batches);
-    const auto slots = static_cast<unsigned>(batches) * profile.groups_of_slots;
-    return {static_cast<unsigned>(batches), std::max(slots, profile.max_slots)};
+    const std::uint64_t fitting = wanted_bytes / std::max<std::uint64_t>(batch_bytes, 1);
+    const auto batches =
+        static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, profile.max_group_batches));
+    return {batches, batches * profile.groups_of_slots};
 }
 
-unsigned threads_beside_registering(unsigned cores, const link_profile& profile) noexcept {
-    return std::max(1U, cores - std::min(cores, profile.registering_cores));
+unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile) noexcept {
+    if (work.registers) return std::max(1U, cores - std::min(cores, profile.registering_cores));
+    return work.copies ? cores : std::min(cores, profile.listing_threads);
 }
 
 bool is_awaited(bool on_host, std::uint64_t slot_bytes, const link_profile& profile) noexcept {

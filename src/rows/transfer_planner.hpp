@@ -56,8 +56,13 @@ struct group_plan {
 group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
                        std::uint64_t batch_bytes, const link_profile& profile = {});
 
-/// Threads that gather rows while pages are registered beside them.
-unsigned threads_beside_registering(unsigned cores, const link_profile& profile = {}) noexcept;
+/// What keeps the CPU busy at a time.
+struct work_facts {
+    bool copies = false;     ///< the CPU moves rows of some array
+    bool registers = false;  ///< pages are being registered beside it
+};
+/// Threads that the stages of a loader are run by.
+unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile = {}) noexcept;
 
 /// Whether `next` waits for the data of slots of so many bytes on the calling thread, and not only on its
 /// stream.
