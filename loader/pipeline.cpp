@@ -84,7 +84,8 @@ loader::pipeline::~pipeline() {
 /// Decides how rows travel, and makes what they travel through.
 void loader::pipeline::plan() {
     using detail::transfer;
-    const detail::sample_facts sample = detail::facts_of_sample(options_, layout_, cores_);
+    detail::sample_facts sample = detail::facts_of_sample(options_, layout_, cores_);
+    sample.epoch_batches = schedule_.batches_per_epoch();
     const std::vector<detail::array_facts> facts = detail::facts_of_arrays(sources_, schedule_.row_count());
     std::vector<detail::transfer_plan> plans;
     try {

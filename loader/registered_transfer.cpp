@@ -18,7 +18,7 @@ namespace {
 pin_options pinning_of(const sample_array& array, const loader_setup& setup) {
     pin_options options = setup.pinning;
     options.allow_partial = !array.plan.pages->is_required;
-    options.first_share = array.plan.pages->first_share;
+    if (array.plan.pages->piece_bytes != 0) options.piece_bytes = array.plan.pages->piece_bytes;
     options.registers_rest = array.plan.pages->registers_rest;
     return options;
 }

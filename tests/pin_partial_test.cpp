@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -238,7 +239,7 @@ TEST_CASE("pin: a range that must not be registered leaves the others registered
 
 // ---- the order -------------------------------------------------------------------------------------------
 
-TEST_CASE("pin: a share of the pieces is registered first, evenly spread, and then the others") {
+TEST_CASE("pin: stretches and the prefix tell which pieces are registered") {
     const temporary_folder folder;
     // 9 pieces of 2 pages, and a tenth of one; the bytes begin within the first page
     const auto file = map_pattern(folder / "x.bin", 19 * page, 100);
@@ -246,10 +247,11 @@ TEST_CASE("pin: a share of the pieces is registered first, evenly spread, and th
     const auto piece_at = [&](std::uint64_t index) { return data - 100 + index * 2 * page; };
     pin_registry registry;
     fake_locker locker;
-    locker.permits = 2;
-    pin_worker worker({range_of(file)}, locker, registry, {.piece_bytes = 2 * page, .first_share = 0.4},
-                      &generous);
-    CHECK(worker.wait_for(piece_at(4), 2 * page, std::chrono::hours(1)));
+    locker.refuse = [&](std::span<const std::byte> pages, bool) {
+        return pages.data() != piece_at(2) && pages.data() != piece_at(9);
+    };
+    pin_worker worker({range_of(file)}, locker, registry, {.piece_bytes = 2 * page}, &generous);
+    CHECK_FALSE(worker.wait());
     CHECK(worker.covers(piece_at(2), 2 * page));
     CHECK_FALSE(worker.covers(data, 1));
     CHECK_FALSE(worker.covers(piece_at(2) - 1, 2));
@@ -260,66 +262,86 @@ TEST_CASE("pin: a share of the pieces is registered first, evenly spread, and th
     const pin_stretch within = worker.stretch_at(piece_at(2) + 1, 6 * page);
     CHECK(within.registered);
     CHECK(within.size_bytes == 2 * page - 1);
-    const pin_stretch last = worker.stretch_at(piece_at(5), 100 * page);
-    CHECK_FALSE(last.registered);
-    CHECK(last.size_bytes == 9 * page);
+    const pin_stretch last = worker.stretch_at(piece_at(9), 100 * page);
+    CHECK(last.registered);
     CHECK(worker.registered_prefix_bytes() == 0);
-    locker.allow(100);
-    CHECK(worker.wait());
-    CHECK(locked_pieces(locker, {piece_at(0), 1}, 2 * page) == piece_numbers{2, 4, 7, 9, 0, 1, 3, 5, 6, 8});
-    CHECK(locker.ways_given == 10);
-    CHECK(worker.registered_prefix_bytes() == 19 * page - 100);
-    CHECK(worker.report().registered_bytes == 19 * page - 100);
+    CHECK(worker.report().registered_bytes == 3 * page);
 }
 
-TEST_CASE("pin: the share is spread over all ranges, whatever it is") {
-    const auto order_of = [](std::size_t count, double share) {
-        pin_order order(count, share, true);
-        std::vector<std::size_t> taken;
-        while (const auto step = order.take([](std::size_t) { return false; })) {
-            if (step->in_first_round) taken.push_back(step->index);
+TEST_CASE("pin order: pieces are taken from the front while nobody reads") {
+    pin_order order(4, false);
+    for (const std::size_t expected : {0U, 1U, 2U, 3U}) {
+        const auto step = order.take(0);
+        REQUIRE(step);
+        CHECK(step->index == expected);
+        CHECK(step->is_ahead);
+    }
+    CHECK_FALSE(order.take(0));
+    CHECK(order.empty());
+}
+
+TEST_CASE("pin order: a piece that comes too late makes the next ones lie further ahead") {
+    pin_order order(100, true);
+    CHECK(order.take(0)->index == 0);
+    order.was_registered(0, 3);  // the reader is past it
+    CHECK(order.take(3)->index == 4);
+    order.was_late(4);
+    order.was_late(5);
+    CHECK(order.take(6)->index == 9);
+    for (int i = 0; i < 100; ++i)
+        order.was_late(0);
+    CHECK(order.take(10)->index == 26);  // but not without end
+    // what is ready long before it is read makes them lie nearer
+    for (int i = 0; i < 100; ++i)
+        order.was_registered(90, 10);
+    CHECK(order.take(30)->index == 30);
+    // and what is ready just in time changes nothing
+    order.was_registered(32, 30);
+    CHECK(order.take(40)->index == 40);
+}
+
+TEST_CASE("pin order: whoever reads faster than pieces are registered finds as many of them as can be") {
+    // a reader passes 3 pieces in the time in which 2 are registered, of which 3 are always under way
+    constexpr std::size_t count = 600;
+    pin_order order(count, true);
+    std::vector<bool> is_there(count, false);
+    std::deque<std::size_t> under_way;
+    std::size_t reader = 0;
+    std::size_t found = 0;
+    for (std::size_t tick = 0; reader < count; ++tick) {
+        if (reader > 0 && is_there[reader]) ++found;
+        ++reader;
+        if (tick % 3 == 2) continue;
+        while (under_way.size() < 3) {
+            const auto step = order.take(reader);
+            if (!step) break;
+            under_way.push_back(step->index);
         }
-        return taken;
-    };
-    using indices = std::vector<std::size_t>;
-    CHECK(order_of(4, 1) == indices{0, 1, 2, 3});
-    CHECK(order_of(4, 0).empty());
-    CHECK(order_of(6, 0.5) == indices{1, 3, 5});
-    CHECK(order_of(10, 0.2) == indices{4, 9});
-    CHECK(order_of(5, 0.8) == indices{1, 2, 3, 4});
-    CHECK(order_of(1000, 0.3).size() == 300);
+        if (under_way.empty()) continue;
+        const std::size_t piece = under_way.front();
+        under_way.pop_front();
+        if (piece < reader) {
+            order.was_late(piece);
+        } else {
+            is_there[piece] = true;
+            order.was_registered(piece, reader);
+        }
+    }
+    CHECK(found > count / 2);
 }
 
-TEST_CASE("pin: a share alone is registered where the rest is not wanted, which is no failure") {
-    const temporary_folder folder;
-    const auto file = map_pattern(folder / "x.bin", 10 * page);
-    fake_locker locker;
-    pin_registry registry;
-    const pin_worker worker({range_of(file)}, locker, registry,
-                            {.piece_bytes = page, .first_share = 0.4, .registers_rest = false}, &generous);
-    CHECK_FALSE(worker.wait());
-    CHECK(locked_pieces(locker, file->bytes(), page) == piece_numbers{2, 4, 7, 9});
-    CHECK(registry.reserved_bytes() == 4 * page);
-    const pin_report report = worker.report();
-    CHECK(report.finished);
-    CHECK_FALSE(report.complete);
-    CHECK_FALSE(report.failed);
-    CHECK(without_time(report.reason) ==
-          "registered read-only, 16.0 KiB of 40.0 KiB (40 %), T s: no more was asked for");
-}
-
-TEST_CASE("pin: the budget goes to the pieces that come first in the order") {
+TEST_CASE("pin: the budget goes to the pieces that come first") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 6 * page);
     fake_locker locker;
     pin_registry registry;
     const pin_worker worker({range_of(file)}, locker, registry,
-                            {.budget_bytes = 4 * page, .piece_bytes = page, .first_share = 0.5}, &generous);
+                            {.budget_bytes = 4 * page, .piece_bytes = page}, &generous);
     CHECK_FALSE(worker.wait());
-    CHECK(locked_pieces(locker, file->bytes(), page) == piece_numbers{1, 3, 5, 0});
+    CHECK(locked_pieces(locker, file->bytes(), page) == piece_numbers{0, 1, 2, 3});
 }
 
-TEST_CASE("pin: pieces that a reader has passed are left until after the others of the first share") {
+TEST_CASE("pin: pieces that a reader has passed are registered last, from the front") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 8 * page);
     const auto other = map_pattern(folder / "y.bin", 2 * page);
@@ -333,33 +355,39 @@ TEST_CASE("pin: pieces that a reader has passed are left until after the others 
     worker.reader_at(nullptr);
     locker.allow(100);
     CHECK(worker.wait());
-    CHECK(locked_pieces(locker, file->bytes().first(8 * page), page).size() == 10);
-    std::vector<const std::byte*> expected;
-    for (const std::uint64_t index : {0U, 5U, 6U, 7U})
-        expected.push_back(file->data() + index * page);
-    expected.push_back(other->data());
-    expected.push_back(other->data() + page);
-    for (const std::uint64_t index : {1U, 2U, 3U, 4U})
-        expected.push_back(file->data() + index * page);
     std::vector<const std::byte*> order;
     for (const auto& pages : locker.locked)
         order.push_back(pages.data());
-    CHECK(order == expected);
+    REQUIRE(order.size() == 10);
+    CHECK(order.front() == file->data());
+    for (const std::uint64_t index : {1U, 2U, 3U, 4U}) {
+        const auto at = std::ranges::find(order, file->data() + index * page);
+        const auto last_ahead = std::ranges::find(order, other->data() + page);
+        CHECK(at > last_ahead);
+        if (index > 1) CHECK(at > std::ranges::find(order, file->data() + (index - 1) * page));
+    }
     CHECK(locker.ways_given > 0);
 }
 
-TEST_CASE("pin: passed pieces of the share are registered last where the rest is not wanted") {
+TEST_CASE("pin: passed pieces are left out where the rest is not wanted, which is no failure") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 10 * page);
     pin_registry registry;
     fake_locker locker;
     locker.permits = 0;
-    pin_worker worker({range_of(file)}, locker, registry,
-                      {.piece_bytes = page, .first_share = 0.5, .registers_rest = false}, &generous);
+    pin_worker worker({range_of(file)}, locker, registry, {.piece_bytes = page, .registers_rest = false},
+                      &generous);
     locker.await_waiting();
-    worker.reader_at(file->data() + 6 * page);
+    worker.reader_at(file->data() + 8 * page);
     locker.allow(100);
     CHECK_FALSE(worker.wait());
-    CHECK(locked_pieces(locker, file->bytes(), page) == piece_numbers{1, 7, 9, 3, 5});
-    CHECK_FALSE(worker.report().failed);
+    const auto locked = locked_pieces(locker, file->bytes(), page);
+    CHECK(locked.front() == 0);
+    for (const auto piece : locked)
+        CHECK((piece == 0 || piece >= 8));
+    const pin_report report = worker.report();
+    CHECK(report.finished);
+    CHECK_FALSE(report.complete);
+    CHECK_FALSE(report.failed);
+    CHECK(contains(report.reason, "no more was asked for"));
 }

@@ -274,15 +274,12 @@ TEST_CASE("pin: the host device registers nothing and says so") {
     CHECK(moved.finished());
 }
 
-TEST_CASE("pin: a share or a deadline out of range is refused") {
+TEST_CASE("pin: a deadline out of range is refused") {
     const auto refuse = [](const pin_options& options) {
         return sentence_of<invalid_argument>([&] { pinned_pages({}, device::host(), options); });
     };
-    CHECK(contains(refuse({.first_share = 1.5}), "1.5"));
-    CHECK(contains(refuse({.first_share = -0.5}), "-0.5"));
-    CHECK(contains(refuse({.first_share = std::numeric_limits<double>::quiet_NaN()}), "nan"));
     CHECK(contains(refuse({.piece_deadline = std::chrono::nanoseconds(0)}), "deadline"));
-    CHECK(refuse({.first_share = 0, .piece_deadline = std::chrono::nanoseconds::max()}).empty());
+    CHECK(refuse({.piece_deadline = std::chrono::nanoseconds::max()}).empty());
 }
 
 TEST_CASE("pin: a file that is mapped for writing is as it was when its pages cannot be locked") {

@@ -47,11 +47,8 @@ struct pin_options {
     /// Bytes registered by one call. After each piece, copies can use it, and stopping is possible. A
     /// `budget_bytes` below 16 pieces has smaller ones, down to 1 MiB.
     std::uint64_t piece_bytes = std::uint64_t{64} << 20;
-    /// The share of the pieces to register first, from 0 to 1: evenly spread over the ranges, and registered
-    /// from front to back. 0.4 means two of five. Lets somebody who reads the ranges from the front meanwhile
-    /// find registered pieces all the time, and read the others in another way.
-    double first_share = 1;
-    /// Whether the other pieces follow, from the front. False never registers them.
+    /// Whether pieces that a reader has passed before they were registered (see pinned_pages::reader_at) are
+    /// registered in the end. False leaves them out.
     bool registers_rest = true;
     /// A piece that takes longer to read into memory, or to register, is given up, and with it all that is
     /// not registered yet. The driver has been reported never to return from registering.
@@ -113,9 +110,10 @@ class pinned_pages {
     /// Bytes registered without a gap from the first range's first byte on, in the ranges' order. Never
     /// waits.
     std::uint64_t registered_prefix_bytes() const noexcept;
-    /// Tells that somebody who reads the ranges from the front has come to `data`. Pieces of the first share
-    /// that lie before it in its range are left until after the others of the first share. Never waits; to
-    /// be called for every batch.
+    /// Tells that somebody who reads the ranges from the front, and does without what is not registered, has
+    /// come to `data`. From then on pieces are taken so far ahead of him that they are registered when he
+    /// comes; those that he has passed are left until after the others. Never waits; to be called for every
+    /// batch.
     void reader_at(const std::byte* data) noexcept;
     /// Whether nothing more will be registered, be it because a piece has missed its deadline. Takes no lock.
     bool finished() const noexcept;

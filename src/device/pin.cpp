@@ -14,11 +14,6 @@ namespace pinflow {
 namespace {
 
 void check(const pin_options& options) {
-    const bool is_share = options.first_share >= 0 && options.first_share <= 1;  // false of NaN
-    if (!is_share) {
-        throw invalid_argument(fmt::format(
-            "the share of pieces to register first must be from 0 to 1, not {}", options.first_share));
-    }
     if (options.piece_deadline <= std::chrono::nanoseconds::zero()) {
         throw invalid_argument(
             fmt::format("the deadline of a piece to register must be above 0 ns, not {} ns",

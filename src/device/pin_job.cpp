@@ -131,8 +131,7 @@ void pin_job::register_all() {
     const machine_answers machine = ask_();
     for (const pin_piece& piece : tracker_.pieces())
         pieces_.push_back({piece});
-    pin_order order(pieces_.size(), options_.first_share, options_.registers_rest);
-    leaves_out_ = order.size() < pieces_.size();
+    pin_order order(pieces_.size(), options_.registers_rest);
     judge(order, process_mappings(machine.maps));
     reserve(order, choose_pin_budget(options_.budget_bytes, options_.limit, machine.limits));
     register_pieces(order);
@@ -152,8 +151,7 @@ void pin_job::judge(pin_order& order, const process_mappings& mappings) {
             shortfall_.add(fmt::format("cannot register {}: {}", range->range.description, verdict.refusal));
         return true;
     };
-    std::erase_if(order.first_round, is_refused);
-    std::erase_if(order.second_round, is_refused);
+    order.leave_out(is_refused);
     if (shortfall_.count > 0 && !options_.allow_partial) order.clear();
 }
 
@@ -161,7 +159,7 @@ void pin_job::judge(pin_order& order, const process_mappings& mappings) {
 void pin_job::reserve(pin_order& order, const pin_budget& budget) {
     std::uint64_t own_bytes = 0;
     bool all_fit = true;
-    reserved_.reserve(order.size());
+    reserved_.reserve(pieces_.size());
     const auto does_not_fit = [&](std::size_t index) {
         const std::span<const std::byte> pages = pieces_[index].piece.pages();
         if ((!all_fit && !options_.allow_partial) || !registry_->reserve(pages, budget.size_bytes)) {
@@ -172,8 +170,7 @@ void pin_job::reserve(pin_order& order, const pin_budget& budget) {
         own_bytes += pages.size();
         return false;
     };
-    std::erase_if(order.first_round, does_not_fit);
-    std::erase_if(order.second_round, does_not_fit);
+    order.leave_out(does_not_fit);
     if (all_fit) return;
     const std::uint64_t reserved_bytes = registry_->reserved_bytes();
     const std::uint64_t others_bytes = reserved_bytes - std::min(reserved_bytes, own_bytes);
@@ -192,19 +189,27 @@ void pin_job::reserve(pin_order& order, const pin_budget& budget) {
 }
 
 void pin_job::register_pieces(pin_order& order) {
-    if (order.size() == 0) return;
+    if (order.empty()) return;
     populator_.emplace(stop_);
-    const auto is_passed = [&](std::size_t index) { return pieces_[index].piece.is_passed(); };
+    std::size_t reader = 0;  // the first piece that is not passed; a reader that begins anew leaves it there
+    const auto find_reader = [&] {
+        while (reader < pieces_.size() && pieces_[reader].piece.is_passed())
+            ++reader;
+        return reader;
+    };
     std::deque<pin_order::step> upcoming;
     for (;;) {
         while (upcoming.size() <= max_pieces_ahead) {
-            const std::optional<pin_order::step> next = order.take(is_passed);
+            const std::optional<pin_order::step> next = order.take(find_reader());
             if (!next) break;
             upcoming.push_back(*next);
             const judged_piece& soon = pieces_[next->index];
             populator_->add({soon.piece.pages(), soon.read_only, soon.shared});
         }
-        if (upcoming.empty()) return;
+        if (upcoming.empty()) {
+            leaves_out_ = !order.empty();
+            return;
+        }
         const pin_order::step step = upcoming.front();
         upcoming.pop_front();
         const judged_piece& wanted = pieces_[step.index];
@@ -213,11 +218,12 @@ void pin_job::register_pieces(pin_order& order) {
         if (!end_call()) return;
         if (stop_.load(std::memory_order_relaxed))
             return shortfall_.add("stopped before everything was registered");
-        if (step.in_first_round && wanted.piece.is_passed()) {
-            order.second_round.insert(step.index);
-        } else if (!register_piece(wanted)) {
-            return;
+        if (step.is_ahead && wanted.piece.is_passed()) {
+            order.was_late(step.index);
+            continue;
         }
+        if (!register_piece(wanted)) return;
+        if (step.is_ahead && tracker_.has_reader()) order.was_registered(step.index, find_reader());
     }
 }
 
@@ -240,7 +246,7 @@ bool pin_job::register_piece(const judged_piece& wanted) {
     if (wanted.read_only) read_only_.store(true, std::memory_order_relaxed);
     piece.set_registered();
     // a reader's copies go through the same driver
-    if (options_.first_share < 1 || tracker_.has_reader()) locker_->give_way();
+    if (tracker_.has_reader()) locker_->give_way();
     return true;
 }
 

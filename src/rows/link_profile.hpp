@@ -25,6 +25,9 @@ struct link_profile {
     double stage_gbps_per_core = 4.2;  ///< rows that the CPU gathers into staging buffers
     double max_stage_gbps = 44;
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
+    /// The share of the cores that stages rows beside: more of them slow the registration down.
+    double cores_beside_registering = 0.6;
+    std::uint64_t piece_bytes = 32 << 20;  ///< registered by one call, so that staged pieces lie between
 
     // ---- batches that are filled together
     std::uint64_t group_bytes = 16 << 20;        ///< for a GPU: what hides the time between two groups

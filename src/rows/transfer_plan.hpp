@@ -36,10 +36,9 @@ struct transfer_part {
 struct registration {
     bool is_required = false;  ///< the loader waits for it, and cannot do without
     bool is_awaited = false;   ///< rows wait for their pages rather than be staged
-    /// The share of the pages that is registered first, spread evenly; the CPU stages the rows of the others
-    /// meanwhile.
-    double first_share = 1;
-    bool registers_rest = true;  ///< whether the others follow
+    /// Whether pages whose rows were staged before they were registered are registered in the end.
+    bool registers_rest = true;
+    std::uint64_t piece_bytes = 0;  ///< registered by one call; 0: the usual
 };
 
 /// How the rows of one array of a sample, or of one call of a row exchange, travel. A plan for an array says

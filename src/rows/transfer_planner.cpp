@@ -71,13 +71,12 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
         if (is_over_before) return std::nullopt;
         return registration{};
     }
-    const unsigned beside = sample.cores - std::min(sample.cores, profile.registering_cores);
-    // both sources of rows are to be used up at the same time
-    const double share = profile.register_gbps / (profile.register_gbps + stage_gbps(beside));
-    return registration{.is_awaited = beside == 0,
-                        .first_share = share,
+    // pieces are taken ahead of the reader, who stages those that he reaches too early
+    const bool is_awaited = sample.cores <= profile.registering_cores;
+    return registration{.is_awaited = is_awaited,
                         // what was staged once pays to be registered only if it comes again
-                        .registers_rest = beside == 0 || bytes_left > size_bytes};
+                        .registers_rest = is_awaited || bytes_left > size_bytes,
+                        .piece_bytes = profile.piece_bytes};
 }
 
 transfer_plan only(transfer_part part, std::string reason) {
@@ -177,11 +176,14 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
     const std::uint64_t fitting = wanted_bytes / std::max<std::uint64_t>(batch_bytes, 1);
     const auto batches =
         static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, profile.max_group_batches));
-    return {batches, batches * profile.groups_of_slots};
+    // what is read an epoch ahead has not seen what happened to the files since
+    const std::uint64_t useful = std::max<std::uint64_t>(sample.epoch_batches, profile.groups_of_slots);
+    return {batches,
+            static_cast<unsigned>(std::min<std::uint64_t>(batches * profile.groups_of_slots, useful))};
 }
 
 unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile) noexcept {
-    if (work.registers) return std::max(1U, cores - std::min(cores, profile.registering_cores));
+    if (work.registers) return std::max(1U, static_cast<unsigned>(cores * profile.cores_beside_registering));
     return work.copies ? cores : std::min(cores, profile.listing_threads);
 }
 

@@ -37,6 +37,7 @@ struct sample_facts {
     bool on_host = false;
     bool is_in_order = false;            ///< the rows of a batch follow each other
     std::uint64_t batch_rows = 1;        ///< of the largest batch
+    std::uint64_t epoch_batches = 1;     ///< in an epoch
     unsigned cores = 1;                  ///< threads that the loader may use
     bool is_guarded = false;             ///< the fault guard is active
     std::uint64_t memory_bytes = 0;      ///< that the loader may take; 0: the default
