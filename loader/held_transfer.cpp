@@ -44,11 +44,10 @@ class host_held_transfer final : public array_transfer {
     void begin() override {
         const row_source& source = *array_.source;
         auto memory = memory_region::anonymous(source.row_count() * source.row_size_bytes());
-        read_all(row_reader(array_.source, row_access::memory, row_stores::cached), memory.data());
+        read_all(row_reader(array_.source, row_access::memory), memory.data());
         shape_vector shape = source.row_shape();
         shape.insert(shape.begin(), source.row_count());
-        reader_.emplace(array(std::move(memory), source.dtype(), std::move(shape)).rows(), row_access::memory,
-                        row_stores::cached);
+        reader_.emplace(array(std::move(memory), source.dtype(), std::move(shape)).rows(), row_access::memory);
     }
     void prepare(slot& filling, slot_group& group) override {
         if (array_.row_bytes() == 0) return;
@@ -77,7 +76,7 @@ class device_held_transfer final : public array_transfer {
         const row_source& source = *array_.source;
         const stream upload(setup_.device);
         const pinned_buffer staging(source.row_count() * source.row_size_bytes(), setup_.device);
-        read_all(row_reader(array_.source, row_access::memory, row_stores::streaming), staging.data());
+        read_all(row_reader(array_.source, row_access::memory), staging.data());
         rows_ = device_buffer(staging.size_bytes(), upload);
         copy_to_device_async(rows_.data(), staging.bytes(), upload);
         upload.synchronize();

@@ -32,7 +32,7 @@ class registered_transfer : public array_transfer {
         : array_(array),
           setup_(setup),
           extents_(array.source->extents()),
-          reader_(array.source, row_access::memory, row_stores::streaming),
+          reader_(array.source, row_access::memory),
           pages_(pin_ranges(array.source), setup.device, pinning_of(array, setup)) {
         if (array_.plan.pages->is_required) pages_.require();
     }
@@ -105,8 +105,11 @@ class registered_transfer : public array_transfer {
     template <typename Take>
     void split_by_pages(row_run rest, Take take) {
         const std::uint64_t row_bytes = array_.row_bytes();
-        if (setup_.is_in_order) pages_.reader_at(rest.rows);
-        if (array_.plan.pages->is_awaited) await(rest.rows, rest.count * row_bytes);
+        if (array_.plan.pages->is_awaited) {
+            await(rest.rows, rest.count * row_bytes);
+        } else if (setup_.is_in_order) {
+            pages_.reader_at(rest.rows);
+        }
         while (rest.count > 0) {
             const pin_stretch stretch = pages_.stretch_at(rest.rows, rest.count * row_bytes);
             std::size_t count = stretch.size_bytes / row_bytes;

@@ -39,11 +39,10 @@ constexpr int max_cold_reads = 16;
 
 }  // namespace
 
-row_reader::row_reader(std::shared_ptr<const row_source> source, row_access access, row_stores stores)
+row_reader::row_reader(std::shared_ptr<const row_source> source, row_access access)
     : source_(std::move(source)),
       extents_(source_->extents()),
       row_size_bytes_(source_->row_size_bytes()),
-      stores_(stores),
       is_mapped_(access == row_access::memory &&
                  std::ranges::any_of(source_->extents(),
                                      [](const row_extent& extent) { return extent.data != nullptr; })),
@@ -92,7 +91,7 @@ bool row_reader::copy(std::span<const std::uint64_t> ids, std::byte* destination
         const std::span pieces = std::span(rows).first(count);
         if (std::ranges::find(pieces, nullptr) != pieces.end()) return false;
         const auto copy_some = [=, this] {
-            copy_rows(pieces, piece_rows * row_size_bytes_, destination, stores_);
+            copy_rows(pieces, piece_rows * row_size_bytes_, destination);
         };
         if (!is_file_backed_) {
             copy_some();

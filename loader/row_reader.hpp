@@ -26,7 +26,7 @@ enum class row_access : std::uint8_t {
 /// long they waited, until several have not waited at all.
 class row_reader {
  public:
-    row_reader(std::shared_ptr<const row_source> source, row_access access, row_stores stores);
+    row_reader(std::shared_ptr<const row_source> source, row_access access);
 
     /// Writes the rows `ids` to `destination`, one after the other. @return the time spent waiting for
     /// storage.
@@ -46,7 +46,6 @@ class row_reader {
     std::shared_ptr<const row_source> source_;
     extent_index extents_;
     std::uint64_t row_size_bytes_;
-    row_stores stores_;
     bool is_mapped_;                           ///< some rows are
     bool is_file_backed_;                      ///< pages may be lost, and may be on storage
     bool measures_waits_;                      ///< the source says what it waited for

@@ -119,7 +119,8 @@ bool registering_was_refused(const loader& loader) {
 
 TEST_CASE("cuda loader: a batch may hold rows of registered pages and others, and every byte is right") {
     const temporary_folder folder;
-    // pages are registered in six pieces of 64 MiB, whose edges fall into rows
+    // pages are registered in pieces whose edges fall into rows: 11 of 32 MiB in the order of the file, 6 of
+    // 64 MiB otherwise
     constexpr std::uint64_t rows = 3300;
     write_random_rows(folder / "rows.npy", rows, (100 * 1024 + 8) / 8, 1);
     write_random_rows(folder / "labels.npy", rows, 3, 2);
@@ -130,7 +131,7 @@ TEST_CASE("cuda loader: a batch may hold rows of registered pages and others, an
     const pinned_buffer numbers(mebibyte, gpu);
     for (const order order : {order::sequential, order::shuffled}) {
         CAPTURE(static_cast<int>(order));
-        // one call for each slot, then two pieces of the file; the other four are refused
+        // one call for each slot, then two pieces of the file; the others are refused
         constexpr unsigned slots = 3;
         std::atomic<int> registered_pieces = -static_cast<int>(slots);
         std::atomic<unsigned> batched_copies = 0;
@@ -155,21 +156,21 @@ TEST_CASE("cuda loader: a batch may hold rows of registered pages and others, an
             digest.add_async(*batch, stream);
             CHECK(numbers_are_right(*batch, stream, numbers));
             if (large->mixed(*batch)) ++mixed_batches;
-            // from here on, what is registered is known: the third and the last piece
+            // from here on, what is registered is known
             if (seen == 0) REQUIRE(registering_was_refused(loader));
             seen += batch->row_count();
         }
         CHECK(seen == 2 * rows);
         CHECK(digest.value() == 2 * expected);
-        // in the order of the file a batch is mixed at the three edges of the two pieces, in each epoch; when
-        // shuffled, nearly every one is
+        // in the order of the file a batch is mixed at the edges of the two pieces, one at least, in each
+        // epoch; when shuffled, nearly every one is
         INFO(mixed_batches << " batches were mixed, " << batched_copies.load() << " copied at once");
-        CHECK(mixed_batches >= (order == order::sequential ? 6U : 50U));
+        CHECK(mixed_batches >= (order == order::sequential ? 2U : 50U));
         CHECK(batched_copies.load() >= mixed_batches);
         const loader_report report = loader.report();
         CHECK(report.route == route::staged);
         CHECK(report.reason.find("cannot register") != std::string::npos);
-        CHECK(registered_pieces.load() == 6);
+        CHECK(registered_pieces.load() == (order == order::sequential ? 11 : 6));
     }
 }
 

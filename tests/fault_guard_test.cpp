@@ -227,8 +227,7 @@ TEST_CASE(
             const auto path = folder / "copy.npy";
             std::filesystem::copy_file(folder / "rows.npy", path,
                                        std::filesystem::copy_options::overwrite_existing);
-            const detail::row_reader reader(open_npy(path), detail::row_access::memory,
-                                            detail::row_stores::cached);
+            const detail::row_reader reader(open_npy(path), detail::row_access::memory);
             std::vector<std::uint64_t> ids(4096);
             std::iota(ids.rbegin(), ids.rend(), 0);
             std::vector<std::uint64_t> rows(ids.size() * 64);

@@ -73,8 +73,8 @@ void prefetch_row(const std::byte*, std::uint64_t) noexcept {}
 
 #endif
 
-void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_bytes, std::byte* destination,
-               row_stores stores) noexcept {
+void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_bytes,
+               std::byte* destination) noexcept {
     switch (row_size_bytes) {
         case 1:
             return copy_small<1>(rows, destination);
@@ -91,14 +91,9 @@ void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_by
     }
     for (std::size_t i = 0; i < rows.size(); ++i) {
         if (i + prefetched_rows < rows.size()) prefetch_row(rows[i + prefetched_rows], row_size_bytes);
-        if (stores == row_stores::streaming) {
-            stream_copy(destination, rows[i], row_size_bytes);
-        } else {
-            std::memcpy(destination, rows[i], row_size_bytes);
-        }
+        std::memcpy(destination, rows[i], row_size_bytes);
         destination += row_size_bytes;
     }
-    if (stores == row_stores::streaming) finish_streaming();
 }
 
 }  // namespace pinflow::detail

@@ -7,15 +7,10 @@
 /// Copying rows on the CPU.
 namespace pinflow::detail {
 
-/// Whether copies are written through the caches, for a CPU that reads them next, or past them, for the copy
-/// engine.
-enum class row_stores : std::uint8_t { cached, streaming };
-
 /// Copies rows of equal size from anywhere to `destination`, one after the other. One thread's work.
-/// Allocates nothing, so that it can run guarded. What was streamed is visible to whoever is told of it
-/// afterwards.
-void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_bytes, std::byte* destination,
-               row_stores stores) noexcept;
+/// Allocates nothing, so that it can run guarded.
+void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_bytes,
+               std::byte* destination) noexcept;
 
 // ---- what it is made of ----------------------------------------------------------------------------------
 

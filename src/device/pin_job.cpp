@@ -191,11 +191,12 @@ void pin_job::reserve(pin_order& order, const pin_budget& budget) {
 void pin_job::register_pieces(pin_order& order) {
     if (order.empty()) return;
     populator_.emplace(stop_);
-    std::size_t reader = 0;  // the first piece that is not passed; a reader that begins anew leaves it there
-    const auto find_reader = [&] {
-        while (reader < pieces_.size() && pieces_[reader].piece.is_passed())
-            ++reader;
-        return reader;
+    std::size_t first_not_passed = 0;  // a reader that begins anew does not move it back
+    const auto find_reader = [&]() -> std::optional<std::size_t> {
+        if (!tracker_.has_reader()) return {};
+        while (first_not_passed < pieces_.size() && pieces_[first_not_passed].piece.is_passed())
+            ++first_not_passed;
+        return first_not_passed;
     };
     std::deque<pin_order::step> upcoming;
     for (;;) {
@@ -219,11 +220,10 @@ void pin_job::register_pieces(pin_order& order) {
         if (stop_.load(std::memory_order_relaxed))
             return shortfall_.add("stopped before everything was registered");
         if (step.is_ahead && wanted.piece.is_passed()) {
-            order.was_late(step.index);
+            order.put_back(step.index);
             continue;
         }
         if (!register_piece(wanted)) return;
-        if (step.is_ahead && tracker_.has_reader()) order.was_registered(step.index, find_reader());
     }
 }
 

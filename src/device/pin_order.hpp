@@ -7,13 +7,10 @@
 
 namespace pinflow::detail {
 
-/// The order in which pieces are registered: from the front, and ahead of somebody who reads them from the
-/// front meanwhile and does without those that he reaches too early. Those come last, from the front, or
-/// never.
-///
-/// How far ahead is found out: a piece that comes too late makes the next one lie further ahead, one that is
-/// there long before it is read makes it lie nearer. So whoever reads faster than pieces are registered finds
-/// as many of them registered as can be.
+/// The order in which pieces are registered. From the front, while nobody reads them. Ahead of somebody who
+/// reads them from the front meanwhile and does without those that he reaches too early: the nearer he comes,
+/// the more pieces are left out, so that registered pieces and others take turns, in the ratio of the
+/// speeds of the two. What was left out comes last, from the front, or never.
 class pin_order {
  public:
     pin_order(std::size_t count, bool registers_rest) : registers_rest_(registers_rest) {
@@ -33,33 +30,35 @@ class pin_order {
         std::size_t index;
         bool is_ahead;  ///< of the reader, when it was taken
     };
-    /// Takes the next piece; nothing if there is none. `reader` is the first piece that is not passed.
-    std::optional<step> take(std::size_t reader) {
-        const auto ahead = waiting_.lower_bound(reader == 0 ? 0 : reader + lead_);
-        if (ahead != waiting_.end()) return step{waiting_.extract(ahead).value(), true};
-        if (!registers_rest_ || waiting_.empty()) return {};
-        return step{waiting_.extract(waiting_.begin()).value(), false};
+    /// Takes the next piece; nothing if there is none. `reader` is the piece that is being read, if any is.
+    std::optional<step> take(std::optional<std::size_t> reader) {
+        if (!reader) return take_from(0, true);
+        const std::size_t lead = next_ > *reader ? next_ - *reader : 0;
+        const std::size_t left_out = lead >= wanted_lead ? 0 : lead >= wanted_lead / 2 ? 1 : 2;
+        if (const auto ahead = take_from(std::max(next_ + left_out, *reader + 1), true)) return ahead;
+        // the last ones are under way: those left out come next, if there is time
+        if (const auto ahead = take_from(*reader + wanted_lead / 2, true)) return ahead;
+        if (registers_rest_) return take_from(0, false);
+        return {};
     }
-    /// A piece was passed before it was registered.
-    void was_late(std::size_t index) {
-        lead_ = std::min(lead_ + 1, max_lead);
-        waiting_.insert(index);
-    }
-    /// A piece is registered while a reader is at `reader`.
-    void was_registered(std::size_t index, std::size_t reader) noexcept {
-        if (reader > index) {
-            lead_ = std::min(lead_ + 1, max_lead);
-        } else if (index > reader + max_early && lead_ > 0) {
-            --lead_;
-        }
-    }
+    /// Puts a piece back that the reader has passed meanwhile.
+    void put_back(std::size_t index) { waiting_.insert(index); }
 
  private:
-    static constexpr std::size_t max_lead = 16;
-    static constexpr std::size_t max_early = 2;  ///< pieces before the reader at which a piece may be ready
+    /// Pieces between the reader and the one that is taken: as many as are read while four are registered,
+    /// and as rows are fetched ahead of the consumer.
+    static constexpr std::size_t wanted_lead = 16;
+
+    std::optional<step> take_from(std::size_t first, bool is_ahead) {
+        const auto found = waiting_.lower_bound(first);
+        if (found == waiting_.end()) return {};
+        const std::size_t index = waiting_.extract(found).value();
+        if (is_ahead) next_ = std::max(next_, index + 1);
+        return step{index, is_ahead};
+    }
 
     std::set<std::size_t> waiting_;
-    std::size_t lead_ = 0;
+    std::size_t next_ = 0;  ///< behind the furthest piece that was taken
     bool registers_rest_;
 };
 

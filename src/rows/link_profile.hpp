@@ -22,8 +22,8 @@ struct link_profile {
     // ---- registering while rows are delivered
     double register_gbps =
         28;  ///< pages in the page cache: 25 to 36 on several days, by any number of threads
-    double stage_gbps_per_core = 4.2;  ///< rows that the CPU gathers into staging buffers
-    double max_stage_gbps = 44;
+    double stage_gbps_per_core = 7;  ///< rows that the CPU gathers into staging buffers
+    double max_stage_gbps = 50;
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
     /// The share of the cores that stages rows beside: more of them slow the registration down.
     double cores_beside_registering = 0.6;
