@@ -297,9 +297,25 @@ TEST_CASE("pin order: the nearer a reader is, the more pieces are left out, and 
     CHECK(count == 5);  // 21, 24, 27, then 28 and 29
     pin_order passed(10, true);
     passed.leave_out([](std::size_t index) { return index != 3; });
+    CHECK(passed.is_passed(7, 8));
+    CHECK_FALSE(passed.is_passed(8, 8));
+    CHECK_FALSE(passed.is_passed(7, {}));
     passed.put_back(1);
     CHECK(passed.take(8)->index == 1);
     CHECK_FALSE(passed.take(8)->is_ahead);
+}
+
+TEST_CASE("pin order: a reader that begins anew finds what was left out registered ahead of him") {
+    pin_order order(100, true);
+    for (std::size_t reader = 0; reader < 99; reader += 3)
+        order.take(reader);
+    order.take(97);  // a thread that lags behind is no new beginning
+    CHECK(order.take(99)->is_ahead == false);
+    const auto step = order.take(2);
+    REQUIRE(step);
+    CHECK(step->is_ahead);
+    CHECK(step->index > 2);
+    CHECK(step->index < 12);
 }
 
 TEST_CASE("pin order: whoever reads faster than pieces are registered finds most of them registered in time") {

@@ -148,6 +148,22 @@ TEST_CASE("posed loader: small rows are gathered by a kernel, of any alignment, 
     CHECK(backend.unaligned_gathers == backend.gathers);
 }
 
+TEST_CASE("posed loader: small rows are copied by the copy engine where that is asked for, beside held arrays") {
+    const temporary_folder folder;
+    for (const std::uint64_t width : {1U, 100U, 1536U}) {
+        const numbered_file rows(folder, "rows.npy", 5000, width);
+        const numbered_file label(folder, "label.npy", 5000, 1);
+        locking_backend backend;
+        loader_options options = options_for(backend);
+        options.batch_rows = 256;
+        options.route = route::copy;
+        loader batches({rows.open(), label.open()}, options);
+        CHECK(take_all(batches) == 20000);
+        CHECK(batches.report().arrays[0].transfer == "copy engine");
+        CHECK(batches.report().arrays[1].transfer == "held");
+    }
+}
+
 TEST_CASE("posed loader: rows of pages that are not registered are staged, in any mixture") {
     const temporary_folder folder;
     // 16 pieces of 1 MiB, as the budget is so small

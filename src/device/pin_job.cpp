@@ -191,17 +191,10 @@ void pin_job::reserve(pin_order& order, const pin_budget& budget) {
 void pin_job::register_pieces(pin_order& order) {
     if (order.empty()) return;
     populator_.emplace(stop_);
-    std::size_t first_not_passed = 0;  // a reader that begins anew does not move it back
-    const auto find_reader = [&]() -> std::optional<std::size_t> {
-        if (!tracker_.has_reader()) return {};
-        while (first_not_passed < pieces_.size() && pieces_[first_not_passed].piece.is_passed())
-            ++first_not_passed;
-        return first_not_passed;
-    };
     std::deque<pin_order::step> upcoming;
     for (;;) {
         while (upcoming.size() <= max_pieces_ahead) {
-            const std::optional<pin_order::step> next = order.take(find_reader());
+            const std::optional<pin_order::step> next = order.take(tracker_.reader());
             if (!next) break;
             upcoming.push_back(*next);
             const judged_piece& soon = pieces_[next->index];
@@ -219,7 +212,7 @@ void pin_job::register_pieces(pin_order& order) {
         if (!end_call()) return;
         if (stop_.load(std::memory_order_relaxed))
             return shortfall_.add("stopped before everything was registered");
-        if (step.is_ahead && wanted.piece.is_passed()) {
+        if (step.is_ahead && order.is_passed(step.index, tracker_.reader())) {
             order.put_back(step.index);
             continue;
         }
@@ -246,7 +239,7 @@ bool pin_job::register_piece(const judged_piece& wanted) {
     if (wanted.read_only) read_only_.store(true, std::memory_order_relaxed);
     piece.set_registered();
     // a reader's copies go through the same driver
-    if (tracker_.has_reader()) locker_->give_way();
+    if (tracker_.reader()) locker_->give_way();
     return true;
 }
 

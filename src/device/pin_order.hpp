@@ -33,6 +33,9 @@ class pin_order {
     /// Takes the next piece; nothing if there is none. `reader` is the piece that is being read, if any is.
     std::optional<step> take(std::optional<std::size_t> reader) {
         if (!reader) return take_from(0, true);
+        // several threads tell where they read: only a large step back is a new beginning
+        if (*reader + wanted_lead < last_reader_) next_ = *reader;
+        last_reader_ = *reader;
         const std::size_t lead = next_ > *reader ? next_ - *reader : 0;
         const std::size_t left_out = lead >= wanted_lead ? 0 : lead >= wanted_lead / 2 ? 1 : 2;
         if (const auto ahead = take_from(std::max(next_ + left_out, *reader + 1), true)) return ahead;
@@ -41,7 +44,11 @@ class pin_order {
         if (registers_rest_) return take_from(0, false);
         return {};
     }
-    /// Puts a piece back that the reader has passed meanwhile.
+    /// Whether the reader has left a piece behind that was taken ahead of him.
+    bool is_passed(std::size_t index, std::optional<std::size_t> reader) const noexcept {
+        return reader && index < *reader;
+    }
+    /// Puts back a piece that the reader has passed meanwhile.
     void put_back(std::size_t index) { waiting_.insert(index); }
 
  private:
@@ -59,6 +66,7 @@ class pin_order {
 
     std::set<std::size_t> waiting_;
     std::size_t next_ = 0;  ///< behind the furthest piece that was taken
+    std::size_t last_reader_ = 0;
     bool registers_rest_;
 };
 

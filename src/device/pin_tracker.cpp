@@ -42,7 +42,10 @@ pin_tracker::pin_tracker(std::vector<pin_range> ranges, std::uint64_t piece_byte
     for (pin_range& range : ranges) {
         if (range.bytes.empty()) continue;
         total_bytes_ += range.bytes.size();
+        const std::size_t first_piece =
+            ranges_.empty() ? 0 : ranges_.back()->first_piece + ranges_.back()->registered.size();
         ranges_.push_back(std::make_unique<tracked_range>(std::move(range), piece_bytes));
+        ranges_.back()->first_piece = first_piece;
         const std::span<const std::byte> bytes = ranges_.back()->range.bytes;
         by_address_.push_back({bytes.data(), bytes.data() + bytes.size(), ranges_.back().get()});
     }
@@ -121,10 +124,9 @@ std::uint64_t pin_tracker::registered_bytes() const noexcept {
 }
 
 void pin_tracker::reader_at(const std::byte* data) noexcept {
-    has_reader_.store(true, std::memory_order_relaxed);
-    if (tracked_range* const tracked = find(data)) {
+    if (const tracked_range* const tracked = find(data)) {
         const auto offset = static_cast<std::uint64_t>(data - tracked->pages.data());
-        tracked->reader_offset_bytes.store(offset, std::memory_order_relaxed);
+        reader_piece_.store(tracked->first_piece + offset / tracked->piece_bytes, std::memory_order_relaxed);
     }
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -27,8 +28,8 @@ struct tracked_range {
     pin_range range;
     std::span<const std::byte> pages;
     std::uint64_t piece_bytes;
-    std::vector<std::atomic<bool>> registered;           ///< one a piece
-    std::atomic<std::uint64_t> reader_offset_bytes = 0;  ///< into the pages
+    std::vector<std::atomic<bool>> registered;  ///< one a piece
+    std::size_t first_piece = 0;                ///< among those of all ranges
 };
 
 /// What is registered at a time.
@@ -38,11 +39,6 @@ struct pin_piece {
 
     std::span<const std::byte> pages() const noexcept { return tracked->pages_of_piece(index); }
     std::uint64_t offset_bytes() const noexcept { return index * tracked->piece_bytes; }
-    /// Whether a reader has left it behind.
-    bool is_passed() const noexcept {
-        return offset_bytes() + pages().size() <=
-               tracked->reader_offset_bytes.load(std::memory_order_relaxed);
-    }
     void set_registered() const noexcept {
         tracked->registered[index].store(true, std::memory_order_release);
     }
@@ -65,7 +61,11 @@ class pin_tracker {
     std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
     void reader_at(const std::byte* data) noexcept;
-    bool has_reader() const noexcept { return has_reader_.load(std::memory_order_relaxed); }
+    /// The piece that is being read, among all; nothing while nobody has told where he reads.
+    std::optional<std::size_t> reader() const noexcept {
+        const std::size_t piece = reader_piece_.load(std::memory_order_relaxed);
+        return piece == nobody ? std::nullopt : std::optional(piece);
+    }
 
  private:
     struct place {
@@ -78,7 +78,8 @@ class pin_tracker {
     std::vector<std::unique_ptr<tracked_range>> ranges_;  // as given
     std::vector<place> by_address_;                       // but for those that lie within another one
     std::uint64_t total_bytes_ = 0;
-    std::atomic<bool> has_reader_ = false;
+    static constexpr std::size_t nobody = ~std::size_t{0};
+    std::atomic<std::size_t> reader_piece_ = nobody;
 };
 
 }  // namespace pinflow::detail
