@@ -22,7 +22,7 @@ struct link_profile {
     // ---- registering while rows are delivered
     double register_gbps =
         28;  ///< pages in the page cache: 25 to 36 on several days, by any number of threads
-    double stage_gbps_per_core = 7;  ///< rows that the CPU gathers into staging buffers
+    double stage_gbps_per_core = 5;  ///< rows that the CPU gathers into staging buffers
     double max_stage_gbps = 50;
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
     /// The share of the cores that stages rows beside: more of them slow the registration down.
@@ -33,7 +33,9 @@ struct link_profile {
     std::uint64_t group_bytes = 16 << 20;        ///< for a GPU: what hides the time between two groups
     std::uint64_t host_group_bytes = 4 << 20;    ///< on the host: some 200 us, beside which waking a thread, 10 us, is little
     unsigned max_group_batches = 64;
-    unsigned groups_of_slots = 8;  ///< groups that all slots make up
+    unsigned groups_of_slots = 8;       ///< groups that all slots make up, for a GPU
+    unsigned host_groups_of_slots = 4;  ///< two are filled, one is ready, one is the consumer's
+    unsigned min_slots = 8;
     unsigned listing_threads = 4;  ///< which list rows that the device fetches by itself
 
     // ---- the consumer

@@ -64,6 +64,9 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
     const auto stage_gbps = [&](unsigned cores) {
         return std::min(profile.stage_gbps_per_core * cores, profile.max_stage_gbps);
     };
+    // what is staged once pays to be registered only if it comes again, or if staging alone is slower
+    const bool comes_again = bytes_left > size_bytes;
+    if (!comes_again && stage_gbps(sample.cores) >= profile.max_stage_gbps) return std::nullopt;
     if (!sample.is_in_order) {
         // a row lies anywhere: registering helps once about half of the pages are there
         const bool is_over_before =
@@ -74,8 +77,7 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
     // pieces are taken ahead of the reader, who stages those that he reaches too early
     const bool is_awaited = sample.cores <= profile.registering_cores;
     return registration{.is_awaited = is_awaited,
-                        // what was staged once pays to be registered only if it comes again
-                        .registers_rest = is_awaited || bytes_left > size_bytes,
+                        .registers_rest = is_awaited || comes_again,
                         .piece_bytes = profile.piece_bytes};
 }
 
@@ -171,15 +173,15 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
         return std::ranges::any_of(plans,
                                    [=](const transfer_plan& plan) { return plan.find(how) != nullptr; });
     };
-    if (has(transfer::view)) return {1, profile.groups_of_slots};
+    if (has(transfer::view)) return {1, profile.min_slots};
     const std::uint64_t wanted_bytes = sample.on_host ? profile.host_group_bytes : profile.group_bytes;
     const std::uint64_t fitting = wanted_bytes / std::max<std::uint64_t>(batch_bytes, 1);
     const auto batches =
         static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, profile.max_group_batches));
+    const std::uint64_t groups = sample.on_host ? profile.host_groups_of_slots : profile.groups_of_slots;
     // what is read an epoch ahead has not seen what happened to the files since
-    const std::uint64_t useful = std::max<std::uint64_t>(sample.epoch_batches, profile.groups_of_slots);
-    return {batches,
-            static_cast<unsigned>(std::min<std::uint64_t>(batches * profile.groups_of_slots, useful))};
+    const std::uint64_t slots = std::min<std::uint64_t>(batches * groups, sample.epoch_batches);
+    return {batches, static_cast<unsigned>(std::max<std::uint64_t>(slots, profile.min_slots))};
 }
 
 unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile) noexcept {

@@ -399,8 +399,11 @@ class backend final : public device_backend {
         return status;
     }
 
+    /// In calls of some hundred copies each: with 512 copies of 12 KiB in one, driver 580 is half as fast, and
+    /// has crashed (samples/bench/NOTEBOOK.md).
     template <typename Range>
     cudaError_t copy_at_once(std::span<const Range> pieces, cudaStream_t stream) const {
+        constexpr std::size_t max_copies = 256;
         std::vector<void*> destinations;
         std::vector<const void*> sources;
         std::vector<std::size_t> sizes;
@@ -412,7 +415,16 @@ class backend final : public device_backend {
             sources.push_back(piece.source);
             sizes.push_back(piece.size_bytes);
         }
-        return context_.run([&] { return copy_batch(destinations, sources, sizes, stream); });
+        return context_.run([&] {
+            for (std::size_t first = 0; first < pieces.size(); first += max_copies) {
+                const std::size_t count = std::min(max_copies, pieces.size() - first);
+                const cudaError_t status = copy_batch(std::span(destinations).subspan(first, count),
+                                                      std::span(sources).subspan(first, count),
+                                                      std::span(sizes).subspan(first, count), stream);
+                if (status != cudaSuccess) return status;
+            }
+            return cudaSuccess;
+        });
     }
 
     template <typename Range>
