@@ -11,7 +11,8 @@ class cpu_transfer final : public array_transfer {
     cpu_transfer(const sample_array& array, const loader_setup& setup)
         : array_(array),
           is_staged_(setup.device.kind() != device_kind::host || array.plan.main() == transfer::staged),
-          reader_(array.source, array.plan.main() == transfer::read ? row_access::source : row_access::memory) {}
+          reader_(array.source,
+                  array.plan.main() == transfer::read ? row_access::source : row_access::memory) {}
 
     void prepare(slot& filling, slot_group& group) override {
         const std::uint64_t size_bytes = filling.row_ids.size() * array_.row_bytes();

@@ -47,7 +47,8 @@ class host_held_transfer final : public array_transfer {
         read_all(row_reader(array_.source, row_access::memory), memory.data());
         shape_vector shape = source.row_shape();
         shape.insert(shape.begin(), source.row_count());
-        reader_.emplace(array(std::move(memory), source.dtype(), std::move(shape)).rows(), row_access::memory);
+        reader_.emplace(array(std::move(memory), source.dtype(), std::move(shape)).rows(),
+                        row_access::memory);
     }
     void prepare(slot& filling, slot_group& group) override {
         if (array_.row_bytes() == 0) return;

@@ -154,7 +154,8 @@ void loader::pipeline::drive() {
         while (stages_->more_batches() && !pool_->failed()) {
             const std::size_t count = pool_->wait_for_free(group_size_);
             if (count == 0) break;
-            if (const auto threads = static_cast<int>(wanted_threads()); threads != arena_.max_concurrency()) {
+            if (const auto threads = static_cast<int>(wanted_threads());
+                threads != arena_.max_concurrency()) {
                 arena_.terminate();
                 arena_.initialize(threads, 1);
             }

@@ -58,7 +58,7 @@ class loader::pipeline {
     detail::schedule schedule_;
     detail::slot_layout layout_;
     std::optional<tbb::global_control> more_threads_;  ///< if more are asked for than there are cores
-    unsigned cores_;  ///< threads that the loader may use
+    unsigned cores_;                                   ///< threads that the loader may use
     tbb::task_arena arena_;
 
     std::vector<detail::sample_array> arrays_;

@@ -90,9 +90,7 @@ bool row_reader::copy(std::span<const std::uint64_t> ids, std::byte* destination
         }
         const std::span pieces = std::span(rows).first(count);
         if (std::ranges::find(pieces, nullptr) != pieces.end()) return false;
-        const auto copy_some = [=, this] {
-            copy_rows(pieces, piece_rows * row_size_bytes_, destination);
-        };
+        const auto copy_some = [=, this] { copy_rows(pieces, piece_rows * row_size_bytes_, destination); };
         if (!is_file_backed_) {
             copy_some();
         } else if (!run_guarded(copy_some)) {

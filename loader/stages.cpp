@@ -11,6 +11,7 @@
 
 #include "loader/ranges.hpp"
 #include "pinflow/error.hpp"
+#include "src/core/descriptor_cache.hpp"
 
 namespace pinflow::detail {
 
@@ -242,10 +243,12 @@ void stages::do_jobs(slot_group& group) {
         first = last;
     }
     std::atomic<std::int64_t> storage_ns = 0;
+    std::atomic<std::int64_t> files_ns = 0;  // opening files that were closed meanwhile
     std::atomic<std::int64_t> total_ns = 0;
     std::mutex errors;
     const auto do_task = [&](std::span<const read_job> task) {
         const auto before = clock::now();
+        const std::chrono::nanoseconds opening_before = time_spent_opening();
         std::chrono::nanoseconds waited{};
         for (const read_job& job : task) {
             if (what_.pool.stopped()) return;  // nobody will see this batch
@@ -257,6 +260,7 @@ void stages::do_jobs(slot_group& group) {
             }
         }
         storage_ns += waited.count();
+        files_ns += (time_spent_opening() - opening_before).count();
         total_ns += std::chrono::nanoseconds(clock::now() - before).count();
     };
     const auto before = clock::now();
@@ -272,13 +276,17 @@ void stages::do_jobs(slot_group& group) {
     }
     // the tasks ran side by side: the stage's own time is shared out as theirs was
     const std::chrono::nanoseconds wall = (clock::now() - before) / group.slots.size();
-    const double waiting =
-        total_ns > 0 ? static_cast<double>(storage_ns) / static_cast<double>(total_ns) : 0.0;
-    const auto storage =
-        std::chrono::duration_cast<std::chrono::nanoseconds>(wall * std::clamp(waiting, 0.0, 1.0));
+    const auto share_of = [&](std::int64_t part_ns, std::chrono::nanoseconds whole) {
+        const double share =
+            total_ns > 0 ? static_cast<double>(part_ns) / static_cast<double>(total_ns) : 0.0;
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(whole * std::clamp(share, 0.0, 1.0));
+    };
+    const std::chrono::nanoseconds files = share_of(files_ns, wall);
+    const std::chrono::nanoseconds storage = std::min(share_of(storage_ns, wall), wall - files);
     for (slot* const each : group.slots) {
+        each->times.files += files;
         each->times.storage += storage;
-        each->times.cpu += wall - storage;
+        each->times.cpu += wall - files - storage;
     }
 }
 

@@ -3,11 +3,14 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "loader/stage_seam.hpp"
 #include "pinflow/formats/npy.hpp"
+#include "pinflow/formats/open.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "src/core/descriptor_cache.hpp"
 #include "src/core/system.hpp"
 #include "tests/support/arrays.hpp"
 #include "tests/support/limits.hpp"
@@ -29,6 +32,27 @@ TEST_CASE("report: a slow disk is the storage's") {
             });
             return report_of(rows, device, route::read);
         });
+    });
+}
+
+TEST_CASE("report: a file system that is slow to open and to stat files is told from slow reads") {
+    const temporary_folder folder;
+    for (std::uint64_t file = 0; file < batch_count; ++file)
+        write_npy(folder / ("rows-" + std::to_string(file) + ".npy"), numbered_rows(batch_rows).view());
+    on_each_device([&](const device& device) {
+        for (const auto slow : {detail::system::call::open, detail::system::call::stat}) {
+            check_limit("file system", &loader_report::file_wait, [&](milliseconds slowness) {
+                // files are closed between two uses of the same one
+                const detail::scoped_descriptor_limit few(2);
+                const auto rows = open_rows((folder / "rows-*.npy").string());
+                const detail::system::scoped_fault_hook hook(
+                    [=](detail::system::call what, std::string_view) {
+                        if (what == slow) block_for(slowness);
+                        return detail::system::fault{};
+                    });
+                return report_of(rows, device, route::read);
+            });
+        }
     });
 }
 

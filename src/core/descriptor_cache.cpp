@@ -14,6 +14,20 @@ constexpr std::size_t min_open = 16;
 
 std::atomic<std::size_t> max_open_of_tests = 0;  // 0: none
 
+thread_local std::chrono::nanoseconds spent_opening{};
+
+/// Adds its lifetime to the thread's time.
+class opening_timer {
+ public:
+    opening_timer() = default;
+    opening_timer(const opening_timer&) = delete;
+    opening_timer& operator=(const opening_timer&) = delete;
+    ~opening_timer() { spent_opening += std::chrono::steady_clock::now() - begin_; }
+
+ private:
+    std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
 bool says_too_many(const std::error_code& code) {
     return code == std::errc::too_many_files_open || code == std::errc::too_many_files_open_in_system;
 }
@@ -28,6 +42,7 @@ cached_descriptor::~cached_descriptor() {
 
 void cached_descriptor::acquire(const open_function& open) {
     if (acquire_if_open()) return;
+    const opening_timer timer;
     const std::lock_guard lock(opening_);
     if (acquire_if_open()) return;  // another thread has opened it meanwhile
     descriptor_cache& cache = descriptor_cache::process();
@@ -48,6 +63,10 @@ void cached_descriptor::acquire(const open_function& open) {
     recently_used_.store(true, std::memory_order_relaxed);
     // on top of those that other threads add for a moment, to find it closed
     state_.fetch_add(is_open + 1, std::memory_order_release);
+}
+
+std::chrono::nanoseconds time_spent_opening() noexcept {
+    return spent_opening;
 }
 
 // ---- all of them ------------------------------------------------------------------------------------------

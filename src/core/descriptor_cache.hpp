@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -54,6 +55,9 @@ class cached_descriptor {
     std::mutex opening_;                                // held by the one thread that opens it
     std::list<cached_descriptor*>::iterator position_;  // among those of the cache, while it is open
 };
+
+/// Time that the calling thread has spent with opening files for a use, in all.
+std::chrono::nanoseconds time_spent_opening() noexcept;
 
 /// The open descriptors of all files of this process, and the bound on their number: half of RLIMIT_NOFILE,
 /// at least 16. Chooses whose to close by a clock: its hand passes over those that were used since it last

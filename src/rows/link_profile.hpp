@@ -30,8 +30,9 @@ struct link_profile {
     std::uint64_t piece_bytes = 32 << 20;  ///< registered by one call, so that staged pieces lie between
 
     // ---- batches that are filled together
-    std::uint64_t group_bytes = 16 << 20;        ///< for a GPU: what hides the time between two groups
-    std::uint64_t host_group_bytes = 4 << 20;    ///< on the host: some 200 us, beside which waking a thread, 10 us, is little
+    std::uint64_t group_bytes = 16 << 20;  ///< for a GPU: what hides the time between two groups
+    std::uint64_t host_group_bytes =
+        4 << 20;  ///< on the host: some 200 us, beside which waking a thread, 10 us, is little
     unsigned max_group_batches = 64;
     unsigned groups_of_slots = 8;       ///< groups that all slots make up, for a GPU
     unsigned host_groups_of_slots = 4;  ///< two are filled, one is ready, one is the consumer's

@@ -23,13 +23,13 @@ struct array_facts {
     std::uint64_t row_count = 0;
     std::uint64_t bytes_left = 0;  ///< that this loader has still to deliver
     bool is_file_backed = false;
-    bool is_mapped = false;         ///< every row lies in the address space as it is delivered
-    bool is_partly_mapped = false;  ///< some do
-    bool is_decoded = false;        ///< only row_source::read_rows gives rows
-    bool has_files = false;         ///< every row can be read from a file as it is delivered
-    bool is_contiguous = false;     ///< all rows lie one after the other
-    bool is_aligned = true;         ///< every row lies at a multiple of 16 bytes, and has such a size
-    std::string why_not_mapped;     ///< the end of a sentence that begins with `name`
+    bool is_mapped = false;           ///< every row lies in the address space as it is delivered
+    bool is_partly_mapped = false;    ///< some do
+    bool is_decoded = false;          ///< only row_source::read_rows gives rows
+    bool has_files = false;           ///< every row can be read from a file as it is delivered
+    bool is_contiguous = false;       ///< all rows lie one after the other
+    bool is_aligned = true;           ///< every row lies at a multiple of 16 bytes, and has such a size
+    std::string why_not_mapped = {};  ///< the end of a sentence that begins with `name`
 };
 
 /// What is known of a sample and the machine.
