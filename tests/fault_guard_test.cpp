@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <csetjmp>
 #include <cstddef>
@@ -16,12 +17,15 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "loader/row_reader.hpp"
+#include "loader/stage_seam.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/formats/npy.hpp"
+#include "pinflow/loader/loader.hpp"
 #include "src/core/fault_guard.hpp"
 #include "src/core/system.hpp"
 #include "tests/support/arrays.hpp"
@@ -245,6 +249,59 @@ TEST_CASE(
                 }
             }
             return users_calls == 0 ? as_expected : 3;
+        });
+    }
+}
+
+TEST_CASE("fault guard: a file that is truncated or replaced in any stage of a loader is a typed error") {
+    const temporary_folder folder;
+    const array rows = numbered_rows(4096, 64);
+    const auto path = folder / "rows.npy";
+    struct change {
+        detail::stage where;
+        bool replaces;
+        int handler;  // none of the user's, one from before, one from after
+    };
+    std::vector<change> changes;
+    for (const auto where : {detail::stage::sample, detail::stage::fill, detail::stage::deliver}) {
+        for (const bool replaces : {false, true}) {
+            for (const int handler : {0, 1, 2})
+                changes.push_back({where, replaces, handler});
+        }
+    }
+    for (const change& change : changes) {
+        CAPTURE(static_cast<int>(change.where));
+        CAPTURE(change.replaces);
+        CAPTURE(change.handler);
+        write_npy(path, rows.view());
+        write_npy(folder / "other.npy", rows.view());
+        check_child([&] {
+            if (change.handler == 1) install(users_handler);
+            install_fault_guard();
+            if (change.handler == 2) install(users_handler);
+            std::atomic<bool> changed = false;
+            const detail::scoped_stage_hook hook([&](detail::stage where, std::uint64_t batch) {
+                if (where != change.where || batch != 5 || changed.exchange(true)) return;
+                if (change.replaces) {
+                    std::filesystem::rename(folder / "other.npy", path);
+                } else {
+                    std::filesystem::resize_file(path, 4096);
+                }
+            });
+            loader batches({open_npy(path)}, {.device = device::host(),
+                                              .batch_rows = 64,
+                                              .order = order::shuffled,
+                                              .epochs = 3,
+                                              .threads = 1});
+            try {
+                while (batches.next()) {
+                }
+                return 1;
+            } catch (const data_changed& error) {
+                if (std::string(error.what()).find("rows.npy") == std::string::npos) return 2;
+            }
+            if (!changed) return 3;
+            return users_calls == 0 ? as_expected : 4;
         });
     }
 }
