@@ -32,7 +32,8 @@ struct loader_setup {
     pinflow::device device;
     std::size_t slot_count = 2;
     std::uint64_t rows_of_slot = 0;
-    bool is_in_order = false;  ///< the rows of a batch follow each other
+    bool is_in_order = false;     ///< the rows of a batch follow each other
+    std::uint64_t first_row = 0;  ///< of the first batch, if they do
     pin_options pinning;
     std::shared_ptr<device_held> held = nullptr;  ///< arrays held on the device; null: there are none
     std::function<bool()> is_stopped;             ///< whether the loader ends

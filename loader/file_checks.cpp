@@ -5,18 +5,39 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "pinflow/file.hpp"
 
 namespace pinflow::detail {
 
+namespace {
+
+constexpr std::chrono::milliseconds min_interval{100};
+constexpr std::chrono::microseconds interval_of_file{100};
+/// A source whose files are not known is checked as a whole: it may take this part of the time.
+constexpr int max_share_of_checks = 50;
+
+/// The files that the rows of `source` lie in, each once; none if that is not known of all.
+std::vector<const input_file*> files_of(const row_source& source) {
+    std::vector<const input_file*> files;
+    for (const row_extent& extent : source.extents()) {
+        if (extent.file == nullptr) return {};
+        files.push_back(extent.file.get());
+    }
+    std::ranges::sort(files);
+    files.erase(std::ranges::unique(files).begin(), files.end());
+    return files;
+}
+
+}  // namespace
+
 file_checks::checked_source::checked_source(std::shared_ptr<const row_source> checked)
     : source(std::move(checked)),
       extents(source->extents()),
-      has_files(!source->extents().empty() &&
-                std::ranges::all_of(source->extents(),
-                                    [](const row_extent& extent) { return extent.file != nullptr; })) {}
+      files(files_of(*source)),
+      interval(std::max<std::chrono::nanoseconds>(min_interval, interval_of_file * files.size())) {}
 
 file_checks::file_checks(std::span<const std::shared_ptr<const row_source>> sources) {
     for (const auto& source : sources)
@@ -25,19 +46,38 @@ file_checks::file_checks(std::span<const std::shared_ptr<const row_source>> sour
 
 void file_checks::checked_source::check_rows(std::span<const std::uint64_t> row_ids,
                                              std::chrono::steady_clock::time_point now) {
-    if (has_files) {
-        const bool is_one_file = source->extents().size() == 1;
-        for (const std::uint64_t row : is_one_file ? row_ids.first(1) : row_ids)
+    if (files.size() == 1) return files[0]->check_unchanged(interval, now);
+    if (!files.empty()) {
+        for (const std::uint64_t row : row_ids)
             extents.find(row).extent->file->check_unchanged(interval, now);
         return;
     }
     const auto at = now.time_since_epoch().count();
-    auto last = last_check.load(std::memory_order_relaxed);
-    const bool is_due =
-        last == 0 || now.time_since_epoch() - std::chrono::steady_clock::duration(last) >= interval;
+    auto next = next_check.load(std::memory_order_relaxed);
     // of several threads one checks
-    if (is_due && last_check.compare_exchange_strong(last, at, std::memory_order_relaxed))
-        source->check_unchanged();
+    if (at < next || !next_check.compare_exchange_strong(next, std::numeric_limits<decltype(next)>::max(),
+                                                         std::memory_order_relaxed))
+        return;
+    source->check_unchanged();
+    const auto end = std::chrono::steady_clock::now();
+    const auto pause =
+        std::max<std::chrono::steady_clock::duration>(interval, (end - now) * max_share_of_checks);
+    next_check.store((end + pause).time_since_epoch().count(), std::memory_order_relaxed);
+}
+
+void file_checks::checked_source::check_all() const {
+    constexpr std::size_t files_of_task = 64;
+    if (files.size() < 2 * files_of_task) {
+        // also what no file is known of
+        return source->check_unchanged();
+    }
+    tbb::this_task_arena::isolate([&] {
+        tbb::parallel_for(tbb::blocked_range<std::size_t>(0, files.size(), files_of_task),
+                          [&](const tbb::blocked_range<std::size_t>& part) {
+                              for (std::size_t i = part.begin(); i != part.end(); ++i)
+                                  files[i]->check_unchanged();
+                          });
+    });
 }
 
 void file_checks::check_batch(std::span<const std::uint64_t> row_ids) {
@@ -48,21 +88,8 @@ void file_checks::check_batch(std::span<const std::uint64_t> row_ids) {
 }
 
 void file_checks::check_all() const {
-    constexpr std::size_t files_of_task = 64;
-    for (const auto& each : sources_) {
-        const std::span<const row_extent> extents = each->source->extents();
-        if (!each->has_files || extents.size() < 2 * files_of_task) {
-            each->source->check_unchanged();
-            continue;
-        }
-        tbb::this_task_arena::isolate([&] {
-            tbb::parallel_for(tbb::blocked_range<std::size_t>(0, extents.size(), files_of_task),
-                              [&](const tbb::blocked_range<std::size_t>& part) {
-                                  for (std::size_t i = part.begin(); i != part.end(); ++i)
-                                      extents[i].file->check_unchanged();
-                              });
-        });
-    }
+    for (const auto& each : sources_)
+        each->check_all();
 }
 
 }  // namespace pinflow::detail

@@ -8,17 +8,19 @@
 #include <span>
 #include <vector>
 
+#include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/core/extent_index.hpp"
 
 namespace pinflow::detail {
 
 /// Looks whether what the rows of a loader are read from is still what was opened: of a batch the files that
-/// its rows lie in, each at most every `interval`; at the end of an epoch all files. Thread-safe.
+/// its rows lie in, each at most every 100 ms; at the end of an epoch all files. Thread-safe.
+///
+/// A check takes some microseconds. Thousands of files are checked more rarely, so that it takes a few
+/// percent of one core.
 class file_checks {
  public:
-    static constexpr std::chrono::milliseconds interval{100};
-
     explicit file_checks(std::span<const std::shared_ptr<const row_source>> sources);
 
     /// @throws as row_source::check_unchanged.
@@ -32,10 +34,14 @@ class file_checks {
         explicit checked_source(std::shared_ptr<const row_source> checked);
         void check_rows(std::span<const std::uint64_t> row_ids, std::chrono::steady_clock::time_point now);
 
+        void check_all() const;
+
         std::shared_ptr<const row_source> source;
         extent_index extents;
-        bool has_files;
-        std::atomic<std::chrono::steady_clock::rep> last_check = 0;  ///< without files
+        /// Each once; none if the source does not say of each row which file it lies in.
+        std::vector<const input_file*> files;
+        std::chrono::nanoseconds interval;
+        std::atomic<std::chrono::steady_clock::rep> next_check = 0;  ///< without files
     };
 
     std::vector<std::unique_ptr<checked_source>> sources_;

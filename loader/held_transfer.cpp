@@ -2,6 +2,7 @@
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -15,15 +16,16 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Reads all rows of an array, by all cores.
-void read_all(const row_reader& reader, std::byte* destination) {
+/// Reads all rows of an array, by all cores. Leaves out the rest if the loader stops.
+void read_all(const row_reader& reader, std::byte* destination, const std::function<bool()>& is_stopped) {
     constexpr std::uint64_t bytes_of_task = std::uint64_t{1} << 20;
     const row_source& source = reader.source();
-    const std::uint64_t row_count = source.row_count();
+    const std::uint64_t row_count = source.row_size_bytes() == 0 ? 0 : source.row_count();
     const std::uint64_t rows_of_task =
         std::max<std::uint64_t>(1, bytes_of_task / std::max<std::uint64_t>(1, source.row_size_bytes()));
     tbb::parallel_for(
         std::uint64_t{0}, (row_count + rows_of_task - 1) / rows_of_task, [&](std::uint64_t task) {
+            if (is_stopped()) return;
             std::vector<std::uint64_t> ids(std::min(rows_of_task, row_count - task * rows_of_task));
             std::iota(ids.begin(), ids.end(), task * rows_of_task);
             static_cast<void>(reader.read(ids, destination + ids[0] * source.row_size_bytes()));
@@ -39,12 +41,13 @@ std::string reason_of(const sample_array& array) {
 /// Rows in memory of the loader's own.
 class host_held_transfer final : public array_transfer {
  public:
-    explicit host_held_transfer(const sample_array& array) : array_(array) {}
+    host_held_transfer(const sample_array& array, const loader_setup& setup)
+        : array_(array), is_stopped_(setup.is_stopped) {}
 
     void begin() override {
         const row_source& source = *array_.source;
         auto memory = memory_region::anonymous(source.row_count() * source.row_size_bytes());
-        read_all(row_reader(array_.source, row_access::memory), memory.data());
+        read_all(row_reader(array_.source, row_access::memory), memory.data(), is_stopped_);
         shape_vector shape = source.row_shape();
         shape.insert(shape.begin(), source.row_count());
         reader_.emplace(array(std::move(memory), source.dtype(), std::move(shape)).rows(),
@@ -64,6 +67,7 @@ class host_held_transfer final : public array_transfer {
 
  private:
     sample_array array_;
+    std::function<bool()> is_stopped_;
     std::optional<row_reader> reader_;
 };
 
@@ -77,7 +81,7 @@ class device_held_transfer final : public array_transfer {
         const row_source& source = *array_.source;
         const stream upload(setup_.device);
         const pinned_buffer staging(source.row_count() * source.row_size_bytes(), setup_.device);
-        read_all(row_reader(array_.source, row_access::memory), staging.data());
+        read_all(row_reader(array_.source, row_access::memory), staging.data(), setup_.is_stopped);
         rows_ = device_buffer(staging.size_bytes(), upload);
         copy_to_device_async(rows_.data(), staging.bytes(), upload);
         upload.synchronize();
@@ -100,7 +104,7 @@ class device_held_transfer final : public array_transfer {
 }  // namespace
 
 std::unique_ptr<array_transfer> make_held_transfer(const sample_array& array, const loader_setup& setup) {
-    if (setup.device.kind() == device_kind::host) return std::make_unique<host_held_transfer>(array);
+    if (setup.device.kind() == device_kind::host) return std::make_unique<host_held_transfer>(array, setup);
     return std::make_unique<device_held_transfer>(array, setup);
 }
 

@@ -104,6 +104,7 @@ void loader::pipeline::plan() {
         .slot_count = sizes.count,
         .rows_of_slot = layout_.row_count,
         .is_in_order = sample.is_in_order,
+        .first_row = sample.is_in_order ? schedule_.start().position : 0,
         .pinning = {.budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit},
         .is_stopped = [pool = pool_] { return pool->stopped(); }};
     const auto needs_kernels = [&](const detail::transfer_plan& plan) {
@@ -192,6 +193,9 @@ void loader::pipeline::run_stages(std::size_t first_count) {
 // ---- what it tells ---------------------------------------------------------------------------------------
 
 loader_report loader::pipeline::report() const {
+    if (pool_->forked())
+        throw device_error(
+            "the report of a loader cannot be asked for in a forked process: it is the parent's");
     const detail::slot_pool::statistics collected = pool_->collected();
     const bool on_host = device().kind() == device_kind::host;
     loader_report report;

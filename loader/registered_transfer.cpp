@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -20,6 +20,10 @@ pin_options pinning_of(const sample_array& array, const loader_setup& setup) {
     options.allow_partial = !array.plan.pages->is_required;
     if (array.plan.pages->piece_bytes != 0) options.piece_bytes = array.plan.pages->piece_bytes;
     options.registers_rest = array.plan.pages->registers_rest;
+    if (setup.first_row > 0 && setup.first_row < array.source->row_count()) {
+        const auto [extent, index] = extent_index(array.source->extents()).find(setup.first_row);
+        if (extent->data != nullptr) options.begin_at = extent->data + index * array.row_bytes();
+    }
     return options;
 }
 
@@ -123,18 +127,21 @@ class registered_transfer : public array_transfer {
             rest.rows += count * row_bytes;
         }
     }
-    /// Waits until these bytes are registered, as long as something is being registered.
-    void await(const std::byte* data, std::uint64_t size_bytes) const {
+    /// Waits until these bytes are registered, as long as something is being registered. Rows are staged for
+    /// good once that has stood still.
+    void await(const std::byte* data, std::uint64_t size_bytes) {
+        if (stands_still_) return;
         constexpr std::chrono::milliseconds look_interval{1};
-        std::uint64_t seen_bytes = pages_.registered_prefix_bytes();
+        std::uint64_t seen_bytes = pages_.report().registered_bytes;
         auto changed = std::chrono::steady_clock::now();
         while (!pages_.wait_for(data, size_bytes, look_interval)) {
             if (pages_.finished() || setup_.is_stopped()) return;
             const auto now = std::chrono::steady_clock::now();
-            const std::uint64_t registered_bytes = pages_.registered_prefix_bytes();
+            const std::uint64_t registered_bytes = pages_.report().registered_bytes;
             if (registered_bytes != seen_bytes) changed = now;
             seen_bytes = registered_bytes;
-            if (now - changed > max_page_wait) return;
+            if (now - changed > max_page_wait) stands_still_ = true;
+            if (stands_still_) return;
         }
     }
 
@@ -143,6 +150,7 @@ class registered_transfer : public array_transfer {
     extent_index extents_;
     row_reader reader_;
     std::atomic<std::uint64_t> staged_bytes_ = 0;
+    std::atomic<bool> stands_still_ = false;
     pinned_pages pages_;
 };
 
@@ -185,7 +193,8 @@ class kernel_transfer final : public registered_transfer {
         : registered_transfer(array, setup),
           part_(array.plan.parts.front()),
           addresses_(setup.device, setup.slot_count, setup.rows_of_slot),
-          missing_ids_(setup.slot_count) {
+          missing_ids_(setup.slot_count),
+          is_copied_(setup.slot_count) {
         if (!part_.sorted) return;
         const std::uint64_t row_count = setup.slot_count * setup.rows_of_slot;
         const stream allocation_stream(setup.device);
@@ -213,23 +222,32 @@ class kernel_transfer final : public registered_transfer {
             addresses[row.first] = reinterpret_cast<std::uintptr_t>(data);
         });
         if (!missing.empty()) stage(filling, group, missing, host_rows(filling));
-        group.copies.push_back(addresses_.upload(filling));
+        // without a registered row no kernel is needed, nor a device that reads the staging side
+        is_copied_[filling.index] = missing.size() == filling.row_ids.size();
+        group.copies.push_back(
+            is_copied_[filling.index]
+                ? copy_range{device_rows(filling), host_rows(filling), missing.size() * row_bytes}
+                : addresses_.upload(filling));
     }
 
     void enqueue(std::span<slot* const> slots, stream_view stream) override {
         if (array().row_bytes() == 0) return;
+        std::vector<slot*> gathered;
+        std::ranges::copy_if(slots, std::back_inserter(gathered),
+                             [&](const slot* each) { return !is_copied_[each->index]; });
         const std::uint64_t rows_of_slot = setup().rows_of_slot;
-        for_runs(slots, rows_of_slot, row_parts::max, [&](std::span<slot* const> run, std::uint64_t rows) {
-            row_transfer gather;
-            gather.table.row_size_bytes = array().row_bytes();
-            gather.table.by_address = true;
-            gather.table.addresses_are_aligned = array().is_aligned;
-            gather.order = order_of(*run[0], rows, stream);
-            gather.parts = parts_of(run, array().offset_bytes);
-            gather.end = rows;
-            gather.blocks = part_.blocks;
-            setup().device.backend().gather_rows(gather, stream.native_handle());
-        });
+        for_runs(std::span<slot* const>(gathered), rows_of_slot, row_parts::max,
+                 [&](std::span<slot* const> run, std::uint64_t rows) {
+                     row_transfer gather;
+                     gather.table.row_size_bytes = array().row_bytes();
+                     gather.table.by_address = true;
+                     gather.table.addresses_are_aligned = array().is_aligned;
+                     gather.order = order_of(*run[0], rows, stream);
+                     gather.parts = parts_of(run, array().offset_bytes);
+                     gather.end = rows;
+                     gather.blocks = part_.blocks;
+                     setup().device.backend().gather_rows(gather, stream.native_handle());
+                 });
     }
 
  private:
@@ -248,6 +266,7 @@ class kernel_transfer final : public registered_transfer {
     transfer_part part_;
     row_list addresses_;
     std::vector<std::vector<std::uint64_t>> missing_ids_;  ///< of each slot
+    std::vector<char> is_copied_;  ///< of each slot: all its rows are staged, and copied by the copy engine
     device_buffer sorted_;
     device_buffer positions_;
     std::uint64_t address_range_ = 0;

@@ -56,14 +56,14 @@ std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, st
     if (!is_file_backed_ && copy(ids, destination)) return {};
     // a test's hook stands for storage, and is asked by reads
     const bool copies = is_file_backed_ && cold_reads_.load(std::memory_order_relaxed) == 0 &&
-                        fault_guard_active() && !system::hook_is_installed();
+                        is_guarded_thread() && !system::hook_is_installed();
     if (copies) {
         const long faults_before = storage_faults();
-        const auto before = std::chrono::steady_clock::now();
+        const blocked_timer timer;
         if (copy(ids, destination)) {
             if (storage_faults() == faults_before) return {};
             cold_reads_.store(max_cold_reads, std::memory_order_relaxed);
-            return std::chrono::steady_clock::now() - before;
+            return timer.blocked();
         }
         // the file has lost pages: reading says what happened to it
     }

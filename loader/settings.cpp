@@ -142,7 +142,7 @@ std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t row
         const auto is_mapped = [](const row_extent& extent) {
             return extent.data != nullptr || extent.row_count == 0;
         };
-        const bool is_empty = source->row_count() * source->row_size_bytes() == 0;
+        const bool is_empty = source->row_count() == 0 || source->row_size_bytes() == 0;
         const bool has_mapped =
             std::ranges::any_of(extents, [](const row_extent& extent) { return extent.data != nullptr; });
         const std::string why = source->why_no_extents();
@@ -193,7 +193,7 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
     std::uint64_t limit = options.memory_bytes == 0 ? default_memory_bytes : options.memory_bytes;
     for (std::size_t i = 0; i < plans.size(); ++i) {
         if (plans[i].main() != transfer::held) continue;
-        limit -= std::min(limit, sources[i]->row_count() * sources[i]->row_size_bytes());
+        limit -= std::min(limit, saturated(sources[i]->row_count(), sources[i]->row_size_bytes()));
     }
     const std::uint64_t fitting = limit / std::max<std::uint64_t>(1, each_bytes);
     const unsigned needed = options.slots == 0 ? 2 : options.slots;
@@ -205,6 +205,8 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
     sizes.count = options.slots != 0
                       ? options.slots
                       : static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 2, groups.max_slots));
+    if (std::uint64_t all_bytes = 0; !multiply(sizes.count, each_bytes, all_bytes))
+        throw invalid_argument(fmt::format("{} slots of {} bytes are too large", sizes.count, each_bytes));
     return sizes;
 }
 

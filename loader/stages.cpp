@@ -112,11 +112,25 @@ slot_group* stages::sample(std::size_t count) {
     }
     for (slot* const each : group->slots) {
         each->number = next_batch_++;
+        each->step = what_.order.at(each->number);
+        each->last = each->number + 1 == what_.order.batch_count();
+        begin_read(*each);
         run(stage::sample, *each, [&] { begin_batch(*each); });
     }
-    sample_rows(*group);
+    try {
+        sample_rows(*group);
+    } catch (...) {
+        set_error(*group, std::current_exception());
+    }
     group->reached = slot_group::stage::sampled;
     return group;
+}
+
+/// Gives an error that concerns all batches of the group to the first that can still have one.
+void stages::set_error(slot_group& group, std::exception_ptr error) noexcept {
+    const auto first =
+        std::ranges::find_if(group.slots, [](const slot* each) { return each->error == nullptr; });
+    if (first != group.slots.end()) (*first)->error = std::move(error);
 }
 
 template <typename Work>
@@ -136,8 +150,6 @@ void stages::run(stage where, slot& slot, Work work) noexcept {
 }
 
 void stages::begin_batch(slot& slot) const {
-    slot.step = what_.order.at(slot.number);
-    slot.last = slot.number + 1 == what_.order.batch_count();
     const std::uint64_t rows = slot.step.row_count;
     try {
         slot.row_ids.resize(rows);
@@ -192,17 +204,12 @@ void stages::sample_rows(slot_group& group) const {
 void stages::fill(slot_group& group) {
     for (slot* const each : group.slots)
         run(stage::fill, *each, [&] { prepare(*each, group); });
-    do_jobs(group);
-    for (slot* const each : group.slots) {
-        if (each->error) break;
-        const auto before = clock::now();
-        try {
-            what_.checks.check_batch(each->row_ids);
-        } catch (...) {
-            each->error = std::current_exception();
-        }
-        each->times.files += clock::now() - before;
+    try {
+        do_jobs(group);
+    } catch (...) {
+        set_error(group, std::current_exception());
     }
+    check_files(group);
     group.reached = slot_group::stage::filled;
 }
 
@@ -290,6 +297,47 @@ void stages::do_jobs(slot_group& group) {
     }
 }
 
+/// Checks the files that the batches were read from; all files when the last batch of an epoch to be filled
+/// is among them, which comes to the consumer before that epoch ends.
+void stages::check_files(slot_group& group) {
+    const auto check = [](slot& slot, auto how) {
+        if (slot.error) return;
+        const auto before = clock::now();
+        try {
+            how();
+        } catch (...) {
+            slot.error = std::current_exception();
+        }
+        slot.times.files += clock::now() - before;
+    };
+    for (slot* const each : group.slots) {
+        check(*each, [&] { what_.checks.check_batch(each->row_ids); });
+        if (each->error) break;
+    }
+    for (slot* const each : end_reads(group))
+        check(*each, [&] { what_.checks.check_all(); });
+}
+
+void stages::begin_read(const slot& slot) {
+    const std::lock_guard lock(mutex_);
+    if (reads_.empty() || reads_.back().epoch != slot.step.epoch)
+        reads_.push_back({.epoch = slot.step.epoch});
+    ++reads_.back().batch_count;
+    reads_.back().all_sampled = slot.step.last_of_epoch || slot.last;
+}
+
+std::vector<slot*> stages::end_reads(slot_group& group) {
+    std::vector<slot*> last;
+    const std::lock_guard lock(mutex_);
+    for (slot* const each : group.slots) {
+        const auto reads = std::ranges::find(reads_, each->step.epoch, &epoch_reads::epoch);
+        if (--reads->batch_count > 0 || !reads->all_sampled) continue;
+        reads_.erase(reads);
+        last.push_back(each);
+    }
+    return last;
+}
+
 // ---- deliver ---------------------------------------------------------------------------------------------
 
 void stages::deliver(slot_group& group) {
@@ -301,14 +349,6 @@ void stages::deliver(slot_group& group) {
             // what is wrong with the device's part of all is met by the first, and ends the loader
             if (each == good.front()) enqueue(good, group);
         });
-        if (each->error || !each->step.last_of_epoch) continue;
-        const auto before = clock::now();
-        try {
-            what_.checks.check_all();
-        } catch (...) {
-            each->error = std::current_exception();
-        }
-        each->times.files += clock::now() - before;
     }
     what_.pool.deliver(group.slots);
     give_back(group);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -67,11 +68,16 @@ class stages {
 
     template <typename Work>
     void run(stage where, slot& slot, Work work) noexcept;
+    static void set_error(slot_group& group, std::exception_ptr error) noexcept;
+    void begin_read(const slot& slot);
     void begin_batch(slot& slot) const;
     void sample_rows(slot_group& group) const;
     void prepare(slot& slot, slot_group& group);
     void show_arrays(slot& slot) const;
     void do_jobs(slot_group& group);
+    void check_files(slot_group& group);
+    /// Notes that these batches are filled. @return the slot with the last one of an epoch to be so, if any.
+    std::vector<slot*> end_reads(slot_group& group);
     void enqueue(std::span<slot* const> slots, slot_group& group);
 
     parts what_;
@@ -80,7 +86,14 @@ class stages {
         0;  ///< groups take turns, so that the copies of one begin while another's end
     ready_marks marks_;
     std::array<stream, 2> streams_;  ///< after what is copied on them
-    std::mutex mutex_;               ///< of idle_
+    /// The batches of an epoch between sample and the end of fill.
+    struct epoch_reads {
+        std::uint64_t epoch = 0;
+        std::uint64_t batch_count = 0;
+        bool all_sampled = false;
+    };
+    std::mutex mutex_;  ///< of what follows
+    std::vector<epoch_reads> reads_;
     std::vector<std::unique_ptr<slot_group>> groups_;
     std::vector<slot_group*> idle_;
     std::vector<slot_group*> stepped_;  ///< groups that `step` has begun, the oldest first

@@ -47,6 +47,8 @@ struct pin_options {
     /// Bytes registered by one call. After each piece, copies can use it, and stopping is possible. A
     /// `budget_bytes` below 16 pieces has smaller ones, down to 1 MiB.
     std::uint64_t piece_bytes = std::uint64_t{64} << 20;
+    /// Where registering begins, in one of the ranges: what lies before comes last. Null: at the front.
+    const std::byte* begin_at = nullptr;
     /// Whether pieces that a reader has passed before they were registered (see pinned_pages::reader_at) are
     /// registered in the end. False leaves them out.
     bool registers_rest = true;

@@ -99,6 +99,10 @@ void descriptor_cache::forget(cached_descriptor& entry) noexcept {
 }
 
 void descriptor_cache::close(cached_descriptor& entry) noexcept {
+    if (::getpid() != owner_) {
+        if (entry.state_.load(std::memory_order_acquire) != 0) system::close(entry.descriptor_);
+        return;
+    }
     {
         const std::lock_guard lock(mutex_);
         if (entry.state_.load(std::memory_order_acquire) == 0) return;

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -83,8 +86,9 @@ class descriptor_cache {
     std::optional<int> evict() noexcept;
     void remove(std::list<cached_descriptor*>::iterator position) noexcept;
 
-    std::mutex mutex_;
-    std::list<cached_descriptor*> entries_;                            // open, or being opened
+    const ::pid_t owner_ = ::getpid();
+    std::mutex mutex_;                       // in a forked process it may be held for ever
+    std::list<cached_descriptor*> entries_;  // open, or being opened
     std::list<cached_descriptor*>::iterator hand_ = entries_.begin();  // what is looked at next
 };
 

@@ -30,9 +30,8 @@ struct sigaction previous_action;
 /// Does what would have happened without our handler.
 void pass_on(int signal, siginfo_t* info, void* context) {
     const bool is_fault = info->si_code > 0;  // of an instruction, which would fault again; otherwise sent
-    const bool has_function =
-        (previous_action.sa_flags & SA_SIGINFO) != 0 ||
-        (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN);
+    // whatever SA_SIGINFO says: the two share their place
+    const bool has_function = previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN;
     if (!has_function) {
         if (previous_action.sa_handler == SIG_IGN && !is_fault) return;
         // the kernel ends a process that ignores a fault, too
@@ -41,6 +40,11 @@ void pass_on(int signal, siginfo_t* info, void* context) {
         ::sigaction(signal, &end_process, nullptr);
         if (!is_fault) ::raise(signal);
         return;
+    }
+    if ((static_cast<unsigned>(previous_action.sa_flags) & SA_RESETHAND) != 0) {  // it is called once, and then the default
+        struct sigaction default_action{};
+        default_action.sa_handler = SIG_DFL;
+        ::sigaction(signal, &default_action, nullptr);
     }
     sigset_t blocked = previous_action.sa_mask;
     if ((previous_action.sa_flags & SA_NODEFER) == 0) ::sigaddset(&blocked, signal);
@@ -73,6 +77,12 @@ bool run_guarded(void (*work)(const void* context), const void* context) noexcep
     std::atomic_signal_fence(std::memory_order_seq_cst);
     current_frame.store(nullptr, std::memory_order_relaxed);
     return true;
+}
+
+bool is_guarded_thread() noexcept {
+    sigset_t blocked;
+    return fault_guard_active() && ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked) == 0 &&
+           ::sigismember(&blocked, SIGBUS) == 0;
 }
 
 }  // namespace detail

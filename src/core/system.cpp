@@ -164,10 +164,11 @@ struct ::stat status(int descriptor, const std::string& path) {
     return result;
 }
 
-std::optional<struct ::stat> status_of_path(const std::string& path) noexcept {
+std::optional<struct ::stat> status_of_path(const std::string& path) {
     struct ::stat result{};
-    if (attempt(call::stat, path, [&] { return ::stat(path.c_str(), &result); }) == -1) return std::nullopt;
-    return result;
+    if (attempt(call::stat, path, [&] { return ::stat(path.c_str(), &result); }) == 0) return result;
+    if (errno == ENOENT || errno == ENOTDIR || errno == EACCES) return std::nullopt;
+    fail(errno, "cannot ask for the status of '{}'", path);
 }
 
 std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offset_bytes,

@@ -82,8 +82,8 @@ void set_mode(int descriptor, const std::string& path, ::mode_t mode);
 void close(int descriptor) noexcept;
 
 struct ::stat status(int descriptor, const std::string& path);
-/// Empty when nothing answers to `path` (any more).
-std::optional<struct ::stat> status_of_path(const std::string& path) noexcept;
+/// Empty when nothing answers to `path` (any more), or not to this user. @throws system_failure.
+std::optional<struct ::stat> status_of_path(const std::string& path);
 
 /// Reads up to destination.size() bytes. @return the bytes read; 0 at the end of the file.
 std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offset_bytes,

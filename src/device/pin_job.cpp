@@ -131,7 +131,8 @@ void pin_job::register_all() {
     const machine_answers machine = ask_();
     for (const pin_piece& piece : tracker_.pieces())
         pieces_.push_back({piece});
-    pin_order order(pieces_.size(), options_.registers_rest);
+    pin_order order(pieces_.size(), options_.registers_rest,
+                    tracker_.piece_at(options_.begin_at).value_or(0));
     judge(order, process_mappings(machine.maps));
     reserve(order, choose_pin_budget(options_.budget_bytes, options_.limit, machine.limits));
     register_pieces(order);
@@ -217,6 +218,9 @@ void pin_job::register_pieces(pin_order& order) {
             continue;
         }
         if (!register_piece(wanted)) return;
+        // what will be refused need not be brought into memory
+        if (is_refused_kind_[wanted.read_only ? 1 : 0])
+            order.leave_out([&](std::size_t index) { return pieces_[index].read_only == wanted.read_only; });
     }
 }
 

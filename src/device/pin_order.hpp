@@ -13,7 +13,9 @@ namespace pinflow::detail {
 /// speeds of the two. What was left out comes last, from the front, or never.
 class pin_order {
  public:
-    pin_order(std::size_t count, bool registers_rest) : registers_rest_(registers_rest) {
+    /// Of `count` pieces, from `first` on; those before come last.
+    pin_order(std::size_t count, bool registers_rest, std::size_t first = 0)
+        : next_(first), first_(first), registers_rest_(registers_rest) {
         for (std::size_t index = 0; index < count; ++index)
             waiting_.insert(waiting_.end(), index);
     }
@@ -32,7 +34,10 @@ class pin_order {
     };
     /// Takes the next piece; nothing if there is none. `reader` is the piece that is being read, if any is.
     std::optional<step> take(std::optional<std::size_t> reader) {
-        if (!reader) return take_from(0, true);
+        if (!reader) {
+            const auto next = take_from(first_, true);
+            return next ? next : take_from(0, true);
+        }
         // several threads tell where they read: only a large step back is a new beginning
         if (*reader + wanted_lead < last_reader_) next_ = *reader;
         last_reader_ = *reader;
@@ -65,8 +70,9 @@ class pin_order {
     }
 
     std::set<std::size_t> waiting_;
-    std::size_t next_ = 0;  ///< behind the furthest piece that was taken
+    std::size_t next_;  ///< behind the furthest piece that was taken
     std::size_t last_reader_ = 0;
+    std::size_t first_;
     bool registers_rest_;
 };
 

@@ -123,11 +123,15 @@ std::uint64_t pin_tracker::registered_bytes() const noexcept {
     return sum;
 }
 
+std::optional<std::size_t> pin_tracker::piece_at(const std::byte* data) const noexcept {
+    const tracked_range* const tracked = find(data);
+    if (tracked == nullptr) return {};
+    const auto offset = static_cast<std::uint64_t>(data - tracked->pages.data());
+    return tracked->first_piece + offset / tracked->piece_bytes;
+}
+
 void pin_tracker::reader_at(const std::byte* data) noexcept {
-    if (const tracked_range* const tracked = find(data)) {
-        const auto offset = static_cast<std::uint64_t>(data - tracked->pages.data());
-        reader_piece_.store(tracked->first_piece + offset / tracked->piece_bytes, std::memory_order_relaxed);
-    }
+    if (const auto piece = piece_at(data)) reader_piece_.store(*piece, std::memory_order_relaxed);
 }
 
 }  // namespace pinflow::detail

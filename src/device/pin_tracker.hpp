@@ -61,6 +61,8 @@ class pin_tracker {
     std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
     void reader_at(const std::byte* data) noexcept;
+    /// The piece that holds the byte at `data`, among all; nothing if none does.
+    std::optional<std::size_t> piece_at(const std::byte* data) const noexcept;
     /// The piece that is being read, among all; nothing while nobody has told where he reads.
     std::optional<std::size_t> reader() const noexcept {
         const std::size_t piece = reader_piece_.load(std::memory_order_relaxed);

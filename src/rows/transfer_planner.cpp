@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
 
 namespace pinflow::detail {
 
@@ -24,7 +25,7 @@ unsigned usual_blocks(const call_facts& call, const link_profile& profile) {
 /// Which arrays are held: small ones of files, beside a larger one, the smallest first.
 std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_facts> arrays,
                               const link_profile& profile) {
-    const auto size_of = [&](std::size_t i) { return arrays[i].row_bytes * arrays[i].row_count; };
+    const auto size_of = [&](std::size_t i) { return saturated(arrays[i].row_bytes, arrays[i].row_count); };
     std::vector<std::size_t> by_size(arrays.size());
     std::iota(by_size.begin(), by_size.end(), std::size_t{0});
     std::ranges::stable_sort(by_size, std::ranges::greater(), size_of);
@@ -35,6 +36,7 @@ std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_
     std::vector<bool> held(arrays.size(), false);
     for (auto i = by_size.rbegin(); i != by_size.rend(); ++i) {
         if (!arrays[*i].is_file_backed || size_of(*i) > left) continue;
+        if (arrays[*i].bytes_left < size_of(*i) / 8) continue;  // most of it would be read for nothing
         held[*i] = true;
         left -= size_of(*i);
     }
@@ -59,7 +61,7 @@ std::string why_not(transfer how, const sample_facts& sample, const array_facts&
 /// How pages are registered while their rows are delivered; nothing if that is not worth it.
 std::optional<registration> plan_registration(const sample_facts& sample, const array_facts& array,
                                               const link_profile& profile) {
-    const auto size_bytes = static_cast<double>(array.row_bytes * array.row_count);
+    const auto size_bytes = static_cast<double>(saturated(array.row_bytes, array.row_count));
     const auto bytes_left = static_cast<double>(array.bytes_left);
     const auto stage_gbps = [&](unsigned cores) {
         return std::min(profile.stage_gbps_per_core * cores, profile.max_stage_gbps);
@@ -105,10 +107,10 @@ transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array)
 transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
                            const link_profile& profile) {
     const bool sorts = array.row_bytes < profile.min_unsorted_bytes &&
-                       array.row_bytes * array.row_count > profile.covered_bytes;
+                       saturated(array.row_bytes, array.row_count) > profile.covered_bytes;
     const call_facts gather{.is_aligned = array.is_aligned,
                             .row_bytes = array.row_bytes,
-                            .table_bytes = array.row_bytes * array.row_count};
+                            .table_bytes = saturated(array.row_bytes, array.row_count)};
     const transfer_part kernel{transfer::kernel, 1, sorts, usual_blocks(gather, profile)};
     if (sample.asked == transfer::kernel || sample.asked == transfer::copy_engine) {
         const bool by_kernel = sample.asked == transfer::kernel;
@@ -123,7 +125,7 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
     const transfer staged = array.is_decoded ? transfer::decode : transfer::staged;
     if (sample.asked)
         return only({staged}, "asked for: rows are gathered into a staging buffer, then copied");
-    if (array.row_bytes * array.row_count == 0) return only({staged}, "there are no bytes to move");
+    if (saturated(array.row_bytes, array.row_count) == 0) return only({staged}, "there are no bytes to move");
     if (!array.is_mapped && !array.is_partly_mapped)
         return only({staged}, fmt::format("{} {}", array.name, array.why_not_mapped));
     if (array.row_bytes <= profile.max_trivial_bytes && (sample.is_guarded || !array.is_file_backed))

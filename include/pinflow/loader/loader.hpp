@@ -47,7 +47,8 @@ struct loader_options {
     /// `slots` is given, what those take.
     std::uint64_t memory_bytes = 0;
     /// Batches that can exist at once, being filled, waiting or leased; at least 2. 0: by memory, from 2 to
-    /// 8, or to 64 where the device gathers rows for a quarter of them at a time.
+    /// 8. Small batches are filled in groups: then up to 512 on a GPU and 256 on the host, but at most the
+    /// batches of an epoch.
     unsigned slots = 0;
     /// Threads that gather rows; 0: one for each core. More than there are cores raise oneTBB's limit for the
     /// process while the loader lives.
