@@ -28,7 +28,9 @@ std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_
     const auto size_of = [&](std::size_t i) { return saturated(arrays[i].row_bytes, arrays[i].row_count); };
     std::vector<std::size_t> by_size(arrays.size());
     std::iota(by_size.begin(), by_size.end(), std::size_t{0});
-    std::ranges::stable_sort(by_size, std::ranges::greater(), size_of);
+    std::ranges::sort(by_size, [&](std::size_t a, std::size_t b) {
+        return size_of(a) != size_of(b) ? size_of(a) > size_of(b) : a < b;
+    });
     by_size.erase(by_size.begin());  // the largest is what is streamed
     std::uint64_t left = profile.max_held_bytes;
     // what a limit leaves is for slots first
