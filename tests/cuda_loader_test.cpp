@@ -235,11 +235,10 @@ TEST_CASE("cuda loader: anonymous memory does not grow with the size of the file
     make_rows(folder / "large.npy", 16 * 1024);
     const auto peak_while_streaming = [&](const std::string& name, order order) {
         const stream stream(device::cuda(0));
-        loader loader({open_npy(folder / name)},
-                      {.device = device::cuda(0),
-                       .order = order,
-                       .epochs = 3,
-                       .pin_budget_bytes = generous_pin_budget});
+        loader loader({open_npy(folder / name)}, {.device = device::cuda(0),
+                                                  .order = order,
+                                                  .epochs = 3,
+                                                  .pin_budget_bytes = generous_pin_budget});
         std::uint64_t peak = 0;
         while (loader.next(stream))
             peak = std::max(peak, own_status_bytes("RssAnon"));

@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <span>
 #include <semaphore>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>

@@ -175,9 +175,11 @@ int gather_without_clusters() {
         return call == "cudaOccupancyMaxActiveClusters" ? cudaErrorNotSupported : cudaSuccess;
     });
     const device gpu = device::cuda(0);
-    loader loader(
-        {numbered_rows(400, 512)},
-        {.device = gpu, .batch_rows = 10, .order = order::shuffled, .pin_budget_bytes = generous_pin_budget});
+    loader loader({numbered_rows(400, 512)}, {.device = gpu,
+                                              .batch_rows = 10,
+                                              .order = order::shuffled,
+                                              .route = route::direct,
+                                              .pin_budget_bytes = generous_pin_budget});
     const stream stream(gpu);
     int batches = 0;
     bool right = true;

@@ -21,9 +21,9 @@
 #include "src/core/descriptor_cache.hpp"
 #include "src/core/side_by_side_mapping.hpp"
 #include "src/core/system.hpp"
-#include "tests/support/file_bytes.hpp"
 #include "tests/mapped_files.hpp"
 #include "tests/random_arrays.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // Rows of many files, as concatenate makes them of sources that lie in files.

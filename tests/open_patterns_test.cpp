@@ -25,9 +25,9 @@
 #include "pinflow/row_source.hpp"
 #include "src/core/descriptor_cache.hpp"
 #include "src/core/system.hpp"
-#include "tests/support/file_bytes.hpp"
 #include "tests/mapped_files.hpp"
 #include "tests/npy_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // Patterns of many files, concatenated and stacked.

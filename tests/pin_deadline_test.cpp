@@ -17,8 +17,8 @@
 #include "pinflow/pin.hpp"
 #include "src/core/system.hpp"
 #include "src/device/pin_worker.hpp"
-#include "tests/support/devices.hpp"
 #include "tests/fake_locker.hpp"
+#include "tests/support/devices.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 /// Registrations that take their time, or never return.

@@ -286,7 +286,8 @@ TEST_CASE("pin order: the nearer a reader is, the more pieces are left out, and 
     while (const auto step = order.take(0))
         taken.push_back(step->index);
     // two of three are left out at first, then every other one, then none
-    CHECK(std::vector(taken.begin(), taken.begin() + 8) == std::vector<std::size_t>{2, 5, 8, 10, 12, 14, 16, 17});
+    CHECK(std::vector(taken.begin(), taken.begin() + 8) ==
+          std::vector<std::size_t>{2, 5, 8, 10, 12, 14, 16, 17});
     CHECK(taken.size() == 30);
     CHECK(std::ranges::find(taken, 29) < std::ranges::find(taken, 9));
     CHECK(taken.back() == 7);
@@ -318,7 +319,8 @@ TEST_CASE("pin order: a reader that begins anew finds what was left out register
     CHECK(step->index < 12);
 }
 
-TEST_CASE("pin order: whoever reads faster than pieces are registered finds most of them registered in time") {
+TEST_CASE(
+    "pin order: whoever reads faster than pieces are registered finds most of them registered in time") {
     // so many pieces are read while another is registered, and three are under way
     for (const double read_a_piece : {1.3, 2.0, 2.5}) {
         CAPTURE(read_a_piece);
@@ -326,7 +328,6 @@ TEST_CASE("pin order: whoever reads faster than pieces are registered finds most
         pin_order order(count, false);
         std::vector<bool> is_there(count, false);
         std::deque<std::size_t> under_way;
-        std::size_t registered = 0;
         std::size_t found = 0;
         std::size_t longest_gap = 0;
         std::size_t gap = 0;
@@ -343,7 +344,6 @@ TEST_CASE("pin order: whoever reads faster than pieces are registered finds most
                 }
                 if (under_way.empty()) break;
                 is_there[under_way.front()] = true;
-                ++registered;
                 under_way.pop_front();
             }
         }

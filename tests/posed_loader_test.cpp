@@ -148,7 +148,8 @@ TEST_CASE("posed loader: small rows are gathered by a kernel, of any alignment, 
     CHECK(backend.unaligned_gathers == backend.gathers);
 }
 
-TEST_CASE("posed loader: small rows are copied by the copy engine where that is asked for, beside held arrays") {
+TEST_CASE(
+    "posed loader: small rows are copied by the copy engine where that is asked for, beside held arrays") {
     const temporary_folder folder;
     for (const std::uint64_t width : {1U, 100U, 1536U}) {
         const numbered_file rows(folder, "rows.npy", 5000, width);

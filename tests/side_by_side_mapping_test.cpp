@@ -16,8 +16,8 @@
 #include "pinflow/error.hpp"
 #include "src/core/descriptor_cache.hpp"
 #include "src/core/system.hpp"
-#include "tests/support/file_bytes.hpp"
 #include "tests/mapped_files.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using pinflow::input_file;

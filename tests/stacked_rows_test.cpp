@@ -14,9 +14,9 @@
 #include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/core/stack.hpp"
-#include "tests/support/file_bytes.hpp"
 #include "tests/mapped_files.hpp"
 #include "tests/random_arrays.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using pinflow::array;

@@ -41,7 +41,8 @@ void pass_on(int signal, siginfo_t* info, void* context) {
         if (!is_fault) ::raise(signal);
         return;
     }
-    if ((static_cast<unsigned>(previous_action.sa_flags) & SA_RESETHAND) != 0) {  // it is called once, and then the default
+    if ((static_cast<unsigned>(previous_action.sa_flags) & SA_RESETHAND) !=
+        0) {  // it is called once, and then the default
         struct sigaction default_action{};
         default_action.sa_handler = SIG_DFL;
         ::sigaction(signal, &default_action, nullptr);

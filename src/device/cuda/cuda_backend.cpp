@@ -399,8 +399,8 @@ class backend final : public device_backend {
         return status;
     }
 
-    /// In calls of some hundred copies each: with 512 copies of 12 KiB in one, driver 580 is half as fast, and
-    /// has crashed (samples/bench/NOTEBOOK.md).
+    /// In calls of some hundred copies each: with 512 copies of 12 KiB in one, driver 580 is half as fast,
+    /// and has crashed (samples/bench/NOTEBOOK.md).
     template <typename Range>
     cudaError_t copy_at_once(std::span<const Range> pieces, cudaStream_t stream) const {
         constexpr std::size_t max_copies = 256;

@@ -54,8 +54,8 @@ TEST_CASE("memory: streaming 8 GiB takes no more anonymous memory than 1 GiB may
         const std::uint64_t before = anonymous_bytes();
         const seen_memory small = memory_while_streaming(folder / "small.npy", order);
         const seen_memory large = memory_while_streaming(folder / "large.npy", order);
-        INFO("before: " << before << " bytes, 1 GiB: " << small.peak_bytes << " bytes, 8 GiB: " << large.peak_bytes
-                        << " bytes");
+        INFO("before: " << before << " bytes, 1 GiB: " << small.peak_bytes
+                        << " bytes, 8 GiB: " << large.peak_bytes << " bytes");
         CHECK(small.peak_bytes > before);
         CHECK(large.slot_bytes == small.slot_bytes);
         // not every slot need be used, as the one that was given back last is filled first
