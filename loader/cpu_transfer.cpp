@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "loader/array_transfer.hpp"
 
 namespace pinflow::detail {
@@ -39,7 +41,7 @@ class cpu_transfer final : public array_transfer {
 /// Batches are views of the mapping.
 class view_transfer final : public array_transfer {
  public:
-    explicit view_transfer(const sample_array& array) : array_(array) {}
+    explicit view_transfer(sample_array array) : array_(std::move(array)) {}
 
     void prepare(slot& /*filling*/, slot_group& /*group*/) override {}
     const std::byte* rows_of(const slot& filled) const override {

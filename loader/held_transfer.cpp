@@ -5,6 +5,7 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "loader/array_transfer.hpp"
@@ -41,8 +42,8 @@ std::string reason_of(const sample_array& array) {
 /// Rows in memory of the loader's own.
 class host_held_transfer final : public array_transfer {
  public:
-    host_held_transfer(const sample_array& array, const loader_setup& setup)
-        : array_(array), is_stopped_(setup.is_stopped) {}
+    host_held_transfer(sample_array array, const loader_setup& setup)
+        : array_(std::move(array)), is_stopped_(setup.is_stopped) {}
 
     void begin() override {
         const row_source& source = *array_.source;
@@ -74,8 +75,8 @@ class host_held_transfer final : public array_transfer {
 /// Rows in device memory: see device_held.
 class device_held_transfer final : public array_transfer {
  public:
-    device_held_transfer(const sample_array& array, const loader_setup& setup)
-        : array_(array), setup_(setup) {}
+    device_held_transfer(sample_array array, loader_setup setup)
+        : array_(std::move(array)), setup_(std::move(setup)) {}
 
     void begin() override {
         const row_source& source = *array_.source;

@@ -223,9 +223,9 @@ class kernel_transfer final : public registered_transfer {
         });
         if (!missing.empty()) stage(filling, group, missing, host_rows(filling));
         // without a registered row no kernel is needed, nor a device that reads the staging side
-        is_copied_[filling.index] = missing.size() == filling.row_ids.size();
+        is_copied_[filling.index] = missing.size() == filling.row_ids.size() ? 1 : 0;
         group.copies.push_back(
-            is_copied_[filling.index]
+            is_copied_[filling.index] != 0
                 ? copy_range{device_rows(filling), host_rows(filling), missing.size() * row_bytes}
                 : addresses_.upload(filling));
     }
@@ -234,7 +234,7 @@ class kernel_transfer final : public registered_transfer {
         if (array().row_bytes() == 0) return;
         std::vector<slot*> gathered;
         std::ranges::copy_if(slots, std::back_inserter(gathered),
-                             [&](const slot* each) { return !is_copied_[each->index]; });
+                             [&](const slot* each) { return is_copied_[each->index] == 0; });
         const std::uint64_t rows_of_slot = setup().rows_of_slot;
         for_runs(std::span<slot* const>(gathered), rows_of_slot, row_parts::max,
                  [&](std::span<slot* const> run, std::uint64_t rows) {
@@ -266,7 +266,8 @@ class kernel_transfer final : public registered_transfer {
     transfer_part part_;
     row_list addresses_;
     std::vector<std::vector<std::uint64_t>> missing_ids_;  ///< of each slot
-    std::vector<char> is_copied_;  ///< of each slot: all its rows are staged, and copied by the copy engine
+    std::vector<std::uint8_t>
+        is_copied_;  ///< of each slot: all its rows are staged, and copied by the copy engine
     device_buffer sorted_;
     device_buffer positions_;
     std::uint64_t address_range_ = 0;

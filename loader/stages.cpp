@@ -236,7 +236,7 @@ void stages::show_arrays(slot& slot) const {
 }
 
 /// All parts of all slots, side by side if there are several.
-void stages::do_jobs(slot_group& group) {
+void stages::do_jobs(slot_group& group) const {
     if (group.jobs.empty()) return;
     const std::vector<read_job> pieces = parts_of(group.jobs);
     // small batches: one task for so many of them

@@ -74,7 +74,7 @@ class stages {
     void sample_rows(slot_group& group) const;
     void prepare(slot& slot, slot_group& group);
     void show_arrays(slot& slot) const;
-    void do_jobs(slot_group& group);
+    void do_jobs(slot_group& group) const;
     void check_files(slot_group& group);
     /// Notes that these batches are filled. @return the slot with the last one of an epoch to be so, if any.
     std::vector<slot*> end_reads(slot_group& group);

@@ -29,7 +29,8 @@ array_facts mapped(std::uint64_t row_bytes, std::uint64_t size_bytes, std::uint6
             .is_decoded = false,
             .has_files = true,
             .is_contiguous = true,
-            .is_aligned = row_bytes % 16 == 0};
+            .is_aligned = row_bytes % 16 == 0,
+            .why_not_mapped = {}};
 }
 
 constexpr sample_facts gpu{.batch_rows = 64, .epoch_batches = 1000, .cores = 16, .is_guarded = true};

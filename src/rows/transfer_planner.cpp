@@ -112,7 +112,8 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
                        saturated(array.row_bytes, array.row_count) > profile.covered_bytes;
     const call_facts gather{.is_aligned = array.is_aligned,
                             .row_bytes = array.row_bytes,
-                            .table_bytes = saturated(array.row_bytes, array.row_count)};
+                            .table_bytes = saturated(array.row_bytes, array.row_count),
+                            .why_not_reached = {}};
     const transfer_part kernel{transfer::kernel, 1, sorts, usual_blocks(gather, profile)};
     if (sample.asked == transfer::kernel || sample.asked == transfer::copy_engine) {
         const bool by_kernel = sample.asked == transfer::kernel;

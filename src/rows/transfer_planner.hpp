@@ -23,25 +23,25 @@ struct array_facts {
     std::uint64_t row_count = 0;
     std::uint64_t bytes_left = 0;  ///< that this loader has still to deliver
     bool is_file_backed = false;
-    bool is_mapped = false;           ///< every row lies in the address space as it is delivered
-    bool is_partly_mapped = false;    ///< some do
-    bool is_decoded = false;          ///< only row_source::read_rows gives rows
-    bool has_files = false;           ///< every row can be read from a file as it is delivered
-    bool is_contiguous = false;       ///< all rows lie one after the other
-    bool is_aligned = true;           ///< every row lies at a multiple of 16 bytes, and has such a size
-    std::string why_not_mapped = {};  ///< the end of a sentence that begins with `name`
+    bool is_mapped = false;         ///< every row lies in the address space as it is delivered
+    bool is_partly_mapped = false;  ///< some do
+    bool is_decoded = false;        ///< only row_source::read_rows gives rows
+    bool has_files = false;         ///< every row can be read from a file as it is delivered
+    bool is_contiguous = false;     ///< all rows lie one after the other
+    bool is_aligned = true;         ///< every row lies at a multiple of 16 bytes, and has such a size
+    std::string why_not_mapped;     ///< the end of a sentence that begins with `name`
 };
 
 /// What is known of a sample and the machine.
 struct sample_facts {
     bool on_host = false;
-    bool is_in_order = false;            ///< the rows of a batch follow each other
-    std::uint64_t batch_rows = 1;        ///< of the largest batch
-    std::uint64_t epoch_batches = 1;     ///< in an epoch
-    unsigned cores = 1;                  ///< threads that the loader may use
-    bool is_guarded = false;             ///< the fault guard is active
-    std::uint64_t memory_bytes = 0;      ///< that the loader may take; 0: the default
-    std::optional<transfer> asked = {};  ///< by the route option
+    bool is_in_order = false;                      ///< the rows of a batch follow each other
+    std::uint64_t batch_rows = 1;                  ///< of the largest batch
+    std::uint64_t epoch_batches = 1;               ///< in an epoch
+    unsigned cores = 1;                            ///< threads that the loader may use
+    bool is_guarded = false;                       ///< the fault guard is active
+    std::uint64_t memory_bytes = 0;                ///< that the loader may take; 0: the default
+    std::optional<transfer> asked = std::nullopt;  ///< by the route option
 };
 
 /// One plan for each array, in their order. Of the arrays the largest is never held.
@@ -81,8 +81,7 @@ struct call_facts {
     std::uint64_t row_bytes = 0;
     std::uint64_t table_bytes = 0;
     std::uint64_t staging_buffer_bytes = 0;
-    std::string why_not_reached =
-        {};  ///< why the device cannot read the table where it lies; empty if it can
+    std::string why_not_reached;  ///< why the device cannot read the table where it lies; empty if it can
     // what the options say
     row_route asked = row_route::automatic;
     unsigned blocks = 0;
