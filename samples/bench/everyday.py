@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The shapes that people train on: how near pinflow comes to the link, or on the host to numpy.
 
-    python3 everyday.py TAKE_BATCHES PINFLOW [--dir DIR] [--cells NAME[,NAME]] [--device cuda|host] [--gib 8]
+    python3 everyday.py TAKE_BATCHES PINFLOW [--dir DIR] [--cells "NAME;NAME"] [--device cuda|host] [--gib 8]
                         [--repetitions 3] [--results RESULTS.md] [--skip-peers]
 
 TAKE_BATCHES is the program made from take_batches.cpp, PINFLOW the tool. Every cell makes its files in a folder of the

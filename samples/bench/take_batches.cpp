@@ -1,12 +1,11 @@
 // take_batches FILE[:NAME]... [--device D] [--batch N] [--order O] [--epochs N] [--threads N] [--route R]
-// [--held N]
-//              [--digest] [--legacy] [--stack]
+//              [--held N] [--digest] [--legacy] [--stack]
 //
 // A consumer that does nothing but take batches, as a training loop does: what everyday.py times. Prints one
-// JSON object: seconds and CPU seconds of each epoch, what a batch holds, and how each array travelled. With
-// --digest every batch is read on the device, and the digest of all is printed. --held N keeps N batches
-// leased at a time,
-// --legacy consumes on CUDA's legacy default stream.
+// JSON object: seconds and CPU seconds of each epoch, what a batch holds, and how each array travelled.
+//
+// --digest reads every batch on the device, and prints the digest of all. --held N keeps N batches leased at
+// a time. --legacy consumes on CUDA's legacy default stream.
 
 #include <sys/resource.h>
 
