@@ -81,10 +81,9 @@ class slot_pool {
 
     // ---- the pipeline's side ----
 
-    /// Waits until slots can be filled: given back, and passed by the streams that read them. Until
-    /// `together` of them can; fewer are enough if the consumer has nothing left and the others do not pass
-    /// soon. Only the pipeline's driver calls it, never a TBB thread, which might be the one that it waits
-    /// for.
+    /// Waits until `together` slots can be filled: given back, and no longer read by any stream.
+    /// Fewer are enough if the consumer has nothing left and the other slots do not become free soon.
+    /// Only the pipeline's driver calls it: a TBB thread might wait for itself.
     /// @return how many can be taken; 0 if the loader stops.
     std::size_t wait_for_free(std::size_t together = 1);
     /// Takes so many slots that can be filled at once, or none. Never waits. For one thread at a time.

@@ -7,10 +7,11 @@
 
 namespace pinflow::detail {
 
-/// The order in which pieces are registered. From the front, while nobody reads them. Ahead of somebody who
-/// reads them from the front meanwhile and does without those that he reaches too early: the nearer he comes,
-/// the more pieces are left out, so that registered pieces and others take turns, in the ratio of the
-/// speeds of the two. What was left out comes last, from the front, or never.
+/// Chooses the order in which pieces are registered.
+/// Without a reader, pieces are taken from the front.
+/// With a reader, pieces are taken ahead of it. The closer the reader, the more pieces are skipped (0 to 2),
+/// so that registered and staged pieces alternate.
+/// Skipped pieces are taken last, from the front, or never.
 class pin_order {
  public:
     /// Of `count` pieces, from `first` on; those before come last.
@@ -22,7 +23,7 @@ class pin_order {
 
     bool empty() const noexcept { return waiting_.empty(); }
     void clear() noexcept { waiting_.clear(); }
-    /// Leaves out the pieces that `is_unwanted`, which is asked from the front.
+    /// Removes the waiting pieces for which `is_unwanted` returns true. It is called in ascending order.
     template <typename Predicate>
     void leave_out(Predicate is_unwanted) {
         std::erase_if(waiting_, is_unwanted);
@@ -57,8 +58,8 @@ class pin_order {
     void put_back(std::size_t index) { waiting_.insert(index); }
 
  private:
-    /// Pieces between the reader and the one that is taken: as many as are read while four are registered,
-    /// and as rows are fetched ahead of the consumer.
+    /// The wanted distance, in pieces, from the reader to the next piece to register. It covers the pieces
+    /// read while four are registered, and the rows prefetched for the consumer.
     static constexpr std::size_t wanted_lead = 16;
 
     std::optional<step> take_from(std::size_t first, bool is_ahead) {

@@ -10,18 +10,18 @@ namespace pinflow::detail {
 struct link_profile {
     // ---- which transfer
     std::uint64_t max_held_bytes = 64 << 20;  ///< held arrays, all of a sample together
-    /// Pieces that the copy engine is used for. A kernel is as fast there; 32 KiB: 50.6 GB/s, the
-    /// engine 46.5.
+    /// Contiguous pieces from this size on use the copy engine. At 48 KiB a kernel is as fast. At 32 KiB the
+    /// kernel reaches 50.6 GB/s, the copy engine 46.5.
     std::uint64_t min_engine_bytes = 48 << 10;
     std::uint64_t max_trivial_bytes = 64;  ///< rows that the CPU copies as fast as it lists their addresses
     std::uint64_t min_unsorted_bytes = 2 << 10;  ///< rows that a kernel moves as fast in any order
-    /// Tables whose rows come as fast in any order, whatever their size: the GPU's address translation
-    /// reaches as far.
+    /// Tables up to this size are never sorted: the GPU's address translation covers them, so that row order
+    /// does not matter.
     std::uint64_t covered_bytes = 1 << 30;
 
     // ---- registering while rows are delivered
     double register_gbps =
-        28;  ///< pages in the page cache: 25 to 36 on several days, by any number of threads
+        28;  ///< pages in the page cache: 15 to 36 on several days; more threads gain nothing
     double stage_gbps_per_core = 5;  ///< rows that the CPU gathers into staging buffers
     double max_stage_gbps = 50;
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
@@ -32,7 +32,7 @@ struct link_profile {
     // ---- batches that are filled together
     std::uint64_t group_bytes = 16 << 20;  ///< for a GPU: what hides the time between two groups
     std::uint64_t host_group_bytes =
-        4 << 20;  ///< on the host: some 200 us, beside which waking a thread, 10 us, is little
+        4 << 20;  ///< on the host: copying takes some 200 us, waking a thread only 10 us
     unsigned max_group_batches = 64;
     unsigned groups_of_slots = 8;       ///< groups that all slots make up, for a GPU
     unsigned host_groups_of_slots = 4;  ///< two are filled, one is ready, one is the consumer's
@@ -58,7 +58,7 @@ struct link_profile {
     double usual_staged_share = 0.4;  ///< of the hybrid route, if nothing is measured
     double min_gain = 1.05;           ///< a measured rate must be so much higher to be preferred
     double scatter_of_direct =
-        1.06;  ///< rate of a scatter by that of the same gather: writes are not waited for
+        1.06;  ///< scatter throughput over gather throughput, by kernel: writes are not waited for
     double scatter_of_staged = 1.4;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ranges>
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
@@ -36,11 +37,11 @@ std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_
     // what a limit leaves is for slots first
     if (sample.memory_bytes != 0) left = std::min(left, sample.memory_bytes / 4);
     std::vector<bool> held(arrays.size(), false);
-    for (auto i = by_size.rbegin(); i != by_size.rend(); ++i) {
-        if (!arrays[*i].is_file_backed || size_of(*i) > left) continue;
-        if (arrays[*i].bytes_left < size_of(*i) / 8) continue;  // most of it would be read for nothing
-        held[*i] = true;
-        left -= size_of(*i);
+    for (const std::size_t i : by_size | std::views::reverse) {
+        if (!arrays[i].is_file_backed || size_of(i) > left) continue;
+        if (arrays[i].bytes_left < size_of(i) / 8) continue;  // most of it would be read for nothing
+        held[i] = true;
+        left -= size_of(i);
     }
     return held;
 }

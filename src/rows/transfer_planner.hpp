@@ -105,8 +105,8 @@ transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, doubl
                                const link_profile& profile = {});
 /// The first that is clearly faster than those before it.
 const rated_plan& fastest(std::span<const rated_plan> measured, const link_profile& profile = {});
-/// How rows are scattered if sorted gathers reach these rates by kernel and staged, and rows in order `link`;
-/// 0: not measured.
+/// Chooses the transfer of a scatter from the measured throughput of sorted gathers, by kernel and staged.
+/// `link` is the throughput of rows in order, the upper limit of both. A rate of 0 means not measured.
 rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link,
                          const link_profile& profile = {});
 /// Whether staging buffers of this size are worth measuring.
