@@ -544,8 +544,8 @@ TEST_CASE("planner: rows are scattered by the route, and in the parts, that the 
 TEST_CASE("planner: scatters are staged if that is expected to be clearly faster") {
     const auto is = [](double direct_gather, double staged_gather, double link, row_route route,
                        double gbps) {
-        const detail::rated_plan judged =
-            detail::judge_scatter({.is_scatter = true}, direct_gather, staged_gather, link);
+        const detail::rated_plan judged = detail::judge_scatter({.is_scatter = true, .why_not_reached = {}},
+                                                                direct_gather, staged_gather, link);
         CAPTURE(direct_gather);
         CAPTURE(staged_gather);
         CHECK(to_row_plan(judged).route == route);
