@@ -17,7 +17,6 @@
 #include "tests/support/temporary_folder.hpp"
 
 using pinflow::input_file;
-using pinflow::detail::hdf5_dataset;
 using pinflow::detail::hdf5_description;
 using pinflow::detail::hdf5_read_function;
 using pinflow::detail::keep_hdf5_reader;

@@ -168,7 +168,7 @@ void consume(const settings& what) {
               << ", \"batches\": " << loader.batches_per_epoch()
               << ", \"route\": " << quoted(std::string(to_string(report.route))) << ", \"arrays\": ["
               << arrays << "], \"verdict\": " << quoted(report.verdict());
-    if (digest) std::cout << ", \"digest\": \"" << std::hex << digest->value() << std::dec << '"';
+    if (digest) std::cout << R"(, "digest": ")" << std::hex << digest->value() << std::dec << '"';
     std::cout << "}\n";
 }
 
