@@ -112,10 +112,9 @@ class pinned_pages {
     /// Bytes registered without a gap from the first range's first byte on, in the ranges' order. Never
     /// waits.
     std::uint64_t registered_prefix_bytes() const noexcept;
-    /// Tells that somebody who reads the ranges from the front, and does without what is not registered, has
-    /// come to `data`. From then on pieces are taken so far ahead of him that they are registered when he
-    /// comes; those that he has passed are left until after the others. Never waits; to be called for every
-    /// batch.
+    /// Tells where a reader is that reads the ranges from the front and does not wait for registration.
+    /// From then on pieces are registered ahead of `data`. Pieces that the reader has passed come last.
+    /// Never waits. Call it for every batch.
     void reader_at(const std::byte* data) noexcept;
     /// Whether nothing more will be registered, be it because a piece has missed its deadline. Takes no lock.
     bool finished() const noexcept;

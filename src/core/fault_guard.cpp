@@ -27,6 +27,12 @@ struct guard_frame {
 /// What SIGBUS did before our handler was installed. Written once, before that.
 struct sigaction previous_action;
 
+void restore_default(int signal) {
+    struct sigaction default_action{};
+    default_action.sa_handler = SIG_DFL;
+    ::sigaction(signal, &default_action, nullptr);
+}
+
 /// Does what would have happened without our handler.
 void pass_on(int signal, siginfo_t* info, void* context) {
     const bool is_fault = info->si_code > 0;  // of an instruction, which would fault again; otherwise sent
@@ -35,18 +41,12 @@ void pass_on(int signal, siginfo_t* info, void* context) {
     if (!has_function) {
         if (previous_action.sa_handler == SIG_IGN && !is_fault) return;
         // the kernel ends a process that ignores a fault, too
-        struct sigaction end_process{};
-        end_process.sa_handler = SIG_DFL;
-        ::sigaction(signal, &end_process, nullptr);
+        restore_default(signal);
         if (!is_fault) ::raise(signal);
         return;
     }
-    if ((static_cast<unsigned>(previous_action.sa_flags) & SA_RESETHAND) !=
-        0) {  // it is called once, and then the default
-        struct sigaction default_action{};
-        default_action.sa_handler = SIG_DFL;
-        ::sigaction(signal, &default_action, nullptr);
-    }
+    const bool is_called_once = (static_cast<unsigned>(previous_action.sa_flags) & SA_RESETHAND) != 0;
+    if (is_called_once) restore_default(signal);
     sigset_t blocked = previous_action.sa_mask;
     if ((previous_action.sa_flags & SA_NODEFER) == 0) ::sigaddset(&blocked, signal);
     sigset_t before;
