@@ -21,14 +21,11 @@ class device_held {
     /// Adds an array, which stays in device memory as long as this is used.
     void add(const held_table& table) { tables_.push_back(table); }
 
-    /// Brings the row ids of a slot to the device.
-    void prepare(const slot& filling, slot_group& group) const {
-        std::ranges::copy(filling.row_ids, ids_.of(filling).begin());
-        group.copies.push_back(ids_.upload(filling));
-    }
-    /// Enqueues the gathers for slots whose row ids are on their way on `stream`.
+    void prepare(const slot& filling) const { std::ranges::copy(filling.row_ids, ids_.of(filling).begin()); }
+    /// Enqueues the gathers for slots that are prepared.
     void enqueue(std::span<slot* const> slots, stream_view stream) const {
         for_runs(slots, rows_of_slot_, row_parts::max, [&](std::span<slot* const> run, std::uint64_t rows) {
+            ids_.upload_async(*run[0], rows, stream);
             held_gather gather;
             gather.ids = ids_.on_device(*run[0]);
             gather.count = rows;

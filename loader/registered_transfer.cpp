@@ -173,7 +173,10 @@ class engine_transfer final : public registered_transfer {
             staged_count = 0;
         };
         for_runs_of(filling, true, [&](const row_run& rows) {
-            if (!rows.is_registered) {
+            if (!rows.is_registered && array().plan.pages->is_required)
+                throw unsupported(
+                    fmt::format("pages of {} are not registered", array().source->description()));
+            if (!rows.is_registered || rows.count * row_bytes < min_piece_bytes) {
                 if (staged_count == 0) staged_first = rows.first;
                 staged_count += rows.count;
                 return;
@@ -224,43 +227,57 @@ class kernel_transfer final : public registered_transfer {
         if (!missing.empty()) stage(filling, group, missing, host_rows(filling));
         // without a registered row no kernel is needed, nor a device that reads the staging side
         is_copied_[filling.index] = missing.size() == filling.row_ids.size() ? 1 : 0;
-        group.copies.push_back(
-            is_copied_[filling.index] != 0
-                ? copy_range{device_rows(filling), host_rows(filling), missing.size() * row_bytes}
-                : addresses_.upload(filling));
+        if (is_copied_[filling.index] != 0)
+            group.copies.push_back({device_rows(filling), host_rows(filling), missing.size() * row_bytes});
+    }
+
+    bool enqueue_lists(std::span<slot* const> slots, stream_view lists) override {
+        bool has_lists = false;
+        for_gathered(slots, [&](std::span<slot* const> run, std::uint64_t rows) {
+            addresses_.upload_async(*run[0], rows, lists);
+            if (part_.sorted) {
+                // by their low bits, which tell the pages of the array apart; rows that are staged come
+                // anywhere
+                setup().device.backend().sort_rows(addresses_.on_device(*run[0]), rows, address_range_,
+                                                   sorted_of(*run[0]), positions_of(*run[0]),
+                                                   lists.native_handle());
+            }
+            has_lists = true;
+        });
+        return has_lists;
     }
 
     void enqueue(std::span<slot* const> slots, stream_view stream) override {
+        for_gathered(slots, [&](std::span<slot* const> run, std::uint64_t rows) {
+            row_transfer gather;
+            gather.table.row_size_bytes = array().row_bytes();
+            gather.table.by_address = true;
+            gather.table.addresses_are_aligned = array().is_aligned;
+            // equal rows are gathered again rather than looked for
+            gather.order = part_.sorted ? row_order{sorted_of(*run[0]), positions_of(*run[0]), rows, false}
+                                        : row_order{addresses_.on_device(*run[0]), nullptr, rows, false};
+            gather.parts = parts_of(run, array().offset_bytes);
+            gather.end = rows;
+            gather.blocks = part_.blocks;
+            setup().device.backend().gather_rows(gather, stream.native_handle());
+        });
+    }
+
+ private:
+    /// Calls `work` as for_runs does, for the slots whose rows a kernel gathers.
+    template <typename Work>
+    void for_gathered(std::span<slot* const> slots, Work work) const {
         if (array().row_bytes() == 0) return;
         std::vector<slot*> gathered;
         std::ranges::copy_if(slots, std::back_inserter(gathered),
                              [&](const slot* each) { return is_copied_[each->index] == 0; });
-        const std::uint64_t rows_of_slot = setup().rows_of_slot;
-        for_runs(std::span<slot* const>(gathered), rows_of_slot, row_parts::max,
-                 [&](std::span<slot* const> run, std::uint64_t rows) {
-                     row_transfer gather;
-                     gather.table.row_size_bytes = array().row_bytes();
-                     gather.table.by_address = true;
-                     gather.table.addresses_are_aligned = array().is_aligned;
-                     gather.order = order_of(*run[0], rows, stream);
-                     gather.parts = parts_of(run, array().offset_bytes);
-                     gather.end = rows;
-                     gather.blocks = part_.blocks;
-                     setup().device.backend().gather_rows(gather, stream.native_handle());
-                 });
+        for_runs(std::span<slot* const>(gathered), setup().rows_of_slot, row_parts::max, work);
     }
-
- private:
-    row_order order_of(const slot& first, std::uint64_t rows, stream_view stream) const {
-        const std::uint64_t* const addresses = addresses_.on_device(first);
-        if (!part_.sorted) return {addresses, nullptr, rows, false};
-        const std::uint64_t at = first.index * setup().rows_of_slot;
-        auto* const sorted = reinterpret_cast<std::uint64_t*>(sorted_.data()) + at;
-        auto* const positions = reinterpret_cast<std::uint32_t*>(positions_.data()) + at;
-        // by their low bits, which tell the pages of the array apart; rows that are staged come anywhere
-        setup().device.backend().sort_rows(addresses, rows, address_range_, sorted, positions,
-                                           stream.native_handle());
-        return {sorted, positions, rows, false};  // equal rows are gathered again rather than looked for
+    std::uint64_t* sorted_of(const slot& first) const {
+        return reinterpret_cast<std::uint64_t*>(sorted_.data()) + first.index * setup().rows_of_slot;
+    }
+    std::uint32_t* positions_of(const slot& first) const {
+        return reinterpret_cast<std::uint32_t*>(positions_.data()) + first.index * setup().rows_of_slot;
     }
 
     transfer_part part_;

@@ -28,11 +28,11 @@ class row_list {
     const std::uint64_t* on_device(const slot& slot) const {
         return reinterpret_cast<const std::uint64_t*>(device_.data()) + slot.index * rows_of_slot_;
     }
-    /// What brings the numbers of a slot's rows to the device.
-    copy_range upload(const slot& slot) const {
-        const std::uint64_t offset_bytes = slot.index * rows_of_slot_ * sizeof(std::uint64_t);
-        return {device_.data() + offset_bytes, host_.data() + offset_bytes,
-                slot.row_ids.size() * sizeof(std::uint64_t)};
+    /// Brings `row_count` numbers to the device, from those of the first row of `first` on.
+    void upload_async(const slot& first, std::uint64_t row_count, stream_view stream) const {
+        const std::uint64_t offset_bytes = first.index * rows_of_slot_ * sizeof(std::uint64_t);
+        copy_to_device_async(device_.data() + offset_bytes,
+                             host_.bytes().subspan(offset_bytes, row_count * sizeof(std::uint64_t)), stream);
     }
 
  private:

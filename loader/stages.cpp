@@ -53,7 +53,9 @@ std::vector<read_job> parts_of(std::span<const read_job> jobs) {
 stages::stages(const parts& what, std::size_t max_groups)
     : what_(what),
       marks_(what.pool.device()),
-      streams_{stream(what.pool.device()), stream(what.pool.device())} {
+      streams_{stream(what.pool.device()), stream(what.pool.device())},
+      lists_(what.pool.device()),
+      lists_done_(what.pool.device()) {
     for (std::size_t i = 0; i < max_groups; ++i)
         idle_.push_back(groups_.emplace_back(std::make_unique<slot_group>()).get());
 }
@@ -214,7 +216,7 @@ void stages::fill(slot_group& group) {
 }
 
 void stages::prepare(slot& slot, slot_group& group) {
-    if (what_.held) what_.held->prepare(slot, group);
+    if (what_.held) what_.held->prepare(slot);
     for (const auto& transfer : what_.transfers)
         transfer->prepare(slot, group);
     show_arrays(slot);
@@ -354,10 +356,24 @@ void stages::deliver(slot_group& group) {
     give_back(group);
 }
 
+void stages::enqueue_lists(std::span<slot* const> slots, stream_view stream) {
+    bool has_lists = false;
+    for (const auto& transfer : what_.transfers)
+        has_lists = transfer->enqueue_lists(slots, lists_) || has_lists;
+    if (what_.held) {
+        what_.held->enqueue(slots, lists_);
+        has_lists = true;
+    }
+    if (!has_lists) return;
+    lists_done_.record(lists_);
+    stream.wait(lists_done_);
+}
+
 void stages::enqueue(std::span<slot* const> slots, slot_group& group) {
     const bool on_host = what_.pool.device().kind() == device_kind::host;
     if (on_host && group.copies.empty()) return;
     const stream_view stream = streams_[next_stream_++ % streams_.size()];
+    enqueue_lists(slots, stream);
     if (group.copies.size() == 1) {
         const copy_range& whole = group.copies[0];
         copy_to_device_async(whole.destination, {whole.source, whole.size_bytes}, stream);
@@ -366,7 +382,6 @@ void stages::enqueue(std::span<slot* const> slots, slot_group& group) {
     }
     for (const auto& transfer : what_.transfers)
         transfer->enqueue(slots, stream);
-    if (what_.held) what_.held->enqueue(slots, stream);
     const std::shared_ptr<ready_mark> mark = marks_.take();
     mark->record(stream);
     for (slot* const each : slots)

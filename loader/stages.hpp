@@ -76,16 +76,21 @@ class stages {
     void show_arrays(slot& slot) const;
     void do_jobs(slot_group& group) const;
     void check_files(slot_group& group);
-    /// Notes that these batches are filled. @return the slot with the last one of an epoch to be so, if any.
+    /// Notes that the batches of a group are filled.
+    /// @return the slots that completed an epoch: all of its batches are filled now.
     std::vector<slot*> end_reads(slot_group& group);
     void enqueue(std::span<slot* const> slots, slot_group& group);
+    void enqueue_lists(std::span<slot* const> slots, stream_view stream);
 
     parts what_;
     std::uint64_t next_batch_ = 0;  ///< the next to be sampled, over all epochs
     std::uint64_t next_stream_ =
         0;  ///< groups take turns, so that the copies of one begin while another's end
     ready_marks marks_;
-    std::array<stream, 2> streams_;  ///< after what is copied on them
+    // after what is copied on them
+    std::array<stream, 2> streams_;
+    stream lists_;      ///< see array_transfer::enqueue_lists
+    event lists_done_;  ///< those of the group that is being enqueued
     /// The batches of an epoch between sample and the end of fill.
     struct epoch_reads {
         std::uint64_t epoch = 0;
