@@ -95,8 +95,10 @@ void loader::pipeline::plan() {
             fmt::format("the route {} cannot be taken: {}", to_string(options_.route), refusal.what()));
     }
     const detail::group_plan groups = detail::plan_groups(sample, plans, layout_.side_bytes);
-    const detail::slot_sizes sizes = detail::size_slots(options_, sources_, layout_, plans, groups);
+    detail::slot_sizes sizes = detail::size_slots(options_, sources_, layout_, plans, groups);
+    // with few slots a group has a quarter of them, so that another is filled while it is consumed
     group_size_ = std::clamp<std::size_t>(sizes.count / 4, 1, groups.batches);
+    sizes.group_slots = static_cast<unsigned>(group_size_);
     pool_ = std::make_shared<detail::slot_pool>(options_.device, sizes, sources_);
 
     detail::loader_setup setup{

@@ -30,6 +30,10 @@ std::span<const event> marks_of(const slot& slot) {
     return {slot.passed.data(), slot.passed_count};
 }
 
+bool is_known_complete(const slot& slot) {
+    return slot.ready == nullptr || slot.ready->known_done();
+}
+
 bool is_complete(const slot& slot) {
     return slot.ready == nullptr || slot.ready->done();
 }
@@ -57,7 +61,8 @@ slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
       owner_(::getpid()),
       keep_alive_(std::move(keep_alive)),
       views_sources_(sizes.device_side_bytes == 0),
-      awaits_data_(is_awaited(device.kind() == device_kind::host, sizes.device_side_bytes)),
+      awaits_data_(
+          is_awaited(device.kind() == device_kind::host, sizes.group_slots * sizes.device_side_bytes)),
       // its memory is still in the CPU's cache, while a GPU has only just read it
       takes_last_(device.kind() == device_kind::host),
       host_sides_(sizes.count * sizes.host_side_bytes, device) {
@@ -249,17 +254,19 @@ bool slot_pool::failed() const noexcept {
 
 // ---- the consumer's side ---------------------------------------------------------------------------------
 
-std::uint64_t slot_pool::count_ready(std::unique_lock<std::mutex>& lock) const {
+std::uint64_t slot_pool::count_ready(std::unique_lock<std::mutex>& lock) {
     if (!awaits_data_) return ready_.size();
-    std::vector<std::shared_ptr<const ready_mark>> marks;
-    for (const slot* const each : ready_)
-        marks.push_back(each->ready);
-    lock.unlock();
-    // those before the first one that is still on its way: batches may take turns on two streams
-    const auto first_awaited =
-        std::ranges::find_if(marks, [](const auto& mark) { return mark != nullptr && !mark->done(); });
-    lock.lock();
-    return static_cast<std::uint64_t>(first_awaited - marks.begin());
+    for (;;) {
+        // those before the first one that is still on its way: batches may take turns on two streams
+        while (complete_ < ready_.size() && is_known_complete(*ready_[complete_]))
+            ++complete_;
+        if (complete_ == ready_.size()) return complete_;
+        const std::shared_ptr<const ready_mark> next = ready_[complete_]->ready;
+        lock.unlock();
+        const bool done = next->done();
+        lock.lock();
+        if (!done) return complete_;
+    }
 }
 
 std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& lock, const ready_mark& ready) {
@@ -301,6 +308,7 @@ slot* slot_pool::lease(bool with_data) {
     if (!ready_.empty()) {
         slot* const next = ready_.front();
         ready_.pop_front();
+        complete_ -= std::min<std::size_t>(complete_, 1);
         ++leased_;
         next->ready_before = ready_before;
         ++statistics_.batches;
@@ -345,6 +353,7 @@ void slot_pool::undo_lease(slot& leased) {
         ready_.insert(
             std::ranges::find_if(ready_, [&](const slot* other) { return other->number > leased.number; }),
             &leased);
+        complete_ = 0;
         --leased_;
         --statistics_.batches;
         statistics_.rows -= leased.row_ids.size();

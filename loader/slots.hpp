@@ -59,6 +59,7 @@ struct slot_sizes {
     unsigned count = 2;
     std::uint64_t host_side_bytes = 0;
     std::uint64_t device_side_bytes = 0;
+    unsigned group_slots = 1;  ///< filled and announced together, at most
 };
 
 /// The slots of one loader and the queues between them. A slot goes round: free -> (taken by the pipeline) ->
@@ -147,7 +148,7 @@ class slot_pool {
     std::chrono::nanoseconds await_data(std::unique_lock<std::mutex>& lock, const ready_mark& ready);
     /// Batches that are ready: delivered, and with their data if consumers wait for that. May release the
     /// lock meanwhile.
-    std::uint64_t count_ready(std::unique_lock<std::mutex>& lock) const;
+    std::uint64_t count_ready(std::unique_lock<std::mutex>& lock);
 
     pinflow::device device_;
     const ::pid_t owner_;
@@ -164,7 +165,8 @@ class slot_pool {
     std::condition_variable delivered_;  // for consumers
     std::deque<slot*> free_;
     std::deque<slot*> ready_;
-    std::size_t filling_ = 0;  ///< taken, and not delivered yet
+    std::size_t complete_ = 0;  ///< the first so many of `ready_` are known to have their data
+    std::size_t filling_ = 0;   ///< taken, and not delivered yet
     std::size_t leased_ = 0;
     std::optional<std::size_t> wanted_;  ///< free slots that the driver waits for
     bool stopped_ = false;

@@ -259,13 +259,15 @@ TEST_CASE("slots: a slot can be asked for with its data, and the time is the lin
     check(backend.device(), false);  // a large one comes with its data in any case
 }
 
-TEST_CASE("slots: a large one of a device that is not the host comes only once its data is there") {
+TEST_CASE("slots: a large one, or one of a large group, comes only once its data is there, but on the host") {
     awaited_backend backend;
     unsigned waits = 0;
     // whether the data had come with the lease, and whether that waited
-    const auto leased_with_data = [&](const device& device, std::uint64_t slot_bytes) {
-        const auto pool =
-            make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = slot_bytes});
+    const auto leased_with_data = [&](const device& device, std::uint64_t slot_bytes,
+                                      unsigned group_slots = 1) {
+        const auto pool = make_pool(
+            device,
+            {.count = 2, .host_side_bytes = 0, .device_side_bytes = slot_bytes, .group_slots = group_slots});
         const stream copies(device);
         gate copying;
         waits = 0;
@@ -285,6 +287,9 @@ TEST_CASE("slots: a large one of a device that is not the host comes only once i
     CHECK(leased_with_data(backend.device(), large_slot_bytes));
     CHECK_FALSE(leased_with_data(backend.device(), large_slot_bytes - 1));
     CHECK_FALSE(leased_with_data(device::host(), large_slot_bytes));
+    CHECK(leased_with_data(backend.device(), large_slot_bytes / 4, 4));
+    CHECK_FALSE(leased_with_data(backend.device(), large_slot_bytes / 4, 3));
+    CHECK_FALSE(leased_with_data(device::host(), large_slot_bytes / 4, 4));
 }
 
 TEST_CASE("slots: several consumers get every batch, once and with its data") {

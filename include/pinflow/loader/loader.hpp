@@ -83,11 +83,11 @@ class loader {
 
     /// The next batch, or nothing when all epochs are over. `stream` is made to wait for the data, and the
     /// slot will wait for what the stream holds when the lease ends. The calling thread waits until the batch
-    /// is on its way; on a GPU, where slots have 8 MiB or more, until the data is there, as a stream that
-    /// waits takes some percents of the link from what it waits for. It waits for work that the stream holds
-    /// only where that keeps the slot which the batch needs. An error in the pipeline is thrown here, once,
-    /// after the batches before it; from then on nothing comes.
-    /// No batch is lost when a wait fails, or the stream cannot be made to: the next call gives it.
+    /// is on its way; on a GPU, where batches that travel together have 8 MiB or more, until the data is
+    /// there, as a stream that waits takes some percents of the link from what it waits for. It waits for
+    /// work that the stream holds only where that keeps the slot which the batch needs. An error in the
+    /// pipeline is thrown here, once, after the batches before it; from then on nothing comes. No batch is
+    /// lost when a wait fails, or the stream cannot be made to: the next call gives it.
     /// @throws all_slots_leased when the consumer holds every slot; what the pipeline met: data_changed, ...
     std::optional<batch> next(stream_view stream);
     /// The same for a consumer without a stream: the data is there when it returns.
