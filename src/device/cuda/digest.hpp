@@ -32,7 +32,7 @@ inline constexpr unsigned digest_threads = 256;
 inline constexpr std::uint64_t digest_thread_row_bytes = 32;
 
 /// Up to this many bytes a sample is read by a warp, up to so many by a block.
-inline constexpr std::uint64_t digest_warp_sample_bytes = 4 << 10;
+inline constexpr std::uint64_t digest_warp_sample_bytes = 1 << 10;
 inline constexpr std::uint64_t digest_block_sample_bytes = 1 << 20;
 
 /// kernel(digest_sample, std::uint64_t row_count, unsigned long long* sum): adds the samples to *sum, in one
