@@ -8,6 +8,7 @@
 #include "loader/array_transfer.hpp"
 #include "src/core/extent_index.hpp"
 #include "src/device/backend.hpp"
+#include "src/device/pin_limits.hpp"
 
 // Rows of pages that are registered with the device while they are delivered: those of registered pages are
 // read where they lie, by the copy engine or by a kernel; the CPU stages the others.
@@ -36,9 +37,10 @@ class registered_transfer : public array_transfer {
         : array_(array),
           setup_(setup),
           extents_(array.source->extents()),
-          reader_(array.source, row_access::memory),
+          reader_(array.source,
+                  array.plan.fallback == transfer::read ? row_access::source : row_access::memory),
           pages_(pin_ranges(array.source), setup.device, pinning_of(array, setup)) {
-        if (array_.plan.pages->is_required) pages_.require();
+        if (array_.plan.pages->is_required) require_pages();
     }
 
     const std::byte* rows_of(const slot& filled) const override {
@@ -49,7 +51,7 @@ class registered_transfer : public array_transfer {
         const pin_report pinned = pages_.report();
         if (pinned.finished) reason += "; " + pinned.reason;
         if (const std::uint64_t staged = staged_bytes_; staged > 0)
-            reason += fmt::format("; {:.2f} GB staged", static_cast<double>(staged) / 1e9);
+            reason += fmt::format("; {} staged", in_binary_units(staged));
         return reason;
     }
     transfer main() const override {
@@ -106,6 +108,14 @@ class registered_transfer : public array_transfer {
     const loader_setup& setup() const noexcept { return setup_; }
 
  private:
+    void require_pages() const {
+        try {
+            pages_.require();
+        } catch (const unsupported&) {
+            array_.source->check_unchanged();  // a file that has lost its pages has changed
+            throw;
+        }
+    }
     template <typename Take>
     void split_by_pages(row_run rest, Take take) {
         const std::uint64_t row_bytes = array_.row_bytes();
@@ -165,6 +175,7 @@ class engine_transfer final : public registered_transfer {
         std::byte* const target = device_rows(filling);
         std::size_t staged_first = 0;
         std::size_t staged_count = 0;
+        const std::uint64_t min_piece_bytes = array().plan.parts.front().min_piece_bytes;
         const auto stage_rows = [&] {
             if (staged_count == 0) return;
             std::byte* const side = host_rows(filling) + staged_first * row_bytes;
@@ -283,8 +294,8 @@ class kernel_transfer final : public registered_transfer {
     transfer_part part_;
     row_list addresses_;
     std::vector<std::vector<std::uint64_t>> missing_ids_;  ///< of each slot
-    std::vector<std::uint8_t>
-        is_copied_;  ///< of each slot: all its rows are staged, and copied by the copy engine
+    /// Of each slot: all its rows are staged, and the copy engine copies them.
+    std::vector<std::uint8_t> is_copied_;
     device_buffer sorted_;
     device_buffer positions_;
     std::uint64_t address_range_ = 0;

@@ -151,13 +151,13 @@ std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t row
              .row_bytes = source->row_size_bytes(),
              .row_count = source->row_count(),
              .bytes_left = saturated(rows_left, source->row_size_bytes()),
+             .extent_count = extents.size(),
              .is_file_backed = source->file_backed(),
              .is_mapped = is_empty || (!extents.empty() && std::ranges::all_of(extents, is_mapped)),
              .is_partly_mapped = has_mapped,
              .is_decoded = extents.empty() && !is_empty,
              .has_files = std::ranges::none_of(
                  extents, [](const row_extent& extent) { return extent.file == nullptr; }),
-             .is_contiguous = extents.size() == 1,
              .is_aligned = are_aligned(*source),
              .why_not_mapped = why.empty() ? "is not mapped as it is delivered" : why});
     }

@@ -6,6 +6,9 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -55,8 +58,34 @@ class locking_backend final : public posing_backend {
     }
     void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
         copies += ranges.size();
+        for (const copy_range& range : ranges)
+            note_copy({range.source, range.size_bytes});
         posing_backend::copy_batch_to_device(ranges, stream);
     }
+    void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
+        note_copy(source);
+        posing_backend::copy_to_device(destination, source, stream);
+    }
+
+    /// The size of the smallest copy from these pages; nothing if there was none. Not while copies are
+    /// enqueued.
+    std::optional<std::size_t> min_copy_of(std::span<const std::byte> pages) const {
+        std::optional<std::size_t> min_bytes;
+        for (const std::span<const std::byte> each : copied_) {
+            if (each.data() < pages.data() || each.data() >= pages.data() + pages.size()) continue;
+            min_bytes = std::min(min_bytes.value_or(each.size()), each.size());
+        }
+        return min_bytes;
+    }
+
+ private:
+    void note_copy(std::span<const std::byte> source) {
+        const std::lock_guard guard(mutex_);
+        copied_.push_back(source);
+    }
+
+    std::mutex mutex_;
+    std::vector<std::span<const std::byte>> copied_;
 };
 
 /// Files of numbered rows, of which each word is the row's number.
@@ -257,6 +286,39 @@ TEST_CASE("posed loader: a route that is asked for binds every array but held on
         loader_options options = options_for(backend);
         options.route = asked;
         CHECK_THROWS_AS(loader({large.open()}, options), unsupported);
+        // a file that has lost its pages is said to have changed
+        const numbered_file changed(folder, "changed.npy", 100, words_of_64k);
+        const array rows = changed.open();
+        std::filesystem::resize_file(folder / "changed.npy", 0);
+        CHECK_THROWS_AS(loader({rows}, options), data_changed);
+    }
+}
+
+TEST_CASE("posed loader: the copy engine is given no small pieces of a file's pages") {
+    const temporary_folder folder;
+    // CUDA copies those with the CPU, which a truncated file would end the process by
+    constexpr std::size_t min_bytes = 32 * 1024;
+    for (const std::uint64_t words : {std::uint64_t{384}, std::uint64_t{1024}, std::uint64_t{5000}}) {
+        const numbered_file file(folder, std::to_string(words) + ".npy", 101, words);
+        for (const order order : {order::sequential, order::shuffled}) {
+            for (const route route : {route::automatic, route::copy}) {
+                CAPTURE(words);
+                CAPTURE(to_string(order));
+                CAPTURE(to_string(route));
+                const auto rows = file.open();
+                locking_backend backend;
+                loader_options options = options_for(backend, order);
+                options.route = route;
+                {
+                    loader batches({rows}, options);
+                    wait_until_registered(batches);
+                    CHECK(take_all(batches) == 404);
+                }
+                const auto smallest = backend.min_copy_of({rows.view().data(), rows.view().size_bytes()});
+                if (smallest) CHECK(*smallest >= min_bytes);
+                if (order == order::sequential) CHECK(smallest);
+            }
+        }
     }
 }
 

@@ -28,7 +28,6 @@ array_facts mapped(std::uint64_t row_bytes, std::uint64_t size_bytes, std::uint6
             .is_partly_mapped = true,
             .is_decoded = false,
             .has_files = true,
-            .is_contiguous = true,
             .is_aligned = row_bytes % 16 == 0,
             .why_not_mapped = {}};
 }
@@ -84,18 +83,45 @@ TEST_CASE("planner of samples: small rows of large tables are sorted by address"
     CHECK_FALSE(plan_of(gpu, mapped(4 * kib, 8 * gib)).parts[0].sorted);
 }
 
+TEST_CASE("planner of samples: rows of small files are gathered by a kernel in any order") {
+    array_facts files = mapped(4 * kib, gib);
+    files.extent_count = files.row_count / 64;
+    CHECK(transfer_of(in_order(gpu), files) == transfer::copy_engine);
+    files.extent_count = files.row_count / 4;
+    CHECK(transfer_of(in_order(gpu), files) == transfer::kernel);
+}
+
+TEST_CASE("planner of samples: small pieces of files are staged, also where the copy engine is asked for") {
+    for (const auto& sample : {in_order(gpu), asked(in_order(gpu), transfer::copy_engine)}) {
+        const transfer_plan plan = plan_of(sample, mapped(4 * kib, gib));
+        CHECK(plan.main() == transfer::copy_engine);
+        CHECK(plan.parts.front().min_piece_bytes >= 32 * kib);
+        CHECK(plan.fallback);
+    }
+    // neither large rows nor memory need that
+    array_facts memory = mapped(4 * kib, gib);
+    memory.is_file_backed = memory.has_files = false;
+    for (const array_facts& array : {mapped(256 * kib, gib), memory}) {
+        const transfer_plan plan = plan_of(asked(in_order(gpu), transfer::copy_engine), array);
+        CHECK(plan.parts.front().min_piece_bytes == 0);
+        CHECK_FALSE(plan.fallback);
+    }
+}
+
 TEST_CASE("planner of samples: pages are registered if their rows come often enough") {
     const array_facts once = mapped(256 * kib, 8 * gib, 1);
     const array_facts often = mapped(256 * kib, 8 * gib, 5);
     for (const sample_facts& sample : {gpu, in_order(gpu)}) {
-        // all cores stage a single epoch at the rate of the link
-        CHECK(transfer_of(sample, once) == transfer::staged);
-        CHECK_FALSE(plan_of(sample, once).pages);
         CHECK(plan_of(sample, often).pages);
-        CHECK(plan_of(sample, often).fallback == transfer::staged);
-        // few cores do not
         CHECK(transfer_of(with_cores(sample, 4), once) == transfer::copy_engine);
+        CHECK(plan_of(with_cores(sample, 4), once).fallback == transfer::staged);
     }
+    // many cores stage a single shuffled epoch at the rate of the link
+    CHECK(transfer_of(gpu, once) == transfer::staged);
+    CHECK_FALSE(plan_of(gpu, once).pages);
+    // in order, pages are registered ahead of the reader
+    CHECK(transfer_of(in_order(gpu), once) == transfer::copy_engine);
+    CHECK_FALSE(plan_of(in_order(gpu), once).pages->registers_rest);
     CHECK_FALSE(plan_of(with_cores(in_order(gpu), 4), once).pages->registers_rest);
     CHECK(plan_of(with_cores(in_order(gpu), 4), often).pages->registers_rest);
     CHECK_FALSE(plan_of(with_cores(in_order(gpu), 4), often).pages->is_awaited);
@@ -106,6 +132,16 @@ TEST_CASE("planner of samples: pages are registered if their rows come often eno
     array_facts few = once;
     few.bytes_left = once.bytes_left / 10;
     CHECK(transfer_of(with_cores(gpu, 4), few) == transfer::staged);
+}
+
+TEST_CASE("planner of samples: many cores read large rows whose pages are not registered") {
+    CHECK(plan_of(gpu, mapped(256 * kib, 8 * gib)).fallback == transfer::read);
+    CHECK(plan_of(with_cores(gpu, 4), mapped(256 * kib, 8 * gib)).fallback == transfer::staged);
+    CHECK(plan_of(gpu, mapped(4 * kib, 8 * gib)).fallback == transfer::staged);
+    CHECK(plan_of(in_order(gpu), mapped(4 * kib, 8 * gib)).fallback == transfer::read);
+    array_facts memory = mapped(256 * kib, 8 * gib);
+    memory.has_files = false;
+    CHECK(plan_of(gpu, memory).fallback == transfer::staged);
 }
 
 TEST_CASE("planner of samples: small arrays of files are held beside the largest one, 64 MiB in all") {
@@ -126,7 +162,8 @@ TEST_CASE("planner of samples: small arrays of files are held beside the largest
     CHECK(transfers(gpu, {images, mapped(8, 65 * mib)}) == flags{false, false});
     // also if only read_rows gives their rows, but not if nothing notices that they change
     array_facts decoded = mapped(8, mib);
-    decoded.is_mapped = decoded.is_partly_mapped = decoded.is_contiguous = false;
+    decoded.is_mapped = decoded.is_partly_mapped = false;
+    decoded.extent_count = 0;
     decoded.is_decoded = true;
     CHECK(transfers(gpu, {images, decoded}) == flags{false, true});
     array_facts in_memory = mapped(8, mib);
@@ -143,7 +180,8 @@ TEST_CASE("planner of samples: small arrays of files are held beside the largest
 
 TEST_CASE("planner of samples: what cannot be taken where it lies is staged, decoded or refused") {
     array_facts array = mapped(256 * kib, gib);
-    array.is_mapped = array.is_partly_mapped = array.is_contiguous = false;
+    array.is_mapped = array.is_partly_mapped = false;
+    array.extent_count = 0;
     array.why_not_mapped = "is compressed";
     CHECK(transfer_of(gpu, array) == transfer::staged);
     array.is_decoded = true;
@@ -194,7 +232,9 @@ TEST_CASE("planner of samples: batches are filled in groups of some bytes, in a 
 
 TEST_CASE("planner of samples: threads follow what there is to do") {
     CHECK(count_threads({.copies = true}, 16) == 16);
-    CHECK(count_threads({.copies = true, .registers = true}, 16) == 9);
+    CHECK(count_threads({.copies = true, .registers = true}, 16) == 8);
+    CHECK(count_threads({.copies = true, .registers = true}, 4) == 3);
+    CHECK(count_threads({.copies = true, .registers = true}, 2) == 1);
     CHECK(count_threads({.copies = true, .registers = true}, 1) == 1);
     CHECK(count_threads({}, 16) == 4);
     CHECK(count_threads({}, 2) == 2);

@@ -11,7 +11,9 @@ struct link_profile {
     // ---- which transfer
     std::uint64_t max_held_bytes = 64 << 20;  ///< held arrays, all of a sample together
     /// Contiguous pieces from this size on use the copy engine. At 48 KiB a kernel is as fast. At 32 KiB the
-    /// kernel reaches 50.6 GB/s, the copy engine 46.5.
+    /// kernel reaches 50.6 GB/s, the copy engine 46.5. Pieces of less than 32 KiB must not use it: CUDA
+    /// copies them with the CPU if the stream is idle, registered or not, and a truncated file ends the
+    /// process.
     std::uint64_t min_engine_bytes = 48 << 10;
     std::uint64_t max_trivial_bytes = 64;  ///< rows that the CPU copies as fast as it lists their addresses
     std::uint64_t min_unsorted_bytes = 2 << 10;  ///< rows that a kernel moves as fast in any order
@@ -25,8 +27,12 @@ struct link_profile {
     double stage_gbps_per_core = 5;  ///< rows that the CPU gathers into staging buffers
     double max_stage_gbps = 50;
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
-    /// The share of the cores that stages rows beside: more of them slow the registration down.
-    double cores_beside_registering = 0.6;
+    /// Half of the cores stage rows beside, but at least so many if there are more: with all of them
+    /// registration is slower.
+    unsigned min_beside_registering = 3;
+    /// With so many cores, rows for the copy engine are read with pread meanwhile: threads that touch pages
+    /// for the first time slow registration down. With fewer cores copying is as fast, and cheaper.
+    unsigned min_reading_cores = 10;
     std::uint64_t piece_bytes = 32 << 20;  ///< registered by one call, so that staged pieces lie between
 
     // ---- batches that are filled together
@@ -34,19 +40,19 @@ struct link_profile {
     std::uint64_t host_group_bytes =
         4 << 20;  ///< on the host: copying takes some 200 us, waking a thread only 10 us
     unsigned max_group_batches = 64;
-    unsigned groups_of_slots = 8;       ///< groups that all slots make up, for a GPU
+    unsigned groups_of_slots = 4;       ///< groups that all slots make up, for a GPU
     unsigned host_groups_of_slots = 4;  ///< two are filled, one is ready, one is the consumer's
     unsigned min_slots = 8;
     unsigned listing_threads = 4;  ///< which list rows that the device fetches by itself
 
     // ---- the consumer
-    /// Slots whose data `next` waits for on the calling thread: a stream that waits polls across the link,
+    /// Groups whose data `next` waits for on the calling thread: a stream that waits polls across the link,
     /// and costs up to 7 % of it.
     std::uint64_t min_awaited_bytes = 8 << 20;
 
     // ---- calls of a row exchange
-    std::uint64_t min_copied_row_bytes =
-        16 << 10;  ///< rows that are tried with one copy of the copy engine each
+    /// Rows that are tried with one copy of the copy engine each; not smaller, as min_engine_bytes says.
+    std::uint64_t min_copied_row_bytes = 32 << 10;
     std::uint64_t min_staging_bytes = 256 << 10;               ///< staging buffers that are tried
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< tables that scatters need more blocks for
     unsigned gather_blocks = 8;       ///< of 1024 threads, for rows that are not long

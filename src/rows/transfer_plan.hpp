@@ -27,9 +27,10 @@ std::string_view to_string(transfer transfer) noexcept;
 /// Some of the rows, and what moves them.
 struct transfer_part {
     transfer how = transfer::staged;
-    double share = 1;     ///< of the rows of each call or batch
-    bool sorted = false;  ///< kernel: rows are taken in the order of their addresses
-    unsigned blocks = 0;  ///< kernel: thread blocks; 0: as many as there is work for
+    double share = 1;                   ///< of the rows of each call or batch
+    bool sorted = false;                ///< kernel: rows are taken in the order of their addresses
+    unsigned blocks = 0;                ///< kernel: thread blocks; 0: as many as there is work for
+    std::uint64_t min_piece_bytes = 0;  ///< copy engine: smaller pieces of mapped pages are staged
 };
 
 /// Page-locking the mapped pages of an array while its rows are delivered.

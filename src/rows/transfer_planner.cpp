@@ -56,7 +56,7 @@ std::string why_not(transfer how, const sample_facts& sample, const array_facts&
     const bool needs_mapping =
         how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
     if (needs_mapping && !array.is_mapped) return fmt::format("{} {}", array.name, array.why_not_mapped);
-    if (how == transfer::view && !array.is_contiguous)
+    if (how == transfer::view && array.extent_count != 1)
         return fmt::format("{} is not mapped in one piece as it is delivered", array.name);
     return {};
 }
@@ -69,10 +69,10 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
     const auto stage_gbps = [&](unsigned cores) {
         return std::min(profile.stage_gbps_per_core * cores, profile.max_stage_gbps);
     };
-    // what is staged once pays to be registered only if it comes again, or if staging alone is slower
     const bool comes_again = bytes_left > size_bytes;
-    if (!comes_again && stage_gbps(sample.cores) >= profile.max_stage_gbps) return std::nullopt;
     if (!sample.is_in_order) {
+        // what is staged once pays to be registered only if it comes again, or if staging alone is slower
+        if (!comes_again && stage_gbps(sample.cores) >= profile.max_stage_gbps) return std::nullopt;
         // a row lies anywhere: registering helps once about half of the pages are there
         const bool is_over_before =
             bytes_left / stage_gbps(sample.cores) < size_bytes / profile.register_gbps / 2;
@@ -116,12 +116,16 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
                             .table_bytes = saturated(array.row_bytes, array.row_count),
                             .why_not_reached = {}};
     const transfer_part kernel{transfer::kernel, 1, sorts, usual_blocks(gather, profile)};
+    const bool has_small_pieces = array.is_file_backed && array.row_bytes < profile.min_engine_bytes;
+    const transfer_part engine{.how = transfer::copy_engine,
+                               .min_piece_bytes = has_small_pieces ? profile.min_engine_bytes : 0};
     if (sample.asked == transfer::kernel || sample.asked == transfer::copy_engine) {
         const bool by_kernel = sample.asked == transfer::kernel;
-        transfer_plan plan = only(by_kernel ? kernel : transfer_part{transfer::copy_engine},
+        transfer_plan plan = only(by_kernel ? kernel : engine,
                                   by_kernel ? "asked for: the device reads rows from the mapped pages"
                                             : "asked for: the copy engine reads the mapped pages");
         plan.pages = {.is_required = true, .is_awaited = true};
+        if (!by_kernel && has_small_pieces) plan.fallback = transfer::staged;
         return plan;
     }
     if (sample.asked == transfer::read)
@@ -141,15 +145,18 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
         return only(
             {staged},
             "so few batches are left that registering the pages would take longer than staging the rows");
-    const std::uint64_t rows_together = sample.is_in_order ? std::min(sample.batch_rows, array.row_count) : 1;
+    const std::uint64_t rows_of_extent = array.row_count / std::max<std::uint64_t>(array.extent_count, 1);
+    const std::uint64_t rows_together =
+        sample.is_in_order ? std::clamp<std::uint64_t>(rows_of_extent, 1, sample.batch_rows) : 1;
     const bool by_engine = rows_together * array.row_bytes >= profile.min_engine_bytes;
     transfer_plan plan =
         by_engine
-            ? only({transfer::copy_engine}, "the copy engine reads the mapped pages")
+            ? only(engine, "the copy engine reads the mapped pages")
             : only(kernel, fmt::format("the device reads pieces of less than {} bytes from the mapped pages",
                                        profile.min_engine_bytes));
     plan.pages = pages;
-    plan.fallback = transfer::staged;
+    const bool reads = by_engine && array.has_files && sample.cores >= profile.min_reading_cores;
+    plan.fallback = reads ? transfer::read : transfer::staged;
     return plan;
 }
 
@@ -191,12 +198,12 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
 }
 
 unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile) noexcept {
-    if (work.registers) return std::max(1U, static_cast<unsigned>(cores * profile.cores_beside_registering));
+    if (work.registers) return std::max({1U, cores / 2, std::min(cores - 1, profile.min_beside_registering)});
     return work.copies ? cores : std::min(cores, profile.listing_threads);
 }
 
-bool is_awaited(bool on_host, std::uint64_t slot_bytes, const link_profile& profile) noexcept {
-    return !on_host && slot_bytes >= profile.min_awaited_bytes;
+bool is_awaited(bool on_host, std::uint64_t group_bytes, const link_profile& profile) noexcept {
+    return !on_host && group_bytes >= profile.min_awaited_bytes;
 }
 
 // ---- calls of a row exchange -----------------------------------------------------------------------------

@@ -21,13 +21,13 @@ struct array_facts {
     std::string name;  ///< as it begins a sentence: "'x.npy'"
     std::uint64_t row_bytes = 0;
     std::uint64_t row_count = 0;
-    std::uint64_t bytes_left = 0;  ///< that this loader has still to deliver
+    std::uint64_t bytes_left = 0;    ///< that this loader has still to deliver
+    std::uint64_t extent_count = 1;  ///< pieces that the rows lie in, without a gap within a piece; 0: none
     bool is_file_backed = false;
     bool is_mapped = false;         ///< every row lies in the address space as it is delivered
     bool is_partly_mapped = false;  ///< some do
     bool is_decoded = false;        ///< only row_source::read_rows gives rows
     bool has_files = false;         ///< every row can be read from a file as it is delivered
-    bool is_contiguous = false;     ///< all rows lie one after the other
     bool is_aligned = true;         ///< every row lies at a multiple of 16 bytes, and has such a size
     std::string why_not_mapped;     ///< the end of a sentence that begins with `name`
 };
@@ -67,7 +67,7 @@ unsigned count_threads(const work_facts& work, unsigned cores, const link_profil
 
 /// Whether `next` waits for the data of slots of so many bytes on the calling thread, and not only on its
 /// stream.
-bool is_awaited(bool on_host, std::uint64_t slot_bytes, const link_profile& profile = {}) noexcept;
+bool is_awaited(bool on_host, std::uint64_t group_bytes, const link_profile& profile = {}) noexcept;
 
 // ---- calls of a row exchange -----------------------------------------------------------------------------
 
