@@ -17,9 +17,12 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "pinflow/fault_guard.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/rows.hpp"
 #include "src/core/system.hpp"
+#include "tests/fake_locker.hpp"
+#include "tests/posing_backend.hpp"
 #include "tests/support/arrays.hpp"
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/row_tables.hpp"
@@ -524,4 +527,53 @@ TEST_CASE("rows: a disk that fails is told once for each call, and later calls w
         exchange.gather(ids_of(ids), rows.data());
         CHECK(rows.holds(gathered(content, 32, ids)));
     });
+}
+
+namespace {
+
+/// A device that page-locks. What it would gather from locked pages, which it can whatever happens to their
+/// file, is left out.
+class locking_backend final : public posing_backend {
+ public:
+    detail::fake_locker lock;
+    std::atomic<unsigned> direct_gathers = 0;
+
+    detail::page_locker* locker() override { return &lock; }
+    void gather_rows(const detail::row_transfer& transfer, void* stream) override {
+        if (transfer.compact) return posing_backend::gather_rows(transfer, stream);
+        ++direct_gathers;
+    }
+};
+
+}  // namespace
+
+// the last one, as the guard stays
+TEST_CASE("rows: a file that is truncated after its pages were locked is an error and not a signal" *
+          held_back) {
+    for (const bool guarded : {false, true}) {
+        CAPTURE(guarded);
+        if (guarded) install_fault_guard();
+        for (const row_route route : {row_route::copy, row_route::hybrid}) {
+            CAPTURE(to_string(route));
+            const temporary_folder folder;
+            write_random_rows(folder / "rows.npy", 4096, 4, 42);
+            locking_backend backend;
+            row_exchange exchange(row_table(open_npy(folder / "rows.npy").rows()), backend.device(),
+                                  {.route = route, .staging_bytes = 4096});
+            CHECK(backend.lock.call_count() > 0);
+            const id_vector ids(2000, 4095);
+            const guarded_rows rows(device::host(), ids.size() * 32);
+            const stream stream(backend.device());
+            gate gate;
+            hold(stream, gate);
+            exchange.gather_async(ids_of(ids), rows.data(), stream);
+            std::filesystem::resize_file(folder / "rows.npy", 5000);
+            gate.open();
+            stream.synchronize();
+            CHECK_THROWS_AS(exchange.check(), data_changed);
+            // the copy engine would be handed rows that CUDA copies with the CPU
+            CHECK((exchange.plan_gather(2000).route == row_route::staged) == (route == row_route::copy));
+            CHECK((backend.direct_gathers > 0) == (route == row_route::hybrid));
+        }
+    }
 }

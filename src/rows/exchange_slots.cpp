@@ -5,6 +5,7 @@
 #include <exception>
 #include <span>
 
+#include "src/core/fault_guard.hpp"
 #include "src/rows/exchange_state.hpp"
 
 /// The staged route: rows pass through page-locked slots, piece by piece. All of a call's work is enqueued
@@ -54,10 +55,9 @@ void exchange_state::gather_piece(const placed_rows& rows, of_equal which, std::
     const bool from_file = reads_file();
     for_parts(rows, arena_, [&](const placed_rows& part, std::uint64_t offset_bytes) {
         const std::uint64_t count = part.end - part.begin;
-        if (!from_file) {
-            gather_on_cpu(table_.data(), part, which, slot + offset_bytes);
-            return;
-        }
+        const auto gather = [&, to = slot + offset_bytes] { gather_on_cpu(table_.data(), part, which, to); };
+        if (!from_file) return gather();
+        if (is_guarded_thread() && run_guarded(gather)) return;
         static_cast<void>(table_.source()->read_rows(part.ids.subspan(part.begin, count),
                                                      {slot + offset_bytes, count * part.row_size_bytes}));
     });

@@ -59,8 +59,8 @@ class exchange_state {
     /// Whether the device reads the table where it lies; otherwise why not.
     bool reached() const noexcept { return why_not_reached_.empty(); }
     const std::string& why_not_reached() const noexcept { return why_not_reached_; }
-    /// Whether the table's pages may be cut off by whoever truncates its file: they are read, not touched.
-    bool reads_file() const noexcept { return is_of_file() && !pages_are_locked(); }
+    /// Whether the table lies in a file. Whoever truncates that takes its pages from the CPU, locked or not.
+    bool reads_file() const noexcept;
     std::uint64_t staging_slot_bytes() const noexcept;
     /// For calls that are waited for.
     stream_view own_stream() const noexcept { return own_stream_; }
@@ -101,10 +101,6 @@ class exchange_state {
     static sum_type sum_type_of(const dtype& type);
 
     void page_lock();
-    /// Whether the table's pages are those of a file.
-    bool is_of_file() const noexcept;
-    /// Whether they stay whatever happens to that file.
-    bool pages_are_locked() const noexcept { return device_.kind() != device_kind::host && reached(); }
     void check_call(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                     stream_view stream) const;
     void check_sums(std::span<const batch> batches) const;

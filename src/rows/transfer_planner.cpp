@@ -66,20 +66,17 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
                                               const link_profile& profile) {
     const auto size_bytes = static_cast<double>(saturated(array.row_bytes, array.row_count));
     const auto bytes_left = static_cast<double>(array.bytes_left);
-    const auto stage_gbps = [&](unsigned cores) {
-        return std::min(profile.stage_gbps_per_core * cores, profile.max_stage_gbps);
-    };
+    const double stage_gbps = std::min(profile.stage_gbps_per_core * sample.cores, profile.max_stage_gbps);
     const bool comes_again = bytes_left > size_bytes;
     if (!sample.is_in_order) {
         // what is staged once pays to be registered only if it comes again, or if staging alone is slower
-        if (!comes_again && stage_gbps(sample.cores) >= profile.max_stage_gbps) return std::nullopt;
+        if (!comes_again && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
         // a row lies anywhere: registering helps once about half of the pages are there
-        const bool is_over_before =
-            bytes_left / stage_gbps(sample.cores) < size_bytes / profile.register_gbps / 2;
+        const bool is_over_before = bytes_left / stage_gbps < size_bytes / profile.register_gbps / 2;
         if (is_over_before) return std::nullopt;
         return registration{};
     }
-    // pieces are taken ahead of the reader, who stages those that he reaches too early
+    // pieces are registered ahead of the reader; those that are late are staged
     const bool is_awaited = sample.cores <= profile.registering_cores;
     return registration{.is_awaited = is_awaited,
                         .registers_rest = is_awaited || comes_again,
@@ -141,10 +138,7 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
                     fmt::format("the CPU gathers rows of up to {} bytes as fast as it lists their addresses",
                                 profile.max_trivial_bytes));
     const std::optional<registration> pages = plan_registration(sample, array, profile);
-    if (!pages)
-        return only(
-            {staged},
-            "so few batches are left that registering the pages would take longer than staging the rows");
+    if (!pages) return only({staged}, "registering pages would take longer than staging the few rows left");
     const std::uint64_t rows_of_extent = array.row_count / std::max<std::uint64_t>(array.extent_count, 1);
     const std::uint64_t rows_together =
         sample.is_in_order ? std::clamp<std::uint64_t>(rows_of_extent, 1, sample.batch_rows) : 1;
@@ -241,12 +235,14 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
     const auto plan = [&](row_route route, std::string reason) {
         return plan_of(route, call.is_scatter, call, profile, std::move(reason));
     };
+    const bool has_short_file_rows = call.reads_file && call.row_bytes < profile.min_copied_row_bytes;
+    if (call.asked == row_route::copy && has_short_file_rows && !call.on_host)
+        return plan(row_route::staged, "rows of a file this short are staged: CUDA copies them with the CPU");
     if (call.asked != row_route::automatic)
         return plan_of(call.asked, sorts_unmeasured(call.asked, call, profile), call, profile, "asked for");
     if (!call.why_not_reached.empty()) return plan(row_route::staged, call.why_not_reached);
     if (call.on_host && call.reads_file)
-        return plan(row_route::staged,
-                    "rows of a file are read, as touching those of one that was truncated is a fault");
+        return plan(row_route::staged, "rows of a file are read, as it may be truncated at any time");
     if (call.on_host)
         return plan(row_route::direct, "the host device copies rows from where they lie to where they go");
     if (call.table_bytes == 0) return plan(row_route::direct, "the table has no bytes");
