@@ -52,10 +52,10 @@ class array_transfer {
     virtual void begin() {}
     /// Lists what brings the rows of `filling` to its device side: jobs for the CPU and copies behind them.
     virtual void prepare(slot& filling, slot_group& group) = 0;
-    /// Enqueues the lists of rows that `enqueue` needs, and what needs nothing else.
-    /// `lists` is a stream of its own: engines that wait for each other poll across the link, so nothing on
-    /// it may take long.
-    /// @return whether there are any; `enqueue` is called on a stream that waits for them.
+    /// Uploads the row lists that `enqueue` needs, and enqueues work that depends on them alone.
+    /// `lists` is a separate stream for short work: the stream of `enqueue` waits for it, and an engine that
+    /// waits polls over PCIe.
+    /// @return whether anything was enqueued.
     virtual bool enqueue_lists(std::span<slot* const> /*slots*/, stream_view /*lists*/) { return false; }
     /// Enqueues what follows the copies of the group, of whose slots these have no error.
     virtual void enqueue(std::span<slot* const> /*slots*/, stream_view /*stream*/) {}

@@ -22,7 +22,7 @@ class device_held {
     void add(const held_table& table) { tables_.push_back(table); }
 
     void prepare(const slot& filling) const { std::ranges::copy(filling.row_ids, ids_.of(filling).begin()); }
-    /// Enqueues the gathers for slots that are prepared.
+    /// Uploads the row ids of prepared slots, and enqueues the gathers.
     void enqueue(std::span<slot* const> slots, stream_view stream) const {
         for_runs(slots, rows_of_slot_, row_parts::max, [&](std::span<slot* const> run, std::uint64_t rows) {
             ids_.upload_async(*run[0], rows, stream);

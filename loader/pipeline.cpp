@@ -98,7 +98,7 @@ void loader::pipeline::plan() {
     detail::slot_sizes sizes = detail::size_slots(options_, sources_, layout_, plans, groups);
     // with few slots a group has a quarter of them, so that another is filled while it is consumed
     group_size_ = std::clamp<std::size_t>(sizes.count / 4, 1, groups.batches);
-    sizes.group_slots = static_cast<unsigned>(group_size_);
+    sizes.max_group_slots = static_cast<unsigned>(group_size_);
     pool_ = std::make_shared<detail::slot_pool>(options_.device, sizes, sources_);
 
     detail::loader_setup setup{

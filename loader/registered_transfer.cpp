@@ -11,7 +11,8 @@
 #include "src/device/pin_limits.hpp"
 
 // Rows of pages that are registered with the device while they are delivered: those of registered pages are
-// read where they lie, by the copy engine or by a kernel; the CPU stages the others.
+// read where they lie, by the copy engine or by a kernel. The CPU brings the others, and pieces that are too
+// small for the copy engine.
 namespace pinflow::detail {
 
 namespace {
@@ -164,7 +165,7 @@ class registered_transfer : public array_transfer {
     pinned_pages pages_;
 };
 
-/// One copy for each run of neighbouring rows.
+/// One copy for each run of neighbouring rows. Runs smaller than `min_piece_bytes` are staged.
 class engine_transfer final : public registered_transfer {
  public:
     using registered_transfer::registered_transfer;

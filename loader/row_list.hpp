@@ -28,7 +28,8 @@ class row_list {
     const std::uint64_t* on_device(const slot& slot) const {
         return reinterpret_cast<const std::uint64_t*>(device_.data()) + slot.index * rows_of_slot_;
     }
-    /// Brings `row_count` numbers to the device, from those of the first row of `first` on.
+    /// Copies `row_count` numbers to the device, from the first row of `first` on: those of a run of
+    /// for_runs.
     void upload_async(const slot& first, std::uint64_t row_count, stream_view stream) const {
         const std::uint64_t offset_bytes = first.index * rows_of_slot_ * sizeof(std::uint64_t);
         copy_to_device_async(device_.data() + offset_bytes,

@@ -62,7 +62,7 @@ slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
       keep_alive_(std::move(keep_alive)),
       views_sources_(sizes.device_side_bytes == 0),
       awaits_data_(
-          is_awaited(device.kind() == device_kind::host, sizes.group_slots * sizes.device_side_bytes)),
+          is_awaited(device.kind() == device_kind::host, sizes.max_group_slots * sizes.device_side_bytes)),
       // its memory is still in the CPU's cache, while a GPU has only just read it
       takes_last_(device.kind() == device_kind::host),
       host_sides_(sizes.count * sizes.host_side_bytes, device) {
@@ -258,14 +258,14 @@ std::uint64_t slot_pool::count_ready(std::unique_lock<std::mutex>& lock) {
     if (!awaits_data_) return ready_.size();
     for (;;) {
         // those before the first one that is still on its way: batches may take turns on two streams
-        while (complete_ < ready_.size() && is_known_complete(*ready_[complete_]))
-            ++complete_;
-        if (complete_ == ready_.size()) return complete_;
-        const std::shared_ptr<const ready_mark> next = ready_[complete_]->ready;
+        while (complete_count_ < ready_.size() && is_known_complete(*ready_[complete_count_]))
+            ++complete_count_;
+        if (complete_count_ == ready_.size()) return complete_count_;
+        const std::shared_ptr<const ready_mark> next = ready_[complete_count_]->ready;
         lock.unlock();
         const bool done = next->done();
         lock.lock();
-        if (!done) return complete_;
+        if (!done) return complete_count_;
     }
 }
 
@@ -308,7 +308,7 @@ slot* slot_pool::lease(bool with_data) {
     if (!ready_.empty()) {
         slot* const next = ready_.front();
         ready_.pop_front();
-        complete_ -= std::min<std::size_t>(complete_, 1);
+        complete_count_ -= std::min<std::size_t>(complete_count_, 1);
         ++leased_;
         next->ready_before = ready_before;
         ++statistics_.batches;
@@ -353,7 +353,7 @@ void slot_pool::undo_lease(slot& leased) {
         ready_.insert(
             std::ranges::find_if(ready_, [&](const slot* other) { return other->number > leased.number; }),
             &leased);
-        complete_ = 0;
+        complete_count_ = 0;
         --leased_;
         --statistics_.batches;
         statistics_.rows -= leased.row_ids.size();

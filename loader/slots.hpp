@@ -59,7 +59,7 @@ struct slot_sizes {
     unsigned count = 2;
     std::uint64_t host_side_bytes = 0;
     std::uint64_t device_side_bytes = 0;
-    unsigned group_slots = 1;  ///< filled and announced together, at most
+    unsigned max_group_slots = 1;  ///< filled and announced together, at most
 };
 
 /// The slots of one loader and the queues between them. A slot goes round: free -> (taken by the pipeline) ->
@@ -100,8 +100,8 @@ class slot_pool {
 
     // ---- the consumer's side ----
 
-    /// The next delivered slot, now leased; null at the end. `with_data`: once its data is there, as large
-    /// ones on a GPU are given in any case. Throws the pipeline's error, once.
+    /// The next delivered slot, now leased; null at the end. `with_data`: only once its data is there; on a
+    /// GPU, slots of large groups always come so. Throws the pipeline's error, once.
     /// @throws all_slots_leased if all are; device_error if the data cannot be waited for: the slot comes the
     /// next time.
     slot* lease(bool with_data = false);
@@ -165,8 +165,8 @@ class slot_pool {
     std::condition_variable delivered_;  // for consumers
     std::deque<slot*> free_;
     std::deque<slot*> ready_;
-    std::size_t complete_ = 0;  ///< the first so many of `ready_` are known to have their data
-    std::size_t filling_ = 0;   ///< taken, and not delivered yet
+    std::size_t complete_count_ = 0;  ///< slots at the front of `ready_` that are known to have their data
+    std::size_t filling_ = 0;         ///< taken, and not delivered yet
     std::size_t leased_ = 0;
     std::optional<std::size_t> wanted_;  ///< free slots that the driver waits for
     bool stopped_ = false;

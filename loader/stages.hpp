@@ -87,7 +87,7 @@ class stages {
     std::uint64_t next_stream_ =
         0;  ///< groups take turns, so that the copies of one begin while another's end
     ready_marks marks_;
-    // after what is copied on them
+    // destroyed before marks_ and what_: they wait for what is enqueued on them
     std::array<stream, 2> streams_;
     stream lists_;      ///< see array_transfer::enqueue_lists
     event lists_done_;  ///< those of the group that is being enqueued

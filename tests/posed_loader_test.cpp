@@ -67,8 +67,8 @@ class locking_backend final : public posing_backend {
         posing_backend::copy_to_device(destination, source, stream);
     }
 
-    /// The size of the smallest copy from these pages; nothing if there was none. Not while copies are
-    /// enqueued.
+    /// The size of the smallest copy from these pages; nothing if there was none. Must not be
+    /// called while copies are enqueued.
     std::optional<std::size_t> min_copy_of(std::span<const std::byte> pages) const {
         std::optional<std::size_t> min_bytes;
         for (const std::span<const std::byte> each : copied_) {
@@ -294,9 +294,9 @@ TEST_CASE("posed loader: a route that is asked for binds every array but held on
     }
 }
 
-TEST_CASE("posed loader: the copy engine is given no small pieces of a file's pages") {
+TEST_CASE("posed loader: the copy engine copies no piece below 32 KiB of a file's pages") {
     const temporary_folder folder;
-    // CUDA copies those with the CPU, which a truncated file would end the process by
+    // CUDA copies those with the CPU: if the file was truncated, that ends the process
     constexpr std::size_t min_bytes = 32 * 1024;
     for (const std::uint64_t words : {std::uint64_t{384}, std::uint64_t{1024}, std::uint64_t{5000}}) {
         const numbered_file file(folder, std::to_string(words) + ".npy", 101, words);

@@ -259,15 +259,16 @@ TEST_CASE("slots: a slot can be asked for with its data, and the time is the lin
     check(backend.device(), false);  // a large one comes with its data in any case
 }
 
-TEST_CASE("slots: a large one, or one of a large group, comes only once its data is there, but on the host") {
+TEST_CASE("slots: on a GPU, one of a group of 8 MiB or more is leased only once its data is there") {
     awaited_backend backend;
     unsigned waits = 0;
     // whether the data had come with the lease, and whether that waited
     const auto leased_with_data = [&](const device& device, std::uint64_t slot_bytes,
-                                      unsigned group_slots = 1) {
-        const auto pool = make_pool(
-            device,
-            {.count = 2, .host_side_bytes = 0, .device_side_bytes = slot_bytes, .group_slots = group_slots});
+                                      unsigned max_group_slots = 1) {
+        const auto pool = make_pool(device, {.count = 2,
+                                             .host_side_bytes = 0,
+                                             .device_side_bytes = slot_bytes,
+                                             .max_group_slots = max_group_slots});
         const stream copies(device);
         gate copying;
         waits = 0;

@@ -83,7 +83,7 @@ TEST_CASE("planner of samples: small rows of large tables are sorted by address"
     CHECK_FALSE(plan_of(gpu, mapped(4 * kib, 8 * gib)).parts[0].sorted);
 }
 
-TEST_CASE("planner of samples: rows of small files are gathered by a kernel in any order") {
+TEST_CASE("planner of samples: rows of files below 48 KiB are gathered by a kernel in file order, too") {
     array_facts files = mapped(4 * kib, gib);
     files.extent_count = files.row_count / 64;
     CHECK(transfer_of(in_order(gpu), files) == transfer::copy_engine);

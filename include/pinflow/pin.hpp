@@ -112,8 +112,9 @@ class pinned_pages {
     /// Bytes registered without a gap from the first range's first byte on, in the ranges' order. Never
     /// waits.
     std::uint64_t registered_prefix_bytes() const noexcept;
-    /// Tells where a reader is that reads the ranges from the front and does not wait for registration.
-    /// From then on pieces are registered ahead of `data`. Pieces that the reader has passed come last.
+    /// Reports the position of a reader that reads the ranges from the front and does not wait for
+    /// registration. From then on pieces are registered ahead of `data`. Pieces that it has passed are
+    /// registered last, or not at all if `registers_rest` is false.
     /// Never waits. Call it for every batch.
     void reader_at(const std::byte* data) noexcept;
     /// Whether nothing more will be registered, be it because a piece has missed its deadline. Takes no lock.

@@ -22,16 +22,15 @@ struct link_profile {
     std::uint64_t covered_bytes = 1 << 30;
 
     // ---- registering while rows are delivered
-    double register_gbps =
-        28;  ///< pages in the page cache: 15 to 36 on several days; more threads gain nothing
+    double register_gbps = 28;  ///< pages in the page cache: 15 to 50, by machine; more threads gain nothing
     double stage_gbps_per_core = 5;  ///< rows that the CPU gathers into staging buffers
     double max_stage_gbps = 50;
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
-    /// Half of the cores stage rows beside, but at least so many if there are more: with all of them
-    /// registration is slower.
+    /// While pages are registered, half of the cores bring rows, but at least this many if there are more.
+    /// With all of them registration is slower.
     unsigned min_beside_registering = 3;
-    /// With so many cores, rows for the copy engine are read with pread meanwhile: threads that touch pages
-    /// for the first time slow registration down. With fewer cores copying is as fast, and cheaper.
+    /// From this many cores on (4 and 16 were measured), rows for the copy engine are read with pread while
+    /// pages are registered: threads that touch pages for the first time slow registration down.
     unsigned min_reading_cores = 10;
     std::uint64_t piece_bytes = 32 << 20;  ///< registered by one call, so that staged pieces lie between
 
@@ -40,7 +39,7 @@ struct link_profile {
     std::uint64_t host_group_bytes =
         4 << 20;  ///< on the host: copying takes some 200 us, waking a thread only 10 us
     unsigned max_group_batches = 64;
-    unsigned groups_of_slots = 4;       ///< groups that all slots make up, for a GPU
+    unsigned groups_of_slots = 4;       ///< groups that all slots make up, for a GPU: 8 are slower
     unsigned host_groups_of_slots = 4;  ///< two are filled, one is ready, one is the consumer's
     unsigned min_slots = 8;
     unsigned listing_threads = 4;  ///< which list rows that the device fetches by itself
@@ -51,7 +50,7 @@ struct link_profile {
     std::uint64_t min_awaited_bytes = 8 << 20;
 
     // ---- calls of a row exchange
-    /// Rows that are tried with one copy of the copy engine each; not smaller, as min_engine_bytes says.
+    /// Rows that are tried with one copy of the copy engine each; see min_engine_bytes for why not smaller.
     std::uint64_t min_copied_row_bytes = 32 << 10;
     std::uint64_t min_staging_bytes = 256 << 10;               ///< staging buffers that are tried
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< tables that scatters need more blocks for

@@ -30,7 +30,7 @@ struct transfer_part {
     double share = 1;                   ///< of the rows of each call or batch
     bool sorted = false;                ///< kernel: rows are taken in the order of their addresses
     unsigned blocks = 0;                ///< kernel: thread blocks; 0: as many as there is work for
-    std::uint64_t min_piece_bytes = 0;  ///< copy engine: smaller pieces of mapped pages are staged
+    std::uint64_t min_piece_bytes = 0;  ///< copy engine: smaller pieces are staged; 0: none
 };
 
 /// Page-locking the mapped pages of an array while its rows are delivered.
@@ -43,7 +43,8 @@ struct registration {
 };
 
 /// How the rows of one array of a sample, or of one call of a row exchange, travel. A plan for an array says
-/// what happens to rows whose pages are registered; `fallback` is for the others.
+/// what happens to rows whose pages are registered; `fallback` is for the others, and for pieces smaller
+/// than `min_piece_bytes`.
 struct transfer_plan {
     std::vector<transfer_part> parts;  ///< at least one; of a row exchange's hybrid route two
     std::optional<transfer> fallback;

@@ -118,9 +118,10 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
                                .min_piece_bytes = has_small_pieces ? profile.min_engine_bytes : 0};
     if (sample.asked == transfer::kernel || sample.asked == transfer::copy_engine) {
         const bool by_kernel = sample.asked == transfer::kernel;
-        transfer_plan plan = only(by_kernel ? kernel : engine,
-                                  by_kernel ? "asked for: the device reads rows from the mapped pages"
-                                            : "asked for: the copy engine reads the mapped pages");
+        transfer_plan plan =
+            only(by_kernel ? kernel : engine,
+                 by_kernel ? "asked for: the device reads rows from the mapped pages"
+                           : "asked for: the copy engine reads the mapped pages, but for small pieces");
         plan.pages = {.is_required = true, .is_awaited = true};
         if (!by_kernel && has_small_pieces) plan.fallback = transfer::staged;
         return plan;

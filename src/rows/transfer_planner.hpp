@@ -65,7 +65,7 @@ struct work_facts {
 /// Threads that the stages of a loader are run by.
 unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile = {}) noexcept;
 
-/// Whether `next` waits for the data of slots of so many bytes on the calling thread, and not only on its
+/// Whether `next` waits on the calling thread for the data of groups of `group_bytes`, and not only on its
 /// stream.
 bool is_awaited(bool on_host, std::uint64_t group_bytes, const link_profile& profile = {}) noexcept;
 

@@ -47,8 +47,7 @@ struct loader_options {
     /// `slots` is given, what those take.
     std::uint64_t memory_bytes = 0;
     /// Batches that can exist at once, being filled, waiting or leased; at least 2. 0: by memory, from 2 to
-    /// 8. Small batches are filled in groups: then up to 512 on a GPU and 256 on the host, but at most the
-    /// batches of an epoch.
+    /// 8. Small batches are filled in groups: then up to 256, but at most the batches of an epoch.
     unsigned slots = 0;
     /// Threads that gather rows; 0: one for each core. More than there are cores raise oneTBB's limit for the
     /// process while the loader lives.
@@ -73,8 +72,9 @@ class loader {
     /// A sample is the same row of every source; row counts must be equal. The first one of a CUDA device
     /// whose rows the device gathers loads kernels, for which CUDA may wait for all of the device's streams.
     /// @throws invalid_argument for options that contradict each other or the sources; state_mismatch for a
-    /// state of other data or of another order; unsupported for a route that cannot work here; device_error;
-    /// where there is a state, what reading some rows throws.
+    /// state of other data or of another order; unsupported for a route that cannot work here; data_changed
+    /// if pages that a route needs cannot be registered because their file has changed; device_error; where
+    /// there is a state, what reading some rows throws.
     explicit loader(std::vector<std::shared_ptr<const row_source>> sources,
                     const loader_options& options = {});
     loader(loader&&) noexcept;
@@ -83,11 +83,11 @@ class loader {
 
     /// The next batch, or nothing when all epochs are over. `stream` is made to wait for the data, and the
     /// slot will wait for what the stream holds when the lease ends. The calling thread waits until the batch
-    /// is on its way; on a GPU, where batches that travel together have 8 MiB or more, until the data is
-    /// there, as a stream that waits takes some percents of the link from what it waits for. It waits for
-    /// work that the stream holds only where that keeps the slot which the batch needs. An error in the
-    /// pipeline is thrown here, once, after the batches before it; from then on nothing comes. No batch is
-    /// lost when a wait fails, or the stream cannot be made to: the next call gives it.
+    /// is on its way. On a GPU, if the batches of a group have 8 MiB or more, it waits until the data is
+    /// there: a waiting stream polls over PCIe and takes up to 7 % of the link. It waits for the stream's own
+    /// work only if that holds the slot that is needed. An error in the pipeline is thrown here, once, after
+    /// the batches before it; from then on nothing comes. No batch is lost when a wait fails, or the stream
+    /// cannot be made to: the next call gives it.
     /// @throws all_slots_leased when the consumer holds every slot; what the pipeline met: data_changed, ...
     std::optional<batch> next(stream_view stream);
     /// The same for a consumer without a stream: the data is there when it returns.
