@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "loader/array_transfer.hpp"
+#include "pinflow/file.hpp"
 #include "src/core/extent_index.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/pin_limits.hpp"
+#include "src/device/pin_registry.hpp"
 
 // Rows of pages that are registered with the device while they are delivered: those of registered pages are
 // read where they lie, by the copy engine or by a kernel. The CPU brings the others, and pieces that are too
@@ -52,21 +54,23 @@ class registered_transfer : public array_transfer {
         const pin_report pinned = pages_.report();
         if (pinned.finished) reason += "; " + pinned.reason;
         if (const std::uint64_t staged = staged_bytes_; staged > 0)
-            reason += fmt::format("; {} staged", in_binary_units(staged));
+            reason += fmt::format("; {} {}", in_binary_units(staged), to_string(fallback()));
         return reason;
     }
     transfer main() const override {
         // what may still change is told as it was planned
         if (!pages_.finished()) return array_.plan.main();
         const pin_report pinned = pages_.report();
-        return pinned.registered_bytes * 2 < pinned.total_bytes ? transfer::staged : array_.plan.main();
+        return pinned.registered_bytes * 2 < pinned.total_bytes ? fallback() : array_.plan.main();
     }
     bool copies() const override { return !pages_.all_registered(); }
     const pinned_pages* pages() const override { return &pages_; }
 
  protected:
-    /// Rows `first` ... `first + count - 1` of a batch, one after the other at `rows`; null: not mapped.
+    /// Rows `first` ... `first + count - 1` of a batch, one after the other at `rows` in `extent`; null: not
+    /// mapped.
     struct row_run {
+        const row_extent* extent;
         std::size_t first;
         std::size_t count;
         const std::byte* rows;
@@ -84,12 +88,15 @@ class registered_transfer : public array_transfer {
             while (joins && last < ids.size() && ids[last] == ids[last - 1] + 1 &&
                    index + (last - first) < extent->row_count)
                 ++last;
-            if (extent->data == nullptr) {
-                take(row_run{first, last - first, nullptr, false});
-            } else if (all_registered) {
-                take(row_run{first, last - first, extent->data + index * array_.row_bytes(), true});
+            row_run run{extent, first, last - first, nullptr, false};
+            if (extent->data != nullptr) {
+                run.rows = extent->data + index * array_.row_bytes();
+                run.is_registered = all_registered;
+            }
+            if (run.rows == nullptr || all_registered) {
+                take(run);
             } else {
-                split_by_pages({first, last - first, extent->data + index * array_.row_bytes(), false}, take);
+                split_by_pages(run, take);
             }
             first = last;
         }
@@ -109,6 +116,7 @@ class registered_transfer : public array_transfer {
     const loader_setup& setup() const noexcept { return setup_; }
 
  private:
+    transfer fallback() const { return array_.plan.fallback.value_or(transfer::staged); }
     void require_pages() const {
         try {
             pages_.require();
@@ -132,7 +140,7 @@ class registered_transfer : public array_transfer {
             // a row that is registered in part counts with those that are not
             if (!is_registered)
                 count = stretch.registered ? 1 : (stretch.size_bytes + row_bytes - 1) / row_bytes;
-            take(row_run{rest.first, count, rest.rows, is_registered});
+            take(row_run{rest.extent, rest.first, count, rest.rows, is_registered});
             rest.first += count;
             rest.count -= count;
             rest.rows += count * row_bytes;
@@ -141,7 +149,8 @@ class registered_transfer : public array_transfer {
     /// Waits until these bytes are registered, as long as something is being registered. Rows are staged for
     /// good once that has stood still.
     void await(const std::byte* data, std::uint64_t size_bytes) {
-        if (stands_still_) return;
+        const pin_stretch stretch = pages_.stretch_at(data, size_bytes);
+        if (stands_still_ || (stretch.registered && stretch.size_bytes >= size_bytes)) return;
         constexpr std::chrono::milliseconds look_interval{1};
         std::uint64_t seen_bytes = pages_.report().registered_bytes;
         auto changed = std::chrono::steady_clock::now();
@@ -165,10 +174,13 @@ class registered_transfer : public array_transfer {
     pinned_pages pages_;
 };
 
-/// One copy for each run of neighbouring rows. Runs smaller than `min_piece_bytes` are staged.
+/// One copy for each run of neighbouring rows. What is too small for the copy engine passes the staging side
+/// of the slot: short runs, and what the edges between registrations cut off.
 class engine_transfer final : public registered_transfer {
  public:
     using registered_transfer::registered_transfer;
+
+    bool copies() const override { return registered_transfer::copies() || is_too_short(); }
 
     void prepare(slot& filling, slot_group& group) override {
         const std::uint64_t row_bytes = array().row_bytes();
@@ -176,7 +188,6 @@ class engine_transfer final : public registered_transfer {
         std::byte* const target = device_rows(filling);
         std::size_t staged_first = 0;
         std::size_t staged_count = 0;
-        const std::uint64_t min_piece_bytes = array().plan.parts.front().min_piece_bytes;
         const auto stage_rows = [&] {
             if (staged_count == 0) return;
             std::byte* const side = host_rows(filling) + staged_first * row_bytes;
@@ -184,19 +195,42 @@ class engine_transfer final : public registered_transfer {
             group.copies.push_back({target + staged_first * row_bytes, side, staged_count * row_bytes});
             staged_count = 0;
         };
+        std::vector<copy_range> pieces;
         for_runs_of(filling, true, [&](const row_run& rows) {
             if (!rows.is_registered && array().plan.pages->is_required)
                 throw unsupported(
                     fmt::format("pages of {} are not registered", array().source->description()));
-            if (!rows.is_registered || rows.count * row_bytes < min_piece_bytes) {
+            const bool is_of_file = rows.extent->file != nullptr;
+            const copy_range whole{target + rows.first * row_bytes, rows.rows, rows.count * row_bytes};
+            if (!rows.is_registered || (is_of_file && whole.size_bytes < min_piece_bytes())) {
                 if (staged_count == 0) staged_first = rows.first;
                 staged_count += rows.count;
                 return;
             }
             stage_rows();
-            group.copies.push_back({target + rows.first * row_bytes, rows.rows, rows.count * row_bytes});
+            if (!is_of_file) return group.copies.push_back(whole);
+            pieces.clear();
+            pin_registry::process().cut({&whole, 1}, pieces);
+            for (copy_range& piece : pieces) {
+                if (piece.size_bytes < min_piece_bytes())
+                    piece.source =
+                        read_bytes(piece, *rows.extent, host_rows(filling) + (piece.destination - target));
+                group.copies.push_back(piece);
+            }
         });
         stage_rows();
+    }
+
+ private:
+    std::uint64_t min_piece_bytes() const { return array().plan.parts.front().min_piece_bytes; }
+    /// Whether no row is for the copy engine as it lies.
+    bool is_too_short() const { return !setup().is_in_order && array().row_bytes() < min_piece_bytes(); }
+    /// Reads a part of a row to `side`. @return that.
+    static const std::byte* read_bytes(const copy_range& part, const row_extent& extent, std::byte* side) {
+        static_cast<void>(
+            extent.file->read(extent.offset_bytes + static_cast<std::uint64_t>(part.source - extent.data),
+                              {side, part.size_bytes}));
+        return side;
     }
 };
 

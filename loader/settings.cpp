@@ -158,6 +158,8 @@ std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t row
              .is_decoded = extents.empty() && !is_empty,
              .has_files = std::ranges::none_of(
                  extents, [](const row_extent& extent) { return extent.file == nullptr; }),
+             .has_any_file = std::ranges::any_of(
+                 extents, [](const row_extent& extent) { return extent.file != nullptr; }),
              .is_aligned = are_aligned(*source),
              .why_not_mapped = why.empty() ? "is not mapped as it is delivered" : why});
     }

@@ -168,7 +168,7 @@ TEST_CASE("cuda loader: a batch may hold rows of registered pages and others, an
         CHECK(mixed_batches >= (order == order::sequential ? 2U : 50U));
         CHECK(batched_copies.load() >= mixed_batches);
         const loader_report report = loader.report();
-        CHECK(report.route == route::staged);
+        CHECK((report.route == route::staged || report.route == route::read));  // by the number of cores
         CHECK(report.reason.find("cannot register") != std::string::npos);
         CHECK(registered_pieces.load() == (order == order::sequential ? 11 : 6));
     }

@@ -19,6 +19,7 @@
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/open.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "src/device/pin_registry.hpp"
 #include "tests/fake_locker.hpp"
 #include "tests/posing_backend.hpp"
 #include "tests/support/arrays.hpp"
@@ -58,12 +59,12 @@ class locking_backend final : public posing_backend {
     }
     void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
         copies += ranges.size();
-        for (const copy_range& range : ranges)
-            note_copy({range.source, range.size_bytes});
+        note_copies(ranges);
         posing_backend::copy_batch_to_device(ranges, stream);
     }
     void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
-        note_copy(source);
+        const copy_range range{destination, source.data(), source.size()};
+        note_copies({&range, 1});
         posing_backend::copy_to_device(destination, source, stream);
     }
 
@@ -79,9 +80,13 @@ class locking_backend final : public posing_backend {
     }
 
  private:
-    void note_copy(std::span<const std::byte> source) {
+    /// As CUDA gets them.
+    void note_copies(std::span<const copy_range> ranges) {
+        std::vector<copy_range> pieces;
+        detail::pin_registry::process().cut(ranges, pieces);
         const std::lock_guard guard(mutex_);
-        copied_.push_back(source);
+        for (const copy_range& piece : pieces)
+            copied_.push_back({piece.source, piece.size_bytes});
     }
 
     std::mutex mutex_;
@@ -178,7 +183,7 @@ TEST_CASE("posed loader: small rows are gathered by a kernel, of any alignment, 
 }
 
 TEST_CASE(
-    "posed loader: small rows are copied by the copy engine where that is asked for, beside held arrays") {
+    "posed loader: small rows of files are staged where the copy engine is asked for, beside held arrays") {
     const temporary_folder folder;
     for (const std::uint64_t width : {1U, 100U, 1536U}) {
         const numbered_file rows(folder, "rows.npy", 5000, width);
@@ -187,10 +192,14 @@ TEST_CASE(
         loader_options options = options_for(backend);
         options.batch_rows = 256;
         options.route = route::copy;
-        loader batches({rows.open(), label.open()}, options);
+        const array opened = rows.open();
+        loader batches({opened, label.open()}, options);
         CHECK(take_all(batches) == 20000);
-        CHECK(batches.report().arrays[0].transfer == "copy engine");
-        CHECK(batches.report().arrays[1].transfer == "held");
+        const loader_report report = batches.report();
+        CHECK(report.arrays[0].transfer == "copy engine");
+        CHECK(report.arrays[0].reason.find("staged") != std::string::npos);
+        CHECK(report.arrays[1].transfer == "held");
+        CHECK_FALSE(backend.min_copy_of({opened.view().data(), opened.view().size_bytes()}));
     }
 }
 
@@ -298,25 +307,35 @@ TEST_CASE("posed loader: the copy engine copies no piece below 32 KiB of a file'
     const temporary_folder folder;
     // CUDA copies those with the CPU: if the file was truncated, that ends the process
     constexpr std::size_t min_bytes = 32 * 1024;
-    for (const std::uint64_t words : {std::uint64_t{384}, std::uint64_t{1024}, std::uint64_t{5000}}) {
+    for (const std::uint64_t words : {384U, 1024U, 5000U, 12'800U}) {
         const numbered_file file(folder, std::to_string(words) + ".npy", 101, words);
+        std::vector<std::uint64_t> more(30 * words);
+        for (std::size_t i = 0; i < more.size(); ++i)
+            more[i] = 101 + i / words;
+        const array memory = array_of(more, {30, words});
         for (const order order : {order::sequential, order::shuffled}) {
             for (const route route : {route::automatic, route::copy}) {
-                CAPTURE(words);
-                CAPTURE(to_string(order));
-                CAPTURE(to_string(route));
-                const auto rows = file.open();
-                locking_backend backend;
-                loader_options options = options_for(backend, order);
-                options.route = route;
-                {
-                    loader batches({rows}, options);
+                for (const bool beside_memory : {false, true}) {
+                    CAPTURE(words);
+                    CAPTURE(to_string(order));
+                    CAPTURE(to_string(route));
+                    CAPTURE(beside_memory);
+                    const array rows = file.open();
+                    std::shared_ptr<const row_source> source = rows.rows();
+                    if (beside_memory) source = concatenate({source, memory.rows()});
+                    locking_backend backend;
+                    loader_options options = options_for(backend, order);
+                    options.route = route;
+                    // registered in pieces of 1 MiB, whose edges lie within rows
+                    if (route == route::automatic) options.pin_budget_bytes = std::uint64_t{16} << 20;
+                    loader batches({source}, options);
                     wait_until_registered(batches);
-                    CHECK(take_all(batches) == 404);
+                    CHECK(take_all(batches) == 4 * source->row_count());
+                    const auto smallest = backend.min_copy_of({rows.view().data(), rows.view().size_bytes()});
+                    if (smallest) CHECK(*smallest >= min_bytes);
+                    if (words == 12'800 || (order == order::sequential && route == route::copy))
+                        CHECK(smallest);
                 }
-                const auto smallest = backend.min_copy_of({rows.view().data(), rows.view().size_bytes()});
-                if (smallest) CHECK(*smallest >= min_bytes);
-                if (order == order::sequential) CHECK(smallest);
             }
         }
     }
@@ -353,7 +372,9 @@ TEST_CASE("posed loader: rows of many files are gathered and copied across their
     const auto all = concatenate(files);
     for (const order order : {order::sequential, order::shuffled}) {
         locking_backend backend;
-        loader batches({all}, options_for(backend, order));
+        loader_options options = options_for(backend, order);
+        options.batch_rows = 64;
+        loader batches({all}, options);
         CHECK(take_all(batches) == 4 * next);
         CHECK(batches.report().arrays[0].transfer == (order == order::sequential ? "copy engine" : "kernel"));
         CHECK(backend.lock.call_count() == 1);  // one range of addresses

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -548,4 +549,34 @@ TEST_CASE("slots: stopping ends every wait") {
     taker.join();
     CHECK(pool->wait_for_free() == 0);
     gate.open();
+}
+
+TEST_CASE("slots: batches whose data has come are counted, whatever is taken or comes again meanwhile") {
+    awaited_backend backend;
+    const auto pool = make_pool(backend.device(),
+                                {.count = 4, .host_side_bytes = 0, .device_side_bytes = large_slot_bytes});
+    const std::array copies{stream(backend.device()), stream(backend.device())};
+    gate copying;
+    fill(*pool, copies[0], 0);
+    copies[0].synchronize();
+    hold(copies[1], copying);
+    fill(*pool, copies[1], 1);
+    fill(*pool, copies[0], 2);
+    copies[0].synchronize();
+    // the second is on its way, so that the third is not counted either
+    auto first = std::make_unique<slot_lease>(pool, *pool->lease());
+    CHECK(pool->collected().ready == 1);
+    first->undo();
+    copying.open();
+    copies[1].synchronize();
+    first = std::make_unique<slot_lease>(pool, *pool->lease());
+    CHECK(first->held().number == 0);
+    CHECK(pool->collected().ready == 3);
+    const slot_lease second(pool, *pool->lease());
+    CHECK(pool->collected().ready == 3 + 2);
+    fill(*pool, copies[0], 3, true);
+    copies[0].synchronize();
+    const slot_lease third(pool, *pool->lease());
+    CHECK(third.held().number == 2);
+    CHECK(pool->collected().ready == 3 + 2 + 2);
 }

@@ -28,6 +28,7 @@ array_facts mapped(std::uint64_t row_bytes, std::uint64_t size_bytes, std::uint6
             .is_partly_mapped = true,
             .is_decoded = false,
             .has_files = true,
+            .has_any_file = true,
             .is_aligned = row_bytes % 16 == 0,
             .why_not_mapped = {}};
 }
@@ -77,35 +78,42 @@ TEST_CASE("planner of samples: batches in the order of the file are pieces of th
     CHECK(transfer_of(single, mapped(3 * kib, 8 * gib)) == transfer::kernel);
 }
 
-TEST_CASE("planner of samples: small rows of large tables are sorted by address") {
+TEST_CASE("planner of samples: small rows of large tables are sorted by address, unless they are in order") {
+    CHECK_FALSE(plan_of(in_order(gpu), mapped(512, 8 * gib)).parts[0].sorted);
     CHECK(plan_of(gpu, mapped(512, 8 * gib)).parts[0].sorted);
     CHECK_FALSE(plan_of(gpu, mapped(512, gib)).parts[0].sorted);
     CHECK_FALSE(plan_of(gpu, mapped(4 * kib, 8 * gib)).parts[0].sorted);
 }
 
-TEST_CASE("planner of samples: rows of files below 48 KiB are gathered by a kernel in file order, too") {
+TEST_CASE("planner of samples: rows of small files are gathered by a kernel, in file order, too") {
     array_facts files = mapped(4 * kib, gib);
-    files.extent_count = files.row_count / 64;
-    CHECK(transfer_of(in_order(gpu), files) == transfer::copy_engine);
-    files.extent_count = files.row_count / 4;
-    CHECK(transfer_of(in_order(gpu), files) == transfer::kernel);
+    const auto with_rows = [&](std::uint64_t rows_of_file) {
+        files.extent_count = files.row_count / rows_of_file;
+        return transfer_of(in_order(gpu), files);
+    };
+    CHECK(with_rows(64) == transfer::copy_engine);
+    CHECK(with_rows(4) == transfer::kernel);
+    // batches of 64 rows end within files of 13: most pieces are shorter than either
+    CHECK(with_rows(13) == transfer::kernel);
+    CHECK(with_rows(1) == transfer::kernel);
 }
 
-TEST_CASE("planner of samples: small pieces of files are staged, also where the copy engine is asked for") {
-    for (const auto& sample : {in_order(gpu), asked(in_order(gpu), transfer::copy_engine)}) {
-        const transfer_plan plan = plan_of(sample, mapped(4 * kib, gib));
-        CHECK(plan.main() == transfer::copy_engine);
-        CHECK(plan.parts.front().min_piece_bytes >= 32 * kib);
-        CHECK(plan.fallback);
-    }
-    // neither large rows nor memory need that
+TEST_CASE(
+    "planner of samples: small pieces of files are not for the copy engine, also where it is asked for") {
     array_facts memory = mapped(4 * kib, gib);
-    memory.is_file_backed = memory.has_files = false;
-    for (const array_facts& array : {mapped(256 * kib, gib), memory}) {
-        const transfer_plan plan = plan_of(asked(in_order(gpu), transfer::copy_engine), array);
-        CHECK(plan.parts.front().min_piece_bytes == 0);
-        CHECK_FALSE(plan.fallback);
+    memory.is_file_backed = memory.has_files = memory.has_any_file = false;
+    array_facts both = memory;
+    both.has_any_file = true;
+    for (const auto& sample : {in_order(gpu), asked(in_order(gpu), transfer::copy_engine)}) {
+        for (const array_facts& array : {mapped(4 * kib, gib), mapped(256 * kib, gib), both}) {
+            const transfer_plan plan = plan_of(sample, array);
+            CHECK(plan.main() == transfer::copy_engine);
+            CHECK(plan.parts.front().min_piece_bytes >= 32 * kib);
+            CHECK(plan.fallback);
+        }
+        CHECK(plan_of(sample, memory).parts.front().min_piece_bytes == 0);
     }
+    CHECK_FALSE(plan_of(asked(in_order(gpu), transfer::copy_engine), memory).fallback);
 }
 
 TEST_CASE("planner of samples: pages are registered if their rows come often enough") {
@@ -122,6 +130,9 @@ TEST_CASE("planner of samples: pages are registered if their rows come often eno
     // in order, pages are registered ahead of the reader
     CHECK(transfer_of(in_order(gpu), once) == transfer::copy_engine);
     CHECK_FALSE(plan_of(in_order(gpu), once).pages->registers_rest);
+    // unless it is short
+    CHECK(transfer_of(in_order(gpu), mapped(256 * kib, gib / 2, 1)) == transfer::staged);
+    CHECK(transfer_of(with_cores(in_order(gpu), 4), mapped(256 * kib, gib / 2, 1)) == transfer::copy_engine);
     CHECK_FALSE(plan_of(with_cores(in_order(gpu), 4), once).pages->registers_rest);
     CHECK(plan_of(with_cores(in_order(gpu), 4), often).pages->registers_rest);
     CHECK_FALSE(plan_of(with_cores(in_order(gpu), 4), often).pages->is_awaited);
@@ -214,8 +225,7 @@ TEST_CASE("planner of samples: batches are filled in groups of some bytes, in a 
     const auto groups = [](const sample_facts& sample, std::uint64_t batch_bytes) {
         const std::vector<transfer_plan> plans{plan_of(sample, mapped(4 * kib, gib))};
         const group_plan plan = plan_groups(sample, plans, batch_bytes);
-        CHECK(plan.max_slots >= 8);
-        CHECK(plan.max_slots * batch_bytes <= std::max<std::uint64_t>(8 * batch_bytes, 128 * mib));
+        CHECK(plan.max_slots == std::max(8U, 4 * plan.batches));
         return plan.batches;
     };
     CHECK(groups(gpu, 16 * mib) == 1);
@@ -235,6 +245,7 @@ TEST_CASE("planner of samples: threads follow what there is to do") {
     CHECK(count_threads({.copies = true, .registers = true}, 16) == 8);
     CHECK(count_threads({.copies = true, .registers = true}, 4) == 3);
     CHECK(count_threads({.copies = true, .registers = true}, 2) == 1);
+    CHECK(count_threads({.copies = true, .registers = true}, 64) == 10);
     CHECK(count_threads({.copies = true, .registers = true}, 1) == 1);
     CHECK(count_threads({}, 16) == 4);
     CHECK(count_threads({}, 2) == 2);

@@ -21,7 +21,7 @@ void finish_streaming() noexcept;
 /// Brings the beginning of a row, up to 1 KiB, into the caches: the rest follows by itself, as it is read in
 /// order.
 void prefetch_row(const std::byte* row, std::uint64_t row_size_bytes) noexcept;
-/// So many rows ahead of the one that is being copied (measured: samples/bench/RESULTS.md).
+/// So many rows ahead of the one that is being copied.
 inline constexpr std::size_t prefetched_rows = 8;
 
 }  // namespace pinflow::detail

@@ -11,10 +11,11 @@ struct link_profile {
     // ---- which transfer
     std::uint64_t max_held_bytes = 64 << 20;  ///< held arrays, all of a sample together
     /// Contiguous pieces from this size on use the copy engine. At 48 KiB a kernel is as fast. At 32 KiB the
-    /// kernel reaches 50.6 GB/s, the copy engine 46.5. Pieces of less than 32 KiB must not use it: CUDA
-    /// copies them with the CPU if the stream is idle, registered or not, and a truncated file ends the
-    /// process.
+    /// kernel reaches 50.6 GB/s, the copy engine 46.5.
     std::uint64_t min_engine_bytes = 48 << 10;
+    /// Smaller pieces of files must not use it: CUDA copies them with the CPU if the stream is idle,
+    /// registered or not, and a truncated file would end the process.
+    std::uint64_t min_copied_bytes = 32 << 10;
     std::uint64_t max_trivial_bytes = 64;  ///< rows that the CPU copies as fast as it lists their addresses
     std::uint64_t min_unsorted_bytes = 2 << 10;  ///< rows that a kernel moves as fast in any order
     /// Tables up to this size are never sorted: the GPU's address translation covers them, so that row order
@@ -29,6 +30,10 @@ struct link_profile {
     /// While pages are registered, half of the cores bring rows, but at least this many if there are more.
     /// With all of them registration is slower.
     unsigned min_beside_registering = 3;
+    unsigned max_beside_registering = 10;  ///< which bring rows at the rate of the link
+    /// A single epoch in order of less is staged by many cores. It is twice what is registered ahead of the
+    /// reader.
+    std::uint64_t min_registered_once_bytes = 1 << 30;
     /// From this many cores on (4 and 16 were measured), rows for the copy engine are read with pread while
     /// pages are registered: threads that touch pages for the first time slow registration down.
     unsigned min_reading_cores = 10;
@@ -50,8 +55,8 @@ struct link_profile {
     std::uint64_t min_awaited_bytes = 8 << 20;
 
     // ---- calls of a row exchange
-    /// Rows that are tried with one copy of the copy engine each; see min_engine_bytes for why not smaller.
-    std::uint64_t min_copied_row_bytes = 32 << 10;
+    std::uint64_t min_copied_row_bytes =
+        16 << 10;  ///< rows that are tried with one copy of the copy engine each
     std::uint64_t min_staging_bytes = 256 << 10;               ///< staging buffers that are tried
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< tables that scatters need more blocks for
     unsigned gather_blocks = 8;       ///< of 1024 threads, for rows that are not long

@@ -68,9 +68,11 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
     const auto bytes_left = static_cast<double>(array.bytes_left);
     const double stage_gbps = std::min(profile.stage_gbps_per_core * sample.cores, profile.max_stage_gbps);
     const bool comes_again = bytes_left > size_bytes;
+    // what comes once is staged at the rate of the link by many cores; in order, long epochs are faster
+    // registered
+    const bool is_short = !sample.is_in_order || array.bytes_left < profile.min_registered_once_bytes;
+    if (!comes_again && is_short && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
     if (!sample.is_in_order) {
-        // what is staged once pays to be registered only if it comes again, or if staging alone is slower
-        if (!comes_again && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
         // a row lies anywhere: registering helps once about half of the pages are there
         const bool is_over_before = bytes_left / stage_gbps < size_bytes / profile.register_gbps / 2;
         if (is_over_before) return std::nullopt;
@@ -104,26 +106,31 @@ transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array)
         "the host device needs one copy, by pread into the slot, as the fault guard is not installed");
 }
 
+/// How many rows lie one after the other, on average. Batches and extents end at different rows.
+std::uint64_t rows_together(const sample_facts& sample, const array_facts& array) {
+    if (!sample.is_in_order) return 1;
+    if (array.extent_count <= 1) return std::min(sample.batch_rows, array.row_count);
+    const std::uint64_t rows = array.row_count / array.extent_count;
+    return std::max<std::uint64_t>(1, sample.batch_rows * rows / (sample.batch_rows + rows));
+}
+
 transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
                            const link_profile& profile) {
-    const bool sorts = array.row_bytes < profile.min_unsorted_bytes &&
+    const bool sorts = !sample.is_in_order && array.row_bytes < profile.min_unsorted_bytes &&
                        saturated(array.row_bytes, array.row_count) > profile.covered_bytes;
     const call_facts gather{.is_aligned = array.is_aligned,
                             .row_bytes = array.row_bytes,
                             .table_bytes = saturated(array.row_bytes, array.row_count),
                             .why_not_reached = {}};
     const transfer_part kernel{transfer::kernel, 1, sorts, usual_blocks(gather, profile)};
-    const bool has_small_pieces = array.is_file_backed && array.row_bytes < profile.min_engine_bytes;
     const transfer_part engine{.how = transfer::copy_engine,
-                               .min_piece_bytes = has_small_pieces ? profile.min_engine_bytes : 0};
+                               .min_piece_bytes = array.has_any_file ? profile.min_copied_bytes : 0};
     if (sample.asked == transfer::kernel || sample.asked == transfer::copy_engine) {
         const bool by_kernel = sample.asked == transfer::kernel;
         transfer_plan plan =
-            only(by_kernel ? kernel : engine,
-                 by_kernel ? "asked for: the device reads rows from the mapped pages"
-                           : "asked for: the copy engine reads the mapped pages, but for small pieces");
+            only(by_kernel ? kernel : engine, "asked for: the device reads the mapped pages");
         plan.pages = {.is_required = true, .is_awaited = true};
-        if (!by_kernel && has_small_pieces) plan.fallback = transfer::staged;
+        if (!by_kernel && array.has_any_file) plan.fallback = transfer::staged;
         return plan;
     }
     if (sample.asked == transfer::read)
@@ -135,20 +142,12 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
     if (!array.is_mapped && !array.is_partly_mapped)
         return only({staged}, fmt::format("{} {}", array.name, array.why_not_mapped));
     if (array.row_bytes <= profile.max_trivial_bytes && (sample.is_guarded || !array.is_file_backed))
-        return only({staged},
-                    fmt::format("the CPU gathers rows of up to {} bytes as fast as it lists their addresses",
-                                profile.max_trivial_bytes));
+        return only({staged}, "the CPU gathers rows this small as fast as it lists their addresses");
     const std::optional<registration> pages = plan_registration(sample, array, profile);
-    if (!pages) return only({staged}, "registering pages would take longer than staging the few rows left");
-    const std::uint64_t rows_of_extent = array.row_count / std::max<std::uint64_t>(array.extent_count, 1);
-    const std::uint64_t rows_together =
-        sample.is_in_order ? std::clamp<std::uint64_t>(rows_of_extent, 1, sample.batch_rows) : 1;
-    const bool by_engine = rows_together * array.row_bytes >= profile.min_engine_bytes;
-    transfer_plan plan =
-        by_engine
-            ? only(engine, "the copy engine reads the mapped pages")
-            : only(kernel, fmt::format("the device reads pieces of less than {} bytes from the mapped pages",
-                                       profile.min_engine_bytes));
+    if (!pages) return only({staged}, "registering pages is not worth it for the bytes that are left");
+    const bool by_engine = rows_together(sample, array) * array.row_bytes >= profile.min_engine_bytes;
+    transfer_plan plan = by_engine ? only(engine, "the copy engine reads the mapped pages")
+                                   : only(kernel, "the device gathers small pieces from the mapped pages");
     plan.pages = pages;
     const bool reads = by_engine && array.has_files && sample.cores >= profile.min_reading_cores;
     plan.fallback = reads ? transfer::read : transfer::staged;
@@ -193,7 +192,9 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
 }
 
 unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile) noexcept {
-    if (work.registers) return std::max({1U, cores / 2, std::min(cores - 1, profile.min_beside_registering)});
+    const unsigned beside =
+        std::clamp(cores / 2, profile.min_beside_registering, profile.max_beside_registering);
+    if (work.registers) return std::max(1U, std::min(cores - 1, beside));
     return work.copies ? cores : std::min(cores, profile.listing_threads);
 }
 
@@ -236,9 +237,9 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
     const auto plan = [&](row_route route, std::string reason) {
         return plan_of(route, call.is_scatter, call, profile, std::move(reason));
     };
-    const bool has_short_file_rows = call.reads_file && call.row_bytes < profile.min_copied_row_bytes;
-    if (call.asked == row_route::copy && has_short_file_rows && !call.on_host)
-        return plan(row_route::staged, "rows of a file this short are staged: CUDA copies them with the CPU");
+    if (call.asked == row_route::copy && call.reads_file && !call.on_host)
+        return plan(row_route::direct,
+                    "rows of a file are gathered by a kernel: CUDA copies some with the CPU");
     if (call.asked != row_route::automatic)
         return plan_of(call.asked, sorts_unmeasured(call.asked, call, profile), call, profile, "asked for");
     if (!call.why_not_reached.empty()) return plan(row_route::staged, call.why_not_reached);
@@ -262,7 +263,7 @@ bool tries_staging(const call_facts& call, const link_profile& profile) noexcept
 std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_profile& profile) {
     std::vector<transfer_plan> plans{plan_of(row_route::direct, false, call, profile),
                                      plan_of(row_route::direct, true, call, profile)};
-    if (call.has_host_ids && call.row_bytes >= profile.min_copied_row_bytes)
+    if (call.has_host_ids && !call.reads_file && call.row_bytes >= profile.min_copied_row_bytes)
         plans.push_back(plan_of(row_route::copy, false, call, profile));
     if (tries_staging(call, profile))
         plans.push_back(plan_of(row_route::staged, !call.has_host_ids, call, profile));

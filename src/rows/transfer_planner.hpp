@@ -28,6 +28,7 @@ struct array_facts {
     bool is_partly_mapped = false;  ///< some do
     bool is_decoded = false;        ///< only row_source::read_rows gives rows
     bool has_files = false;         ///< every row can be read from a file as it is delivered
+    bool has_any_file = false;      ///< some can
     bool is_aligned = true;         ///< every row lies at a multiple of 16 bytes, and has such a size
     std::string why_not_mapped;     ///< the end of a sentence that begins with `name`
 };
