@@ -104,8 +104,9 @@ class registered_transfer : public array_transfer {
     /// Notes that rows are staged, and lists the job.
     void stage(slot& filling, slot_group& group, std::span<const std::uint64_t> ids, std::byte* target) {
         group.jobs.push_back({&filling, &reader_, ids, target});
-        staged_bytes_ += ids.size() * array_.row_bytes();
+        note_staged(ids.size() * array_.row_bytes());
     }
+    void note_staged(std::uint64_t size_bytes) { staged_bytes_ += size_bytes; }
     std::byte* device_rows(const slot& filling) const { return filling.device_side + array_.offset_bytes; }
     std::byte* host_rows(const slot& filling) const {
         if (filling.host_side == nullptr)
@@ -226,7 +227,8 @@ class engine_transfer final : public registered_transfer {
     /// Whether no row is for the copy engine as it lies.
     bool is_too_short() const { return !setup().is_in_order && array().row_bytes() < min_piece_bytes(); }
     /// Reads a part of a row to `side`. @return that.
-    static const std::byte* read_bytes(const copy_range& part, const row_extent& extent, std::byte* side) {
+    const std::byte* read_bytes(const copy_range& part, const row_extent& extent, std::byte* side) {
+        note_staged(part.size_bytes);
         static_cast<void>(
             extent.file->read(extent.offset_bytes + static_cast<std::uint64_t>(part.source - extent.data),
                               {side, part.size_bytes}));

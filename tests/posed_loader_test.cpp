@@ -203,29 +203,40 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("posed loader: rows of pages that are not registered are staged, in any mixture") {
+TEST_CASE(
+    "posed loader: rows of pages that are not registered are staged, or read by many threads, in any "
+    "mixture") {
     const temporary_folder folder;
     // 16 pieces of 1 MiB, as the budget is so small
     const numbered_file large(folder, "large.npy", 256, words_of_64k);
     const numbered_file small(folder, "small.npy", 8192, 256);
     for (const numbered_file* const file : {&large, &small}) {
         for (const std::size_t pieces : {0U, 1U, 7U, 15U, 1000U}) {
-            CAPTURE(pieces);
-            locking_backend backend;
-            backend.lock.refuse = [&, seen = std::size_t{0}](auto, bool) mutable { return seen++ >= pieces; };
-            loader_options options = options_for(backend);
-            options.pin_budget_bytes = std::uint64_t{16} << 20;
-            loader batches({file->open()}, options);
-            wait_until_registered(batches);
-            CHECK(take_all(batches) == 4 * file->open().shape()[0]);
-            const loader_report report = batches.report();
-            const bool has_most = pieces > 8;
-            CHECK((report.route == route::staged) == !has_most);
-            CHECK((report.arrays[0].transfer == "staged") == !has_most);
-            CHECK((report.pinned_bytes > 0) == (pieces > 0));
-            // a loader begins to fill while it registers, and may stage some rows whatever is registered
-            // later
-            if (pieces < 1000) CHECK(report.arrays[0].reason.find("staged") != std::string::npos);
+            for (const unsigned threads : {4U, 16U}) {
+                CAPTURE(pieces);
+                CAPTURE(threads);
+                locking_backend backend;
+                backend.lock.refuse = [&, seen = std::size_t{0}](auto, bool) mutable {
+                    return seen++ >= pieces;
+                };
+                loader_options options = options_for(backend);
+                options.pin_budget_bytes = std::uint64_t{16} << 20;
+                options.threads = threads;
+                loader batches({file->open()}, options);
+                wait_until_registered(batches);
+                CHECK(take_all(batches) == 4 * file->open().shape()[0]);
+                const loader_report report = batches.report();
+                const bool has_most = pieces > 8;
+                // those for the copy engine
+                const bool reads = threads == 16 && file == &large;
+                const std::string others = reads ? "read" : "staged";
+                CHECK((report.route == (reads ? route::read : route::staged)) == !has_most);
+                CHECK((report.arrays[0].transfer == others) == !has_most);
+                CHECK((report.pinned_bytes > 0) == (pieces > 0));
+                // a loader begins to fill while it registers, and may stage some rows whatever is registered
+                // later
+                if (pieces < 1000) CHECK(report.arrays[0].reason.find(others) != std::string::npos);
+            }
         }
     }
 }

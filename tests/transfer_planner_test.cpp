@@ -250,3 +250,21 @@ TEST_CASE("planner of samples: threads follow what there is to do") {
     CHECK(count_threads({}, 16) == 4);
     CHECK(count_threads({}, 2) == 2);
 }
+
+TEST_CASE("planner of calls: rows of files are left to the device's kernels") {
+    call_facts call{.row_bytes = 64 * kib,
+                    .table_bytes = gib,
+                    .staging_buffer_bytes = mib,
+                    .why_not_reached = {},
+                    .asked = row_route::copy};
+    const auto kernels = [&] {
+        const std::vector<transfer_plan> plans = gather_candidates(call);
+        return std::ranges::count(plans, transfer::kernel, &transfer_plan::main) ==
+               static_cast<std::ptrdiff_t>(plans.size());
+    };
+    CHECK(plan_call(call)->main() == transfer::copy_engine);
+    CHECK_FALSE(kernels());
+    call.reads_file = true;
+    CHECK(plan_call(call)->main() == transfer::kernel);
+    CHECK(kernels());
+}

@@ -186,7 +186,9 @@ struct row_plan {
 /// that others have page-locked (a pinned_buffer, cudaHostRegister) must stay so for as long. The first call
 /// for rows of some size and number measures for some tenths of a second, once in a process, with device
 /// memory for up to 512 MiB of rows. On the host device the routes direct, copy and hybrid, when they are
-/// asked for, touch a file's pages, which is a fault when it has been truncated; otherwise they are read.
+/// asked for, touch a file's pages, which is a fault when it has been truncated; otherwise they are read. On
+/// CUDA the CPU's share of the routes staged and hybrid is read from a file, too, or copied under the fault
+/// guard where that is installed. Kernels read registered pages, which a truncation does not take from them.
 ///
 /// Beside what is said with them, calls throw what `check` throws, invalid_argument for null pointers unless
 /// there are no indices, and device_error. Members may be called from several threads; calls are enqueued one

@@ -173,7 +173,7 @@ struct measured_key {
     int count_magnitude;
     int table_magnitude;
     bool host_ids;
-    bool of_source;
+    bool reads_file;
     bool aligned;  ///< rows can be moved 16 bytes at a time
     int threads;
     std::uint64_t slot_bytes;
@@ -192,7 +192,7 @@ measured_key key_of(const exchange_state& exchange, const row_workload& workload
             .count_magnitude = static_cast<int>(std::bit_width(measured_rows(table, workload.count))),
             .table_magnitude = static_cast<int>(std::bit_width(table.size_bytes())),
             .host_ids = workload.host_ids,
-            .of_source = table.source() != nullptr,
+            .reads_file = exchange.reads_file(),
             .aligned = is_aligned(table.data(), table.row_size_bytes()),
             .threads = exchange.thread_count(),
             .slot_bytes = exchange.staging_slot_bytes(),

@@ -238,8 +238,7 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
         return plan_of(route, call.is_scatter, call, profile, std::move(reason));
     };
     if (call.asked == row_route::copy && call.reads_file && !call.on_host)
-        return plan(row_route::direct,
-                    "rows of a file are gathered by a kernel: CUDA copies some with the CPU");
+        return plan_unmeasured(call, "a kernel gathers rows of files, which CUDA may copy by CPU", profile);
     if (call.asked != row_route::automatic)
         return plan_of(call.asked, sorts_unmeasured(call.asked, call, profile), call, profile, "asked for");
     if (!call.why_not_reached.empty()) return plan(row_route::staged, call.why_not_reached);
@@ -263,7 +262,8 @@ bool tries_staging(const call_facts& call, const link_profile& profile) noexcept
 std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_profile& profile) {
     std::vector<transfer_plan> plans{plan_of(row_route::direct, false, call, profile),
                                      plan_of(row_route::direct, true, call, profile)};
-    if (call.has_host_ids && !call.reads_file && call.row_bytes >= profile.min_copied_row_bytes)
+    if (call.reads_file) return plans;  // nothing by the CPU, which it may be truncated under
+    if (call.has_host_ids && call.row_bytes >= profile.min_copied_row_bytes)
         plans.push_back(plan_of(row_route::copy, false, call, profile));
     if (tries_staging(call, profile))
         plans.push_back(plan_of(row_route::staged, !call.has_host_ids, call, profile));

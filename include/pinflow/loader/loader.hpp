@@ -44,7 +44,8 @@ struct loader_options {
     std::optional<loader_state> resume_from = std::nullopt;
     pinflow::route route = route::automatic;
     /// Upper bound on the memory of all slots, in bytes. 0: 1 GiB, or two slots where that is more; where
-    /// `slots` is given, what those take.
+    /// `slots` is given, what those take. Where rows may be staged for a GPU, a slot has a pinned side of the
+    /// same size on the host.
     std::uint64_t memory_bytes = 0;
     /// Batches that can exist at once, being filled, waiting or leased; at least 2. 0: by memory, from 2 to
     /// 8. Small batches are filled in groups: then up to 256, but at most the batches of an epoch.
