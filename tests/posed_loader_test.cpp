@@ -86,7 +86,7 @@ class locking_backend final : public posing_backend {
         detail::pin_registry::process().cut(ranges, pieces);
         const std::lock_guard guard(mutex_);
         for (const copy_range& piece : pieces)
-            copied_.push_back({piece.source, piece.size_bytes});
+            copied_.emplace_back(piece.source, piece.size_bytes);
     }
 
     std::mutex mutex_;
