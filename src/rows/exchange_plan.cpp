@@ -95,6 +95,7 @@ class measurement {
 };
 
 std::string why_staging_was_not_tried(const call_facts& call) {
+    if (call.reads_file) return "; not by the CPU, as the file may be truncated at any time";
     if (tries_staging(call)) return {};
     return fmt::format("; not through staging buffers of {} bytes, which staging_bytes leaves",
                        call.staging_buffer_bytes);
