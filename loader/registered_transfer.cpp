@@ -109,9 +109,11 @@ class registered_transfer : public array_transfer {
     void note_staged(std::uint64_t size_bytes) { staged_bytes_ += size_bytes; }
     std::byte* device_rows(const slot& filling) const { return filling.device_side + array_.offset_bytes; }
     std::byte* host_rows(const slot& filling) const {
-        if (filling.host_side == nullptr)
-            throw unsupported(fmt::format("pages of {} are not registered", array_.source->description()));
+        if (filling.host_side == nullptr) refuse_unregistered();
         return filling.host_side + array_.offset_bytes;
+    }
+    [[noreturn]] void refuse_unregistered() const {
+        throw unsupported(fmt::format("pages of {} are not registered", array_.source->description()));
     }
     const sample_array& array() const noexcept { return array_; }
     const loader_setup& setup() const noexcept { return setup_; }
@@ -198,9 +200,7 @@ class engine_transfer final : public registered_transfer {
         };
         std::vector<copy_range> pieces;
         for_runs_of(filling, true, [&](const row_run& rows) {
-            if (!rows.is_registered && array().plan.pages->is_required)
-                throw unsupported(
-                    fmt::format("pages of {} are not registered", array().source->description()));
+            if (!rows.is_registered && array().plan.pages->is_required) refuse_unregistered();
             const bool is_of_file = rows.extent->file != nullptr;
             const copy_range whole{target + rows.first * row_bytes, rows.rows, rows.count * row_bytes};
             if (!rows.is_registered || (is_of_file && whole.size_bytes < min_piece_bytes())) {
@@ -210,7 +210,7 @@ class engine_transfer final : public registered_transfer {
             }
             stage_rows();
             if (!is_of_file) return group.copies.push_back(whole);
-            pieces.clear();
+            pieces.clear();  // cut as the device will cut it
             pin_registry::process().cut({&whole, 1}, pieces);
             for (copy_range& piece : pieces) {
                 if (piece.size_bytes < min_piece_bytes())

@@ -26,8 +26,9 @@ class exchange_state;
 enum class row_route {
     automatic,  ///< the planner chooses, from what it measures once
     direct,     ///< the device reads and writes the rows where they lie: they must be page-locked
-    copy,    ///< the copy engine, row by row; with indices in host memory. On CUDA rows of files go direct:
-             ///< CUDA copies what is short with the CPU, which must not touch a truncated file
+    /// The copy engine, row by row; with indices in host memory. On CUDA rows of files go direct: CUDA copies
+    /// what is short with the CPU, which must not touch a truncated file.
+    copy,
     staged,  ///< the CPU gathers rows into page-locked memory, or places them from there; the copy engine
              ///< carries that
     hybrid,  ///< direct and staged, each for a part of the rows, at the same time

@@ -50,7 +50,7 @@ class pin_order {
         if (registers_rest_) return take_from(0, false);
         return {};
     }
-    /// Whether the reader has left a piece behind that was taken ahead of him.
+    /// Whether the reader has left a piece behind that was taken ahead of it.
     bool is_passed(std::size_t index, std::optional<std::size_t> reader) const noexcept {
         return reader && index < *reader;
     }

@@ -63,7 +63,7 @@ class pin_tracker {
     void reader_at(const std::byte* data) noexcept;
     /// The piece that holds the byte at `data`, among all; nothing if none does.
     std::optional<std::size_t> piece_at(const std::byte* data) const noexcept;
-    /// The piece that is being read, among all; nothing while nobody has told where he reads.
+    /// The piece that is being read, among all; nothing before reader_at was called.
     std::optional<std::size_t> reader() const noexcept {
         const std::size_t piece = reader_piece_.load(std::memory_order_relaxed);
         return piece == nobody ? std::nullopt : std::optional(piece);
