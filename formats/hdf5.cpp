@@ -1,5 +1,6 @@
 #include "pinflow/formats/hdf5.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "formats/element_streams.hpp"
@@ -10,6 +11,7 @@
 #include "formats/hdf5_rows.hpp"
 #include "formats/hdf5_shared_rows.hpp"
 #include "pinflow/file.hpp"
+#include "src/core/memory_limits.hpp"
 
 namespace pinflow {
 
@@ -54,7 +56,8 @@ void use_hdf5_access(std::shared_ptr<hdf5_access> other) {
 }
 
 std::shared_ptr<hdf5_memory> make_hdf5_memory(std::uint64_t size_bytes) {
-    return std::make_shared<hdf5_memory>(size_bytes);
+    // what is granted is an upper bound; slots and other arrays need some, too
+    return std::make_shared<hdf5_memory>(std::min(size_bytes, read_available_memory().size_bytes / 4));
 }
 
 std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& path, std::string_view name,

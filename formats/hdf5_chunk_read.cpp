@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::detail {
 
@@ -151,6 +152,7 @@ void hdf5_chunk_read::run_lanes(std::span<const std::size_t> works) {
         only.begin();
         return run_lane(works);
     }
+    start_worker_threads();
     // isolated from the caller's other tasks, that a thread which waits for the last lane does not begin one
     // of them meanwhile; and from cancellation, which is not to end this call with rows missing
     tbb::task_group_context context(tbb::task_group_context::isolated);
@@ -228,8 +230,8 @@ void hdf5_chunk_read::do_work(std::size_t work, worker& mine) {
     if (do_without_decoding(work, mine)) return;
     {
         const std::lock_guard lock(mutex_);
+        again_.reserve(again_.size() + promised_ + 1);  // may throw: nothing is promised before
         ++promised_;
-        again_.reserve(again_.size() + promised_);
     }
     const std::uint64_t index = chunk_of(work, part_of(work));
     hdf5_kept_chunk found;

@@ -217,15 +217,8 @@ void check_dataset(const hdf5_dataset& dataset) {
 }
 
 void check_fits_memory(const hdf5_dataset& dataset, std::uint64_t size_bytes) {
-    const std::string why = why_beyond_memory(size_bytes);
-    if (why.empty()) return;
-    throw system_failure(
-        cannot_open(
-            dataset,
-            fmt::format("it takes {} bytes of memory, {}: read it by rows, or convert it to a file that "
-                        "can be mapped",
-                        size_bytes, why)),
-        std::make_error_code(std::errc::not_enough_memory));
+    require_memory(size_bytes, cannot_open(dataset, fmt::format("it takes {} bytes of memory", size_bytes)),
+                   "read it by rows, or convert it to a file that can be mapped");
 }
 
 }  // namespace pinflow::detail

@@ -39,7 +39,7 @@ std::unique_ptr<hdf5_content> open_hdf5_content(const hdf5_dataset& dataset,
 /// @throws format_error when the description contradicts itself or the file.
 void check_dataset(const hdf5_dataset& dataset);
 
-/// @throws system_failure when `size_bytes` are more memory than can be had: see why_beyond_memory.
+/// @throws system_failure when `size_bytes` are more memory than can be had: see require_memory.
 void check_fits_memory(const hdf5_dataset& dataset, std::uint64_t size_bytes);
 
 }  // namespace pinflow::detail

@@ -178,9 +178,12 @@ void describer::leave_to_library(std::string why) {
 }
 
 void describer::find_contiguous(std::uint64_t payload_bytes) {
+    ::H5D_space_status_t status = H5D_SPACE_STATUS_ERROR;
+    checked(::H5Dget_space_status(dataset_.id(), &status), examined);
+    if (status == H5D_SPACE_STATUS_NOT_ALLOCATED) return set_absent();
+    // a size of 0 with an offset is damage: libhdf5 would read what lies there
     const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
     const ::haddr_t told_offset = ::H5Dget_offset(dataset_.id());
-    if (stored_bytes == 0 || told_offset == HADDR_UNDEF) return set_absent();
     if (stored_bytes != payload_bytes)
         damaged("takes {} bytes, but has {} in the file", payload_bytes, stored_bytes);
     if (payload_bytes > file_.size_bytes()) {

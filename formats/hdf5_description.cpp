@@ -131,6 +131,7 @@ std::optional<std::uint64_t> hdf5_grid_size(const shape_vector& shape,
 
 void check_hdf5_description(const hdf5_description& description, std::uint64_t file_size_bytes) {
     using enum hdf5_storage;
+    if (description.dtype.size_bytes() == 0) fail(description, "has elements of no bytes");
     if (description.shape.size() > most_axes) {
         fail(description, "has {} axes: numpy allows {}", description.shape.size(), most_axes);
     }

@@ -47,7 +47,7 @@ class writer {
         }
     }
     void type(const dtype& type) {
-        if (type.fields().empty()) {
+        if (!type.is_structured()) {
             number(static_cast<unsigned char>(type.kind()));
             number(type.size_bytes());
             number(type.order() == std::endian::big ? 1 : 0);

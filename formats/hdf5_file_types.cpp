@@ -127,6 +127,8 @@ type_handle structured_type(const dtype& type) {
 }
 
 type_handle convert(const dtype& type) {
+    if (type.size_bytes() == 0 || (type.is_structured() && type.fields().empty()))
+        refuse("holds {}, and HDF5 has no types without bytes or fields", type.descr());
     switch (type.kind()) {
         case dtype_kind::boolean:
             return boolean_type();
@@ -147,7 +149,7 @@ type_handle convert(const dtype& type) {
         case dtype_kind::bytes:
             return bytes_type(type);
         case dtype_kind::opaque:
-            return type.fields().empty() ? opaque_type(type, "") : structured_type(type);
+            return type.is_structured() ? structured_type(type) : opaque_type(type, "");
         case dtype_kind::unicode:        // HDF5's strings are UTF-8
         case dtype_kind::float8_e4m3fn:  // nothing would tell it from the 8-bit float with infinities
             break;

@@ -35,11 +35,19 @@ chunk_finder::chunk_finder(const open_file& file, const object_handle& dataset,
 
 hdf5_chunk chunk_finder::find(std::span<const ::hsize_t> position) {
     ::hsize_t size_bytes = 0;
-    if (::H5Dget_chunk_storage_size(dataset_.id(), position.data(), &size_bytes) < 0 &&
-        !is_missing(position)) {
-        fail(fmt::format("has a chunk at {} that cannot be found", spelled(position)));
+    if (::H5Dget_chunk_storage_size(dataset_.id(), position.data(), &size_bytes) < 0) {
+        if (!is_missing(position)) {
+            fail(fmt::format("has a chunk at {} that cannot be found", spelled(position)));
+        }
+        return {};
     }
-    if (size_bytes == 0) return {};
+    if (size_bytes == 0) {
+        // libhdf5 would return uninitialized memory for a chunk with a place and no size
+        if (!has_no_place(position)) {
+            throw format_error(fmt::format("has a chunk of no bytes at {}", spelled(position)));
+        }
+        return {};
+    }
     if (size_bytes > file_.size_bytes()) {
         throw format_error(fmt::format("has a chunk of {} bytes at {}, but the file has {}", size_bytes,
                                        spelled(position), file_.size_bytes()));
@@ -73,6 +81,10 @@ bool chunk_finder::is_missing(std::span<const ::hsize_t> position) const {
         return true;
     }
     // should a version say it in other words: slower, and sure
+    return has_no_place(position);
+}
+
+bool chunk_finder::has_no_place(std::span<const ::hsize_t> position) const {
     unsigned mask = 0;
     ::haddr_t offset = 0;
     ::hsize_t size_bytes = 0;

@@ -230,6 +230,8 @@ class chunk_finder {
 
  private:
     bool is_missing(std::span<const ::hsize_t> position) const;
+    /// Whether the file gives the chunk neither an offset nor a size.
+    bool has_no_place(std::span<const ::hsize_t> position) const;
     bool is_partial(std::span<const ::hsize_t> position) const noexcept;
 
     const open_file& file_;

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "formats/hdf5_handles.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/system.hpp"
 
@@ -51,6 +52,14 @@ extern "C" ::herr_t note_record(unsigned /*number*/, const ::H5E_error2_t* recor
 }  // namespace
 
 library_lock::library_lock() : lock_(library_mutex) {
+    // libhdf5 does not check whether it gets the memory that it starts with
+    static bool has_memory = false;
+    if (!has_memory) {
+        constexpr std::uint64_t needed_bytes = std::uint64_t{4} << 20;
+        require_memory(needed_bytes,
+                       fmt::format("libhdf5 cannot be started: it takes {} bytes of memory", needed_bytes));
+        has_memory = true;
+    }
     if (::H5open() < 0) throw unsupported("libhdf5 could not be started");
     had_reporter_ = ::H5Eget_auto2(H5E_DEFAULT, &reporter_, &reporter_data_) >= 0;
     ::H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);

@@ -235,7 +235,7 @@ void output::discard() noexcept {
         chunked_ = {};
         file_ = {};
         driver_ = {};
-    } catch (const error&) {  // the library is gone, and its handles with it
+    } catch (...) {  // the library is gone, and its handles with it, or memory is exhausted
         static_cast<void>(chunked_.release());
         static_cast<void>(file_.release());
         static_cast<void>(driver_.release());

@@ -9,6 +9,7 @@
 #include "formats/hdf5_content.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/stack.hpp"
 
@@ -46,13 +47,32 @@ std::uint64_t decoding_bytes(const hdf5_description& description, const hdf5_mem
     return 0;
 }
 
+/// @throws system_failure when there is too little memory to decode a single chunk.
+void require_chunk_memory(const hdf5_dataset& dataset) {
+    const hdf5_description& description = *dataset.description;
+    const std::uint64_t chunk_bytes =
+        description.chunk_shape.empty()
+            ? 0
+            : saturated(element_count(description.chunk_shape), description.dtype.size_bytes());
+    // one that is kept, and three for decoding another one
+    const std::uint64_t needed_bytes = saturated(chunk_bytes, 4);
+    require_memory(needed_bytes, fmt::format("{}: decoding chunks of {} bytes takes {} bytes of memory",
+                                             spelled(dataset), chunk_bytes, needed_bytes));
+}
+
+std::unique_ptr<hdf5_content> open_with_memory(const hdf5_dataset& dataset,
+                                               const hdf5_reader_options& options) {
+    require_chunk_memory(dataset);
+    return open_hdf5_content(dataset, options);
+}
+
 class hdf5_rows final : public row_source {
  public:
     hdf5_rows(const hdf5_dataset& dataset, std::shared_ptr<hdf5_memory> memory)
         : file_(dataset.file),
           description_(spelled(dataset)),
           memory_(std::move(memory)),
-          content_(open_hdf5_content(dataset, {memory_, false})),
+          content_(open_with_memory(dataset, {memory_, false})),
           extents_(content_->map_extents()),
           memory_bytes_(extents_.empty() ? decoding_bytes(*dataset.description, *memory_) : 0),
           dtype_(dataset.description->dtype.little_endian()),
@@ -173,7 +193,7 @@ class row_elements final : public block_elements {
  public:
     row_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes)
         : block_elements(dataset),
-          content_(open_hdf5_content(dataset, {})),
+          content_(open_with_memory(dataset, {})),
           row_count_(shape().empty() ? 1 : shape()[0]),
           row_bytes_(row_count_ == 0 ? 0 : size_bytes() / row_count_),
           rows_at_once_(std::max<std::uint64_t>(
@@ -316,9 +336,9 @@ array make_hdf5_array(const hdf5_dataset& dataset) {
     if (description.storage == hdf5_storage::contiguous) return map_contiguous(dataset);
     hdf5_reader_options options;
     options.as_stored = true;
-    const auto content = open_hdf5_content(dataset, options);
     const std::uint64_t size_bytes = payload_bytes(description);
     check_fits_memory(dataset, size_bytes);
+    const auto content = open_with_memory(dataset, options);
     memory_region memory = memory_region::anonymous(size_bytes);
     if (size_bytes > 0) {
         const hdf5_row_run all{0, description.shape.empty() ? 1 : description.shape[0], 0};
@@ -334,6 +354,7 @@ std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, 
         case hdf5_storage::contiguous:
             return stream_elements(map_contiguous(dataset), memory_bytes);
         case hdf5_storage::chunked:
+            require_chunk_memory(dataset);
             return std::make_unique<chunk_elements>(dataset, memory_bytes);
         case hdf5_storage::absent:
             return std::make_unique<absent_elements>(dataset);

@@ -1,5 +1,6 @@
 #include "formats/hdf5_write_chunks.hpp"
 
+#include <fmt/format.h>
 #include <libdeflate.h>
 #include <tbb/parallel_pipeline.h>
 #include <tbb/task_arena.h>
@@ -14,7 +15,10 @@
 #include <new>
 #include <utility>
 
+#include "src/core/checked.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/strided_reader.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::detail {
 
@@ -112,16 +116,23 @@ hdf5_chunk_writer::hdf5_chunk_writer(std::size_t grid_axis, const shape_vector& 
       element_bytes_(element_bytes),
       deflate_level_(deflate_level),
       store_(std::move(store)) {
+    start_worker_threads();
     // two chunks for each core: one is encoded, the other waits for its turn to be stored
     const auto threads = static_cast<std::uint64_t>(tbb::this_task_arena::max_concurrency());
-    const std::uint64_t most_chunks = std::max<std::uint64_t>(most_batch_bytes / grid_.chunk_bytes(), 1);
+    // encoders take three times as much
+    const std::uint64_t batch_bytes = std::min(most_batch_bytes, read_available_memory().size_bytes / 2 / 4);
+    const std::uint64_t most_chunks = std::max<std::uint64_t>(batch_bytes / grid_.chunk_bytes(), 1);
     const std::uint64_t encoders = std::min(most_chunks, 2 * threads);
-    const std::uint64_t chunks = std::max(encoders, least_batch_bytes / grid_.chunk_bytes());
+    const std::uint64_t chunks =
+        std::max(encoders, std::min(least_batch_bytes, batch_bytes) / grid_.chunk_bytes());
     most_batch_bands_ = std::clamp<std::uint64_t>(chunks / grid_.chunks_per_band(), 1, band_count_);
+    const std::uint64_t collected_bytes = most_batch_bands_ * grid_.rows_per_chunk() * box_.row_bytes();
+    const std::uint64_t needed_bytes = saturated(3 * encoders, grid_.chunk_bytes(), collected_bytes);
+    require_memory(needed_bytes, fmt::format("writing chunks of {} bytes takes {} bytes of memory",
+                                             grid_.chunk_bytes(), needed_bytes));
     for (std::uint64_t index = 0; index < encoders; ++index)
         encoders_.push_back(std::make_unique<encoder>());
-    batch_ = std::make_unique_for_overwrite<std::byte[]>(
-        static_cast<std::size_t>(most_batch_bands_ * grid_.rows_per_chunk() * box_.row_bytes()));
+    batch_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(collected_bytes));
     begin_batch();
 }
 

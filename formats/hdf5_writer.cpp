@@ -205,14 +205,19 @@ hdf5_writer::hdf5_writer(hdf5_writer&&) noexcept = default;
 hdf5_writer& hdf5_writer::operator=(hdf5_writer&&) noexcept = default;
 hdf5_writer::~hdf5_writer() = default;
 
+hdf5_writer::state& hdf5_writer::used() const {
+    if (!state_) throw invalid_argument("a writer of a file that was moved from cannot be used");
+    return *state_;
+}
+
 void hdf5_writer::check(std::span<const dataset> datasets) const {
-    path_tree paths = state_->paths;
+    path_tree paths = used().paths;
     for (const dataset& each : datasets)
-        state_->check(each, paths);
+        used().check(each, paths);
 }
 
 void hdf5_writer::begin(const dataset& begun) {
-    state& now = *state_;
+    state& now = used();
     now.check_complete();
     const std::uint64_t payload_bytes = now.check(begun, now.paths);
     now.chunks.reset();
@@ -239,7 +244,7 @@ void hdf5_writer::begin(const dataset& begun) {
 }
 
 void hdf5_writer::write(std::span<const std::byte> bytes) {
-    state& now = *state_;
+    state& now = used();
     if (bytes.size() > now.promised_bytes - now.written_bytes) {
         throw invalid_argument(fmt::format("{}: {} bytes do not follow {} of the {} that {} promises",
                                            now.attempt(), bytes.size(), now.written_bytes, now.promised_bytes,
@@ -255,10 +260,10 @@ void hdf5_writer::write(std::span<const std::byte> bytes) {
 }
 
 void hdf5_writer::finish() {
-    state_->check_complete();
-    state_->chunks.reset();
-    state_->file.commit();
-    state_->finished = true;
+    used().check_complete();
+    used().chunks.reset();
+    used().file.commit();
+    used().finished = true;
 }
 
 }  // namespace pinflow

@@ -198,35 +198,40 @@ npy_writer::npy_writer(npy_writer&&) noexcept = default;
 npy_writer& npy_writer::operator=(npy_writer&&) noexcept = default;
 npy_writer::~npy_writer() = default;
 
+npy_writer::state& npy_writer::used() const {
+    if (!state_) throw invalid_argument("a writer of a file that was moved from cannot be used");
+    return *state_;
+}
+
 void npy_writer::write(std::span<const std::byte> bytes) {
-    if (state_->finished) {
+    if (used().finished) {
         throw invalid_argument(
-            fmt::format("cannot write {} bytes to '{}': it is finished", bytes.size(), state_->file.path()));
+            fmt::format("cannot write {} bytes to '{}': it is finished", bytes.size(), used().file.path()));
     }
-    if (!state_->grows && bytes.size() > state_->unit_bytes - state_->written_bytes) {
+    if (!used().grows && bytes.size() > used().unit_bytes - used().written_bytes) {
         throw invalid_argument(fmt::format("cannot write {} bytes at {} of '{}': {}", bytes.size(),
-                                           state_->written_bytes, state_->file.path(), state_->promise()));
+                                           used().written_bytes, used().file.path(), used().promise()));
     }
-    state_->file.write(bytes);
-    state_->written_bytes += bytes.size();
+    used().file.write(bytes);
+    used().written_bytes += bytes.size();
 }
 
 void npy_writer::finish() {
-    if (state_->finished) {
-        throw invalid_argument(fmt::format("cannot finish '{}' twice", state_->file.path()));
+    if (used().finished) {
+        throw invalid_argument(fmt::format("cannot finish '{}' twice", used().file.path()));
     }
-    if (!state_->complete()) {
-        throw invalid_argument(fmt::format("cannot finish '{}': {}, {} were written", state_->file.path(),
-                                           state_->promise(), state_->written_bytes));
+    if (!used().complete()) {
+        throw invalid_argument(fmt::format("cannot finish '{}': {}, {} were written", used().file.path(),
+                                           used().promise(), used().written_bytes));
     }
-    if (state_->grows && state_->written_bytes > 0) {
-        state_->shape[0] = state_->written_bytes / state_->unit_bytes;
+    if (used().grows && used().written_bytes > 0) {
+        used().shape[0] = used().written_bytes / used().unit_bytes;
         // as long as the one that it replaces, which has room for every number of rows
-        const auto header = format_npy_header(state_->type, state_->shape, false, state_->alignment_bytes);
-        state_->file.write_at(0, bytes_of(header));
+        const auto header = format_npy_header(used().type, used().shape, false, used().alignment_bytes);
+        used().file.write_at(0, bytes_of(header));
     }
-    state_->file.commit();
-    state_->finished = true;
+    used().file.commit();
+    used().finished = true;
 }
 
 }  // namespace pinflow

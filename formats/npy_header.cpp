@@ -79,8 +79,8 @@ preamble parse_preamble(std::span<const std::byte> bytes, std::uint64_t file_siz
 void check_size(const npy_header& header, std::uint64_t file_size_bytes) {
     const std::uint64_t item_size_bytes = header.dtype.size_bytes();
     // as numpy does, a length of 0 is left out at first: what the other axes would need must be countable
-    // anyway
-    std::uint64_t size_bytes = item_size_bytes;
+    // anyway; elements of no bytes count as one byte, so that they are countable as well
+    std::uint64_t size_bytes = std::max<std::uint64_t>(item_size_bytes, 1);
     for (const std::uint64_t length : header.shape) {
         if (length == 0) continue;
         if (!detail::multiply(size_bytes, length, size_bytes) || size_bytes > largest_npy_size) {
@@ -88,7 +88,7 @@ void check_size(const npy_header& header, std::uint64_t file_size_bytes) {
                  item_size_bytes);
         }
     }
-    if (std::ranges::find(header.shape, 0u) != header.shape.end()) size_bytes = 0;
+    if (item_size_bytes == 0 || std::ranges::find(header.shape, 0u) != header.shape.end()) size_bytes = 0;
     if (size_bytes > file_size_bytes - header.data_offset_bytes) {
         std::uint64_t needed = 0;
         if (!detail::add(header.data_offset_bytes, size_bytes, needed) || needed > largest_npy_size) {
@@ -105,7 +105,7 @@ void check_size(const npy_header& header, std::uint64_t file_size_bytes) {
 /// The type as numpy can spell it: what it lacks is stored as bytes without a meaning, as ml_dtypes does.
 /// @throws invalid_argument when the bytes would be taken for another type's.
 dtype type_in_file(const dtype& type) {
-    if (!type.fields().empty()) {
+    if (type.is_structured()) {
         std::vector<dtype_field> fields(type.fields().begin(), type.fields().end());
         for (dtype_field& field : fields)
             field.type = type_in_file(field.type);
@@ -183,7 +183,7 @@ std::string format_npy_header(const dtype& type, std::span<const std::uint64_t> 
     }
 
     const dtype stored = type_in_file(type);
-    const std::string descr = stored.fields().empty() ? fmt::format("'{}'", stored.descr()) : stored.descr();
+    const std::string descr = stored.is_structured() ? stored.descr() : fmt::format("'{}'", stored.descr());
     std::string text = fmt::format("{{'descr': {}, 'fortran_order': {}, 'shape': {}, }}", descr,
                                    fortran_order ? "True" : "False", to_string(shape));
     if (!shape.empty()) {

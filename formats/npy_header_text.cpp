@@ -134,7 +134,7 @@ class header_parser {
 
     /// numpy spells the bytes between fields as a field '' of raw bytes, or of any array.
     static bool is_gap(const dtype_field& field) {
-        const bool raw = field.type.kind() == dtype_kind::opaque && field.type.fields().empty();
+        const bool raw = field.type.kind() == dtype_kind::opaque && !field.type.is_structured();
         return field.name.empty() && field.title.empty() && (raw || !field.shape.empty());
     }
 

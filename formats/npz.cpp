@@ -23,6 +23,7 @@
 #include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/swap_plan.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow {
 
@@ -203,31 +204,31 @@ array inflated_member::take() && {
                             "inflated into memory, as the member is compressed");
 }
 
-/// @throws system_failure when all of them at once cannot fit: better than to be killed half-way, as memory
-/// is promised freely and given later.
-void check_memory(std::span<const inflated_member> members) {
+/// @throws system_failure when all of them at once do not fit. `thread_count` of them are inflated at a time,
+/// from memory of their own.
+void check_memory(std::span<const inflated_member> members, std::size_t thread_count) {
+    if (members.empty()) return;
     std::uint64_t needed_bytes = 0;
+    std::uint64_t compressed_bytes = 0;
     for (const inflated_member& member : members) {
-        if (!detail::add(needed_bytes, member.memory_bytes(), needed_bytes)) {
-            needed_bytes = std::numeric_limits<std::uint64_t>::max();
-            break;
-        }
+        needed_bytes = detail::saturated(1, needed_bytes, member.memory_bytes());
+        compressed_bytes = std::max(compressed_bytes, member.entry().compressed_bytes);
     }
-    const std::string why = detail::why_beyond_memory(needed_bytes);
-    if (why.empty()) return;
     const inflated_member& largest = *std::ranges::max_element(members, {}, &inflated_member::memory_bytes);
     const std::string others = members.size() == 1 ? "" : fmt::format(", with the others {}", needed_bytes);
-    throw system_failure(
-        fmt::format(
-            "the member {} has {} bytes when it is inflated{}, {}; stored members, as numpy.savez makes "
-            "them, are mapped instead",
-            detail::quote(largest.entry().name), largest.entry().size_bytes, others, why),
-        std::make_error_code(std::errc::not_enough_memory));
+    const std::uint64_t all_bytes = detail::saturated(thread_count, compressed_bytes, needed_bytes);
+    detail::require_memory(
+        all_bytes,
+        fmt::format("the member {} has {} bytes when it is inflated{}, which takes {} bytes of memory",
+                    detail::quote(largest.entry().name), largest.entry().size_bytes, others, all_bytes),
+        "stored members, as numpy.savez makes them, are mapped instead");
 }
 
 /// Inflates all, each on one core; the largest first, so that none is left to run alone at the end.
 void inflate_all(std::span<inflated_member> members, const detail::read_bytes& read) {
-    check_memory(members);
+    const auto cores = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
+    const std::size_t threads = std::min(cores, members.size());
+    check_memory(members, threads);
     for (inflated_member& member : members)
         member.allocate();
     std::ranges::sort(members, std::ranges::greater{}, &inflated_member::memory_bytes);
@@ -242,8 +243,8 @@ void inflate_all(std::span<inflated_member> members, const detail::read_bytes& r
             throw;
         }
     };
-    const auto threads = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
-    tbb::parallel_for(std::size_t{0}, std::min(threads, members.size()), work);
+    detail::start_worker_threads();
+    tbb::parallel_for(std::size_t{0}, threads, work);
 }
 
 std::vector<array> open_members(const archive& archive, std::span<const std::string> names) {
@@ -290,7 +291,8 @@ class member_elements final : public detail::element_stream {
     const shape_vector& shape() const noexcept override { return shape_; }
 
     void read(std::span<std::byte> destination) override {
-        if (destination.size() % dtype_.size_bytes() != 0 || destination.size() > left_bytes_) {
+        if (!detail::is_multiple(destination.size(), dtype_.size_bytes()) ||
+            destination.size() > left_bytes_) {
             throw invalid_argument(
                 fmt::format("{} bytes of {} are not whole elements, or more than the {} bytes that are left",
                             destination.size(), dtype_.descr(), left_bytes_));

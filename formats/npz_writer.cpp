@@ -49,8 +49,13 @@ npz_writer::npz_writer(npz_writer&&) noexcept = default;
 npz_writer& npz_writer::operator=(npz_writer&&) noexcept = default;
 npz_writer::~npz_writer() = default;
 
+npz_writer::state& npz_writer::used() const {
+    if (!state_) throw invalid_argument("a writer of a file that was moved from cannot be used");
+    return *state_;
+}
+
 void npz_writer::begin(std::string_view name, const pinflow::dtype& type, const shape_vector& shape) {
-    state_->check_complete();
+    used().check_complete();
     std::string header;
     std::uint64_t payload_bytes = 0;
     std::uint64_t size_bytes = 0;
@@ -64,34 +69,34 @@ void npz_writer::begin(std::string_view name, const pinflow::dtype& type, const 
         }
     } catch (const invalid_argument& failure) {
         throw invalid_argument(
-            fmt::format("{}: the member {}: {}", state_->attempt(), detail::quote(name), failure.what()));
+            fmt::format("{}: the member {}: {}", used().attempt(), detail::quote(name), failure.what()));
     }
-    state_->zip.begin(fmt::format("{}.npy", name), size_bytes, header.size(), state_->alignment_bytes);
-    state_->zip.write(std::as_bytes(std::span(header)));
-    state_->promise =
+    used().zip.begin(fmt::format("{}.npy", name), size_bytes, header.size(), used().alignment_bytes);
+    used().zip.write(std::as_bytes(std::span(header)));
+    used().promise =
         fmt::format("the member {} of {} and shape {}", detail::quote(name), type.descr(), to_string(shape));
-    state_->promised_bytes = payload_bytes;
-    state_->written_bytes = 0;
-    if (payload_bytes == 0) state_->zip.end();
+    used().promised_bytes = payload_bytes;
+    used().written_bytes = 0;
+    if (payload_bytes == 0) used().zip.end();
 }
 
 void npz_writer::write(std::span<const std::byte> bytes) {
-    if (bytes.size() > state_->promised_bytes - state_->written_bytes) {
+    if (bytes.size() > used().promised_bytes - used().written_bytes) {
         throw invalid_argument(
-            fmt::format("{}: {} bytes do not follow {} of the {} that {} promises", state_->attempt(),
-                        bytes.size(), state_->written_bytes, state_->promised_bytes,
-                        state_->promise.empty() ? "a file without a member" : state_->promise));
+            fmt::format("{}: {} bytes do not follow {} of the {} that {} promises", used().attempt(),
+                        bytes.size(), used().written_bytes, used().promised_bytes,
+                        used().promise.empty() ? "a file without a member" : used().promise));
     }
     if (bytes.empty()) return;
-    state_->zip.write(bytes);
-    state_->written_bytes += bytes.size();
-    if (state_->written_bytes == state_->promised_bytes) state_->zip.end();
+    used().zip.write(bytes);
+    used().written_bytes += bytes.size();
+    if (used().written_bytes == used().promised_bytes) used().zip.end();
 }
 
 void npz_writer::finish() {
-    state_->check_complete();
-    state_->zip.finish();
-    state_->finished = true;
+    used().check_complete();
+    used().zip.finish();
+    used().finished = true;
 }
 
 }  // namespace pinflow

@@ -26,8 +26,10 @@
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/npz.hpp"
 #include "pinflow/formats/safetensors.hpp"
+#include "src/core/error_advice.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/stack.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow {
 
@@ -185,7 +187,8 @@ std::vector<std::string> matches_of(const std::string& pattern) {
     if (status == GLOB_ABORTED) {
         const std::error_code code(error, std::generic_category());
         throw system_failure(
-            fmt::format("cannot look for the files that match '{}': {}", pattern, code.message()), code);
+            fmt::format("cannot look for the files that match '{}': {}", pattern, detail::described(code)),
+            code);
     }
     std::ranges::sort(paths, natural_less);
     return paths;
@@ -195,9 +198,25 @@ std::vector<std::string> matches_of(const std::string& pattern) {
 
 using source_pointer = std::shared_ptr<const row_source>;
 
+/// The memory that the HDF5 files of one call share. Made for the first of them, as other formats need what
+/// it would set aside.
+class memory_of_call {
+ public:
+    explicit memory_of_call(std::uint64_t size_bytes) : size_bytes_(size_bytes) {}
+
+    std::shared_ptr<detail::hdf5_memory> get() {
+        if (!memory_) memory_ = detail::make_hdf5_memory(size_bytes_);
+        return memory_;
+    }
+
+ private:
+    std::uint64_t size_bytes_;
+    std::shared_ptr<detail::hdf5_memory> memory_;
+};
+
 /// How the files of one call are opened.
 struct opening {
-    std::shared_ptr<detail::hdf5_memory> memory;  ///< which they share
+    std::shared_ptr<memory_of_call> memory;
     array_mapping mapping = array_mapping::own;
     bool stacked = false;  ///< each file is one row
 };
@@ -226,7 +245,7 @@ source_pointer rows_of_other(file_format format, const file_and_name& source, co
     const std::string name = source.named ? source.name : only_name(source.path);
     if (format == file_format::hdf5) {  // rows of its chunks, not all of them
         const auto open_hdf5 = how.stacked ? detail::open_hdf5_row : detail::open_hdf5_rows;
-        return open_hdf5(source.path, name, how.memory);
+        return open_hdf5(source.path, name, how.memory->get());
     }
     const array opened = open(source.path, name);
     return rows_of(how.mapping == array_mapping::own ? opened : unmapped(opened), how);
@@ -267,6 +286,7 @@ std::vector<source_pointer> rows_of_matches(const file_and_name& source, opening
             }
         }
     };
+    if (paths.size() > 1) detail::start_worker_threads();
     tbb::task_group_context context(tbb::task_group_context::isolated);  // not to be cancelled by callers
     tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, paths.size(), open_at, context); });
 
@@ -366,7 +386,7 @@ bool is_pattern(const std::string& text) {
 
 std::shared_ptr<const row_source> open_rows(const std::string& text, const open_options& options) {
     opening how;
-    how.memory = detail::make_hdf5_memory(options.memory_bytes);
+    how.memory = std::make_shared<memory_of_call>(options.memory_bytes);
     source_pointer rows;
     try_cuts(text, [&](const file_and_name& cut) {
         if (exists(cut.path)) {

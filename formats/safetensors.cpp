@@ -16,6 +16,7 @@
 #include "pinflow/file.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/mapping_reason.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/output_file.hpp"
 #include "src/core/quote.hpp"
 
@@ -25,33 +26,37 @@ namespace {
 
 using detail::quote;
 
-/// Reads as much as the header takes, and no more; of one that holds a zero byte, and is therefore none, not
-/// much past it: a sparse file of a long header costs its reader no memory.
-std::vector<std::byte> read_beginning(const input_file& file) {
-    constexpr std::uint64_t most_at_once = 1u << 20;
+/// Reads as much as the header takes, and no more, a piece at a time.
+safetensors_header read_text(const input_file& file, detail::safetensors_metadata wanted) {
+    constexpr std::uint64_t max_piece_bytes = 1u << 20;
     std::array<std::byte, detail::safetensors_preamble_size_bytes> preamble{};
     const auto preamble_size = std::min<std::uint64_t>(preamble.size(), file.size_bytes());
     const auto first = std::span(preamble).first(static_cast<std::size_t>(preamble_size));
     file.read(0, first);
-    const std::uint64_t size_bytes = detail::safetensors_data_offset_bytes(first, file.size_bytes());
-    std::vector<std::byte> bytes;
-    while (bytes.size() < size_bytes) {
-        const std::size_t begin = bytes.size();
-        bytes.resize(begin + static_cast<std::size_t>(std::min(most_at_once, size_bytes - begin)));
-        file.read(begin, std::span(bytes).subspan(begin));
-        // the length in front of the text may well hold some
-        constexpr std::size_t length_size = 8;
-        const std::size_t text_begin = std::max(begin, length_size);
-        detail::check_safetensors_text(std::span(bytes).subspan(text_begin), text_begin - length_size);
-    }
-    return bytes;
+    const std::uint64_t data_offset = detail::safetensors_data_offset_bytes(first, file.size_bytes());
+    std::uint64_t offset = preamble.size() - 1;  // behind the length
+    std::vector<std::byte> piece(
+        static_cast<std::size_t>(std::min<std::uint64_t>(max_piece_bytes, data_offset - offset)));
+    const auto next_piece = [&]() -> std::span<const std::byte> {
+        const auto filled = std::span(piece).first(
+            static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), data_offset - offset)));
+        file.read(offset, filled);
+        offset += filled.size();
+        return filled;
+    };
+    return detail::parse_safetensors_text(next_piece, data_offset, file.size_bytes(), wanted);
 }
 
-safetensors_header read_header(const input_file& file) {
+safetensors_header read_header(const input_file& file,
+                               detail::safetensors_metadata wanted = detail::safetensors_metadata::checked) {
     try {
-        return parse_safetensors_header(read_beginning(file), file.size_bytes());
+        return read_text(file, wanted);
     } catch (const format_error& failure) {
         throw format_error(fmt::format("cannot open '{}': {}", file.path(), failure.what()));
+    } catch (const system_failure& failure) {
+        if (failure.code() != std::errc::not_enough_memory) throw;  // of the file, which it names
+        throw system_failure(fmt::format("cannot open '{}': {}", file.path(), failure.what()),
+                             failure.code());
     }
 }
 
@@ -143,6 +148,10 @@ std::vector<array> open_safetensors(const std::filesystem::path& path, std::span
     return arrays;
 }
 
+std::map<std::string, std::string> detail::read_safetensors_metadata(const std::filesystem::path& path) {
+    return read_header(input_file(path), safetensors_metadata::kept).metadata;
+}
+
 std::unique_ptr<detail::element_file> detail::open_safetensors_elements(const std::filesystem::path& path) {
     return std::make_unique<tensor_elements>(path);
 }
@@ -197,14 +206,21 @@ detail::safetensors_beginning detail::format_safetensors_header(
         throw invalid_argument(fmt::format("an alignment is a power of two from {} to {}, not {}",
                                            least_alignment_bytes, most_alignment_bytes, alignment_bytes));
     }
-    std::vector<std::string> entries;
+    constexpr std::size_t length_size = 8;
+    safetensors_beginning header;
+    std::string& json = header.bytes;  // behind its length
+    json.append(length_size, '\0');
+    json += '{';
+    const auto begin_entry = [&json] { json += json.ends_with('{') ? "" : ","; };
     if (!metadata.empty()) {
-        std::vector<std::string> texts;
+        json += fmt::format("\"{}\":{{", detail::safetensors_metadata_name);
         for (const auto& [name, text] : metadata) {
-            texts.push_back(fmt::format("{}:{}", json_text(name), json_text(text)));
+            begin_entry();
+            json += json_text(name);
+            json += ':';
+            json += json_text(text);
         }
-        entries.push_back(
-            fmt::format("\"{}\":{{{}}}", detail::safetensors_metadata_name, fmt::join(texts, ",")));
+        json += '}';
     }
     std::uint64_t offset_bytes = 0;
     for (const safetensors_writer::tensor& tensor : tensors) {
@@ -215,20 +231,16 @@ detail::safetensors_beginning detail::format_safetensors_header(
         if (!detail::add(begin, size_bytes_of(tensor), offset_bytes)) {
             throw invalid_argument("the tensors together take more than 2^64 bytes");
         }
-        entries.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                                      json_text(tensor.name), type_name_of(tensor),
-                                      fmt::join(tensor.shape, ","), begin, offset_bytes));
+        begin_entry();
+        json +=
+            fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_text(tensor.name),
+                        type_name_of(tensor), fmt::join(tensor.shape, ","), begin, offset_bytes);
     }
-    std::string json = fmt::format("{{{}}}", fmt::join(entries, ","));
+    json += '}';
 
-    constexpr std::uint64_t length_size = 8;
-    const std::uint64_t used = length_size + json.size();
-    json.append((alignment_bytes - used % alignment_bytes) % alignment_bytes, ' ');
-    safetensors_beginning header;
-    for (unsigned index = 0; index < length_size; ++index) {
-        header.bytes += static_cast<char>(json.size() >> (8 * index) & 0xFF);
-    }
-    header.bytes += json;
+    json.append((alignment_bytes - json.size() % alignment_bytes) % alignment_bytes, ' ');
+    for (std::size_t index = 0; index < length_size; ++index)
+        json[index] = static_cast<char>((json.size() - length_size) >> (8 * index) & 0xFF);
     header.data_size_bytes = offset_bytes;
 
     std::uint64_t file_size_bytes = 0;
@@ -237,7 +249,8 @@ detail::safetensors_beginning detail::format_safetensors_header(
     }
     // what cannot be read must not be written: two tensors of one name, too many axes, too long a header
     try {
-        parse_safetensors_header(std::as_bytes(std::span(header.bytes)), file_size_bytes);
+        parse_safetensors_bytes(std::as_bytes(std::span(header.bytes)), file_size_bytes,
+                                safetensors_metadata::checked);
     } catch (const format_error& failure) {
         throw invalid_argument(failure.what());
     }
@@ -271,27 +284,31 @@ safetensors_writer::safetensors_writer(safetensors_writer&&) noexcept = default;
 safetensors_writer& safetensors_writer::operator=(safetensors_writer&&) noexcept = default;
 safetensors_writer::~safetensors_writer() = default;
 
+safetensors_writer::state& safetensors_writer::used() const {
+    if (!state_) throw invalid_argument("a writer of a file that was moved from cannot be used");
+    return *state_;
+}
+
 void safetensors_writer::write(std::span<const std::byte> bytes) {
-    if (bytes.size() > state_->promised_bytes - state_->written_bytes) {
+    if (bytes.size() > used().promised_bytes - used().written_bytes) {
         throw invalid_argument(
             fmt::format("cannot write {} bytes at {} of the data of '{}': its tensors take {} bytes",
-                        bytes.size(), state_->written_bytes, state_->file.path(), state_->promised_bytes));
+                        bytes.size(), used().written_bytes, used().file.path(), used().promised_bytes));
     }
-    state_->file.write(bytes);
-    state_->written_bytes += bytes.size();
+    used().file.write(bytes);
+    used().written_bytes += bytes.size();
 }
 
 void safetensors_writer::finish() {
-    if (state_->finished) {
-        throw invalid_argument(fmt::format("cannot finish '{}' twice", state_->file.path()));
+    if (used().finished) {
+        throw invalid_argument(fmt::format("cannot finish '{}' twice", used().file.path()));
     }
-    if (state_->written_bytes != state_->promised_bytes) {
+    if (used().written_bytes != used().promised_bytes) {
         throw invalid_argument(fmt::format("cannot finish '{}': its tensors take {} bytes, {} were written",
-                                           state_->file.path(), state_->promised_bytes,
-                                           state_->written_bytes));
+                                           used().file.path(), used().promised_bytes, used().written_bytes));
     }
-    state_->file.commit();
-    state_->finished = true;
+    used().file.commit();
+    used().finished = true;
 }
 
 }  // namespace pinflow

@@ -1,9 +1,12 @@
 #include "formats/safetensors_header.hpp"
 
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <istream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
@@ -13,6 +16,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/formats/safetensors.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 
 namespace pinflow {
@@ -36,8 +40,14 @@ template <typename... Arguments>
 /// nothing is stored that is not part of the result. What is wrong is thrown.
 class header_reader final : public nlohmann::json_sax<nlohmann::json> {
  public:
+    header_reader(const detail::safetensors_text& text, detail::safetensors_metadata wanted)
+        : text_(text), wanted_(wanted) {}
+
     /// Filled when all events have passed; each tensor's offset counts from the data's beginning.
     safetensors_header header;
+
+    /// To be called when all events have passed.
+    void check_metadata_names();
 
     bool key(string_t& name) override {
         key_ = name;
@@ -46,9 +56,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     }
     bool string(string_t& value) override {
         if (place_ == place::metadata) {
-            if (!header.metadata.try_emplace(key_, value).second) {
-                fail("the header's __metadata__ holds two texts of the name {}", quote(key_));
-            }
+            take_metadata(value);
         } else if (place_ == place::tensor && key_ == "dtype") {
             if (!tensor_.type_name.empty()) refuse_second();
             // an empty one stands for "not given" here, and is no type anyway
@@ -139,7 +147,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     bool parse_error(std::size_t position, const std::string& /*token*/,
                      const nlohmann::json::exception& /*failure*/) override {
         // the library's own sentence quotes the file's bytes as they are
-        fail("its header is not valid JSON at byte {}", position);
+        fail("its header is not valid JSON at byte {}", position + text_.skipped_bytes());
     }
 
  private:
@@ -193,19 +201,64 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     [[noreturn]] void refuse_type(std::string_view type_name) const {
         fail("the tensor {} is of the unknown type {}", quote(tensor_.name), quote(type_name));
     }
+    void take_metadata(const std::string& value);
+    void check_memory() const;
     void complete_tensor();
 
+    const detail::safetensors_text& text_;
+    detail::safetensors_metadata wanted_;
+    /// Hashes of the names in __metadata__, if it is not kept. Not in one block, which would be copied to
+    /// grow.
+    std::deque<std::array<std::uint64_t, 2>> metadata_names_;
     place place_ = place::start;
     unsigned depth_ = 0;
     unsigned ignored_depth_ = 0;
     std::string key_;  // the last one
     bool has_metadata_ = false;
+    std::uint64_t metadata_bytes_ = 0;  // kept
     // of the tensor that is being read
     safetensors_entry tensor_;
     bool has_shape_ = false;
     std::array<std::uint64_t, 2> offsets_{};
     std::size_t offset_count_ = 0;
 };
+
+void header_reader::take_metadata(const std::string& value) {
+    if (wanted_ == detail::safetensors_metadata::checked) {
+        const XXH128_hash_t hash = XXH3_128bits(key_.data(), key_.size());
+        metadata_names_.push_back({hash.high64, hash.low64});
+        return;
+    }
+    if (!header.metadata.try_emplace(key_, value).second)
+        fail("the header's __metadata__ holds two texts of the name {}", quote(key_));
+    // while it is written to another file there are two copies more
+    constexpr std::uint64_t max_unchecked_bytes = std::uint64_t{1} << 20;
+    const std::uint64_t before = std::exchange(metadata_bytes_, metadata_bytes_ + key_.size() + value.size());
+    if (before / max_unchecked_bytes == metadata_bytes_ / max_unchecked_bytes) return;
+    detail::require_memory(2 * metadata_bytes_, fmt::format("the header's __metadata__ of more than {} bytes "
+                                                            "takes {} bytes of memory",
+                                                            metadata_bytes_, 2 * metadata_bytes_));
+}
+
+/// Asked before the list of tensors grows.
+void header_reader::check_memory() const {
+    constexpr std::size_t max_unchecked = 4096;
+    const std::size_t count = header.tensors.size();
+    if (count < max_unchecked || count != header.tensors.capacity()) return;
+    // of each the entry, and what a list of a file says of it
+    constexpr std::uint64_t bytes_of_tensor = 1024;
+    const std::uint64_t size_bytes = 2 * count * bytes_of_tensor;
+    detail::require_memory(size_bytes,
+                           fmt::format("the header's list of more than {} tensors takes {} bytes of "
+                                       "memory",
+                                       count, size_bytes));
+}
+
+void header_reader::check_metadata_names() {
+    std::ranges::sort(metadata_names_);
+    if (std::ranges::adjacent_find(metadata_names_) != metadata_names_.end())
+        fail("the header's __metadata__ holds two texts of one name");
+}
 
 void header_reader::complete_tensor() {
     const std::string name = quote(tensor_.name);
@@ -237,6 +290,7 @@ void header_reader::complete_tensor() {
     }
     tensor_.offset_bytes = begin;
     tensor_.size_bytes = bits / 8;
+    check_memory();
     header.tensors.push_back(std::exchange(tensor_, {}));
     has_shape_ = false;
     offset_count_ = 0;
@@ -336,30 +390,39 @@ std::uint64_t detail::safetensors_data_offset_bytes(std::span<const std::byte> b
     return length_size + header_size;
 }
 
-void detail::check_safetensors_text(std::span<const std::byte> text, std::uint64_t offset_bytes) {
-    const auto zero = std::ranges::find(text, std::byte{0});
-    if (zero == text.end()) return;
-    fail("its header is not valid JSON at byte {}",
-         offset_bytes + static_cast<std::uint64_t>(zero - text.begin()) + 1);
+safetensors_header detail::parse_safetensors_text(safetensors_text::piece_source next_piece,
+                                                  std::uint64_t data_offset_bytes,
+                                                  std::uint64_t file_size_bytes,
+                                                  safetensors_metadata wanted) {
+    // a type is no longer than what is shown of a string, and nothing else that is a value is kept
+    safetensors_text text(std::move(next_piece),
+                          wanted == safetensors_metadata::kept ? long_strings::whole : long_strings::cut);
+    std::istream characters(&text);
+    header_reader reader(text, wanted);
+    if (!nlohmann::json::sax_parse(characters, &reader)) fail("its header is not valid JSON");
+    reader.check_metadata_names();
+    check_names(reader.header.tensors);
+    check_layout(reader.header.tensors, file_size_bytes - data_offset_bytes);
+    for (safetensors_entry& tensor : reader.header.tensors) {
+        tensor.offset_bytes += data_offset_bytes;
+    }
+    return std::move(reader.header);
 }
 
-safetensors_header parse_safetensors_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes) {
-    const std::uint64_t data_offset = detail::safetensors_data_offset_bytes(bytes, file_size_bytes);
+safetensors_header detail::parse_safetensors_bytes(std::span<const std::byte> bytes,
+                                                   std::uint64_t file_size_bytes,
+                                                   safetensors_metadata wanted) {
+    const std::uint64_t data_offset = safetensors_data_offset_bytes(bytes, file_size_bytes);
     if (bytes.size() < data_offset) {
         fail("the header ends at byte {}, but only {} bytes were read", data_offset, bytes.size());
     }
-    const auto* const text = reinterpret_cast<const char*>(bytes.data());
-    const std::string_view json(text + 8, static_cast<std::size_t>(data_offset - 8));
-    // the JSON library would take a zero byte for the end of the text
-    detail::check_safetensors_text(std::as_bytes(std::span(json)), 0);
-    header_reader reader;
-    if (!nlohmann::json::sax_parse(json.begin(), json.end(), &reader)) fail("its header is not valid JSON");
-    check_names(reader.header.tensors);
-    check_layout(reader.header.tensors, file_size_bytes - data_offset);
-    for (safetensors_entry& tensor : reader.header.tensors) {
-        tensor.offset_bytes += data_offset;
-    }
-    return std::move(reader.header);
+    auto text = bytes.first(static_cast<std::size_t>(data_offset)).subspan(8);
+    const auto all_at_once = [&] { return std::exchange(text, {}); };
+    return parse_safetensors_text(all_at_once, data_offset, file_size_bytes, wanted);
+}
+
+safetensors_header parse_safetensors_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes) {
+    return detail::parse_safetensors_bytes(bytes, file_size_bytes, detail::safetensors_metadata::kept);
 }
 
 }  // namespace pinflow

@@ -2,12 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "formats/safetensors_text.hpp"
 #include "pinflow/dtype.hpp"
 #include "pinflow/formats/safetensors.hpp"
 
@@ -26,9 +28,24 @@ inline constexpr std::string_view safetensors_metadata_name = "__metadata__";
 /// @throws format_error (a sentence without the path) for what is not the beginning of a safetensors file.
 std::uint64_t safetensors_data_offset_bytes(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
-/// Refuses text with a zero byte, which JSON never holds: a piece of a header, `offset_bytes` behind its
-/// beginning. @throws format_error (a sentence without the path).
-void check_safetensors_text(std::span<const std::byte> text, std::uint64_t offset_bytes);
+/// What becomes of "__metadata__".
+enum class safetensors_metadata : std::uint8_t {
+    kept,
+    checked,  ///< and then left out: of each of its names 16 bytes are kept until the end
+};
+
+/// Parses a header from the pieces of its text, the JSON behind the length, of which one is in memory at a
+/// time. @throws format_error (a sentence without the path), as parse_safetensors_header.
+safetensors_header parse_safetensors_text(safetensors_text::piece_source next_piece,
+                                          std::uint64_t data_offset_bytes, std::uint64_t file_size_bytes,
+                                          safetensors_metadata wanted);
+
+/// The same for bytes that hold the whole header, its length included.
+safetensors_header parse_safetensors_bytes(std::span<const std::byte> bytes, std::uint64_t file_size_bytes,
+                                           safetensors_metadata wanted);
+
+/// The "__metadata__" of a file. @throws system_failure, format_error; each sentence names the path.
+std::map<std::string, std::string> read_safetensors_metadata(const std::filesystem::path& path);
 
 /// A type as the format spells it.
 struct safetensors_type {

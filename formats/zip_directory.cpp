@@ -11,6 +11,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/utf8.hpp"
 
@@ -349,6 +350,13 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
             window.resize(static_cast<std::size_t>(std::min(largest_window_bytes, end_bytes - position)));
             read(position, window);
             taken = 0;
+            // what is known of each member, its listing and the tables of names, beside those before it
+            constexpr std::uint64_t member_bytes = 512;
+            const std::uint64_t needed_bytes =
+                entries.size() * member_bytes + window.size() / entry_size_bytes * member_bytes;
+            require_memory(needed_bytes,
+                           fmt::format("its directory takes up to {} bytes of memory from byte {} on",
+                                       needed_bytes, position));
         }
         if (entries.size() == place.entry_count) {
             fail("its directory goes on after the {} members that its end record promises",

@@ -25,12 +25,18 @@ loader::~loader() {
     if (pipeline_ && pipeline_->pool().forked()) pipeline_.release();
 }
 
+loader::pipeline& loader::used_pipeline() const {
+    if (!pipeline_) throw invalid_argument("a loader that was moved from cannot be used");
+    return *pipeline_;
+}
+
 std::optional<batch> loader::next(stream_view stream) {
+    pipeline& used = used_pipeline();
     if (stream.device() != device()) {
         throw invalid_argument(fmt::format("a loader on {} cannot deliver to a stream of {}", device().name(),
                                            stream.device().name()));
     }
-    std::unique_ptr<detail::slot_lease> lease = pipeline_->next(false);
+    std::unique_ptr<detail::slot_lease> lease = used.next(false);
     if (!lease) return std::nullopt;
     try {
         lease->use_on(stream);
@@ -42,37 +48,38 @@ std::optional<batch> loader::next(stream_view stream) {
 }
 
 std::optional<batch> loader::next() {
-    std::unique_ptr<detail::slot_lease> lease = pipeline_->next(true);
+    std::unique_ptr<detail::slot_lease> lease = used_pipeline().next(true);
     if (!lease) return std::nullopt;
     return batch(std::move(lease));
 }
 
 std::uint64_t loader::row_count() const noexcept {
-    return pipeline_->row_count();
+    return pipeline_ ? pipeline_->row_count() : 0;
 }
 
 std::uint64_t loader::batches_per_epoch() const noexcept {
-    return pipeline_->schedule().batches_per_epoch();
+    return pipeline_ ? pipeline_->schedule().batches_per_epoch() : 0;
 }
 
 std::uint64_t loader::batch_total() const noexcept {
-    return pipeline_->schedule().batch_count();
+    return pipeline_ ? pipeline_->schedule().batch_count() : 0;
 }
 
 std::uint64_t loader::row_total() const noexcept {
-    return pipeline_->schedule().row_count();
+    return pipeline_ ? pipeline_->schedule().row_count() : 0;
 }
 
 const device& loader::device() const noexcept {
-    return pipeline_->device();
+    static const pinflow::device host = pinflow::device::host();
+    return pipeline_ ? pipeline_->device() : host;
 }
 
 loader_report loader::report() const {
-    return pipeline_->report();
+    return used_pipeline().report();
 }
 
 loader_state loader::state() const {
-    return pipeline_->state();
+    return used_pipeline().state();
 }
 
 }  // namespace pinflow

@@ -9,6 +9,7 @@
 
 #include "loader/ranges.hpp"
 #include "pinflow/error.hpp"
+#include "src/core/system.hpp"
 #include "src/device/backend.hpp"
 #include "src/rows/transfer_planner.hpp"
 
@@ -29,10 +30,6 @@ detail::schedule_terms terms_of(const loader_options& options, const detail::sta
             .epochs = options.epochs,
             .start = start_of(options, origin),
             .max_steps = options.max_batches};
-}
-
-unsigned count_cores(unsigned asked) {
-    return asked == 0 ? static_cast<unsigned>(tbb::info::default_concurrency()) : std::min(asked, 1024U);
 }
 
 /// The public name of a transfer.
@@ -65,13 +62,11 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
       origin_(std::make_shared<const detail::state_origin>(options_.sampler->identity(), sources_)),
       schedule_(terms_of(options_, *origin_)),
       layout_(detail::lay_out(sources_, options_)),
-      cores_(count_cores(options.threads)),
-      arena_(static_cast<int>(cores_), 1),
+      workers_(detail::requested_threads(options.threads)),
+      arena_(static_cast<int>(workers_.count()), 1),
       checks_(sources_) {
-    if (cores_ > static_cast<unsigned>(tbb::info::default_concurrency()))
-        more_threads_.emplace(tbb::global_control::max_allowed_parallelism, cores_);
     plan();
-    driver_ = std::thread([this] { drive(); });
+    driver_ = detail::system::start_thread("runs a loader", [this] { drive(); });
 }
 
 loader::pipeline::~pipeline() {
@@ -84,7 +79,8 @@ loader::pipeline::~pipeline() {
 /// Decides how rows travel, and makes what they travel through.
 void loader::pipeline::plan() {
     using detail::transfer;
-    detail::sample_facts sample = detail::facts_of_sample(options_, layout_, cores_);
+    const detail::slot_budget budget = detail::find_budget(options_);
+    detail::sample_facts sample = detail::facts_of_sample(options_, layout_, budget, workers_.count());
     sample.epoch_batches = schedule_.batches_per_epoch();
     const std::vector<detail::array_facts> facts = detail::facts_of_arrays(sources_, schedule_.row_count());
     std::vector<detail::transfer_plan> plans;
@@ -95,7 +91,8 @@ void loader::pipeline::plan() {
             fmt::format("the route {} cannot be taken: {}", to_string(options_.route), refusal.what()));
     }
     const detail::group_plan groups = detail::plan_groups(sample, plans, layout_.side_bytes);
-    detail::slot_sizes sizes = detail::size_slots(options_, sources_, layout_, plans, groups);
+    detail::slot_sizes sizes = detail::size_slots(options_, sources_, layout_, budget, plans, groups);
+    slots_reason_ = sizes.reason;
     // with few slots a group has a quarter of them, so that another is filled while it is consumed
     group_size_ = std::clamp<std::size_t>(sizes.count / 4, 1, groups.batches);
     sizes.max_group_slots = static_cast<unsigned>(group_size_);
@@ -148,7 +145,7 @@ unsigned loader::pipeline::wanted_threads() const noexcept {
         work.copies = work.copies || transfer->copies();
         work.registers = work.registers || (transfer->pages() != nullptr && !transfer->pages()->finished());
     }
-    return detail::count_threads(work, cores_);
+    return detail::count_threads(work, workers_.count());
 }
 
 void loader::pipeline::drive() {
@@ -220,7 +217,10 @@ loader_report loader::pipeline::report() const {
         }
         report.bytes += collected.rows * row_bytes;
     }
+    report.threads = workers_.count();
+    report.threads_reason = workers_.reason();
     report.slots = static_cast<unsigned>(pool_->slot_count());
+    report.slots_reason = slots_reason_;
     report.slot_bytes = layout_.side_bytes;
     report.batches = collected.batches;
     report.rows = collected.rows;

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <tbb/global_control.h>
 #include <tbb/task_arena.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -17,6 +17,7 @@
 #include "loader/stages.hpp"
 #include "loader/state_origin.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow {
 
@@ -57,12 +58,12 @@ class loader::pipeline {
     std::shared_ptr<const detail::state_origin> origin_;
     detail::schedule schedule_;
     detail::slot_layout layout_;
-    std::optional<tbb::global_control> more_threads_;  ///< if more are asked for than there are cores
-    unsigned cores_;                                   ///< threads that the loader may use
+    detail::worker_threads workers_;
     tbb::task_arena arena_;
 
     std::vector<detail::sample_array> arrays_;
     std::size_t group_size_ = 1;  ///< batches that are filled together
+    std::string slots_reason_;    ///< as loader_report's
     std::shared_ptr<detail::slot_pool> pool_;
     std::vector<std::unique_ptr<detail::array_transfer>> transfers_;
     detail::file_checks checks_;

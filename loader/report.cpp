@@ -40,6 +40,7 @@ double loader_report::rows_per_second() const noexcept {
 }
 
 std::string loader_report::verdict() const {
+    const std::string shortage = slots_reason.empty() ? "" : fmt::format("; {}", slots_reason);
     if (wall_time.count() <= 0) return "nothing has been asked for yet";
     const std::array limits{limit{"storage", "reads", storage_wait},
                             limit{"file system", "files to be opened and checked", file_wait},
@@ -50,17 +51,17 @@ std::string loader_report::verdict() const {
     const double loader_waited = share_of(consumer_wait, wall_time);
     if (std::max(consumer_waited, loader_waited) < min_share) {
         return fmt::format(
-            "nothing stands out: the consumer waited {:.0f}% of the time, and the loader {:.0f}%",
-            100 * consumer_waited, 100 * loader_waited);
+            "nothing stands out: the consumer waited {:.0f}% of the time, and the loader {:.0f}%{}",
+            100 * consumer_waited, 100 * loader_waited, shortage);
     }
     if (loader_waited > consumer_waited) {
-        return fmt::format("the consumer is the limit: the loader waited {:.0f}% of the time",
-                           100 * loader_waited);
+        return fmt::format("the consumer is the limit: the loader waited {:.0f}% of the time{}",
+                           100 * loader_waited, shortage);
     }
     const limit& largest = *std::ranges::max_element(limits, {}, &limit::wait);
-    return fmt::format("the {} is the limit: the consumer waited {:.0f}% of the time, {:.0f}% of that for {}",
-                       largest.name, 100 * consumer_waited, 100 * share_of(largest.wait, waited),
-                       largest.work);
+    return fmt::format(
+        "the {} is the limit: the consumer waited {:.0f}% of the time, {:.0f}% of that for {}{}",
+        largest.name, 100 * consumer_waited, 100 * share_of(largest.wait, waited), largest.work, shortage);
 }
 
 }  // namespace pinflow

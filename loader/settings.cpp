@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "pinflow/error.hpp"
 #include "pinflow/fault_guard.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/memory_limits.hpp"
+#include "src/core/source_check.hpp"
 #include "src/device/row_work.hpp"
 
 namespace pinflow::detail {
@@ -15,6 +18,11 @@ namespace {
 
 constexpr std::uint64_t array_alignment_bytes = 256;  // what CUDA's own allocations have
 constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
+
+/// How many samples of no bytes a loader delivers in an epoch. Rows that have bytes are as many as a file
+/// holds, but 128 bytes of header can promise 2^60 rows without any. 2^30 rows are more than the largest
+/// training sets have, and take minutes, not years, in batches of 64.
+constexpr std::uint64_t max_empty_rows = std::uint64_t{1} << 30;
 
 /// Whether every mapped row lies at a multiple of 16 bytes, and has such a size.
 bool are_aligned(const row_source& source) {
@@ -62,12 +70,20 @@ std::vector<std::shared_ptr<const row_source>> checked(
     if (sources.empty()) throw invalid_argument("a loader needs at least one source of rows");
     for (const auto& source : sources) {
         if (source == nullptr) throw invalid_argument("a loader was given a source of rows that is null");
+        check_row_source(*source);
         if (source->row_count() != sources[0]->row_count()) {
             throw invalid_argument(
                 fmt::format("the arrays of a sample need equal row counts: {} has {}, {} has {}",
                             sources[0]->description(), sources[0]->row_count(), source->description(),
                             source->row_count()));
         }
+    }
+    const auto has_bytes = [](const auto& source) { return source->row_size_bytes() > 0; };
+    if (sources[0]->row_count() > max_empty_rows && std::ranges::none_of(sources, has_bytes)) {
+        throw unsupported(fmt::format(
+            "{} has {} rows of 0 bytes: a loader delivers at most {} rows that have no bytes, as going "
+            "through more of them takes hours and gives no data",
+            sources[0]->description(), sources[0]->row_count(), max_empty_rows));
     }
     return sources;
 }
@@ -109,7 +125,8 @@ slot_layout lay_out(sources_view sources, const loader_options& options) {
     return layout;
 }
 
-sample_facts facts_of_sample(const loader_options& options, const slot_layout& layout, unsigned threads) {
+sample_facts facts_of_sample(const loader_options& options, const slot_layout& layout,
+                             const slot_budget& budget, unsigned threads) {
     const bool on_host = options.device.kind() == device_kind::host;
     const auto asked = [&]() -> std::optional<transfer> {
         switch (options.route) {
@@ -126,12 +143,16 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
         }
         return std::nullopt;
     };
+    std::uint64_t planned_bytes = budget.setting_bytes;
+    // on a GPU the slots that decide are in the memory of the device
+    if (on_host && planned_bytes == 0 && budget.available_bytes / 2 < default_memory_bytes)
+        planned_bytes = std::max<std::uint64_t>(budget.available_bytes / 2, 1);
     return {.on_host = on_host,
             .is_in_order = options.order == order::sequential,
             .batch_rows = layout.row_count,
             .cores = threads,
             .is_guarded = fault_guard_active(),
-            .memory_bytes = options.memory_bytes,
+            .memory_bytes = planned_bytes,
             .asked = asked()};
 }
 
@@ -166,8 +187,50 @@ std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t row
     return facts;
 }
 
+slot_budget find_budget(const loader_options& options) {
+    const available_memory available = read_available_memory();
+    return {options.memory_bytes, available.size_bytes, available.bound};
+}
+
+namespace {
+
+/// The memory that one slot takes: its sides, and the lists of the rows that are in it.
+struct slot_memory {
+    std::uint64_t size_bytes = 0;
+    std::uint64_t host_bytes = 0;  ///< the part that is host memory
+};
+
+slot_memory memory_of_slot(const loader_options& options, sources_view sources, const slot_layout& layout,
+                           std::span<const transfer_plan> plans, const slot_sizes& sizes) {
+    const bool has_lists =
+        std::ranges::any_of(plans, [](const transfer_plan& plan) { return plan.pages.has_value(); });
+    const std::uint64_t list_bytes =
+        sizeof(std::uint64_t) + (has_lists ? sources.size() * sizeof(copy_range) : 0);
+    slot_memory memory;
+    if (!multiply(layout.row_count, list_bytes, memory.host_bytes) ||
+        !add(memory.host_bytes, sizes.host_side_bytes, memory.host_bytes) ||
+        !add(memory.host_bytes, sizes.device_side_bytes, memory.size_bytes)) {
+        throw invalid_argument(fmt::format("a batch of {} rows is too large", options.batch_rows));
+    }
+    if (options.device.kind() == device_kind::host) memory.host_bytes = memory.size_bytes;
+    return memory;
+}
+
+/// Bytes of arrays that are held where batches are consumed.
+std::uint64_t count_held_bytes(sources_view sources, std::span<const transfer_plan> plans) {
+    std::uint64_t held_bytes = 0;
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+        if (plans[i].main() != transfer::held) continue;
+        held_bytes = saturated(sources[i]->row_count(), sources[i]->row_size_bytes(), held_bytes);
+    }
+    return held_bytes;
+}
+
+}  // namespace
+
 slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
-                      std::span<const transfer_plan> plans, const group_plan& groups) {
+                      const slot_budget& budget, std::span<const transfer_plan> plans,
+                      const group_plan& groups) {
     const auto is_staged = [](const transfer_plan& plan) {
         return plan.fallback || plan.main() == transfer::staged || plan.main() == transfer::decode ||
                plan.main() == transfer::read;
@@ -180,35 +243,52 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
     slot_sizes sizes;
     sizes.device_side_bytes = has_views ? 0 : layout.side_bytes;
     sizes.host_side_bytes = has_staging ? layout.side_bytes : 0;
+    const slot_memory each = memory_of_slot(options, sources, layout, plans, sizes);
+    const std::uint64_t held_bytes = count_held_bytes(sources, plans);
 
-    // a slot's memory: its sides, and the lists of the rows that are in it
-    const bool has_lists =
-        std::ranges::any_of(plans, [](const transfer_plan& plan) { return plan.pages.has_value(); });
-    const std::uint64_t list_bytes =
-        sizeof(std::uint64_t) + (has_lists ? sources.size() * sizeof(copy_range) : 0);
-    std::uint64_t each_bytes = 0;
-    if (!multiply(layout.row_count, list_bytes, each_bytes) ||
-        !add(each_bytes, sizes.host_side_bytes, each_bytes) ||
-        !add(each_bytes, sizes.device_side_bytes, each_bytes)) {
-        throw invalid_argument(fmt::format("a batch of {} rows is too large", options.batch_rows));
-    }
-    std::uint64_t limit = options.memory_bytes == 0 ? default_memory_bytes : options.memory_bytes;
-    for (std::size_t i = 0; i < plans.size(); ++i) {
-        if (plans[i].main() != transfer::held) continue;
-        limit -= std::min(limit, saturated(sources[i]->row_count(), sources[i]->row_size_bytes()));
-    }
-    const std::uint64_t fitting = limit / std::max<std::uint64_t>(1, each_bytes);
+    // what the options allow
+    const auto fitting_in = [](std::uint64_t whole, std::uint64_t taken, std::uint64_t part) {
+        return (whole - std::min(whole, taken)) / std::max<std::uint64_t>(1, part);
+    };
+    const std::uint64_t allowed = fitting_in(
+        budget.setting_bytes == 0 ? default_memory_bytes : budget.setting_bytes, held_bytes, each.size_bytes);
     const unsigned needed = options.slots == 0 ? 2 : options.slots;
-    if (options.memory_bytes != 0 && fitting < needed) {
+    if (budget.setting_bytes != 0 && allowed < needed) {
         throw invalid_argument(fmt::format(
             "{} slots of {} bytes do not fit into {} bytes: allow more memory, or make batches smaller",
-            needed, each_bytes, options.memory_bytes));
+            needed, each.size_bytes, budget.setting_bytes));
     }
-    sizes.count = options.slots != 0
-                      ? options.slots
-                      : static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 2, groups.max_slots));
-    if (std::uint64_t all_bytes = 0; !multiply(sizes.count, each_bytes, all_bytes))
-        throw invalid_argument(fmt::format("{} slots of {} bytes are too large", sizes.count, each_bytes));
+    // what the machine has
+    const std::uint64_t held_host_bytes = on_host ? held_bytes : 0;
+    if (fitting_in(budget.available_bytes, held_host_bytes, each.host_bytes) < needed) {
+        throw system_failure(
+            fmt::format("{} slots of {} bytes take {} bytes of memory, more than the {} bytes that {}: make "
+                        "batches smaller{}",
+                        needed, each.host_bytes, saturated(needed, each.host_bytes, held_host_bytes),
+                        budget.available_bytes, budget.bound,
+                        options.slots > 2 ? ", or ask for fewer slots" : ""),
+            std::make_error_code(std::errc::not_enough_memory));
+    }
+    if (options.slots != 0) {
+        sizes.count = options.slots;
+    } else {
+        // by default a loader leaves half of the memory to others
+        const std::uint64_t part = budget.setting_bytes == 0 ? 2 : 1;
+        const std::uint64_t fitting =
+            fitting_in(budget.available_bytes / part, held_host_bytes, each.host_bytes);
+        const auto clamped = [&](std::uint64_t count) {
+            return static_cast<unsigned>(std::clamp<std::uint64_t>(count, 2, groups.max_slots));
+        };
+        sizes.count = clamped(std::min(allowed, fitting));
+        if (const unsigned usual = clamped(allowed); sizes.count < usual) {
+            sizes.reason = fmt::format("{} slots instead of {}, as {} bytes of memory are all that {}",
+                                       sizes.count, usual, budget.available_bytes, budget.bound);
+        }
+    }
+    if (std::uint64_t all_bytes = 0; !multiply(sizes.count, each.size_bytes, all_bytes)) {
+        throw invalid_argument(
+            fmt::format("{} slots of {} bytes are too large", sizes.count, each.size_bytes));
+    }
     return sizes;
 }
 

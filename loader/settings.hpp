@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "loader/slots.hpp"
@@ -14,7 +15,8 @@ namespace pinflow::detail {
 
 using sources_view = std::span<const std::shared_ptr<const row_source>>;
 
-/// @throws invalid_argument if there are none, if one is null and if row counts differ.
+/// @throws invalid_argument if there are none, if one is null or contradicts itself, and if row counts
+/// differ.
 std::vector<std::shared_ptr<const row_source>> checked(
     std::vector<std::shared_ptr<const row_source>> sources);
 
@@ -31,14 +33,25 @@ struct slot_layout {
 /// @throws invalid_argument if a batch is too large for 64 bits.
 slot_layout lay_out(sources_view sources, const loader_options& options);
 
+/// What bounds the memory of the slots.
+struct slot_budget {
+    std::uint64_t setting_bytes = 0;    ///< the options'; 0: none
+    std::uint64_t available_bytes = 0;  ///< host memory
+    std::string_view bound;             ///< of what is available, as available_memory's
+};
+slot_budget find_budget(const loader_options& options);
+
 /// What the planner has to know. `rows_left`: that the loader has still to deliver; `threads`: that it may
 /// use.
-sample_facts facts_of_sample(const loader_options& options, const slot_layout& layout, unsigned threads);
+sample_facts facts_of_sample(const loader_options& options, const slot_layout& layout,
+                             const slot_budget& budget, unsigned threads);
 std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t rows_left);
 
 /// The slots, as many as the memory allows, and which sides they need by these plans.
-/// @throws invalid_argument if the memory does not allow as many as are needed or asked for.
+/// @throws invalid_argument if the options' memory does not allow as many as are needed or asked for;
+/// system_failure if the memory that is available does not.
 slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
-                      std::span<const transfer_plan> plans, const group_plan& groups);
+                      const slot_budget& budget, std::span<const transfer_plan> plans,
+                      const group_plan& groups);
 
 }  // namespace pinflow::detail

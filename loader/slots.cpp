@@ -38,6 +38,15 @@ bool is_complete(const slot& slot) {
     return slot.ready == nullptr || slot.ready->done();
 }
 
+void wait_until_passed(const slot& slot) noexcept {
+    try {
+        for (const event& mark : marks_of(slot))
+            mark.synchronize();
+    } catch (const device_error&) {
+        return;  // a failed device reads nothing any more
+    }
+}
+
 /// Whether the data of a free slot is there, and the streams that read it have passed. Asks the device until
 /// it has said yes.
 bool has_passed(slot& slot) {
@@ -83,12 +92,21 @@ slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
 }
 
 slot_pool::~slot_pool() {
+    std::size_t mark_count = 0;
+    for (const auto& slot : slots_)
+        mark_count += slot->passed_count;
     std::vector<event> marks;
-    for (const auto& slot : slots_) {
-        const auto end = slot->passed.begin() + static_cast<std::ptrdiff_t>(slot->passed_count);
-        std::move(slot->passed.begin(), end, std::back_inserter(marks));
+    try {
+        marks.reserve(mark_count);
+        for (const auto& slot : slots_) {
+            const auto end = slot->passed.begin() + static_cast<std::ptrdiff_t>(slot->passed_count);
+            std::move(slot->passed.begin(), end, std::back_inserter(marks));
+        }
+        device_sides_.release_after(marks);
+    } catch (const std::bad_alloc&) {
+        for (const auto& slot : slots_)
+            wait_until_passed(*slot);
     }
-    device_sides_.release_after(marks);
 }
 
 bool slot_pool::forked() const noexcept {

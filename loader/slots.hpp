@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -60,6 +61,8 @@ struct slot_sizes {
     std::uint64_t host_side_bytes = 0;
     std::uint64_t device_side_bytes = 0;
     unsigned max_group_slots = 1;  ///< filled and announced together, at most
+    /// Why there are fewer than by default; empty if there are not.
+    std::string reason = {};  // NOLINT(readability-redundant-member-init): g++ wants it
 };
 
 /// The slots of one loader and the queues between them. A slot goes round: free -> (taken by the pipeline) ->
@@ -111,6 +114,10 @@ class slot_pool {
     void undo_lease(slot& leased);
 
     const pinflow::device& device() const noexcept { return device_; }
+    /// What batches are views of; none if they have memory of their own.
+    std::span<const std::shared_ptr<const row_source>> viewed_sources() const noexcept {
+        return views_sources_ ? keep_alive_ : std::span<const std::shared_ptr<const row_source>>();
+    }
     /// Keeps what batches point into, if that is not memory of their slots, until `stream` has come here.
     void keep_sources_on(stream_view stream) const;
     std::size_t slot_count() const noexcept { return slots_.size(); }

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
@@ -109,6 +112,22 @@ void check_version(const json& object) {
         version, loader_state::format_version));
 }
 
+/// The JSON of a state. Of two values for one key nobody can say which one was meant.
+json parse_without_repeated_keys(std::string_view text) {
+    std::vector<std::set<std::string>> keys;  // of the objects that are open
+    const auto check = [&](int /*depth*/, json::parse_event_t event, const json& value) {
+        if (event == json::parse_event_t::object_start) keys.emplace_back();
+        if (event == json::parse_event_t::object_end) keys.pop_back();
+        if (event == json::parse_event_t::key) {
+            const auto& key = value.get_ref<const std::string&>();
+            if (!keys.back().insert(key).second)
+                fail(fmt::format("it has the key {} twice", detail::quote(key)));
+        }
+        return true;
+    };
+    return json::parse(text, check, false);
+}
+
 std::string read_whole(const std::filesystem::path& path) {
     const input_file file(path);
     if (file.size_bytes() > largest_file_bytes) {
@@ -145,7 +164,7 @@ std::string loader_state::to_json() const {
 }
 
 loader_state loader_state::from_json(std::string_view text) {
-    const json whole = json::parse(text, nullptr, false);
+    const json whole = parse_without_repeated_keys(text);
     if (whole.is_discarded()) fail("it is not JSON");
     if (!whole.is_object()) fail("it is not a JSON object");
     check_version(whole);

@@ -334,9 +334,9 @@ TEST_CASE("array: a mapping refused leaves an array that says why, and whose row
     });
     const array source = array::of_file(file, 10, dtype::of<std::uint8_t>(), {9, 100});
     CHECK_FALSE(source.mapped());
-    const std::string reason =
-        "cannot map 900 bytes at offset 10 of '" + file->path() + "': Cannot allocate memory";
-    CHECK(source.reason() == reason);
+    const std::string& reason = source.reason();
+    CHECK(contains(reason,
+                   "cannot map 900 bytes at offset 10 of '" + file->path() + "': Cannot allocate memory"));
     CHECK(sentence_of<pinflow::unsupported>([&] { static_cast<void>(source.view()); }) ==
           "the array in '" + file->path() + "' cannot be viewed in place: " + reason);
     CHECK(source.size_bytes() == 900);

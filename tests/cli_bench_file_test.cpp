@@ -164,7 +164,7 @@ TEST_CASE("bench: a signal that is ignored, as nohup does, stays so while the fi
 
 TEST_CASE("bench: a folder for temporary files that cannot be used is one sentence that names it") {
     const temporary_folder folder;
-    const std::string file = folder / "file", long_name = folder / std::string(5000, 'x');
+    const std::string file = folder / "file", long_name = folder / std::string(1000, 'x');
     npy_bytes::write_file(file, "");
     for (const std::string& unusable : {std::string("/nowhere/at/all"), file, long_name}) {
         running_bench bench(unusable, {"--table", "1MiB"});

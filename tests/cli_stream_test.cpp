@@ -73,10 +73,12 @@ TEST_CASE("cli: stream prints exactly the documented keys") {
     write_file(folder / "a.npy", npy("<f4", "(10, 4)", counting_bytes(160)));
     const json result =
         run_json({"stream", folder / "a.npy", "--device", "host", "--batch", "4", "--epochs", "3"});
-    CHECK(keys_of(result) == std::set<std::string>{"rows", "bytes", "batches", "epochs", "seconds", "gbps",
-                                                   "open_seconds", "pin_seconds", "epoch_seconds", "device",
-                                                   "route", "reason", "digest", "stopped_by", "verdict",
-                                                   "ready", "wait_seconds", "arrays", "pinned_bytes"});
+    CHECK(keys_of(result) ==
+          std::set<std::string>{"rows",           "bytes",        "batches",     "epochs",        "seconds",
+                                "gbps",           "open_seconds", "pin_seconds", "epoch_seconds", "device",
+                                "route",          "reason",       "digest",      "stopped_by",    "verdict",
+                                "ready",          "wait_seconds", "arrays",      "pinned_bytes",  "threads",
+                                "threads_reason", "slots_reason"});
     CHECK(result["stopped_by"].is_null());
     CHECK(result["verdict"].get<std::string>().size() > 0);
     CHECK(keys_of(result["ready"]) == std::set<std::string>{"mean", "most"});

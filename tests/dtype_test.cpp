@@ -70,6 +70,10 @@ TEST_CASE("dtype: reads every spelling that numpy writes, and spells it the same
                                     ">m8[25us]",
                                     "<m8[D]",
                                     "<M8[2147483647s]",
+                                    "|S0",
+                                    "<U0",
+                                    ">U0",
+                                    "|V0",
                                     "|S2147483647",
                                     "<U536870911",
                                     "|V2147483647"}) {
@@ -174,9 +178,7 @@ TEST_CASE("dtype: refuses what numpy accepts but never writes") {
         const char* descr;
         const char* why;
     } const cases[] = {
-        {"|V0", "elements without bytes"},
-        {"|S0", "elements without bytes"},
-        {"<U0", "elements without bytes"},
+        {"|V00", "a leading zero"},
         {"S", "elements without bytes"},
         {"U", "elements without bytes"},
         {"V", "elements without bytes"},
@@ -282,7 +284,6 @@ TEST_CASE("dtype: knows the types of C++") {
 
 TEST_CASE("dtype: cannot be made from parts that no type of numpy has") {
     CHECK_THROWS_AS(dtype(dtype_kind::floating, 3), pinflow::invalid_argument);
-    CHECK_THROWS_AS(dtype(dtype_kind::bytes, 0), pinflow::invalid_argument);
     CHECK_THROWS_AS(dtype(dtype_kind::unicode, 6), pinflow::invalid_argument);
     CHECK_THROWS_AS(dtype(dtype_kind::opaque, std::uint64_t{1} << 31), pinflow::invalid_argument);
     CHECK_THROWS_AS(dtype(dtype_kind::floating, 4, std::endian::little, "s"), pinflow::invalid_argument);
@@ -372,6 +373,22 @@ TEST_CASE("dtype: names of fields are spelled as Python spells strings") {
     }
 }
 
+TEST_CASE("dtype: a structured type may have no fields, and fields without bytes") {
+    const dtype none = dtype::structured({}, 0);
+    CHECK(none.is_structured());
+    CHECK(none.size_bytes() == 0);
+    CHECK(none.descr() == "[]");
+    CHECK(none == dtype::structured({}, 0));
+    CHECK(none != dtype::parse("|V0"));
+    CHECK_FALSE(dtype::parse("|V0").is_structured());
+    CHECK(dtype::structured({}, 4).descr() == "[('', '|V4')]");
+    CHECK(dtype::structured({}, 4) != none);
+    const dtype type = dtype::structured(
+        {field("a", "|S0", 0), {"b", "", none, {2}, 0}, field("c", ">i4", 0), field("d", ">U0", 4)}, 4);
+    CHECK(type.descr() == "[('a', '|S0'), ('b', [], (2,)), ('c', '>i4'), ('d', '>U0')]");
+    CHECK(type.little_endian().descr() == "[('a', '|S0'), ('b', [], (2,)), ('c', '<i4'), ('d', '<U0')]");
+}
+
 TEST_CASE("dtype: structured types are equal by value") {
     const auto make = [](const char* name, const char* title, const char* descr, std::uint64_t offset_bytes,
                          std::uint64_t size_bytes, std::vector<std::uint64_t> shape) {
@@ -424,8 +441,8 @@ TEST_CASE("dtype: refuses fields that cannot be together") {
         std::uint64_t size_bytes;
         const char* sentence;
     } const cases[] = {
-        {{}, 4, "at least one field"},
-        {{field("a", "<f4", 0, {0})}, 0, "cannot have 0 bytes"},
+        {{field("a", "|V0", 0, {2})}, 4, "is an array of |V0, which numpy rejects"},
+        {{field("a", "<U0", 0, {0})}, 4, "is an array of <U0, which numpy rejects"},
         {{field("a", "<f4", 0)}, std::uint64_t{1} << 31, "cannot have 2147483648 bytes"},
         {{field("a", "<f4", 0), field("a", "<f4", 4)}, 8, "two fields of a structured type are called 'a'"},
         {{field("a", "<f4", 0), titled}, 8, "two fields of a structured type are called 'a'"},

@@ -153,8 +153,8 @@ TEST_CASE("file: a file that may not be read is refused with the system's reason
     fs::permissions(folder.path(), fs::perms::owner_all | fs::perms::others_exec);
     fs::permissions(folder / "data", fs::perms::none);
     const without_root nobody;
-    CHECK(sentence_of<pinflow::system_failure>([&] { input_file(folder / "data"); }) ==
-          "cannot open '" + (folder / "data").string() + "': Permission denied");
+    CHECK(contains(sentence_of<pinflow::system_failure>([&] { input_file(folder / "data"); }),
+                   "cannot open '" + (folder / "data").string() + "': Permission denied; check"));
 }
 
 TEST_CASE("file: reads any part of the file") {

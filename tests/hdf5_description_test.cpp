@@ -206,6 +206,11 @@ TEST_CASE("hdf5 description: chunks that do not make a grid are refused") {
     CHECK(pinflow::detail::hdf5_grid_size({}, {}) == 1u);
 }
 
+TEST_CASE("hdf5 description: elements of no bytes are refused, as HDF5 has none") {
+    for (const dtype& type : {dtype(dtype_kind::opaque, 0), dtype::structured({}, 0)})
+        CHECK(contains(refusal(contiguous(), [&](auto& d) { d.dtype = type; }), "elements of no bytes"));
+}
+
 TEST_CASE("hdf5 description: what contradicts itself is refused") {
     CHECK(contains(refusal(contiguous(), [](auto& d) { d.fill.resize(3); }), "a fill value of 3 bytes"));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.filters.resize(33); }), "has 33 filters"));

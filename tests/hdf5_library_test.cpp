@@ -288,6 +288,27 @@ TEST_CASE("hdf5: the listing agrees with the descriptions, and says why what it 
     }
 }
 
+TEST_CASE("hdf5: data that has a place in the file and a size of 0 is refused, not read as the fill value") {
+    ++cases_run;
+    const input_file file(files() / "zero_sizes.h5");
+    for (const auto& [name, part] :
+         std::map<std::string, std::string>{{"contiguous", "takes 128 bytes, but has 0 in the file"},
+                                            {"chunked", "at (16,)"},
+                                            {"deflated", "of no bytes at (16,)"}}) {
+        CAPTURE(name);
+        const std::string sentence =
+            sentence_of<pinflow::format_error>([&] { describe_hdf5_dataset(file, name); });
+        CAPTURE(sentence);
+        CHECK(contains(sentence, fmt::format("'{}'", file.path())));
+        CHECK(contains(sentence, fmt::format("the dataset '{}'", name)));
+        CHECK(contains(sentence, part));
+    }
+    const auto listed = pinflow::detail::list_hdf5_datasets(file);
+    REQUIRE(listed.size() == 3);
+    for (const auto& listing : listed)
+        CHECK(listing.dtype.has_value() == (listing.name != "contiguous"));
+}
+
 TEST_CASE("hdf5: slashes in front of, within and behind a path change nothing") {
     ++cases_run;
     const input_file file(files() / "links.h5");

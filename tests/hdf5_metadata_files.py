@@ -460,10 +460,34 @@ def empty_file(writer):
     os.waitpid(child, 0)
 
 
+def stored_sizes_of_zero(writer):
+    """Data whose place the file tells, and whose size it says is 0, as a damaged file may."""
+    path = writer.folder / "zero_sizes.h5"
+    data = np.arange(1, 65, dtype="<u2")
+    with h5py.File(path, "w") as file:
+        file["contiguous"] = data
+        for name, filters in (("chunked", {}), ("deflated", {"compression": "gzip"})):
+            file.create_dataset(name, data=data, chunks=(16,), **filters)
+        place = file["contiguous"].id.get_offset()
+        sizes = {place.to_bytes(8, "little") + (128).to_bytes(8, "little"): (8, 8)}
+        for name in ("chunked", "deflated"):
+            # size, filter mask and two coordinates lie in front of the place
+            chunk = file[name].id.get_chunk_info(1)
+            sizes[chunk.byte_offset.to_bytes(8, "little")] = (-24, 4)
+    content = bytearray(path.read_bytes())
+    for place, (distance, length) in sizes.items():
+        assert content.count(place) == 1
+        begin = content.index(place) + distance
+        assert any(content[begin:begin + length])
+        content[begin:begin + length] = bytes(length)
+    path.write_bytes(content)
+
+
 def write(folder):
     random.seed(20)
     writer = Writer(folder)
-    for part in (layouts, storage_of_library, damaged_chunks, chunks, types, links, empty_file):
+    for part in (layouts, storage_of_library, damaged_chunks, chunks, types, links, empty_file,
+                 stored_sizes_of_zero):
         part(writer)
     writer.write()
 

@@ -17,10 +17,12 @@ TEST_CASE("host event: what is kept until a mark is passed goes then, not before
     detail::host_event event;
     CHECK(event.last_mark() == nullptr);
     const auto object = std::make_shared<int>(1);
-    const auto first = event.record();
+    const auto first = std::make_shared<detail::host_mark>();
+    event.set_last_mark(first);
     first->keep_until_passed(object);
     CHECK(object.use_count() == 2);
-    const auto second = event.record();
+    const auto second = std::make_shared<detail::host_mark>();
+    event.set_last_mark(second);
     CHECK(event.last_mark() == second);
     second->keep_until_passed(object);
     CHECK(object.use_count() == 3);

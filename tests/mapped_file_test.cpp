@@ -140,7 +140,8 @@ TEST_CASE("mapped_file: a system that refuses is a sentence, with its code") {
         code = failure.code();
     }
     CHECK(code == std::errc::not_enough_memory);
-    CHECK(sentence == "cannot map 16 bytes at offset 8 of '" + file->path() + "': Cannot allocate memory");
+    CHECK(contains(sentence,
+                   "cannot map 16 bytes at offset 8 of '" + file->path() + "': Cannot allocate memory"));
 }
 
 TEST_CASE("mapped_file: what the mapping itself fails with reaches the caller as a system failure") {
@@ -162,8 +163,9 @@ TEST_CASE("mapped_file: what the mapping itself fails with reaches the caller as
     }
     const auto file = std::make_shared<const input_file>(path);
     std::filesystem::remove(path);
-    CHECK(sentence_of<pinflow::system_failure>([&] { mapped_file(file, 0, size); }) ==
-          "cannot map 1125899906842624 bytes at offset 0 of '" + path.string() + "': Cannot allocate memory");
+    CHECK(contains(
+        sentence_of<pinflow::system_failure>([&] { mapped_file(file, 0, size); }),
+        "cannot map 1125899906842624 bytes at offset 0 of '" + path.string() + "': Cannot allocate memory"));
 }
 
 TEST_CASE("mapped_file: advice is a hint that never fails and changes no byte") {

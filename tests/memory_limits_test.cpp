@@ -1,11 +1,14 @@
 #include "src/core/memory_limits.hpp"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "pinflow/error.hpp"
+#include "pinflow/memory.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace pinflow::detail;
@@ -35,7 +38,6 @@ TEST_CASE("memory limits: what the machine has is read from proc and sys") {
     memory_limits limits = read_memory_limits(root.path().string());
     CHECK(limits.locked_bytes == 8388608);
     CHECK(limits.cgroup_bytes == 5000 - (3000 - 800 - 50));
-    CHECK(limits.cgroup_limit_bytes == 5000);
     CHECK(limits.available_bytes == 1000 * 1024);
 
     write_text(root / "proc/self/status", "CapEff:\t000001ffffffffff\n");
@@ -46,7 +48,6 @@ TEST_CASE("memory limits: what the machine has is read from proc and sys") {
     limits = read_memory_limits(root.path().string() + "/nowhere");
     CHECK_FALSE(limits.cgroup_bytes);
     CHECK_FALSE(limits.available_bytes);
-    CHECK_FALSE(limits.cgroup_limit_bytes);
 }
 
 TEST_CASE("memory limits: cgroups of version 1 bind as well, in a container too") {
@@ -61,43 +62,91 @@ TEST_CASE("memory limits: cgroups of version 1 bind as well, in a container too"
                "cache 1\nrss 2\ntotal_cache 900\ntotal_rss 3\ntotal_shmem 100\n");
     memory_limits limits = read_memory_limits(root.path().string());
     CHECK(limits.cgroup_bytes == 5000 - (3000 - 800));
-    CHECK(limits.cgroup_limit_bytes == 5000);
     write_text(root / (group + "docker/job/memory.limit_in_bytes"), "4000\n");
     write_text(root / (group + "docker/job/memory.usage_in_bytes"), "1000\n");
     limits = read_memory_limits(root.path().string());
     CHECK(limits.cgroup_bytes == 2800);
-    CHECK(limits.cgroup_limit_bytes == 4000);
     write_text(root / (group + "memory.limit_in_bytes"), "9223372036854771712\n");  // none
     write_text(root / (group + "docker/job/memory.limit_in_bytes"), "9223372036854771712\n");
     limits = read_memory_limits(root.path().string());
     CHECK_FALSE(limits.cgroup_bytes);
-    CHECK_FALSE(limits.cgroup_limit_bytes);
 }
 
-TEST_CASE(
-    "memory limits: new memory is bound by the machine's, and by the cgroup's limit, but what is small by "
-    "none") {
-    const std::uint64_t machine = machine_memory_bytes();
-    CHECK(machine > std::uint64_t{1} << 28);
+TEST_CASE("memory limits: a shortage names what is left, and of small sizes there is none") {
     {
-        const scoped_cgroup_limit wide(machine + 1);
-        CHECK(why_beyond_memory(machine).empty());
-        CHECK(why_beyond_memory(machine + 1) ==
-              "more than this machine's memory of " + std::to_string(machine) + " bytes");
+        const scoped_available_memory narrow(100'000'000);
+        CHECK(read_available_memory().size_bytes == 100'000'000);
+        CHECK(memory_shortage(100'000'000).empty());
+        CHECK(memory_shortage(100'000'001).find("100000000 bytes") != std::string::npos);
+        CHECK_NOTHROW(require_memory(100'000'000, "it takes 100000000 bytes"));
+        CHECK_THROWS_AS(require_memory(100'000'001, "it takes 100000001 bytes"), pinflow::system_failure);
     }
+    const scoped_available_memory tiny(1000);
+    CHECK(memory_shortage((1 << 20) - 1).empty());
+    CHECK_FALSE(memory_shortage(1 << 20).empty());
+}
+
+TEST_CASE("memory limits: what is available is what the tightest of all bounds leaves") {
+    const temporary_folder root;
+    constexpr std::uint64_t gib = std::uint64_t{1} << 30;
+    const auto cgroup = [&](const std::string& folder, std::uint64_t max, std::uint64_t current,
+                            std::uint64_t file) {
+        write_text(root / (folder + "memory.max"), std::to_string(max) + "\n");
+        write_text(root / (folder + "memory.current"), std::to_string(current) + "\n");
+        write_text(root / (folder + "memory.stat"), "anon 1\nfile " + std::to_string(file) + "\nshmem 0\n");
+    };
+    const std::string path = root.path().string();
+    write_text(root / "proc/meminfo",
+               "MemTotal: 9 kB\nMemAvailable: " + std::to_string(8 * gib / 1024) + " kB\n");
+    write_text(root / "proc/self/cgroup", "0::/outer/inner\n");
+    constexpr std::uint64_t max_reserve = 64 << 20;
+    CHECK(read_available_memory(path).size_bytes == 8 * gib - max_reserve);
+    // what is used counts, what can be dropped does not
+    cgroup("sys/fs/cgroup/outer/inner/", 4 * gib, 2 * gib, gib);
+    CHECK(read_available_memory(path).size_bytes == 3 * gib - max_reserve);
+    CHECK(read_available_memory(path).bound == "the cgroup has left");
+    // an outer group binds as well
+    cgroup("sys/fs/cgroup/outer/", 3 * gib, 3 * gib - (256 << 20), 0);
+    CHECK(read_available_memory(path).size_bytes == (256 << 20) / 8 * 7);
+    cgroup("sys/fs/cgroup/outer/", gib, 2 * gib, 0);
+    CHECK(read_available_memory(path).size_bytes == 0);
+}
+
+TEST_CASE("memory limits: regions count from when they are made, and not only once they are touched") {
+    const temporary_folder root;
+    constexpr std::uint64_t gib = std::uint64_t{1} << 30;
+    const std::string path = root.path().string();
+    write_text(root / "proc/meminfo", "MemAvailable: " + std::to_string(8 * gib / 1024) + " kB\n");
+    write_text(root / "proc/self/statm", "100000 2000 2000 1 0 1 0\n");
+    const std::uint64_t before = read_available_memory(path).size_bytes;
     {
-        const scoped_cgroup_limit narrow(100'000'000);
-        CHECK(why_beyond_memory(100'000'000).empty());
-        CHECK(why_beyond_memory(100'000'001) ==
-              "more than the 100000000 bytes of memory that the cgroup may have");
+        const auto region = pinflow::memory_region::anonymous(gib);
+        CHECK(read_available_memory(path).size_bytes == before - gib);
+        const auto small = pinflow::memory_region::anonymous(4096);
+        CHECK(read_available_memory(path).size_bytes == before - gib - 4096);
+        // a quarter of it has been touched, which the machine counts itself
+        const std::uint64_t pages = (gib / 4) / static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+        write_text(root / "proc/self/statm", "100000 " + std::to_string(pages) + " 0 1 0 1 0\n");
+        CHECK(read_available_memory(path).size_bytes == before - gib - 4096 + gib / 4);
     }
-    const scoped_cgroup_limit tiny(1000);
-    CHECK(why_beyond_memory(1 << 20).empty());
+    CHECK(read_available_memory(path).size_bytes == before);
+}
+
+TEST_CASE("memory limits: threads are bounded by memory") {
+    const scoped_available_memory available(64 << 20);
+    CHECK(thread_count_within_memory(0, 4) == 4);
+    CHECK(thread_count_within_memory(0, 1000) == 32);
+    CHECK(thread_count_within_memory(256, 4) == 256);
+    CHECK_THROWS_AS(thread_count_within_memory(257, 4), pinflow::system_failure);
+    const scoped_available_memory tiny(1000);
+    CHECK(thread_count_within_memory(0, 4) == 1);
 }
 
 TEST_CASE("memory limits: this machine tells its own") {
     const memory_limits limits = read_memory_limits();
     REQUIRE(limits.available_bytes);
     CHECK(*limits.available_bytes <= machine_memory_bytes());
-    CHECK(why_beyond_memory(std::uint64_t{1} << 60) != "");
+    CHECK(read_available_memory().size_bytes > 0);
+    CHECK(read_available_memory().size_bytes < machine_memory_bytes());
+    CHECK(memory_shortage(std::uint64_t{1} << 60) != "");
 }

@@ -211,8 +211,8 @@ TEST_CASE("memory: a refused allocation is a sentence with the size and the syst
     const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
         return what == seam::call::mmap ? seam::fault{.error = ENOMEM} : seam::fault{};
     });
-    CHECK(sentence_of<pinflow::system_failure>([] { memory_region::anonymous(4096); }) ==
-          "cannot allocate 4096 bytes of memory: Cannot allocate memory");
+    CHECK(contains(sentence_of<pinflow::system_failure>([] { memory_region::anonymous(4096); }),
+                   "cannot allocate 4096 bytes of memory: Cannot allocate memory"));
 }
 
 TEST_CASE("memory: huge pages are a wish, and regions do without them") {

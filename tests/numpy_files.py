@@ -178,6 +178,11 @@ def write_arrays(folder):
             manifest.add(name, saved(array, version), array)
         except UnicodeEncodeError:
             manifest.add(name, saved(array, (3, 0)), array)
+    for descr in ["V0", "S0", "<U0", ">U0", [], [("a", "V0"), ("b", "<i4")], [("a", "S0"), ("b", ">i4")],
+                  [("a", []), ("b", "<i4")], [("a", [], (2,))], [("a", "<U0")], [("a", "<f4", (0,))],
+                  {"names": [], "formats": [], "itemsize": 4}]:
+        array = np.zeros((3, 2), np.dtype(descr)) if np.dtype(descr).itemsize else np.ndarray((3, 2), np.dtype(descr))
+        manifest.add(f"bare{len(manifest.lines)}_default", saved(array), array)
     values = np.arange(24, dtype="<f4").reshape(4, 6)
     for name, array in {"transposed": values.T, "stepped": values[::2, ::-3],
                         "broadcast": np.broadcast_to(values, (2, 4, 6))}.items():

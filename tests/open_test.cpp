@@ -203,8 +203,8 @@ TEST_CASE("open: refuses what is no file in one sentence, and never waits for it
     fs::create_directory(folder / "locked");
     fs::permissions(folder / "locked", fs::perms::none);
     const std::string pattern = folder / "locked/*.npy";
-    CHECK(sentence_of<pinflow::system_failure>([&] { pinflow::open_rows(pattern); }) ==
-          "cannot look for the files that match '" + pattern + "': Permission denied");
+    CHECK(contains(sentence_of<pinflow::system_failure>([&] { pinflow::open_rows(pattern); }),
+                   "cannot look for the files that match '" + pattern + "': Permission denied"));
     fs::permissions(folder / "locked", fs::perms::owner_all);
 }
 

@@ -1,9 +1,12 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -265,6 +268,84 @@ TEST_CASE("safetensors header: refuses a header of more than 100 MB without look
                                                          std::uint64_t{1} << 40);
                    }),
                    "only 9 bytes were read"));
+}
+
+// ---- without the metadata ---------------------------------------------------------------------------------
+
+TEST_CASE("safetensors header: is parsed from pieces of any size, without its metadata, to the same result") {
+    const std::string value = repeated("\\u00e9\xc3\xa9\\ud83d\\ude00\xf0\x9f\x98\x80\\\\\\\"", 1000);
+    const std::string spaces = std::string(3000, ' ') + "\n\t";
+    const std::string json = "{\"__metadata__\"" + spaces + ":" + spaces + "{\"a\":\"" + value +
+                             "\",\"b\":\"" + value + "\"}," + entry("x", "U8", "[1]", "[0,1]") + spaces + "}";
+    const std::string file = file_of(json, "x");
+    const auto expected = parsed(file);
+    REQUIRE(expected.metadata.size() == 2);
+    for (const std::size_t piece_bytes : {1u, 2u, 3u, 7u, 4096u, 1u << 20}) {
+        CAPTURE(piece_bytes);
+        const auto text = as_bytes(json);
+        std::size_t position = 0;
+        std::vector<std::byte> piece;  // of its own memory, which the next one takes
+        const auto next_piece = [&]() -> std::span<const std::byte> {
+            const auto next = text.subspan(position, std::min(piece_bytes, text.size() - position));
+            piece.assign(next.begin(), next.end());
+            position += piece.size();
+            return piece;
+        };
+        const auto header = pinflow::detail::parse_safetensors_text(
+            next_piece, 8 + json.size(), file.size(), pinflow::detail::safetensors_metadata::checked);
+        CHECK(header.tensors == expected.tensors);
+        CHECK(header.metadata.empty());
+    }
+}
+
+TEST_CASE("safetensors header: what is wrong in metadata that is not kept is refused at the same byte") {
+    const auto refusals = [](const std::string& json) {
+        const std::string file = file_of(json);
+        const auto refused = [&](pinflow::detail::safetensors_metadata wanted) {
+            return sentence_of<pinflow::format_error>(
+                [&] { pinflow::detail::parse_safetensors_bytes(as_bytes(file), file.size(), wanted); });
+        };
+        return std::pair(refused(pinflow::detail::safetensors_metadata::kept),
+                         refused(pinflow::detail::safetensors_metadata::checked));
+    };
+    const std::string beginning = R"({"__metadata__":{"a":")" + std::string(9000, 'x');
+    for (const char* const wrong :
+         {"\x01", "\xff", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\\x", "\\u12g4",
+          "\\ud800", "\\ud800x", "\\ud800\\n", "\\ud800\\ud800", "\\udc00"}) {
+        CAPTURE(wrong);
+        const auto [kept, checked] = refusals(beginning + wrong + R"(","b":"c"}})");
+        CHECK(contains(kept, "not valid JSON at byte 9"));
+        CHECK(checked.substr(0, 37) == kept.substr(0, 37));  // the parser counts to the end of an escape
+    }
+    // behind a string that was left out
+    const auto [kept, checked] = refusals(beginning + "\"}   ,   ;}");
+    CHECK(contains(kept, "not valid JSON at byte"));
+    CHECK(checked == kept);
+    CHECK(contains(refusals(beginning).second, "not valid JSON"));
+    CHECK(contains(refusals(R"({"__metadata__":{"a":"b","a":"c"}})").second, "two texts of one name"));
+    CHECK(refusals(beginning + R"(","b":"c"}})").second.empty());
+}
+
+TEST_CASE("safetensors header: strings are checked as the JSON library checks them") {
+    std::mt19937_64 random(7);
+    const std::vector<std::string> parts{
+        "a",       "\xc3", "\xa9",     "\xe2", "\x82", "\xac", "\xed", "\xa0", "\xf0",    "\x9f", "\x98",
+        "\x80",    "\xf4", "\x90",     "\\",   "u",    "d83d", "de00", "00e9", "n",       "/",    "\\ud83d",
+        "\\ude00", "\x1f", "\xc3\xa9", "\\n",  "\x7f", "\xe0", "\xc1", "\xf5", "\\u00E9", "zz"};
+    std::size_t valid = 0;
+    for (int repetition = 0; repetition < 200'000; ++repetition) {
+        std::string inside;
+        for (std::size_t count = random() % 5; count > 0; --count)
+            inside += parts[random() % parts.size()];
+        pinflow::detail::json_string_check check;
+        const bool is_valid =
+            std::ranges::all_of(inside, [&](char c) { return check.take(static_cast<unsigned char>(c)); }) &&
+            check.may_end();
+        valid += is_valid ? 1 : 0;
+        if (is_valid != nlohmann::json::accept("\"" + inside + "\"")) FAIL_CHECK(inside);
+    }
+    CHECK(valid > 10'000);
+    CHECK(valid < 150'000);
 }
 
 // ---- fuzzing ----------------------------------------------------------------------------------------------

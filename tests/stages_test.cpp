@@ -34,7 +34,8 @@ struct fixture {
           layout(detail::lay_out(sources, options)),
           checks(sources) {
         const auto facts = detail::facts_of_arrays(sources, order.row_count());
-        const auto plans = detail::plan_sample(detail::facts_of_sample(options, layout, 1), facts);
+        const auto plans = detail::plan_sample(
+            detail::facts_of_sample(options, layout, detail::find_budget(options), 1), facts);
         const detail::slot_sizes sizes{.count = slot_count,
                                        .host_side_bytes = layout.side_bytes,
                                        .device_side_bytes = layout.side_bytes};

@@ -42,6 +42,10 @@ loader_state some_state() {
     return state;
 }
 
+std::string quoted_key(const std::string& key) {
+    return '"' + key + '"';
+}
+
 bool same(const loader_state& a, const loader_state& b) {
     const auto same_array = [](const array_fingerprint& x, const array_fingerprint& y) {
         return x.description == y.description && x.dtype == y.dtype && x.row_shape == y.row_shape &&
@@ -171,6 +175,13 @@ TEST_CASE("state: a damaged file is told in a sentence with its path") {
         return refusal<format_error>(text);
     };
     CHECK(contains(refusal<format_error>(""), "it is not JSON"));
+    // of two values for one key nobody can say which one was meant, at whatever depth
+    for (const char* const key : {"epoch", "seed", "hash"}) {
+        std::string text = some_state().to_json();
+        const std::string quoted = quoted_key(key);
+        text.insert(text.find(quoted), quoted + ": 1, ");
+        CHECK(contains(refusal<format_error>(text), "the key '" + std::string(key) + "' twice"));
+    }
     CHECK(contains(refusal<format_error>("{"),
                    "state.json': cannot read the state of a loader: it is not JSON"));
     CHECK(contains(refusal<format_error>("[1, 2]"), "it is not a JSON object"));

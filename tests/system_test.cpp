@@ -332,8 +332,42 @@ TEST_CASE("system: where a file must have a name is told from a folder that cann
     CHECK(code_of([&] { seam::create_unnamed(path + "/absent", 0600); }) ==
           std::errc::no_such_file_or_directory);
     const seam::scoped_fault_hook hook(failing(seam::call::open_unnamed, EACCES));
-    CHECK(sentence_of<pinflow::system_failure>([&] { seam::create_unnamed(path, 0600); }) ==
-          "cannot create a file in '" + path + "': Permission denied");
+    CHECK(contains(sentence_of<pinflow::system_failure>([&] { seam::create_unnamed(path, 0600); }),
+                   "cannot create a file in '" + path + "': Permission denied"));
+}
+
+TEST_CASE("system: a failure says what would help, where something is known to help") {
+    const temporary_folder folder;
+    const std::string path = folder / "data";
+    for (const auto& [error, help] : std::map<int, std::string>{{EMFILE, "ulimit -n"},
+                                                                {ENFILE, "fs.file-max"},
+                                                                {ENOSPC, "free space"},
+                                                                {EDQUOT, "quota"},
+                                                                {EACCES, "permissions"},
+                                                                {EROFS, "read-only"},
+                                                                {ENOTDIR, "folder is a file"},
+                                                                {ELOOP, "symbolic link"},
+                                                                {ENOMEM, "ulimit -v"},
+                                                                {EFBIG, "ulimit -f"}}) {
+        CAPTURE(error);
+        const seam::scoped_fault_hook hook(failing(seam::call::open, error));
+        const std::string sentence =
+            sentence_of<pinflow::system_failure>([&] { seam::create_for_writing(path, 0600); });
+        CAPTURE(sentence);
+        CHECK(contains(sentence, "cannot create '" + path + "'"));
+        CHECK(contains(sentence, help));
+        CHECK(sentence.back() != '.');
+    }
+}
+
+TEST_CASE("system: the free space of a folder is known, or it is known that it is not") {
+    const temporary_folder folder;
+    const std::string path = folder.path().string();
+    const auto free_bytes = seam::free_bytes(path);
+    if (free_bytes) CHECK(*free_bytes <= fs::space(path).capacity);
+    CHECK(!seam::free_bytes(path + "/absent").has_value());
+    const seam::scoped_fault_hook hook(failing(seam::call::statfs, ENOSYS));
+    CHECK(!seam::free_bytes(path).has_value());
 }
 
 TEST_CASE("system: descriptors are not handed to programs that are started") {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pinflow/dtype.hpp"
+#include "pinflow/empty_on_move.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/memory.hpp"
 
@@ -35,7 +36,7 @@ std::vector<std::int64_t> fortran_strides_bytes(std::span<const std::uint64_t> s
 std::string to_string(std::span<const std::uint64_t> shape);
 
 /// Somebody else's elements: address, type, shape and strides. It owns nothing, and says nothing about which
-/// device the address belongs to; whoever hands it out does.
+/// device the address belongs to; whoever hands it out does. One that was moved from has no elements.
 class array_view {
  public:
     /// A C-order view.
@@ -65,21 +66,22 @@ class array_view {
     template <typename T>
     const T* as() const {
         check_readable_as(pinflow::dtype::of<T>(), alignof(T));
-        return reinterpret_cast<const T*>(data_);
+        return reinterpret_cast<const T*>(data());
     }
 
  private:
     void check_readable_as(const pinflow::dtype& type, std::size_t alignment) const;
 
-    const std::byte* data_;
+    detail::empty_on_move<const std::byte*> data_;
     pinflow::dtype dtype_;
     shape_vector shape_;
     std::vector<std::int64_t> strides_bytes_;
-    std::uint64_t size_;
+    detail::empty_on_move<std::uint64_t> size_;
 };
 
 /// An array and what keeps its bytes alive: a mapping of a file, or memory. Copies share the bytes, which are
 /// never written through it. Opening one reads a header and maps the rest. Thread-safe, as it is immutable.
+/// One that was moved from has no elements: `view` throws invalid_argument, `rows` unsupported.
 class array {
  public:
     /// Elements in host memory that this array takes over, in C order.
@@ -142,8 +144,8 @@ class array {
     array_view view_;
     std::shared_ptr<const void> owner_;
     std::shared_ptr<const input_file> file_;
-    std::uint64_t offset_bytes_ = 0;
-    bool mapped_ = true;
+    detail::empty_on_move<std::uint64_t> offset_bytes_ = 0;
+    detail::empty_on_move<bool> mapped_ = true;
     std::string reason_;
 };
 

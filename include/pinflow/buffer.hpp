@@ -14,8 +14,9 @@ class device_buffer {
  public:
     device_buffer() noexcept = default;
     /// Uninitialised memory, aligned to 256 bytes, that may be used in `stream`'s order from now on, and
-    /// anywhere once the stream has come this far. Does not wait. @throws device_error when the device has no
-    /// such memory.
+    /// anywhere once the stream has come this far. Does not wait. The stream need not outlive the buffer.
+    /// @throws device_error when the device has no such memory; system_failure when the host, which is the
+    /// device, has not.
     device_buffer(std::uint64_t size_bytes, stream_view stream);
     device_buffer(device_buffer&& other) noexcept;
     device_buffer& operator=(device_buffer&& other) noexcept;
@@ -27,7 +28,8 @@ class device_buffer {
     std::byte* data() const noexcept { return data_; }
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
 
-    /// Gives the memory back once `events` have passed. Never waits; the events may be destroyed afterwards.
+    /// Gives the memory back once `events` have passed. Never waits, unless host memory is exhausted; the
+    /// events may be destroyed afterwards.
     void release_after(std::span<const event> events) noexcept;
 
  private:
@@ -44,7 +46,8 @@ class device_buffer {
 class pinned_buffer {
  public:
     pinned_buffer() noexcept = default;
-    /// Zero-filled, aligned to 4096 bytes. @throws device_error when so much cannot be page-locked.
+    /// Zero-filled, aligned to 4096 bytes. @throws device_error when so much cannot be page-locked;
+    /// system_failure when the device is the host and has no such memory.
     pinned_buffer(std::uint64_t size_bytes, pinflow::device device);
     pinned_buffer(pinned_buffer&& other) noexcept;
     pinned_buffer& operator=(pinned_buffer&& other) noexcept;

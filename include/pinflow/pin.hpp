@@ -20,8 +20,10 @@ class pin_worker;
 /// Host memory to register where it lies: a shared mapping of a file, or memory of the process's own.
 struct pin_range {
     std::span<const std::byte> bytes;
-    std::string description;            ///< for messages: "'x.npy'"
-    std::shared_ptr<const void> owner;  ///< what keeps the bytes mapped
+    std::string description;  ///< for messages: "'x.npy'"
+    /// What keeps the bytes mapped, for as long as they are registered. Without one they must outlive the
+    /// object that registers them.
+    std::shared_ptr<const void> owner;
 };
 
 /// The ranges of `source` that are in the address space, in order of its rows, kept alive by the source.
@@ -91,8 +93,9 @@ struct pin_stretch {
 /// pin_options::piece_deadline, the destructor returns nevertheless. The thread, the owners and the pin
 /// budget are then left alone until the driver returns, if ever.
 ///
-/// Move-only. Members may be called from several threads. After fork, the child can only destroy it, which
-/// leaves everything as it is.
+/// Move-only. One that was moved from has nothing registered: `wait`, `wait_for`, `require` and `report`
+/// throw invalid_argument. Members may be called from several threads. After fork, the child can only destroy
+/// it, which leaves everything as it is.
 class pinned_pages {
  public:
     /// Starts registering `ranges`. A host device registers nothing, and says so.

@@ -6,6 +6,7 @@
 // core: no device, no format
 #include "pinflow/array.hpp"
 #include "pinflow/dtype.hpp"
+#include "pinflow/empty_on_move.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/fault_guard.hpp"
 #include "pinflow/file.hpp"

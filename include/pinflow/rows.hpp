@@ -12,6 +12,7 @@
 
 #include "pinflow/device.hpp"
 #include "pinflow/dtype.hpp"
+#include "pinflow/empty_on_move.hpp"
 #include "pinflow/pin.hpp"
 #include "pinflow/row_source.hpp"
 #include "pinflow/stream.hpp"
@@ -84,11 +85,12 @@ class row_ids {
     bool on_device_ = false;
 };
 
-/// Rows of one size, one after the other in host memory.
+/// Rows of one size, one after the other in host memory. One that was moved from has no rows.
 class row_table {
  public:
     /// The rows of a mapped file, or of an array in memory, for gathering. @throws invalid_argument for
-    /// a null pointer; unsupported when `source` is not mapped in one piece.
+    /// a null pointer, and for a source that contradicts itself (see row_source); unsupported when it is not
+    /// mapped in one piece.
     explicit row_table(std::shared_ptr<const row_source> source);
     /// `rows`, which may be written: memory of the process's own, a pinned_buffer's best. `element` is what a
     /// row is made of, where its sums are asked for. `owner` keeps the memory; without one it must outlive
@@ -111,11 +113,11 @@ class row_table {
     const std::shared_ptr<const void>& owner() const noexcept { return owner_; }
 
  private:
-    std::byte* data_ = nullptr;
-    std::uint64_t row_count_ = 0;
-    std::uint64_t row_size_bytes_ = 0;
+    detail::empty_on_move<std::byte*> data_;
+    detail::empty_on_move<std::uint64_t> row_count_;
+    detail::empty_on_move<std::uint64_t> row_size_bytes_;
     pinflow::dtype element_;
-    bool writable_ = false;
+    detail::empty_on_move<bool> writable_;
     std::string description_;
     std::shared_ptr<const row_source> source_;
     std::shared_ptr<const void> owner_;
@@ -125,7 +127,8 @@ struct row_exchange_options {
     row_route route = row_route::automatic;
     /// Threads that gather and place rows on the staged route; 0: as many as the process may use.
     unsigned threads = 0;
-    /// Page-locked memory of the staged route, and as much device memory; taken when it is first used, and
+    /// Page-locked memory of the staged route, and as much device memory; an eighth of the memory that the
+    /// machine and its cgroup have left if that is less. Taken when it is first used, and
     /// again for each further stream whose calls are under way at the same time.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
     /// Upper bound on what pinflow page-locks in this process, as pin_options::budget_bytes; 0: its default.
@@ -176,10 +179,11 @@ struct row_plan {
 ///
 /// Asynchronous calls only enqueue: on the stream they are given, and on streams of the exchange's own that
 /// wait for it, and that it waits for. Table, destinations, sources and indices in device memory must stay
-/// until the stream has passed the call. What the device and the CPU write through several exchanges or
-/// streams at once is for the caller to keep apart. CUDA lets some hundred operations wait in a stream: a
-/// call that comes to a stream held up with so many (the staged route enqueues some seven for every piece of
-/// rows, of 8 MiB unless staging_bytes is small) returns only when it goes on.
+/// until the stream has passed the call. Indices in host memory, and lists of batches, are the caller's again
+/// when the call returns; the stream may be destroyed then. What the device and the CPU write through several
+/// exchanges or streams at once is for the caller to keep apart. CUDA lets some hundred operations wait in a
+/// stream: a call that comes to a stream held up with so many (the staged route enqueues some seven for every
+/// piece of rows, of 8 MiB unless staging_bytes is small) returns only when it goes on.
 ///
 /// With a table that is not page-locked yet, construction page-locks it (read-only, when it is a mapped
 /// file), unless the route is `staged`; where that fails the staged route remains, and `plan` says why.
@@ -193,8 +197,8 @@ struct row_plan {
 ///
 /// Beside what is said with them, calls throw what `check` throws, invalid_argument for null pointers unless
 /// there are no indices, and device_error. Members may be called from several threads; calls are enqueued one
-/// at a time. The destructor waits until the streams have passed the calls. One that was moved from can only
-/// be assigned to, or destroyed.
+/// at a time. The destructor waits until the streams have passed the calls. Calls on one that was moved from
+/// throw invalid_argument, and its table is empty.
 class row_exchange {
  public:
     /// The first one of a CUDA device loads kernels, for which CUDA may wait for all of the device's streams.
@@ -208,8 +212,8 @@ class row_exchange {
 
     /// Row ids[i] of the table becomes row i of `destination`, in device memory of ids.size() rows, any
     /// alignment, that do not overlap the indices. Has finished when it returns. @throws invalid_argument for
-    /// indices outside the table: how many, and the first; unsupported for indices in device memory on the
-    /// route copy.
+    /// indices outside the table: how many, and the first; and for a destination that overlaps the table;
+    /// unsupported for indices in device memory on the route copy.
     void gather(row_ids ids, std::byte* destination);
     /// The same in `stream`'s order: `destination` is written when the stream comes to the call, and whole
     /// when it has passed it.
@@ -220,10 +224,10 @@ class row_exchange {
     void gather_group_async(std::span<const row_gather> batches, stream_view stream);
 
     /// Row i of `source`, in device memory, becomes row ids[i] of the table. @throws invalid_argument for
-    /// indices outside the table, and for repeated ones when that is an error; unsupported for a table that
-    /// cannot be written, for sums unless the table's elements are little-endian float16, bfloat16, float32,
-    /// float64 or whole numbers of 32 or 64 bits, and rows and `source` aligned to them, and for all but the
-    /// last on the route copy.
+    /// indices outside the table, for repeated ones when that is an error, and for a source that overlaps the
+    /// table; unsupported for a table that cannot be written, for sums unless the table's elements are
+    /// little-endian float16, bfloat16, float32, float64 or whole numbers of 32 or 64 bits, and rows and
+    /// `source` aligned to them, and for all but the last on the route copy.
     void scatter(row_ids ids, const std::byte* source, duplicate_policy policy = duplicate_policy::last);
     /// The same in `stream`'s order: `source` is read when the stream comes to the call, and the table whole
     /// when it has passed it.

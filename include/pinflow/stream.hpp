@@ -21,16 +21,17 @@ class stream_view {
     const pinflow::device& device() const noexcept { return device_; }
     void* native_handle() const noexcept { return native_handle_; }
 
-    /// Work enqueued from now on starts only after `event`'s last record so far. Does not wait on the calling
-    /// thread.
+    /// Work enqueued from now on starts only after `event`'s last record so far, whatever becomes of the
+    /// event afterwards. Does not wait on the calling thread.
     void wait(const event& event) const;
     /// Returns when all work enqueued so far has finished. @throws device_error when some of it failed.
     void synchronize() const;
     /// Whether all work enqueued so far has finished; never waits.
     bool done() const;
     /// Runs `work` on a host thread once everything enqueued before has finished; work enqueued after waits
-    /// for it. `work` must not throw and must not call CUDA. Does not wait. For computing on batches of the
-    /// host device, and for tests; on CUDA it stalls the stream for some ten microseconds.
+    /// for it. `work` must not throw and must not call CUDA. What it refers to must stay until it has run.
+    /// Does not wait. For computing on batches of the host device, and for tests; on CUDA it stalls the
+    /// stream for some ten microseconds.
     void host_function_async(std::function<void()> work) const;
 
  private:
@@ -39,7 +40,7 @@ class stream_view {
 };
 
 /// A stream of our own, non-blocking with respect to CUDA's legacy default stream. Move-only; the destructor
-/// waits for what is enqueued.
+/// waits for what is enqueued. One that was moved from has no work: all but `device` throws invalid_argument.
 class stream {
  public:
     explicit stream(pinflow::device device);
@@ -49,22 +50,30 @@ class stream {
     stream& operator=(const stream&) = delete;
     ~stream();
 
-    operator stream_view() const noexcept { return view_; }
-    stream_view view() const noexcept { return view_; }
+    operator stream_view() const { return view(); }
+    stream_view view() const {
+        if (!owned_) refuse_moved_from();
+        return view_;
+    }
     const pinflow::device& device() const noexcept { return view_.device(); }
     /// As stream_view.
-    void wait(const event& event) const { view_.wait(event); }
-    void synchronize() const { view_.synchronize(); }
-    bool done() const { return view_.done(); }
-    void host_function_async(std::function<void()> work) const { view_.host_function_async(std::move(work)); }
+    void wait(const event& event) const { view().wait(event); }
+    void synchronize() const { view().synchronize(); }
+    bool done() const { return view().done(); }
+    void host_function_async(std::function<void()> work) const {
+        view().host_function_async(std::move(work));
+    }
 
  private:
+    [[noreturn]] static void refuse_moved_from();
+
     stream_view view_;
     bool owned_ = true;
 };
 
 /// A mark in a stream that host threads and other streams can wait for. Move-only. One thread at a time may
-/// record it; waiting is safe from any thread. An event never recorded counts as done.
+/// record it; waiting is safe from any thread. An event never recorded counts as done. One that was moved
+/// from has no native handle: recording it and waiting for it throw invalid_argument.
 class event {
  public:
     explicit event(pinflow::device device);
@@ -77,7 +86,8 @@ class event {
     const pinflow::device& device() const noexcept { return device_; }
     void* native_handle() const noexcept { return native_handle_; }
 
-    /// Marks the work enqueued on `stream` so far; forgets the mark made before. Does not wait.
+    /// Marks the work enqueued on `stream` so far; forgets the mark made before. Does not wait. The stream
+    /// may be destroyed afterwards.
     /// @throws invalid_argument when the stream belongs to another device.
     void record(stream_view stream);
     /// Returns when the last mark has been passed.
@@ -88,6 +98,9 @@ class event {
     bool done() const;
 
  private:
+    friend class stream_view;
+    void* used_handle() const;
+
     pinflow::device device_;
     void* native_handle_;
 };

@@ -21,6 +21,7 @@
 #include "src/cli/commands.hpp"
 #include "src/cli/json.hpp"
 #include "src/cli/output.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::cli {
 
@@ -185,6 +186,7 @@ void bench(const argument_list& arguments) {
     }
     for (const work* each : chosen)
         each->check(parsed->options);
+    pinflow::detail::start_worker_threads();
     const device& device = parsed->options.device;
     const link_rates link = measure_link(device);
     nlohmann::ordered_json results = nlohmann::ordered_json::array();

@@ -25,6 +25,7 @@
 #include "src/cli/output.hpp"
 #include "src/cli/target_file.hpp"
 #include "src/core/cast.hpp"
+#include "src/core/memory_limits.hpp"
 
 namespace pinflow::cli {
 
@@ -32,7 +33,10 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t reordering_bytes = std::uint64_t{64} << 20;
+std::uint64_t reordering_bytes() {
+    constexpr std::uint64_t usual_bytes = std::uint64_t{64} << 20;
+    return std::min(usual_bytes, pinflow::detail::read_available_memory().size_bytes / 4);
+}
 
 // ---- the command line -------------------------------------------------------------------------------------
 
@@ -169,7 +173,7 @@ std::vector<conversion> plan(const convert_arguments& arguments,
     }
     if (source.name || listed.size() == 1) {
         const std::string name = source.name.value_or(listed.empty() ? "" : listed.front().name);
-        const auto stream = elements.stream(name, reordering_bytes);
+        const auto stream = elements.stream(name, reordering_bytes());
         return {plan_one(arguments, name, target.name, stream->dtype(), stream->shape())};
     }
     if (target.format == file_format::npy) {
@@ -263,13 +267,7 @@ text_map metadata_of(const convert_arguments& arguments) {
         arguments.target.format != file_format::safetensors) {
         return {};
     }
-    const input_file file(arguments.source.path);
-    std::array<std::byte, pinflow::detail::safetensors_preamble_size_bytes> preamble{};
-    const auto begin = std::span(preamble).first(std::min<std::uint64_t>(preamble.size(), file.size_bytes()));
-    file.read(0, begin);
-    std::vector<std::byte> header(pinflow::detail::safetensors_data_offset_bytes(begin, file.size_bytes()));
-    file.read(0, header);
-    return parse_safetensors_header(header, file.size_bytes()).metadata;
+    return pinflow::detail::read_safetensors_metadata(arguments.source.path);
 }
 
 /// @return the bytes of payload written.
@@ -295,8 +293,9 @@ std::uint64_t convert_all(const convert_arguments& arguments, const pinflow::det
                                       written / seconds_since(start) / 1e9));
         }
     };
+    const std::uint64_t memory_bytes = reordering_bytes();
     for (const conversion& each : conversions) {
-        const auto stream = elements.stream(each.source_name, reordering_bytes);
+        const auto stream = elements.stream(each.source_name, memory_bytes);
         if (stream->dtype() != each.source || stream->shape() != each.target.shape) {
             throw data_changed(
                 fmt::format("{} changed between two looks at it", named(arguments.source, each.source_name)));

@@ -1,11 +1,14 @@
 #include "src/cli/element_pipeline.hpp"
 
+#include <fmt/format.h>
 #include <tbb/parallel_pipeline.h>
 
 #include <algorithm>
 
 #include "pinflow/array.hpp"
 #include "src/core/cast.hpp"
+#include "src/core/memory_limits.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::cli {
 
@@ -14,22 +17,36 @@ namespace {
 /// Fewer for elements that are larger than a piece. A cast takes as much memory again.
 constexpr std::uint64_t most_slots = 16;
 /// Large enough for the system to read ahead in large requests.
-constexpr std::uint64_t most_piece_bytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t usual_piece_bytes = std::uint64_t{4} << 20;
+/// Where memory is short.
+constexpr std::uint64_t min_piece_bytes = std::uint64_t{64} << 10;
 
 }  // namespace
+
+// half of a quarter for what is read, half for casts
+element_pipeline::element_pipeline()
+    : memory_bytes_(std::min(most_slots * usual_piece_bytes,
+                             pinflow::detail::read_available_memory().size_bytes / 8)) {}
 
 void element_pipeline::run(pinflow::detail::element_stream& source, const dtype& from, const dtype& to,
                            const std::function<void(std::span<const std::byte>)>& write) {
     const std::uint64_t elements = element_count(source.shape());
     const std::uint64_t element_bytes = std::max(from.size_bytes(), to.size_bytes());
     if (elements == 0 || element_bytes == 0) return;
-    const std::uint64_t piece_elements =
-        std::clamp<std::uint64_t>(most_piece_bytes / element_bytes, 1, elements);
-    const std::uint64_t pieces = (elements - 1) / piece_elements + 1;
-    const std::uint64_t slots = std::clamp<std::uint64_t>(
-        most_slots * most_piece_bytes / (piece_elements * element_bytes), 1, std::min(most_slots, pieces));
-    slots_.resize(std::max<std::size_t>(slots_.size(), slots));
     const bool casts = from != to;
+    // four pieces let the stages run side by side
+    const std::uint64_t piece_bytes = std::clamp(memory_bytes_ / 4, min_piece_bytes, usual_piece_bytes);
+    const std::uint64_t piece_elements = std::clamp<std::uint64_t>(piece_bytes / element_bytes, 1, elements);
+    const std::uint64_t pieces = (elements - 1) / piece_elements + 1;
+    const std::uint64_t slots = std::clamp<std::uint64_t>(memory_bytes_ / (piece_elements * element_bytes), 1,
+                                                          std::min(most_slots, pieces));
+    const std::uint64_t needed_bytes = slots * piece_elements * element_bytes * (casts ? 2 : 1);
+    if (needed_bytes > memory_bytes_) {  // elements that are larger than pieces
+        pinflow::detail::require_memory(
+            needed_bytes,
+            fmt::format("elements of {} bytes take {} bytes of memory", element_bytes, needed_bytes));
+    }
+    slots_.resize(std::max<std::size_t>(slots_.size(), slots));
 
     const auto elements_of = [&](std::uint64_t piece) {
         return std::min(piece_elements, elements - piece * piece_elements);
@@ -62,6 +79,7 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
         const slot& current = slot_of(piece);
         write(casts ? current.cast : current.read);
     };
+    pinflow::detail::start_worker_threads();
     tbb::parallel_pipeline(
         slots, tbb::make_filter<void, std::uint64_t>(tbb::filter_mode::serial_in_order, read) &
                    tbb::make_filter<std::uint64_t, std::uint64_t>(tbb::filter_mode::parallel, cast) &

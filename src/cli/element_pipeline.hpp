@@ -15,6 +15,9 @@ namespace pinflow::cli {
 /// memory that does not grow with the array. Not thread-safe.
 class element_pipeline {
  public:
+    /// Takes as much memory as there is now, but no more than it needs.
+    element_pipeline();
+
     /// Reads all of `source`, whose elements are of the type `from` whatever the stream itself calls them,
     /// casts them to `to` and passes them on in order. `write` is called by one thread at a time, though not
     /// by the same one.
@@ -28,6 +31,7 @@ class element_pipeline {
         std::vector<std::byte> read;
         std::vector<std::byte> cast;
     };
+    std::uint64_t memory_bytes_;
     std::vector<slot> slots_;
 };
 

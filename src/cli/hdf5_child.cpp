@@ -16,7 +16,10 @@
 #include <utility>
 
 #include "formats/hdf5_description.hpp"
+#include "src/core/error_advice.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
+#include "src/core/system.hpp"
 
 namespace pinflow::cli {
 
@@ -24,8 +27,9 @@ namespace {
 
 [[noreturn]] void fail_to_start(int error_number) {
     const std::error_code code(error_number, std::generic_category());
-    throw system_failure(
-        fmt::format("the process that is to read it by libhdf5 cannot be started: {}", code.message()), code);
+    throw system_failure(fmt::format("the process that is to read it by libhdf5 cannot be started: {}",
+                                     pinflow::detail::described(code)),
+                         code);
 }
 
 // ---- starting ---------------------------------------------------------------------------------------------
@@ -130,6 +134,8 @@ hdf5_child::hdf5_child(hdf5_child_options options) : options_(std::move(options)
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) fail_to_start(errno);
     int status = 0;
     try {
+        pinflow::detail::system::pass_seam(pinflow::detail::system::call::spawn, options_.program,
+                                           "the process that is to read it by libhdf5 cannot be started");
         const spawn_settings settings(pair[1]);
         std::vector<char*> arguments;
         arguments.reserve(options_.arguments.size() + 1);
@@ -216,6 +222,11 @@ void hdf5_child::exchange(const hdf5_request& request, std::uint64_t most_bytes,
 std::vector<std::byte> hdf5_child::ask(const hdf5_request& request) {
     std::vector<std::byte> content;
     exchange(request, most_answer_bytes, [&](std::uint64_t size_bytes, hdf5_deadline until) {
+        // it grows as it comes, and is parsed
+        constexpr std::uint64_t max_copies = 3;
+        pinflow::detail::require_memory(
+            max_copies * size_bytes, fmt::format("what libhdf5 says of '{}' takes up to {} bytes of memory",
+                                                 request.path, max_copies * size_bytes));
         return receive_content(socket_, size_bytes, content, until);
     });
     return content;

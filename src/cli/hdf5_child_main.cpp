@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <thread>
 #include <vector>
 
 #include "formats/hdf5_description.hpp"
@@ -19,6 +19,8 @@
 #include "pinflow/error.hpp"
 #include "src/cli/hdf5_child.hpp"
 #include "src/cli/hdf5_protocol.hpp"
+#include "src/core/memory_limits.hpp"
+#include "src/core/system.hpp"
 
 /// The child's side: limits, and questions passed on to libhdf5.
 namespace pinflow::cli {
@@ -53,6 +55,14 @@ void lower_limit(::__rlimit_resource resource, ::rlim_t value) {
     if (::setrlimit(resource, &limit) != 0) ::_exit(not_served);
 }
 
+/// What libhdf5 may take, so that it runs out of addresses before memory is exhausted.
+std::uint64_t max_address_bytes() {
+    constexpr std::uint64_t min_left_bytes = std::uint64_t{64} << 20;  // a stack, and libhdf5 itself
+    const std::uint64_t left_bytes =
+        std::max(detail::read_available_memory().size_bytes / 4 * 3, min_left_bytes);
+    return std::min(most_hdf5_memory_bytes, detail::own_address_bytes() + left_bytes);
+}
+
 void lower_limits() {
     constexpr ::rlim_t most_descriptors = 32;      // the standard ones, the socket, and files of libhdf5
     ::prctl(PR_SET_NAME, "pinflow-hdf5");          // instead of "exe"
@@ -61,7 +71,12 @@ void lower_limits() {
     lower_limit(RLIMIT_CORE, 0);
     lower_limit(RLIMIT_FSIZE, 0);
     lower_limit(RLIMIT_NOFILE, most_descriptors);
-    if (limits_addresses) lower_limit(RLIMIT_AS, most_hdf5_memory_bytes);
+    if (limits_addresses) lower_limit(RLIMIT_AS, max_address_bytes());
+}
+
+/// Of two processes that together have too little memory, the system kills this one: the tool can say so.
+void volunteer_to_be_killed() {
+    std::ofstream("/proc/self/oom_score_adj") << "1000\n";
 }
 
 /// Grants the time that one question may take, on top of what was used for others.
@@ -77,12 +92,17 @@ void grant_computing() {
 /// Ends this process when the tool is gone, whatever libhdf5 is doing. PR_SET_PDEATHSIG would not do: it
 /// comes when the thread is gone that started this process.
 void end_with_parent() {
-    std::thread([] {
+    const auto wait_for_end = [] {
         ::pollfd parent{hdf5_child_socket, POLLRDHUP, 0};
         while (::poll(&parent, 1, -1) <= 0) {
         }
         ::_exit(parent_gone);
-    }).detach();
+    };
+    try {
+        pinflow::detail::system::start_thread("waits for the end of the parent", wait_for_end).detach();
+    } catch (const pinflow::system_failure&) {
+        return;  // this process ends after the answer that it is working on, or with its computing time
+    }
 }
 
 // ---- questions --------------------------------------------------------------------------------------------
@@ -164,6 +184,7 @@ void serve_as_hdf5_child() {
     if (::getsockopt(hdf5_child_socket, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || domain != AF_UNIX)
         return;
     try {
+        volunteer_to_be_killed();
         lower_limits();
         end_with_parent();
         server serve;

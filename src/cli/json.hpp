@@ -3,12 +3,14 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "src/cli/output.hpp"
+
 namespace pinflow::cli {
 
 /// One line of JSON, keys in the order given. Bytes of file names that are no UTF-8 become U+FFFD, as JSON
-/// has no way to carry them.
+/// has no way to carry them; what would change a terminal is spelled `\u202e`.
 inline std::string json_line(const nlohmann::ordered_json& value) {
-    return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    return escaped_json(value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)) + "\n";
 }
 
 }  // namespace pinflow::cli

@@ -6,14 +6,22 @@
 
 namespace pinflow::cli {
 
-/// `text` with its control characters spelled out (`\n`, `\x1b`), so that it stays on one line of a terminal.
+/// Whether a terminal may take the character for a command, or shows what follows in another order: control
+/// characters (C0, C1, DEL), and marks, embeddings, overrides and isolates of direction.
+bool is_terminal_control(std::uint32_t code_point) noexcept;
+
+/// `text` with such characters spelled out (`\n`, `\x1b`, `\u202e`), and bytes that are no UTF-8 (`\xff`), so
+/// that it stays on one line of a terminal and shows as it is.
 std::string escaped(std::string_view text);
+
+/// The same for JSON, where such a character can only be part of a string: `\u202e`, which means the same.
+std::string escaped_json(std::string_view json);
 
 /// Writes all of `text` to standard output and flushes it. @throws system_failure when that fails.
 void print(std::string_view text);
 
-/// Writes the line "pinflow: error: SENTENCE" to standard error, escaped. Never throws: without the memory
-/// for it the sentence is left out.
+/// Writes the line "pinflow: error: SENTENCE" to standard error, escaped, and cut after some 2,000 characters
+/// with a note that it was. Never throws: without the memory for it the sentence is left out.
 void print_error(std::string_view sentence) noexcept;
 
 /// "48 bytes", "3.1 GiB".

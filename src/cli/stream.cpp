@@ -22,6 +22,7 @@
 #include "src/cli/output.hpp"
 #include "src/cli/stop_request.hpp"
 #include "src/cli/stream_arguments.hpp"
+#include "src/core/memory_limits.hpp"
 
 namespace pinflow::cli {
 
@@ -51,7 +52,10 @@ std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::s
                                                         loader_options& options) {
     open_options opening;
     opening.stack = stack;
-    if (options.memory_bytes > 0) opening.memory_bytes = options.memory_bytes / 2 / files.size();
+    const std::uint64_t whole_bytes =
+        options.memory_bytes > 0 ? options.memory_bytes : pinflow::detail::read_available_memory().size_bytes;
+    const std::uint64_t part_bytes = whole_bytes / 2 / files.size();
+    opening.memory_bytes = options.memory_bytes > 0 ? part_bytes : std::min(opening.memory_bytes, part_bytes);
     std::vector<std::shared_ptr<const row_source>> sources;
     for (const std::string& file : files) {
         sources.push_back(open_source_rows(file, opening));
@@ -229,6 +233,9 @@ std::string as_json(const stream_result& result, const loader_report& report, co
                       {"reason", report.reason},
                       {"arrays", arrays_as_json(report)},
                       {"pinned_bytes", report.pinned_bytes},
+                      {"threads", report.threads},
+                      {"threads_reason", report.threads_reason},
+                      {"slots_reason", report.slots_reason},
                       {"digest", fmt::format("{:016x}", result.digest)},
                       {"stopped_by", result.stopped_by.empty() ? nlohmann::ordered_json()
                                                                : nlohmann::ordered_json(result.stopped_by)},
@@ -274,6 +281,7 @@ std::string as_text(const stream_result& result, const loader_report& report, co
         report.mean_ready, report.most_ready, report.slots, as_seconds(report.storage_wait),
         as_seconds(report.file_wait), as_seconds(report.cpu_wait), as_seconds(report.link_wait),
         as_seconds(report.consumer_wait), escaped(report.verdict()), result.digest);
+    if (!report.threads_reason.empty()) text += fmt::format("threads   {}\n", report.threads_reason);
     if (!result.stopped_by.empty()) text += fmt::format("stopped   by {}\n", result.stopped_by);
     return text;
 }

@@ -15,6 +15,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/cli/arguments.hpp"
+#include "src/core/error_advice.hpp"
 
 namespace pinflow::cli {
 
@@ -75,7 +76,8 @@ shard parse_shard(const std::string& rank, const std::string& world) {
 /// replaced by one.
 void check_can_be_saved(const std::string& path) {
     const auto refuse = [&](std::error_code code) {
-        throw system_failure(fmt::format("cannot save the state to '{}': {}", path, code.message()), code);
+        throw system_failure(
+            fmt::format("cannot save the state to '{}': {}", path, pinflow::detail::described(code)), code);
     };
     std::error_code code;
     const auto status = std::filesystem::status(path, code);

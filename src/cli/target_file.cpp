@@ -7,11 +7,16 @@
 #include <filesystem>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "pinflow/error.hpp"
 #include "src/cli/arguments.hpp"
+#include "src/cli/output.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/system.hpp"
 
 namespace pinflow::cli {
 
@@ -24,6 +29,36 @@ std::optional<file_format> format_by_extension(const std::string& path) {
     if (extension == ".safetensors") return file_format::safetensors;
     if (extension == ".h5" || extension == ".hdf5") return file_format::hdf5;
     return std::nullopt;
+}
+
+/// The least that the arrays take in a file.
+std::uint64_t min_file_bytes(std::span<const target_array> arrays, const target_layout& layout) {
+    std::uint64_t payload_bytes = 0;
+    for (const target_array& each : arrays)
+        payload_bytes =
+            pinflow::detail::saturated(element_count(each.shape), each.dtype.size_bytes(), payload_bytes);
+    // deflate makes at most 258 bytes of 2 bits: what might fit must not be refused
+    constexpr std::uint64_t max_deflate_ratio = 1032;
+    return layout.deflate_level == 0 ? payload_bytes : payload_bytes / max_deflate_ratio;
+}
+
+/// @throws system_failure unless the filesystem has room for the file. Other processes may take it later:
+/// then writing fails, as ever, and leaves nothing behind.
+void check_free_space(const target_argument& target, std::span<const target_array> arrays,
+                      const target_layout& layout) {
+    std::error_code unknown;
+    const std::filesystem::path path = std::filesystem::absolute(target.path, unknown);
+    if (unknown) return;
+    // a file that is replaced keeps its space until the new one is complete
+    const std::uint64_t needed_bytes = min_file_bytes(arrays, layout);
+    const auto free_bytes = pinflow::detail::system::free_bytes(path.parent_path().string());
+    if (!free_bytes || needed_bytes <= *free_bytes) return;
+    throw system_failure(
+        fmt::format(
+            "cannot write '{}': it takes at least {} bytes ({}), and its filesystem has {} bytes ({}) free; "
+            "free space there, or write to another filesystem",
+            target.path, needed_bytes, readable_size(needed_bytes), *free_bytes, readable_size(*free_bytes)),
+        std::make_error_code(std::errc::no_space_on_device));
 }
 
 /// As split_file_and_name, for a file that may not exist yet: then the longest prefix before a colon that
@@ -131,7 +166,8 @@ void check_alignment(file_format format, std::uint64_t alignment_bytes) {
 
 target_file::target_file(const target_argument& target, std::span<const target_array> arrays,
                          const text_map& metadata, const target_layout& layout)
-    : writer_(make_writer(target, arrays, metadata, layout)), layout_(layout) {}
+    : writer_((check_free_space(target, arrays, layout), make_writer(target, arrays, metadata, layout))),
+      layout_(layout) {}
 
 void target_file::begin(const target_array& array) {
     if (auto* const archive = std::get_if<npz_writer>(&writer_)) {

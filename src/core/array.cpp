@@ -127,7 +127,7 @@ void array_view::check_readable_as(const pinflow::dtype& type, std::size_t align
         refuse(dtype_.little_endian() == type ? "its byte order is not this machine's" : "the types differ");
     }
     if (!c_contiguous()) refuse("its elements are not in C order");
-    if (reinterpret_cast<std::uintptr_t>(data_) % alignment != 0) {
+    if (reinterpret_cast<std::uintptr_t>(data()) % alignment != 0) {
         refuse(fmt::format("its address is not a multiple of {}", alignment));
     }
 }
@@ -211,6 +211,7 @@ array array::of_mapping(std::shared_ptr<const input_file> file, std::uint64_t of
 }
 
 const array_view& array::view() const {
+    if (!mapped_ && file_ == nullptr) throw invalid_argument("an array that was moved from cannot be viewed");
     if (!mapped_) {
         throw unsupported(
             fmt::format("the array in '{}' cannot be viewed in place: {}", file_->path(), reason_));
@@ -293,7 +294,7 @@ array array::field(std::string_view name) const {
     const std::uint64_t moved_bytes = view_.size() > 0 ? offset_bytes : 0;
     const std::byte* const data = view_.data() ? view_.data() + moved_bytes : nullptr;
     result.view_ = array_view(data, *type, std::move(shape), std::move(strides));
-    if (file_) result.offset_bytes_ += moved_bytes;
+    if (file_) result.offset_bytes_ = this->offset_bytes() + moved_bytes;
     if (mapped_ && is_packed(view_) && !is_packed(result.view_)) {
         result.reason_ +=
             fmt::format(": a field of a structured array, one every {} bytes", dtype().size_bytes());

@@ -21,6 +21,11 @@ namespace pinflow::detail {
     return true;
 }
 
+/// Whether `bytes` are a whole number of units; of units of no bytes only no bytes are.
+[[nodiscard]] constexpr bool is_multiple(std::uint64_t bytes, std::uint64_t unit_bytes) noexcept {
+    return unit_bytes == 0 ? bytes == 0 : bytes % unit_bytes == 0;
+}
+
 /// a * b + c, or the largest number there is.
 [[nodiscard]] constexpr std::uint64_t saturated(std::uint64_t a, std::uint64_t b,
                                                 std::uint64_t c = 0) noexcept {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 
 #include "pinflow/error.hpp"
 #include "src/core/system.hpp"
@@ -11,6 +12,7 @@ namespace pinflow::detail {
 namespace {
 
 constexpr std::size_t min_open = 16;
+constexpr std::uint64_t max_raised_limit = 65'536;
 
 std::atomic<std::size_t> max_open_of_tests = 0;  // 0: none
 
@@ -72,8 +74,9 @@ std::chrono::nanoseconds time_spent_opening() noexcept {
 // ---- all of them ------------------------------------------------------------------------------------------
 
 descriptor_cache& descriptor_cache::process() {
-    // never destroyed: files may outlive every other object
-    static descriptor_cache& cache = *new descriptor_cache;
+    // never destroyed: files may outlive every other object; not allocated, as a destructor may ask first
+    alignas(descriptor_cache) static std::byte place[sizeof(descriptor_cache)];
+    static descriptor_cache& cache = *::new (static_cast<void*>(place)) descriptor_cache;
     return cache;
 }
 
@@ -83,12 +86,19 @@ std::size_t descriptor_cache::max_open() {
 }
 
 void descriptor_cache::enter(cached_descriptor& entry) {
+    std::size_t count = 0;
     {
         const std::lock_guard lock(mutex_);
         entry.position_ = entries_.insert(hand_, &entry);  // the last one that the hand comes to
+        count = entries_.size();
+    }
+    std::size_t max_count = max_open();
+    if (count > max_count) {
+        // twice as many may stay open
+        system::raise_max_descriptors(std::min(4 * count, max_raised_limit));
+        max_count = max_open();
     }
     // closed before the new one is opened, so that the bound holds at every moment
-    const std::size_t max_count = max_open();
     while (close_one_beyond(max_count)) {
     }
 }

@@ -63,8 +63,8 @@ class cached_descriptor {
 std::chrono::nanoseconds time_spent_opening() noexcept;
 
 /// The open descriptors of all files of this process, and the bound on their number: half of RLIMIT_NOFILE,
-/// at least 16. Chooses whose to close by a clock: its hand passes over those that were used since it last
-/// came by.
+/// at least 16. The soft limit is raised towards the hard one when that bound is reached, to 65,536 at most.
+/// Chooses whose to close by a clock: its hand passes over those that were used since it last came by.
 class descriptor_cache {
  public:
     static descriptor_cache& process();

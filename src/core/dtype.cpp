@@ -48,10 +48,10 @@ bool size_exists(dtype_kind kind, std::uint64_t size_bytes) noexcept {
         case dtype_kind::datetime:
             return is_one_of(8u);
         case dtype_kind::unicode:
-            return size_bytes > 0 && size_bytes % 4 == 0 && size_bytes <= largest_int;
+            return size_bytes % 4 == 0 && size_bytes <= largest_int;
         case dtype_kind::bytes:
         case dtype_kind::opaque:
-            return size_bytes > 0 && size_bytes <= largest_int;
+            return size_bytes <= largest_int;
         case dtype_kind::bfloat16:
             return is_one_of(2u);
         case dtype_kind::float8_e4m3fn:
@@ -153,7 +153,8 @@ std::optional<dtype> parse_letter_and_size(std::string_view text, std::endian or
         unit = std::move(*parsed_unit);
         text = text.substr(0, size_end);
     }
-    auto size_bytes = parse_number(text.substr(1));
+    // what numpy spells |S0, <U0 and |V0; of the other kinds no type has that size
+    auto size_bytes = text.substr(1) == "0" ? std::optional<std::uint64_t>(0) : parse_number(text.substr(1));
     if (!size_bytes || *size_bytes > largest_int) return std::nullopt;
     if (*kind == dtype_kind::unicode) *size_bytes *= 4;  // counted in characters
     if (!size_exists(*kind, *size_bytes)) return std::nullopt;
@@ -203,7 +204,7 @@ std::string field_descr(const dtype_field& field) {
     std::string name = python_string(field.name);
     if (!field.title.empty()) name = fmt::format("({}, {})", python_string(field.title), name);
     const std::string type =
-        field.type.fields().empty() ? fmt::format("'{}'", field.type.descr()) : field.type.descr();
+        field.type.is_structured() ? field.type.descr() : fmt::format("'{}'", field.type.descr());
     return field.shape.empty() ? fmt::format("({}, {})", name, type)
                                : fmt::format("({}, {}, {})", name, type, to_string(field.shape));
 }
@@ -242,10 +243,9 @@ dtype::dtype(dtype_kind kind, std::uint64_t size_bytes, std::endian order, std::
 }
 
 dtype dtype::structured(std::vector<dtype_field> fields, std::uint64_t size_bytes) {
-    if (fields.empty()) throw invalid_argument("a structured type takes at least one field");
-    if (size_bytes == 0 || size_bytes > largest_int) {
-        throw invalid_argument(fmt::format("a structured type cannot have {} bytes: numpy allows 1 to {}",
-                                           size_bytes, largest_int));
+    if (size_bytes > largest_int) {
+        throw invalid_argument(
+            fmt::format("a structured type cannot have {} bytes: numpy allows {}", size_bytes, largest_int));
     }
     std::set<std::string_view> names;
     std::uint64_t end = 0;
@@ -346,7 +346,8 @@ std::string dtype::descr() const {
 bool operator==(const dtype& a, const dtype& b) {
     const bool same =
         a.kind_ == b.kind_ && a.order_ == b.order_ && a.size_bytes_ == b.size_bytes_ && a.unit_ == b.unit_;
-    return same && (a.fields_ == b.fields_ || std::ranges::equal(a.fields(), b.fields()));
+    return same && (a.fields_ == b.fields_ ||
+                    (a.is_structured() && b.is_structured() && std::ranges::equal(a.fields(), b.fields())));
 }
 
 std::uint64_t dtype_field::size_bytes() const {
@@ -354,9 +355,13 @@ std::uint64_t dtype_field::size_bytes() const {
         throw invalid_argument(fmt::format("the field {} has {} axes: numpy allows {}", detail::quote(name),
                                            shape.size(), most_axes));
     }
+    if (!shape.empty() && type.size_bytes() == 0 && !type.is_structured()) {
+        throw invalid_argument(fmt::format("the field {} is an array of {}, which numpy rejects",
+                                           detail::quote(name), type.descr()));
+    }
     // lengths of 0 are left out at first, so that what the other axes would need is countable anyway
-    std::uint64_t size = type.size_bytes();
-    bool empty = false;
+    std::uint64_t size = std::max<std::uint64_t>(type.size_bytes(), 1);
+    bool empty = type.size_bytes() == 0;
     for (const std::uint64_t length : shape) {
         if (length == 0) {
             empty = true;

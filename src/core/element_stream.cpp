@@ -9,6 +9,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/memory.hpp"
+#include "src/core/checked.hpp"
 #include "src/core/strided_reader.hpp"
 #include "src/core/swap_plan.hpp"
 
@@ -65,7 +66,7 @@ class array_elements final : public element_stream {
 };
 
 void array_elements::read(std::span<std::byte> destination) {
-    if (destination.size() % dtype_.size_bytes() != 0) {
+    if (!is_multiple(destination.size(), dtype_.size_bytes())) {
         throw invalid_argument(fmt::format("{} bytes are not a whole number of elements of {} bytes",
                                            destination.size(), dtype_.size_bytes()));
     }

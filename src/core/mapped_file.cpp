@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/error_advice.hpp"
 #include "src/core/system.hpp"
 
 namespace pinflow {
@@ -55,7 +56,7 @@ memory_region map(const input_file& file, std::uint64_t offset_bytes, std::uint6
         return {data, size_bytes, release_mapping, region.release()};
     } catch (const ipc::interprocess_exception& failure) {
         const std::error_code code(failure.get_native_error(), std::generic_category());
-        throw system_failure(fmt::format("{}: {}", attempt, code.message()), code);
+        throw system_failure(fmt::format("{}: {}", attempt, detail::described(code)), code);
     }
 }
 

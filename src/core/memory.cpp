@@ -8,6 +8,8 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/error_advice.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/system.hpp"
 
 namespace pinflow {
@@ -18,6 +20,12 @@ constexpr std::uint64_t huge_page_bytes = std::uint64_t{2} << 20;
 
 void release_pages(std::byte* data, std::uint64_t size_bytes, void*) noexcept {
     detail::system::unmap(data, size_bytes);
+    detail::promised_memory_bytes -= size_bytes;
+}
+
+memory_region region_of(std::byte* data, std::uint64_t size_bytes) {
+    detail::promised_memory_bytes += size_bytes;
+    return {data, size_bytes, release_pages};
 }
 
 }  // namespace
@@ -46,7 +54,7 @@ memory_region::~memory_region() {
 memory_region memory_region::anonymous(std::uint64_t size_bytes) {
     if (size_bytes == 0) return {};
     if (size_bytes < huge_page_bytes) {
-        return {detail::system::map_anonymous(size_bytes), size_bytes, release_pages};
+        return region_of(detail::system::map_anonymous(size_bytes), size_bytes);
     }
     // pages are given back whole: only from the end of the region's last page on
     const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -54,7 +62,7 @@ memory_region memory_region::anonymous(std::uint64_t size_bytes) {
     if (!detail::add(size_bytes, huge_page_bytes + page_bytes - 1, mapped_bytes)) {
         const auto code = std::make_error_code(std::errc::not_enough_memory);
         throw system_failure(
-            fmt::format("cannot allocate {} bytes of memory: {}", size_bytes, code.message()), code);
+            fmt::format("cannot allocate {} bytes of memory: {}", size_bytes, detail::described(code)), code);
     }
     mapped_bytes -= mapped_bytes % page_bytes;
     std::byte* const begin = detail::system::map_anonymous(mapped_bytes);
@@ -64,7 +72,7 @@ memory_region memory_region::anonymous(std::uint64_t size_bytes) {
     if (before > 0) detail::system::unmap(begin, before);
     detail::system::unmap(begin + mapped_bytes - behind, behind);
     detail::system::advise(begin + before, size_bytes, MADV_HUGEPAGE);
-    return {begin + before, size_bytes, release_pages};
+    return region_of(begin + before, size_bytes);
 }
 
 }  // namespace pinflow

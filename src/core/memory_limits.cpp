@@ -5,9 +5,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 #include <string_view>
+#include <system_error>
 
+#include "pinflow/error.hpp"
 #include "src/core/proc_text.hpp"
+#include "src/core/system.hpp"
 
 namespace pinflow::detail {
 
@@ -72,7 +76,6 @@ void read_groups(const std::string& root, std::string group, const cgroup_files&
             const std::uint64_t droppable = file - std::min(file, shared) + statistic(files.slab);
             const std::uint64_t used = *current - std::min(*current, droppable);
             keep_smaller(limits.cgroup_bytes, *max_bytes - std::min(*max_bytes, used));
-            keep_smaller(limits.cgroup_limit_bytes, *max_bytes);
         }
         if (group.empty() || group == "/") return;
         group.erase(group.rfind('/'));
@@ -86,7 +89,29 @@ void read_cgroups(const std::string& root, memory_limits& limits) {
     read_groups(root, std::string(memory_group(membership)), version_1, limits);
 }
 
-std::optional<std::uint64_t> cgroup_limit_of_tests;
+/// MemAvailable.
+std::optional<std::uint64_t> read_machine(const std::string& root) {
+    const std::string machine = read_proc_text(root + "/proc/meminfo");
+    const auto kibibytes = parse_number(word_after(machine, "MemAvailable:"));
+    if (!kibibytes) return {};
+    return *kibibytes * 1024;
+}
+
+/// What the process takes by /proc/self/statm.
+struct own_memory {
+    std::uint64_t address_bytes = 0;
+    std::uint64_t anonymous_bytes = 0;  ///< resident, and no file's
+};
+
+own_memory read_own_memory(const std::string& root) {
+    std::istringstream text(read_proc_text(root + "/proc/self/statm"));
+    std::uint64_t size = 0, resident = 0, shared = 0;
+    if (!(text >> size >> resident >> shared)) return {};
+    const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    return {size * page_bytes, (resident - std::min(resident, shared)) * page_bytes};
+}
+
+std::atomic<std::uint64_t> available_to_tests = std::numeric_limits<std::uint64_t>::max();
 
 }  // namespace
 
@@ -100,9 +125,7 @@ memory_limits read_memory_limits(const std::string& root) {
         limits.locked_bytes = parse_number(word_after(own_limits, "Max locked memory"));
     }
     read_cgroups(root, limits);
-    const std::string machine = read_proc_text(root + "/proc/meminfo");
-    if (const auto kibibytes = parse_number(word_after(machine, "MemAvailable:")))
-        limits.available_bytes = *kibibytes * 1024;
+    limits.available_bytes = read_machine(root);
     return limits;
 }
 
@@ -111,27 +134,67 @@ std::uint64_t machine_memory_bytes() {
            static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-std::string why_beyond_memory(std::uint64_t size_bytes) {
-    constexpr std::uint64_t small_bytes = std::uint64_t{64} << 20;
-    if (size_bytes < small_bytes) return {};
-    const std::uint64_t machine_bytes = machine_memory_bytes();
+available_memory read_available_memory(const std::string& root) {
+    if (const std::uint64_t set = available_to_tests; set != std::numeric_limits<std::uint64_t>::max())
+        return {set, "a test leaves"};
+    available_memory available{read_machine(root).value_or(machine_memory_bytes()), "this machine has left"};
     memory_limits limits;
-    read_cgroups({}, limits);
-    if (cgroup_limit_of_tests) limits.cgroup_limit_bytes = cgroup_limit_of_tests;
-    const std::uint64_t cgroup_bytes = limits.cgroup_limit_bytes.value_or(machine_bytes);
-    if (size_bytes <= std::min(machine_bytes, cgroup_bytes)) return {};
-    if (cgroup_bytes < machine_bytes) {
-        return fmt::format("more than the {} bytes of memory that the cgroup may have", cgroup_bytes);
+    read_cgroups(root, limits);
+    if (limits.cgroup_bytes && *limits.cgroup_bytes < available.size_bytes)
+        available = {*limits.cgroup_bytes, "the cgroup has left"};
+    const own_memory own = read_own_memory(root);
+    const std::uint64_t regions = promised_memory_bytes;
+    const std::uint64_t untouched = regions - std::min(regions, own.anonymous_bytes);
+    available.size_bytes -= std::min(available.size_bytes, untouched);
+    // addresses are taken before they are touched
+    if (const auto max_bytes = system::max_address_bytes()) {
+        const std::uint64_t left = *max_bytes - std::min(*max_bytes, own.address_bytes);
+        if (left < available.size_bytes) available = {left, "`ulimit -v` leaves"};
     }
-    return fmt::format("more than this machine's memory of {} bytes", machine_bytes);
+    constexpr std::uint64_t max_reserve_bytes = std::uint64_t{64} << 20;
+    available.size_bytes -= std::min(available.size_bytes / 8, max_reserve_bytes);
+    return available;
 }
 
-scoped_cgroup_limit::scoped_cgroup_limit(std::uint64_t size_bytes) {
-    cgroup_limit_of_tests = size_bytes;
+std::uint64_t own_address_bytes() {
+    return read_own_memory({}).address_bytes;
 }
 
-scoped_cgroup_limit::~scoped_cgroup_limit() {
-    cgroup_limit_of_tests.reset();
+std::string memory_shortage(std::uint64_t size_bytes) {
+    constexpr std::uint64_t small_bytes = std::uint64_t{1} << 20;
+    if (size_bytes < small_bytes) return {};
+    const available_memory available = read_available_memory();
+    if (size_bytes <= available.size_bytes) return {};
+    return fmt::format("more than the {} bytes of memory that {}", available.size_bytes, available.bound);
+}
+
+void require_memory(std::uint64_t size_bytes, std::string_view subject, std::string_view help) {
+    const std::string shortage = memory_shortage(size_bytes);
+    if (shortage.empty()) return;
+    throw system_failure(fmt::format("{}, {}{}{}", subject, shortage, help.empty() ? "" : "; ", help),
+                         std::make_error_code(std::errc::not_enough_memory));
+}
+
+unsigned thread_count_within_memory(unsigned asked, unsigned default_count) {
+    // a stack, what the kernel keeps of a thread, and the allocator's cache
+    constexpr std::uint64_t thread_bytes = 256 << 10;
+    if (asked != 0) {
+        const std::uint64_t size_bytes = asked * thread_bytes;
+        require_memory(size_bytes, fmt::format("{} threads take {} bytes of memory", asked, size_bytes),
+                       "ask for fewer threads");
+        return asked;
+    }
+    // what the threads work on is most of it
+    const std::uint64_t fitting = read_available_memory().size_bytes / 8 / thread_bytes;
+    return static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, default_count));
+}
+
+scoped_available_memory::scoped_available_memory(std::uint64_t size_bytes) {
+    available_to_tests = size_bytes;
+}
+
+scoped_available_memory::~scoped_available_memory() {
+    available_to_tests = std::numeric_limits<std::uint64_t>::max();
 }
 
 }  // namespace pinflow::detail

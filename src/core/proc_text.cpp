@@ -1,15 +1,20 @@
 #include "src/core/proc_text.hpp"
 
+#include <array>
 #include <charconv>
+#include <cstddef>
 #include <fstream>
-#include <iterator>
 #include <system_error>
 
 namespace pinflow::detail {
 
 std::string read_proc_text(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    std::string text;
+    std::array<char, 4096> part{};
+    while (file.read(part.data(), part.size()), file.gcount() > 0)
+        text.append(part.data(), static_cast<std::size_t>(file.gcount()));
+    return text;
 }
 
 std::string_view word_after(std::string_view text, std::string_view label) {

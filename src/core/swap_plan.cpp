@@ -61,8 +61,8 @@ swap_plan::swap_plan(const dtype& type) : item_size_bytes_(type.size_bytes()) {
 
 void swap_plan::append_steps(std::vector<step>& steps, const dtype& type, std::uint64_t offset_bytes,
                              std::uint64_t count) {
-    if (type.is_little_endian() || count == 0) return;
-    if (type.fields().empty()) {
+    if (type.is_little_endian() || count == 0 || type.size_bytes() == 0) return;
+    if (!type.is_structured()) {
         const std::uint64_t size_bytes = type.swap_size_bytes();
         count *= type.size_bytes() / size_bytes;
         // numbers of one size that follow each other are one step, whichever fields they belong to

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/statfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -15,6 +16,8 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/error_advice.hpp"
 
 namespace pinflow::detail::system {
 
@@ -39,7 +42,7 @@ template <typename... Arguments>
 [[noreturn]] void fail(int error, fmt::format_string<Arguments...> attempted, Arguments&&... arguments) {
     const std::error_code code(error, std::generic_category());
     throw system_failure(
-        fmt::format("{}: {}", fmt::format(attempted, std::forward<Arguments>(arguments)...), code.message()),
+        fmt::format("{}: {}", fmt::format(attempted, std::forward<Arguments>(arguments)...), described(code)),
         code);
 }
 
@@ -258,9 +261,45 @@ void remove(const std::string& path) noexcept {
     static_cast<void>(attempt(call::unlink, path, [&] { return ::unlink(path.c_str()); }));
 }
 
+std::optional<std::uint64_t> free_bytes(const std::string& folder) {
+    struct ::statfs status{};
+    if (attempt(call::statfs, folder, [&] { return ::statfs(folder.c_str(), &status); }) == -1) {
+        return std::nullopt;
+    }
+    constexpr std::uint64_t btrfs = 0x9123683E;
+    constexpr std::uint64_t zfs = 0x2FC12FC1;
+    constexpr std::uint64_t bcachefs = 0xCA451A4E;
+    constexpr std::uint64_t f2fs = 0xF2F52010;
+    constexpr std::uint64_t overlayfs = 0x794C7630;  // on top of any of them
+    const auto type = static_cast<std::uint64_t>(status.f_type) & 0xFFFFFFFF;
+    const bool may_compress =
+        type == btrfs || type == zfs || type == bcachefs || type == f2fs || type == overlayfs;
+    if (status.f_blocks == 0 || may_compress) return std::nullopt;
+    const std::uint64_t blocks = ::geteuid() == 0 ? status.f_bfree : status.f_bavail;
+    return saturated(blocks,
+                     static_cast<std::uint64_t>(status.f_frsize > 0 ? status.f_frsize : status.f_bsize));
+}
+
 std::uint64_t max_descriptors() noexcept {
     ::rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);
+    return limit.rlim_cur;
+}
+
+void raise_max_descriptors(std::uint64_t count) noexcept {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    ::rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    const ::rlim_t wanted = std::min<::rlim_t>(count, limit.rlim_max);
+    if (wanted <= limit.rlim_cur) return;
+    limit.rlim_cur = wanted;
+    static_cast<void>(::setrlimit(RLIMIT_NOFILE, &limit));
+}
+
+std::optional<std::uint64_t> max_address_bytes() noexcept {
+    ::rlimit limit{};
+    if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
     return limit.rlim_cur;
 }
 

@@ -12,10 +12,11 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 
-/// The one layer that makes system calls on files and memory: it checks their status, retries what a signal
-/// has interrupted, and words the errors. Every call passes a seam where tests inject faults. All functions
-/// throw system_failure unless they say otherwise, and may be called from any thread.
+/// The one layer that makes system calls on files, memory and threads: it checks their status, retries what a
+/// signal has interrupted, and words the errors. Every call passes a seam where tests inject faults. All
+/// functions throw system_failure unless they say otherwise, and may be called from any thread.
 namespace pinflow::detail::system {
 
 enum class call {
@@ -34,7 +35,10 @@ enum class call {
     unlink,
     mmap,
     madvise,
-    sigaction
+    sigaction,
+    start_thread,
+    spawn,
+    statfs
 };
 
 // ---- the seam ---------------------------------------------------------------------------------------------
@@ -107,8 +111,16 @@ void rename(const std::string& from, const std::string& to);
 /// Removes a name; an error is ignored, as this is for cleaning up.
 void remove(const std::string& path) noexcept;
 
+/// How many bytes this user can still write to the filesystem of a folder. Empty if that is not known: the
+/// filesystem does not say, or may compress what is written.
+std::optional<std::uint64_t> free_bytes(const std::string& folder);
+
 /// How many descriptors this process may have open: the soft limit of RLIMIT_NOFILE.
 std::uint64_t max_descriptors() noexcept;
+/// Raises that limit to `count`, or to the hard limit if that is lower, unless it is higher already.
+void raise_max_descriptors(std::uint64_t count) noexcept;
+/// The soft limit of RLIMIT_AS; empty when there is none.
+std::optional<std::uint64_t> max_address_bytes() noexcept;
 
 // ---- memory -----------------------------------------------------------------------------------------------
 
@@ -123,6 +135,15 @@ std::byte* reserve_addresses(std::uint64_t size_bytes);
 void map_over(std::byte* address, std::uint64_t size_bytes, int descriptor, const std::string& path,
               std::uint64_t offset_bytes);
 void unmap(std::byte* data, std::uint64_t size_bytes) noexcept;
+
+// ---- threads ----------------------------------------------------------------------------------------------
+
+/// Starts a thread that runs `work`, which must not throw. `purpose` says what the thread does, for the error
+/// ("registers pages").
+std::thread start_thread(std::string_view purpose, std::function<void()> work);
+/// Tries out how many of `wanted` threads with stacks of this size can run at the same time. All of them have
+/// ended when this returns, and count against no limit any more.
+unsigned count_startable_threads(unsigned wanted, std::size_t stack_bytes);
 
 // ---- signals ---------------------------------------------------------------------------------------------
 

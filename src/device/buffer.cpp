@@ -1,8 +1,10 @@
 #include "pinflow/buffer.hpp"
 
+#include <new>
 #include <utility>
 #include <vector>
 
+#include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
 
 namespace pinflow {
@@ -31,12 +33,31 @@ device_buffer::~device_buffer() {
     if (data_ != nullptr) backend_->release(data_, size_bytes_);
 }
 
+namespace {
+
+/// What takes no memory, where there is none to enqueue a release with.
+void wait_for(std::span<const event> events) noexcept {
+    try {
+        for (const event& event : events) {
+            if (event.native_handle() != nullptr) event.synchronize();
+        }
+    } catch (const device_error&) {
+        return;  // a failed device reads nothing any more
+    }
+}
+
+}  // namespace
+
 void device_buffer::release_after(std::span<const event> events) noexcept {
     if (data_ == nullptr) return;
     std::vector<void*> handles;
-    handles.reserve(events.size());
-    for (const event& event : events) {
-        handles.push_back(event.native_handle());
+    try {
+        handles.reserve(events.size());
+        for (const event& event : events) {
+            if (event.native_handle() != nullptr) handles.push_back(event.native_handle());
+        }
+    } catch (const std::bad_alloc&) {
+        wait_for(events);
     }
     backend_->release_after(std::exchange(data_, nullptr), std::exchange(size_bytes_, 0), handles);
 }

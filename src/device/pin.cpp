@@ -32,9 +32,15 @@ std::unique_ptr<detail::pin_worker> start(const device& device, std::vector<pin_
         ranges, "the host device reads memory where it lies, so nothing is registered");
 }
 
+const detail::pin_worker& used(const std::unique_ptr<detail::pin_worker>& worker) {
+    if (!worker) throw invalid_argument("pinned pages that were moved from cannot be used");
+    return *worker;
+}
+
 }  // namespace
 
 std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source) {
+    if (!source) throw invalid_argument("pages of a null pointer to a source cannot be pinned");
     std::vector<pin_range> ranges;
     const std::string description = source->description();
     bool last_of_file = false;
@@ -64,36 +70,36 @@ pinned_pages& pinned_pages::operator=(pinned_pages&&) noexcept = default;
 pinned_pages::~pinned_pages() = default;
 
 bool pinned_pages::covers(const std::byte* data, std::uint64_t size_bytes) const noexcept {
-    return worker_->covers(data, size_bytes);
+    return worker_ && worker_->covers(data, size_bytes);
 }
 
 pin_stretch pinned_pages::stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
-    return worker_->stretch_at(data, size_bytes);
+    return worker_ ? worker_->stretch_at(data, size_bytes) : pin_stretch{false, size_bytes};
 }
 
 std::uint64_t pinned_pages::registered_prefix_bytes() const noexcept {
-    return worker_->registered_prefix_bytes();
+    return worker_ ? worker_->registered_prefix_bytes() : 0;
 }
 
 void pinned_pages::reader_at(const std::byte* data) noexcept {
-    worker_->reader_at(data);
+    if (worker_) worker_->reader_at(data);
 }
 
 bool pinned_pages::finished() const noexcept {
-    return worker_->finished();
+    return !worker_ || worker_->finished();
 }
 
 bool pinned_pages::all_registered() const noexcept {
-    return worker_->all_registered();
+    return worker_ && worker_->all_registered();
 }
 
 bool pinned_pages::wait() const {
-    return worker_->wait();
+    return used(worker_).wait();
 }
 
 bool pinned_pages::wait_for(const std::byte* data, std::uint64_t size_bytes,
                             std::chrono::nanoseconds timeout) const {
-    return worker_->wait_for(data, size_bytes, timeout);
+    return used(worker_).wait_for(data, size_bytes, timeout);
 }
 
 void pinned_pages::require() const {
@@ -101,7 +107,7 @@ void pinned_pages::require() const {
 }
 
 pin_report pinned_pages::report() const {
-    return worker_->report();
+    return used(worker_).report();
 }
 
 }  // namespace pinflow

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <exception>
-#include <system_error>
 
+#include "pinflow/error.hpp"
 #include "src/core/system.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::detail {
 
@@ -24,20 +25,14 @@ constexpr int populate_write = 23;
 /// Brought in by one call: few enough to stop soon on a slow disk.
 constexpr std::size_t part_bytes = std::size_t{4} << 20;
 
-/// No thread if the system has none left.
-template <typename Function>
-std::thread try_thread(Function function) {
-    try {
-        return std::thread(function);
-    } catch (const std::system_error&) {
-        return {};
-    }
-}
-
 }  // namespace
 
 pin_populator::pin_populator(const std::atomic<bool>& stop) : stop_(stop) {
-    thread_ = try_thread([this] { run(); });
+    try {
+        thread_ = system::start_thread("brings pages into memory", [this] { run(); });
+    } catch (const system_failure&) {
+        return;  // the registration brings them in, more slowly
+    }
 }
 
 pin_populator::~pin_populator() {
@@ -104,6 +99,7 @@ void pin_populator::populate(const request& wanted) const noexcept {
     };
     if (wanted.read_only) return bring_in_all();
     try {
+        if (part_count > 1) start_worker_threads();
         tbb::parallel_for(std::size_t{0}, part_count, bring_in);
     } catch (const std::exception&) {
         bring_in_all();  // there was no memory for tasks

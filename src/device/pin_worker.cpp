@@ -1,10 +1,11 @@
 #include "src/device/pin_worker.hpp"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
-#include <system_error>
 #include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/core/system.hpp"
 
 namespace pinflow::detail {
 
@@ -24,9 +25,9 @@ pin_worker::pin_worker(std::vector<pin_range> ranges, page_locker& locker, pin_r
     : job_(std::make_shared<pin_job>(std::move(ranges), locker, registry, options, ask)),
       process_(::getpid()) {
     try {
-        thread_ = std::thread([job = job_] { job->run(); });
-    } catch (const std::system_error& failure) {
-        job_->refuse(fmt::format("no thread could be started to register pages: {}", failure.what()));
+        thread_ = system::start_thread("registers pages", [job = job_] { job->run(); });
+    } catch (const system_failure& failure) {
+        job_->refuse(failure.what());
     }
 }
 
@@ -44,9 +45,9 @@ pin_worker::~pin_worker() {
         thread_.join();
         // unregistering can hang as well, for instance behind another holder's registration
         try {
-            thread_ = std::thread([job = job_] { job->release(); });
+            thread_ = system::start_thread("gives pages back", [job = job_] { job->release(); });
             returned = job_->wait_for_release();
-        } catch (const std::system_error&) {
+        } catch (const system_failure&) {
             job_->release();
         }
     }

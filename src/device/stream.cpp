@@ -13,7 +13,7 @@ void stream_view::wait(const event& event) const {
         throw invalid_argument(fmt::format("a stream of {} cannot wait for an event of {}", device_.name(),
                                            event.device().name()));
     }
-    device_.backend().stream_wait_event(native_handle_, event.native_handle());
+    device_.backend().stream_wait_event(native_handle_, event.used_handle());
 }
 
 void stream_view::synchronize() const {
@@ -41,6 +41,10 @@ stream& stream::operator=(stream&& other) noexcept {
     return *this;
 }
 
+void stream::refuse_moved_from() {
+    throw invalid_argument("a stream that was moved from cannot be used");
+}
+
 stream::~stream() {
     if (owned_) view_.device().backend().destroy_stream(view_.native_handle());
 }
@@ -63,24 +67,29 @@ event::~event() {
     if (native_handle_ != nullptr) device_.backend().destroy_event(native_handle_);
 }
 
+void* event::used_handle() const {
+    if (native_handle_ == nullptr) throw invalid_argument("an event that was moved from cannot be used");
+    return native_handle_;
+}
+
 void event::record(stream_view stream) {
     if (stream.device() != device_) {
         throw invalid_argument(fmt::format("an event of {} cannot be recorded in a stream of {}",
                                            device_.name(), stream.device().name()));
     }
-    device_.backend().record_event(native_handle_, stream.native_handle());
+    device_.backend().record_event(used_handle(), stream.native_handle());
 }
 
 void event::synchronize() const {
-    device_.backend().synchronize_event(native_handle_);
+    device_.backend().synchronize_event(used_handle());
 }
 
 bool event::synchronize_for(std::chrono::microseconds timeout) const {
-    return device_.backend().synchronize_event_for(native_handle_, timeout);
+    return device_.backend().synchronize_event_for(used_handle(), timeout);
 }
 
 bool event::done() const {
-    return device_.backend().event_done(native_handle_);
+    return device_.backend().event_done(used_handle());
 }
 
 }  // namespace pinflow

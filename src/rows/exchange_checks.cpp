@@ -6,6 +6,8 @@
 #include <functional>
 
 #include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/worker_threads.hpp"
 #include "src/rows/exchange_state.hpp"
 
 /// What is refused before anything of a call is enqueued.
@@ -15,6 +17,7 @@ namespace {
 
 /// With the lock held: isolated as the copying of indices is.
 std::uint64_t count_outside(std::span<const std::uint64_t> ids, std::uint64_t row_count) {
+    start_worker_threads();
     return tbb::this_task_arena::isolate([&] {
         return tbb::parallel_reduce(
             tbb::blocked_range<std::size_t>(0, ids.size(), exchange_state::ids_of_task), std::uint64_t{0},
@@ -80,6 +83,7 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
                             direction == row_direction::gather ? "gathered to" : "scattered from"));
         }
     }
+    check_apart(direction, batches);
     if (stream.device() != device_) {
         throw invalid_argument(fmt::format("rows of an exchange with {} cannot travel in a stream of {}",
                                            device_.name(), stream.device().name()));
@@ -105,6 +109,22 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
         if (policy == duplicate_policy::sum) check_sums(batches);
     }
     check_ids(direction, batches);
+}
+
+/// Rows that were moved within the table would be read before or after others have overwritten them.
+void exchange_state::check_apart(row_direction direction, std::span<const batch> batches) const {
+    const auto table_begin = reinterpret_cast<std::uintptr_t>(table_.data());
+    const std::uintptr_t table_end = table_begin + table_.size_bytes();
+    for (const batch& each : batches) {
+        const auto begin = reinterpret_cast<std::uintptr_t>(each.rows);
+        const std::uint64_t end = saturated(each.ids.size(), table_.row_size_bytes(), begin);
+        if (begin == end || begin >= table_end || end <= table_begin) continue;
+        throw invalid_argument(fmt::format(
+            "cannot {} {} rows of {} bytes {} address {:#x}: they overlap {}, which lies from {:#x} to {:#x}",
+            direction == row_direction::gather ? "gather" : "scatter", each.ids.size(),
+            table_.row_size_bytes(), direction == row_direction::gather ? "to" : "from", begin,
+            table_.description(), table_begin, table_end));
+    }
 }
 
 void exchange_state::check_sums(std::span<const batch> batches) const {

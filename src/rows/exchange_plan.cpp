@@ -12,6 +12,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -162,6 +163,10 @@ rated_plan measure(exchange_state& exchange, const call_facts& call, std::uint64
         throw;
     } catch (const device_error& failure) {
         // the call itself may need far less: it must not fail for want of a measurement
+        return {plan_unmeasured(call, fmt::format("not measured: {}", failure.what())), 0};
+    } catch (const system_failure& failure) {
+        // the same of the host device, whose memory is the system's
+        if (failure.code() != std::errc::not_enough_memory) throw;
         return {plan_unmeasured(call, fmt::format("not measured: {}", failure.what())), 0};
     }
 }

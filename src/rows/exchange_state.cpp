@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/rows/exchange_plan.hpp"
 
 namespace pinflow::detail {
@@ -34,9 +35,9 @@ constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t least_slots = 2;
 constexpr std::uint64_t most_slots = 16;
 
-int count_of_threads(unsigned asked) {
-    constexpr unsigned most = 1024;
-    return asked == 0 ? tbb::info::default_concurrency() : static_cast<int>(std::min(asked, most));
+/// On the host device a lane takes twice as much, and there may be several.
+std::uint64_t within_memory(std::uint64_t staging_bytes) {
+    return std::min(staging_bytes, read_available_memory().size_bytes / 8);
 }
 
 }  // namespace
@@ -45,9 +46,11 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
     : table_(std::move(table)),
       device_(device),
       options_(options),
+      staging_bytes_(within_memory(options.staging_bytes)),
       pinned_(device),
       faults_(device, pinned_),
-      arena_(count_of_threads(options.threads)),
+      workers_(requested_threads(options.threads)),
+      arena_(static_cast<int>(workers_.count())),
       own_stream_(device),
       preparing_(device) {
     const bool is_part = options_.staged_share >= 0 && options_.staged_share < 1;
@@ -57,10 +60,6 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
             options_.staged_share));
     }
     device_.backend().prepare_rows();
-    if (arena_.max_concurrency() > tbb::info::default_concurrency()) {
-        more_threads_.emplace(tbb::global_control::max_allowed_parallelism,
-                              static_cast<std::size_t>(arena_.max_concurrency()));
-    }
     page_lock();
     const bool needs_reach = options_.route == row_route::direct || options_.route == row_route::copy ||
                              options_.route == row_route::hybrid;
@@ -97,7 +96,7 @@ void exchange_state::page_lock() {
 
 std::uint64_t exchange_state::staging_slot_bytes() const noexcept {
     const std::uint64_t row_bytes = std::max<std::uint64_t>(table_.row_size_bytes(), 1);
-    const std::uint64_t wanted_bytes = std::min(piece_bytes, options_.staging_bytes / least_slots);
+    const std::uint64_t wanted_bytes = std::min(piece_bytes, staging_bytes_ / least_slots);
     return std::max(wanted_bytes / row_bytes, std::uint64_t{1}) * row_bytes;
 }
 
@@ -105,7 +104,7 @@ std::uint64_t exchange_state::staging_slot_bytes() const noexcept {
 staging& exchange_state::take_lane(row_call& call) {
     if (!lanes_) {
         const std::uint64_t slots =
-            std::clamp(options_.staging_bytes / staging_slot_bytes(), least_slots, most_slots);
+            std::clamp(staging_bytes_ / staging_slot_bytes(), least_slots, most_slots);
         lanes_.emplace(device_, staging_slot_bytes(), static_cast<unsigned>(slots));
     }
     call.lane = &lanes_->take(call.stream);

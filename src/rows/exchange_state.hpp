@@ -1,6 +1,5 @@
 #pragma once
 
-#include <tbb/global_control.h>
 #include <tbb/task_arena.h>
 
 #include <cstdint>
@@ -13,6 +12,7 @@
 
 #include "pinflow/pin.hpp"
 #include "pinflow/rows.hpp"
+#include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
 #include "src/rows/fault_log.hpp"
 #include "src/rows/place_rows.hpp"
@@ -103,6 +103,7 @@ class exchange_state {
     void page_lock();
     void check_call(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                     stream_view stream) const;
+    void check_apart(row_direction direction, std::span<const batch> batches) const;
     void check_sums(std::span<const batch> batches) const;
     void check_ids(row_direction direction, std::span<const batch> batches) const;
     void check_source() const;
@@ -128,12 +129,13 @@ class exchange_state {
     row_table table_;
     pinflow::device device_;
     row_exchange_options options_;
+    std::uint64_t staging_bytes_;  ///< of the options, or less when memory is short
     std::optional<pinned_pages> pages_;
     std::string why_not_reached_;
     std::uint64_t last_waiter_ = 0;
     pinned_scratch pinned_;
     fault_log faults_;
-    std::optional<tbb::global_control> more_threads_;  ///< when more are asked for than there are cores
+    worker_threads workers_;
     tbb::task_arena arena_;
     stream own_stream_;
     stream preparing_;

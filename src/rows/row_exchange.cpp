@@ -1,11 +1,22 @@
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "pinflow/error.hpp"
 #include "pinflow/rows.hpp"
 #include "src/rows/exchange_state.hpp"
 
 namespace pinflow {
+
+namespace {
+
+detail::exchange_state& used(const std::unique_ptr<detail::exchange_state>& state) {
+    if (!state) throw invalid_argument("a row exchange that was moved from cannot be used");
+    return *state;
+}
+
+}  // namespace
 
 row_exchange::row_exchange(row_table table, pinflow::device device, const row_exchange_options& options)
     : state_(std::make_unique<detail::exchange_state>(std::move(table), device, options)) {}
@@ -17,22 +28,25 @@ row_exchange& row_exchange::operator=(row_exchange&&) noexcept = default;
 row_exchange::~row_exchange() = default;
 
 const row_table& row_exchange::table() const noexcept {
-    return state_->table();
+    static const row_table empty({}, 1);
+    return state_ ? state_->table() : empty;
 }
 
 const device& row_exchange::device() const noexcept {
-    return state_->device();
+    static const pinflow::device host = pinflow::device::host();
+    return state_ ? state_->device() : host;
 }
 
 void row_exchange::check() {
-    const std::lock_guard lock(state_->mutex);
-    state_->check();
+    detail::exchange_state& state = used(state_);
+    const std::lock_guard lock(state.mutex);
+    state.check();
 }
 
 // ---- gather ----------------------------------------------------------------------------------------------
 
 void row_exchange::gather(row_ids ids, std::byte* destination) {
-    state_->run(detail::row_direction::gather, {ids, destination}, duplicate_policy::last);
+    used(state_).run(detail::row_direction::gather, {ids, destination}, duplicate_policy::last);
 }
 
 void row_exchange::gather_async(row_ids ids, std::byte* destination, stream_view stream) {
@@ -45,14 +59,15 @@ void row_exchange::gather_group_async(std::span<const row_gather> batches, strea
     all.reserve(batches.size());
     for (const row_gather& batch : batches)
         all.push_back({batch.ids, batch.destination});
-    const std::lock_guard lock(state_->mutex);
-    state_->enqueue(detail::row_direction::gather, all, duplicate_policy::last, stream);
+    detail::exchange_state& state = used(state_);
+    const std::lock_guard lock(state.mutex);
+    state.enqueue(detail::row_direction::gather, all, duplicate_policy::last, stream);
 }
 
 // ---- scatter ---------------------------------------------------------------------------------------------
 
 void row_exchange::scatter(row_ids ids, const std::byte* source, duplicate_policy policy) {
-    state_->run(detail::row_direction::scatter, {ids, const_cast<std::byte*>(source)}, policy);
+    used(state_).run(detail::row_direction::scatter, {ids, const_cast<std::byte*>(source)}, policy);
 }
 
 void row_exchange::scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy,
@@ -67,20 +82,23 @@ void row_exchange::scatter_group_async(std::span<const row_scatter> batches, dup
     all.reserve(batches.size());
     for (const row_scatter& batch : batches)
         all.push_back({batch.ids, const_cast<std::byte*>(batch.source)});
-    const std::lock_guard lock(state_->mutex);
-    state_->enqueue(detail::row_direction::scatter, all, policy, stream);
+    detail::exchange_state& state = used(state_);
+    const std::lock_guard lock(state.mutex);
+    state.enqueue(detail::row_direction::scatter, all, policy, stream);
 }
 
 // ---- plans -----------------------------------------------------------------------------------------------
 
 row_plan row_exchange::plan_gather(std::uint64_t batch_rows, unsigned batches) {
-    const std::lock_guard lock(state_->mutex);
-    return state_->plan(detail::row_direction::gather, batch_rows, batches);
+    detail::exchange_state& state = used(state_);
+    const std::lock_guard lock(state.mutex);
+    return state.plan(detail::row_direction::gather, batch_rows, batches);
 }
 
 row_plan row_exchange::plan_scatter(std::uint64_t batch_rows, unsigned batches) {
-    const std::lock_guard lock(state_->mutex);
-    return state_->plan(detail::row_direction::scatter, batch_rows, batches);
+    detail::exchange_state& state = used(state_);
+    const std::lock_guard lock(state.mutex);
+    return state.plan(detail::row_direction::scatter, batch_rows, batches);
 }
 
 }  // namespace pinflow

@@ -4,6 +4,7 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/rows.hpp"
+#include "src/core/source_check.hpp"
 
 namespace pinflow {
 
@@ -11,6 +12,7 @@ namespace {
 
 const row_source& required(const std::shared_ptr<const row_source>& source) {
     if (!source) throw invalid_argument("a table cannot be made of a null pointer to a source");
+    detail::check_row_source(*source);
     return *source;
 }
 
@@ -57,6 +59,8 @@ row_table::row_table(std::span<std::byte> rows, std::uint64_t row_size_bytes, pi
       writable_(true),
       description_("a table in memory"),
       owner_(std::move(owner)) {
+    if (rows.data() == nullptr && !rows.empty())
+        throw invalid_argument(fmt::format("a table of {} bytes cannot lie at a null pointer", rows.size()));
     if (row_size_bytes == 0 || rows.size() % row_size_bytes != 0) {
         throw invalid_argument(
             fmt::format("a table of {} bytes cannot have rows of {} bytes", rows.size(), row_size_bytes));

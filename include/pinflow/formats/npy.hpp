@@ -49,7 +49,8 @@ array open_npy(const std::filesystem::path& path);
 /// @throws system_failure when the file cannot be written; what was at `path` is then still there.
 void write_npy(const std::filesystem::path& path, const array_view& view);
 
-/// Writes a .npy file whose elements arrive in pieces, atomically as write_npy. Not thread-safe.
+/// Writes a .npy file whose elements arrive in pieces, atomically as write_npy. Not thread-safe. One that was
+/// moved from throws invalid_argument.
 class npy_writer {
  public:
     /// Begins a C-order file of that type and shape beside `path`.
@@ -74,6 +75,8 @@ class npy_writer {
 
  private:
     struct state;
+    state& used() const;
+
     explicit npy_writer(std::unique_ptr<state> begun) noexcept;
     std::unique_ptr<state> state_;
 };

@@ -62,7 +62,7 @@ inline std::vector<array> open_safetensors(const std::filesystem::path& path,
 }
 
 /// Writes a safetensors file whose tensors' elements arrive in pieces; atomically, as write_npy. Not
-/// thread-safe.
+/// thread-safe. One that was moved from throws invalid_argument.
 class safetensors_writer {
  public:
     /// A tensor to come: C order, little-endian.
@@ -94,6 +94,8 @@ class safetensors_writer {
 
  private:
     struct state;
+    state& used() const;
+
     std::unique_ptr<state> state_;
 };
 

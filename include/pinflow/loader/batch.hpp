@@ -15,11 +15,13 @@ namespace pinflow {
 namespace detail {
 class slot_lease;
 }
+class digest;
 
 /// Some samples on a device, leased: the memory is not reused until the lease has ended and the consumer's
 /// streams have passed it. Move-only; may be handed to another thread and may outlive its loader. The lease
 /// ends with `release` or the destructor, neither of which waits: what is enqueued by then on the streams
-/// named to `loader::next` and `used_on` is waited for by the loader, not by the caller.
+/// named to `loader::next` and `used_on` is waited for by the loader, not by the caller. These streams must
+/// outlive the lease, and no longer.
 class batch {
  public:
     batch(batch&&) noexcept;
@@ -62,6 +64,8 @@ class batch {
     explicit batch(std::unique_ptr<detail::slot_lease> lease) noexcept;
 
  private:
+    friend class digest;  // which reads views of files under the fault guard
+
     std::unique_ptr<detail::slot_lease> lease_;
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -29,10 +30,13 @@ class digest {
     digest& operator=(const digest&) = delete;
 
     /// Enqueues the samples of `batch` on `stream`, which must be one that the batch knows (`loader::next`,
-    /// `batch::used_on`). Does not wait; the lease may end right after, this object must live until the
-    /// stream has passed.
+    /// `batch::used_on`). Does not wait; the lease may end right after. The destructor waits until the stream
+    /// has passed. On the host a batch may be a view of a file: if that is truncated, this or a later call
+    /// throws, provided that the fault guard is installed (see install_fault_guard).
+    /// @throws invalid_argument for a stream of another device; data_changed for an earlier batch.
     void add_async(const batch& batch, stream_view stream);
-    /// The sum so far: waits for every stream that was added on.
+    /// The sum so far: waits for every stream that was added on. @throws data_changed if rows of a batch were
+    /// lost before they were read, in a sentence that names their file.
     std::uint64_t value();
 
  private:
@@ -42,10 +46,14 @@ class digest {
         event last;
     };
 
+    class lost_rows;
+    void add_views_async(const batch& batch, stream_view stream);
+
     stream stream_;
     device_buffer sum_;
     std::vector<added_stream> added_;
     std::vector<detail::digest_array> arrays_;  ///< of one batch; kept for its memory
+    std::shared_ptr<lost_rows> lost_;           ///< shared with what is enqueued
 };
 
 }  // namespace pinflow

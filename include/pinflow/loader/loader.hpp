@@ -43,15 +43,17 @@ struct loader_options {
     /// same samples.
     std::optional<loader_state> resume_from = std::nullopt;
     pinflow::route route = route::automatic;
-    /// Upper bound on the memory of all slots, in bytes. 0: 1 GiB, or two slots where that is more; where
-    /// `slots` is given, what those take. Where rows may be staged for a GPU, a slot has a pinned side of the
-    /// same size on the host.
+    /// Upper bound on the memory of all slots, in bytes. 0: 1 GiB, or half of the memory that the machine
+    /// and its cgroup have left if that is less; two slots if that is more; where `slots` is given, what
+    /// those take. Where rows may be staged for a GPU, a slot has a pinned side of the same size on the host.
     std::uint64_t memory_bytes = 0;
     /// Batches that can exist at once, being filled, waiting or leased; at least 2. 0: by memory, from 2 to
-    /// 8. Small batches are filled in groups: then up to 256, but at most the batches of an epoch.
+    /// 8, fewer if memory is short (loader_report::slots_reason). Small batches are filled in groups: then up
+    /// to 256, but at most the batches of an epoch.
     unsigned slots = 0;
-    /// Threads that gather rows; 0: one for each core. More than there are cores raise oneTBB's limit for the
-    /// process while the loader lives.
+    /// Threads that gather rows; 0: one for each core, fewer if memory is short. More than there are cores
+    /// raise oneTBB's limit for the process while the loader lives. Where the system starts fewer, the loader
+    /// works with those, and loader_report::threads_reason says so.
     unsigned threads = 0;
     /// Upper bound on the memory that pinflow registers with CUDA in this process, as
     /// pin_options::budget_bytes. What does not fit takes the staged route.
@@ -64,18 +66,24 @@ struct loader_options {
 /// is bounded by the slots. A pipeline (sample, gather, copy, deliver) runs on threads of its own from
 /// construction on.
 ///
+/// The loader keeps its sources. Batches keep what they need of both, so that they may outlive them. What the
+/// sources themselves only borrow (a row_extent::data without an owner) must outlive the loader and its
+/// batches.
+///
 /// `next` may be called from several threads. The destructor stops the pipeline wherever it is;
 /// leased batches stay valid. It does not wait for the consumer's streams (on a GPU of less than 10 GiB,
 /// where pinflow has no CUDA context of its own for page-locked memory, CUDA does). In a process forked
-/// later, a loader cannot be used: `next` says so, and the destructor leaves everything as it is.
+/// later, a loader cannot be used: `next` says so, and the destructor leaves everything as it is. One that
+/// was moved from delivers nothing: `next`, `report` and `state` throw invalid_argument, counts are 0.
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal. The first one of a CUDA device
     /// whose rows the device gathers loads kernels, for which CUDA may wait for all of the device's streams.
     /// @throws invalid_argument for options that contradict each other or the sources; state_mismatch for a
     /// state of other data or of another order; unsupported for a route that cannot work here; data_changed
-    /// if pages that a route needs cannot be registered because their file has changed; device_error; where
-    /// there is a state, what reading some rows throws.
+    /// if pages that a route needs cannot be registered because their file has changed; device_error;
+    /// system_failure if the slots or threads take more memory than the machine and its cgroup have left;
+    /// where there is a state, what reading some rows throws.
     explicit loader(std::vector<std::shared_ptr<const row_source>> sources,
                     const loader_options& options = {});
     loader(loader&&) noexcept;
@@ -83,12 +91,12 @@ class loader {
     ~loader();
 
     /// The next batch, or nothing when all epochs are over. `stream` is made to wait for the data, and the
-    /// slot will wait for what the stream holds when the lease ends. The calling thread waits until the batch
-    /// is on its way. On a GPU, if the batches of a group have 8 MiB or more, it waits until the data is
-    /// there: a waiting stream polls over PCIe and takes up to 7 % of the link. It waits for the stream's own
-    /// work only if that holds the slot that is needed. An error in the pipeline is thrown here, once, after
-    /// the batches before it; from then on nothing comes. No batch is lost when a wait fails, or the stream
-    /// cannot be made to: the next call gives it.
+    /// slot will wait for what the stream holds when the lease ends: the stream must outlive the lease. The
+    /// calling thread waits until the batch is on its way. On a GPU, if the batches of a group have 8 MiB or
+    /// more, it waits until the data is there: a waiting stream polls over PCIe and takes up to 7 % of the
+    /// link. It waits for the stream's own work only if that holds the slot that is needed. An error in the
+    /// pipeline is thrown here, once, after the batches before it; from then on nothing comes. No batch is
+    /// lost when a wait fails, or the stream cannot be made to: the next call gives it.
     /// @throws all_slots_leased when the consumer holds every slot; what the pipeline met: data_changed, ...
     std::optional<batch> next(stream_view stream);
     /// The same for a consumer without a stream: the data is there when it returns.
@@ -111,6 +119,8 @@ class loader {
 
  private:
     class pipeline;
+    pipeline& used_pipeline() const;
+
     std::unique_ptr<pipeline> pipeline_;
 };
 

@@ -27,7 +27,13 @@ struct loader_report {
     std::string reason;
     /// One entry for each array of a sample, in their order.
     std::vector<array_report> arrays;
+    /// Threads that may gather rows at the same time.
+    unsigned threads = 0;
+    /// Why there are fewer threads than `loader_options::threads` asks for; empty if there are not.
+    std::string threads_reason;
     unsigned slots = 0;
+    /// One sentence: why there are fewer slots than by default, or empty.
+    std::string slots_reason;
     std::uint64_t slot_bytes = 0;
     /// What `next` has handed out.
     std::uint64_t batches = 0;

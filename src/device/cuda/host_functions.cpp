@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "src/core/system.hpp"
+
 namespace pinflow::detail::cuda {
 
 cudaError_t host_functions::enqueue(std::function<void()> work, cudaStream_t stream) {
@@ -77,7 +79,7 @@ void host_functions::give_task(task* ready) {
     if (!another_thread) return;
     try {
         // every function that waits needs a thread of its own
-        std::thread([this] { run_tasks(); }).detach();
+        system::start_thread("runs functions of streams", [this] { run_tasks(); }).detach();
         const std::lock_guard lock(mutex_);
         ++threads_;
     } catch (...) {

@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/system.hpp"
-#include "src/device/pin_limits.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::detail::cuda {
 
@@ -24,18 +25,13 @@ constexpr int populate_write = MADV_POPULATE_WRITE;
 constexpr int populate_write = 23;  // Linux 5.14, newer than some C libraries
 #endif
 
-/// Locking more than there is would not fail but have the system kill some process. Small requests are not
-/// worth the asking.
+/// Locking more than there is would not fail but have the system kill some process.
 void check_available(std::uint64_t size_bytes) {
-    constexpr std::uint64_t small = std::uint64_t{64} << 20;
-    if (size_bytes < small) return;
-    const memory_limits limits = read_memory_limits();
-    const std::uint64_t most =
-        std::min(limits.available_bytes.value_or(std::numeric_limits<std::uint64_t>::max()),
-                 limits.cgroup_bytes.value_or(std::numeric_limits<std::uint64_t>::max()));
-    if (size_bytes <= most) return;
-    throw device_error(fmt::format("cannot page-lock {} bytes: only {} of memory are available", size_bytes,
-                                   in_binary_units(most)));
+    constexpr std::uint64_t small_bytes = std::uint64_t{64} << 20;  // not worth the asking
+    if (size_bytes < small_bytes) return;
+    const std::string shortage = memory_shortage(size_bytes);
+    if (!shortage.empty())
+        throw device_error(fmt::format("cannot page-lock {} bytes, {}", size_bytes, shortage));
 }
 
 memory_region anonymous(std::uint64_t size_bytes) {
@@ -52,6 +48,7 @@ memory_region anonymous(std::uint64_t size_bytes) {
 void populate(std::byte* data, std::uint64_t size_bytes) {
     constexpr std::uint64_t piece_bytes = std::uint64_t{64} << 20;
     const std::uint64_t pieces = (size_bytes + piece_bytes - 1) / piece_bytes;
+    if (pieces > 1) start_worker_threads();
     tbb::this_task_arena::isolate([=] {
         tbb::parallel_for(std::uint64_t{0}, pieces, [=](std::uint64_t piece) {
             const std::uint64_t begin = piece * piece_bytes;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -14,17 +15,19 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/memory.hpp"
+#include "src/core/memory_limits.hpp"
+#include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/digest_host.hpp"
 #include "src/device/host/host_rows.hpp"
 #include "src/device/host/host_stream.hpp"
-#include "src/device/pin_limits.hpp"
 
 namespace pinflow::detail {
 
 namespace {
 
 host_stream& stream_of(void* handle) {
+    if (handle == nullptr) throw invalid_argument("a null handle is no stream of the host device");
     return *static_cast<host_stream*>(handle);
 }
 host_event& event_of(void* handle) {
@@ -74,7 +77,9 @@ class host final : public device_backend {
     void* create_event() override { return new host_event; }
     void destroy_event(void* event) noexcept override { delete &event_of(event); }
     void record_event(void* event, void* stream) override {
-        stream_of(stream).record(event_of(event).record());
+        auto mark = std::make_shared<host_mark>();
+        stream_of(stream).record(mark);  // may throw: then the event keeps its last mark
+        event_of(event).set_last_mark(std::move(mark));
     }
     void stream_wait_event(void* stream, void* event) override {
         auto mark = event_of(event).last_mark();
@@ -96,9 +101,18 @@ class host final : public device_backend {
     std::byte* allocate(std::uint64_t size_bytes, void*) override { return keep(size_bytes); }
     void release(std::byte* data, std::uint64_t) noexcept override { static_cast<void>(take(data)); }
     void release_after(std::byte* data, std::uint64_t, std::span<void* const> events) noexcept override {
-        const auto region = std::make_shared<memory_region>(take(data));
+        memory_region region = take(data);
+        std::shared_ptr<memory_region> kept;
         for (void* const event : events) {
-            if (const auto mark = event_of(event).last_mark()) mark->keep_until_passed(region);
+            const auto mark = event_of(event).last_mark();
+            if (!mark) continue;
+            try {
+                // NOLINTNEXTLINE(bugprone-use-after-move): moved once, as `kept` is set from then on
+                if (!kept) kept = std::make_shared<memory_region>(std::move(region));
+                mark->keep_until_passed(kept);
+            } catch (const std::bad_alloc&) {
+                mark->wait();
+            }
         }
     }
     std::byte* allocate_pinned(std::uint64_t size_bytes) override { return keep(size_bytes); }
@@ -124,7 +138,8 @@ class host final : public device_backend {
                     void* stream) override {
         stream_of(stream).enqueue(
             [copy = std::vector<digest_array>(arrays.begin(), arrays.end()), row_count, sum] {
-                const std::uint64_t added = digest_of_rows(copy, row_count);
+                // rows of a mapping, which may be lost, are pinflow::digest's: it can tell their file
+                const std::uint64_t added = digest_of_rows(copy, row_count).value_or(0);
                 std::atomic_ref(*sum).fetch_add(added, std::memory_order_relaxed);
             });
     }
@@ -146,7 +161,7 @@ class host final : public device_backend {
     }
     bool reaches(const std::byte*, std::uint64_t) override { return true; }
 
-    void prepare_rows() override {}
+    void prepare_rows() override { start_worker_threads(); }
     void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                     row_faults* faults, void* stream) override {
         stream_of(stream).enqueue([=] { host_rows::check(ids, count, row_count, faults); });
@@ -182,6 +197,10 @@ class host final : public device_backend {
     }
 
     std::byte* keep(std::uint64_t size_bytes) {
+        // a call of a row exchange takes less, and should not ask each time
+        constexpr std::uint64_t asked_from_bytes = std::uint64_t{8} << 20;
+        if (size_bytes >= asked_from_bytes)
+            require_memory(size_bytes, fmt::format("a buffer takes {} bytes of memory", size_bytes));
         memory_region region = memory_region::anonymous(size_bytes);
         std::byte* const data = region.data();
         const std::lock_guard lock(mutex_);

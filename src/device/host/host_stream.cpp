@@ -6,10 +6,13 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/system.hpp"
 
 namespace pinflow::detail {
 
-host_stream::host_stream() : owner_(::getpid()), thread_([this] { run(); }) {}
+host_stream::host_stream()
+    : owner_(::getpid()),
+      thread_(system::start_thread("works off a stream of the host", [this] { run(); })) {}
 
 host_stream::~host_stream() {
     {
@@ -101,11 +104,9 @@ void host_mark::keep_until_passed(std::shared_ptr<void> object) {
     if (!passed_) kept_.push_back(std::move(object));
 }
 
-std::shared_ptr<host_mark> host_event::record() {
-    auto mark = std::make_shared<host_mark>();
+void host_event::set_last_mark(std::shared_ptr<host_mark> mark) {
     const std::lock_guard lock(mutex_);
-    last_ = mark;
-    return mark;
+    last_.swap(mark);
 }
 
 std::shared_ptr<host_mark> host_event::last_mark() const {

@@ -71,8 +71,8 @@ class host_stream {
 /// An event: its last mark. Safe to use from any thread.
 class host_event {
  public:
-    /// A new mark, the last one from now on.
-    std::shared_ptr<host_mark> record();
+    /// `mark` is the last one from now on.
+    void set_last_mark(std::shared_ptr<host_mark> mark);
     /// Null when there is none.
     std::shared_ptr<host_mark> last_mark() const;
 

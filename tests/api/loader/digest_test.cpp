@@ -138,3 +138,11 @@ TEST_CASE("digest: swapped words, swapped labels, a changed bit and a moved boun
         CHECK(streamed_digest({array_from(labels), array_from(content)}, options) != whole);
     });
 }
+
+TEST_CASE("digest: rows without bytes count on each device") {
+    on_each_device([](const device& device) {
+        const array nothing = array_of<std::uint8_t>({}, {5, 0});
+        const std::uint64_t of_one_row = 0x48218226ff3cd4bfU;
+        CHECK(streamed_digest({nothing.rows()}, {.device = device, .batch_rows = 2}) == 5 * of_one_row);
+    });
+}

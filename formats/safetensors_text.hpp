@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <streambuf>
+
+namespace pinflow::detail {
+
+/// Checks the inside of a JSON string byte by byte: escapes (RFC 8259), surrogate pairs and UTF-8 (RFC 3629).
+class json_string_check {
+ public:
+    /// @return whether the text is still valid with this byte, which does not end the string.
+    bool take(unsigned char byte) noexcept;
+    /// Whether the string may end here: within no escape, no pair and no UTF-8 sequence.
+    bool may_end() const noexcept {
+        return escape_ == escape::none && continuation_count_ == 0 && !needs_low_surrogate_;
+    }
+
+ private:
+    enum class escape : std::uint8_t { none, letter, digits };
+
+    bool take_escape_letter(unsigned char byte) noexcept;
+    bool take_digit(unsigned char byte) noexcept;
+    bool take_lead(unsigned char byte) noexcept;
+
+    escape escape_ = escape::none;
+    unsigned digit_count_ = 0;  ///< still to come
+    std::uint32_t code_ = 0;
+    bool needs_low_surrogate_ = false;
+    unsigned continuation_count_ = 0;  ///< still to come
+    unsigned min_continuation_ = 0x80;
+    unsigned max_continuation_ = 0xBF;
+};
+
+/// What the JSON parser is shown of the values in a header that are strings.
+enum class long_strings : std::uint8_t {
+    whole,
+    cut,  ///< of a longer one the first `max_shown_string_bytes` or a little more; the rest is checked here
+};
+inline constexpr std::uint64_t max_shown_string_bytes = 4096;
+
+/// The JSON of a safetensors header as a stream of characters for the parser, of which one piece is in memory
+/// at a time. The parser keeps each token, spaces in front of it included, several times: it is shown one
+/// space of many, and, if asked, the beginning of a long string. Whatever a key may be is shown whole.
+class safetensors_text final : public std::streambuf {
+ public:
+    /// Gives the next piece of the text, which stays as it is until the next call; an empty one at the end.
+    using piece_source = std::function<std::span<const std::byte>()>;
+
+    safetensors_text(piece_source next_piece, long_strings strings);
+
+    /// Bytes of the text that were not shown, up to where the parser is.
+    std::uint64_t skipped_bytes() const noexcept { return skipped_bytes_; }
+
+ protected:
+    /// @throws format_error (a sentence without the path) for a zero byte, which the parser would take for
+    /// the end of the text, and for what is wrong in the rest of a string.
+    int_type underflow() override;
+
+ private:
+    bool next_piece();
+    void skip();
+    void skip_string();
+    std::size_t count_shown();
+    bool take_in_string(unsigned char byte) noexcept;
+    void take_outside(unsigned char byte) noexcept;
+    [[noreturn]] void refuse(std::uint64_t index) const;
+
+    piece_source source_;
+    long_strings strings_;
+    std::span<const std::byte> rest_;  ///< of the piece, not shown yet
+    std::uint64_t taken_bytes_ = 0;    ///< of the text, in front of rest_
+    std::uint64_t skipped_bytes_ = 0;
+    bool in_string_ = false;
+    bool is_escaped_ = false;  ///< the next character of the string
+    bool is_value_ = false;    ///< the string, behind a colon
+    bool skips_string_ = false;
+    std::uint64_t string_bytes_ = 0;  ///< shown of the string
+    json_string_check check_;         ///< of the string, if it is a value
+    bool behind_colon_ = false;
+    bool behind_space_ = false;
+};
+
+}  // namespace pinflow::detail

@@ -1,0 +1,88 @@
+#include "src/core/source_check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "src/core/checked.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+[[noreturn]] void refuse(const row_source& source, const std::string& contradiction) {
+    throw invalid_argument(
+        fmt::format("the source of rows {} contradicts itself: {}", source.description(), contradiction));
+}
+
+void check_row_size(const row_source& source) {
+    std::uint64_t row_bytes = source.dtype().size_bytes();
+    bool fits = true;
+    // a length of 0 leaves no bytes, however long the others are
+    if (std::ranges::find(source.row_shape(), 0U) != source.row_shape().end()) {
+        row_bytes = 0;
+    } else {
+        for (const std::uint64_t length : source.row_shape())
+            fits = fits && multiply(row_bytes, length, row_bytes);
+    }
+    if (!fits) {
+        refuse(source, fmt::format("a row of shape {} in elements of {} bytes takes more than 2^64 bytes",
+                                   to_string(source.row_shape()), source.dtype().size_bytes()));
+    }
+    if (row_bytes != source.row_size_bytes()) {
+        refuse(source, fmt::format("a row of shape {} in elements of {} bytes takes {} bytes, not {}",
+                                   to_string(source.row_shape()), source.dtype().size_bytes(), row_bytes,
+                                   source.row_size_bytes()));
+    }
+    if (std::uint64_t all = 0; !multiply(source.row_count(), row_bytes, all)) {
+        refuse(source,
+               fmt::format("{} rows of {} bytes take more than 2^64 bytes", source.row_count(), row_bytes));
+    }
+}
+
+/// Extent number `index`, which has rows with bytes.
+void check_place(const row_source& source, const row_extent& extent, std::size_t index) {
+    const std::uint64_t size_bytes = extent.row_count * source.row_size_bytes();
+    if (extent.file == nullptr) {
+        if (extent.data != nullptr) return;
+        refuse(source, fmt::format("extent {}, of {} rows, lies neither in a file nor in memory", index,
+                                   extent.row_count));
+    }
+    std::uint64_t end_bytes = 0;
+    if (add(extent.offset_bytes, size_bytes, end_bytes) && end_bytes <= extent.file->size_bytes()) return;
+    refuse(source, fmt::format("extent {}, of {} bytes at offset {}, reaches past the end of '{}', which has "
+                               "{} bytes",
+                               index, size_bytes, extent.offset_bytes, extent.file->path(),
+                               extent.file->size_bytes()));
+}
+
+void check_extents(const row_source& source) {
+    const auto extents = source.extents();
+    if (extents.empty()) return;
+    std::uint64_t row_count = 0;
+    for (std::size_t index = 0; index < extents.size(); ++index) {
+        const row_extent& extent = extents[index];
+        // a sum that overflows is not the source's either
+        if (!add(row_count, extent.row_count, row_count) || row_count > source.row_count()) {
+            refuse(source, fmt::format("it has {} rows, and its first {} extents have more",
+                                       source.row_count(), index + 1));
+        }
+        if (extent.row_count > 0 && source.row_size_bytes() > 0) check_place(source, extent, index);
+    }
+    if (row_count != source.row_count()) {
+        refuse(source, fmt::format("it has {} rows, and its {} extents have {}", source.row_count(),
+                                   extents.size(), row_count));
+    }
+}
+
+}  // namespace
+
+void check_row_source(const row_source& source) {
+    check_row_size(source);
+    check_extents(source);
+}
+
+}  // namespace pinflow::detail

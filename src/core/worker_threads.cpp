@@ -1,0 +1,171 @@
+#include "src/core/worker_threads.hpp"
+
+#include <fmt/format.h>
+#include <tbb/info.h>
+#include <tbb/task_arena.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+#include "src/core/memory_limits.hpp"
+#include "src/core/system.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// What is left for threads that are no workers: those of streams, of loaders, of the CUDA driver.
+constexpr unsigned spare_threads = 8;
+/// More than oneTBB gives its workers (4 MiB).
+constexpr std::uint64_t trial_stack_bytes = std::uint64_t{8} << 20;
+/// What the C library reserves when a thread first allocates (HEAP_MAX_SIZE of glibc on 64 bits).
+constexpr std::uint64_t thread_heap_bytes = std::uint64_t{64} << 20;
+
+unsigned core_count() {
+    return static_cast<unsigned>(tbb::info::default_concurrency());
+}
+
+unsigned allowed_count() {
+    return static_cast<unsigned>(
+        tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+}
+
+/// How many threads fit into the address space with their heaps, where that is limited.
+unsigned fitting_threads() {
+    const auto limit_bytes = system::max_address_bytes();
+    constexpr std::uint64_t max_count = 1 << 20;
+    if (!limit_bytes) return max_count;
+    const std::uint64_t left_bytes = *limit_bytes - std::min(*limit_bytes, own_address_bytes());
+    return static_cast<unsigned>(std::min(left_bytes / (trial_stack_bytes + thread_heap_bytes), max_count));
+}
+
+/// Where workers wait for each other, so that none takes the part of another.
+class meeting {
+ public:
+    void begin(unsigned count) {
+        const std::lock_guard lock(mutex_);
+        missing_count_ = count;
+        is_over_ = false;
+    }
+    /// Does nothing when the meeting is over: a worker may come late.
+    void attend() {
+        std::unique_lock lock(mutex_);
+        if (is_over_) return;
+        if (missing_count_ > 0) --missing_count_;
+        changed_.notify_all();
+        changed_.wait(lock, [&] { return missing_count_ == 0 || is_over_; });
+    }
+    /// Gives up after a while: other work may keep the workers.
+    void wait() {
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, std::chrono::milliseconds(200), [&] { return missing_count_ == 0; });
+    }
+    void end() {
+        const std::lock_guard lock(mutex_);
+        is_over_ = true;
+        changed_.notify_all();
+    }
+
+ private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    unsigned missing_count_ = 0;
+    bool is_over_ = true;
+};
+
+/// The workers of this process.
+class worker_pool {
+ public:
+    static worker_pool& process() {
+        static worker_pool& pool = *new worker_pool;  // never destroyed: workers may come late
+        return pool;
+    }
+
+    /// Has one thread for each core ready. Tries that once.
+    void start_for_cores() {
+        if (has_tried_.load(std::memory_order_acquire)) return;
+        start(core_count());
+        has_tried_.store(true, std::memory_order_release);
+    }
+
+    /// Has `wanted` threads, the calling one included, ready for parallel work. @return how many there are.
+    unsigned start(unsigned wanted) {
+        if (wanted <= count_.load(std::memory_order_acquire)) return wanted;
+        if (::getpid() != owner_) return 1;  // forked: the workers are the parent's
+        const std::lock_guard lock(mutex_);
+        const unsigned before = count_.load(std::memory_order_relaxed);
+        if (wanted <= before) return wanted;
+        const unsigned startable = system::count_startable_threads(
+            std::min(wanted - before + spare_threads, fitting_threads()), trial_stack_bytes);
+        const unsigned usable = startable - std::min(startable, spare_threads);
+        const unsigned count = before + std::min(wanted - before, usable);
+        constexpr auto limit = tbb::global_control::max_allowed_parallelism;
+        std::optional<tbb::global_control> during;
+        if (count > core_count()) during.emplace(limit, count);
+        // the new bound is there before the old one goes: of several the smallest holds
+        const bool is_bounded = count < core_count() && (count < wanted || bound_ != nullptr);
+        bound_ = is_bounded ? std::make_unique<tbb::global_control>(limit, count) : nullptr;
+        if (const unsigned allowed = std::min(count, allowed_count()); allowed > before) launch(allowed - 1);
+        count_.store(count, std::memory_order_release);
+        return count;
+    }
+
+ private:
+    /// oneTBB keeps its workers while there is an arena.
+    void launch(unsigned worker_count) {
+        if (!keeper_.is_active()) keeper_.initialize(1);
+        tbb::task_arena arena(static_cast<int>(worker_count) + 1);
+        meeting_.begin(worker_count);
+        try {
+            for (unsigned i = 0; i < worker_count; ++i)
+                arena.enqueue([this] { meeting_.attend(); });
+            meeting_.wait();
+        } catch (...) {
+            meeting_.end();
+            throw;
+        }
+        meeting_.end();
+    }
+
+    const ::pid_t owner_ = ::getpid();
+    std::mutex mutex_;
+    std::atomic<unsigned> count_ = 1;
+    tbb::task_arena keeper_;
+    meeting meeting_;
+    std::atomic<bool> has_tried_ = false;
+    std::unique_ptr<tbb::global_control> bound_;  ///< if there are fewer than cores
+};
+
+}  // namespace
+
+worker_threads::worker_threads(unsigned wanted) {
+    const unsigned asked = wanted == 0 ? core_count() : wanted;
+    count_ = worker_pool::process().start(asked);
+    if (count_ < asked) {
+        reason_ = fmt::format(
+            "{} of {} threads: the system starts no more (ulimit -u, pids cgroup, ulimit -v)", count_, asked);
+    }
+    if (count_ > core_count()) {
+        raised_ = std::make_shared<tbb::global_control>(tbb::global_control::max_allowed_parallelism, count_);
+        count_ = std::min(count_, allowed_count());
+        if (reason_.empty() && count_ < asked)
+            reason_ =
+                fmt::format("{} of {} threads: oneTBB is allowed no more in this process", count_, asked);
+    }
+}
+
+void start_worker_threads() {
+    worker_pool::process().start_for_cores();
+}
+
+unsigned requested_threads(unsigned asked) {
+    constexpr unsigned max_threads = 1024;
+    return thread_count_within_memory(std::min(asked, max_threads), core_count());
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,196 @@
+#include "src/core/worker_threads.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <tbb/info.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "pinflow/array.hpp"
+#include "pinflow/device.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/loader/loader.hpp"
+#include "pinflow/memory.hpp"
+#include "pinflow/rows.hpp"
+#include "pinflow/stream.hpp"
+#include "src/core/system.hpp"
+
+namespace seam = pinflow::detail::system;
+using namespace pinflow;
+
+namespace {
+
+/// Lets so many threads start, and refuses the rest.
+seam::fault_hook allowing(int count) {
+    const auto left = std::make_shared<std::atomic<int>>(count);
+    return [left](seam::call what, std::string_view) {
+        if (what != seam::call::start_thread) return seam::fault{};
+        return seam::fault{.error = left->fetch_sub(1) > 0 ? 0 : EAGAIN};
+    };
+}
+
+/// Refuses one thread, the one with this number.
+seam::fault_hook refusing(int number) {
+    const auto count = std::make_shared<std::atomic<int>>(0);
+    return [count, number](seam::call what, std::string_view) {
+        if (what != seam::call::start_thread) return seam::fault{};
+        return seam::fault{.error = count->fetch_add(1) == number ? EAGAIN : 0};
+    };
+}
+
+/// Whether `function` returns true in a child process, which starts without any worker.
+bool holds_in_child(const std::function<bool()>& function) {
+    const ::pid_t child = ::fork();
+    REQUIRE(child != -1);
+    if (child == 0) {
+        bool held = false;
+        try {
+            held = function();
+        } catch (const std::exception& failure) {
+            std::fputs(failure.what(), stderr);
+        }
+        ::_exit(held ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+std::size_t thread_count() {
+    const auto threads = std::filesystem::directory_iterator("/proc/self/task");
+    return static_cast<std::size_t>(std::distance(begin(threads), end(threads)));
+}
+
+/// The same once a thread was started: a sanitizer starts one of its own with the first.
+std::size_t first_thread_count() {
+    seam::count_startable_threads(1, 1 << 20);
+    return thread_count();
+}
+
+array numbers() {
+    return {memory_region::anonymous(1 << 20), dtype::of<float>(), {1 << 14, 16}};
+}
+
+}  // namespace
+
+// These come first, and in children: oneTBB's workers stay once they were started.
+
+TEST_CASE("worker_threads: as many workers run as were asked for, before there is work for them") {
+    CHECK(holds_in_child([] {
+        const std::size_t before = first_thread_count();
+        const detail::worker_threads workers(24);
+        return workers.count() == 24 && workers.reason().empty() && thread_count() == before + 23;
+    }));
+}
+
+TEST_CASE("worker_threads: where the system refuses threads, there are fewer, and a reason says so") {
+    CHECK(holds_in_child([] {
+        const std::size_t before = first_thread_count();
+        const seam::scoped_fault_hook hook(allowing(13));  // eight of them are left to others
+        const detail::worker_threads workers(24);
+        return workers.count() == 6 && workers.reason().starts_with("6 of 24 threads") &&
+               thread_count() == before + 5;
+    }));
+    CHECK(holds_in_child([] {
+        const std::size_t before = first_thread_count();
+        const seam::scoped_fault_hook hook(allowing(0));
+        const detail::worker_threads workers(24);
+        return workers.count() == 1 && workers.reason().starts_with("1 of 24 threads") &&
+               thread_count() == before;
+    }));
+}
+
+TEST_CASE("worker_threads: where the system refuses threads, no parallel work starts one") {
+    CHECK(holds_in_child([] {
+        const std::size_t before = first_thread_count();
+        const seam::scoped_fault_hook hook(allowing(0));
+        detail::start_worker_threads();
+        std::atomic<int> sum = 0;
+        tbb::parallel_for(0, 10'000, [&](int i) { sum += i % 2; });
+        return sum == 5'000 && thread_count() == before;
+    }));
+}
+
+TEST_CASE("worker_threads: a refusal is not remembered once threads can be had again") {
+    CHECK(holds_in_child([] {
+        const std::size_t before = first_thread_count();
+        {
+            const seam::scoped_fault_hook hook(allowing(10));
+            if (detail::worker_threads(24).count() != 3) return false;
+        }
+        return detail::worker_threads(24).count() == 24 && thread_count() == before + 23;
+    }));
+}
+
+TEST_CASE("worker_threads: a trial leaves no thread behind") {
+    const std::size_t before = first_thread_count();
+    CHECK(seam::count_startable_threads(50, 1 << 20) == 50);
+    CHECK(thread_count() == before);
+}
+
+TEST_CASE("threads: a loader lives with the threads that can be started, and reports why they are few") {
+    CHECK(holds_in_child([] {
+        const seam::scoped_fault_hook hook(refusing(14));
+        loader batches({numbers().rows()}, {.device = device::host(), .threads = 16});
+        std::uint64_t rows = 0;
+        while (const auto batch = batches.next())
+            rows += batch->row_count();
+        const loader_report report = batches.report();
+        return rows == 1 << 14 && report.threads < 16 &&
+               report.threads_reason.find("of 16 threads") != std::string::npos;
+    }));
+}
+
+TEST_CASE("threads: whichever thread is refused, a loader delivers every row or throws system_failure") {
+    for (int count = 0; count < 20; ++count) {
+        CAPTURE(count);
+        CHECK(holds_in_child([count] {
+            const seam::scoped_fault_hook hook(allowing(count));
+            try {
+                loader batches({numbers().rows()}, {.device = device::host(), .threads = 4});
+                std::uint64_t rows = 0;
+                while (const auto batch = batches.next())
+                    rows += batch->row_count();
+                return rows == 1 << 14;
+            } catch (const system_failure& refused) {
+                return refused.code() == std::errc::resource_unavailable_try_again &&
+                       std::string(refused.what()).find("cannot start a thread") != std::string::npos;
+            }
+        }));
+    }
+}
+
+TEST_CASE("threads: whichever thread is refused, an exchange gathers right or throws system_failure") {
+    for (int count = 0; count < 20; ++count) {
+        CAPTURE(count);
+        CHECK(holds_in_child([count] {
+            const seam::scoped_fault_hook hook(allowing(count));
+            std::vector<float> rows(1024);
+            for (std::size_t i = 0; i < rows.size(); ++i)
+                rows[i] = static_cast<float>(i);
+            try {
+                row_exchange exchange(row_table(std::as_writable_bytes(std::span(rows)), 16), device::host(),
+                                      {.threads = 4});
+                std::vector<float> gathered(8);
+                const std::vector<std::uint64_t> ids{255, 1};
+                exchange.gather(ids, reinterpret_cast<std::byte*>(gathered.data()));
+                return gathered == std::vector<float>{1020, 1021, 1022, 1023, 4, 5, 6, 7};
+            } catch (const system_failure& refused) {
+                return refused.code() == std::errc::resource_unavailable_try_again;
+            }
+        }));
+    }
+}
+
+TEST_CASE("threads: a stream whose thread is refused is a system_failure") {
+    const seam::scoped_fault_hook hook(allowing(0));
+    CHECK_THROWS_AS(static_cast<void>(stream{device::host()}), system_failure);
+}
