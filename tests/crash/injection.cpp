@@ -1,0 +1,345 @@
+#include "tests/crash/injection.hpp"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <unwind.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <unordered_set>
+
+#include "src/core/system.hpp"
+#ifdef PINFLOW_HAVE_CUDA
+#include "src/device/cuda/api.hpp"
+#endif
+
+namespace injection {
+
+namespace {
+
+using pinflow::detail::system::call;
+
+std::atomic<record*> active = nullptr;
+target wanted;
+std::atomic<bool> fails_onward = false;
+std::mutex stacks_mutex;
+
+/// Set while the injection itself works, whose allocations are nobody's.
+thread_local bool is_inside = false;
+thread_local unsigned own_number = max_threads;
+
+class inside {
+ public:
+    inside() { is_inside = true; }
+    ~inside() { is_inside = false; }
+    inside(const inside&) = delete;
+    inside& operator=(const inside&) = delete;
+};
+
+unsigned number_of_thread(record& shared) {
+    if (own_number == max_threads) own_number = std::min(shared.thread_count++, max_threads - 1);
+    return own_number;
+}
+
+std::string_view name_of(call what) {
+    switch (what) {
+        case call::open:
+            return "open";
+        case call::open_unnamed:
+            return "open_unnamed";
+        case call::chmod:
+            return "chmod";
+        case call::close:
+            return "close";
+        case call::fstat:
+            return "fstat";
+        case call::stat:
+            return "stat";
+        case call::pread:
+            return "pread";
+        case call::write:
+            return "write";
+        case call::truncate:
+            return "truncate";
+        case call::fsync:
+            return "fsync";
+        case call::link:
+            return "link";
+        case call::rename:
+            return "rename";
+        case call::unlink:
+            return "unlink";
+        case call::mmap:
+            return "mmap";
+        case call::madvise:
+            return "madvise";
+        case call::sigaction:
+            return "sigaction";
+        case call::start_thread:
+            return "start_thread";
+        case call::spawn:
+            return "spawn";
+        case call::statfs:
+            return "statfs";
+    }
+    return "call";
+}
+
+/// What such a call fails with most often; every second open with EMFILE.
+int usual_error(call what, unsigned number) {
+    switch (what) {
+        case call::open:
+            return number % 2 == 0 ? EMFILE : EACCES;
+        case call::spawn:
+            return EMFILE;
+        case call::open_unnamed:
+        case call::write:
+        case call::truncate:
+        case call::link:
+            return ENOSPC;
+        case call::mmap:
+            return ENOMEM;
+        case call::start_thread:
+            return EAGAIN;
+        case call::chmod:
+        case call::rename:
+        case call::unlink:
+            return EACCES;
+        default:
+            return EIO;
+    }
+}
+
+void note(record& shared, const std::string& what) {
+    if (shared.injected_count++ > 0) return;
+    std::strncpy(shared.first_injected.data(), what.c_str(), shared.first_injected.size() - 1);
+}
+
+/// Counts a call of this thread. @return whether it is to fail.
+bool is_next_to_fail(record& shared) {
+    const unsigned thread = number_of_thread(shared);
+    const unsigned number = ++shared.calls[thread];
+    if (fails_onward.load()) return true;
+    if (wanted.what != target::kind::call || thread != wanted.thread || number != wanted.number) return false;
+    fails_onward = wanted.is_onward;
+    return true;
+}
+
+/// Of the frame that made the scope: what lies above it differs from one kind of run to another.
+thread_local std::uintptr_t outermost_frame = UINTPTR_MAX;
+
+/// Takes the addresses of the callers. The frame pointers of libraries cannot be trusted.
+_Unwind_Reason_Code take_frame(_Unwind_Context* context, void* data) {
+    struct walk {
+        call_stack* stack;
+        unsigned depth;
+        unsigned skipped;
+    };
+    auto& at = *static_cast<walk*>(data);
+    if (at.skipped > 0) {
+        --at.skipped;
+        return _URC_NO_REASON;
+    }
+    if (at.depth == max_depth || _Unwind_GetCFA(context) > outermost_frame) return _URC_END_OF_STACK;
+    (*at.stack)[at.depth++] = reinterpret_cast<void*>(_Unwind_GetIP(context));
+    return _URC_NO_REASON;
+}
+
+call_stack current_stack() {
+    call_stack stack{};
+    struct {
+        call_stack* stack;
+        unsigned depth;
+        unsigned skipped;
+    } walk{&stack, 0, 3};  // this function, fails_here, operator new
+    _Unwind_Backtrace(take_frame, &walk);
+    return stack;
+}
+
+/// Whether another library has made the allocation for itself, and not an object of ours. Some end the
+/// process if they cannot allocate (oneTBB, the destructor of nlohmann's json, CLI11). Found by the names of
+/// functions, which this program exports.
+bool is_foreign(const call_stack& stack) {
+    ::Dl_info program{};
+    ::dladdr(reinterpret_cast<void*>(&is_foreign), &program);
+    for (void* const address : stack) {
+        ::Dl_info info{};
+        if (address == nullptr || ::dladdr(address, &info) == 0) return false;
+        const std::string_view name = info.dli_sname == nullptr ? "" : info.dli_sname;
+        const std::string_view file = info.dli_fname == nullptr ? "" : info.dli_fname;
+        const bool is_standard = file.find("libstdc++") != std::string_view::npos ||
+                                 name.starts_with("_ZNS") || name.starts_with("_ZNKS") ||
+                                 name.starts_with("_ZS");
+        if (is_standard) continue;
+        if (info.dli_fbase != program.dli_fbase) return true;
+        return name.starts_with("_ZN8nlohmann") || name.starts_with("_ZNK8nlohmann") ||
+               name.starts_with("_ZN3CLI") || name.starts_with("_ZNK3CLI");
+    }
+    return false;
+}
+
+std::uint64_t hash_of(const call_stack& stack) {
+    std::uint64_t hash = 1469598103934665603U;
+    for (void* const address : stack)
+        hash = (hash ^ reinterpret_cast<std::uintptr_t>(address)) * 1099511628211U;
+    return hash;
+}
+
+void note_stack(record& shared, const call_stack& stack, std::uint64_t hash) {
+    static std::unordered_set<std::uint64_t>& known = *new std::unordered_set<std::uint64_t>;
+    const std::lock_guard lock(stacks_mutex);
+    if (!known.insert(hash).second || shared.stack_count == max_stacks || is_foreign(stack)) return;
+    shared.stacks[shared.stack_count++] = hash;
+}
+
+[[gnu::noinline]] bool fails_here() {
+    record* const shared = active.load(std::memory_order_acquire);
+    if (shared == nullptr || is_inside) return false;
+    const inside here;
+    if (wanted.what == target::kind::call) return false;
+    const call_stack stack = current_stack();
+    const std::uint64_t hash = hash_of(stack);
+    if (wanted.what == target::kind::nothing) {
+        note_stack(*shared, stack, hash);
+        return false;
+    }
+    const bool fails = fails_onward.load() || (hash == wanted.stack && shared->injected_count == 0);
+    if (!fails || is_foreign(stack)) return false;
+    fails_onward = wanted.is_onward;
+    if (shared->injected_count == 0) shared->injected_stack = stack;
+    note(*shared, "an allocation");
+    return true;
+}
+
+}  // namespace
+
+struct scope::hooks {
+    pinflow::detail::system::scoped_fault_hook system;
+#ifdef PINFLOW_HAVE_CUDA
+    pinflow::detail::cuda::scoped_fault_hook cuda;
+#endif
+};
+
+[[gnu::noinline]] scope::scope(record& shared, const target& what) {
+    const inside here;
+    constexpr std::uintptr_t frame_head_bytes = 16;  // the return address and the frame pointer before
+    outermost_frame = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0)) + frame_head_bytes;
+    wanted = what;
+    fails_onward = false;
+    const auto fail_call = [&shared](call asked, std::string_view path) {
+        const inside within;
+        if (!is_next_to_fail(shared)) return pinflow::detail::system::fault{};
+        const int error = usual_error(asked, shared.calls[number_of_thread(shared)]);
+        note(shared, fmt::format("{} ({}) of '{}'", name_of(asked), ::strerrorname_np(error), path));
+        return pinflow::detail::system::fault{.error = error};
+    };
+#ifdef PINFLOW_HAVE_CUDA
+    const auto fail_cuda = [&shared](std::string_view asked) {
+        const inside within;
+        if (!is_next_to_fail(shared)) return cudaSuccess;
+        note(shared, std::string(asked));
+        return cudaErrorMemoryAllocation;
+    };
+    hooks_ = new hooks{pinflow::detail::system::scoped_fault_hook(fail_call),
+                       pinflow::detail::cuda::scoped_fault_hook(fail_cuda)};
+#else
+    hooks_ = new hooks{pinflow::detail::system::scoped_fault_hook(fail_call)};
+#endif
+    active.store(&shared, std::memory_order_release);
+}
+
+scope::~scope() {
+    const inside here;
+    active.store(nullptr, std::memory_order_release);
+    delete hooks_;
+}
+
+std::string describe(const call_stack& stack) {
+    std::string text;
+    for (void* const address : stack) {
+        ::Dl_info info{};
+        if (address == nullptr || ::dladdr(address, &info) == 0) break;
+        const auto offset =
+            static_cast<std::size_t>(static_cast<char*>(address) - static_cast<char*>(info.dli_fbase)) - 1;
+        const std::string command = fmt::format("addr2line -fse '{}' {:#x}", info.dli_fname, offset);
+        if (std::FILE* const pipe = ::popen(command.c_str(), "r"); pipe != nullptr) {
+            std::array<char, 512> line{};
+            if (std::fgets(line.data(), line.size(), pipe) != nullptr)
+                text += fmt::format("        {}", line.data());
+            ::pclose(pipe);
+        }
+    }
+    return text;
+}
+
+}  // namespace injection
+
+// ---- allocations: those of new expressions
+// ------------------------------------------------------------------
+
+namespace {
+
+void* allocate(std::size_t size, std::size_t alignment, bool throws) {
+    if (injection::fails_here()) {
+        if (throws) throw std::bad_alloc();
+        return nullptr;
+    }
+    const std::size_t rounded = (std::max<std::size_t>(size, 1) + alignment - 1) / alignment * alignment;
+    void* const data =
+        alignment <= alignof(std::max_align_t) ? std::malloc(size) : std::aligned_alloc(alignment, rounded);
+    if (data == nullptr && throws) throw std::bad_alloc();
+    return data;
+}
+
+constexpr std::size_t usual = alignof(std::max_align_t);
+
+}  // namespace
+
+[[gnu::noinline]] void* operator new(std::size_t size) {
+    return allocate(size, usual, true);
+}
+[[gnu::noinline]] void* operator new[](std::size_t size) {
+    return allocate(size, usual, true);
+}
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+    return allocate(size, usual, false);
+}
+[[gnu::noinline]] void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
+    return allocate(size, usual, false);
+}
+[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
+    return allocate(size, static_cast<std::size_t>(alignment), true);
+}
+[[gnu::noinline]] void* operator new[](std::size_t size, std::align_val_t alignment) {
+    return allocate(size, static_cast<std::size_t>(alignment), true);
+}
+[[gnu::noinline]] void operator delete(void* data) noexcept {
+    std::free(data);
+}
+[[gnu::noinline]] void operator delete[](void* data) noexcept {
+    std::free(data);
+}
+[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept {
+    std::free(data);
+}
+[[gnu::noinline]] void operator delete[](void* data, std::size_t) noexcept {
+    std::free(data);
+}
+[[gnu::noinline]] void operator delete(void* data, std::align_val_t) noexcept {
+    std::free(data);
+}
+[[gnu::noinline]] void operator delete[](void* data, std::align_val_t) noexcept {
+    std::free(data);
+}
+[[gnu::noinline]] void operator delete(void* data, std::size_t, std::align_val_t) noexcept {
+    std::free(data);
+}
+[[gnu::noinline]] void operator delete[](void* data, std::size_t, std::align_val_t) noexcept {
+    std::free(data);
+}

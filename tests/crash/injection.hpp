@@ -1,0 +1,59 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+/// Makes calls and allocations of this process fail, for fail_every_call.
+namespace injection {
+
+inline constexpr unsigned max_threads = 64;
+inline constexpr unsigned max_stacks = 1U << 15;
+inline constexpr unsigned max_depth = 8;
+
+/// Where an allocation was made: return addresses, the innermost first; the unused ones are null.
+using call_stack = std::array<void*, max_depth>;
+
+/// What is to fail. Calls are numbered from 1 on each thread, and threads from 0 in the order of their first
+/// calls: what one thread does moves no number of another.
+struct target {
+    enum class kind : std::uint8_t { nothing, call, allocation };
+    kind what = kind::nothing;
+    unsigned thread = 0;
+    unsigned number = 0;
+    std::uint64_t stack = 0;  ///< of the allocation: a hash of its call stack
+    bool is_onward = false;   ///< everything that comes later fails as well, on every thread
+};
+
+/// What happened in a process, in memory that it shares with the one that judges it.
+struct record {
+    std::array<std::atomic<unsigned>, max_threads> calls{};  ///< of each thread
+    std::atomic<unsigned> thread_count = 0;
+    std::atomic<unsigned> injected_count = 0;
+    std::array<char, 256> first_injected{};  ///< "pread of 'a.npy'"
+    call_stack injected_stack{};             ///< if that was an allocation
+    std::atomic<unsigned> stack_count = 0;   ///< different call stacks of allocations
+    std::array<std::uint64_t, max_stacks> stacks{};
+};
+
+/// Records what this process calls and allocates and makes `what` fail, for its lifetime. One at a time.
+class scope {
+ public:
+    scope(record& shared, const target& what);
+    ~scope();
+    scope(const scope&) = delete;
+    scope& operator=(const scope&) = delete;
+
+ private:
+    struct hooks;
+    hooks* hooks_;
+};
+
+/// "function at file:line" for each address of a call stack, as addr2line gives them.
+std::string describe(const call_stack& stack);
+
+}  // namespace injection

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+/// What fail_every_call runs: one short task each, of the tool or of the library.
+namespace scenarios {
+
+struct scenario {
+    using step =
+        std::function<void(const std::filesystem::path& inputs, const std::filesystem::path& outputs)>;
+    std::string name;
+    /// Reads the files of `inputs`, works in `outputs`, and prints to standard output.
+    step run;
+    /// What has to lie in `outputs` before; made without faults.
+    step prepare = [](const std::filesystem::path&, const std::filesystem::path&) {};
+    /// Whether a run that fails may have printed its result: what was streamed before a state could not be
+    /// saved.
+    bool prints_before_failing = false;
+    /// Whether it ends before all is delivered: what fails ahead of the consumer is nobody's.
+    bool is_left_early = false;
+};
+
+/// On "host" or "cuda:N".
+std::vector<scenario> all(const std::string& device);
+
+/// Writes the files that the scenarios read.
+void write_inputs(const std::filesystem::path& inputs);
+
+/// What a run has printed without what differs from run to run, such as times.
+std::string comparable(const std::string& printed);
+
+}  // namespace scenarios
