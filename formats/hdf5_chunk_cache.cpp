@@ -54,7 +54,7 @@ void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) 
         const auto known = by_key_.find(key);
         const auto place = known->second;
         promises = std::move(place->promises);
-        if (chunk.memory && most_bytes_ > 0) {
+        if (chunk.memory && max_bytes_ > 0) {
             place->chunk = {std::move(chunk.memory), chunk.bytes.shuffled_bytes};
             place->cost_bytes = cost_bytes(chunk.size_bytes);
             place->in_kept = chunk.wanted_again;
@@ -72,9 +72,9 @@ void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) 
 }
 
 void hdf5_chunk_cache::drop_what_is_too_much(entry_list& dropped) noexcept {
-    while (passing_bytes_ > most_passing_bytes() && passing_.size() > 1)
+    while (passing_bytes_ > max_passing_bytes() && passing_.size() > 1)
         drop(passing_, std::prev(passing_.end()), dropped);
-    while (passing_bytes_ + kept_bytes_ > most_bytes_ && passing_.size() + kept_.size() > 1) {
+    while (passing_bytes_ + kept_bytes_ > max_bytes_ && passing_.size() + kept_.size() > 1) {
         entry_list& from = kept_.empty() ? passing_ : kept_;
         drop(from, std::prev(from.end()), dropped);
     }

@@ -80,11 +80,11 @@ class hdf5_chunk_cache {
         bool wanted_again = false;  ///< it was here before, or will be wanted for sure
     };
 
-    explicit hdf5_chunk_cache(std::uint64_t most_bytes) : most_bytes_(most_bytes) {}
+    explicit hdf5_chunk_cache(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
-    std::uint64_t most_bytes() const noexcept { return most_bytes_; }
+    std::uint64_t max_bytes() const noexcept { return max_bytes_; }
     /// What chunks decoded for the first time can take.
-    std::uint64_t most_passing_bytes() const noexcept { return most_bytes_ / 8; }
+    std::uint64_t max_passing_bytes() const noexcept { return max_bytes_ / 8; }
     /// What a kept chunk of that size counts for, its entry included.
     static std::uint64_t cost_bytes(std::uint64_t chunk_bytes) noexcept { return chunk_bytes + 256; }
 
@@ -120,7 +120,7 @@ class hdf5_chunk_cache {
     void drop_what_is_too_much(entry_list& dropped) noexcept;
     void drop(entry_list& from, entry_list::iterator place, entry_list& dropped) noexcept;
 
-    std::uint64_t most_bytes_;
+    std::uint64_t max_bytes_;
     std::mutex mutex_;
     entry_list decoded_now_;
     entry_list passing_;  // the one that came last first

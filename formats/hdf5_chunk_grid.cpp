@@ -15,7 +15,7 @@ namespace pinflow::detail {
 
 hdf5_chunk_grid::hdf5_chunk_grid(shape_vector shape, shape_vector chunk_shape, std::uint64_t item_bytes)
     : shape_(std::move(shape)), chunk_shape_(std::move(chunk_shape)), item_bytes_(item_bytes) {
-    if (shape_.empty() || shape_.size() > most_axes || shape_.size() != chunk_shape_.size()) {
+    if (shape_.empty() || shape_.size() > max_axes || shape_.size() != chunk_shape_.size()) {
         throw format_error(fmt::format("a dataset of {} axes cannot lie in chunks of {}", shape_.size(),
                                        chunk_shape_.size()));
     }
@@ -162,7 +162,7 @@ class rows_of_part {
     std::uint64_t unit_bytes() const noexcept { return unit_bytes_; }
 
  private:
-    std::array<part_axis, hdf5_chunk_grid::most_axes> axes_;
+    std::array<part_axis, hdf5_chunk_grid::max_axes> axes_;
     std::size_t count_ = 0;
     std::uint64_t unit_bytes_;
 };

@@ -14,7 +14,7 @@ namespace pinflow::detail {
 /// and so the same rows; a column is a chunk's number within its band. Immutable.
 class hdf5_chunk_grid {
  public:
-    static constexpr std::size_t most_axes = 64;  ///< 32 of HDF5's, and those of an array type
+    static constexpr std::size_t max_axes = 64;  ///< 32 of HDF5's, and those of an array type
 
     /// @throws format_error for shapes without axes, with too many or of different ranks, chunks without
     /// elements, and for what passes 2^64 bytes or chunks.
@@ -66,7 +66,7 @@ struct hdf5_chunk_part {
     std::uint64_t destination_offset = 0;  ///< of the first byte in a row of the box
     std::uint64_t unit_bytes = 0;          ///< that lie together in both
     std::size_t axis_count = 0;
-    std::array<axis, hdf5_chunk_grid::most_axes> axes{};  ///< over units, from the outermost to the innermost
+    std::array<axis, hdf5_chunk_grid::max_axes> axes{};  ///< over units, from the outermost to the innermost
 
     /// Copies `rows` rows that lie `source_stride` bytes apart to places `destination_stride` apart. `source`
     /// is the first one's first byte that is part of it, `destination` the beginning of a row of the box.

@@ -382,7 +382,7 @@ bool hdf5_chunk_read::pushes_out() const noexcept {
     const std::size_t next = next_;
     const std::uint64_t left = last_ - std::min(last_, next);
     const hdf5_chunk_cache& cache = reader_.memory_->cache;
-    return left > cache.most_passing_bytes() / hdf5_chunk_cache::cost_bytes(reader_.grid_.chunk_bytes());
+    return left > cache.max_passing_bytes() / hdf5_chunk_cache::cost_bytes(reader_.grid_.chunk_bytes());
 }
 
 void hdf5_chunk_read::decode_into(std::uint64_t index, std::span<std::byte> chunk, bool stays_shuffled,

@@ -69,7 +69,7 @@ hdf5_chunk_reader::hdf5_chunk_reader(std::shared_ptr<const input_file> file,
       memory_(options.memory),
       number_(memory_->new_reader()),
       keeps_all_(grid_.chunk_count() <=
-                 memory_->cache.most_bytes() / hdf5_chunk_cache::cost_bytes(grid_.chunk_bytes())),
+                 memory_->cache.max_bytes() / hdf5_chunk_cache::cost_bytes(grid_.chunk_bytes())),
       was_decoded_(keeps_all_ ? 0 : dataset_->chunks.size()) {
     naming(*file_, *dataset_, [&] { check_chunks(); });
 }

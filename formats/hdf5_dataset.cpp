@@ -15,7 +15,7 @@ namespace pinflow::detail::hdf5 {
 namespace {
 
 /// HDF5 keeps compact datasets within a message of a header.
-constexpr std::uint64_t most_compact_bytes = std::uint64_t{1} << 16;
+constexpr std::uint64_t max_compact_bytes = std::uint64_t{1} << 16;
 /// Of many places for chunks, more than this part should hold one, or they are not worth listing.
 constexpr std::uint64_t sparse_part = 64;
 
@@ -218,7 +218,7 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
 
 void describer::find_compact(detail_wanted wanted, std::uint64_t payload_bytes) {
     const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
-    if (stored_bytes != payload_bytes || payload_bytes > most_compact_bytes) {
+    if (stored_bytes != payload_bytes || payload_bytes > max_compact_bytes) {
         damaged("takes {} bytes, but has {} among the metadata", payload_bytes, stored_bytes);
     }
     description_.storage = hdf5_storage::compact;
@@ -248,9 +248,9 @@ void describer::find_filters() {
     if (count > H5Z_MAX_NFILTERS) damaged("has {} filters: HDF5 allows {}", count, H5Z_MAX_NFILTERS);
     for (unsigned index = 0; index < static_cast<unsigned>(count); ++index) {
         // as many as the library tells; no filter that pinflow knows has more than a few
-        constexpr std::size_t most_parameters = 256;
+        constexpr std::size_t max_parameters = 256;
         std::array<char, 256> name{};
-        std::array<unsigned, most_parameters> parameters{};
+        std::array<unsigned, max_parameters> parameters{};
         std::size_t parameter_count = parameters.size();
         unsigned flags = 0;
         unsigned abilities = 0;
@@ -268,8 +268,8 @@ void describer::find_filters() {
 
 void describer::find_chunks(detail_wanted wanted) {
     const auto count = hdf5_grid_size(description_.shape, description_.chunk_shape);
-    if (!count || *count > most_hdf5_chunks) {
-        return leave_to_library(fmt::format("it has more than {} chunks", most_hdf5_chunks));
+    if (!count || *count > max_hdf5_chunks) {
+        return leave_to_library(fmt::format("it has more than {} chunks", max_hdf5_chunks));
     }
     if (wanted == detail_wanted::listing) return;
     if (*count > many_hdf5_chunks) {

@@ -15,13 +15,13 @@ namespace pinflow::detail {
 
 namespace {
 
-constexpr std::uint64_t most_bytes = std::numeric_limits<std::int64_t>::max();
+constexpr std::uint64_t max_bytes = std::numeric_limits<std::int64_t>::max();
 /// As many as numpy allows; HDF5 has 32 of its own, and those of an array type come on top.
-constexpr std::size_t most_axes = 64;
+constexpr std::size_t max_axes = 64;
 /// Bits of a filter mask.
-constexpr std::size_t most_filters = 32;
+constexpr std::size_t max_filters = 32;
 /// HDF5 keeps the size of a chunk, undone of all filters, in 32 bits.
-constexpr std::uint64_t most_chunk_bytes = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint64_t max_chunk_bytes = std::numeric_limits<std::uint32_t>::max();
 
 /// Throws a sentence that begins with the dataset's name.
 template <typename... Arguments>
@@ -36,7 +36,7 @@ template <typename... Arguments>
 std::optional<std::uint64_t> extended_bytes(const shape_vector& shape, std::uint64_t element_bytes) noexcept {
     std::uint64_t bytes = element_bytes;
     for (const std::uint64_t length : shape) {
-        if (length != 0 && (!multiply(bytes, length, bytes) || bytes > most_bytes)) return std::nullopt;
+        if (length != 0 && (!multiply(bytes, length, bytes) || bytes > max_bytes)) return std::nullopt;
     }
     return bytes;
 }
@@ -73,16 +73,16 @@ void check_chunk_shape(const hdf5_description& description) {
              to_string(chunk_shape));
     }
     const auto bytes = extended_bytes(chunk_shape, description.dtype.size_bytes());
-    if (!bytes || *bytes > most_chunk_bytes) {
+    if (!bytes || *bytes > max_chunk_bytes) {
         fail(description, "has chunks of shape {}, which HDF5 does not allow to be larger than {} bytes",
-             to_string(chunk_shape), most_chunk_bytes);
+             to_string(chunk_shape), max_chunk_bytes);
     }
 }
 
 void check_chunks(const hdf5_description& description, std::uint64_t file_size_bytes) {
     const auto count = hdf5_grid_size(description.shape, description.chunk_shape);
     if (is_empty(description.shape) || !count || *count != description.chunks.size() ||
-        *count > most_hdf5_chunks) {
+        *count > max_hdf5_chunks) {
         fail(description, "of shape {} cannot have {} chunks of shape {}", to_string(description.shape),
              description.chunks.size(), to_string(description.chunk_shape));
     }
@@ -132,11 +132,11 @@ std::optional<std::uint64_t> hdf5_grid_size(const shape_vector& shape,
 void check_hdf5_description(const hdf5_description& description, std::uint64_t file_size_bytes) {
     using enum hdf5_storage;
     if (description.dtype.size_bytes() == 0) fail(description, "has elements of no bytes");
-    if (description.shape.size() > most_axes) {
-        fail(description, "has {} axes: numpy allows {}", description.shape.size(), most_axes);
+    if (description.shape.size() > max_axes) {
+        fail(description, "has {} axes: numpy allows {}", description.shape.size(), max_axes);
     }
-    if (description.filters.size() > most_filters) {
-        fail(description, "has {} filters: HDF5 allows {}", description.filters.size(), most_filters);
+    if (description.filters.size() > max_filters) {
+        fail(description, "has {} filters: HDF5 allows {}", description.filters.size(), max_filters);
     }
     const std::uint64_t size_bytes = payload_bytes(description);
     if (!description.fill.empty() && description.fill.size() != description.dtype.size_bytes()) {

@@ -62,7 +62,7 @@ struct hdf5_description {
 };
 
 /// The most chunks whose places a description lists; a dataset of more is read by the library.
-inline constexpr std::uint64_t most_hdf5_chunks = std::uint64_t{1} << 24;
+inline constexpr std::uint64_t max_hdf5_chunks = std::uint64_t{1} << 24;
 
 /// Of more, libhdf5 is asked how many were written, which takes it a while: if few, it reads the dataset.
 inline constexpr std::uint64_t many_hdf5_chunks = std::uint64_t{1} << 20;

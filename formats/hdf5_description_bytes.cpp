@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t description_mark = 0x0001'3548'666e'6970;  // "pinfH5", 1
 constexpr std::uint64_t listings_mark = 0x0001'354c'666e'6970;     // "pinfL5", 1
 /// Of structures within structures; libhdf5's side stops earlier.
-constexpr unsigned most_depth = 64;
+constexpr unsigned max_depth = 64;
 /// Stands for the kind of a structured type.
 constexpr std::uint64_t structured_kind = 0;
 
@@ -91,10 +91,10 @@ class reader {
         rest_ = rest_.subspan(8);
         return value;
     }
-    /// How many items follow, each of `least_bytes` or more.
-    std::size_t count(std::uint64_t least_bytes) {
+    /// How many items follow, each of `min_bytes` or more.
+    std::size_t count(std::uint64_t min_bytes) {
         const std::uint64_t value = number();
-        if (value > rest_.size() / least_bytes) fail("it promises more than follows");
+        if (value > rest_.size() / min_bytes) fail("it promises more than follows");
         return static_cast<std::size_t>(value);
     }
     template <std::unsigned_integral Narrow>
@@ -140,7 +140,7 @@ class reader {
         return values;
     }
     dtype type(unsigned depth = 0) {
-        if (depth > most_depth) fail("its types are nested too deeply");
+        if (depth > max_depth) fail("its types are nested too deeply");
         const auto kind = narrow<unsigned char>();
         const std::uint64_t size_bytes = number();
         constexpr std::string_view kinds("\0biufcmMSUVBEF", 14);

@@ -26,12 +26,12 @@ namespace {
 
 /// The most that decompression can make of a byte: 258 bytes for a length and a distance of one bit each; 264
 /// for the longest reference of three bytes.
-constexpr std::uint64_t most_inflated = 1032;
-constexpr std::uint64_t most_expanded = 88;
+constexpr std::uint64_t max_inflated = 1032;
+constexpr std::uint64_t max_expanded = 88;
 
 /// What compressing can make of `size_bytes` at most, whoever did it: the formats themselves need far less
 /// for bytes that cannot be compressed. @throws format_error when that passes 2^64.
-std::uint64_t most_compressed_bytes(std::uint64_t size_bytes) {
+std::uint64_t max_compressed_bytes(std::uint64_t size_bytes) {
     std::uint64_t result = 0;
     if (!add(size_bytes, size_bytes / 8 + 4096, result)) throw format_error("is larger than anything can be");
     return result;
@@ -66,9 +66,9 @@ std::string why_not_decoded(std::span<const hdf5_filter> filters) {
 hdf5_pipeline::hdf5_pipeline(std::span<const hdf5_filter> filters, std::uint64_t chunk_bytes)
     : chunk_bytes_(chunk_bytes) {
     if (const std::string why = why_not_decoded(filters); !why.empty()) throw unsupported(why);
-    if (filters.size() > most_filters) {
+    if (filters.size() > max_filters) {
         throw format_error(fmt::format("its chunks are said to have gone through {} filters, {} are possible",
-                                       filters.size(), most_filters));
+                                       filters.size(), max_filters));
     }
     for (std::size_t index = 0; index < filters.size(); ++index) {
         const hdf5_filter& filter = filters[index];
@@ -107,7 +107,7 @@ hdf5_pipeline::stage_list hdf5_pipeline::stages_of(std::uint32_t filter_mask) co
         if ((filter_mask & now.mask_bit) != 0) continue;
         list.stages[list.count++] = {now, list.stored_bytes, list.exact};
         if (now.how == method::deflate || now.how == method::lzf) {
-            list.stored_bytes = most_compressed_bytes(list.stored_bytes);
+            list.stored_bytes = max_compressed_bytes(list.stored_bytes);
             list.exact = false;
         } else if (now.how == method::fletcher32 &&
                    !add(list.stored_bytes, checksum_bytes, list.stored_bytes)) {
@@ -128,23 +128,23 @@ void hdf5_pipeline::check_size(const hdf5_chunk& chunk) const {
             fmt::format("is said to take {} bytes, more than a chunk of {} bytes can when compressed",
                         chunk.size_bytes, chunk_bytes_));
     }
-    std::uint64_t most_bytes = chunk.size_bytes;
+    std::uint64_t max_bytes = chunk.size_bytes;
     for (std::size_t index = list.count; index-- > 0;) {
         switch (list.stages[index].what.how) {
             case method::deflate:
-                most_bytes = saturated(most_bytes, most_inflated);
+                max_bytes = saturated(max_bytes, max_inflated);
                 break;
             case method::lzf:
-                most_bytes = saturated(most_bytes, most_expanded);
+                max_bytes = saturated(max_bytes, max_expanded);
                 break;
             case method::fletcher32:
-                most_bytes -= std::min(most_bytes, checksum_bytes);
+                max_bytes -= std::min(max_bytes, checksum_bytes);
                 break;
             case method::shuffle:
                 break;
         }
     }
-    if (most_bytes < chunk_bytes_) {
+    if (max_bytes < chunk_bytes_) {
         throw format_error(fmt::format("is said to take {} bytes, which cannot make a chunk of {} bytes",
                                        chunk.size_bytes, chunk_bytes_));
     }
@@ -371,7 +371,7 @@ std::uint32_t hdf5_fletcher32(std::span<const std::byte> bytes) noexcept {
     constexpr std::uint64_t modulus = 65535;
     constexpr std::size_t lanes = 16;
     // what 32 bits hold of a lane's sum of sums: 65535 (1 + 2 + ... + 360)
-    constexpr std::uint64_t most_steps = 360;
+    constexpr std::uint64_t max_steps = 360;
     const auto word_at = [&](std::uint64_t index) {
         return static_cast<std::uint32_t>(std::to_integer<std::uint32_t>(bytes[2 * index]) << 8 |
                                           std::to_integer<std::uint32_t>(bytes[2 * index + 1]));
@@ -381,7 +381,7 @@ std::uint32_t hdf5_fletcher32(std::span<const std::byte> bytes) noexcept {
     const std::uint64_t words = bytes.size() / 2;
     std::uint64_t done = 0;
     while (words - done >= lanes) {
-        const std::uint64_t steps = std::min((words - done) / lanes, most_steps);
+        const std::uint64_t steps = std::min((words - done) / lanes, max_steps);
         std::array<std::uint32_t, lanes> lane_sum{};
         std::array<std::uint32_t, lanes> lane_sums{};
         const std::byte* at = bytes.data() + 2 * done;

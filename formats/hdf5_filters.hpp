@@ -66,11 +66,11 @@ class hdf5_pipeline {
         std::uint64_t output_bytes;
         bool exact;  ///< or the most that it can be
     };
-    static constexpr std::size_t most_filters = 32;  ///< as many as a mask has bits
+    static constexpr std::size_t max_filters = 32;  ///< as many as a mask has bits
 
     /// The stages of a chunk, in the order in which they were applied.
     struct stage_list {
-        std::array<stage, most_filters> stages;
+        std::array<stage, max_filters> stages;
         std::size_t count = 0;
         std::uint64_t stored_bytes = 0;
         bool exact = true;

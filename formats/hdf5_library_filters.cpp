@@ -157,9 +157,9 @@ class nbit_type {
 
 /// @return whether there are as many parameters as can be had of libhdf5.
 bool check_nbit(const hdf5_filter& filter, std::uint64_t chunk_bytes, std::span<const std::byte> input) {
-    constexpr std::size_t most_parameters = 256;
+    constexpr std::size_t max_parameters = 256;
     const std::vector<std::uint32_t>& parameters = filter.parameters;
-    if (parameters.size() >= most_parameters) return false;
+    if (parameters.size() >= max_parameters) return false;
     if (parameters.size() < 3 || parameters[0] != parameters.size()) {
         damaged("its n-bit filter has {} parameters, which is not what they say", parameters.size());
     }

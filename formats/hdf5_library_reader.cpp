@@ -39,13 +39,13 @@ class marked_memory {
         // replaced
         ::mallopt(M_PERTURB, static_cast<std::uint8_t>(~mark));
         static void* (*volatile const fill)(void*, int, std::size_t) = std::memset;  // not to be left out
-        constexpr std::size_t most_small_bytes = 1032;
+        constexpr std::size_t max_small_bytes = 1032;
         constexpr std::size_t step_bytes = 16;
-        constexpr std::size_t most_at_hand = 8;
+        constexpr std::size_t max_at_hand = 8;
         std::vector<std::unique_ptr<std::byte[]>> blocks;
-        blocks.reserve(most_at_hand * (most_small_bytes / step_bytes));
-        for (std::size_t size_bytes = 24; size_bytes <= most_small_bytes; size_bytes += step_bytes) {
-            for (std::size_t count = 0; count < most_at_hand; ++count) {
+        blocks.reserve(max_at_hand * (max_small_bytes / step_bytes));
+        for (std::size_t size_bytes = 24; size_bytes <= max_small_bytes; size_bytes += step_bytes) {
+            for (std::size_t count = 0; count < max_at_hand; ++count) {
                 blocks.push_back(std::make_unique_for_overwrite<std::byte[]>(size_bytes));
                 fill(blocks.back().get(), mark, size_bytes);
             }
@@ -82,7 +82,7 @@ class chunk_check {
                        const type_handle& type);
 
     /// Of chunks that were found to be good.
-    static constexpr std::size_t most_remembered = std::size_t{1} << 20;
+    static constexpr std::size_t max_remembered = std::size_t{1} << 20;
 
     std::shared_ptr<const input_file> file_;
     hdf5_description description_;
@@ -112,7 +112,7 @@ void chunk_check::check_rows(std::uint64_t first_row, std::uint64_t count, std::
             }
             if (!good_.contains(number)) {
                 check(position, lengths, type);
-                if (good_.size() == most_remembered) good_.clear();
+                if (good_.size() == max_remembered) good_.clear();
                 good_.insert(number);
             }
             for (axis = lengths.size(); --axis > 0;) {  // the next one of the same rows, in C order
@@ -277,12 +277,12 @@ void hdf5_library_reader::state::read(std::uint64_t first_row, std::uint64_t cou
 
 /// From that row on. The library takes far longer for a chunk when it reads many at once: ten times, of 10^6.
 std::uint64_t hdf5_library_reader::state::rows_at_once(std::uint64_t first_row) const noexcept {
-    constexpr std::uint64_t most_chunks = 1024;
+    constexpr std::uint64_t max_chunks = 1024;
     if (chunk_lengths.empty()) return row_count;
     std::uint64_t chunks_per_band = 1;
     for (std::size_t axis = 1; axis < lengths.size(); ++axis)
         chunks_per_band *= (lengths[axis] - 1) / chunk_lengths[axis] + 1;
-    const std::uint64_t bands = std::max<std::uint64_t>(most_chunks / chunks_per_band, 1);
+    const std::uint64_t bands = std::max<std::uint64_t>(max_chunks / chunks_per_band, 1);
     std::uint64_t rows = 0;
     if (!multiply(bands, chunk_lengths.front(), rows)) return row_count;
     return rows - first_row % chunk_lengths.front();  // as far as whole chunks go

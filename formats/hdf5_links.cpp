@@ -89,8 +89,8 @@ object_handle open_dataset(const open_file& file, const std::string& name, link_
 namespace {
 
 /// Of groups within groups.
-constexpr std::size_t most_depth = 256;
-constexpr std::size_t most_links = std::size_t{1} << 20;
+constexpr std::size_t max_depth = 256;
+constexpr std::size_t max_links = std::size_t{1} << 20;
 /// Longer ones are told without what they lead to.
 constexpr std::size_t longest_target = 4096;
 
@@ -117,8 +117,7 @@ extern "C" ::herr_t pinflow_collect_link(::hid_t /*group*/, const char* name, co
     auto& collector = *static_cast<link_collector*>(collector_address);
     try {
         if (collector.links.size() == collector.most) {
-            throw unsupported(
-                fmt::format("it has more than {} links, which is too much to list", most_links));
+            throw unsupported(fmt::format("it has more than {} links, which is too much to list", max_links));
         }
         const bool has_value = info->type != H5L_TYPE_HARD;
         collector.links.push_back({name, info->type, has_value ? info->u.val_size : 0});
@@ -152,7 +151,7 @@ class lister {
     link_access links_;
     std::set<std::string> seen_;
     std::vector<place> places_;  // from the root down
-    std::size_t links_left_ = most_links;
+    std::size_t links_left_ = max_links;
     bool gave_up_ = false;
     std::vector<array_listing> listings_;
 };
@@ -240,9 +239,9 @@ void lister::add(const place& at, const link& found) {
         if (!seen_.insert(identity->token).second) return;
         if (identity->type == H5O_TYPE_DATASET) add_dataset(at, found, path);
         if (identity->type != H5O_TYPE_GROUP) return;
-        if (places_.size() > most_depth) {
+        if (places_.size() > max_depth) {
             throw unsupported(fmt::format("the group {} lies in more than {} others, and is not looked into",
-                                          quote(path), most_depth));
+                                          quote(path), max_depth));
         }
         enter({::H5Oopen(at.group.id(), found.name.c_str(), links_.id()),
                fmt::format("the group {} cannot be opened", quote(path))},

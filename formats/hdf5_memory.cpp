@@ -12,7 +12,7 @@ namespace {
 
 /// From this size on, pages of their own: given back to the system at once, and huge where they can be.
 /// Smaller ones are the allocator's to keep.
-constexpr std::uint64_t least_pages_bytes = 256 << 10;
+constexpr std::uint64_t min_pages_bytes = 256 << 10;
 
 }  // namespace
 
@@ -20,7 +20,7 @@ struct hdf5_chunk_pool::spare_memory {
     std::mutex mutex;
     std::vector<memory_region> regions;
     std::uint64_t size_bytes = 0;
-    std::uint64_t most_bytes = 0;
+    std::uint64_t max_bytes = 0;
 
     memory_region take(std::uint64_t wanted_bytes) {
         const std::lock_guard lock(mutex);
@@ -34,21 +34,20 @@ struct hdf5_chunk_pool::spare_memory {
     }
     void give_back(memory_region region) noexcept {
         const std::lock_guard lock(mutex);
-        if (region.size_bytes() > most_bytes - size_bytes || regions.size() == regions.capacity()) return;
+        if (region.size_bytes() > max_bytes - size_bytes || regions.size() == regions.capacity()) return;
         size_bytes += region.size_bytes();
         regions.push_back(std::move(region));
     }
 };
 
-hdf5_chunk_pool::hdf5_chunk_pool(std::uint64_t most_spare_bytes) : spare_(std::make_shared<spare_memory>()) {
-    constexpr std::uint64_t most_regions = 256;
-    spare_->most_bytes = most_spare_bytes;
-    spare_->regions.reserve(most_regions);
+hdf5_chunk_pool::hdf5_chunk_pool(std::uint64_t max_spare_bytes) : spare_(std::make_shared<spare_memory>()) {
+    constexpr std::uint64_t max_regions = 256;
+    spare_->max_bytes = max_spare_bytes;
+    spare_->regions.reserve(max_regions);
 }
 
 hdf5_chunk_memory hdf5_chunk_pool::take(std::uint64_t size_bytes) const {
-    if (size_bytes < least_pages_bytes)
-        return {new std::byte[size_bytes], std::default_delete<std::byte[]>()};
+    if (size_bytes < min_pages_bytes) return {new std::byte[size_bytes], std::default_delete<std::byte[]>()};
     memory_region region = spare_->take(size_bytes);
     if (!region) region = memory_region::anonymous(size_bytes);
     std::byte* const data = region.data();
@@ -61,8 +60,8 @@ hdf5_chunk_memory hdf5_chunk_pool::take(std::uint64_t size_bytes) const {
 hdf5_memory::hdf5_memory(std::uint64_t cache_bytes, std::uint64_t decoding_bytes)
     : cache(cache_bytes), chunks(decoding_bytes / 3), decoding_bytes_(decoding_bytes) {
     // more threads than that never decode at once, or do without
-    constexpr std::size_t most_decoders = 1024;
-    decoders_.reserve(most_decoders);
+    constexpr std::size_t max_decoders = 1024;
+    decoders_.reserve(max_decoders);
 }
 
 std::uint64_t hdf5_memory::new_reader() noexcept {
@@ -114,8 +113,8 @@ void hdf5_memory::give_back(std::unique_ptr<hdf5_chunk_decoder> decoder) noexcep
     if (!decoder) return;
     const std::uint64_t size_bytes = decoder->memory_bytes();
     const std::lock_guard lock(mutex_);
-    const std::uint64_t most_bytes = decoding_bytes_ - decoding_bytes_ / 3;
-    if (decoder_bytes_ + size_bytes > most_bytes || decoders_.size() == decoders_.capacity()) return;
+    const std::uint64_t max_bytes = decoding_bytes_ - decoding_bytes_ / 3;
+    if (decoder_bytes_ + size_bytes > max_bytes || decoders_.size() == decoders_.capacity()) return;
     decoder_bytes_ += size_bytes;
     decoders_.push_back(std::move(decoder));
 }

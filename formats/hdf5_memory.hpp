@@ -16,7 +16,7 @@ namespace pinflow::detail {
 /// Memory for decoded chunks. What is given back is kept for the next ones, up to a limit. Thread-safe.
 class hdf5_chunk_pool {
  public:
-    explicit hdf5_chunk_pool(std::uint64_t most_spare_bytes);
+    explicit hdf5_chunk_pool(std::uint64_t max_spare_bytes);
 
     /// Goes back by itself, even when the pool is gone. @throws system_failure when there is none,
     /// std::bad_alloc.
@@ -36,7 +36,7 @@ class hdf5_memory {
         : hdf5_memory(size_bytes - size_bytes / 2, size_bytes / 2) {}
     hdf5_memory(std::uint64_t cache_bytes, std::uint64_t decoding_bytes);
 
-    std::uint64_t size_bytes() const noexcept { return cache.most_bytes() + decoding_bytes_; }
+    std::uint64_t size_bytes() const noexcept { return cache.max_bytes() + decoding_bytes_; }
 
     /// A number for a reader's keys in the cache.
     std::uint64_t new_reader() noexcept;

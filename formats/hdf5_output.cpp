@@ -55,7 +55,7 @@ struct output::state {
 
 namespace {
 
-constexpr std::uint64_t most_file_bytes = (std::uint64_t{1} << 63) - 1;
+constexpr std::uint64_t max_file_bytes = (std::uint64_t{1} << 63) - 1;
 
 }  // namespace
 
@@ -99,7 +99,7 @@ struct driver {
         state& of = state_of(opened);
         const std::uint64_t alignment = type == H5FD_MEM_DRAW ? of.alignment_bytes : 1;
         const std::uint64_t begin = (of.allocated_bytes + alignment - 1) / alignment * alignment;
-        if (begin > most_file_bytes || size > most_file_bytes - begin) return HADDR_UNDEF;
+        if (begin > max_file_bytes || size > max_file_bytes - begin) return HADDR_UNDEF;
         of.allocated_bytes = begin + size;
         return begin;
     }
@@ -150,7 +150,7 @@ struct driver {
         driver.value = static_cast<::H5FD_class_value_t>(510);  // one of the last that nobody owns
 #endif
         driver.name = "pinflow_output";
-        driver.maxaddr = most_file_bytes;
+        driver.maxaddr = max_file_bytes;
         driver.fc_degree = H5F_CLOSE_STRONG;
         driver.fapl_size = sizeof(argument);
         driver.open = open;

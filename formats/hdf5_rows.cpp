@@ -18,7 +18,7 @@ namespace pinflow::detail {
 namespace {
 
 /// A block of elements that is read ahead even when less memory is granted.
-constexpr std::uint64_t least_block_bytes = 64 << 10;
+constexpr std::uint64_t min_block_bytes = 64 << 10;
 
 /// As the tool spells it: 'a.h5:group/data'.
 std::string spelled(const hdf5_dataset& dataset) {
@@ -197,7 +197,7 @@ class row_elements final : public block_elements {
           row_count_(shape().empty() ? 1 : shape()[0]),
           row_bytes_(row_count_ == 0 ? 0 : size_bytes() / row_count_),
           rows_at_once_(std::max<std::uint64_t>(
-              std::max(memory_bytes, least_block_bytes) / std::max<std::uint64_t>(row_bytes_, 1), 1)) {
+              std::max(memory_bytes, min_block_bytes) / std::max<std::uint64_t>(row_bytes_, 1), 1)) {
         check_fits_memory(dataset, row_bytes_);
     }
 
@@ -226,7 +226,7 @@ class absent_elements final : public block_elements {
  protected:
     std::uint64_t block_bytes(std::uint64_t begin) const override {
         const std::uint64_t item_bytes = description_->dtype.size_bytes();
-        return std::min(std::max<std::uint64_t>(least_block_bytes / item_bytes, 1) * item_bytes,
+        return std::min(std::max<std::uint64_t>(min_block_bytes / item_bytes, 1) * item_bytes,
                         size_bytes() - begin);
     }
     void read_block(std::uint64_t, std::span<std::byte> destination) const override {
@@ -249,12 +249,12 @@ class chunk_elements final : public block_elements {
           item_bytes_(dtype().size_bytes()),
           axis_bytes_(item_bytes_) {
         const hdf5_chunk_grid& grid = reader_.grid();
-        const std::uint64_t most_bytes = std::max(memory_bytes / 2, least_block_bytes);
+        const std::uint64_t max_bytes = std::max(memory_bytes / 2, min_block_bytes);
         // the first axis of which at least one index fits
         axis_ = shape().size() - 1;
-        while (axis_ > 0 && axis_bytes_ * shape()[axis_] <= most_bytes)
+        while (axis_ > 0 && axis_bytes_ * shape()[axis_] <= max_bytes)
             axis_bytes_ *= shape()[axis_--];
-        count_ = std::max<std::uint64_t>(most_bytes / std::max<std::uint64_t>(axis_bytes_, 1), 1);
+        count_ = std::max<std::uint64_t>(max_bytes / std::max<std::uint64_t>(axis_bytes_, 1), 1);
         const std::uint64_t length = grid.chunk_shape()[axis_];
         if (count_ >= length) {
             count_ -= count_ % length;

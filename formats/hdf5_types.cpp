@@ -15,7 +15,7 @@ namespace pinflow::detail::hdf5 {
 namespace {
 
 /// Of structures, arrays and enumerations within each other.
-constexpr unsigned most_depth = 32;
+constexpr unsigned max_depth = 32;
 
 template <typename... Arguments>
 [[noreturn]] void refuse(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
@@ -224,7 +224,7 @@ dtype compound_type(::hid_t type, unsigned depth) {
 }
 
 element_type convert(::hid_t type, unsigned depth) {
-    if (depth > most_depth) refuse("types nested more than {} deep", most_depth);
+    if (depth > max_depth) refuse("types nested more than {} deep", max_depth);
     switch (::H5Tget_class(type)) {
         case H5T_INTEGER:
             return {integer_type(type, "integers", ::H5Tget_sign(type) == H5T_SGN_2), {}};

@@ -26,9 +26,9 @@ namespace {
 
 constexpr std::uint64_t default_chunk_bytes = std::uint64_t{1} << 20;
 /// Of chunks that wait or are encoded at the same time, beyond the one band that it takes.
-constexpr std::uint64_t most_batch_bytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t max_batch_bytes = std::uint64_t{64} << 20;
 /// Small chunks are encoded so many at a time, or setting out for each would take longer than that.
-constexpr std::uint64_t least_batch_bytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t min_batch_bytes = std::uint64_t{1} << 20;
 
 constexpr std::uint32_t nothing_skipped = 0;
 constexpr std::uint32_t all_skipped = 0b11;
@@ -120,13 +120,13 @@ hdf5_chunk_writer::hdf5_chunk_writer(std::size_t grid_axis, const shape_vector& 
     // two chunks for each core: one is encoded, the other waits for its turn to be stored
     const auto threads = static_cast<std::uint64_t>(tbb::this_task_arena::max_concurrency());
     // encoders take three times as much
-    const std::uint64_t batch_bytes = std::min(most_batch_bytes, read_available_memory().size_bytes / 2 / 4);
-    const std::uint64_t most_chunks = std::max<std::uint64_t>(batch_bytes / grid_.chunk_bytes(), 1);
-    const std::uint64_t encoders = std::min(most_chunks, 2 * threads);
+    const std::uint64_t batch_bytes = std::min(max_batch_bytes, read_available_memory().size_bytes / 2 / 4);
+    const std::uint64_t max_chunks = std::max<std::uint64_t>(batch_bytes / grid_.chunk_bytes(), 1);
+    const std::uint64_t encoders = std::min(max_chunks, 2 * threads);
     const std::uint64_t chunks =
-        std::max(encoders, std::min(least_batch_bytes, batch_bytes) / grid_.chunk_bytes());
-    most_batch_bands_ = std::clamp<std::uint64_t>(chunks / grid_.chunks_per_band(), 1, band_count_);
-    const std::uint64_t collected_bytes = most_batch_bands_ * grid_.rows_per_chunk() * box_.row_bytes();
+        std::max(encoders, std::min(min_batch_bytes, batch_bytes) / grid_.chunk_bytes());
+    max_batch_bands_ = std::clamp<std::uint64_t>(chunks / grid_.chunks_per_band(), 1, band_count_);
+    const std::uint64_t collected_bytes = max_batch_bands_ * grid_.rows_per_chunk() * box_.row_bytes();
     const std::uint64_t needed_bytes = saturated(3 * encoders, grid_.chunk_bytes(), collected_bytes);
     require_memory(needed_bytes, fmt::format("writing chunks of {} bytes takes {} bytes of memory",
                                              grid_.chunk_bytes(), needed_bytes));
@@ -151,7 +151,7 @@ std::uint64_t hdf5_chunk_writer::band_rows(std::uint64_t band) const noexcept {
 }
 
 void hdf5_chunk_writer::begin_batch() {
-    end_band_ = first_band_ + std::min(most_batch_bands_, band_count_ - first_band_);
+    end_band_ = first_band_ + std::min(max_batch_bands_, band_count_ - first_band_);
     batch_bytes_ = band_begin(end_band_) - band_begin(first_band_);
     collected_bytes_ = 0;
 }

@@ -72,7 +72,7 @@ class hdf5_chunk_writer {
     hdf5_store_chunk store_;
 
     // a batch is whole bands, and the bytes of them that have come so far
-    std::uint64_t most_batch_bands_;
+    std::uint64_t max_batch_bands_;
     std::uint64_t first_band_ = 0;
     std::uint64_t end_band_ = 0;
     std::uint64_t batch_bytes_ = 0;

@@ -22,8 +22,8 @@ namespace {
 using detail::quote;
 using dataset = hdf5_writer::dataset;
 
-constexpr unsigned most_deflate_level = 12;
-constexpr unsigned most_zlib_level = 9;
+constexpr unsigned max_deflate_level = 12;
+constexpr unsigned max_zlib_level = 9;
 /// Of elements that lie together: smaller pieces are collected.
 constexpr std::size_t piece_bytes = std::size_t{1} << 20;
 
@@ -76,9 +76,9 @@ std::uint64_t payload_bytes_of(const dataset& of) {
 }
 
 void check_chunks(const dataset& of, std::uint64_t payload_bytes) {
-    if (of.deflate_level > most_deflate_level) {
+    if (of.deflate_level > max_deflate_level) {
         throw invalid_argument(fmt::format("cannot be deflated at level {}: levels are 1 to {}, 0 is none",
-                                           of.deflate_level, most_deflate_level));
+                                           of.deflate_level, max_deflate_level));
     }
     if (of.chunk_shape.empty()) return;
     const auto refuse = [&](std::string_view why) {
@@ -232,7 +232,7 @@ void hdf5_writer::begin(const dataset& begun) {
                                file.write_chunk(first_element, filter_mask, stored);
                            });
         now.file.create_chunked(begun.name, begun.dtype, begun.shape, chunk_shape,
-                                std::min(begun.deflate_level, most_zlib_level));
+                                std::min(begun.deflate_level, max_zlib_level));
     } else {
         now.offset_bytes = now.file.create_contiguous(begun.name, begun.dtype, begun.shape, payload_bytes,
                                                       now.alignment_bytes);

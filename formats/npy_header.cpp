@@ -22,8 +22,8 @@ namespace {
 
 constexpr std::string_view magic = "\x93NUMPY";
 using detail::largest_npy_size;
-using detail::most_npy_axes;
-using detail::most_npy_header_characters;
+using detail::max_npy_axes;
+using detail::max_npy_header_characters;
 
 template <typename... Arguments>
 [[noreturn]] void fail(fmt::format_string<Arguments...> sentence, Arguments&&... arguments) {
@@ -65,10 +65,10 @@ preamble parse_preamble(std::span<const std::byte> bytes, std::uint64_t file_siz
         fail("the header's length is given as {} bytes, but only {} follow in the file",
              result.text_size_bytes, file_size_bytes - result.text_offset_bytes);
     }
-    const std::uint64_t most_bytes = most_npy_header_characters * (major_version == 3 ? 4 : 1);
-    if (result.text_size_bytes > most_bytes) {
+    const std::uint64_t max_bytes = max_npy_header_characters * (major_version == 3 ? 4 : 1);
+    if (result.text_size_bytes > max_bytes) {
         fail("the header is {} bytes long; numpy and pinflow read at most {} characters",
-             result.text_size_bytes, most_npy_header_characters);
+             result.text_size_bytes, max_npy_header_characters);
     }
     return result;
 }
@@ -156,9 +156,9 @@ npy_header parse_npy_header(std::span<const std::byte> bytes, std::uint64_t file
     if (start.major_version == 3) {
         const auto characters = detail::count_code_points(text);
         if (!characters) fail("the header is not valid UTF-8, as version 3.0 demands");
-        if (*characters > most_npy_header_characters) {
+        if (*characters > max_npy_header_characters) {
             fail("the header is {} characters long; numpy and pinflow read at most {}", *characters,
-                 most_npy_header_characters);
+                 max_npy_header_characters);
         }
     }
     npy_header header = detail::parse_npy_header_text(text, start.major_version);
@@ -174,9 +174,9 @@ std::string format_npy_header(const dtype& type, std::span<const std::uint64_t> 
             "a .npy file's data cannot be aligned to {} bytes: it takes a power of two from 16 to 8192",
             alignment_bytes));
     }
-    if (shape.size() > most_npy_axes) {
+    if (shape.size() > max_npy_axes) {
         throw invalid_argument(
-            fmt::format("a .npy file cannot have {} axes: numpy allows {}", shape.size(), most_npy_axes));
+            fmt::format("a .npy file cannot have {} axes: numpy allows {}", shape.size(), max_npy_axes));
     }
     if (std::ranges::any_of(shape, [](std::uint64_t length) { return length > largest_npy_size; })) {
         throw invalid_argument(fmt::format("numpy allows no axis as long as one of {}", to_string(shape)));
@@ -189,8 +189,8 @@ std::string format_npy_header(const dtype& type, std::span<const std::uint64_t> 
     if (!shape.empty()) {
         // numpy leaves room for the growing axis to reach 21 digits, so that a file can be appended to in
         // place
-        constexpr std::size_t most_digits = 21;
-        text.append(most_digits - std::to_string(fortran_order ? shape.back() : shape.front()).size(), ' ');
+        constexpr std::size_t max_digits = 21;
+        text.append(max_digits - std::to_string(fortran_order ? shape.back() : shape.front()).size(), ' ');
     }
 
     const auto latin_1 = as_latin_1(text);  // for version 1.0; names beyond it take UTF-8, of version 3.0
@@ -201,10 +201,10 @@ std::string format_npy_header(const dtype& type, std::span<const std::uint64_t> 
                 ' ');  // numpy pads by 1 to `alignment`, never by 0
     text += '\n';
     const std::uint64_t characters = latin_1 ? text.size() : *detail::count_code_points(text);
-    if (characters > most_npy_header_characters) {
+    if (characters > max_npy_header_characters) {
         throw invalid_argument(
             fmt::format("a .npy header of {} characters would be needed; numpy and pinflow read at most {}",
-                        characters, most_npy_header_characters));
+                        characters, max_npy_header_characters));
     }
 
     std::string header(magic);

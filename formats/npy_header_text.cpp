@@ -23,10 +23,10 @@ namespace pinflow {
 
 namespace {
 
-using detail::most_npy_axes;
+using detail::max_npy_axes;
 
 /// How deep structured types may lie within each other: what bounds the recursion.
-constexpr unsigned most_nested_types = 32;
+constexpr unsigned max_nested_types = 32;
 
 template <typename... Arguments>
 [[noreturn]] void fail(fmt::format_string<Arguments...> sentence, Arguments&&... arguments) {
@@ -111,8 +111,8 @@ class header_parser {
 
     /// A list of fields, whose offsets are the sums of the sizes before them, as in numpy's descr_to_dtype.
     dtype parse_structured_type(unsigned depth) {
-        if (depth > most_nested_types) {
-            fail("the header's structured types are nested more than {} deep", most_nested_types);
+        if (depth > max_nested_types) {
+            fail("the header's structured types are nested more than {} deep", max_nested_types);
         }
         expect('[');
         std::vector<dtype_field> fields;
@@ -176,8 +176,8 @@ class header_parser {
         skip_space();
         if (peek() == '[') return {parse_structured_type(depth + 1), {}};
         if (peek() != '(') return {parse_type_string(), {}};
-        if (depth == most_nested_types) {
-            fail("the header's structured types are nested more than {} deep", most_nested_types);
+        if (depth == max_nested_types) {
+            fail("the header's structured types are nested more than {} deep", max_nested_types);
         }
         expect('(');
         field_type type = parse_field_type(depth + 1);
@@ -221,7 +221,7 @@ class header_parser {
         bool comma = false;
         while (!accept(')')) {
             if (!shape.empty() && !comma) fail_at("',' or ')' in the shape");
-            if (shape.size() == most_npy_axes) fail("the shape has more than {} axes", most_npy_axes);
+            if (shape.size() == max_npy_axes) fail("the shape has more than {} axes", max_npy_axes);
             shape.push_back(parse_length());
             comma = accept(',');
         }

@@ -8,9 +8,9 @@
 namespace pinflow::detail {
 
 /// numpy's own limit, in characters; a character of UTF-8 takes up to 4 bytes.
-inline constexpr std::uint64_t most_npy_header_characters = 10'000;
+inline constexpr std::uint64_t max_npy_header_characters = 10'000;
 /// As many as numpy 2 allows; numpy 1 allows 32.
-inline constexpr std::size_t most_npy_axes = 64;
+inline constexpr std::size_t max_npy_axes = 64;
 /// numpy keeps lengths and sizes in a signed 64-bit integer.
 inline constexpr std::uint64_t largest_npy_size = INT64_MAX;
 

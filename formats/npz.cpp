@@ -144,13 +144,13 @@ const zip_entry& archive::find(std::string_view name) const {
     for (const std::string_view wanted : {name, array_name(name)}) {
         if (const auto found = by_name_.find(wanted); found != by_name_.end()) return *found->second;
     }
-    constexpr std::size_t most_names = 20;
+    constexpr std::size_t max_names = 20;
     std::string names;
-    for (const zip_entry& entry : entries().first(std::min(entries_.size(), most_names))) {
+    for (const zip_entry& entry : entries().first(std::min(entries_.size(), max_names))) {
         names += (names.empty() ? "" : ", ") + detail::quote(array_name(entry.name));
     }
     if (entries_.empty()) names = "nothing";
-    if (entries_.size() > most_names) names += fmt::format(" and {} more", entries_.size() - most_names);
+    if (entries_.size() > max_names) names += fmt::format(" and {} more", entries_.size() - max_names);
     throw invalid_argument(fmt::format("there is no array {} in it, but {}", detail::quote(name), names));
 }
 

@@ -41,9 +41,9 @@ using detail::quote;
 // ---- what a file is ---------------------------------------------------------------------------------------
 
 /// The bytes at `offset_bytes`, fewer where the file ends.
-std::string read_text(const input_file& file, std::uint64_t offset_bytes, std::uint64_t most_bytes) {
+std::string read_text(const input_file& file, std::uint64_t offset_bytes, std::uint64_t max_bytes) {
     if (offset_bytes >= file.size_bytes()) return {};
-    std::string text(std::min(most_bytes, file.size_bytes() - offset_bytes), '\0');
+    std::string text(std::min(max_bytes, file.size_bytes() - offset_bytes), '\0');
     file.read(offset_bytes, std::as_writable_bytes(std::span(text)));
     return text;
 }
@@ -113,14 +113,14 @@ std::string only_name(const std::filesystem::path& path) {
     if (listings.empty()) {
         throw invalid_argument(fmt::format("cannot open '{}': there is no array in it", path.string()));
     }
-    constexpr std::size_t most_names = 10;
+    constexpr std::size_t max_names = 10;
     std::string names;
-    for (std::size_t index = 0; index < std::min(listings.size(), most_names); ++index) {
+    for (std::size_t index = 0; index < std::min(listings.size(), max_names); ++index) {
         names += (index == 0 ? "" : ", ") + quote(listings[index].name);
     }
     throw invalid_argument(fmt::format("cannot open '{}' without a name: there are {} arrays in it, {}{}",
                                        path.string(), listings.size(), names,
-                                       listings.size() > most_names ? ", ..." : ""));
+                                       listings.size() > max_names ? ", ..." : ""));
 }
 
 // ---- patterns ---------------------------------------------------------------------------------------------

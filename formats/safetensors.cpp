@@ -160,8 +160,8 @@ std::unique_ptr<detail::element_file> detail::open_safetensors_elements(const st
 
 namespace {
 
-constexpr std::uint64_t least_alignment_bytes = 8;
-constexpr std::uint64_t most_alignment_bytes = 2u << 20;
+constexpr std::uint64_t min_alignment_bytes = 8;
+constexpr std::uint64_t max_alignment_bytes = 2u << 20;
 
 /// The format's spelling of a type. @throws invalid_argument (a sentence without the path) when it has none.
 std::string_view type_name_of(const safetensors_writer::tensor& tensor) {
@@ -201,10 +201,10 @@ std::string json_text(const std::string& text) {
 detail::safetensors_beginning detail::format_safetensors_header(
     std::span<const safetensors_writer::tensor> tensors, const std::map<std::string, std::string>& metadata,
     std::uint64_t alignment_bytes) {
-    if (!std::has_single_bit(alignment_bytes) || alignment_bytes < least_alignment_bytes ||
-        alignment_bytes > most_alignment_bytes) {
+    if (!std::has_single_bit(alignment_bytes) || alignment_bytes < min_alignment_bytes ||
+        alignment_bytes > max_alignment_bytes) {
         throw invalid_argument(fmt::format("an alignment is a power of two from {} to {}, not {}",
-                                           least_alignment_bytes, most_alignment_bytes, alignment_bytes));
+                                           min_alignment_bytes, max_alignment_bytes, alignment_bytes));
     }
     constexpr std::size_t length_size = 8;
     safetensors_beginning header;

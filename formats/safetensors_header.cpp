@@ -25,9 +25,9 @@ namespace {
 
 using detail::quote;
 
-constexpr std::size_t most_axes = 64;
+constexpr std::size_t max_axes = 64;
 // the reference implementation's: serde_json's limit of recursion
-constexpr unsigned most_depth = 127;
+constexpr unsigned max_depth = 127;
 
 template <typename... Arguments>
 [[noreturn]] void fail(fmt::format_string<Arguments...> sentence, Arguments&&... arguments) {
@@ -69,8 +69,8 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     }
     bool number_unsigned(number_unsigned_t value) override {
         if (place_ == place::shape) {
-            if (tensor_.shape.size() == most_axes) {
-                fail("the tensor {} has more than {} axes", quote(tensor_.name), most_axes);
+            if (tensor_.shape.size() == max_axes) {
+                fail("the tensor {} has more than {} axes", quote(tensor_.name), max_axes);
             }
             tensor_.shape.push_back(value);
         } else if (place_ == place::offsets) {
@@ -154,7 +154,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     enum class place { start, top, metadata, tensor, shape, offsets, ignored };
 
     void deepen() {
-        if (++depth_ > most_depth) fail("the header's JSON is nested more than {} deep", most_depth);
+        if (++depth_ > max_depth) fail("the header's JSON is nested more than {} deep", max_depth);
     }
     void rise() {
         if (place_ == place::ignored && depth_ == ignored_depth_) place_ = place::tensor;
@@ -380,9 +380,8 @@ std::uint64_t detail::safetensors_data_offset_bytes(std::span<const std::byte> b
         fail("the header's length is given as {} bytes, but only {} follow in the file", header_size,
              file_size_bytes - length_size);
     }
-    if (header_size > most_safetensors_header_bytes) {
-        fail("the header is {} bytes long; safetensors allows {}", header_size,
-             most_safetensors_header_bytes);
+    if (header_size > max_safetensors_header_bytes) {
+        fail("the header is {} bytes long; safetensors allows {}", header_size, max_safetensors_header_bytes);
     }
     if (header_size == 0 || bytes.size() <= length_size || bytes[length_size] != std::byte{'{'}) {
         fail("its header does not begin with '{{', as that of a safetensors file does");

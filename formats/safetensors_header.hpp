@@ -18,7 +18,7 @@ namespace pinflow::detail {
 /// Bytes that tell how long a header is: its length, and the '{' that it begins with.
 inline constexpr std::size_t safetensors_preamble_size_bytes = 9;
 /// The reference implementation refuses longer headers, and so does pinflow.
-inline constexpr std::uint64_t most_safetensors_header_bytes = 100'000'000;
+inline constexpr std::uint64_t max_safetensors_header_bytes = 100'000'000;
 /// The name that stands for no tensor.
 inline constexpr std::string_view safetensors_metadata_name = "__metadata__";
 

@@ -57,10 +57,10 @@ void check_zip_member_readable(const zip_entry& entry) {
              entry.compressed_bytes);
     }
     // The most that deflate can do: 258 bytes for a length and a distance of one bit each.
-    constexpr std::uint64_t most_times = 1032;
-    std::uint64_t most_bytes = 0;
-    if (entry.deflated() && multiply(entry.compressed_bytes, most_times, most_bytes) &&
-        entry.size_bytes > most_bytes) {
+    constexpr std::uint64_t max_times = 1032;
+    std::uint64_t max_bytes = 0;
+    if (entry.deflated() && multiply(entry.compressed_bytes, max_times, max_bytes) &&
+        entry.size_bytes > max_bytes) {
         fail(entry, "is said to have {} bytes, which {} compressed bytes cannot make", entry.size_bytes,
              entry.compressed_bytes);
     }
@@ -89,7 +89,7 @@ struct zip_member_reader::inflation {
 std::size_t zip_member_reader::inflation::inflate(std::span<std::byte> destination, const zip_entry& entry,
                                                   const read_bytes& read, std::uint64_t& position_bytes) {
     // zlib counts in 32 bits
-    constexpr std::size_t most_at_once = std::size_t{1} << 30;
+    constexpr std::size_t max_at_once = std::size_t{1} << 30;
     std::size_t written = 0;
     while (written < destination.size() && !ended) {
         if (stream.avail_in == 0) {
@@ -105,7 +105,7 @@ std::size_t zip_member_reader::inflation::inflate(std::span<std::byte> destinati
             stream.next_in = reinterpret_cast<::Bytef*>(next.data());
             stream.avail_in = static_cast<::uInt>(next.size());
         }
-        const auto room = destination.subspan(written, std::min(destination.size() - written, most_at_once));
+        const auto room = destination.subspan(written, std::min(destination.size() - written, max_at_once));
         stream.next_out = reinterpret_cast<::Bytef*>(room.data());
         stream.avail_out = static_cast<::uInt>(room.size());
         const int status = ::inflate(&stream, Z_NO_FLUSH);

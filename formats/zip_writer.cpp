@@ -26,7 +26,7 @@ constexpr std::uint16_t earliest_date = 1 << 5 | 1;
 constexpr std::uint32_t unix_mode = 0100644u << 16;
 /// The id that zipalign pads under; the field begins with the alignment, zeros follow.
 constexpr std::uint16_t padding_id = 0xD935;
-constexpr std::size_t least_padding_bytes = 6;
+constexpr std::size_t min_padding_bytes = 6;
 constexpr std::uint32_t saturated_32 = 0xFFFF'FFFF;
 
 /// A record of numbers, least significant byte first.
@@ -61,7 +61,7 @@ class record {
 /// when that is so without one.
 std::size_t padding_bytes_at(std::uint64_t aligned_offset_bytes, std::uint64_t alignment_bytes) {
     std::uint64_t bytes = (alignment_bytes - aligned_offset_bytes % alignment_bytes) % alignment_bytes;
-    while (bytes != 0 && bytes < least_padding_bytes)
+    while (bytes != 0 && bytes < min_padding_bytes)
         bytes += alignment_bytes;
     return static_cast<std::size_t>(bytes);
 }

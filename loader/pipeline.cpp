@@ -235,7 +235,7 @@ loader_report loader::pipeline::report() const {
     if (collected.batches > 0) {
         report.mean_ready = static_cast<double>(collected.ready) / static_cast<double>(collected.batches);
     }
-    report.most_ready = static_cast<unsigned>(collected.max_ready);
+    report.max_ready = static_cast<unsigned>(collected.max_ready);
     return report;
 }
 

@@ -15,14 +15,14 @@ namespace pinflow::detail {
 
 namespace {
 
-constexpr std::uint64_t most_probes = 16;
-constexpr std::uint64_t most_probe_bytes = std::uint64_t{16} << 20;  // unless one row alone is larger
+constexpr std::uint64_t max_probes = 16;
+constexpr std::uint64_t max_probe_bytes = std::uint64_t{16} << 20;  // unless one row alone is larger
 
 /// The rows that are looked at: they depend on the data's size alone, and lie in the middles of equal parts.
 std::vector<std::uint64_t> probes_of(const row_source& source) {
-    const std::uint64_t fitting = most_probe_bytes / std::max<std::uint64_t>(1, source.row_size_bytes());
+    const std::uint64_t fitting = max_probe_bytes / std::max<std::uint64_t>(1, source.row_size_bytes());
     const std::uint64_t count =
-        std::min(std::clamp<std::uint64_t>(fitting, 1, most_probes), source.row_count());
+        std::min(std::clamp<std::uint64_t>(fitting, 1, max_probes), source.row_count());
     std::vector<std::uint64_t> rows(count);
     for (std::uint64_t i = 0; i < count; ++i) {
         const std::uint64_t part = source.row_count() / count;

@@ -24,8 +24,8 @@ windowed_order::windowed_order(std::uint64_t row_count, std::uint64_t seed,
     chunk_rows_ = std::max<std::uint64_t>(1, window_rows / 16);
     chunk_count_ = (row_count - 1) / chunk_rows_ + 1;
     missing_rows_ = chunk_count_ * chunk_rows_ - row_count;
-    const std::uint64_t most_slots = window_rows == row_count ? chunk_count_ : window_rows / chunk_rows_;
-    const std::uint64_t window_count = (chunk_count_ - 1) / most_slots + 1;
+    const std::uint64_t max_slots = window_rows == row_count ? chunk_count_ : window_rows / chunk_rows_;
+    const std::uint64_t window_count = (chunk_count_ - 1) / max_slots + 1;
     slots_a_window_ = chunk_count_ / window_count;
     larger_windows_ = chunk_count_ % window_count;
 }

@@ -79,7 +79,7 @@ int main(int argc, char** argv) try {
     }
     pinflow::install_fault_guard();  // the CPU may copy from mappings, whatever happens to their files
     const std::filesystem::path folder = argv[1], checkpoint = argv[2];
-    const std::uint64_t most_steps = std::strtoull(argv[3], nullptr, 10);
+    const std::uint64_t max_steps = std::strtoull(argv[3], nullptr, 10);
     model weights{};
     std::optional<pinflow::loader_state> state;
     if (std::filesystem::exists(checkpoint)) state = restore(checkpoint, weights);
@@ -93,14 +93,14 @@ int main(int argc, char** argv) try {
                             .epochs = 5,
                             .resume_from = state});
     std::uint64_t steps = 0;
-    for (; steps < most_steps; ++steps) {
+    for (; steps < max_steps; ++steps) {
         const auto batch = loader.next();
         if (!batch) break;
         step(weights, *batch);
         if (steps % 50 == 0) save(checkpoint, weights, batch->state());  // now and then, in case of a crash
     }
     save(checkpoint, weights, loader.state());
-    std::printf("%s after %llu steps, checksum %08x\n", steps < most_steps ? "finished" : "stopped",
+    std::printf("%s after %llu steps, checksum %08x\n", steps < max_steps ? "finished" : "stopped",
                 static_cast<unsigned long long>(steps), checksum(weights));
     return 0;
 } catch (const std::exception& error) {

@@ -27,9 +27,9 @@ using npy_bytes::text;
 using npy_bytes::write_file;
 
 #ifdef NDEBUG
-constexpr double most_seconds = sanitized ? 20 : 1;
+constexpr double max_seconds = sanitized ? 20 : 1;
 #else
-constexpr double most_seconds = 20;
+constexpr double max_seconds = 20;
 #endif
 
 /// Runs a command on a file, or an array NAME in it, that it must refuse, without leaving anything behind.
@@ -39,7 +39,7 @@ void check_refused(const std::string& command, const std::string& path, const st
     cli::arguments arguments{command, argument};
     if (command == "convert") arguments.push_back(folder / "out.npz");
     tool_surroundings surroundings;
-    if (!sanitized) surroundings.most_address_bytes = std::uint64_t{4} << 30;
+    if (!sanitized) surroundings.max_address_bytes = std::uint64_t{4} << 30;
     const tool_result result = run_tool(arguments, surroundings);
     CAPTURE(command);
     CAPTURE(argument);
@@ -50,7 +50,7 @@ void check_refused(const std::string& command, const std::string& path, const st
     CHECK(result.errors.find(std::filesystem::path(path).filename()) != std::string::npos);
     CHECK(result.errors.find("memory is exhausted") == std::string::npos);
     CHECK(result.output.empty());
-    CHECK(result.seconds < most_seconds);
+    CHECK(result.seconds < max_seconds);
     if (!sanitized) CHECK(result.peak_bytes < std::uint64_t{64} << 20);
     CHECK(std::filesystem::is_empty(folder.path()));
 }
@@ -424,12 +424,12 @@ TEST_CASE("cli: opens a sparse file of 1 TiB at once, mapped or not") {
     }
     const tool_result mapped = run_tool({"inspect", path, "--json"});
     CHECK(mapped.status == 0);
-    CHECK(mapped.seconds < most_seconds);
+    CHECK(mapped.seconds < max_seconds);
     CHECK(nlohmann::json::parse(mapped.output)["size_bytes"] == std::uint64_t{1} << 40);
     if (sanitized) return;
 
     tool_surroundings narrow;
-    narrow.most_address_bytes = std::uint64_t{4} << 30;
+    narrow.max_address_bytes = std::uint64_t{4} << 30;
     const tool_result unmapped = run_tool({"inspect", path, "--json"}, narrow);
     CAPTURE(unmapped.errors);
     REQUIRE(unmapped.status == 0);

@@ -482,7 +482,7 @@ TEST_CASE("convert: a HDF5 file that may not grow is an error, and leaves nothin
     write_file(in, npy("|u1", "(3000000,)", noise));
     write_file(out, "old");
     tool_surroundings narrow;
-    narrow.most_file_bytes = 1 << 20;
+    narrow.max_file_bytes = 1 << 20;
     for (const cli::arguments& more : {cli::arguments{}, {"--deflate", "1"}}) {
         cli::arguments command{"convert", in, out};
         command.insert(command.end(), more.begin(), more.end());

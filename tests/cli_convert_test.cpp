@@ -429,7 +429,7 @@ TEST_CASE("convert: a file that may not grow is an error, and leaves nothing beh
     const std::string in = folder / "in.npy";
     write_file(in, npy("|u1", "(3000000,)", counting_bytes(3'000'000)));
     tool_surroundings narrow;
-    narrow.most_file_bytes = 1 << 20;
+    narrow.max_file_bytes = 1 << 20;
     for (const char* const extension : {"npy", "npz", "safetensors"}) {
         const std::string out = folder / fmt::format("out.{}", extension);
         write_file(out, "old");

@@ -295,11 +295,11 @@ TEST_CASE("cli hdf5: a child has limits, and nothing but what it needs") {
     CHECK(soft("Max core file size") == "0");
     CHECK(soft("Max file size") == "0");
     CHECK(soft("Max open files") == "32");
-    CHECK(soft("Max address space") == (sanitized ? "unlimited" : std::to_string(most_hdf5_memory_bytes)));
+    CHECK(soft("Max address space") == (sanitized ? "unlimited" : std::to_string(max_hdf5_memory_bytes)));
     const auto seconds = soft("Max cpu time");
     REQUIRE(seconds.find_first_not_of("0123456789") == seconds.npos);
-    CHECK(std::stol(seconds) >= most_hdf5_computing.count());
-    CHECK(std::stol(seconds) <= most_hdf5_computing.count() + 10);
+    CHECK(std::stol(seconds) >= max_hdf5_computing.count());
+    CHECK(std::stol(seconds) <= max_hdf5_computing.count() + 10);
     // which is granted for each question anew
     const input_file slow(files() / "slow.h5");
     for (int time = 0; time < 4; ++time)

@@ -114,13 +114,13 @@ TEST_CASE("cuda digest: the published vectors") {
 }
 
 TEST_CASE("cuda digest: rows of every size and alignment give what the definition says") {
-    constexpr std::uint64_t most_bytes = 8 << 20;
+    constexpr std::uint64_t max_bytes = 8 << 20;
     for (const std::uint64_t row_size : std::initializer_list<std::uint64_t>{
              1,    2,    3,    7,    8,    9,     12,     15,     16,      17,           24,
              31,   32,   33,   40,   63,   64,    65,     100,    127,     128,          1000,
              4088, 4095, 4096, 4097, 8195, 65536, 196613, 262144, 1 << 20, (1 << 20) + 1}) {
         for (const std::uint64_t row_count : std::initializer_list<std::uint64_t>{1, 2, 3, 31, 64, 1000}) {
-            if (row_size * row_count > most_bytes) continue;
+            if (row_size * row_count > max_bytes) continue;
             for (const std::uint64_t misalignment : std::initializer_list<std::uint64_t>{0, 1, 4, 8, 13}) {
                 const test_array array =
                     random_array(row_count, row_size, misalignment, row_size + row_count);

@@ -38,11 +38,11 @@ namespace {
 constexpr std::uint64_t mebibyte = 1 << 20;
 
 /// All elements, read in pieces of random sizes.
-std::vector<std::byte> read_all(element_stream& stream, random_engine& random, std::uint64_t most_elements) {
+std::vector<std::byte> read_all(element_stream& stream, random_engine& random, std::uint64_t max_elements) {
     const std::uint64_t item_bytes = stream.dtype().size_bytes();
     std::vector<std::byte> elements(pinflow::element_count(stream.shape()) * item_bytes);
     for (std::span<std::byte> rest = elements; !rest.empty();) {
-        const auto piece = rest.first(std::min(rest.size(), random() % (most_elements + 1) * item_bytes));
+        const auto piece = rest.first(std::min(rest.size(), random() % (max_elements + 1) * item_bytes));
         stream.read(piece);
         rest = rest.subspan(piece.size());
     }
@@ -58,11 +58,11 @@ std::vector<std::byte> read_all(const array& source, std::uint64_t memory_bytes 
     return elements;
 }
 
-shape_vector random_shape(random_engine& random, std::uint64_t most_elements) {
+shape_vector random_shape(random_engine& random, std::uint64_t max_elements) {
     shape_vector shape;
     for (std::uint64_t axes = random() % 5; axes > 0; --axes) {
-        shape.push_back(std::min(random() % 3 == 0 ? random() % 3 : random() % 40 + 1, most_elements));
-        most_elements /= std::max<std::uint64_t>(shape.back(), 1);
+        shape.push_back(std::min(random() % 3 == 0 ? random() % 3 : random() % 40 + 1, max_elements));
+        max_elements /= std::max<std::uint64_t>(shape.back(), 1);
     }
     return shape;
 }

@@ -194,7 +194,7 @@ TEST_CASE("file: short reads are continued until the destination is full") {
         CHECK(what == seam::call::pread);
         CHECK(path == file.path());
         ++reads;
-        return seam::fault{.most_bytes = 7};
+        return seam::fault{.max_bytes = 7};
     });
     std::vector<std::byte> bytes(990);
     file.read(10, bytes);
@@ -222,7 +222,7 @@ TEST_CASE("file: a disk that fails is a sentence with path and offset, also afte
     const input_file file(folder / "data");
     int reads = 0;
     const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
-        return ++reads == 1 ? seam::fault{.most_bytes = 30} : seam::fault{.error = EIO};
+        return ++reads == 1 ? seam::fault{.max_bytes = 30} : seam::fault{.error = EIO};
     });
     std::vector<std::byte> bytes(80);
     std::error_code code;

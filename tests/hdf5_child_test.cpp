@@ -42,9 +42,9 @@ using pinflow::detail::hdf5_storage;
 
 /// A shell that runs `script` as the child; what it writes to descriptor 3 are its answers.
 hdf5_child_options shell(const std::string& script, std::vector<std::string> arguments = {},
-                         std::chrono::milliseconds most_waiting = 60s) {
+                         std::chrono::milliseconds max_waiting = 60s) {
     arguments.insert(arguments.begin(), {"sh", "-c", script, "sh"});
-    return {"/bin/sh", std::move(arguments), most_waiting};
+    return {"/bin/sh", std::move(arguments), max_waiting};
 }
 
 /// A shell that gives the answers in a file, whatever is asked, and then reads on.
@@ -370,7 +370,7 @@ TEST_CASE("hdf5 child: rows come in pieces, and have to be as many as were asked
     const some_file file;
     const std::string answers = file.folder / "answers";
     hdf5_description description = library_dataset();
-    const std::uint64_t row_bytes = most_hdf5_rows_bytes / 2 - 4;  // two to an answer
+    const std::uint64_t row_bytes = max_hdf5_rows_bytes / 2 - 4;  // two to an answer
     description.shape = {5, row_bytes / 4};
     const std::string rows = [&] {
         std::string text;

@@ -135,9 +135,9 @@ TEST_CASE("hdf5_memory: a chunk that is kept shuffled is found as such") {
 
 TEST_CASE("hdf5_memory: a cache never keeps more than it may, but for one chunk") {
     std::mt19937_64 random(1);
-    for (const std::uint64_t most_bytes :
+    for (const std::uint64_t max_bytes :
          {std::uint64_t{1}, cost_bytes - 1, cost_bytes, 3 * cost_bytes, 17 * cost_bytes + 5}) {
-        hdf5_chunk_cache cache(most_bytes);
+        hdf5_chunk_cache cache(max_bytes);
         std::vector<std::weak_ptr<std::byte>> all;
         for (int step = 0; step < 500; ++step) {
             noting_user user;
@@ -154,7 +154,7 @@ TEST_CASE("hdf5_memory: a cache never keeps more than it may, but for one chunk"
             for (const auto& memory : all)
                 kept += memory.expired() ? 0U : 1U;
             CHECK(kept >= 1);
-            CHECK((kept == 1 || kept * cost_bytes <= most_bytes));
+            CHECK((kept == 1 || kept * cost_bytes <= max_bytes));
         }
         for (std::uint64_t reader = 1; reader <= 3; ++reader)
             cache.forget(reader);

@@ -65,7 +65,7 @@ TEST_CASE("hdf5 protocol: an answer arrives with its head, and a sentence is cut
         hdf5_verdict verdict;
         std::size_t size;
     } const table[] = {{hdf5_verdict::answered, text.size()},
-                       {hdf5_verdict::system_failure, std::size_t{most_sentence_bytes}}};
+                       {hdf5_verdict::system_failure, std::size_t{max_sentence_bytes}}};
     for (const auto& [verdict, size] : table) {
         socket_pair sockets;
         std::thread sender([&, sent = verdict] {
@@ -86,11 +86,11 @@ TEST_CASE("hdf5 protocol: an answer arrives with its head, and a sentence is cut
 
 TEST_CASE("hdf5 protocol: a head of nonsense, or of more than was asked for, is none") {
     const std::string whole = recorded_answer(hdf5_verdict::answered, bytes_of("12345678"));
-    const auto received = [](const std::string& bytes, std::uint64_t most_bytes) {
+    const auto received = [](const std::string& bytes, std::uint64_t max_bytes) {
         socket_pair sockets;
         REQUIRE(send_all(sockets.ends[1], bytes_of(bytes), no_deadline) == delivery::done);
         delivery result = delivery::late;
-        const bool any = receive_answer_head(sockets.ends[0], most_bytes, no_deadline, result).has_value();
+        const bool any = receive_answer_head(sockets.ends[0], max_bytes, no_deadline, result).has_value();
         CHECK(result == delivery::done);
         return any;
     };
@@ -130,6 +130,6 @@ TEST_CASE("hdf5 protocol: no memory is taken for content that was only promised"
     REQUIRE(send_all(sockets.ends[1], bytes_of("abc"), no_deadline) == delivery::done);
     sockets.close_second();
     std::vector<std::byte> content;
-    CHECK(receive_content(sockets.ends[0], most_answer_bytes, content, no_deadline) == delivery::ended);
+    CHECK(receive_content(sockets.ends[0], max_answer_bytes, content, no_deadline) == delivery::ended);
     CHECK(content.capacity() <= std::size_t{2} << 20);
 }

@@ -348,7 +348,7 @@ TEST_CASE("hdf5 writer: short and interrupted writes and reads change nothing") 
     {
         const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
             if (what != seam::call::write && what != seam::call::pread) return seam::fault{};
-            return seam::fault{.error = ++calls % 3 == 0 ? EINTR : 0, .most_bytes = 1000};
+            return seam::fault{.error = ++calls % 3 == 0 ? EINTR : 0, .max_bytes = 1000};
         });
         hdf5_writer writer(folder / "a.h5");
         for (const unsigned level : {0u, 1u}) {

@@ -354,14 +354,14 @@ TEST_CASE("hdf5 writer: equal arrays make equal files, however they arrive, whic
     for (const dataset& each : datasets)
         contents.push_back(sample(random, each));
     std::string first;
-    for (const std::uint64_t most_bytes :
+    for (const std::uint64_t max_bytes :
          {std::uint64_t{1} << 30, std::uint64_t{50}, std::uint64_t{3'000'000}}) {
-        const fs::path path = folder / fmt::format("{}.h5", most_bytes);
+        const fs::path path = folder / fmt::format("{}.h5", max_bytes);
         hdf5_writer writer(path);
         for (std::size_t index = 0; index < datasets.size(); ++index) {
             writer.begin(datasets[index]);
             writer.write({});
-            write_in_pieces(random, writer, contents[index], most_bytes);
+            write_in_pieces(random, writer, contents[index], max_bytes);
         }
         writer.finish();
         const std::string content = read_file(path);

@@ -42,11 +42,11 @@ inline std::vector<std::byte> sample(random_engine& random, const pinflow::hdf5_
     return bytes;
 }
 
-/// In pieces of random sizes, at most `most_bytes` each.
+/// In pieces of random sizes, at most `max_bytes` each.
 inline void write_in_pieces(random_engine& random, pinflow::hdf5_writer& writer,
-                            std::span<const std::byte> bytes, std::uint64_t most_bytes) {
+                            std::span<const std::byte> bytes, std::uint64_t max_bytes) {
     while (!bytes.empty()) {
-        const std::size_t count = std::min<std::size_t>(bytes.size(), 1 + random() % most_bytes);
+        const std::size_t count = std::min<std::size_t>(bytes.size(), 1 + random() % max_bytes);
         writer.write(bytes.first(count));
         bytes = bytes.subspan(count);
     }

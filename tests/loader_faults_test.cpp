@@ -241,8 +241,8 @@ TEST_CASE("loader: short reads are gone on with") {
     write_npy(folder / "rows.npy", numbered_rows(100, 64).view());
     const array rows = open_npy(folder / "rows.npy");
     const detail::system::scoped_fault_hook hook([](detail::system::call what, std::string_view) {
-        return detail::system::fault{.most_bytes = what == detail::system::call::pread ? std::size_t{100}
-                                                                                       : ~std::size_t{0}};
+        return detail::system::fault{.max_bytes = what == detail::system::call::pread ? std::size_t{100}
+                                                                                      : ~std::size_t{0}};
     });
     on_each_device([&](const device& device) {
         loader loader({rows}, {.device = device, .batch_rows = 10});

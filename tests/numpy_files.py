@@ -88,8 +88,8 @@ NAMES = ["x", "y", "label", "a b", "it's", 'say "a"', "it's \"a\"", "back\\slash
          "]", "')", "2L", "#", "u'x'"]
 
 
-def random_shape(most_axes, lengths):
-    return tuple(random.choice(lengths) for _ in range(random.randrange(most_axes + 1)))
+def random_shape(max_axes, lengths):
+    return tuple(random.choice(lengths) for _ in range(random.randrange(max_axes + 1)))
 
 
 def random_structured(depth=0):

@@ -37,15 +37,15 @@ namespace {
 class measured_backend final : public posing_backend {
  public:
     /// The largest piece of device memory, and of page-locked memory.
-    std::uint64_t most_allocated_bytes = ~std::uint64_t{0};
-    std::uint64_t most_pinned_bytes = ~std::uint64_t{0};
+    std::uint64_t max_allocated_bytes = ~std::uint64_t{0};
+    std::uint64_t max_pinned_bytes = ~std::uint64_t{0};
     bool broken = false;
     /// Called before device memory is taken, which a measurement begins with.
     std::function<void()> before_allocating = [] {};
     unsigned refused = 0;      ///< pieces
     unsigned gathers = 0;      ///< from the table itself
     unsigned rows_staged = 0;  ///< pieces that were gathered from slots
-    std::uint64_t most_rows = 0;
+    std::uint64_t max_rows = 0;
     std::set<unsigned> blocks;     ///< of the gathers from the table
     std::set<std::uint64_t> ends;  ///< of the same
     unsigned sorts = 0;
@@ -56,14 +56,14 @@ class measured_backend final : public posing_backend {
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
         before_allocating();
         if (broken) throw fatal_device_error("the device is broken");
-        if (size_bytes > most_allocated_bytes) {
+        if (size_bytes > max_allocated_bytes) {
             ++refused;
             throw device_error("the device has no such memory");
         }
         return posing_backend::allocate(size_bytes, stream);
     }
     std::byte* allocate_pinned(std::uint64_t size_bytes) override {
-        if (size_bytes > most_pinned_bytes) {
+        if (size_bytes > max_pinned_bytes) {
             ++refused;
             throw device_error("so much cannot be page-locked");
         }
@@ -79,7 +79,7 @@ class measured_backend final : public posing_backend {
             ++rows_staged;
         } else {
             ++gathers;
-            most_rows = std::max(most_rows, transfer.end);
+            max_rows = std::max(max_rows, transfer.end);
             blocks.insert(transfer.blocks);
             ends.insert(transfer.end);
         }
@@ -190,9 +190,9 @@ TEST_CASE("planner: where there is no memory to measure in, rows go directly, an
         const guarded_table table(device::host(), content);
         const guarded_rows rows(device::host(), count * row_bytes);
         row_exchange exchange(row_table(table.bytes(), row_bytes), backend.device());
-        if (lack == lacking::rows) backend.most_allocated_bytes = count * row_bytes - 1;
-        if (lack == lacking::slots) backend.most_allocated_bytes = std::uint64_t{1} << 20;
-        if (lack == lacking::page_locked_slots) backend.most_pinned_bytes = std::uint64_t{1} << 20;
+        if (lack == lacking::rows) backend.max_allocated_bytes = count * row_bytes - 1;
+        if (lack == lacking::slots) backend.max_allocated_bytes = std::uint64_t{1} << 20;
+        if (lack == lacking::page_locked_slots) backend.max_pinned_bytes = std::uint64_t{1} << 20;
         exchange.gather(ids_of(ids), rows.data());
         CHECK(rows.holds(gathered(content, row_bytes, ids)));
         CHECK(backend.refused == 1);
@@ -305,7 +305,7 @@ TEST_CASE("planner: measures with a million rows at most, however small they are
                             {.staging_bytes = tiny_staging_bytes});
     const row_plan plan = plan_of(exchange, scatter_of(3 * million));
     CHECK(contains(plan.reason, "gathering 1 MB of random rows"));
-    CHECK(backend.most_rows == million);
+    CHECK(backend.max_rows == million);
     // more rows would be measured with as many
     const unsigned before = backend.gathers;
     CHECK(plan_of(exchange, scatter_of(std::uint64_t{1} << 31)).gbps == plan.gbps);

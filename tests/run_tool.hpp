@@ -29,12 +29,12 @@ struct tool_result {
 };
 
 struct tool_surroundings {
-    std::string output_path;               ///< standard output goes there instead
-    bool output_closed = false;            ///< standard output is not open at all
-    bool output_pipe_closed = false;       ///< standard output is a pipe that nobody reads any more
-    std::uint64_t most_address_bytes = 0;  ///< a limit on the address space, unless 0
-    std::uint64_t most_file_bytes = 0;     ///< a limit on the files it writes, unless 0
-    std::uint64_t max_descriptors = 0;     ///< a limit on the files it has open, unless 0
+    std::string output_path;              ///< standard output goes there instead
+    bool output_closed = false;           ///< standard output is not open at all
+    bool output_pipe_closed = false;      ///< standard output is a pipe that nobody reads any more
+    std::uint64_t max_address_bytes = 0;  ///< a limit on the address space, unless 0
+    std::uint64_t max_file_bytes = 0;     ///< a limit on the files it writes, unless 0
+    std::uint64_t max_descriptors = 0;    ///< a limit on the files it has open, unless 0
 };
 
 inline tool_result run_tool(const std::vector<std::string>& arguments,
@@ -66,12 +66,12 @@ inline tool_result run_tool(const std::vector<std::string>& arguments,
         if (surroundings.output_closed) ::close(STDOUT_FILENO);
         ::close(errors);
         ::close(output);
-        if (surroundings.most_address_bytes > 0) {
-            const ::rlimit limit{surroundings.most_address_bytes, surroundings.most_address_bytes};
+        if (surroundings.max_address_bytes > 0) {
+            const ::rlimit limit{surroundings.max_address_bytes, surroundings.max_address_bytes};
             if (::setrlimit(RLIMIT_AS, &limit) != 0) ::_exit(126);
         }
-        if (surroundings.most_file_bytes > 0) {
-            const ::rlimit limit{surroundings.most_file_bytes, surroundings.most_file_bytes};
+        if (surroundings.max_file_bytes > 0) {
+            const ::rlimit limit{surroundings.max_file_bytes, surroundings.max_file_bytes};
             if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(126);
         }
         if (surroundings.max_descriptors > 0) {

@@ -117,7 +117,7 @@ TEST_CASE("safetensors: opening reads the header alone, and refuses before it re
         const pinflow::detail::system::scoped_fault_hook hook(
             [&](pinflow::detail::system::call what, std::string_view) {
                 if (what == pinflow::detail::system::call::pread) ++reads;
-                return pinflow::detail::system::fault{.error = 0, .most_bytes = 1 << 20};
+                return pinflow::detail::system::fault{.error = 0, .max_bytes = 1 << 20};
             });
         CHECK_THROWS_AS(pinflow::list_safetensors(path), pinflow::format_error);
         CHECK(reads <= 6);

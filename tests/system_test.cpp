@@ -249,7 +249,7 @@ TEST_CASE("system: short writes are continued to the last byte") {
     int writes = 0;
     const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
         ++writes;
-        return seam::fault{.most_bytes = 3};
+        return seam::fault{.max_bytes = 3};
     });
     seam::write_all(file.descriptor, path, bytes_of("keeps a GPU fed"));
     CHECK(writes == 5);

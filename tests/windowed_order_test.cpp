@@ -34,8 +34,8 @@ struct parameters {
     std::uint64_t seed;
 
     explicit parameters(std::mt19937_64& random) {
-        const std::uint64_t most_rows = random() % 4 == 0 ? 40 : 3000;
-        row_count = random() % most_rows;
+        const std::uint64_t max_rows = random() % 4 == 0 ? 40 : 3000;
+        row_count = random() % max_rows;
         window_rows = 1;
         switch (random() % 4) {
             case 0:
@@ -140,8 +140,8 @@ TEST_CASE("windowed: windows are whole chunks, no more rows than asked for, and 
         const std::uint64_t chunk_rows = chunk_rows_of(drawn.window_rows);
         if (drawn.row_count <= drawn.window_rows || chunk_rows == 1) continue;  // any order is of such chunks
         const std::uint64_t chunk_count = (drawn.row_count + chunk_rows - 1) / chunk_rows;
-        const std::uint64_t most_chunks = drawn.window_rows / chunk_rows;
-        const std::uint64_t window_count = (chunk_count + most_chunks - 1) / most_chunks;
+        const std::uint64_t max_chunks = drawn.window_rows / chunk_rows;
+        const std::uint64_t window_count = (chunk_count + max_chunks - 1) / max_chunks;
         row_list chunks_of_window(window_count, chunk_count / window_count);
         for (std::uint64_t window = 0; window < chunk_count % window_count; ++window) {
             ++chunks_of_window[window];

@@ -181,8 +181,8 @@ expect() {
     fi
 }
 
-# most_of_longer FILE: the largest of a bench's ratios of a step to the longer of copy and consumer
-most_of_longer() {
+# max_of_longer FILE: the largest of a bench's ratios of a step to the longer of copy and consumer
+max_of_longer() {
     awk '/of the longer one/ && $NF > most { most = $NF } END { print most }' "$1"
 }
 
@@ -199,12 +199,12 @@ bench() {
     run 100 "$build/tests/overlap" "$file" >"$build/overlap.txt"
     cat "$build/overlap.txt"
     mapfile -t -O "${#table[@]}" table <"$build/overlap.txt"
-    expect "a kernel beside the copy, of the longer one" "$(most_of_longer "$build/overlap.txt")" most 1.05
+    expect "a kernel beside the copy, of the longer one" "$(max_of_longer "$build/overlap.txt")" most 1.05
     if [ -x "$build/tests/overlap_matmul" ]; then  # where cuBLAS is
         run 100 "$build/tests/overlap_matmul" "$file" >"$build/overlap_matmul.txt"
         cat "$build/overlap_matmul.txt"
         mapfile -t -O "${#table[@]}" table <"$build/overlap_matmul.txt"
-        expect "a bf16 product beside the copy, of the longer one" "$(most_of_longer "$build/overlap_matmul.txt")" most 1.05
+        expect "a bf16 product beside the copy, of the longer one" "$(max_of_longer "$build/overlap_matmul.txt")" most 1.05
         local small=$data/small-rows.npy
         if [ ! -e "$small" ]; then
             run 100 "$build/samples/make_npy" "$small" --rows 1048576 --row-bytes 4096
@@ -213,7 +213,7 @@ bench() {
         cat "$build/overlap_small.txt"
         mapfile -t -O "${#table[@]}" table < <(sed 's/^/rows of 4 KiB, /' "$build/overlap_small.txt")
         expect "a bf16 product beside kernels that gather, of the longer one" \
-            "$(most_of_longer "$build/overlap_small.txt")" most 1.05
+            "$(max_of_longer "$build/overlap_small.txt")" most 1.05
     fi
     local link first=0 rest=0 digest=none expected
     link=$(awk '/^LINK/ { print $(NF - 1) }' "$build/link_speed.txt")

@@ -109,7 +109,7 @@ double product_seconds(const product& product) {
 /// are registered in it. Not an epoch at a time: batches come in groups, of which an epoch has one more or
 /// less.
 double step_seconds(const char* path, const device& gpu, std::uint64_t batch_rows, const product* consumer) {
-    constexpr std::uint64_t least_steps = 1000;
+    constexpr std::uint64_t min_steps = 1000;
     const stream idle(gpu);
     const stream_view stream = consumer == nullptr ? idle.view() : consumer->stream().view();
     const array file = open_npy(path);
@@ -118,7 +118,7 @@ double step_seconds(const char* path, const device& gpu, std::uint64_t batch_row
         throw invalid_argument(std::string(path) + " has fewer rows than a batch of " +
                                std::to_string(batch_rows));
     }
-    const std::uint64_t epochs = 1 + (least_steps + batches_of_epoch - 1) / batches_of_epoch;
+    const std::uint64_t epochs = 1 + (min_steps + batches_of_epoch - 1) / batches_of_epoch;
     loader loader({file}, {.device = gpu,
                            .batch_rows = batch_rows,
                            .order = order::shuffled,

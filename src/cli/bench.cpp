@@ -140,9 +140,9 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     options.batches = parse_count("--batches", batches, 1);
     options.known = static_cast<unsigned>(parse_count("--known", known, 2, 64));
     options.route = parse_row_route(route);
-    constexpr std::uint64_t most_blocks = std::numeric_limits<unsigned>::max();
+    constexpr std::uint64_t max_blocks = std::numeric_limits<unsigned>::max();
     if (app.count("--blocks") > 0) {
-        options.blocks = static_cast<unsigned>(parse_count("--blocks", blocks, 1, most_blocks));
+        options.blocks = static_cast<unsigned>(parse_count("--blocks", blocks, 1, max_blocks));
     }
     if (app.count("--staged-share") > 0) options.staged_share = parse_staged_share(staged_share);
     options.epochs = parse_count("--epochs", epochs, 2, 1'000'000);

@@ -31,7 +31,7 @@ struct sizes {
         : row_bytes(options.row_bytes == 0 ? 512 : options.row_bytes),
           batch_rows(options.batch_rows == 0 ? 131072 : options.batch_rows),
           batches(options.batches),
-          most_known(options.known),
+          max_known(options.known),
           ways(of) {
         constexpr std::uint64_t usual_rows = 10'000'000;
         const std::uint64_t asked_bytes =
@@ -57,15 +57,15 @@ struct sizes {
     std::uint64_t row_bytes;
     std::uint64_t batch_rows;
     std::uint64_t batches;
-    unsigned most_known;  ///< 2 at least
+    unsigned max_known;  ///< 2 at least
     row_ways ways;
     std::uint64_t row_count = 0;
 
-    unsigned known() const { return static_cast<unsigned>(std::min<std::uint64_t>(most_known, batches)); }
+    unsigned known() const { return static_cast<unsigned>(std::min<std::uint64_t>(max_known, batches)); }
     /// Batches of a group, which travel together: half of those that are known, as the group after the one
     /// that travels is known too.
     unsigned together() const {
-        return static_cast<unsigned>(std::min<std::uint64_t>(most_known / 2, batches));
+        return static_cast<unsigned>(std::min<std::uint64_t>(max_known / 2, batches));
     }
     std::uint64_t batch_bytes() const { return batch_rows * row_bytes; }
     std::uint64_t table_bytes() const { return row_count * row_bytes; }
@@ -98,7 +98,7 @@ std::vector<id_list> lists_apart(const sizes& sizes, std::uint64_t seed, std::ui
 }
 
 /// A stream for groups of batches, of which it is handed two at a time: the one that travels and the next. So
-/// no batch is known, and being sorted, that is more than `sizes::most_known` ahead of one that travels.
+/// no batch is known, and being sorted, that is more than `sizes::max_known` ahead of one that travels.
 class group_stream {
  public:
     explicit group_stream(const device& device) : stream_(device), passed_{event(device), event(device)} {}

@@ -15,7 +15,7 @@ namespace pinflow::cli {
 namespace {
 
 /// Fewer for elements that are larger than a piece. A cast takes as much memory again.
-constexpr std::uint64_t most_slots = 16;
+constexpr std::uint64_t max_slots = 16;
 /// Large enough for the system to read ahead in large requests.
 constexpr std::uint64_t usual_piece_bytes = std::uint64_t{4} << 20;
 /// Where memory is short.
@@ -25,8 +25,8 @@ constexpr std::uint64_t min_piece_bytes = std::uint64_t{64} << 10;
 
 // half of a quarter for what is read, half for casts
 element_pipeline::element_pipeline()
-    : memory_bytes_(std::min(most_slots * usual_piece_bytes,
-                             pinflow::detail::read_available_memory().size_bytes / 8)) {}
+    : memory_bytes_(
+          std::min(max_slots * usual_piece_bytes, pinflow::detail::read_available_memory().size_bytes / 8)) {}
 
 void element_pipeline::run(pinflow::detail::element_stream& source, const dtype& from, const dtype& to,
                            const std::function<void(std::span<const std::byte>)>& write) {
@@ -39,7 +39,7 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
     const std::uint64_t piece_elements = std::clamp<std::uint64_t>(piece_bytes / element_bytes, 1, elements);
     const std::uint64_t pieces = (elements - 1) / piece_elements + 1;
     const std::uint64_t slots = std::clamp<std::uint64_t>(memory_bytes_ / (piece_elements * element_bytes), 1,
-                                                          std::min(most_slots, pieces));
+                                                          std::min(max_slots, pieces));
     const std::uint64_t needed_bytes = slots * piece_elements * element_bytes * (casts ? 2 : 1);
     if (needed_bytes > memory_bytes_) {  // elements that are larger than pieces
         pinflow::detail::require_memory(

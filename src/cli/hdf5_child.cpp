@@ -95,7 +95,7 @@ std::string describe_end(int status) {
         return fmt::format(
             "libhdf5 did not finish within {} s of computing: the file is damaged, or there is too much in "
             "it",
-            most_hdf5_computing.count());
+            max_hdf5_computing.count());
     }
     const char* const name = ::sigdescr_np(signal);
     const std::string which = fmt::format("signal {}, {}", signal, name == nullptr ? "unknown" : name);
@@ -185,7 +185,7 @@ void hdf5_child::check(delivery result) {
     lose(fmt::format(
         "libhdf5 did not finish within {} s: the file is damaged, there is too much in it, or it lies "
         "on a very slow disk",
-        std::chrono::duration<double>(options_.most_waiting).count()));
+        std::chrono::duration<double>(options_.max_waiting).count()));
 }
 
 void hdf5_child::refuse_answer() {
@@ -194,15 +194,15 @@ void hdf5_child::refuse_answer() {
 
 /// Sends a request, and takes the answer: its head, and by `take` the content, unless it is an error.
 template <typename Take>
-void hdf5_child::exchange(const hdf5_request& request, std::uint64_t most_bytes, Take take) {
+void hdf5_child::exchange(const hdf5_request& request, std::uint64_t max_bytes, Take take) {
     if (process_ == -1) throw hdf5_child_lost(why_lost_);
-    const hdf5_deadline until = std::chrono::steady_clock::now() + options_.most_waiting;
+    const hdf5_deadline until = std::chrono::steady_clock::now() + options_.max_waiting;
     std::optional<hdf5_answer_head> head;
     std::vector<std::byte> sentence;
     try {
         check(send_request(socket_, request, until));
         delivery result = delivery::done;
-        head = receive_answer_head(socket_, most_bytes, until, result);
+        head = receive_answer_head(socket_, max_bytes, until, result);
         check(result);
         if (!head) refuse_answer();
         check(head->verdict == hdf5_verdict::answered
@@ -221,7 +221,7 @@ void hdf5_child::exchange(const hdf5_request& request, std::uint64_t most_bytes,
 
 std::vector<std::byte> hdf5_child::ask(const hdf5_request& request) {
     std::vector<std::byte> content;
-    exchange(request, most_answer_bytes, [&](std::uint64_t size_bytes, hdf5_deadline until) {
+    exchange(request, max_answer_bytes, [&](std::uint64_t size_bytes, hdf5_deadline until) {
         // it grows as it comes, and is parsed
         constexpr std::uint64_t max_copies = 3;
         pinflow::detail::require_memory(
@@ -343,14 +343,14 @@ void child_reader::read(std::uint64_t first_row, std::uint64_t row_count, std::s
             fmt::format("{}: {} bytes cannot be {} rows", attempt_, destination.size(), row_count));
     }
     const std::size_t row_bytes = destination.size() / row_count;
-    const std::uint64_t most_rows =
-        row_bytes == 0 ? row_count : std::max<std::uint64_t>(most_hdf5_rows_bytes / row_bytes, 1);
+    const std::uint64_t max_rows =
+        row_bytes == 0 ? row_count : std::max<std::uint64_t>(max_hdf5_rows_bytes / row_bytes, 1);
     const std::lock_guard lock(mutex_);
     while (row_count > 0) {
         hdf5_request request;
         request.question = hdf5_question::read;
         request.first_row = first_row;
-        request.row_count = std::min(row_count, most_rows);
+        request.row_count = std::min(row_count, max_rows);
         request.size_bytes = request.row_count * row_bytes;
         naming(attempt_, [&] { child_->ask(request, destination.first(request.size_bytes)); });
         first_row += request.row_count;

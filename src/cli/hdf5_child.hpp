@@ -27,18 +27,18 @@ inline constexpr int hdf5_child_socket = 3;
 
 /// What libhdf5 may compute for one question. Where 2^24 chunks lie takes it some 25 seconds, and so do a
 /// million datasets.
-inline constexpr std::chrono::seconds most_hdf5_computing{60};
+inline constexpr std::chrono::seconds max_hdf5_computing{60};
 /// How long an answer may take in all: a disk may be slow.
-inline constexpr std::chrono::seconds most_hdf5_waiting{300};
+inline constexpr std::chrono::seconds max_hdf5_waiting{300};
 /// Address space. HDF5 allows chunks of up to 4 GiB, for which room is set aside.
-inline constexpr std::uint64_t most_hdf5_memory_bytes = std::uint64_t{8} << 30;
+inline constexpr std::uint64_t max_hdf5_memory_bytes = std::uint64_t{8} << 30;
 /// Of the rows that one answer brings, unless a single row is larger.
-inline constexpr std::uint64_t most_hdf5_rows_bytes = std::uint64_t{8} << 20;
+inline constexpr std::uint64_t max_hdf5_rows_bytes = std::uint64_t{8} << 20;
 
 struct hdf5_child_options {
     std::string program = "/proc/self/exe";
     std::vector<std::string> arguments{"pinflow", std::string(hdf5_child_command)};  ///< argv
-    std::chrono::milliseconds most_waiting = most_hdf5_waiting;
+    std::chrono::milliseconds max_waiting = max_hdf5_waiting;
 };
 
 /// The child has died, or did not answer in time, or nonsense, and is gone now. The sentence is to be read
@@ -72,7 +72,7 @@ class hdf5_child {
 
  private:
     template <typename Take>
-    void exchange(const hdf5_request& request, std::uint64_t most_bytes, Take take);
+    void exchange(const hdf5_request& request, std::uint64_t max_bytes, Take take);
     void check(delivery result);
     [[noreturn]] void lose(std::string sentence);
     int end() noexcept;

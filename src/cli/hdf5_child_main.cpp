@@ -60,17 +60,17 @@ std::uint64_t max_address_bytes() {
     constexpr std::uint64_t min_left_bytes = std::uint64_t{64} << 20;  // a stack, and libhdf5 itself
     const std::uint64_t left_bytes =
         std::max(detail::read_available_memory().size_bytes / 4 * 3, min_left_bytes);
-    return std::min(most_hdf5_memory_bytes, detail::own_address_bytes() + left_bytes);
+    return std::min(max_hdf5_memory_bytes, detail::own_address_bytes() + left_bytes);
 }
 
 void lower_limits() {
-    constexpr ::rlim_t most_descriptors = 32;      // the standard ones, the socket, and files of libhdf5
+    constexpr ::rlim_t max_descriptors = 32;       // the standard ones, the socket, and files of libhdf5
     ::prctl(PR_SET_NAME, "pinflow-hdf5");          // instead of "exe"
     ::prctl(PR_SET_DUMPABLE, 0);                   // which also keeps those out that collect dumps by a pipe
     ::close_range(hdf5_child_socket + 1, ~0U, 0);  // what the tool was started with, and does not know of
     lower_limit(RLIMIT_CORE, 0);
     lower_limit(RLIMIT_FSIZE, 0);
-    lower_limit(RLIMIT_NOFILE, most_descriptors);
+    lower_limit(RLIMIT_NOFILE, max_descriptors);
     if (limits_addresses) lower_limit(RLIMIT_AS, max_address_bytes());
 }
 
@@ -85,7 +85,7 @@ void grant_computing() {
     ::rlimit limit{};
     if (::getrusage(RUSAGE_SELF, &used) != 0 || ::getrlimit(RLIMIT_CPU, &limit) != 0) ::_exit(not_served);
     const auto begun = static_cast<::rlim_t>(used.ru_utime.tv_sec + used.ru_stime.tv_sec + 1);
-    limit.rlim_cur = std::min(begun + static_cast<::rlim_t>(most_hdf5_computing.count()), limit.rlim_max);
+    limit.rlim_cur = std::min(begun + static_cast<::rlim_t>(max_hdf5_computing.count()), limit.rlim_max);
     if (::setrlimit(RLIMIT_CPU, &limit) != 0) ::_exit(not_served);
 }
 
@@ -154,7 +154,7 @@ delivery send_sentence(hdf5_verdict verdict, std::string_view sentence, int erro
 delivery reply(server& serve, const hdf5_request& request) {
     try {
         const std::vector<std::byte> content = serve.answer(request);
-        if (request.question != hdf5_question::read && content.size() > most_answer_bytes) {
+        if (request.question != hdf5_question::read && content.size() > max_answer_bytes) {
             return send_sentence(
                 hdf5_verdict::unsupported,
                 fmt::format("cannot open '{}': what is to be known of it takes {} bytes, which is too much",

@@ -18,7 +18,7 @@ using std::chrono::steady_clock;
 constexpr std::uint64_t request_mark = 0x0001'5135'6866'6e70;  // "pnfh5Q", 1
 constexpr std::uint64_t answer_mark = 0x0001'4135'6866'6e70;   // "pnfh5A", 1
 /// Of what a path, or a name and a description without chunks, can be.
-constexpr std::uint64_t most_request_bytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t max_request_bytes = std::uint64_t{1} << 30;
 
 struct request_head {
     std::uint64_t mark;
@@ -107,8 +107,8 @@ std::optional<hdf5_request> receive_request(int socket) {
     if (receive_all(socket, bytes_of(head), no_deadline) != delivery::done) return std::nullopt;
     const bool known = head.question >= static_cast<std::uint64_t>(hdf5_question::list) &&
                        head.question <= static_cast<std::uint64_t>(hdf5_question::read);
-    if (head.mark != request_mark || !known || head.path_bytes > most_request_bytes ||
-        head.about_bytes > most_request_bytes) {
+    if (head.mark != request_mark || !known || head.path_bytes > max_request_bytes ||
+        head.about_bytes > max_request_bytes) {
         return std::nullopt;
     }
     hdf5_request request{static_cast<hdf5_question>(head.question),
@@ -129,32 +129,32 @@ std::optional<hdf5_request> receive_request(int socket) {
 
 delivery send_answer(int socket, hdf5_verdict verdict, std::span<const std::byte> content, int error_number) {
     if (verdict != hdf5_verdict::answered)
-        content = content.first(std::min<std::size_t>(content.size(), most_sentence_bytes));
+        content = content.first(std::min<std::size_t>(content.size(), max_sentence_bytes));
     hdf5_answer_head head{answer_mark, verdict, error_number, content.size()};
     const delivery result = send_all(socket, bytes_of(head), no_deadline);
     return result == delivery::done ? send_all(socket, content, no_deadline) : result;
 }
 
-std::optional<hdf5_answer_head> receive_answer_head(int socket, std::uint64_t most_bytes, hdf5_deadline until,
+std::optional<hdf5_answer_head> receive_answer_head(int socket, std::uint64_t max_bytes, hdf5_deadline until,
                                                     delivery& result) {
     hdf5_answer_head head;
     result = receive_all(socket, bytes_of(head), until);
     if (result != delivery::done || head.mark != answer_mark) return std::nullopt;
     if (head.verdict < hdf5_verdict::answered || head.verdict > hdf5_verdict::out_of_memory)
         return std::nullopt;
-    if (head.verdict != hdf5_verdict::answered) most_bytes = most_sentence_bytes;
-    if (head.content_bytes > most_bytes) return std::nullopt;
+    if (head.verdict != hdf5_verdict::answered) max_bytes = max_sentence_bytes;
+    if (head.content_bytes > max_bytes) return std::nullopt;
     return head;
 }
 
 delivery receive_content(int socket, std::uint64_t size_bytes, std::vector<std::byte>& content,
                          hdf5_deadline until) {
-    constexpr std::uint64_t least_piece_bytes = std::uint64_t{1} << 20;
+    constexpr std::uint64_t min_piece_bytes = std::uint64_t{1} << 20;
     content.clear();
     while (content.size() < size_bytes) {
         // as much again as has come, so that nothing is set aside for what was only promised
         const std::size_t have = content.size();
-        content.resize(have + std::min(size_bytes - have, std::max<std::uint64_t>(have, least_piece_bytes)));
+        content.resize(have + std::min(size_bytes - have, std::max<std::uint64_t>(have, min_piece_bytes)));
         const delivery result = receive_all(socket, std::span(content).subspan(have), until);
         if (result != delivery::done) return result;
     }

@@ -78,15 +78,15 @@ struct hdf5_answer_head {
 };
 
 /// Of a description or of listings: room for as many chunks as one may have, and for a million listings.
-inline constexpr std::uint64_t most_answer_bytes = std::uint64_t{1} << 30;
-inline constexpr std::uint64_t most_sentence_bytes = std::uint64_t{1} << 16;
+inline constexpr std::uint64_t max_answer_bytes = std::uint64_t{1} << 30;
+inline constexpr std::uint64_t max_sentence_bytes = std::uint64_t{1} << 16;
 
 /// Sends head and content; a sentence that is too long is cut.
 delivery send_answer(int socket, hdf5_verdict verdict, std::span<const std::byte> content,
                      int error_number = 0);
-/// Receives a head. It has a known verdict, and announces at most `most_bytes` that were asked for, or a
+/// Receives a head. It has a known verdict, and announces at most `max_bytes` that were asked for, or a
 /// sentence; otherwise it is empty while `result` is `done`.
-std::optional<hdf5_answer_head> receive_answer_head(int socket, std::uint64_t most_bytes, hdf5_deadline until,
+std::optional<hdf5_answer_head> receive_answer_head(int socket, std::uint64_t max_bytes, hdf5_deadline until,
                                                     delivery& result);
 /// Receives content, into memory that grows as it arrives.
 delivery receive_content(int socket, std::uint64_t size_bytes, std::vector<std::byte>& content,

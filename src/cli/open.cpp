@@ -33,12 +33,12 @@ source_argument find_source(const std::string& text) {
 }
 
 std::string names_of(const std::vector<array_listing>& arrays) {
-    constexpr std::size_t most_named = 10;
+    constexpr std::size_t max_named = 10;
     std::string names;
-    for (std::size_t i = 0; i < std::min(arrays.size(), most_named); ++i) {
+    for (std::size_t i = 0; i < std::min(arrays.size(), max_named); ++i) {
         names += fmt::format("{}'{}'", i == 0 ? "" : ", ", arrays[i].name);
     }
-    if (arrays.size() > most_named) names += ", ...";
+    if (arrays.size() > max_named) names += ", ...";
     return names;
 }
 

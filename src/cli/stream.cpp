@@ -240,7 +240,7 @@ std::string as_json(const stream_result& result, const loader_report& report, co
                       {"stopped_by", result.stopped_by.empty() ? nlohmann::ordered_json()
                                                                : nlohmann::ordered_json(result.stopped_by)},
                       {"verdict", report.verdict()},
-                      {"ready", {{"mean", report.mean_ready}, {"most", report.most_ready}}},
+                      {"ready", {{"mean", report.mean_ready}, {"most", report.max_ready}}},
                       {"wait_seconds",
                        {{"storage", as_seconds(report.storage_wait)},
                         {"files", as_seconds(report.file_wait)},
@@ -259,8 +259,8 @@ std::string as_text(const stream_result& result, const loader_report& report, co
         readable_count(result.epoch_seconds.size(), "epoch", "epochs"), device.name(), result.gbps(),
         result.rows_per_second(), result.seconds, open_seconds);
     if (result.epoch_seconds.size() > 1) {
-        constexpr std::size_t most_shown = 8;
-        const auto shown = std::min(result.epoch_seconds.size(), most_shown);
+        constexpr std::size_t max_shown = 8;
+        const auto shown = std::min(result.epoch_seconds.size(), max_shown);
         text += fmt::format(
             "epochs    {:.3f} s{}\n",
             fmt::join(result.epoch_seconds.begin(),
@@ -278,7 +278,7 @@ std::string as_text(const stream_result& result, const loader_report& report, co
         "waited    storage {:.3f} s, files {:.3f} s, cpu {:.3f} s, link {:.3f} s; for the consumer {:.3f} s\n"
         "verdict   {}\n"
         "digest    {:016x}\n",
-        report.mean_ready, report.most_ready, report.slots, as_seconds(report.storage_wait),
+        report.mean_ready, report.max_ready, report.slots, as_seconds(report.storage_wait),
         as_seconds(report.file_wait), as_seconds(report.cpu_wait), as_seconds(report.link_wait),
         as_seconds(report.consumer_wait), escaped(report.verdict()), result.digest);
     if (!report.threads_reason.empty()) text += fmt::format("threads   {}\n", report.threads_reason);

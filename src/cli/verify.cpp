@@ -108,10 +108,10 @@ std::string read_checksum(const std::string& path, const std::string& checksum_p
             "cannot verify '{}': there is no '{}' (pinflow verify --write makes it)", path, checksum_path));
     }
     const input_file file(checksum_path);
-    constexpr std::uint64_t most_bytes = 16384;  // a name, all of it escaped, is shorter
-    std::string text(std::min(file.size_bytes(), most_bytes), '\0');
+    constexpr std::uint64_t max_bytes = 16384;  // a name, all of it escaped, is shorter
+    std::string text(std::min(file.size_bytes(), max_bytes), '\0');
     file.read(0, std::as_writable_bytes(std::span(text)));
-    const auto checksum = file.size_bytes() <= most_bytes ? checksum_in(text) : std::nullopt;
+    const auto checksum = file.size_bytes() <= max_bytes ? checksum_in(text) : std::nullopt;
     if (!checksum) {
         throw format_error(fmt::format(
             "cannot verify '{}': '{}' is not one line of 32 hexadecimal digits, two blanks and a name, as "

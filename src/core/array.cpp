@@ -22,7 +22,7 @@ std::string to_string(std::span<const std::uint64_t> shape) {
 
 namespace {
 
-constexpr auto most_bytes = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+constexpr auto max_bytes = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
 /// `factor` times the lengths, where a length of 0 counts as 1, as it does for numpy: what is too large in
 /// one order of the axes is so in each. Empty when it passes 2^64.
@@ -35,7 +35,7 @@ std::optional<std::uint64_t> extended_product(std::span<const std::uint64_t> sha
 
 /// Whether every distance within an array of this shape can be a stride.
 bool fits_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes) {
-    return extended_product(shape, item_size_bytes).value_or(most_bytes + 1) <= most_bytes;
+    return extended_product(shape, item_size_bytes).value_or(max_bytes + 1) <= max_bytes;
 }
 
 void check_fits_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes) {
@@ -161,8 +161,8 @@ namespace {
 std::uint64_t size_bytes_within(const input_file& file, std::uint64_t offset_bytes,
                                 const pinflow::dtype& type, const shape_vector& shape) {
     const std::uint64_t size_bytes =
-        fits_strides(shape, type.size_bytes()) ? element_count(shape) * type.size_bytes() : most_bytes + 1;
-    if (size_bytes > most_bytes || offset_bytes > file.size_bytes() ||
+        fits_strides(shape, type.size_bytes()) ? element_count(shape) * type.size_bytes() : max_bytes + 1;
+    if (size_bytes > max_bytes || offset_bytes > file.size_bytes() ||
         size_bytes > file.size_bytes() - offset_bytes) {
         throw format_error(
             fmt::format("an array of {} and shape {} at offset {} does not fit into '{}', which has {} bytes",

@@ -23,7 +23,7 @@ namespace {
 /// numpy keeps the size of an element, and the multiplier of a unit, in a C int.
 constexpr std::uint64_t largest_int = std::numeric_limits<std::int32_t>::max();
 /// As many axes as numpy 2 allows in the array that a field is; numpy 1 allows 32.
-constexpr std::size_t most_axes = 64;
+constexpr std::size_t max_axes = 64;
 
 constexpr std::array<std::string_view, 13> time_units = {"Y",  "M",  "W",  "D",  "h",  "m", "s",
                                                          "ms", "us", "ns", "ps", "fs", "as"};
@@ -351,9 +351,9 @@ bool operator==(const dtype& a, const dtype& b) {
 }
 
 std::uint64_t dtype_field::size_bytes() const {
-    if (shape.size() > most_axes) {
+    if (shape.size() > max_axes) {
         throw invalid_argument(fmt::format("the field {} has {} axes: numpy allows {}", detail::quote(name),
-                                           shape.size(), most_axes));
+                                           shape.size(), max_axes));
     }
     if (!shape.empty() && type.size_bytes() == 0 && !type.is_structured()) {
         throw invalid_argument(fmt::format("the field {} is an array of {}, which numpy rejects",

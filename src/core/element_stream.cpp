@@ -20,7 +20,7 @@ namespace {
 /// Units from this size on are read one by one as fast as in blocks.
 constexpr std::uint64_t large_unit_bytes = 64 << 10;
 /// A block that is worth reordering; taken also when less memory is granted.
-constexpr std::uint64_t least_block_bytes = 64 << 10;
+constexpr std::uint64_t min_block_bytes = 64 << 10;
 
 class array_elements final : public element_stream {
  public:
@@ -32,8 +32,8 @@ class array_elements final : public element_stream {
           swap_(source.dtype()),
           reader_(source),
           in_blocks_(!reader_.in_order() && reader_.unit_bytes() < large_unit_bytes),
-          most_block_bytes_(std::max(least_block_bytes,
-                                     memory_bytes - std::min(memory_bytes, strided_reader::scratch_bytes))) {}
+          max_block_bytes_(std::max(min_block_bytes,
+                                    memory_bytes - std::min(memory_bytes, strided_reader::scratch_bytes))) {}
 
     const pinflow::dtype& dtype() const noexcept override { return dtype_; }
     const shape_vector& shape() const noexcept override { return shape_; }
@@ -60,7 +60,7 @@ class array_elements final : public element_stream {
 
     // where C order is not the order in the source: as much as memory holds, read ahead and put in order
     bool in_blocks_;
-    std::uint64_t most_block_bytes_;
+    std::uint64_t max_block_bytes_;
     memory_region block_memory_;
     std::span<const std::byte> block_;  // what of it is not delivered yet
 };
@@ -91,7 +91,7 @@ void array_elements::read(std::span<std::byte> destination) {
 }
 
 void array_elements::read_block() {
-    const std::uint64_t size_bytes = reader_.block_end(position_bytes_, most_block_bytes_) - position_bytes_;
+    const std::uint64_t size_bytes = reader_.block_end(position_bytes_, max_block_bytes_) - position_bytes_;
     // the first block is the largest one
     if (!block_memory_) block_memory_ = memory_region::anonymous(size_bytes);
     const auto block = block_memory_.bytes().first(size_bytes);

@@ -15,7 +15,7 @@ namespace pinflow::detail {
 
 namespace {
 
-constexpr std::size_t most_collected_bytes = std::size_t{1} << 20;
+constexpr std::size_t max_collected_bytes = std::size_t{1} << 20;
 
 [[noreturn]] void fail(const std::string& path, std::string_view why, std::errc error) {
     throw system_failure(fmt::format("cannot write '{}': {}", path, why), std::make_error_code(error));
@@ -82,13 +82,13 @@ output_file::output_file(const std::filesystem::path& path) : path_(path.string(
 
 template <typename Create>
 void output_file::take_temporary_name(Create create) {
-    constexpr int most_tries = 1000;
+    constexpr int max_tries = 1000;
     for (int tries = 1;; ++tries) {
         std::string name = (std::filesystem::path(folder_) / temporary_name()).string();
         try {
             create(name);
         } catch (const system_failure& failure) {
-            if (failure.code() == std::errc::file_exists && tries < most_tries) continue;
+            if (failure.code() == std::errc::file_exists && tries < max_tries) continue;
             throw;
         }
         temporary_path_ = std::move(name);
@@ -103,11 +103,11 @@ output_file::~output_file() {
 void output_file::write(std::span<const std::byte> bytes) {
     if (bytes.empty()) return;
     attempt([&] {
-        if (collected_.size() + bytes.size() > most_collected_bytes) flush();
-        if (bytes.size() >= most_collected_bytes) {
+        if (collected_.size() + bytes.size() > max_collected_bytes) flush();
+        if (bytes.size() >= max_collected_bytes) {
             system::write_all(descriptor_, path_, bytes);
         } else {
-            collected_.reserve(most_collected_bytes);
+            collected_.reserve(max_collected_bytes);
             collected_.insert(collected_.end(), bytes.begin(), bytes.end());
         }
     });

@@ -128,11 +128,11 @@ bool strided_reader::in_order() const noexcept {
     return std::ranges::is_sorted(axes_, std::ranges::greater(), &axis::stride_bytes);
 }
 
-std::uint64_t strided_reader::block_end(std::uint64_t begin_bytes, std::uint64_t most_bytes) const noexcept {
+std::uint64_t strided_reader::block_end(std::uint64_t begin_bytes, std::uint64_t max_bytes) const noexcept {
     for (const auto& [count, stride_bytes, item_bytes] : axes_) {
-        if (item_bytes > most_bytes) continue;
+        if (item_bytes > max_bytes) continue;
         // the slices of an axis as parts of nearly one size, that all runs may be as long as they can be
-        const std::uint64_t parts = (count - 1) / (most_bytes / item_bytes) + 1;
+        const std::uint64_t parts = (count - 1) / (max_bytes / item_bytes) + 1;
         const std::uint64_t part_bytes = ((count - 1) / parts + 1) * item_bytes;
         const std::uint64_t whole_bytes = count * item_bytes;
         return std::min(begin_bytes + part_bytes, (begin_bytes / whole_bytes + 1) * whole_bytes);
@@ -207,10 +207,10 @@ void strided_read::choose_tiles() {
             box_axis& axis = axes_[index];
             if (axis.source_stride - run_bytes > widest_gap_bytes) break;
             if (index == last_) last_apart_ = false;
-            const std::uint64_t most_bytes =
+            const std::uint64_t max_bytes =
                 last_apart_ ? strided_reader::scratch_bytes / last_tile : strided_reader::scratch_bytes;
-            if (run_bytes >= most_bytes) break;
-            axis.tile = std::min(axis.count, (most_bytes - run_bytes) / axis.source_stride + 1);
+            if (run_bytes >= max_bytes) break;
+            axis.tile = std::min(axis.count, (max_bytes - run_bytes) / axis.source_stride + 1);
             axis.tile_stride = axis.source_stride;
             run_bytes += (axis.tile - 1) * axis.source_stride;
             if (axis.tile < axis.count) break;

@@ -42,9 +42,9 @@ class strided_reader {
     bool in_order() const noexcept;
     /// Bytes that lie together in C order wherever they begin at a multiple of this number.
     std::uint64_t unit_bytes() const noexcept { return unit_bytes_; }
-    /// The end of a range that begins at `begin_bytes`, takes at most `most_bytes` (or one unit) and is good
+    /// The end of a range that begins at `begin_bytes`, takes at most `max_bytes` (or one unit) and is good
     /// to read at once when the elements are not in order: of whole slices, as far as they fit.
-    std::uint64_t block_end(std::uint64_t begin_bytes, std::uint64_t most_bytes) const noexcept;
+    std::uint64_t block_end(std::uint64_t begin_bytes, std::uint64_t max_bytes) const noexcept;
 
     /// Fills `destination` with the bytes from `begin_bytes` on, counted in C order.
     /// @return the time spent waiting for storage. @throws what input_file::read throws.

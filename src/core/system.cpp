@@ -57,7 +57,7 @@ template <typename Function>
             errno = fault.error;
             result = -1;
         } else {
-            result = function(std::min(size, fault.most_bytes));
+            result = function(std::min(size, fault.max_bytes));
         }
     } while (result == -1 && errno == EINTR);
     return result;

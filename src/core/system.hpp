@@ -46,7 +46,7 @@ enum class call {
 /// What a test wants to happen to one call.
 struct fault {
     int error = 0;  ///< the errno value to fail with (the call is made again after EINTR); 0 lets it happen
-    std::size_t most_bytes = std::numeric_limits<std::size_t>::max();  ///< shortens reads and writes
+    std::size_t max_bytes = std::numeric_limits<std::size_t>::max();  ///< shortens reads and writes
 };
 /// Asked before each call; `path` names the file it is about, where the call knows it. May be called from
 /// several threads at once, and may wait: a slow disk is made that way.

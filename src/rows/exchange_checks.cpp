@@ -67,10 +67,10 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
     for (std::size_t i = 0; i < batches.size(); ++i) {
         if (i % row_parts::max == 0) count = 0;  // these many travel together
         const std::uint64_t added = batches[i].ids.size();
-        if (added > most_rows_of_call - count) {
+        if (added > max_rows_of_call - count) {
             throw invalid_argument(fmt::format(
                 "{} rows{} are too many for one call, which takes up to {}", added,
-                count == 0 ? "" : fmt::format(" beside {} of other batches", count), most_rows_of_call));
+                count == 0 ? "" : fmt::format(" beside {} of other batches", count), max_rows_of_call));
         }
         count += added;
         ids_on_device = ids_on_device || batches[i].ids.on_device();

@@ -32,8 +32,8 @@ void copy_ids(std::span<const std::uint64_t> ids, std::byte* to) {
 
 /// Pieces that rows travel through slots in: large enough for the copy engine, small enough to overlap.
 constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
-constexpr std::uint64_t least_slots = 2;
-constexpr std::uint64_t most_slots = 16;
+constexpr std::uint64_t min_slots = 2;
+constexpr std::uint64_t max_slots = 16;
 
 /// On the host device a lane takes twice as much, and there may be several.
 std::uint64_t within_memory(std::uint64_t staging_bytes) {
@@ -96,15 +96,14 @@ void exchange_state::page_lock() {
 
 std::uint64_t exchange_state::staging_slot_bytes() const noexcept {
     const std::uint64_t row_bytes = std::max<std::uint64_t>(table_.row_size_bytes(), 1);
-    const std::uint64_t wanted_bytes = std::min(piece_bytes, staging_bytes_ / least_slots);
+    const std::uint64_t wanted_bytes = std::min(piece_bytes, staging_bytes_ / min_slots);
     return std::max(wanted_bytes / row_bytes, std::uint64_t{1}) * row_bytes;
 }
 
 /// From now on the call's, whose stream's work comes before the lane's.
 staging& exchange_state::take_lane(row_call& call) {
     if (!lanes_) {
-        const std::uint64_t slots =
-            std::clamp(staging_bytes_ / staging_slot_bytes(), least_slots, most_slots);
+        const std::uint64_t slots = std::clamp(staging_bytes_ / staging_slot_bytes(), min_slots, max_slots);
         lanes_.emplace(device_, staging_slot_bytes(), static_cast<unsigned>(slots));
     }
     call.lane = &lanes_->take(call.stream);
@@ -118,9 +117,8 @@ std::uint64_t exchange_state::rows_of_piece(const staging& lane) const {
 
 row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) {
     // more than one call takes are moved as that many
-    batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, most_rows_of_call);
-    const std::uint64_t count =
-        std::min<std::uint64_t>(batch_rows * std::max(batches, 1U), most_rows_of_call);
+    batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, max_rows_of_call);
+    const std::uint64_t count = std::min<std::uint64_t>(batch_rows * std::max(batches, 1U), max_rows_of_call);
     row_plan chosen = to_row_plan(plan_rows(*this, {direction, count, true}));
     chosen.batches = batches_worth_taking(*this, {direction, batch_rows, true});
     return chosen;

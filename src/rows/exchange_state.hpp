@@ -31,7 +31,7 @@ class exchange_state {
     exchange_state(row_table table, pinflow::device device, const row_exchange_options& options);
 
     /// What one call takes, of all batches that travel together.
-    static constexpr std::uint64_t most_rows_of_call = std::numeric_limits<std::uint32_t>::max();
+    static constexpr std::uint64_t max_rows_of_call = std::numeric_limits<std::uint32_t>::max();
 
     /// Indices that are worth a task of their own.
     static constexpr std::size_t ids_of_task = 16384;

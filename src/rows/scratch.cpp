@@ -18,7 +18,7 @@ pinned_scratch::~pinned_scratch() {
 }
 
 pinned_scratch::block& pinned_scratch::take(std::uint64_t size_bytes) {
-    constexpr std::uint64_t least_bytes = 4096;
+    constexpr std::uint64_t min_bytes = 4096;
     block* best = nullptr;  // the smallest: a large one may be asked for next
     for (block& each : blocks_) {
         if (each.taken_ || each.memory_.size_bytes() < size_bytes) continue;
@@ -26,7 +26,7 @@ pinned_scratch::block& pinned_scratch::take(std::uint64_t size_bytes) {
         if (each.used_.done()) best = &each;
     }
     if (best == nullptr) {
-        best = &blocks_.emplace_back(device_, std::bit_ceil(std::max(size_bytes, least_bytes)));
+        best = &blocks_.emplace_back(device_, std::bit_ceil(std::max(size_bytes, min_bytes)));
     }
     best->taken_ = true;
     return *best;

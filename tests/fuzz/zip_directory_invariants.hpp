@@ -39,7 +39,7 @@ std::string broken_in(Function function) {
 }
 
 /// Members are inflated up to this size.
-inline constexpr std::uint64_t most_bytes = std::uint64_t{1} << 18;
+inline constexpr std::uint64_t max_bytes = std::uint64_t{1} << 18;
 
 /// One member: both ways of reading it give the same.
 inline std::string broken_for(const pinflow::detail::zip_entry& entry,
@@ -53,7 +53,7 @@ inline std::string broken_for(const pinflow::detail::zip_entry& entry,
         member.payload_bytes != entry.size_bytes - member.header.data_offset_bytes) {
         return "the elements are not all that follows the header";
     }
-    if (entry.size_bytes > most_bytes) return "";
+    if (entry.size_bytes > max_bytes) return "";
     std::vector<std::byte> elements(member.payload_bytes);
     for (std::size_t at = 0; at < elements.size(); at += 999)
         member.reader->read(
@@ -80,7 +80,7 @@ inline std::string broken_for_file(std::span<const std::byte> bytes, std::size_t
         if (listings.size() != members) return "not every member is listed";
         for (const auto& listing : listings) {
             if (listing.reason.empty()) return "a listing has no reason";
-            if (!listing.dtype || listing.size_bytes > most_bytes) continue;
+            if (!listing.dtype || listing.size_bytes > max_bytes) continue;
             const std::string broken_array = broken_in([&]() -> std::string {
                 const auto array = pinflow::open_npz(path, listing.name);
                 return array.size_bytes() == listing.size_bytes ? ""

@@ -236,13 +236,13 @@ struct row_combination {
 
 /// Of rows of this size, for one route: cheap, and the same for a seed.
 inline row_combination draw(std::uint64_t row_bytes, pinflow::row_route route, std::mt19937_64& random) {
-    constexpr std::uint64_t most_bytes = std::uint64_t{sanitized ? 1 : 4} << 20;
-    const std::uint64_t most_rows = std::max<std::uint64_t>(most_bytes / row_bytes, 3);
+    constexpr std::uint64_t max_bytes = std::uint64_t{sanitized ? 1 : 4} << 20;
+    const std::uint64_t max_rows = std::max<std::uint64_t>(max_bytes / row_bytes, 3);
     row_combination drawn;
     drawn.row_bytes = row_bytes;
-    drawn.row_count = std::min(one_of(std::array<std::uint64_t, 5>{1, 2, 3, 200, 70'000}, random), most_rows);
+    drawn.row_count = std::min(one_of(std::array<std::uint64_t, 5>{1, 2, 3, 200, 70'000}, random), max_rows);
     drawn.count = static_cast<std::size_t>(
-        std::min(one_of(std::array<std::uint64_t, 6>{0, 1, 2, 31, 1000, 100'000}, random), most_rows));
+        std::min(one_of(std::array<std::uint64_t, 6>{0, 1, 2, 31, 1000, 100'000}, random), max_rows));
     drawn.table_misalignment = one_of(every_misalignment, random);
     drawn.rows_misalignment = one_of(every_misalignment, random);
     drawn.order = one_of(every_id_order, random);

@@ -58,7 +58,7 @@ struct loader_report {
     /// Batches that were ready when `next` was called: their mean and maximum. If the maximum stays below
     /// `slots`, fewer slots would do; a mean near 0 means that the consumer is faster.
     double mean_ready = 0;
-    unsigned most_ready = 0;
+    unsigned max_ready = 0;
 
     /// Of what was handed out, by the wall time; 0 before there is any.
     double bytes_per_second() const noexcept;

@@ -275,8 +275,8 @@ class backend final : public device_backend {
         // CUDA answers for one byte at a time: one of each page, or of so many as are asked for in
         // milliseconds
         constexpr std::uint64_t page_bytes = 4096;
-        constexpr std::uint64_t most_questions = 65536;
-        const std::uint64_t step = std::max(page_bytes, size_bytes / most_questions);
+        constexpr std::uint64_t max_questions = 65536;
+        const std::uint64_t step = std::max(page_bytes, size_bytes / max_questions);
         for (std::uint64_t at = 0; at < size_bytes; at += step) {
             if (!reached(data + at)) return false;
         }
@@ -494,10 +494,10 @@ class backend final : public device_backend {
         }
         // parts small enough to keep every multiprocessor busy with a batch, and large enough to make few
         // atomics
-        constexpr std::uint64_t least_part = 4096;
+        constexpr std::uint64_t min_part = 4096;
         constexpr std::uint64_t largest_part = 65536;
         const std::uint64_t even = rows * array.row_size_bytes / (std::uint64_t{multiprocessors_} * 64);
-        work.part_bytes = std::clamp(even / 16 * 16, least_part, largest_part);
+        work.part_bytes = std::clamp(even / 16 * 16, min_part, largest_part);
         work.parts = (array.row_size_bytes + work.part_bytes - 1) / work.part_bytes;
         if (work.parts > 1) {
             const cudaError_t status = cuda::fill_zero(hashes, rows * sizeof(std::uint64_t), stream);

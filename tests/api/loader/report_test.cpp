@@ -91,8 +91,8 @@ TEST_CASE("report: what was handed out adds up, and the route is the one asked f
                 CHECK(report.wall_time.count() > 0);
                 CHECK(report.storage_wait + report.cpu_wait + report.link_wait <= report.wall_time);
                 CHECK(report.consumer_wait <= report.wall_time);
-                CHECK(report.mean_ready <= report.most_ready);
-                CHECK(report.most_ready <= report.slots);
+                CHECK(report.mean_ready <= report.max_ready);
+                CHECK(report.max_ready <= report.slots);
                 CHECK(report.rows_per_second() > 0);
                 CHECK(report.bytes_per_second() > report.rows_per_second());
             }

@@ -160,8 +160,8 @@ TEST_CASE("report: says how many batches lay ready") {
         CHECK(loader.next().has_value());
     const loader_report report = loader.report();
     // 3, 2 and 1 of the three, and what the first call found
-    CHECK(report.most_ready >= 3);
-    CHECK(report.most_ready <= 4);
+    CHECK(report.max_ready >= 3);
+    CHECK(report.max_ready <= 4);
     CHECK(report.mean_ready >= 6.0 / 4);
     CHECK(report.mean_ready <= 10.0 / 4);
     CHECK(report.bytes_per_second() > 0);
