@@ -52,9 +52,9 @@ writes() {
 }
 
 # Temporary names that may be left: where files need none, one kill may well come within the moment in which they have one.
-most_temporary=$kills
+max_temporary=$kills
 if /usr/bin/python3 -c 'import os; os.open("work", os.O_RDWR | os.O_TMPFILE)' 2>/dev/null; then
-    most_temporary=$((kills / 20 + 1))
+    max_temporary=$((kills / 20 + 1))
 fi
 
 old=0 new=0 writing=0 temporary=0
@@ -101,7 +101,7 @@ for ((kill = 1; kill <= kills; ++kill)); do
 done
 printf '%d kills within %d ms: %d left the old file, %d the new one; %d came while it was written, %d left a temporary name (SEED=%s)\n' \
     "$kills" $((duration_us * 11 / 10000)) $old $new $writing $temporary "$seed"
-if [ $temporary -gt $most_temporary ]; then
+if [ $temporary -gt $max_temporary ]; then
     fail "files have temporary names though this file system has files without"
 fi
 if [ $writing = 0 ]; then

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -34,14 +35,14 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
-/// fail_every_call [--device host|cuda:N] [--scenario TEXT] [--seconds N] [--seed N] [--part I/N] [--calls |
+/// fail_every_call [--device host|cuda:N] [--scenario TEXT] [--seconds N] [--seed N] [--jobs N] [--calls |
 /// --allocations]
 ///
 /// Runs each scenario in a child process and counts its calls and the call stacks of its allocations. Then it
 /// runs the scenario again with one of them failing: once, and from there on. Each run must end in time, by
 /// no signal, without a leak; it must succeed with the right result or throw one sentence and leave nothing
 /// half done; and the same scenario without faults must be right afterwards, in the same process. With
-/// --seconds, runs are drawn at random for that long.
+/// --seconds, runs are drawn at random for that long. With --jobs, N processes share the runs.
 namespace {
 
 namespace fs = std::filesystem;
@@ -87,16 +88,51 @@ constexpr std::array hidden_failures{
     hidden_failure{"start_thread", "parallel work has fewer threads, pages are registered by others"},
 };
 
+/// An object that the child processes made from here on share with this one. It lives as long as they do.
+template <typename Object>
+Object& make_shared_object() {
+    void* const memory =
+        ::mmap(nullptr, sizeof(Object), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::runtime_error("no memory to share");
+    return *::new (memory) Object;
+}
+
+/// What all runs came to, of every process.
+struct tally {
+    std::atomic<std::size_t> run_count = 0;
+    std::atomic<std::size_t> injected_count = 0;
+    std::atomic<std::size_t> failed_count = 0;
+    std::atomic<std::size_t> finding_count = 0;
+    std::array<std::atomic<std::size_t>, hidden_failures.size()> hidden_counts{};
+
+    void print() const {
+        fmt::print("{} runs with a failure: {} ended with a sentence, {} went on without what failed\n",
+                   injected_count.load(), failed_count.load(), injected_count.load() - failed_count.load());
+        for (std::size_t i = 0; i < hidden_failures.size(); ++i) {
+            if (hidden_counts[i] > 0)
+                fmt::print("    {} with {}\n", hidden_counts[i].load(), hidden_failures[i].call);
+        }
+    }
+};
+
 class campaign {
  public:
-    campaign(std::string device, fs::path folder)
+    campaign(const std::string& device, fs::path folder)
         : folder_(std::move(folder)), inputs_(folder_ / "in"), all_(scenarios::all(device)) {
         fs::create_directories(inputs_);
+        work_in("measuring");
         const verdict& told = in_child([&](verdict&) { scenarios::write_inputs(inputs_); });
         if (told.finding[0] != '\0') throw std::runtime_error(told.finding.data());
     }
 
     const std::vector<scenario>& all() const noexcept { return all_; }
+
+    /// From here on outputs lie in a folder of this name. Printed paths stay the same.
+    void work_in(const std::string& name) {
+        fs::create_directories(folder_ / name);
+        fs::current_path(folder_ / name);
+        told_ = &make_shared_object<verdict>();
+    }
 
     /// Runs without faults: what a right run gives, and how many calls there are to fail.
     struct baseline {
@@ -128,36 +164,30 @@ class campaign {
     }
 
     /// @return whether anything was made to fail.
-    bool run(const scenario& what, const baseline& right, const injection::target& target) {
+    bool run(const scenario& what, const baseline& right, const injection::target& target, tally& sums) {
         make_outputs(what);
         const file_map before = contents_of(outputs());
         const verdict& told = in_child([&](verdict& own) { judge(what, right, before, target, own); });
+        ++sums.run_count;
         if (told.record.injected_count == 0) return false;
-        ++injected_;
+        ++sums.injected_count;
         if (told.has_failed) {
-            ++failed_;
-        } else {
-            ++hidden_[told.record.first_injected.data()];
+            ++sums.failed_count;
+        } else if (const std::size_t index = index_of_hidden(told); index < hidden_failures.size()) {
+            ++sums.hidden_counts[index];
         }
-        if (told.finding[0] != '\0') report(what, target, told);
+        if (told.finding[0] != '\0') {
+            ++sums.finding_count;
+            report(what, target, told);
+        }
         return true;
     }
 
-    std::size_t findings() const noexcept { return findings_; }
-    bool has_injected() const noexcept { return injected_ > 0; }
-    void print_sums() const {
-        fmt::print("{} runs with a failure: {} ended with a sentence, {} went on without what failed\n",
-                   injected_, failed_, injected_ - failed_);
-        std::map<std::string, std::size_t> by_call;
-        for (const auto& [call, count] : hidden_)
-            by_call[call.substr(0, call.find(" of "))] += count;
-        for (const auto& [call, count] : by_call)
-            fmt::print("    {} with {}\n", count, call);
-    }
-
  private:
-    fs::path outputs() const { return folder_ / "out"; }
-    fs::path printed_path() const { return folder_ / "printed"; }
+    // in the current folder
+    static fs::path outputs() { return "out"; }
+    static fs::path printed_path() { return "printed"; }
+    static fs::path errors_path() { return "errors"; }
 
     void make_outputs(const scenario& what) {
         fs::remove_all(outputs());
@@ -168,12 +198,6 @@ class campaign {
     /// Runs `work` in a child process. @return what it told; a finding if it did not end well.
     template <typename Work>
     const verdict& in_child(Work work) {
-        if (told_ == nullptr) {
-            void* const shared =
-                ::mmap(nullptr, sizeof(verdict), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-            if (shared == MAP_FAILED) throw std::runtime_error("no memory to share");
-            told_ = static_cast<verdict*>(shared);
-        }
         ::new (static_cast<void*>(told_)) verdict;
         std::fflush(stdout);
         const ::pid_t child = ::fork();
@@ -197,7 +221,7 @@ class campaign {
     [[noreturn]] void work_in_child(Work work) {
         ::alarm(seconds_of_run);
         const int printed = ::open(printed_path().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-        const int errors = ::open((folder_ / "errors").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        const int errors = ::open(errors_path().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
         ::dup2(printed, STDOUT_FILENO);
         ::dup2(errors, STDERR_FILENO);
         ::close(printed);
@@ -297,25 +321,34 @@ class campaign {
         }
     }
 
+    /// @return the number of `hidden_failures` if it is none of these.
+    static std::size_t index_of_hidden(const verdict& told) {
+        const std::string_view call = told.record.first_injected.data();
+        return static_cast<std::size_t>(std::ranges::find_if(hidden_failures,
+                                                             [&](const hidden_failure& hidden) {
+                                                                 return call.starts_with(hidden.call);
+                                                             }) -
+                                        hidden_failures.begin());
+    }
+
     static void check_hidden(verdict& told) {
         const std::string_view call = told.record.first_injected.data();
         if (told.record.injected_count == 0 || call.starts_with("an allocation")) return;
-        const bool is_declared = std::ranges::any_of(
-            hidden_failures, [&](const hidden_failure& hidden) { return call.starts_with(hidden.call); });
-        if (!is_declared)
+        if (index_of_hidden(told) == hidden_failures.size())
             told.find("it succeeded, though this failure is not declared as one that is hidden");
     }
 
-    void report(const scenario& what, const injection::target& target, const verdict& told) {
-        ++findings_;
-        fmt::print("FINDING {}: {}\n    {}{}{}, thread {}, number {}\n", what.name, told.finding.data(),
-                   told.record.first_injected.data(), target.is_onward ? " and all after it" : "",
-                   told.sentence[0] == '\0' ? "" : fmt::format(": {}", told.sentence.data()), target.thread,
-                   target.number);
+    /// In one piece, as other processes print too.
+    static void report(const scenario& what, const injection::target& target, const verdict& told) {
+        std::string text =
+            fmt::format("FINDING {}: {}\n    {}{}{}, thread {}, number {}\n", what.name, told.finding.data(),
+                        told.record.first_injected.data(), target.is_onward ? " and all after it" : "",
+                        told.sentence[0] == '\0' ? "" : fmt::format(": {}", told.sentence.data()),
+                        target.thread, target.number);
         if (target.what == injection::target::kind::allocation)
-            fmt::print("{}", injection::describe(told.record.injected_stack));
-        const std::string errors = npy_bytes::read_file((folder_ / "errors").string());
-        fmt::print("{}", errors.substr(0, 4000));
+            text += injection::describe(told.record.injected_stack);
+        text += npy_bytes::read_file(errors_path().string()).substr(0, 4000);
+        fmt::print("{}", text);
         std::fflush(stdout);
     }
 
@@ -323,10 +356,6 @@ class campaign {
     fs::path inputs_;
     std::vector<scenario> all_;
     verdict* told_ = nullptr;
-    std::size_t injected_ = 0;
-    std::size_t failed_ = 0;
-    std::size_t findings_ = 0;
-    std::map<std::string, std::size_t> hidden_;
 };
 
 struct settings {
@@ -334,8 +363,7 @@ struct settings {
     std::string scenario;
     unsigned seconds = 0;  ///< 0: all runs
     unsigned seed = 1;
-    unsigned part = 0;
-    unsigned parts = 1;
+    unsigned jobs = 1;
     bool calls = true;
     bool allocations = true;
 };
@@ -356,10 +384,8 @@ settings parse(int count, char** arguments) {
             asked.seconds = static_cast<unsigned>(std::stoul(value()));
         } else if (flag == "--seed") {
             asked.seed = static_cast<unsigned>(std::stoul(value()));
-        } else if (flag == "--part") {
-            const std::string text = value();
-            asked.part = static_cast<unsigned>(std::stoul(text));
-            asked.parts = static_cast<unsigned>(std::stoul(text.substr(text.find('/') + 1)));
+        } else if (flag == "--jobs") {
+            asked.jobs = std::max(1U, static_cast<unsigned>(std::stoul(value())));
         } else if (flag == "--calls") {
             asked.allocations = false;
         } else if (flag == "--allocations") {
@@ -397,44 +423,71 @@ std::vector<planned_run> plan(const scenario& what, const campaign::baseline& ri
     return runs;
 }
 
-int run_campaign(const settings& asked, const fs::path& folder) {
-    campaign all(asked.device, folder);
-    std::map<const scenario*, campaign::baseline> baselines;
-    std::vector<planned_run> runs;
-    std::set<std::uint64_t> known_stacks;
-    unsigned index = 0;
-    for (const scenario& what : all.all()) {
-        if (what.name.find(asked.scenario) == std::string::npos || index++ % asked.parts != asked.part)
-            continue;
-        const campaign::baseline& right = baselines[&what] = all.measure(what);
-        const std::vector<planned_run> some = plan(what, right, asked, known_stacks);
-        runs.insert(runs.end(), some.begin(), some.end());
-    }
-    fmt::print("{} scenarios, {} runs\n", baselines.size(), runs.size());
-    std::fflush(stdout);
-    if (runs.empty()) return asked.parts > 1 ? 0 : 1;
+/// Every `jobs`th run, beginning with run `job`.
+void run_some(campaign& all, const std::vector<planned_run>& runs, unsigned job, const settings& asked,
+              tally& sums) {
+    all.work_in(fmt::format("job-{}", job));
     const clock_type::time_point begin = clock_type::now();
-    if (asked.seconds > 0) std::ranges::shuffle(runs, std::mt19937(asked.seed));
-    std::size_t made = 0;
-    for (const planned_run& each : runs) {
+    for (std::size_t i = job; i < runs.size(); i += asked.jobs) {
         if (asked.seconds > 0 && clock_type::now() - begin > std::chrono::seconds(asked.seconds)) break;
-        ++made;
-        const bool is_injected = all.run(*each.what, *each.right, each.target);
+        const planned_run& each = runs[i];
+        const bool is_injected = all.run(*each.what, *each.right, each.target, sums);
         // more calls than were counted
         injection::target further = each.target;
         const bool is_last = further.what == injection::target::kind::call &&
                              further.number == each.right->calls[further.thread];
         while (asked.seconds == 0 && is_injected && is_last) {
             ++further.number;
-            ++made;
-            if (!all.run(*each.what, *each.right, further)) break;
+            if (!all.run(*each.what, *each.right, further, sums)) break;
         }
     }
-    all.print_sums();
-    fmt::print("{} runs in {} s (seed {}), {} findings\n", made,
+}
+
+int run_campaign(const settings& asked, const fs::path& folder) {
+    campaign all(asked.device, folder);
+    std::map<const scenario*, campaign::baseline> baselines;
+    std::vector<planned_run> runs;
+    std::set<std::uint64_t> known_stacks;
+    for (const scenario& what : all.all()) {
+        if (what.name.find(asked.scenario) == std::string::npos) continue;
+        const campaign::baseline& right = baselines[&what] = all.measure(what);
+        const std::vector<planned_run> some = plan(what, right, asked, known_stacks);
+        runs.insert(runs.end(), some.begin(), some.end());
+    }
+    fmt::print("{} scenarios, {} runs\n", baselines.size(), runs.size());
+    std::fflush(stdout);
+    if (runs.empty()) return 1;
+    const clock_type::time_point begin = clock_type::now();
+    if (asked.seconds > 0) std::ranges::shuffle(runs, std::mt19937(asked.seed));
+    tally& sums = make_shared_object<tally>();
+    std::vector<::pid_t> children;
+    for (unsigned job = 0; job < asked.jobs; ++job) {
+        const ::pid_t child = ::fork();
+        if (child == -1) throw std::runtime_error("cannot fork");
+        if (child == 0) {
+            int status = 0;
+            try {
+                run_some(all, runs, job, asked, sums);
+            } catch (const std::exception& failure) {
+                fmt::print(stderr, "fail_every_call: {}\n", failure.what());
+                status = 2;
+            }
+            std::fflush(stdout);
+            ::_exit(status);
+        }
+        children.push_back(child);
+    }
+    bool has_ended_well = true;
+    for (const ::pid_t child : children) {
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        has_ended_well = has_ended_well && status == 0;
+    }
+    sums.print();
+    fmt::print("{} runs in {} s (seed {}), {} findings\n", sums.run_count.load(),
                std::chrono::duration_cast<std::chrono::seconds>(clock_type::now() - begin).count(),
-               asked.seed, all.findings());
-    return all.findings() == 0 && all.has_injected() ? 0 : 1;
+               asked.seed, sums.finding_count.load());
+    return has_ended_well && sums.finding_count == 0 && sums.injected_count > 0 ? 0 : 1;
 }
 
 }  // namespace
@@ -448,6 +501,7 @@ int main(int count, char** arguments) {
     } catch (const std::exception& failure) {
         fmt::print(stderr, "fail_every_call: {}\n", failure.what());
     }
+    fs::current_path(fs::temp_directory_path());
     fs::remove_all(folder);
     return status;
 }

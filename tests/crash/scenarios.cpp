@@ -159,7 +159,6 @@ void write_inputs(const fs::path& inputs) {
 }
 
 std::vector<scenario> all(const std::string& device_name) {
-    const device on = device_name == "host" ? device::host() : device::cuda(std::stoi(device_name.substr(5)));
     std::vector<std::string> files{"images.npy", "stored.npz", "deflated.npz", "some.safetensors"};
     std::vector<std::string> targets{"new.npy", "new.npz", "new.safetensors"};
 #ifdef PINFLOW_HAVE_HDF5
@@ -211,13 +210,14 @@ std::vector<scenario> all(const std::string& device_name) {
              cli::stream_files({images, "--device", device_name, "--load-state", state, "--json"});
          }});
     found.back().prints_before_failing = true;
-    found.push_back(
-        {"loader that stops", [on](const fs::path& inputs, const fs::path&) { start_and_stop(on, inputs); }});
+    found.push_back({"loader that stops", [device_name](const fs::path& inputs, const fs::path&) {
+                         start_and_stop(device::parse(device_name), inputs);
+                     }});
     found.back().is_left_early = true;
     for (const auto& [name, route] : {std::pair{"exchange", pinflow::row_route::automatic},
                                       std::pair{"exchange staged", pinflow::row_route::staged}}) {
-        found.push_back({name, [on, route = route](const fs::path& inputs, const fs::path&) {
-                             exchange_rows(on, inputs, route);
+        found.push_back({name, [device_name, route = route](const fs::path& inputs, const fs::path&) {
+                             exchange_rows(device::parse(device_name), inputs, route);
                          }});
     }
     return found;
