@@ -1,29 +1,22 @@
 #include "loader/stage_seam.hpp"
 
-#include <atomic>
 #include <utility>
 
 namespace pinflow::detail {
 
 namespace {
 
-stage_hook installed_hook;
-std::atomic<bool> hook_installed = false;
+hooks<stage_hook> installed_hooks;
 
 }  // namespace
 
-scoped_stage_hook::scoped_stage_hook(stage_hook hook) {
-    installed_hook = std::move(hook);
-    hook_installed.store(true, std::memory_order_release);
-}
-
-scoped_stage_hook::~scoped_stage_hook() {
-    hook_installed.store(false, std::memory_order_release);
-    installed_hook = nullptr;
-}
+scoped_stage_hook::scoped_stage_hook(stage_hook hook) : scope_(installed_hooks, std::move(hook)) {}
 
 void pass_stage_seam(stage where, std::uint64_t batch) {
-    if (hook_installed.load(std::memory_order_acquire)) installed_hook(where, batch);
+    installed_hooks.ask([&](const stage_hook& hook) {
+        hook(where, batch);
+        return false;
+    });
 }
 
 }  // namespace pinflow::detail

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "src/core/hooks.hpp"
+
 /// A seam in the loader's pipeline where tests make a stage fail or wait.
 namespace pinflow::detail {
 
@@ -12,16 +14,16 @@ enum class stage : std::uint8_t { sample, fill, deliver };
 /// May be called from several threads at once.
 using stage_hook = std::function<void(stage where, std::uint64_t batch)>;
 
-/// Installs a hook for its lifetime, which must contain those of the loaders it is meant for. One at a time.
+/// Installs a hook for its lifetime. For tests.
 class scoped_stage_hook {
  public:
     explicit scoped_stage_hook(stage_hook hook);
-    ~scoped_stage_hook();
-    scoped_stage_hook(const scoped_stage_hook&) = delete;
-    scoped_stage_hook& operator=(const scoped_stage_hook&) = delete;
+
+ private:
+    hooks<stage_hook>::scope scope_;
 };
 
-/// Calls the hook, if there is one.
+/// Calls the hooks, the last installed first.
 void pass_stage_seam(stage where, std::uint64_t batch);
 
 }  // namespace pinflow::detail

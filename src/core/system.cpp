@@ -9,9 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -23,18 +21,15 @@ namespace pinflow::detail::system {
 
 namespace {
 
-std::atomic<bool> hook_installed = false;
-std::mutex hook_mutex;
-std::shared_ptr<const fault_hook> installed_hook;
+hooks<fault_hook> installed_hooks;
 
 fault ask_hook(call what, std::string_view path) {
-    if (!hook_installed.load(std::memory_order_acquire)) return {};
-    std::shared_ptr<const fault_hook> hook;
-    {
-        const std::lock_guard lock(hook_mutex);
-        hook = installed_hook;
-    }
-    return hook ? (*hook)(what, path) : fault{};
+    fault found;
+    installed_hooks.ask([&](const fault_hook& hook) {
+        found = hook(what, path);
+        return found != fault{};
+    });
+    return found;
 }
 
 /// Takes errno as a value first: formatting may change it.
@@ -88,20 +83,10 @@ void* map(std::string_view path, void* address, std::uint64_t size_bytes, int pr
 
 }  // namespace
 
-scoped_fault_hook::scoped_fault_hook(fault_hook hook) {
-    const std::lock_guard lock(hook_mutex);
-    installed_hook = std::make_shared<const fault_hook>(std::move(hook));
-    hook_installed.store(true, std::memory_order_release);
-}
-
-scoped_fault_hook::~scoped_fault_hook() {
-    const std::lock_guard lock(hook_mutex);
-    hook_installed.store(false, std::memory_order_release);
-    installed_hook.reset();
-}
+scoped_fault_hook::scoped_fault_hook(fault_hook hook) : scope_(installed_hooks, std::move(hook)) {}
 
 bool hook_is_installed() noexcept {
-    return hook_installed.load(std::memory_order_acquire);
+    return !installed_hooks.is_empty();
 }
 
 void pass_seam(call what, const std::string& path, std::string_view attempt) {

@@ -14,6 +14,8 @@
 #include <string_view>
 #include <thread>
 
+#include "src/core/hooks.hpp"
+
 /// The one layer that makes system calls on files, memory and threads: it checks their status, retries what a
 /// signal has interrupted, and words the errors. Every call passes a seam where tests inject faults. All
 /// functions throw system_failure unless they say otherwise, and may be called from any thread.
@@ -47,18 +49,21 @@ enum class call {
 struct fault {
     int error = 0;  ///< the errno value to fail with (the call is made again after EINTR); 0 lets it happen
     std::size_t max_bytes = std::numeric_limits<std::size_t>::max();  ///< shortens reads and writes
+
+    bool operator==(const fault&) const = default;
 };
 /// Asked before each call; `path` names the file it is about, where the call knows it. May be called from
 /// several threads at once, and may wait: a slow disk is made that way.
 using fault_hook = std::function<fault(call what, std::string_view path)>;
 
-/// Installs a hook for its lifetime. For tests; one at a time.
+/// Installs a hook for its lifetime. For tests. Of several, the last is asked first. If it lets the call
+/// happen unchanged, the others are asked.
 class scoped_fault_hook {
  public:
     explicit scoped_fault_hook(fault_hook hook);
-    ~scoped_fault_hook();
-    scoped_fault_hook(const scoped_fault_hook&) = delete;
-    scoped_fault_hook& operator=(const scoped_fault_hook&) = delete;
+
+ private:
+    hooks<fault_hook>::scope scope_;
 };
 
 /// Whether there is one.

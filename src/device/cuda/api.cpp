@@ -4,9 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <memory>
-#include <mutex>
-#include <vector>
+#include <utility>
 
 #include "pinflow/error.hpp"
 #include "src/device/cuda/sort_rows.hpp"
@@ -15,9 +13,7 @@ namespace pinflow::detail::cuda {
 
 namespace {
 
-std::atomic<bool> hook_installed = false;
-std::mutex hook_mutex;
-std::vector<std::shared_ptr<const fault_hook>> installed_hooks;  // the last first
+hooks<fault_hook> installed_hooks;
 
 /// The process that called CUDA first; CUDA does not survive fork.
 std::atomic<::pid_t> owner_process = 0;
@@ -31,16 +27,12 @@ bool forked() noexcept {
 }
 
 cudaError_t ask_hook(std::string_view call) noexcept {
-    if (!hook_installed.load(std::memory_order_acquire)) return cudaSuccess;
-    std::vector<std::shared_ptr<const fault_hook>> hooks;
-    {
-        const std::lock_guard lock(hook_mutex);
-        hooks = installed_hooks;
-    }
-    for (const auto& hook : hooks) {
-        if (const cudaError_t status = (*hook)(call); status != cudaSuccess) return status;
-    }
-    return cudaSuccess;
+    cudaError_t status = cudaSuccess;
+    installed_hooks.ask([&](const fault_hook& hook) {
+        status = hook(call);
+        return status != cudaSuccess;
+    });
+    return status;
 }
 
 void remember_if_fatal(cudaError_t status) noexcept {
@@ -127,17 +119,9 @@ cudaError_t from_driver(CUresult result) noexcept {
 
 }  // namespace
 
-scoped_fault_hook::scoped_fault_hook(fault_hook hook)
-    : hook_(std::make_shared<const fault_hook>(std::move(hook))) {
-    const std::lock_guard lock(hook_mutex);
-    installed_hooks.insert(installed_hooks.begin(), hook_);
-    hook_installed.store(true, std::memory_order_release);
-}
+scoped_fault_hook::scoped_fault_hook(fault_hook hook) : scope_(installed_hooks, std::move(hook)) {}
 
 scoped_fault_hook::~scoped_fault_hook() {
-    const std::lock_guard lock(hook_mutex);
-    std::erase(installed_hooks, hook_);
-    hook_installed.store(!installed_hooks.empty(), std::memory_order_release);
     first_fatal.store(cudaSuccess);
 }
 

@@ -7,11 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "src/core/hooks.hpp"
 
 /// The one layer that calls CUDA. Every call returns its status, which `check` turns into a sentence. Each
 /// passes a seam where tests inject faults, is refused in a forked child, and is refused for good after a
@@ -35,7 +36,7 @@ class scoped_fault_hook {
     scoped_fault_hook& operator=(const scoped_fault_hook&) = delete;
 
  private:
-    std::shared_ptr<const fault_hook> hook_;
+    hooks<fault_hook>::scope scope_;
 };
 
 // ---- errors -------------------------------------------------------------------------------------
