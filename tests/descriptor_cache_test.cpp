@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +24,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "src/core/system.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -80,28 +80,6 @@ void close_all_others(const temporary_folder& folder) {
         files.push_back(std::make_unique<const input_file>(folder / "other"));
 }
 
-/// Whether `function` returns true in a child process that may have so many descriptors open, and cannot
-/// raise that beyond `max_hard_limit`.
-bool holds_in_child(::rlim_t max_descriptors, const std::function<bool()>& function,
-                    ::rlim_t max_hard_limit = 0) {
-    const ::pid_t child = ::fork();
-    REQUIRE(child != -1);
-    if (child == 0) {
-        const ::rlimit limit{max_descriptors, max_hard_limit == 0 ? max_descriptors : max_hard_limit};
-        bool held = ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
-        try {
-            held = held && function();
-        } catch (const std::exception& failure) {
-            std::fputs(failure.what(), stderr);
-            held = false;
-        }
-        ::_exit(held ? 0 : 1);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 }  // namespace
 
 // ---- the bound --------------------------------------------------------------------------------------------
@@ -139,8 +117,8 @@ TEST_CASE("descriptor_cache: the bound is half of what the process may open, and
     ::rlimit limit{};
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
     if (limit.rlim_cur >= 32) CHECK(descriptor_cache::max_open() == limit.rlim_cur / 2);
-    CHECK(holds_in_child(64, [] { return descriptor_cache::max_open() == 32; }));
-    CHECK(holds_in_child(20, [] { return descriptor_cache::max_open() == 16; }));
+    CHECK(holds_in_child_with_descriptors(64, [] { return descriptor_cache::max_open() == 32; }));
+    CHECK(holds_in_child_with_descriptors(20, [] { return descriptor_cache::max_open() == 16; }));
 }
 
 TEST_CASE("descriptor_cache: the soft limit is raised when many files are opened, as far as the hard one") {
@@ -150,9 +128,9 @@ TEST_CASE("descriptor_cache: the soft limit is raised when many files are opened
         const file_list files = open_files(folder, 100);
         return pinflow::detail::system::max_descriptors();
     };
-    CHECK(holds_in_child(32, [&] { return limit_with_files_open() >= 200; }, 1000));
-    CHECK(holds_in_child(32, [&] { return limit_with_files_open() == 50; }, 50));
-    CHECK(holds_in_child(600, [&] { return limit_with_files_open() == 600; }, 1000));
+    CHECK(holds_in_child_with_descriptors(32, [&] { return limit_with_files_open() >= 200; }, 1000));
+    CHECK(holds_in_child_with_descriptors(32, [&] { return limit_with_files_open() == 50; }, 50));
+    CHECK(holds_in_child_with_descriptors(600, [&] { return limit_with_files_open() == 600; }, 1000));
 }
 
 TEST_CASE("descriptor_cache: thousands of files work in a process that may open few") {
@@ -162,7 +140,7 @@ TEST_CASE("descriptor_cache: thousands of files work in a process that may open 
     for (const std::size_t max_descriptors : {256u, 64u, 18u}) {
         CAPTURE(max_descriptors);
         if (sanitized && max_descriptors < 64) continue;  // a sanitizer needs descriptors of its own
-        CHECK(holds_in_child(max_descriptors, [&] {
+        CHECK(holds_in_child_with_descriptors(max_descriptors, [&] {
             file_list files;
             for (std::size_t index = 0; index < 2'000; ++index)
                 files.push_back(std::make_unique<const input_file>(folder / std::to_string(index)));

@@ -15,6 +15,7 @@
 #include "pinflow/memory.hpp"
 #include "pinflow/rows.hpp"
 #include "src/core/memory_limits.hpp"
+#include "tests/support/file_bytes.hpp"
 
 // Loaders and row exchanges where memory is short.
 using namespace pinflow;
@@ -37,20 +38,6 @@ loader_options on_host() {
     options.device = device::host();
     options.route = route::copy;
     return options;
-}
-
-template <typename Exception, typename Work>
-std::string sentence_of(Work work) {
-    try {
-        work();
-    } catch (const Exception& failure) {
-        return failure.what();
-    }
-    return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -1,11 +1,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -27,6 +23,7 @@
 #include "src/core/system.hpp"
 #include "tests/mapped_files.hpp"
 #include "tests/npy_bytes.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -88,27 +85,6 @@ rows_pointer open_stacked(const std::string& text) {
     return open_rows(text, options);
 }
 
-/// Whether `function` returns true in a child process that may have so many descriptors open.
-template <typename Function>
-bool holds_in_child(::rlim_t max_descriptors, Function function) {
-    const ::pid_t child = ::fork();
-    REQUIRE(child != -1);
-    if (child == 0) {
-        const ::rlimit limit{max_descriptors, max_descriptors};
-        bool held = ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
-        try {
-            held = held && function();
-        } catch (const std::exception& failure) {
-            std::fputs(failure.what(), stderr);
-            held = false;
-        }
-        ::_exit(held ? 0 : 1);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 }  // namespace
 
 // ---- many files -------------------------------------------------------------------------------------------
@@ -120,7 +96,7 @@ TEST_CASE("open patterns: thousands of files open in a process that may open few
     write_parts(folder, 1'000, "(3, 2)", 6);
     for (const ::rlim_t max_descriptors : {256u, 64u}) {
         CAPTURE(max_descriptors);
-        CHECK(holds_in_child(max_descriptors, [&] {
+        CHECK(holds_in_child_with_descriptors(max_descriptors, [&] {
             const rows_pointer rows = open_rows(at + "/part-*.npy");
             rows->check_unchanged();
             const rows_pointer stacked = open_stacked(at + "/part-*.npy");

@@ -1,11 +1,9 @@
 #include "src/core/worker_threads.hpp"
 
 #include <doctest/doctest.h>
-#include <sys/wait.h>
 #include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -22,6 +20,7 @@
 #include "pinflow/rows.hpp"
 #include "pinflow/stream.hpp"
 #include "src/core/system.hpp"
+#include "tests/support/child_process.hpp"
 
 namespace seam = pinflow::detail::system;
 using namespace pinflow;
@@ -44,24 +43,6 @@ seam::fault_hook refusing(int number) {
         if (what != seam::call::start_thread) return seam::fault{};
         return seam::fault{.error = count->fetch_add(1) == number ? EAGAIN : 0};
     };
-}
-
-/// Whether `function` returns true in a child process, which starts without any worker.
-bool holds_in_child(const std::function<bool()>& function) {
-    const ::pid_t child = ::fork();
-    REQUIRE(child != -1);
-    if (child == 0) {
-        bool held = false;
-        try {
-            held = function();
-        } catch (const std::exception& failure) {
-            std::fputs(failure.what(), stderr);
-        }
-        ::_exit(held ? 0 : 1);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 std::size_t thread_count() {
@@ -116,6 +97,16 @@ TEST_CASE("worker_threads: where the system refuses threads, no parallel work st
         std::atomic<int> sum = 0;
         tbb::parallel_for(0, 10'000, [&](int i) { sum += i % 2; });
         return sum == 5'000 && thread_count() == before;
+    }));
+}
+
+TEST_CASE("worker_threads: after fork there is one thread, and the reason names the fork") {
+    CHECK(holds_in_child([] {
+        const detail::worker_threads of_parent(2);
+        return of_parent.count() == 2 && holds_in_child([] {
+                   const detail::worker_threads of_child(3);
+                   return of_child.count() == 1 && of_child.reason().find("fork") != std::string::npos;
+               });
     }));
 }
 

@@ -86,6 +86,8 @@ class worker_pool {
         return pool;
     }
 
+    bool is_forked() const noexcept { return ::getpid() != owner_; }
+
     /// Has one thread for each core ready. Tries that once.
     void start_for_cores() {
         if (has_tried_.load(std::memory_order_acquire)) return;
@@ -96,7 +98,7 @@ class worker_pool {
     /// Has `wanted` threads, the calling one included, ready for parallel work. @return how many there are.
     unsigned start(unsigned wanted) {
         if (wanted <= count_.load(std::memory_order_acquire)) return wanted;
-        if (::getpid() != owner_) return 1;  // forked: the workers are the parent's
+        if (is_forked()) return 1;  // the workers are the parent's
         const std::lock_guard lock(mutex_);
         const unsigned before = count_.load(std::memory_order_relaxed);
         if (wanted <= before) return wanted;
@@ -147,8 +149,10 @@ worker_threads::worker_threads(unsigned wanted) {
     const unsigned asked = wanted == 0 ? core_count() : wanted;
     count_ = worker_pool::process().start(asked);
     if (count_ < asked) {
-        reason_ = fmt::format(
-            "{} of {} threads: the system starts no more (ulimit -u, pids cgroup, ulimit -v)", count_, asked);
+        const std::string_view cause = worker_pool::process().is_forked()
+                                           ? "oneTBB's threads stayed in the parent process at fork"
+                                           : "the system starts no more (ulimit -u, pids cgroup, ulimit -v)";
+        reason_ = fmt::format("{} of {} threads: {}", count_, asked, cause);
     }
     if (count_ > core_count()) {
         raised_ = std::make_shared<tbb::global_control>(tbb::global_control::max_allowed_parallelism, count_);
