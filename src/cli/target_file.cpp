@@ -84,6 +84,7 @@ hdf5_writer::dataset dataset_of(const target_array& array, const target_layout& 
 
 writer make_writer(const target_argument& target, std::span<const target_array> arrays,
                    const text_map& metadata, const target_layout& layout) {
+    check_free_space(target, arrays, layout);
     switch (target.format) {
         case file_format::npy:
             return npy_writer(target.path, arrays.front().dtype, arrays.front().shape,
@@ -166,8 +167,7 @@ void check_alignment(file_format format, std::uint64_t alignment_bytes) {
 
 target_file::target_file(const target_argument& target, std::span<const target_array> arrays,
                          const text_map& metadata, const target_layout& layout)
-    : writer_((check_free_space(target, arrays, layout), make_writer(target, arrays, metadata, layout))),
-      layout_(layout) {}
+    : writer_(make_writer(target, arrays, metadata, layout)), layout_(layout) {}
 
 void target_file::begin(const target_array& array) {
     if (auto* const archive = std::get_if<npz_writer>(&writer_)) {
