@@ -280,8 +280,7 @@ std::string describe(const call_stack& stack) {
 
 }  // namespace injection
 
-// ---- allocations: those of new expressions
-// ------------------------------------------------------------------
+// ---- allocations: those of new expressions ----------------------------------------------------------------
 
 namespace {
 

@@ -47,8 +47,7 @@ std::string labels() {
     return bytes;
 }
 
-// ---- the library
-// ---------------------------------------------------------------------------------------------
+// ---- the library ------------------------------------------------------------------------------------------
 
 std::vector<std::shared_ptr<const pinflow::row_source>> images_and_labels(const fs::path& inputs) {
     return {pinflow::open_rows((inputs / "images.npy").string()),
@@ -100,8 +99,7 @@ void exchange_rows(const device& on, const fs::path& inputs, pinflow::row_route 
     std::fflush(stdout);
 }
 
-// ---- the tool
-// ------------------------------------------------------------------------------------------------
+// ---- the tool ---------------------------------------------------------------------------------------------
 
 using command = void (*)(const cli::argument_list&);
 
@@ -168,6 +166,7 @@ std::vector<scenario> all(const std::string& device_name) {
     std::vector<scenario> found;
     for (const std::string& file : files) {
         found.push_back(tool("inspect " + file, cli::inspect, {"IN/" + file, "--json"}));
+        found.back().prints_hidden_failures = true;
         for (const std::string& target : targets) {
             const std::string source = file == "deflated.npz" ? file + ":images" : file;
             found.push_back(

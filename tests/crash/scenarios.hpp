@@ -20,6 +20,8 @@ struct scenario {
     /// Whether a run that fails may have printed its result: what was streamed before a state could not be
     /// saved.
     bool prints_before_failing = false;
+    /// Whether its result tells of a failure that it hides: that an array cannot be mapped.
+    bool prints_hidden_failures = false;
     /// Whether it ends before all is delivered: what fails ahead of the consumer is nobody's.
     bool is_left_early = false;
 };
