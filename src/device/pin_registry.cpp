@@ -30,6 +30,15 @@ pin_refusal refuse_busy(std::chrono::nanoseconds waited) {
         true};
 }
 
+/// What a locker threw. @throws unless that is an exception of the standard library.
+pin_refusal refusal_of(const std::exception_ptr& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (const std::exception& failure) {
+        return {failure.what()};
+    }
+}
+
 }  // namespace
 
 pin_registry& pin_registry::process() {
@@ -41,19 +50,32 @@ pin_registry& pin_registry::process() {
 std::optional<pin_refusal> pin_registry::acquire(page_locker& locker, std::span<const std::byte> pages,
                                                  bool read_only, const std::shared_ptr<const void>& owner,
                                                  holds& held, std::chrono::nanoseconds busy_deadline) {
-    const auto [begin, end] = address_range_of(pages);
     holds taken;
     std::unique_lock lock(mutex_);
+    std::optional<pin_refusal> refusal;
+    try {
+        refusal = acquire_locked(lock, locker, pages, read_only, owner, taken, busy_deadline);
+        if (!refusal) held.insert(held.end(), taken.begin(), taken.end());
+    } catch (...) {
+        release_locked(lock, taken);
+        throw;
+    }
+    if (refusal) release_locked(lock, taken);
+    return refusal;
+}
+
+std::optional<pin_refusal> pin_registry::acquire_locked(
+    std::unique_lock<std::mutex>& lock, page_locker& locker, std::span<const std::byte> pages, bool read_only,
+    const std::shared_ptr<const void>& owner, holds& taken, std::chrono::nanoseconds busy_deadline) {
+    const auto [begin, end] = address_range_of(pages);
     for (std::uintptr_t at = begin; at < end;) {
+        taken.reserve(taken.size() + 1);  // so that what is counted below is noted
         auto next = intervals_.upper_bound(at);
         if (next != intervals_.begin() && std::prev(next)->second.end > at) {
             auto& [start, there] = *std::prev(next);
             if (there.busy) {
-                if (pin_clock::now() - there.busy_since >= busy_deadline) {
-                    pin_refusal refusal = refuse_busy(pin_clock::now() - there.busy_since);
-                    release_locked(lock, taken);
-                    return refusal;
-                }
+                const auto waited = pin_clock::now() - there.busy_since;
+                if (waited >= busy_deadline) return refuse_busy(waited);
                 changed_.wait_until(lock, later(there.busy_since, busy_deadline));
                 continue;  // it may be gone by now
             }
@@ -66,19 +88,18 @@ std::optional<pin_refusal> pin_registry::acquire(page_locker& locker, std::span<
         intervals_.emplace(at, interval{gap_end, 1, true, pin_clock::now(), &locker, owner});
         lock.unlock();
         std::optional<pin_refusal> refusal;
+        std::exception_ptr error;
         try {
-            taken.reserve(taken.size() + 1);
             refusal = locker.lock(bytes_between(at, gap_end), read_only);
-        } catch (const std::exception& failure) {
-            refusal.emplace(failure.what());
+        } catch (...) {
+            error = std::current_exception();
         }
         lock.lock();
         const auto registered = intervals_.find(at);
-        if (refusal) {
+        if (refusal || error) {
             intervals_.erase(registered);
             changed_.notify_all();
-            release_locked(lock, taken);
-            return refusal;
+            return error ? refusal_of(error) : std::move(refusal);
         }
         registered->second.busy = false;
         count_.store(intervals_.size(), std::memory_order_release);
@@ -86,7 +107,6 @@ std::optional<pin_refusal> pin_registry::acquire(page_locker& locker, std::span<
         taken.push_back(at);
         at = gap_end;
     }
-    held.insert(held.end(), taken.begin(), taken.end());
     return {};
 }
 

@@ -89,6 +89,11 @@ class pin_registry {
         std::shared_ptr<const void> owner;
     };
 
+    /// Adds to `taken` what it has counted, also if it throws or refuses. Returns with the lock.
+    std::optional<pin_refusal> acquire_locked(std::unique_lock<std::mutex>& lock, page_locker& locker,
+                                              std::span<const std::byte> pages, bool read_only,
+                                              const std::shared_ptr<const void>& owner, holds& taken,
+                                              std::chrono::nanoseconds busy_deadline);
     void release_locked(std::unique_lock<std::mutex>& lock, std::span<const std::uintptr_t> held) noexcept;
     std::uintptr_t edge_after(std::uintptr_t address) const;
 
