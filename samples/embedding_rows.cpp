@@ -92,22 +92,22 @@ int main() try {
     const pinflow::device device = pinflow::device::best();
     const model model(device);
 
-    // README.md shows this
+    // include/pinflow/README.md shows this
     const pinflow::pinned_buffer memory(row_count * row_bytes, device);
     fill(floats_in(memory));
     const pinflow::row_table table(memory.bytes(), row_bytes, pinflow::dtype::of<float>());
     const pinflow::stream stream(device);
     const pinflow::device_buffer batch_1(batch_bytes, stream), batch_2(batch_bytes, stream);
-    pinflow::row_exchange exchange(table, device);  // last: when it goes, it waits for its calls
+    pinflow::row_exchange exchange(table, device);  // last: its destructor waits for its calls
     for (std::uint64_t step = 0; step < step_count; ++step) {
         const std::vector<std::uint64_t> ids_1 = rows_of_batch(2 * step), ids_2 = rows_of_batch(2 * step + 1);
         const pinflow::row_gather known[] = {{ids_1, batch_1.data()}, {ids_2, batch_2.data()}};
-        exchange.gather_group_async(known, stream);  // what is known ahead comes together
+        exchange.gather_group_async(known, stream);  // batches that are known ahead travel together
         model.train_async(batch_1.data(), 2 * step, stream);
         model.train_async(batch_2.data(), 2 * step + 1, stream);
         const pinflow::row_scatter changed[] = {{ids_1, batch_1.data()}, {ids_2, batch_2.data()}};
         exchange.scatter_group_async(changed, pinflow::duplicate_policy::last, stream);
-        exchange.check();  // throws what was wrong with calls that have finished; does not wait for others
+        exchange.check();  // throws the errors of calls that have finished; does not wait for others
     }
     stream.synchronize();
     exchange.check();

@@ -1,30 +1,36 @@
+#include <cstdint>
 #include <iostream>
 
 #include "pinflow/pinflow.hpp"
 
-// Stands for a training step, which would launch kernels on these addresses of the device. Work is enqueued
-// only.
-void train_step(const pinflow::batch& batch, pinflow::stream_view stream) {
-    stream.host_function_async(
-        [rows = batch.row_count(), images = batch[0].data(), labels = batch[1].data()] {
-            std::cout << rows << " images at " << images << ", labels at " << labels << '\n';
-        });
+// Stands for a training step, which would launch kernels on these addresses of the device.
+void train_step(const std::uint8_t* images, const std::uint8_t* labels, std::uint64_t count,
+                pinflow::stream_view stream) {
+    stream.host_function_async([=] {
+        std::cout << count << " images at " << static_cast<const void*>(images) << ", labels at "
+                  << static_cast<const void*>(labels) << '\n';
+    });
+}
+
+void train(const char* images_path, const char* labels_path) {
+    pinflow::install_fault_guard();  // a truncated file becomes an exception, not SIGBUS
+    const pinflow::array images = pinflow::open_npy(images_path);  // reads the header, maps the rest
+    const pinflow::array labels = pinflow::open_npy(labels_path);
+    pinflow::loader loader({images, labels},
+                           {.batch_rows = 128, .order = pinflow::order::shuffled, .epochs = 2});
+    const pinflow::stream stream(loader.device());  // of the first GPU, or of the host if there is none
+    while (auto batch = loader.next(stream)) {      // what `stream` is given from here on sees the data
+        const auto* pixels = (*batch)[0].as<std::uint8_t>();  // throws if the elements have another type
+        const auto* classes = (*batch)[1].as<std::uint8_t>();
+        train_step(pixels, classes, batch->row_count(), stream);
+    }  // the slot is filled again when the step has finished
+    stream.synchronize();
+    std::cout << loader.report().rows << " rows on " << loader.device().name() << '\n';
 }
 
 int main(int argc, char** argv) try {
     if (argc != 3) throw pinflow::invalid_argument("usage: stream_to_device IMAGES.npy LABELS.npy");
-    pinflow::install_fault_guard();  // the CPU may copy from mappings, whatever happens to their files
-    const pinflow::array images = pinflow::open_npy(argv[1]);  // reads the header, maps the rest
-    const pinflow::array labels = pinflow::open_npy(argv[2]);
-    const pinflow::loader_options options{.batch_rows = 128, .order = pinflow::order::shuffled, .epochs = 2};
-    pinflow::loader loader({images, labels}, options);  // on the first GPU, without one on the host
-    pinflow::stream stream(loader.device());
-    while (auto batch = loader.next(stream)) {  // what `stream` is given from here on sees the data
-        train_step(*batch, stream);             // the lease ends here; the memory is reused after the step
-    }
-    stream.synchronize();
-    const pinflow::loader_report report = loader.report();
-    std::cout << report.rows << " rows on " << loader.device().name() << ": " << report.reason << '\n';
+    train(argv[1], argv[2]);
 } catch (const pinflow::error& error) {
     std::cerr << error.what() << '\n';
     return 1;

@@ -10,7 +10,7 @@ set(header_exclusions "")
 if(NOT PINFLOW_HAVE_CUDA)
   set(header_exclusions PATTERN cuda.hpp EXCLUDE)
 endif()
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} ${header_exclusions})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} PATTERN "*.md" EXCLUDE ${header_exclusions})
 
 foreach(layer IN LISTS layers)
   list(APPEND layer_targets pinflow_${layer})
@@ -33,4 +33,4 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/pinflow-config-ve
 install(DIRECTORY ${PROJECT_BINARY_DIR}/package/ DESTINATION ${package_folder})
 install(FILES ${CMAKE_CURRENT_LIST_DIR}/Findhdf5_serial.cmake ${CMAKE_CURRENT_LIST_DIR}/Findlibdeflate.cmake
   ${CMAKE_CURRENT_LIST_DIR}/Findlzf.cmake DESTINATION ${package_folder})
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
