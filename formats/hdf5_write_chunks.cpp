@@ -128,8 +128,10 @@ hdf5_chunk_writer::hdf5_chunk_writer(std::size_t grid_axis, const shape_vector& 
     max_batch_bands_ = std::clamp<std::uint64_t>(chunks / grid_.chunks_per_band(), 1, band_count_);
     const std::uint64_t collected_bytes = max_batch_bands_ * grid_.rows_per_chunk() * box_.row_bytes();
     const std::uint64_t needed_bytes = saturated(3 * encoders, grid_.chunk_bytes(), collected_bytes);
-    require_memory(needed_bytes, fmt::format("writing chunks of {} bytes takes {} bytes of memory",
-                                             grid_.chunk_bytes(), needed_bytes));
+    require_memory(needed_bytes,
+                   fmt::format("cannot write chunks of {} bytes: that takes {} bytes of memory",
+                               grid_.chunk_bytes(), needed_bytes),
+                   "choose a smaller chunk shape");
     for (std::uint64_t index = 0; index < encoders; ++index)
         encoders_.push_back(std::make_unique<encoder>());
     batch_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(collected_bytes));

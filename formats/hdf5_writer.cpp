@@ -206,7 +206,7 @@ hdf5_writer& hdf5_writer::operator=(hdf5_writer&&) noexcept = default;
 hdf5_writer::~hdf5_writer() = default;
 
 hdf5_writer::state& hdf5_writer::used() const {
-    if (!state_) throw invalid_argument("a writer of a file that was moved from cannot be used");
+    if (!state_) throw invalid_argument("cannot use a moved-from hdf5_writer");
     return *state_;
 }
 

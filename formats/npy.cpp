@@ -199,7 +199,7 @@ npy_writer& npy_writer::operator=(npy_writer&&) noexcept = default;
 npy_writer::~npy_writer() = default;
 
 npy_writer::state& npy_writer::used() const {
-    if (!state_) throw invalid_argument("a writer of a file that was moved from cannot be used");
+    if (!state_) throw invalid_argument("cannot use a moved-from npy_writer");
     return *state_;
 }
 

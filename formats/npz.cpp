@@ -204,8 +204,8 @@ array inflated_member::take() && {
                             "inflated into memory, as the member is compressed");
 }
 
-/// @throws system_failure when all of them at once do not fit. `thread_count` of them are inflated at a time,
-/// from memory of their own.
+/// Checks the memory for all members and for what `thread_count` threads read at a time.
+/// @throws system_failure if that does not fit.
 void check_memory(std::span<const inflated_member> members, std::size_t thread_count) {
     if (members.empty()) return;
     std::uint64_t needed_bytes = 0;
@@ -215,13 +215,13 @@ void check_memory(std::span<const inflated_member> members, std::size_t thread_c
         compressed_bytes = std::max(compressed_bytes, member.entry().compressed_bytes);
     }
     const inflated_member& largest = *std::ranges::max_element(members, {}, &inflated_member::memory_bytes);
-    const std::string others = members.size() == 1 ? "" : fmt::format(", with the others {}", needed_bytes);
+    const std::string others = members.size() == 1 ? "" : fmt::format(" and {} more", members.size() - 1);
     const std::uint64_t all_bytes = detail::saturated(thread_count, compressed_bytes, needed_bytes);
     detail::require_memory(
         all_bytes,
-        fmt::format("the member {} has {} bytes when it is inflated{}, which takes {} bytes of memory",
+        fmt::format("cannot inflate the member {} of {} bytes{}: that takes {} bytes of memory",
                     detail::quote(largest.entry().name), largest.entry().size_bytes, others, all_bytes),
-        "stored members, as numpy.savez makes them, are mapped instead");
+        "save the file with numpy.savez: its members are mapped, not inflated");
 }
 
 /// Inflates all, each on one core; the largest first, so that none is left to run alone at the end.

@@ -50,7 +50,7 @@ npz_writer& npz_writer::operator=(npz_writer&&) noexcept = default;
 npz_writer::~npz_writer() = default;
 
 npz_writer::state& npz_writer::used() const {
-    if (!state_) throw invalid_argument("a writer of a file that was moved from cannot be used");
+    if (!state_) throw invalid_argument("cannot use a moved-from npz_writer");
     return *state_;
 }
 

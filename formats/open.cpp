@@ -198,11 +198,10 @@ std::vector<std::string> matches_of(const std::string& pattern) {
 
 using source_pointer = std::shared_ptr<const row_source>;
 
-/// The memory that the HDF5 files of one call share. Made for the first of them, as other formats need what
-/// it would set aside.
-class memory_of_call {
+/// The HDF5 cache that all files of one call share. Created with the first HDF5 file: sizing it reads /proc.
+class shared_hdf5_memory {
  public:
-    explicit memory_of_call(std::uint64_t size_bytes) : size_bytes_(size_bytes) {}
+    explicit shared_hdf5_memory(std::uint64_t size_bytes) : size_bytes_(size_bytes) {}
 
     std::shared_ptr<detail::hdf5_memory> get() {
         if (!memory_) memory_ = detail::make_hdf5_memory(size_bytes_);
@@ -216,7 +215,7 @@ class memory_of_call {
 
 /// How the files of one call are opened.
 struct opening {
-    std::shared_ptr<memory_of_call> memory;
+    std::shared_ptr<shared_hdf5_memory> memory;
     array_mapping mapping = array_mapping::own;
     bool stacked = false;  ///< each file is one row
 };
@@ -386,7 +385,7 @@ bool is_pattern(const std::string& text) {
 
 std::shared_ptr<const row_source> open_rows(const std::string& text, const open_options& options) {
     opening how;
-    how.memory = std::make_shared<memory_of_call>(options.memory_bytes);
+    how.memory = std::make_shared<shared_hdf5_memory>(options.memory_bytes);
     source_pointer rows;
     try_cuts(text, [&](const file_and_name& cut) {
         if (exists(cut.path)) {

@@ -285,7 +285,7 @@ safetensors_writer& safetensors_writer::operator=(safetensors_writer&&) noexcept
 safetensors_writer::~safetensors_writer() = default;
 
 safetensors_writer::state& safetensors_writer::used() const {
-    if (!state_) throw invalid_argument("a writer of a file that was moved from cannot be used");
+    if (!state_) throw invalid_argument("cannot use a moved-from safetensors_writer");
     return *state_;
 }
 

@@ -28,14 +28,14 @@ inline constexpr std::string_view safetensors_metadata_name = "__metadata__";
 /// @throws format_error (a sentence without the path) for what is not the beginning of a safetensors file.
 std::uint64_t safetensors_data_offset_bytes(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
-/// What becomes of "__metadata__".
+/// What to do with "__metadata__".
 enum class safetensors_metadata : std::uint8_t {
     kept,
-    checked,  ///< and then left out: of each of its names 16 bytes are kept until the end
+    checked,  ///< checks and drops it; keeps a 16-byte hash of each name until the end, to find duplicates
 };
 
-/// Parses a header from the pieces of its text, the JSON behind the length, of which one is in memory at a
-/// time. @throws format_error (a sentence without the path), as parse_safetensors_header.
+/// Parses the JSON of a safetensors header piece by piece.
+/// @throws format_error (a sentence without the path), as parse_safetensors_header.
 safetensors_header parse_safetensors_text(safetensors_text::piece_source next_piece,
                                           std::uint64_t data_offset_bytes, std::uint64_t file_size_bytes,
                                           safetensors_metadata wanted);

@@ -34,16 +34,16 @@ class json_string_check {
     unsigned max_continuation_ = 0xBF;
 };
 
-/// What the JSON parser is shown of the values in a header that are strings.
+/// How string values of a header are passed to the JSON parser.
 enum class long_strings : std::uint8_t {
     whole,
-    cut,  ///< of a longer one the first `max_shown_string_bytes` or a little more; the rest is checked here
+    cut,  ///< only the first `max_shown_string_bytes` or slightly more; the rest is checked here
 };
 inline constexpr std::uint64_t max_shown_string_bytes = 4096;
 
-/// The JSON of a safetensors header as a stream of characters for the parser, of which one piece is in memory
-/// at a time. The parser keeps each token, spaces in front of it included, several times: it is shown one
-/// space of many, and, if asked, the beginning of a long string. Whatever a key may be is shown whole.
+/// The JSON of a safetensors header as a stream for the parser. One piece of it is in memory at a time.
+/// The parser copies each token, with the spaces before it, several times. So runs of spaces are reduced to
+/// one, and long string values are cut if asked. Keys are always passed whole.
 class safetensors_text final : public std::streambuf {
  public:
     /// Gives the next piece of the text, which stays as it is until the next call; an empty one at the end.
@@ -51,7 +51,7 @@ class safetensors_text final : public std::streambuf {
 
     safetensors_text(piece_source next_piece, long_strings strings);
 
-    /// Bytes of the text that were not shown, up to where the parser is.
+    /// Bytes of the text that were not passed on, up to where the parser is.
     std::uint64_t skipped_bytes() const noexcept { return skipped_bytes_; }
 
  protected:

@@ -354,9 +354,10 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
             constexpr std::uint64_t member_bytes = 512;
             const std::uint64_t needed_bytes =
                 entries.size() * member_bytes + window.size() / entry_size_bytes * member_bytes;
-            require_memory(needed_bytes,
-                           fmt::format("its directory takes up to {} bytes of memory from byte {} on",
-                                       needed_bytes, position));
+            require_memory(
+                needed_bytes,
+                fmt::format("its directory cannot be listed: {} members take up to {} bytes of memory",
+                            needed_bytes / member_bytes, needed_bytes));
         }
         if (entries.size() == place.entry_count) {
             fail("its directory goes on after the {} members that its end record promises",

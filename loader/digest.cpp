@@ -18,7 +18,7 @@
 
 namespace pinflow {
 
-/// Why rows could not be read, once that has happened. Thread-safe.
+/// The first error of a task that could not read its rows. Thread-safe.
 class digest::lost_rows {
  public:
     void set(std::exception_ptr error) {
@@ -39,7 +39,7 @@ namespace {
 
 using source_list = std::vector<std::shared_ptr<const row_source>>;
 
-/// The error that says which file has lost pages; the files themselves tell, unless they look as before.
+/// Makes the error for lost pages: data_changed of the file that has changed, or a general one if none has.
 std::exception_ptr error_of_lost_pages(const source_list& sources) {
     try {
         for (const auto& source : sources)
@@ -98,12 +98,12 @@ void digest::add_async(const batch& batch, stream_view stream) {
     try {
         known->last.record(stream);
     } catch (...) {
-        stream.synchronize();  // nothing else says when the memory of the sum is free again
+        stream.synchronize();  // without the event nothing else waits for this use of sum_
         throw;
     }
 }
 
-/// Host memory, as only there batches are views.
+/// Adds a batch of views. The sum is in host memory: only the host device delivers views.
 void digest::add_views_async(const batch& batch, stream_view stream) {
     const auto viewed = batch.lease_->pool().viewed_sources();
     auto* const sum = reinterpret_cast<std::uint64_t*>(sum_.data());

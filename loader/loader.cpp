@@ -26,7 +26,7 @@ loader::~loader() {
 }
 
 loader::pipeline& loader::used_pipeline() const {
-    if (!pipeline_) throw invalid_argument("a loader that was moved from cannot be used");
+    if (!pipeline_) throw invalid_argument("cannot use a moved-from loader");
     return *pipeline_;
 }
 

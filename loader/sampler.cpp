@@ -188,7 +188,7 @@ void sampler::rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::u
         throw invalid_argument(fmt::format("{} rows from position {} on were asked for, but an epoch has {}",
                                            rows.size(), first, position_count()));
     }
-    if (!sequence_) throw invalid_argument("a sampler that was moved from has no rows");
+    if (!sequence_) throw invalid_argument("cannot read rows of a moved-from sampler");
     sequence_->rows_at(epoch, first, rows);
     if (order_ != order::custom) return;  // the others cannot give what is not there
     const auto wrong = std::ranges::find_if(rows, [&](std::uint64_t row) { return row >= row_count_; });

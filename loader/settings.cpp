@@ -19,9 +19,9 @@ namespace {
 constexpr std::uint64_t array_alignment_bytes = 256;  // what CUDA's own allocations have
 constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
 
-/// How many samples of no bytes a loader delivers in an epoch. Rows that have bytes are as many as a file
-/// holds, but 128 bytes of header can promise 2^60 rows without any. 2^30 rows are more than the largest
-/// training sets have, and take minutes, not years, in batches of 64.
+/// The most samples of 0 bytes that a loader delivers in an epoch. A file bounds the number of rows that have
+/// bytes, but a header of 128 bytes can declare 2^60 rows of 0 bytes. Delivering 2^30 of them in batches of
+/// 64 takes minutes, 2^60 would take years.
 constexpr std::uint64_t max_empty_rows = std::uint64_t{1} << 30;
 
 /// Whether every mapped row lies at a multiple of 16 bytes, and has such a size.
@@ -81,8 +81,7 @@ std::vector<std::shared_ptr<const row_source>> checked(
     const auto has_bytes = [](const auto& source) { return source->row_size_bytes() > 0; };
     if (sources[0]->row_count() > max_empty_rows && std::ranges::none_of(sources, has_bytes)) {
         throw unsupported(fmt::format(
-            "{} has {} rows of 0 bytes: a loader delivers at most {} rows that have no bytes, as going "
-            "through more of them takes hours and gives no data",
+            "cannot load {}: it has {} rows of 0 bytes, and a loader delivers at most {} of those",
             sources[0]->description(), sources[0]->row_count(), max_empty_rows));
     }
     return sources;
@@ -144,7 +143,7 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
         return std::nullopt;
     };
     std::uint64_t planned_bytes = budget.setting_bytes;
-    // on a GPU the slots that decide are in the memory of the device
+    // for a GPU the number of slots depends on device memory, not on host memory
     if (on_host && planned_bytes == 0 && budget.available_bytes / 2 < default_memory_bytes)
         planned_bytes = std::max<std::uint64_t>(budget.available_bytes / 2, 1);
     return {.on_host = on_host,
@@ -216,7 +215,7 @@ slot_memory memory_of_slot(const loader_options& options, sources_view sources, 
     return memory;
 }
 
-/// Bytes of arrays that are held where batches are consumed.
+/// Bytes of the arrays that are held in the memory of the loader's device.
 std::uint64_t count_held_bytes(sources_view sources, std::span<const transfer_plan> plans) {
     std::uint64_t held_bytes = 0;
     for (std::size_t i = 0; i < plans.size(); ++i) {

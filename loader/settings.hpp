@@ -15,8 +15,7 @@ namespace pinflow::detail {
 
 using sources_view = std::span<const std::shared_ptr<const row_source>>;
 
-/// @throws invalid_argument if there are none, if one is null or contradicts itself, and if row counts
-/// differ.
+/// @throws invalid_argument if there are none, if one is null or inconsistent, and if row counts differ.
 std::vector<std::shared_ptr<const row_source>> checked(
     std::vector<std::shared_ptr<const row_source>> sources);
 
@@ -35,9 +34,9 @@ slot_layout lay_out(sources_view sources, const loader_options& options);
 
 /// What bounds the memory of the slots.
 struct slot_budget {
-    std::uint64_t setting_bytes = 0;    ///< the options'; 0: none
-    std::uint64_t available_bytes = 0;  ///< host memory
-    std::string_view bound;             ///< of what is available, as available_memory's
+    std::uint64_t setting_bytes = 0;    ///< loader_options::memory_bytes
+    std::uint64_t available_bytes = 0;  ///< host memory that is left
+    std::string_view bound;             ///< as available_memory::bound
 };
 slot_budget find_budget(const loader_options& options);
 

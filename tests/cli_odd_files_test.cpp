@@ -35,7 +35,7 @@ void write_large_metadata(const std::string& path, bool one_text) {
 
 }  // namespace
 
-TEST_CASE("cli: the size of a safetensors header's metadata is not the memory that opening it takes") {
+TEST_CASE("cli: opening a safetensors file with 90 MB of metadata takes little memory") {
     const temporary_folder folder;
     const std::string path = folder / "large.safetensors";
     for (const bool one_text : {true, false}) {
@@ -95,7 +95,7 @@ TEST_CASE("cli: arrays and fields of no bytes are inspected, streamed and conver
     }
 }
 
-TEST_CASE("cli: endless rows of no bytes are refused with their number, and a million of them are not") {
+TEST_CASE("cli: more than 2^30 rows of 0 bytes are refused, a million are not") {
     const temporary_folder folder;
     const std::string path = folder / "rows.npy";
     write_file(path, cli::npy("<f4", "(1099511627776, 0)", ""));

@@ -37,7 +37,7 @@ loader_options views_of(std::uint64_t batch_rows) {
 
 }  // namespace
 
-TEST_CASE("digest: rows of a view that a truncated file has lost are data_changed, with the file's path") {
+TEST_CASE("digest: a view of a truncated file throws data_changed with the file's path") {
     install_fault_guard();
     const temporary_folder folder;
     // short rows, rows that several cores share, and rows that end within a page

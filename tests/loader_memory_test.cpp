@@ -61,7 +61,8 @@ TEST_CASE("loader memory: by default a loader takes half of what is left, and sa
     CHECK(contains(batches.report().verdict(), batches.report().slots_reason));
 }
 
-TEST_CASE("loader memory: two slots are taken of more than half, and refused beyond all of it") {
+TEST_CASE(
+    "loader memory: a loader takes two slots even if they exceed half of what is left, but not all of it") {
     const auto sources = large_rows();
     {
         const scoped_available_memory little(9 * mebibyte);
@@ -102,11 +103,11 @@ TEST_CASE("loader memory: slots, memory and threads that were asked for are not 
 
 TEST_CASE("loader memory: slots of one loader count for the next one before they are filled") {
     const auto sources = large_rows();
-    const std::uint64_t before = detail::promised_memory_bytes;
+    const std::uint64_t before = detail::region_memory_bytes;
     loader_options options = on_host();
     options.slots = 4;
     const loader batches({sources}, options);
-    CHECK(detail::promised_memory_bytes >= before + 4 * 64 * row_bytes);
+    CHECK(detail::region_memory_bytes >= before + 4 * 64 * row_bytes);
 }
 
 TEST_CASE("loader memory: buffers of the host and staging of a row exchange are refused") {

@@ -72,7 +72,7 @@ TEST_CASE("memory limits: cgroups of version 1 bind as well, in a container too"
     CHECK_FALSE(limits.cgroup_bytes);
 }
 
-TEST_CASE("memory limits: a shortage names what is left, and of small sizes there is none") {
+TEST_CASE("memory limits: a shortage names what is left; sizes below 1 MiB are not checked") {
     {
         const scoped_available_memory narrow(100'000'000);
         CHECK(read_available_memory().size_bytes == 100'000'000);

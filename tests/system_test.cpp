@@ -360,7 +360,7 @@ TEST_CASE("system: a failure says what would help, where something is known to h
     }
 }
 
-TEST_CASE("system: the free space of a folder is known, or it is known that it is not") {
+TEST_CASE("system: free_bytes gives the free space of a folder, or nothing if it is unknown") {
     const temporary_folder folder;
     const std::string path = folder.path().string();
     const auto free_bytes = seam::free_bytes(path);

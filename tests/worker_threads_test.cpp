@@ -72,7 +72,7 @@ TEST_CASE("worker_threads: as many workers run as were asked for, before there i
     }));
 }
 
-TEST_CASE("worker_threads: where the system refuses threads, there are fewer, and a reason says so") {
+TEST_CASE("worker_threads: if the system refuses threads, count is lower and reason says so") {
     CHECK(holds_in_child([] {
         const std::size_t before = first_thread_count();
         const seam::scoped_fault_hook hook(allowing(13));  // eight of them are left to others
@@ -89,7 +89,7 @@ TEST_CASE("worker_threads: where the system refuses threads, there are fewer, an
     }));
 }
 
-TEST_CASE("worker_threads: where the system refuses threads, no parallel work starts one") {
+TEST_CASE("worker_threads: if the system refuses threads, no parallel work starts one") {
     CHECK(holds_in_child([] {
         const std::size_t before = first_thread_count();
         const seam::scoped_fault_hook hook(allowing(0));
@@ -127,7 +127,7 @@ TEST_CASE("worker_threads: a trial leaves no thread behind") {
     CHECK(thread_count() == before);
 }
 
-TEST_CASE("threads: a loader lives with the threads that can be started, and reports why they are few") {
+TEST_CASE("threads: a loader uses the threads that can be started, and reports why they are few") {
     CHECK(holds_in_child([] {
         const seam::scoped_fault_hook hook(refusing(14));
         loader batches({numbers().rows()}, {.device = device::host(), .threads = 16});

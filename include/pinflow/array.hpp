@@ -36,7 +36,7 @@ std::vector<std::int64_t> fortran_strides_bytes(std::span<const std::uint64_t> s
 std::string to_string(std::span<const std::uint64_t> shape);
 
 /// Somebody else's elements: address, type, shape and strides. It owns nothing, and says nothing about which
-/// device the address belongs to; whoever hands it out does. One that was moved from has no elements.
+/// device the address belongs to; whoever hands it out does. A moved-from view has no elements.
 class array_view {
  public:
     /// A C-order view.
@@ -81,7 +81,7 @@ class array_view {
 
 /// An array and what keeps its bytes alive: a mapping of a file, or memory. Copies share the bytes, which are
 /// never written through it. Opening one reads a header and maps the rest. Thread-safe, as it is immutable.
-/// One that was moved from has no elements: `view` throws invalid_argument, `rows` unsupported.
+/// A moved-from array has no elements: `view` throws invalid_argument, `rows` throws unsupported.
 class array {
  public:
     /// Elements in host memory that this array takes over, in C order.

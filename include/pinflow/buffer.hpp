@@ -15,8 +15,7 @@ class device_buffer {
     device_buffer() noexcept = default;
     /// Uninitialised memory, aligned to 256 bytes, that may be used in `stream`'s order from now on, and
     /// anywhere once the stream has come this far. Does not wait. The stream need not outlive the buffer.
-    /// @throws device_error when the device has no such memory; system_failure when the host, which is the
-    /// device, has not.
+    /// @throws device_error if a GPU is out of memory; system_failure if the host device is.
     device_buffer(std::uint64_t size_bytes, stream_view stream);
     device_buffer(device_buffer&& other) noexcept;
     device_buffer& operator=(device_buffer&& other) noexcept;
@@ -46,8 +45,8 @@ class device_buffer {
 class pinned_buffer {
  public:
     pinned_buffer() noexcept = default;
-    /// Zero-filled, aligned to 4096 bytes. @throws device_error when so much cannot be page-locked;
-    /// system_failure when the device is the host and has no such memory.
+    /// Zero-filled, aligned to 4096 bytes. @throws device_error if so much cannot be page-locked
+    /// for a GPU; system_failure if the host device is out of memory.
     pinned_buffer(std::uint64_t size_bytes, pinflow::device device);
     pinned_buffer(pinned_buffer&& other) noexcept;
     pinned_buffer& operator=(pinned_buffer&& other) noexcept;

@@ -45,7 +45,7 @@ class dtype {
           std::string_view unit = {});
 
     /// A structured type: fields in the order of their offsets within an element of `size_bytes`. Fields may
-    /// leave gaps, and may themselves be structured. There may be none of them.
+    /// leave gaps, and may themselves be structured. An empty list of fields is allowed (`[]`).
     /// @throws invalid_argument for a name (or title) that occurs twice, is empty or is not UTF-8,
     /// and fields that overlap, are not in order or do not fit.
     static dtype structured(std::vector<dtype_field> fields, std::uint64_t size_bytes);
@@ -61,7 +61,8 @@ class dtype {
     static dtype of();
 
     dtype_kind kind() const noexcept { return kind_; }
-    /// Bytes an element takes: 0 for `|S0`, `<U0`, `|V0`, and structured types of nothing else.
+    /// Bytes of one element. 0 for `|S0`, `<U0`, `|V0`, and for structured types whose fields all have 0
+    /// bytes.
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
     /// Byte order of each number within an element; little where order has no meaning.
     std::endian order() const noexcept { return order_; }
@@ -69,7 +70,7 @@ class dtype {
     std::uint64_t swap_size_bytes() const noexcept;
     /// Time unit without brackets ("ns"); empty for other kinds and for the generic unit.
     const std::string& unit() const noexcept { return unit_; }
-    /// Whether it was made of fields, be they none (`[]`).
+    /// Whether this is a structured type; true also if it has no fields (`[]`).
     bool is_structured() const noexcept { return fields_ != nullptr; }
     /// The fields of a structured type; empty for all others. They live as long as any copy of the type.
     std::span<const dtype_field> fields() const noexcept;

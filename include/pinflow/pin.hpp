@@ -93,7 +93,7 @@ struct pin_stretch {
 /// pin_options::piece_deadline, the destructor returns nevertheless. The thread, the owners and the pin
 /// budget are then left alone until the driver returns, if ever.
 ///
-/// Move-only. One that was moved from has nothing registered: `wait`, `wait_for`, `require` and `report`
+/// Move-only. A moved-from object has nothing registered: `wait`, `wait_for`, `require` and `report`
 /// throw invalid_argument. Members may be called from several threads. After fork, the child can only destroy
 /// it, which leaves everything as it is.
 class pinned_pages {

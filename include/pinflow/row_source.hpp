@@ -23,6 +23,7 @@ struct row_extent {
 
 /// Rows of one type and shape, numbered from 0: all that formats and loaders know of each other. A row is one
 /// index along the first axis of an array. Every member may be called from any thread at the same time.
+/// Loaders and tables refuse a source whose sizes, row counts and extents disagree.
 class row_source {
  public:
     row_source() = default;

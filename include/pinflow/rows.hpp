@@ -85,12 +85,12 @@ class row_ids {
     bool on_device_ = false;
 };
 
-/// Rows of one size, one after the other in host memory. One that was moved from has no rows.
+/// Rows of one size, one after the other in host memory. A moved-from table has no rows.
 class row_table {
  public:
     /// The rows of a mapped file, or of an array in memory, for gathering. @throws invalid_argument for
-    /// a null pointer, and for a source that contradicts itself (see row_source); unsupported when it is not
-    /// mapped in one piece.
+    /// a null pointer, and for an inconsistent source (its sizes, row counts or extents disagree);
+    /// unsupported if it is not mapped in one piece.
     explicit row_table(std::shared_ptr<const row_source> source);
     /// `rows`, which may be written: memory of the process's own, a pinned_buffer's best. `element` is what a
     /// row is made of, where its sums are asked for. `owner` keeps the memory; without one it must outlive
@@ -127,9 +127,9 @@ struct row_exchange_options {
     row_route route = row_route::automatic;
     /// Threads that gather and place rows on the staged route; 0: as many as the process may use.
     unsigned threads = 0;
-    /// Page-locked memory of the staged route, and as much device memory; an eighth of the memory that the
-    /// machine and its cgroup have left if that is less. Taken when it is first used, and
-    /// again for each further stream whose calls are under way at the same time.
+    /// Upper bound on the page-locked memory of the staged route, which takes as much device memory again.
+    /// If an eighth of the host memory that is left is less, that is the bound. The memory is taken on first
+    /// use, and again for each further stream whose calls are in flight at the same time.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
     /// Upper bound on what pinflow page-locks in this process, as pin_options::budget_bytes; 0: its default.
     std::uint64_t pin_budget_bytes = 0;

@@ -40,7 +40,7 @@ class stream_view {
 };
 
 /// A stream of our own, non-blocking with respect to CUDA's legacy default stream. Move-only; the destructor
-/// waits for what is enqueued. One that was moved from has no work: all but `device` throws invalid_argument.
+/// waits for what is enqueued. A moved-from stream has no work: all but `device` throw invalid_argument.
 class stream {
  public:
     explicit stream(pinflow::device device);

@@ -23,7 +23,7 @@ constexpr std::uint64_t min_piece_bytes = std::uint64_t{64} << 10;
 
 }  // namespace
 
-// half of a quarter for what is read, half for casts
+// an eighth for what is read, so that reads and casts together take at most a quarter
 element_pipeline::element_pipeline()
     : memory_bytes_(
           std::min(max_slots * usual_piece_bytes, pinflow::detail::read_available_memory().size_bytes / 8)) {}
@@ -44,7 +44,9 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
     if (needed_bytes > memory_bytes_) {  // elements that are larger than pieces
         pinflow::detail::require_memory(
             needed_bytes,
-            fmt::format("elements of {} bytes take {} bytes of memory", element_bytes, needed_bytes));
+            fmt::format("cannot convert elements of {} bytes: that takes {} bytes of memory", element_bytes,
+                        needed_bytes),
+            "free memory, or raise the limits on it");
     }
     slots_.resize(std::max<std::size_t>(slots_.size(), slots));
 

@@ -15,7 +15,8 @@ namespace pinflow::cli {
 /// memory that does not grow with the array. Not thread-safe.
 class element_pipeline {
  public:
-    /// Takes as much memory as there is now, but no more than it needs.
+    /// Limits its buffers to an eighth of the memory that is left now, at most 64 MiB. Casts may take as much
+    /// again.
     element_pipeline();
 
     /// Reads all of `source`, whose elements are of the type `from` whatever the stream itself calls them,

@@ -225,8 +225,9 @@ std::vector<std::byte> hdf5_child::ask(const hdf5_request& request) {
         // it grows as it comes, and is parsed
         constexpr std::uint64_t max_copies = 3;
         pinflow::detail::require_memory(
-            max_copies * size_bytes, fmt::format("what libhdf5 says of '{}' takes up to {} bytes of memory",
-                                                 request.path, max_copies * size_bytes));
+            max_copies * size_bytes,
+            fmt::format("cannot list '{}': the answer of libhdf5 takes up to {} bytes of memory",
+                        request.path, max_copies * size_bytes));
         return receive_content(socket_, size_bytes, content, until);
     });
     return content;

@@ -55,8 +55,8 @@ void lower_limit(::__rlimit_resource resource, ::rlim_t value) {
     if (::setrlimit(resource, &limit) != 0) ::_exit(not_served);
 }
 
-/// What libhdf5 may take, so that it runs out of addresses before memory is exhausted.
-std::uint64_t max_address_bytes() {
+/// The RLIMIT_AS for this process: libhdf5 must fail to allocate before memory is exhausted.
+std::uint64_t child_address_limit_bytes() {
     constexpr std::uint64_t min_left_bytes = std::uint64_t{64} << 20;  // a stack, and libhdf5 itself
     const std::uint64_t left_bytes =
         std::max(detail::read_available_memory().size_bytes / 4 * 3, min_left_bytes);
@@ -71,11 +71,11 @@ void lower_limits() {
     lower_limit(RLIMIT_CORE, 0);
     lower_limit(RLIMIT_FSIZE, 0);
     lower_limit(RLIMIT_NOFILE, max_descriptors);
-    if (limits_addresses) lower_limit(RLIMIT_AS, max_address_bytes());
+    if (limits_addresses) lower_limit(RLIMIT_AS, child_address_limit_bytes());
 }
 
-/// Of two processes that together have too little memory, the system kills this one: the tool can say so.
-void volunteer_to_be_killed() {
+/// Makes the OOM killer choose this process and not its parent, which then reports it.
+void prefer_for_oom_kill() {
     std::ofstream("/proc/self/oom_score_adj") << "1000\n";
 }
 
@@ -184,7 +184,7 @@ void serve_as_hdf5_child() {
     if (::getsockopt(hdf5_child_socket, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || domain != AF_UNIX)
         return;
     try {
-        volunteer_to_be_killed();
+        prefer_for_oom_kill();
         lower_limits();
         end_with_parent();
         server serve;

@@ -211,7 +211,7 @@ array array::of_mapping(std::shared_ptr<const input_file> file, std::uint64_t of
 }
 
 const array_view& array::view() const {
-    if (!mapped_ && file_ == nullptr) throw invalid_argument("an array that was moved from cannot be viewed");
+    if (!mapped_ && file_ == nullptr) throw invalid_argument("cannot view a moved-from array");
     if (!mapped_) {
         throw unsupported(
             fmt::format("the array in '{}' cannot be viewed in place: {}", file_->path(), reason_));

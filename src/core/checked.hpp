@@ -21,7 +21,7 @@ namespace pinflow::detail {
     return true;
 }
 
-/// Whether `bytes` are a whole number of units; of units of no bytes only no bytes are.
+/// Whether `bytes` is a multiple of `unit_bytes`. The only multiple of 0 is 0.
 [[nodiscard]] constexpr bool is_multiple(std::uint64_t bytes, std::uint64_t unit_bytes) noexcept {
     return unit_bytes == 0 ? bytes == 0 : bytes % unit_bytes == 0;
 }

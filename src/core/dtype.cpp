@@ -244,8 +244,8 @@ dtype::dtype(dtype_kind kind, std::uint64_t size_bytes, std::endian order, std::
 
 dtype dtype::structured(std::vector<dtype_field> fields, std::uint64_t size_bytes) {
     if (size_bytes > largest_int) {
-        throw invalid_argument(
-            fmt::format("a structured type cannot have {} bytes: numpy allows {}", size_bytes, largest_int));
+        throw invalid_argument(fmt::format("a structured type cannot have {} bytes: numpy allows at most {}",
+                                           size_bytes, largest_int));
     }
     std::set<std::string_view> names;
     std::uint64_t end = 0;

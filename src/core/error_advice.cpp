@@ -15,18 +15,19 @@ std::string_view advice_for(int error) noexcept {
         case EACCES:
             return "check the permissions of the file, and of every folder above it";
         case EPERM:
-            return "this user, or a security policy, may not do that: check the owner and the attributes of "
-                   "the file";
+            return "this user's rights or a security policy forbid that: check the owner and the attributes "
+                   "of the file";
         case ENOTDIR:
             return "a part of the path that should be a folder is a file";
         case ELOOP:
             return "a symbolic link is not followed here, or the links lead in a circle";
         case ENAMETOOLONG:
-            return "shorten the path, or give one that is relative to another working directory";
+            return "shorten the path, or use a relative one";
         case EROFS:
             return "the filesystem is mounted read-only: write to another one";
         case EFBIG:
-            return "the limit on file sizes (ulimit -f), or that of the filesystem, is smaller";
+            return "raise the limit on file sizes (ulimit -f), or write to a filesystem that allows larger "
+                   "files";
         case ENOMEM:
             return "free memory, or raise the limits on it (ulimit -v, the cgroup's) and on mappings "
                    "(vm.max_map_count)";

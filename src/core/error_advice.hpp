@@ -7,10 +7,10 @@
 
 namespace pinflow::detail {
 
-/// What helps against an error of a system call; empty when the error says it already, or nothing is known.
+/// Advice for an errno value; empty if there is none, or if the error's own text suffices.
 std::string_view advice_for(int error) noexcept;
 
-/// The error in words, and behind a semicolon what helps.
+/// The error's text, followed by "; " and the advice if there is any.
 std::string described(const std::error_code& code);
 
 }  // namespace pinflow::detail

@@ -20,11 +20,11 @@ constexpr std::uint64_t huge_page_bytes = std::uint64_t{2} << 20;
 
 void release_pages(std::byte* data, std::uint64_t size_bytes, void*) noexcept {
     detail::system::unmap(data, size_bytes);
-    detail::promised_memory_bytes -= size_bytes;
+    detail::region_memory_bytes -= size_bytes;
 }
 
 memory_region region_of(std::byte* data, std::uint64_t size_bytes) {
-    detail::promised_memory_bytes += size_bytes;
+    detail::region_memory_bytes += size_bytes;
     return {data, size_bytes, release_pages};
 }
 

@@ -143,7 +143,7 @@ available_memory read_available_memory(const std::string& root) {
     if (limits.cgroup_bytes && *limits.cgroup_bytes < available.size_bytes)
         available = {*limits.cgroup_bytes, "the cgroup has left"};
     const own_memory own = read_own_memory(root);
-    const std::uint64_t regions = promised_memory_bytes;
+    const std::uint64_t regions = region_memory_bytes;
     const std::uint64_t untouched = regions - std::min(regions, own.anonymous_bytes);
     available.size_bytes -= std::min(available.size_bytes, untouched);
     // addresses are taken before they are touched
@@ -184,7 +184,7 @@ unsigned thread_count_within_memory(unsigned asked, unsigned default_count) {
                        "ask for fewer threads");
         return asked;
     }
-    // what the threads work on is most of it
+    // an eighth for the threads themselves: their data takes more
     const std::uint64_t fitting = read_available_memory().size_bytes / 8 / thread_bytes;
     return static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, default_count));
 }

@@ -13,9 +13,9 @@ namespace pinflow::detail {
 
 namespace {
 
-[[noreturn]] void refuse(const row_source& source, const std::string& contradiction) {
+[[noreturn]] void refuse(const row_source& source, const std::string& inconsistency) {
     throw invalid_argument(
-        fmt::format("the source of rows {} contradicts itself: {}", source.description(), contradiction));
+        fmt::format("the row source {} is inconsistent: {}", source.description(), inconsistency));
 }
 
 void check_row_size(const row_source& source) {
@@ -43,12 +43,12 @@ void check_row_size(const row_source& source) {
     }
 }
 
-/// Extent number `index`, which has rows with bytes.
-void check_place(const row_source& source, const row_extent& extent, std::size_t index) {
+/// Checks extent number `index`, whose rows have bytes.
+void check_extent(const row_source& source, const row_extent& extent, std::size_t index) {
     const std::uint64_t size_bytes = extent.row_count * source.row_size_bytes();
     if (extent.file == nullptr) {
         if (extent.data != nullptr) return;
-        refuse(source, fmt::format("extent {}, of {} rows, lies neither in a file nor in memory", index,
+        refuse(source, fmt::format("extent {} of {} rows has neither a file nor a data pointer", index,
                                    extent.row_count));
     }
     std::uint64_t end_bytes = 0;
@@ -65,12 +65,12 @@ void check_extents(const row_source& source) {
     std::uint64_t row_count = 0;
     for (std::size_t index = 0; index < extents.size(); ++index) {
         const row_extent& extent = extents[index];
-        // a sum that overflows is not the source's either
+        // an overflowing sum is more rows than any source has
         if (!add(row_count, extent.row_count, row_count) || row_count > source.row_count()) {
             refuse(source, fmt::format("it has {} rows, and its first {} extents have more",
                                        source.row_count(), index + 1));
         }
-        if (extent.row_count > 0 && source.row_size_bytes() > 0) check_place(source, extent, index);
+        if (extent.row_count > 0 && source.row_size_bytes() > 0) check_extent(source, extent, index);
     }
     if (row_count != source.row_count()) {
         refuse(source, fmt::format("it has {} rows, and its {} extents have {}", source.row_count(),

@@ -4,10 +4,11 @@
 
 namespace pinflow::detail {
 
-/// Finds out whether what a source says of itself fits together, before anything is sized or read by it.
-/// @throws invalid_argument, naming the source and the numbers, when the size of a row is not what its shape
-/// and type take, when sizes overflow 64 bits, and when there are extents whose rows are not as many as the
-/// source's, that lie neither in a file nor in memory, or reach past the end of their file.
+/// Checks that the members of a source are consistent, before anything is sized or read by them.
+/// @throws invalid_argument, with the source's description and the numbers, if
+/// - row_size_bytes differs from what row_shape and dtype take, or a size overflows 64 bits;
+/// - the extents have more or fewer rows than the source;
+/// - an extent has neither a file nor data, or ends past the end of its file.
 void check_row_source(const row_source& source);
 
 }  // namespace pinflow::detail

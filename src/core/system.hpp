@@ -122,7 +122,7 @@ std::optional<std::uint64_t> free_bytes(const std::string& folder);
 
 /// How many descriptors this process may have open: the soft limit of RLIMIT_NOFILE.
 std::uint64_t max_descriptors() noexcept;
-/// Raises that limit to `count`, or to the hard limit if that is lower, unless it is higher already.
+/// Raises the soft limit of RLIMIT_NOFILE to `count`, at most to the hard limit. Never lowers it.
 void raise_max_descriptors(std::uint64_t count) noexcept;
 /// The soft limit of RLIMIT_AS; empty when there is none.
 std::optional<std::uint64_t> max_address_bytes() noexcept;
@@ -146,8 +146,8 @@ void unmap(std::byte* data, std::uint64_t size_bytes) noexcept;
 /// Starts a thread that runs `work`, which must not throw. `purpose` says what the thread does, for the error
 /// ("registers pages").
 std::thread start_thread(std::string_view purpose, std::function<void()> work);
-/// Tries out how many of `wanted` threads with stacks of this size can run at the same time. All of them have
-/// ended when this returns, and count against no limit any more.
+/// Counts how many threads, at most `wanted`, can run at the same time, by starting them with stacks of this
+/// size. All have been joined on return. Waits up to 100 ms until the kernel no longer counts them.
 unsigned count_startable_threads(unsigned wanted, std::size_t stack_bytes);
 
 // ---- signals ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// What is left for threads that are no workers: those of streams, of loaders, of the CUDA driver.
+/// Kept back for threads that are not workers: those of streams, loaders and the CUDA driver.
 constexpr unsigned spare_threads = 8;
 /// More than oneTBB gives its workers (4 MiB).
 constexpr std::uint64_t trial_stack_bytes = std::uint64_t{8} << 20;
@@ -44,30 +44,30 @@ unsigned fitting_threads() {
     return static_cast<unsigned>(std::min(left_bytes / (trial_stack_bytes + thread_heap_bytes), max_count));
 }
 
-/// Where workers wait for each other, so that none takes the part of another.
-class meeting {
+/// A barrier for newly started workers. It holds each one, so that every task gets a worker of its own.
+class start_barrier {
  public:
     void begin(unsigned count) {
         const std::lock_guard lock(mutex_);
         missing_count_ = count;
-        is_over_ = false;
+        is_closed_ = false;
     }
-    /// Does nothing when the meeting is over: a worker may come late.
-    void attend() {
+    /// Returns at once if the barrier is closed: a worker may start late.
+    void arrive_and_wait() {
         std::unique_lock lock(mutex_);
-        if (is_over_) return;
+        if (is_closed_) return;
         if (missing_count_ > 0) --missing_count_;
         changed_.notify_all();
-        changed_.wait(lock, [&] { return missing_count_ == 0 || is_over_; });
+        changed_.wait(lock, [&] { return missing_count_ == 0 || is_closed_; });
     }
-    /// Gives up after a while: other work may keep the workers.
+    /// Waits at most 200 ms: other work may keep the workers busy.
     void wait() {
         std::unique_lock lock(mutex_);
         changed_.wait_for(lock, std::chrono::milliseconds(200), [&] { return missing_count_ == 0; });
     }
-    void end() {
+    void close() {
         const std::lock_guard lock(mutex_);
-        is_over_ = true;
+        is_closed_ = true;
         changed_.notify_all();
     }
 
@@ -75,7 +75,7 @@ class meeting {
     std::mutex mutex_;
     std::condition_variable changed_;
     unsigned missing_count_ = 0;
-    bool is_over_ = true;
+    bool is_closed_ = true;
 };
 
 /// The workers of this process.
@@ -88,14 +88,14 @@ class worker_pool {
 
     bool is_forked() const noexcept { return ::getpid() != owner_; }
 
-    /// Has one thread for each core ready. Tries that once.
+    /// Starts one worker for each core, on the first call only.
     void start_for_cores() {
         if (has_tried_.load(std::memory_order_acquire)) return;
         start(core_count());
         has_tried_.store(true, std::memory_order_release);
     }
 
-    /// Has `wanted` threads, the calling one included, ready for parallel work. @return how many there are.
+    /// Starts workers until `wanted` threads, the calling one included, can run. @return how many can.
     unsigned start(unsigned wanted) {
         if (wanted <= count_.load(std::memory_order_acquire)) return wanted;
         if (is_forked()) return 1;  // the workers are the parent's
@@ -109,7 +109,7 @@ class worker_pool {
         constexpr auto limit = tbb::global_control::max_allowed_parallelism;
         std::optional<tbb::global_control> during;
         if (count > core_count()) during.emplace(limit, count);
-        // the new bound is there before the old one goes: of several the smallest holds
+        // the new control exists before the old one is destroyed: oneTBB applies the smallest of all
         const bool is_bounded = count < core_count() && (count < wanted || bound_ != nullptr);
         bound_ = is_bounded ? std::make_unique<tbb::global_control>(limit, count) : nullptr;
         if (const unsigned allowed = std::min(count, allowed_count()); allowed > before) launch(allowed - 1);
@@ -118,27 +118,27 @@ class worker_pool {
     }
 
  private:
-    /// oneTBB keeps its workers while there is an arena.
+    /// Starts `worker_count` workers. The arena of `keeper_` stays active, so that oneTBB keeps them.
     void launch(unsigned worker_count) {
         if (!keeper_.is_active()) keeper_.initialize(1);
         tbb::task_arena arena(static_cast<int>(worker_count) + 1);
-        meeting_.begin(worker_count);
+        barrier_.begin(worker_count);
         try {
             for (unsigned i = 0; i < worker_count; ++i)
-                arena.enqueue([this] { meeting_.attend(); });
-            meeting_.wait();
+                arena.enqueue([this] { barrier_.arrive_and_wait(); });
+            barrier_.wait();
         } catch (...) {
-            meeting_.end();
+            barrier_.close();
             throw;
         }
-        meeting_.end();
+        barrier_.close();
     }
 
     const ::pid_t owner_ = ::getpid();
     std::mutex mutex_;
     std::atomic<unsigned> count_ = 1;
     tbb::task_arena keeper_;
-    meeting meeting_;
+    start_barrier barrier_;
     std::atomic<bool> has_tried_ = false;
     std::unique_ptr<tbb::global_control> bound_;  ///< if there are fewer than cores
 };
@@ -149,9 +149,10 @@ worker_threads::worker_threads(unsigned wanted) {
     const unsigned asked = wanted == 0 ? core_count() : wanted;
     count_ = worker_pool::process().start(asked);
     if (count_ < asked) {
-        const std::string_view cause = worker_pool::process().is_forked()
-                                           ? "oneTBB's threads stayed in the parent process at fork"
-                                           : "the system starts no more (ulimit -u, pids cgroup, ulimit -v)";
+        const std::string_view cause =
+            worker_pool::process().is_forked()
+                ? "oneTBB's threads stayed in the parent process at fork"
+                : "the system starts no more; raise ulimit -u, the pids cgroup's limit or ulimit -v";
         reason_ = fmt::format("{} of {} threads: {}", count_, asked, cause);
     }
     if (count_ > core_count()) {

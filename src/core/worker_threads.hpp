@@ -8,9 +8,9 @@
 
 namespace pinflow::detail {
 
-/// oneTBB starts its workers when work first needs them, and ends the process if one cannot be started. So
-/// they are started before: as many as a trial shows that the system gives, and no more are allowed.
-/// The workers stay until the process ends.
+/// Starts oneTBB's workers in advance. oneTBB itself starts them with the first work, and ends the process if
+/// one cannot be started. A trial counts how many threads the system can start, and oneTBB is limited to
+/// those. The workers stay until the process ends.
 ///
 /// While this lives, parallel work may use `count()` threads, the calling one included.
 class worker_threads {
@@ -19,7 +19,7 @@ class worker_threads {
     explicit worker_threads(unsigned wanted);
 
     unsigned count() const noexcept { return count_; }
-    /// Why `count` is less than was asked for, as a sentence; empty if it is not.
+    /// Why `count` is less than wanted; empty if it is not.
     const std::string& reason() const noexcept { return reason_; }
 
  private:
@@ -28,12 +28,12 @@ class worker_threads {
     std::shared_ptr<tbb::global_control> raised_;  ///< if more are asked for than there are cores
 };
 
-/// The same for parallel work that takes the threads of oneTBB as they are. To be called before each such
-/// work: it costs nothing after the first time, also if there were fewer threads than cores.
+/// Starts one oneTBB worker for each core, or as many as the system can. Call it before parallel work that
+/// does not use `worker_threads`. Only the first call costs anything.
 void start_worker_threads();
 
-/// Threads to ask for, if the user asks for so many (0: one for each core, or fewer if memory is short).
-/// @throws system_failure if memory does not suffice for them.
+/// The number of threads to use if the user sets `asked`: at most 1024; for 0 one for each core, fewer if
+/// memory is short. @throws system_failure if memory does not suffice for `asked` threads.
 unsigned requested_threads(unsigned asked);
 
 }  // namespace pinflow::detail

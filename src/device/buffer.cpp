@@ -35,7 +35,7 @@ device_buffer::~device_buffer() {
 
 namespace {
 
-/// What takes no memory, where there is none to enqueue a release with.
+/// Waits on the calling thread instead: enqueuing a release needs memory, and none is left.
 void wait_for(std::span<const event> events) noexcept {
     try {
         for (const event& event : events) {

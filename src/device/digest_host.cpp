@@ -34,7 +34,7 @@ bool is_long(const digest_array& array) noexcept {
     return array.row_size_bytes / word_bytes >= 2 * words_a_task;
 }
 
-/// Without the whole words of the row.
+/// The hash's share of the row's size and of the bytes behind its last whole word.
 std::uint64_t hash_of_rest(const std::byte* row, std::uint64_t size_bytes) noexcept {
     const std::uint64_t whole_words = size_bytes / word_bytes;
     const std::uint64_t rest = size_bytes % word_bytes;
@@ -48,10 +48,11 @@ std::uint64_t hash_of_short_row(const std::byte* row, std::uint64_t size_bytes) 
     return hash_of_rest(row, size_bytes) + sum_of_words(row, 0, size_bytes / word_bytes);
 }
 
-/// Pages were lost that a task reads.
+/// Thrown if a page of the mapping that a task reads no longer exists.
 struct lost_pages {};
 
-/// Runs what computes a number from rows, and does nothing else: the guard leaves it without unwinding.
+/// Calls `work` under the fault guard. On a fault the guard leaves it without unwinding, so `work` must own
+/// nothing.
 template <typename Work>
 std::uint64_t guarded(const Work& work) {
     std::uint64_t result = 0;

@@ -33,7 +33,7 @@ std::unique_ptr<detail::pin_worker> start(const device& device, std::vector<pin_
 }
 
 const detail::pin_worker& used(const std::unique_ptr<detail::pin_worker>& worker) {
-    if (!worker) throw invalid_argument("pinned pages that were moved from cannot be used");
+    if (!worker) throw invalid_argument("cannot use moved-from pinned_pages");
     return *worker;
 }
 

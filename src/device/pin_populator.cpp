@@ -29,7 +29,7 @@ constexpr std::size_t part_bytes = std::size_t{4} << 20;
 
 pin_populator::pin_populator(const std::atomic<bool>& stop) : stop_(stop) {
     try {
-        thread_ = system::start_thread("brings pages into memory", [this] { run(); });
+        thread_ = system::start_thread("prefaults pages", [this] { run(); });
     } catch (const system_failure&) {
         return;  // the registration brings them in, more slowly
     }

@@ -45,7 +45,7 @@ pin_worker::~pin_worker() {
         thread_.join();
         // unregistering can hang as well, for instance behind another holder's registration
         try {
-            thread_ = system::start_thread("gives pages back", [job = job_] { job->release(); });
+            thread_ = system::start_thread("unregisters pages", [job = job_] { job->release(); });
             returned = job_->wait_for_release();
         } catch (const system_failure&) {
             job_->release();

@@ -42,7 +42,7 @@ stream& stream::operator=(stream&& other) noexcept {
 }
 
 void stream::refuse_moved_from() {
-    throw invalid_argument("a stream that was moved from cannot be used");
+    throw invalid_argument("cannot use a moved-from stream");
 }
 
 stream::~stream() {
@@ -68,7 +68,7 @@ event::~event() {
 }
 
 void* event::used_handle() const {
-    if (native_handle_ == nullptr) throw invalid_argument("an event that was moved from cannot be used");
+    if (native_handle_ == nullptr) throw invalid_argument("cannot use a moved-from event");
     return native_handle_;
 }
 

@@ -111,7 +111,7 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
     check_ids(direction, batches);
 }
 
-/// Rows that were moved within the table would be read before or after others have overwritten them.
+/// Refuses batches that overlap the table: whether a row is read before it is overwritten would be undefined.
 void exchange_state::check_apart(row_direction direction, std::span<const batch> batches) const {
     const auto table_begin = reinterpret_cast<std::uintptr_t>(table_.data());
     const std::uintptr_t table_end = table_begin + table_.size_bytes();

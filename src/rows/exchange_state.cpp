@@ -35,7 +35,8 @@ constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t min_slots = 2;
 constexpr std::uint64_t max_slots = 16;
 
-/// On the host device a lane takes twice as much, and there may be several.
+/// Limits `staging_bytes` to an eighth of the memory that is left: a host lane takes twice that, and there
+/// may be several.
 std::uint64_t within_memory(std::uint64_t staging_bytes) {
     return std::min(staging_bytes, read_available_memory().size_bytes / 8);
 }

@@ -31,8 +31,8 @@ struct link_profile {
     /// With all of them registration is slower.
     unsigned min_beside_registering = 3;
     unsigned max_beside_registering = 10;  ///< which bring rows at the rate of the link
-    /// A single epoch in order of less is staged by many cores: twice what is registered ahead of the reader.
-    /// Not measured.
+    /// A single sequential epoch with fewer bytes than this is staged instead of registered, if there are
+    /// cores enough. The value is twice what is registered ahead of the reader. Not measured.
     std::uint64_t min_registered_once_bytes = 1 << 30;
     /// From this many cores on (4 and 16 were measured), rows for the copy engine are read with pread while
     /// pages are registered: threads that touch pages for the first time slow registration down.

@@ -12,7 +12,7 @@ namespace pinflow {
 namespace {
 
 detail::exchange_state& used(const std::unique_ptr<detail::exchange_state>& state) {
-    if (!state) throw invalid_argument("a row exchange that was moved from cannot be used");
+    if (!state) throw invalid_argument("cannot use a moved-from row_exchange");
     return *state;
 }
 

@@ -46,7 +46,7 @@ struct claimed_rows final : row_source {
 struct claim {
     std::string name;
     std::function<void(claimed_rows&)> make;
-    std::vector<std::string> told;  ///< what the sentence must have
+    std::vector<std::string> expected;  ///< parts that the message must contain
 };
 
 const std::vector<std::byte> memory(16'000);
@@ -102,7 +102,7 @@ TEST_CASE("contradicting sources: a loader and a table refuse them, with the num
         INFO(each.name);
         const auto source = std::make_shared<claimed_rows>();
         each.make(*source);
-        check_refused(source, each.told);
+        check_refused(source, each.expected);
     }
 }
 

@@ -4,7 +4,7 @@
 # Runs `pinflow inspect`, `stream` and `convert` of a small corpus under limits that are swept in STEPS steps (50). Each run
 # must end with exit status 0 and the result of a run without limits, or with 1 and one line that begins
 # "pinflow: error: ": no signal, no other line.
-#   memory       a memory cgroup of version 1, from 16 to 256 MiB; at its largest also four inputs that do not fit
+#   memory       a memory cgroup of version 1, from 256 down to 16 MiB; at each step also inputs that need more
 #   address      ulimit -v, from where `--version` runs, over 512 MiB
 #   descriptors  ulimit -n, from where `--version` runs
 #   locked       ulimit -l, from 0 KiB
@@ -89,12 +89,14 @@ PYTHON
 
 runs=0 refused=0 failures=0
 declare -A digests=()  # of streams without limits; what is converted without limits lies in expected/
-# Called in the subshell that becomes the tool. shellcheck disable=SC2317
+# Called in the subshell that becomes the tool.
+# shellcheck disable=SC2317
 limit() { :; }
 
 digest_of() { grep -o '"digest":"[0-9a-f]*"' "$1"; }
 
-# is_right ARGUMENTS...: whether a run that succeeded gave what it gives without limits. The first run of its kind is that.
+# is_right ARGUMENTS...: whether the run gave the result of the first run of its kind, which it becomes if there is none. The
+# corpus runs without limits first.
 is_right() {
     local key=$2 expected
     case $1 in

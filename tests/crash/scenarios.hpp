@@ -22,7 +22,8 @@ struct scenario {
     bool prints_before_failing = false;
     /// Whether its result tells of a failure that it hides: that an array cannot be mapped.
     bool prints_hidden_failures = false;
-    /// Whether it ends before all is delivered: what fails ahead of the consumer is nobody's.
+    /// Whether it ends before all is delivered. Failures of reads ahead of the consumer are then not
+    /// reported.
     bool is_left_early = false;
 };
 

@@ -74,7 +74,7 @@ std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& pa
 
 /// Writes a HDF5 file of several datasets, whose elements arrive in pieces; atomically, as write_npy. HDF5
 /// 1.8 and later read it, and h5py; our reader finds the types that were written. It has no attributes. Equal
-/// arrays make equal files. Not thread-safe. One that was moved from throws invalid_argument.
+/// arrays make equal files. Not thread-safe. A moved-from writer throws invalid_argument.
 class hdf5_writer {
  public:
     /// A dataset to come: C order, either byte order.

@@ -40,7 +40,7 @@ inline std::vector<array> open_npz(const std::filesystem::path& path,
 
 /// Writes a .npz file of stored (not compressed) members, each array's data beginning at a multiple of 4096
 /// so that it can be mapped; atomically, as write_npy. numpy reads it, and so does unzip. zip64 where sizes
-/// need it. Not thread-safe. One that was moved from throws invalid_argument.
+/// need it. Not thread-safe. A moved-from writer throws invalid_argument.
 class npz_writer {
  public:
     explicit npz_writer(const std::filesystem::path& path, std::uint64_t alignment_bytes = 4096);

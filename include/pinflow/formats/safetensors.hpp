@@ -62,7 +62,7 @@ inline std::vector<array> open_safetensors(const std::filesystem::path& path,
 }
 
 /// Writes a safetensors file whose tensors' elements arrive in pieces; atomically, as write_npy. Not
-/// thread-safe. One that was moved from throws invalid_argument.
+/// thread-safe. A moved-from writer throws invalid_argument.
 class safetensors_writer {
  public:
     /// A tensor to come: C order, little-endian.

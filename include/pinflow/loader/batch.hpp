@@ -21,7 +21,7 @@ class digest;
 /// streams have passed it. Move-only; may be handed to another thread and may outlive its loader. The lease
 /// ends with `release` or the destructor, neither of which waits: what is enqueued by then on the streams
 /// named to `loader::next` and `used_on` is waited for by the loader, not by the caller. These streams must
-/// outlive the lease, and no longer.
+/// live until the lease ends, and may be destroyed then.
 class batch {
  public:
     batch(batch&&) noexcept;

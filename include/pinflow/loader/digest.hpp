@@ -30,13 +30,15 @@ class digest {
     digest& operator=(const digest&) = delete;
 
     /// Enqueues the samples of `batch` on `stream`, which must be one that the batch knows (`loader::next`,
-    /// `batch::used_on`). Does not wait; the lease may end right after. The destructor waits until the stream
-    /// has passed. On the host a batch may be a view of a file: if that is truncated, this or a later call
-    /// throws, provided that the fault guard is installed (see install_fault_guard).
-    /// @throws invalid_argument for a stream of another device; data_changed for an earlier batch.
+    /// `batch::used_on`). Does not wait; the lease may end right after. The destructor waits for the stream.
+    /// On the host a batch may be a view of a mapped file. If that file is truncated before it is read, a
+    /// later call or `value` throws data_changed. Without the fault guard it is SIGBUS (see
+    /// install_fault_guard).
+    /// @throws invalid_argument for a stream of another device; data_changed if rows of an earlier batch were
+    /// lost.
     void add_async(const batch& batch, stream_view stream);
-    /// The sum so far: waits for every stream that was added on. @throws data_changed if rows of a batch were
-    /// lost before they were read, in a sentence that names their file.
+    /// The sum so far. Waits for every stream that was added on.
+    /// @throws data_changed, with the path of the file, if rows of a batch were lost before they were read.
     std::uint64_t value();
 
  private:

@@ -43,17 +43,18 @@ struct loader_options {
     /// same samples.
     std::optional<loader_state> resume_from = std::nullopt;
     pinflow::route route = route::automatic;
-    /// Upper bound on the memory of all slots, in bytes. 0: 1 GiB, or half of the memory that the machine
-    /// and its cgroup have left if that is less; two slots if that is more; where `slots` is given, what
-    /// those take. Where rows may be staged for a GPU, a slot has a pinned side of the same size on the host.
+    /// Upper bound on the memory of all slots, in bytes.
+    /// 0 means 1 GiB, or half of the memory that is left (machine, cgroup, `ulimit -v`) if that is less.
+    /// The default always allows two slots if they fit into what is left. If `slots` is given, that decides.
+    /// If rows may be staged for a GPU, each slot also has a pinned side of the same size on the host.
     std::uint64_t memory_bytes = 0;
     /// Batches that can exist at once, being filled, waiting or leased; at least 2. 0: by memory, from 2 to
     /// 8, fewer if memory is short (loader_report::slots_reason). Small batches are filled in groups: then up
     /// to 256, but at most the batches of an epoch.
     unsigned slots = 0;
-    /// Threads that gather rows; 0: one for each core, fewer if memory is short. More than there are cores
-    /// raise oneTBB's limit for the process while the loader lives. Where the system starts fewer, the loader
-    /// works with those, and loader_report::threads_reason says so.
+    /// Threads that gather rows. 0 means one for each core, fewer if memory is short.
+    /// A number above the core count raises oneTBB's limit for the process while the loader lives.
+    /// If the system starts fewer, the loader works with those; see loader_report::threads_reason.
     unsigned threads = 0;
     /// Upper bound on the memory that pinflow registers with CUDA in this process, as
     /// pin_options::budget_bytes. What does not fit takes the staged route.
@@ -66,9 +67,9 @@ struct loader_options {
 /// is bounded by the slots. A pipeline (sample, gather, copy, deliver) runs on threads of its own from
 /// construction on.
 ///
-/// The loader keeps its sources. Batches keep what they need of both, so that they may outlive them. What the
-/// sources themselves only borrow (a row_extent::data without an owner) must outlive the loader and its
-/// batches.
+/// The loader keeps its sources alive. A batch keeps what it needs of the loader and the sources, so that it
+/// may outlive both. Memory that a source only borrows (row_extent::data without an owner) must outlive the
+/// loader and its batches.
 ///
 /// `next` may be called from several threads. The destructor stops the pipeline wherever it is;
 /// leased batches stay valid. It does not wait for the consumer's streams (on a GPU of less than 10 GiB,

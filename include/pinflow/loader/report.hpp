@@ -29,7 +29,8 @@ struct loader_report {
     std::vector<array_report> arrays;
     /// Threads that may gather rows at the same time.
     unsigned threads = 0;
-    /// Why there are fewer threads than `loader_options::threads` asks for; empty if there are not.
+    /// Why the system starts fewer threads than the loader wanted; empty if it does not. Memory that is short
+    /// lowers the default without a reason here.
     std::string threads_reason;
     unsigned slots = 0;
     /// One sentence: why there are fewer slots than by default, or empty.

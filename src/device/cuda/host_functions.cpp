@@ -79,7 +79,7 @@ void host_functions::give_task(task* ready) {
     if (!another_thread) return;
     try {
         // every function that waits needs a thread of its own
-        system::start_thread("runs functions of streams", [this] { run_tasks(); }).detach();
+        system::start_thread("runs host functions of streams", [this] { run_tasks(); }).detach();
         const std::lock_guard lock(mutex_);
         ++threads_;
     } catch (...) {

@@ -138,7 +138,7 @@ class host final : public device_backend {
                     void* stream) override {
         stream_of(stream).enqueue(
             [copy = std::vector<digest_array>(arrays.begin(), arrays.end()), row_count, sum] {
-                // rows of a mapping, which may be lost, are pinflow::digest's: it can tell their file
+                // pinflow::digest handles mapped rows itself, as it can name their file
                 const std::uint64_t added = digest_of_rows(copy, row_count).value_or(0);
                 std::atomic_ref(*sum).fetch_add(added, std::memory_order_relaxed);
             });
@@ -197,10 +197,11 @@ class host final : public device_backend {
     }
 
     std::byte* keep(std::uint64_t size_bytes) {
-        // a call of a row exchange takes less, and should not ask each time
+        // calls of a row exchange take less, and must not pay for the check each time
         constexpr std::uint64_t asked_from_bytes = std::uint64_t{8} << 20;
         if (size_bytes >= asked_from_bytes)
-            require_memory(size_bytes, fmt::format("a buffer takes {} bytes of memory", size_bytes));
+            require_memory(size_bytes, fmt::format("cannot allocate a buffer of {} bytes", size_bytes),
+                           "use smaller batches or buffers");
         memory_region region = memory_region::anonymous(size_bytes);
         std::byte* const data = region.data();
         const std::lock_guard lock(mutex_);

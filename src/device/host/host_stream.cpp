@@ -12,7 +12,7 @@ namespace pinflow::detail {
 
 host_stream::host_stream()
     : owner_(::getpid()),
-      thread_(system::start_thread("works off a stream of the host", [this] { run(); })) {}
+      thread_(system::start_thread("runs the work of a host stream", [this] { run(); })) {}
 
 host_stream::~host_stream() {
     {
