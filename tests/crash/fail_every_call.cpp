@@ -36,13 +36,14 @@
 #endif
 
 /// fail_every_call [--device host|cuda:N] [--scenario TEXT] [--seconds N] [--seed N] [--jobs N] [--calls |
-/// --allocations]
+/// --cuda-calls | --allocations]
 ///
 /// Runs each scenario in a child process and counts its calls and the call stacks of its allocations. Then it
 /// runs the scenario again with one of them failing: once, and from there on. Each run must end in time, by
 /// no signal, without a leak; it must succeed with the right result or throw one sentence and leave nothing
 /// half done; and the same scenario without faults must be right afterwards, in the same process. With
-/// --seconds, runs are drawn at random for that long. With --jobs, N processes share the runs.
+/// --scenario, only that one, or those whose names contain the text. With --seconds, runs are drawn at random
+/// for that long. With --jobs, N processes share the runs.
 namespace {
 
 namespace fs = std::filesystem;
@@ -51,14 +52,14 @@ using clock_type = std::chrono::steady_clock;
 
 constexpr unsigned seconds_of_run = 60;
 
-/// What a child tells about its run.
-struct verdict {
+/// The result of one run, in memory shared with the child process.
+struct run_result {
     injection::record record;
     bool has_failed = false;           ///< the scenario threw
     std::array<char, 4096> finding{};  ///< empty if all is as it should be
     std::array<char, 2048> sentence{};
 
-    void find(const std::string& what) {
+    void add_finding(const std::string& what) {
         if (finding[0] == '\0') std::strncpy(finding.data(), what.c_str(), finding.size() - 1);
     }
 };
@@ -75,20 +76,33 @@ file_map contents_of(const fs::path& folder) {
 
 /// Failures that pinflow hides on purpose, as the run goes on without what it asked for.
 struct hidden_failure {
-    std::string_view call;  ///< the beginning of its description
+    std::string_view call;   ///< the beginning of its description
+    std::string_view place;  ///< a function that made the call, or that called one that did; empty: any
     std::string_view reason;
 };
 constexpr std::array hidden_failures{
-    hidden_failure{"close", "what was written is durable before, and reading has ended"},
-    hidden_failure{"madvise", "a hint to the kernel"},
-    hidden_failure{"mmap", "the file is read instead, or memory is asked for in another way"},
-    hidden_failure{"open (EMFILE)", "idle descriptors are closed, and the file is opened again"},
-    hidden_failure{"cudaGetDeviceCount", "a machine without a driver has no CUDA device"},
-    hidden_failure{"statfs", "free space that is not known does not hinder a conversion"},
-    hidden_failure{"start_thread", "parallel work has fewer threads, pages are registered by others"},
+    hidden_failure{"close", "", "what was written is durable before, and reading has ended"},
+    hidden_failure{"madvise", "", "a hint to the kernel"},
+    hidden_failure{"mmap", "", "the file is read instead, or memory is asked for in another way"},
+    hidden_failure{"open (EMFILE)", "", "idle descriptors are closed, and the file is opened again"},
+    hidden_failure{"statfs", "", "free space that is not known does not hinder a conversion"},
+    hidden_failure{"start_thread", "", "parallel work has fewer threads, pages are registered by others"},
+    hidden_failure{"cu", "cuda_device_count", "a machine without a driver has no CUDA device"},
+    hidden_failure{"cu", "backend::destroy_stream", "a destructor does not throw"},
+    hidden_failure{"cu", "backend::destroy_event", "a destructor does not throw"},
+    hidden_failure{"cu", "backend::release", "a destructor does not throw: the memory is lost"},
+    hidden_failure{"cu", "pinned_memory::release", "a destructor does not throw: the memory is lost"},
+    hidden_failure{"cu", "locker::unlock", "pages stay registered"},
+    hidden_failure{"cu", "locker::lock", "pages that cannot be registered are read"},
+    hidden_failure{"cu", "context::for_host_memory", "the primary context is used"},
+    hidden_failure{"cu", "slot_lease::~slot_lease", "it waits for the stream, which it cannot mark"},
+    hidden_failure{"cu", "runs_in_pairs", "kernels run without clusters"},
+    hidden_failure{"cu", "backend::reaches", "memory that the device may not read is staged"},
+    hidden_failure{"cu", "::measure(", "a transfer that cannot be measured is planned without"},
+    hidden_failure{"cudaHostRegister", "pinned_memory::allocate", "CUDA allocates the memory"},
 };
 
-/// An object that the child processes made from here on share with this one. It lives as long as they do.
+/// Creates an object in memory shared with child processes that are forked later. It is never unmapped.
 template <typename Object>
 Object& make_shared_object() {
     void* const memory =
@@ -97,7 +111,7 @@ Object& make_shared_object() {
     return *::new (memory) Object;
 }
 
-/// What all runs came to, of every process.
+/// Counts over all runs of all processes.
 struct tally {
     std::atomic<std::size_t> run_count = 0;
     std::atomic<std::size_t> injected_count = 0;
@@ -110,7 +124,9 @@ struct tally {
                    injected_count.load(), failed_count.load(), injected_count.load() - failed_count.load());
         for (std::size_t i = 0; i < hidden_failures.size(); ++i) {
             if (hidden_counts[i] > 0)
-                fmt::print("    {} with {}\n", hidden_counts[i].load(), hidden_failures[i].call);
+                fmt::print("    {} with {}{}{}: {}\n", hidden_counts[i].load(), hidden_failures[i].call,
+                           hidden_failures[i].place.empty() ? "" : " in ", hidden_failures[i].place,
+                           hidden_failures[i].reason);
         }
     }
 };
@@ -121,8 +137,8 @@ class campaign {
         : folder_(std::move(folder)), inputs_(folder_ / "in"), all_(scenarios::all(device)) {
         fs::create_directories(inputs_);
         work_in("measuring");
-        const verdict& told = in_child([&](verdict&) { scenarios::write_inputs(inputs_); });
-        if (told.finding[0] != '\0') throw std::runtime_error(told.finding.data());
+        const run_result& result = in_child([&](run_result&) { scenarios::write_inputs(inputs_); });
+        if (result.finding[0] != '\0') throw std::runtime_error(result.finding.data());
     }
 
     const std::vector<scenario>& all() const noexcept { return all_; }
@@ -131,7 +147,7 @@ class campaign {
     void work_in(const std::string& name) {
         fs::create_directories(folder_ / name);
         fs::current_path(folder_ / name);
-        told_ = &make_shared_object<verdict>();
+        result_ = &make_shared_object<run_result>();
     }
 
     /// Runs without faults: what a right run gives, and how many calls there are to fail.
@@ -141,24 +157,24 @@ class campaign {
         std::vector<unsigned> calls;  ///< of each thread
         std::vector<std::uint64_t> stacks;
     };
-    baseline measure(const scenario& what) {
+    baseline measure(const scenario& what, bool cuda_only) {
         baseline found;
         for (int run = 0; run < 2; ++run) {  // threads differ from run to run
             make_outputs(what);
-            const verdict& told = in_child([&](verdict& own) {
-                run_and_catch(what, {}, own);
-                if (own.has_failed) own.find(own.sentence.data());
+            const run_result& result = in_child([&](run_result& own) {
+                run_and_catch(what, {.cuda_only = cuda_only}, own);
+                if (own.has_failed) own.add_finding(own.sentence.data());
             });
-            if (told.finding[0] != '\0')
-                throw std::runtime_error(fmt::format("{}: {}", what.name, told.finding.data()));
+            if (result.finding[0] != '\0')
+                throw std::runtime_error(fmt::format("{}: {}", what.name, result.finding.data()));
             found.files = contents_of(outputs());
             found.printed = scenarios::comparable(npy_bytes::read_file(printed_path()));
-            const unsigned threads = std::min(told.record.thread_count.load(), injection::max_threads);
+            const unsigned threads = std::min(result.record.thread_count.load(), injection::max_threads);
             found.calls.resize(std::max<std::size_t>(found.calls.size(), threads));
             for (unsigned thread = 0; thread < threads; ++thread)
-                found.calls[thread] = std::max(found.calls[thread], told.record.calls[thread].load());
-            found.stacks.assign(told.record.stacks.begin(),
-                                told.record.stacks.begin() + told.record.stack_count);
+                found.calls[thread] = std::max(found.calls[thread], result.record.calls[thread].load());
+            found.stacks.assign(result.record.stacks.begin(),
+                                result.record.stacks.begin() + result.record.stack_count);
         }
         return found;
     }
@@ -167,18 +183,19 @@ class campaign {
     bool run(const scenario& what, const baseline& right, const injection::target& target, tally& sums) {
         make_outputs(what);
         const file_map before = contents_of(outputs());
-        const verdict& told = in_child([&](verdict& own) { judge(what, right, before, target, own); });
+        const run_result& result =
+            in_child([&](run_result& own) { judge(what, right, before, target, own); });
         ++sums.run_count;
-        if (told.record.injected_count == 0) return false;
+        if (result.record.injected_count == 0) return false;
         ++sums.injected_count;
-        if (told.has_failed) {
+        if (result.has_failed) {
             ++sums.failed_count;
-        } else if (const std::size_t index = index_of_hidden(told); index < hidden_failures.size()) {
+        } else if (const std::size_t index = index_of_hidden(result); index < hidden_failures.size()) {
             ++sums.hidden_counts[index];
         }
-        if (told.finding[0] != '\0') {
+        if (result.finding[0] != '\0') {
             ++sums.finding_count;
-            report(what, target, told);
+            report(what, target, result);
         }
         return true;
     }
@@ -192,13 +209,13 @@ class campaign {
     void make_outputs(const scenario& what) {
         fs::remove_all(outputs());
         fs::create_directories(outputs());
-        in_child([&](verdict&) { what.prepare(inputs_, outputs()); });
+        in_child([&](run_result&) { what.prepare(inputs_, outputs()); });
     }
 
-    /// Runs `work` in a child process. @return what it told; a finding if it did not end well.
+    /// Runs `work` in a child process. @return what it result; a finding if it did not end well.
     template <typename Work>
-    const verdict& in_child(Work work) {
-        ::new (static_cast<void*>(told_)) verdict;
+    const run_result& in_child(Work work) {
+        ::new (static_cast<void*>(result_)) run_result;
         std::fflush(stdout);
         const ::pid_t child = ::fork();
         if (child == -1) throw std::runtime_error("cannot fork");
@@ -206,15 +223,15 @@ class campaign {
         int status = 0;
         ::waitpid(child, &status, 0);
         if (WIFSIGNALED(status)) {
-            told_->find(
+            result_->add_finding(
                 fmt::format("signal {} ({})", WTERMSIG(status),
                             WTERMSIG(status) == SIGALRM ? "it hangs" : ::sigdescr_np(WTERMSIG(status))));
         } else if (constexpr int status_of_leaks = 23; WEXITSTATUS(status) == status_of_leaks) {
-            told_->find("it leaks");
+            result_->add_finding("it leaks");
         } else if (WEXITSTATUS(status) != 0) {
-            told_->find(fmt::format("exit status {}", WEXITSTATUS(status)));
+            result_->add_finding(fmt::format("exit status {}", WEXITSTATUS(status)));
         }
-        return *told_;
+        return *result_;
     }
 
     template <typename Work>
@@ -229,9 +246,9 @@ class campaign {
         try {
             pinflow::cli::open_hdf5_in_child();
             pinflow::install_fault_guard();
-            work(*told_);
+            work(*result_);
         } catch (const std::exception& failure) {
-            told_->find(fmt::format("without a fault: {}", failure.what()));
+            result_->add_finding(fmt::format("without a fault: {}", failure.what()));
         }
         std::exit(0);  // the destructors of objects of static lifetime run as well
     }
@@ -247,19 +264,19 @@ class campaign {
 
     /// In the child: the run with a fault, then one without.
     void judge(const scenario& what, const baseline& right, const file_map& before,
-               const injection::target& target, verdict& told) {
-        run_and_catch(what, target, told);
+               const injection::target& target, run_result& result) {
+        run_and_catch(what, target, result);
         const std::string printed = printed_so_far();
         const file_map files = contents_of(outputs());
-        if (told.has_failed) {
-            check_failed(what, right, before, target, files, printed, told);
+        if (result.has_failed) {
+            check_failed(what, right, before, target, files, printed, result);
         } else {
-            if (files != right.files) told.find("it succeeded, and its files are wrong");
-            const bool is_hidden = index_of_hidden(told) < hidden_failures.size();
+            if (files != right.files) result.add_finding("it succeeded, and its files are wrong");
+            const bool is_hidden = index_of_hidden(result) < hidden_failures.size();
             if (scenarios::comparable(printed) != right.printed &&
                 !(what.prints_hidden_failures && is_hidden))
-                told.find(fmt::format("it succeeded, and printed {}", printed));
-            if (!what.is_left_early) check_hidden(told);
+                result.add_finding(fmt::format("it succeeded, and printed {}", printed));
+            if (!what.is_left_early) check_hidden(result);
         }
         for (const auto& entry : fs::directory_iterator(outputs()))
             fs::remove(entry.path());
@@ -269,24 +286,25 @@ class campaign {
         try {
             what.run(inputs_, outputs());
         } catch (const std::exception& failure) {
-            told.find(fmt::format("the run after it failed: {}", failure.what()));
+            result.add_finding(fmt::format("the run after it failed: {}", failure.what()));
             return;
         }
-        if (contents_of(outputs()) != right.files) told.find("the files of the run after it are wrong");
+        if (contents_of(outputs()) != right.files)
+            result.add_finding("the files of the run after it are wrong");
         if (const std::string after = printed_so_far(); scenarios::comparable(after) != right.printed)
-            told.find(fmt::format("the run after it printed {}", after));
+            result.add_finding(fmt::format("the run after it printed {}", after));
 #if defined(__SANITIZE_ADDRESS__)
         __lsan_do_leak_check();  // ends the process if there is a leak
 #endif
     }
 
-    void run_and_catch(const scenario& what, const injection::target& target, verdict& told) const {
+    void run_and_catch(const scenario& what, const injection::target& target, run_result& result) const {
         const auto fail = [&](const char* sentence) {
-            told.has_failed = true;
-            std::strncpy(told.sentence.data(), sentence, told.sentence.size() - 1);
+            result.has_failed = true;
+            std::strncpy(result.sentence.data(), sentence, result.sentence.size() - 1);
         };
         try {
-            const injection::scope scope(told.record, target);
+            const injection::scope scope(result.record, target);
             what.run(inputs_, outputs());
         } catch (const std::bad_alloc&) {
             fail("memory is exhausted");
@@ -294,20 +312,20 @@ class campaign {
             fail(failure.what());
         } catch (const std::exception& failure) {
             fail(failure.what());
-            told.find(fmt::format("an exception that is not pinflow's: {}", failure.what()));
+            result.add_finding(fmt::format("an exception that is not pinflow's: {}", failure.what()));
         }
     }
 
     static void check_failed(const scenario& what, const baseline& right, const file_map& before,
                              const injection::target& target, const file_map& files,
-                             const std::string& printed, verdict& told) {
-        const std::string_view sentence = told.sentence.data();
+                             const std::string& printed, run_result& result) {
+        const std::string_view sentence = result.sentence.data();
         constexpr std::size_t min_length = 10;
         if (sentence.size() < min_length || sentence.find('\n') != std::string_view::npos)
-            told.find(fmt::format("no sentence: '{}'", sentence));
+            result.add_finding(fmt::format("no sentence: '{}'", sentence));
         if (!printed.empty() &&
             !(what.prints_before_failing && right.printed.starts_with(scenarios::comparable(printed))))
-            told.find(fmt::format("it failed, and printed {}", printed));
+            result.add_finding(fmt::format("it failed, and printed {}", printed));
         for (const auto& [name, bytes] : files) {
             // where unlink fails, a temporary file stays
             if (target.is_onward && name.starts_with(".pinflow-")) continue;
@@ -316,39 +334,42 @@ class campaign {
             if (old != before.end() && old->second == bytes) continue;
             if (whole != right.files.end() && whole->second == bytes)
                 continue;  // it failed after that was complete
-            told.find(fmt::format("it failed, and left a partial file: {}", name));
+            result.add_finding(fmt::format("it failed, and left a partial file: {}", name));
         }
         for (const auto& [name, bytes] : before) {
-            if (!files.contains(name)) told.find(fmt::format("it failed, and removed {}", name));
+            if (!files.contains(name)) result.add_finding(fmt::format("it failed, and removed {}", name));
         }
     }
 
     /// @return the number of `hidden_failures` if it is none of these.
-    static std::size_t index_of_hidden(const verdict& told) {
-        const std::string_view call = told.record.first_injected.data();
-        return static_cast<std::size_t>(std::ranges::find_if(hidden_failures,
-                                                             [&](const hidden_failure& hidden) {
-                                                                 return call.starts_with(hidden.call);
-                                                             }) -
+    static std::size_t index_of_hidden(const run_result& result) {
+        const std::string_view call = result.record.first_injected.data();
+        std::string functions;
+        const auto is_it = [&](const hidden_failure& hidden) {
+            if (!call.starts_with(hidden.call)) return false;
+            if (hidden.place.empty()) return true;
+            if (functions.empty()) functions = injection::describe(result.record.injected_stack);
+            return functions.find(hidden.place) != std::string::npos;
+        };
+        return static_cast<std::size_t>(std::ranges::find_if(hidden_failures, is_it) -
                                         hidden_failures.begin());
     }
 
-    static void check_hidden(verdict& told) {
-        const std::string_view call = told.record.first_injected.data();
-        if (told.record.injected_count == 0 || call.starts_with("an allocation")) return;
-        if (index_of_hidden(told) == hidden_failures.size())
-            told.find("it succeeded, though this failure is not declared as one that is hidden");
+    static void check_hidden(run_result& result) {
+        const std::string_view call = result.record.first_injected.data();
+        if (result.record.injected_count == 0 || call.starts_with("an allocation")) return;
+        if (index_of_hidden(result) == hidden_failures.size())
+            result.add_finding("it succeeded, though this failure is not declared as one that is hidden");
     }
 
     /// In one piece, as other processes print too.
-    static void report(const scenario& what, const injection::target& target, const verdict& told) {
-        std::string text =
-            fmt::format("FINDING {}: {}\n    {}{}{}, thread {}, number {}\n", what.name, told.finding.data(),
-                        told.record.first_injected.data(), target.is_onward ? " and all after it" : "",
-                        told.sentence[0] == '\0' ? "" : fmt::format(": {}", told.sentence.data()),
-                        target.thread, target.number);
-        if (target.what == injection::target::kind::allocation)
-            text += injection::describe(told.record.injected_stack);
+    static void report(const scenario& what, const injection::target& target, const run_result& result) {
+        std::string text = fmt::format(
+            "FINDING {}: {}\n    {}{}{}, thread {}, number {}\n", what.name, result.finding.data(),
+            result.record.first_injected.data(), target.is_onward ? " and all after it" : "",
+            result.sentence[0] == '\0' ? "" : fmt::format(": {}", result.sentence.data()), target.thread,
+            target.number);
+        text += injection::describe(result.record.injected_stack);
         text += npy_bytes::read_file(errors_path().string()).substr(0, 4000);
         fmt::print("{}", text);
         std::fflush(stdout);
@@ -357,7 +378,7 @@ class campaign {
     fs::path folder_;
     fs::path inputs_;
     std::vector<scenario> all_;
-    verdict* told_ = nullptr;
+    run_result* result_ = nullptr;
 };
 
 struct settings {
@@ -367,6 +388,7 @@ struct settings {
     unsigned seed = 1;
     unsigned jobs = 1;
     bool calls = true;
+    bool cuda_only = false;
     bool allocations = true;
 };
 
@@ -389,6 +411,9 @@ settings parse(int count, char** arguments) {
         } else if (flag == "--jobs") {
             asked.jobs = std::max(1U, static_cast<unsigned>(std::stoul(value())));
         } else if (flag == "--calls") {
+            asked.allocations = false;
+        } else if (flag == "--cuda-calls") {
+            asked.cuda_only = true;
             asked.allocations = false;
         } else if (flag == "--allocations") {
             asked.calls = false;
@@ -414,11 +439,11 @@ std::vector<planned_run> plan(const scenario& what, const campaign::baseline& ri
     for (const bool is_onward : {false, true}) {
         for (unsigned thread = 0; asked.calls && thread < right.calls.size(); ++thread) {
             for (unsigned number = 1; number <= right.calls[thread]; ++number)
-                runs.push_back({&what, &right, {kind::call, thread, number, 0, is_onward}});
+                runs.push_back({&what, &right, {kind::call, thread, number, 0, is_onward, asked.cuda_only}});
         }
         for (const std::uint64_t stack : right.stacks) {
             if (asked.allocations && !known.contains(stack))
-                runs.push_back({&what, &right, {kind::allocation, 0, 0, stack, is_onward}});
+                runs.push_back({&what, &right, {kind::allocation, 0, 0, stack, is_onward, false}});
         }
     }
     known.insert(right.stacks.begin(), right.stacks.end());
@@ -450,9 +475,12 @@ int run_campaign(const settings& asked, const fs::path& folder) {
     std::map<const scenario*, campaign::baseline> baselines;
     std::vector<planned_run> runs;
     std::set<std::uint64_t> known_stacks;
+    const bool is_name =
+        std::ranges::any_of(all.all(), [&](const scenario& what) { return what.name == asked.scenario; });
     for (const scenario& what : all.all()) {
-        if (what.name.find(asked.scenario) == std::string::npos) continue;
-        const campaign::baseline& right = baselines[&what] = all.measure(what);
+        if (is_name ? what.name != asked.scenario : what.name.find(asked.scenario) == std::string::npos)
+            continue;
+        const campaign::baseline& right = baselines[&what] = all.measure(what, asked.cuda_only);
         const std::vector<planned_run> some = plan(what, right, asked, known_stacks);
         runs.insert(runs.end(), some.begin(), some.end());
     }

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <unordered_set>
 
 #include "src/core/system.hpp"
@@ -30,7 +31,7 @@ target wanted;
 std::atomic<bool> fails_onward = false;
 std::mutex stacks_mutex;
 
-/// Set while the injection itself works, whose allocations are nobody's.
+/// True while the injection itself runs: its own allocations are not counted.
 thread_local bool is_inside = false;
 thread_local unsigned own_number = max_threads;
 
@@ -116,8 +117,9 @@ int usual_error(call what, unsigned number) {
     }
 }
 
-void note(record& shared, const std::string& what) {
+void note(record& shared, const std::string& what, const call_stack& stack) {
     if (shared.injected_count++ > 0) return;
+    shared.injected_stack = stack;
     std::strncpy(shared.first_injected.data(), what.c_str(), shared.first_injected.size() - 1);
 }
 
@@ -131,14 +133,18 @@ bool is_next_to_fail(record& shared) {
     return true;
 }
 
-/// Of the frame that made the scope: what lies above it differs from one kind of run to another.
+/// The frame of the scope's creator. Frames above it differ between kinds of run.
 thread_local std::uintptr_t outermost_frame = UINTPTR_MAX;
+
+/// Call stacks of allocations are told apart by so many addresses.
+constexpr unsigned allocation_depth = 8;
 
 /// Takes the addresses of the callers. The frame pointers of libraries cannot be trusted.
 _Unwind_Reason_Code take_frame(_Unwind_Context* context, void* data) {
     struct walk {
         call_stack* stack;
         unsigned depth;
+        unsigned max_depth;
         unsigned skipped;
     };
     auto& at = *static_cast<walk*>(data);
@@ -146,18 +152,19 @@ _Unwind_Reason_Code take_frame(_Unwind_Context* context, void* data) {
         --at.skipped;
         return _URC_NO_REASON;
     }
-    if (at.depth == max_depth || _Unwind_GetCFA(context) > outermost_frame) return _URC_END_OF_STACK;
+    if (at.depth == at.max_depth || _Unwind_GetCFA(context) > outermost_frame) return _URC_END_OF_STACK;
     (*at.stack)[at.depth++] = reinterpret_cast<void*>(_Unwind_GetIP(context));
     return _URC_NO_REASON;
 }
 
-call_stack current_stack() {
+[[gnu::noinline]] call_stack current_stack(unsigned depth, unsigned skipped) {
     call_stack stack{};
     struct {
         call_stack* stack;
         unsigned depth;
+        unsigned max_depth;
         unsigned skipped;
-    } walk{&stack, 0, 3};  // this function, fails_here, operator new
+    } walk{&stack, 0, depth, skipped};
     _Unwind_Backtrace(take_frame, &walk);
     return stack;
 }
@@ -203,7 +210,7 @@ void note_stack(record& shared, const call_stack& stack, std::uint64_t hash) {
     if (shared == nullptr || is_inside) return false;
     const inside here;
     if (wanted.what == target::kind::call) return false;
-    const call_stack stack = current_stack();
+    const call_stack stack = current_stack(allocation_depth, 3);  // itself, this, operator new
     const std::uint64_t hash = hash_of(stack);
     if (wanted.what == target::kind::nothing) {
         note_stack(*shared, stack, hash);
@@ -212,17 +219,16 @@ void note_stack(record& shared, const call_stack& stack, std::uint64_t hash) {
     const bool fails = fails_onward.load() || (hash == wanted.stack && shared->injected_count == 0);
     if (!fails || is_foreign(stack)) return false;
     fails_onward = wanted.is_onward;
-    if (shared->injected_count == 0) shared->injected_stack = stack;
-    note(*shared, "an allocation");
+    note(*shared, "an allocation", stack);
     return true;
 }
 
 }  // namespace
 
 struct scope::hooks {
-    pinflow::detail::system::scoped_fault_hook system;
+    std::optional<pinflow::detail::system::scoped_fault_hook> system;
 #ifdef PINFLOW_HAVE_CUDA
-    pinflow::detail::cuda::scoped_fault_hook cuda;
+    std::optional<pinflow::detail::cuda::scoped_fault_hook> cuda;
 #endif
 };
 
@@ -236,20 +242,20 @@ struct scope::hooks {
         const inside within;
         if (!is_next_to_fail(shared)) return pinflow::detail::system::fault{};
         const int error = usual_error(asked, shared.calls[number_of_thread(shared)]);
-        note(shared, fmt::format("{} ({}) of '{}'", name_of(asked), ::strerrorname_np(error), path));
+        note(shared, fmt::format("{} ({}) of '{}'", name_of(asked), ::strerrorname_np(error), path),
+             current_stack(max_depth, 1));
         return pinflow::detail::system::fault{.error = error};
     };
+    hooks_ = new hooks;
+    if (!what.cuda_only) hooks_->system.emplace(fail_call);
 #ifdef PINFLOW_HAVE_CUDA
     const auto fail_cuda = [&shared](std::string_view asked) {
         const inside within;
         if (!is_next_to_fail(shared)) return cudaSuccess;
-        note(shared, std::string(asked));
+        note(shared, std::string(asked), current_stack(max_depth, 1));
         return cudaErrorMemoryAllocation;
     };
-    hooks_ = new hooks{pinflow::detail::system::scoped_fault_hook(fail_call),
-                       pinflow::detail::cuda::scoped_fault_hook(fail_cuda)};
-#else
-    hooks_ = new hooks{pinflow::detail::system::scoped_fault_hook(fail_call)};
+    hooks_->cuda.emplace(fail_cuda);
 #endif
     active.store(&shared, std::memory_order_release);
 }
@@ -261,19 +267,22 @@ scope::~scope() {
 }
 
 std::string describe(const call_stack& stack) {
-    std::string text;
+    ::Dl_info program{};
+    ::dladdr(reinterpret_cast<void*>(&describe), &program);
+    std::string command = fmt::format("addr2line -Cfipe '{}'", program.dli_fname);
     for (void* const address : stack) {
         ::Dl_info info{};
         if (address == nullptr || ::dladdr(address, &info) == 0) break;
-        const auto offset =
-            static_cast<std::size_t>(static_cast<char*>(address) - static_cast<char*>(info.dli_fbase)) - 1;
-        const std::string command = fmt::format("addr2line -fse '{}' {:#x}", info.dli_fname, offset);
-        if (std::FILE* const pipe = ::popen(command.c_str(), "r"); pipe != nullptr) {
-            std::array<char, 512> line{};
-            if (std::fgets(line.data(), line.size(), pipe) != nullptr)
-                text += fmt::format("        {}", line.data());
-            ::pclose(pipe);
-        }
+        if (info.dli_fbase != program.dli_fbase) continue;
+        const auto offset = static_cast<char*>(address) - static_cast<char*>(program.dli_fbase) - 1;
+        command += fmt::format(" {:#x}", offset);
+    }
+    std::string text;
+    if (std::FILE* const pipe = ::popen(command.c_str(), "r"); pipe != nullptr) {
+        std::array<char, 4096> line{};
+        while (std::fgets(line.data(), line.size(), pipe) != nullptr)
+            text += fmt::format("        {}", line.data());
+        ::pclose(pipe);
     }
     return text;
 }

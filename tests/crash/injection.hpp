@@ -13,9 +13,9 @@ namespace injection {
 
 inline constexpr unsigned max_threads = 64;
 inline constexpr unsigned max_stacks = 1U << 15;
-inline constexpr unsigned max_depth = 8;
+inline constexpr unsigned max_depth = 24;
 
-/// Where an allocation was made: return addresses, the innermost first; the unused ones are null.
+/// Where something was called: return addresses, the innermost first; the unused ones are null.
 using call_stack = std::array<void*, max_depth>;
 
 /// What is to fail. Calls are numbered from 1 on each thread, and threads from 0 in the order of their first
@@ -27,6 +27,7 @@ struct target {
     unsigned number = 0;
     std::uint64_t stack = 0;  ///< of the allocation: a hash of its call stack
     bool is_onward = false;   ///< everything that comes later fails as well, on every thread
+    bool cuda_only = false;   ///< calls of the system are neither counted nor made to fail
 };
 
 /// What happened in a process, in memory that it shares with the one that judges it.
@@ -35,8 +36,8 @@ struct record {
     std::atomic<unsigned> thread_count = 0;
     std::atomic<unsigned> injected_count = 0;
     std::array<char, 256> first_injected{};  ///< "pread of 'a.npy'"
-    call_stack injected_stack{};             ///< if that was an allocation
-    std::atomic<unsigned> stack_count = 0;   ///< different call stacks of allocations
+    call_stack injected_stack{};
+    std::atomic<unsigned> stack_count = 0;  ///< different call stacks of allocations
     std::array<std::uint64_t, max_stacks> stacks{};
 };
 
@@ -53,7 +54,8 @@ class scope {
     hooks* hooks_;
 };
 
-/// "function at file:line" for each address of a call stack, as addr2line gives them.
+/// A line "function at file:line" for each function of a call stack, inlined ones too, as addr2line gives
+/// them; of this program's functions only.
 std::string describe(const call_stack& stack);
 
 }  // namespace injection
