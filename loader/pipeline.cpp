@@ -62,7 +62,7 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
       origin_(std::make_shared<const detail::state_origin>(options_.sampler->identity(), sources_)),
       schedule_(terms_of(options_, *origin_)),
       layout_(detail::lay_out(sources_, options_)),
-      workers_(detail::requested_threads(options.threads)),
+      workers_(options.threads),
       arena_(static_cast<int>(workers_.count()), 1),
       checks_(sources_) {
     plan();

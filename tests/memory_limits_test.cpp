@@ -134,12 +134,14 @@ TEST_CASE("memory limits: regions count from when they are made, and not only on
 
 TEST_CASE("memory limits: threads are bounded by memory") {
     const scoped_available_memory available(64 << 20);
-    CHECK(thread_count_within_memory(0, 4) == 4);
-    CHECK(thread_count_within_memory(0, 1000) == 32);
-    CHECK(thread_count_within_memory(256, 4) == 256);
-    CHECK_THROWS_AS(thread_count_within_memory(257, 4), pinflow::system_failure);
+    CHECK(threads_within_memory(0, 4).count == 4);
+    CHECK(threads_within_memory(0, 4).reason.empty());
+    CHECK(threads_within_memory(0, 1000).count == 32);
+    CHECK(threads_within_memory(0, 1000).reason.starts_with("32 of 1000 threads: 67108864 bytes"));
+    CHECK(threads_within_memory(256, 4).count == 256);
+    CHECK_THROWS_AS(threads_within_memory(257, 4), pinflow::system_failure);
     const scoped_available_memory tiny(1000);
-    CHECK(thread_count_within_memory(0, 4) == 1);
+    CHECK(threads_within_memory(0, 4).count == 1);
 }
 
 TEST_CASE("memory limits: this machine tells its own") {

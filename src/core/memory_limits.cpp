@@ -175,18 +175,22 @@ void require_memory(std::uint64_t size_bytes, std::string_view subject, std::str
                          std::make_error_code(std::errc::not_enough_memory));
 }
 
-unsigned thread_count_within_memory(unsigned asked, unsigned default_count) {
+thread_allowance threads_within_memory(unsigned asked, unsigned default_count) {
     // a stack, what the kernel keeps of a thread, and the allocator's cache
     constexpr std::uint64_t thread_bytes = 256 << 10;
     if (asked != 0) {
         const std::uint64_t size_bytes = asked * thread_bytes;
         require_memory(size_bytes, fmt::format("{} threads take {} bytes of memory", asked, size_bytes),
                        "ask for fewer threads");
-        return asked;
+        return {asked, {}};
     }
     // an eighth for the threads themselves: their data takes more
-    const std::uint64_t fitting = read_available_memory().size_bytes / 8 / thread_bytes;
-    return static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, default_count));
+    const available_memory available = read_available_memory();
+    const std::uint64_t fitting = available.size_bytes / 8 / thread_bytes;
+    if (fitting >= default_count) return {default_count, {}};
+    const auto count = static_cast<unsigned>(std::max<std::uint64_t>(fitting, 1));
+    return {count, fmt::format("{} of {} threads: {} bytes of memory are all that {}", count, default_count,
+                               available.size_bytes, available.bound)};
 }
 
 scoped_available_memory::scoped_available_memory(std::uint64_t size_bytes) {

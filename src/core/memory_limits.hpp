@@ -49,9 +49,14 @@ std::string memory_shortage(std::uint64_t size_bytes);
 /// @throws system_failure if not: "SUBJECT, more than the 8 bytes of memory that ...; HELP".
 void require_memory(std::uint64_t size_bytes, std::string_view subject, std::string_view help = {});
 
+struct thread_allowance {
+    unsigned count;
+    std::string reason;  ///< why that is less than the default; empty if it is not
+};
+
 /// The number of threads to start: `asked`, or for 0 `default_count`, fewer if memory is short.
 /// @throws system_failure if memory does not suffice for `asked` threads.
-unsigned thread_count_within_memory(unsigned asked, unsigned default_count);
+thread_allowance threads_within_memory(unsigned asked, unsigned default_count);
 
 /// Bytes of all live regions of memory_region::anonymous, touched or not.
 inline std::atomic<std::uint64_t> region_memory_bytes = 0;

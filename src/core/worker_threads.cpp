@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 #include "src/core/memory_limits.hpp"
 #include "src/core/system.hpp"
@@ -146,7 +147,10 @@ class worker_pool {
 }  // namespace
 
 worker_threads::worker_threads(unsigned wanted) {
-    const unsigned asked = wanted == 0 ? core_count() : wanted;
+    constexpr unsigned max_threads = 1024;
+    thread_allowance allowed = threads_within_memory(std::min(wanted, max_threads), core_count());
+    const unsigned asked = allowed.count;
+    reason_ = std::move(allowed.reason);
     count_ = worker_pool::process().start(asked);
     if (count_ < asked) {
         const std::string_view cause =
@@ -166,11 +170,6 @@ worker_threads::worker_threads(unsigned wanted) {
 
 void start_worker_threads() {
     worker_pool::process().start_for_cores();
-}
-
-unsigned requested_threads(unsigned asked) {
-    constexpr unsigned max_threads = 1024;
-    return thread_count_within_memory(std::min(asked, max_threads), core_count());
 }
 
 }  // namespace pinflow::detail

@@ -15,7 +15,9 @@ namespace pinflow::detail {
 /// While this lives, parallel work may use `count()` threads, the calling one included.
 class worker_threads {
  public:
-    /// `wanted`: threads, the calling one included; 0 means one for each core.
+    /// @param wanted threads, the calling one included; at most 1024 are started. 0 means one for each core,
+    /// or fewer if memory is short.
+    /// @throws system_failure if memory does not suffice for `wanted` threads.
     explicit worker_threads(unsigned wanted);
 
     unsigned count() const noexcept { return count_; }
@@ -31,9 +33,5 @@ class worker_threads {
 /// Starts one oneTBB worker for each core, or as many as the system can. Call it before parallel work that
 /// does not use `worker_threads`. Only the first call costs anything.
 void start_worker_threads();
-
-/// The number of threads to use if the user sets `asked`: at most 1024; for 0 one for each core, fewer if
-/// memory is short. @throws system_failure if memory does not suffice for `asked` threads.
-unsigned requested_threads(unsigned asked);
 
 }  // namespace pinflow::detail

@@ -50,7 +50,7 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       staging_bytes_(within_memory(options.staging_bytes)),
       pinned_(device),
       faults_(device, pinned_),
-      workers_(requested_threads(options.threads)),
+      workers_(options.threads),
       arena_(static_cast<int>(workers_.count())),
       own_stream_(device),
       preparing_(device) {
