@@ -205,19 +205,20 @@ hdf5_writer::hdf5_writer(hdf5_writer&&) noexcept = default;
 hdf5_writer& hdf5_writer::operator=(hdf5_writer&&) noexcept = default;
 hdf5_writer::~hdf5_writer() = default;
 
-hdf5_writer::state& hdf5_writer::used() const {
+hdf5_writer::state& hdf5_writer::valid_state() const {
     if (!state_) throw invalid_argument("cannot use a moved-from hdf5_writer");
     return *state_;
 }
 
 void hdf5_writer::check(std::span<const dataset> datasets) const {
-    path_tree paths = used().paths;
+    state& own = valid_state();
+    path_tree paths = own.paths;
     for (const dataset& each : datasets)
-        used().check(each, paths);
+        own.check(each, paths);
 }
 
 void hdf5_writer::begin(const dataset& begun) {
-    state& now = used();
+    state& now = valid_state();
     now.check_complete();
     const std::uint64_t payload_bytes = now.check(begun, now.paths);
     now.chunks.reset();
@@ -244,7 +245,7 @@ void hdf5_writer::begin(const dataset& begun) {
 }
 
 void hdf5_writer::write(std::span<const std::byte> bytes) {
-    state& now = used();
+    state& now = valid_state();
     if (bytes.size() > now.promised_bytes - now.written_bytes) {
         throw invalid_argument(fmt::format("{}: {} bytes do not follow {} of the {} that {} promises",
                                            now.attempt(), bytes.size(), now.written_bytes, now.promised_bytes,
@@ -260,10 +261,11 @@ void hdf5_writer::write(std::span<const std::byte> bytes) {
 }
 
 void hdf5_writer::finish() {
-    used().check_complete();
-    used().chunks.reset();
-    used().file.commit();
-    used().finished = true;
+    state& own = valid_state();
+    own.check_complete();
+    own.chunks.reset();
+    own.file.commit();
+    own.finished = true;
 }
 
 }  // namespace pinflow

@@ -198,40 +198,42 @@ npy_writer::npy_writer(npy_writer&&) noexcept = default;
 npy_writer& npy_writer::operator=(npy_writer&&) noexcept = default;
 npy_writer::~npy_writer() = default;
 
-npy_writer::state& npy_writer::used() const {
+npy_writer::state& npy_writer::valid_state() const {
     if (!state_) throw invalid_argument("cannot use a moved-from npy_writer");
     return *state_;
 }
 
 void npy_writer::write(std::span<const std::byte> bytes) {
-    if (used().finished) {
+    state& own = valid_state();
+    if (own.finished) {
         throw invalid_argument(
-            fmt::format("cannot write {} bytes to '{}': it is finished", bytes.size(), used().file.path()));
+            fmt::format("cannot write {} bytes to '{}': it is finished", bytes.size(), own.file.path()));
     }
-    if (!used().grows && bytes.size() > used().unit_bytes - used().written_bytes) {
+    if (!own.grows && bytes.size() > own.unit_bytes - own.written_bytes) {
         throw invalid_argument(fmt::format("cannot write {} bytes at {} of '{}': {}", bytes.size(),
-                                           used().written_bytes, used().file.path(), used().promise()));
+                                           own.written_bytes, own.file.path(), own.promise()));
     }
-    used().file.write(bytes);
-    used().written_bytes += bytes.size();
+    own.file.write(bytes);
+    own.written_bytes += bytes.size();
 }
 
 void npy_writer::finish() {
-    if (used().finished) {
-        throw invalid_argument(fmt::format("cannot finish '{}' twice", used().file.path()));
+    state& own = valid_state();
+    if (own.finished) {
+        throw invalid_argument(fmt::format("cannot finish '{}' twice", own.file.path()));
     }
-    if (!used().complete()) {
-        throw invalid_argument(fmt::format("cannot finish '{}': {}, {} were written", used().file.path(),
-                                           used().promise(), used().written_bytes));
+    if (!own.complete()) {
+        throw invalid_argument(fmt::format("cannot finish '{}': {}, {} were written", own.file.path(),
+                                           own.promise(), own.written_bytes));
     }
-    if (used().grows && used().written_bytes > 0) {
-        used().shape[0] = used().written_bytes / used().unit_bytes;
+    if (own.grows && own.written_bytes > 0) {
+        own.shape[0] = own.written_bytes / own.unit_bytes;
         // as long as the one that it replaces, which has room for every number of rows
-        const auto header = format_npy_header(used().type, used().shape, false, used().alignment_bytes);
-        used().file.write_at(0, bytes_of(header));
+        const auto header = format_npy_header(own.type, own.shape, false, own.alignment_bytes);
+        own.file.write_at(0, bytes_of(header));
     }
-    used().file.commit();
-    used().finished = true;
+    own.file.commit();
+    own.finished = true;
 }
 
 }  // namespace pinflow

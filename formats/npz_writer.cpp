@@ -49,13 +49,14 @@ npz_writer::npz_writer(npz_writer&&) noexcept = default;
 npz_writer& npz_writer::operator=(npz_writer&&) noexcept = default;
 npz_writer::~npz_writer() = default;
 
-npz_writer::state& npz_writer::used() const {
+npz_writer::state& npz_writer::valid_state() const {
     if (!state_) throw invalid_argument("cannot use a moved-from npz_writer");
     return *state_;
 }
 
 void npz_writer::begin(std::string_view name, const pinflow::dtype& type, const shape_vector& shape) {
-    used().check_complete();
+    state& own = valid_state();
+    own.check_complete();
     std::string header;
     std::uint64_t payload_bytes = 0;
     std::uint64_t size_bytes = 0;
@@ -69,34 +70,35 @@ void npz_writer::begin(std::string_view name, const pinflow::dtype& type, const 
         }
     } catch (const invalid_argument& failure) {
         throw invalid_argument(
-            fmt::format("{}: the member {}: {}", used().attempt(), detail::quote(name), failure.what()));
+            fmt::format("{}: the member {}: {}", own.attempt(), detail::quote(name), failure.what()));
     }
-    used().zip.begin(fmt::format("{}.npy", name), size_bytes, header.size(), used().alignment_bytes);
-    used().zip.write(std::as_bytes(std::span(header)));
-    used().promise =
+    own.zip.begin(fmt::format("{}.npy", name), size_bytes, header.size(), own.alignment_bytes);
+    own.zip.write(std::as_bytes(std::span(header)));
+    own.promise =
         fmt::format("the member {} of {} and shape {}", detail::quote(name), type.descr(), to_string(shape));
-    used().promised_bytes = payload_bytes;
-    used().written_bytes = 0;
-    if (payload_bytes == 0) used().zip.end();
+    own.promised_bytes = payload_bytes;
+    own.written_bytes = 0;
+    if (payload_bytes == 0) own.zip.end();
 }
 
 void npz_writer::write(std::span<const std::byte> bytes) {
-    if (bytes.size() > used().promised_bytes - used().written_bytes) {
-        throw invalid_argument(
-            fmt::format("{}: {} bytes do not follow {} of the {} that {} promises", used().attempt(),
-                        bytes.size(), used().written_bytes, used().promised_bytes,
-                        used().promise.empty() ? "a file without a member" : used().promise));
+    state& own = valid_state();
+    if (bytes.size() > own.promised_bytes - own.written_bytes) {
+        throw invalid_argument(fmt::format("{}: {} bytes do not follow {} of the {} that {} promises",
+                                           own.attempt(), bytes.size(), own.written_bytes, own.promised_bytes,
+                                           own.promise.empty() ? "a file without a member" : own.promise));
     }
     if (bytes.empty()) return;
-    used().zip.write(bytes);
-    used().written_bytes += bytes.size();
-    if (used().written_bytes == used().promised_bytes) used().zip.end();
+    own.zip.write(bytes);
+    own.written_bytes += bytes.size();
+    if (own.written_bytes == own.promised_bytes) own.zip.end();
 }
 
 void npz_writer::finish() {
-    used().check_complete();
-    used().zip.finish();
-    used().finished = true;
+    state& own = valid_state();
+    own.check_complete();
+    own.zip.finish();
+    own.finished = true;
 }
 
 }  // namespace pinflow

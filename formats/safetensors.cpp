@@ -284,31 +284,33 @@ safetensors_writer::safetensors_writer(safetensors_writer&&) noexcept = default;
 safetensors_writer& safetensors_writer::operator=(safetensors_writer&&) noexcept = default;
 safetensors_writer::~safetensors_writer() = default;
 
-safetensors_writer::state& safetensors_writer::used() const {
+safetensors_writer::state& safetensors_writer::valid_state() const {
     if (!state_) throw invalid_argument("cannot use a moved-from safetensors_writer");
     return *state_;
 }
 
 void safetensors_writer::write(std::span<const std::byte> bytes) {
-    if (bytes.size() > used().promised_bytes - used().written_bytes) {
+    state& own = valid_state();
+    if (bytes.size() > own.promised_bytes - own.written_bytes) {
         throw invalid_argument(
             fmt::format("cannot write {} bytes at {} of the data of '{}': its tensors take {} bytes",
-                        bytes.size(), used().written_bytes, used().file.path(), used().promised_bytes));
+                        bytes.size(), own.written_bytes, own.file.path(), own.promised_bytes));
     }
-    used().file.write(bytes);
-    used().written_bytes += bytes.size();
+    own.file.write(bytes);
+    own.written_bytes += bytes.size();
 }
 
 void safetensors_writer::finish() {
-    if (used().finished) {
-        throw invalid_argument(fmt::format("cannot finish '{}' twice", used().file.path()));
+    state& own = valid_state();
+    if (own.finished) {
+        throw invalid_argument(fmt::format("cannot finish '{}' twice", own.file.path()));
     }
-    if (used().written_bytes != used().promised_bytes) {
+    if (own.written_bytes != own.promised_bytes) {
         throw invalid_argument(fmt::format("cannot finish '{}': its tensors take {} bytes, {} were written",
-                                           used().file.path(), used().promised_bytes, used().written_bytes));
+                                           own.file.path(), own.promised_bytes, own.written_bytes));
     }
-    used().file.commit();
-    used().finished = true;
+    own.file.commit();
+    own.finished = true;
 }
 
 }  // namespace pinflow

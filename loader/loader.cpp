@@ -25,18 +25,18 @@ loader::~loader() {
     if (pipeline_ && pipeline_->pool().forked()) pipeline_.release();
 }
 
-loader::pipeline& loader::used_pipeline() const {
+loader::pipeline& loader::valid_pipeline() const {
     if (!pipeline_) throw invalid_argument("cannot use a moved-from loader");
     return *pipeline_;
 }
 
 std::optional<batch> loader::next(stream_view stream) {
-    pipeline& used = used_pipeline();
+    pipeline& work = valid_pipeline();
     if (stream.device() != device()) {
         throw invalid_argument(fmt::format("a loader on {} cannot deliver to a stream of {}", device().name(),
                                            stream.device().name()));
     }
-    std::unique_ptr<detail::slot_lease> lease = used.next(false);
+    std::unique_ptr<detail::slot_lease> lease = work.next(false);
     if (!lease) return std::nullopt;
     try {
         lease->use_on(stream);
@@ -48,7 +48,7 @@ std::optional<batch> loader::next(stream_view stream) {
 }
 
 std::optional<batch> loader::next() {
-    std::unique_ptr<detail::slot_lease> lease = used_pipeline().next(true);
+    std::unique_ptr<detail::slot_lease> lease = valid_pipeline().next(true);
     if (!lease) return std::nullopt;
     return batch(std::move(lease));
 }
@@ -75,11 +75,11 @@ const device& loader::device() const noexcept {
 }
 
 loader_report loader::report() const {
-    return used_pipeline().report();
+    return valid_pipeline().report();
 }
 
 loader_state loader::state() const {
-    return used_pipeline().state();
+    return valid_pipeline().state();
 }
 
 }  // namespace pinflow

@@ -99,7 +99,7 @@ class event {
 
  private:
     friend class stream_view;
-    void* used_handle() const;
+    void* valid_handle() const;
 
     pinflow::device device_;
     void* native_handle_;

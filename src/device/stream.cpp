@@ -13,7 +13,7 @@ void stream_view::wait(const event& event) const {
         throw invalid_argument(fmt::format("a stream of {} cannot wait for an event of {}", device_.name(),
                                            event.device().name()));
     }
-    device_.backend().stream_wait_event(native_handle_, event.used_handle());
+    device_.backend().stream_wait_event(native_handle_, event.valid_handle());
 }
 
 void stream_view::synchronize() const {
@@ -67,7 +67,7 @@ event::~event() {
     if (native_handle_ != nullptr) device_.backend().destroy_event(native_handle_);
 }
 
-void* event::used_handle() const {
+void* event::valid_handle() const {
     if (native_handle_ == nullptr) throw invalid_argument("cannot use a moved-from event");
     return native_handle_;
 }
@@ -77,19 +77,19 @@ void event::record(stream_view stream) {
         throw invalid_argument(fmt::format("an event of {} cannot be recorded in a stream of {}",
                                            device_.name(), stream.device().name()));
     }
-    device_.backend().record_event(used_handle(), stream.native_handle());
+    device_.backend().record_event(valid_handle(), stream.native_handle());
 }
 
 void event::synchronize() const {
-    device_.backend().synchronize_event(used_handle());
+    device_.backend().synchronize_event(valid_handle());
 }
 
 bool event::synchronize_for(std::chrono::microseconds timeout) const {
-    return device_.backend().synchronize_event_for(used_handle(), timeout);
+    return device_.backend().synchronize_event_for(valid_handle(), timeout);
 }
 
 bool event::done() const {
-    return device_.backend().event_done(used_handle());
+    return device_.backend().event_done(valid_handle());
 }
 
 }  // namespace pinflow

@@ -117,7 +117,7 @@ class hdf5_writer {
 
  private:
     struct state;
-    state& used() const;
+    state& valid_state() const;
 
     std::unique_ptr<state> state_;
 };

@@ -75,7 +75,7 @@ class npy_writer {
 
  private:
     struct state;
-    state& used() const;
+    state& valid_state() const;
 
     explicit npy_writer(std::unique_ptr<state> begun) noexcept;
     std::unique_ptr<state> state_;

@@ -61,7 +61,7 @@ class npz_writer {
 
  private:
     struct state;
-    state& used() const;
+    state& valid_state() const;
 
     std::unique_ptr<state> state_;
 };

@@ -94,7 +94,7 @@ class safetensors_writer {
 
  private:
     struct state;
-    state& used() const;
+    state& valid_state() const;
 
     std::unique_ptr<state> state_;
 };

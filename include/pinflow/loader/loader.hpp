@@ -120,7 +120,7 @@ class loader {
 
  private:
     class pipeline;
-    pipeline& used_pipeline() const;
+    pipeline& valid_pipeline() const;
 
     std::unique_ptr<pipeline> pipeline_;
 };
