@@ -68,10 +68,8 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
     const auto bytes_left = static_cast<double>(array.bytes_left);
     const double stage_gbps = std::min(profile.stage_gbps_per_core * sample.cores, profile.max_stage_gbps);
     const bool comes_again = bytes_left > size_bytes;
-    // what comes once is staged at the rate of the link by many cores; in order, long epochs are faster
-    // registered
-    const bool is_short = !sample.is_in_order || array.bytes_left < profile.min_registered_once_bytes;
-    if (!comes_again && is_short && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
+    // many cores bring at the rate of the link what comes once, and faster while no pages are registered
+    if (!comes_again && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
     if (!sample.is_in_order) {
         // a row lies anywhere: registering helps once about half of the pages are there
         const bool is_over_before = bytes_left / stage_gbps < size_bytes / profile.register_gbps / 2;
@@ -143,13 +141,16 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
         return only({staged}, fmt::format("{} {}", array.name, array.why_not_mapped));
     if (array.row_bytes <= profile.max_trivial_bytes && (sample.is_guarded || !array.is_file_backed))
         return only({staged}, "the CPU gathers rows this small as fast as it lists their addresses");
-    const std::optional<registration> pages = plan_registration(sample, array, profile);
-    if (!pages) return only({staged}, "registering pages is not worth it for the bytes that are left");
     const bool by_engine = rows_together(sample, array) * array.row_bytes >= profile.min_engine_bytes;
+    const bool reads = by_engine && array.has_files && sample.cores >= profile.min_reading_cores;
+    const std::optional<registration> pages = plan_registration(sample, array, profile);
+    if (!pages) {
+        return only({reads ? transfer::read : staged},
+                    "registering pages is not worth it for the bytes that are left");
+    }
     transfer_plan plan = by_engine ? only(engine, "the copy engine reads the mapped pages")
                                    : only(kernel, "the device gathers small pieces from the mapped pages");
     plan.pages = pages;
-    const bool reads = by_engine && array.has_files && sample.cores >= profile.min_reading_cores;
     plan.fallback = reads ? transfer::read : transfer::staged;
     return plan;
 }
@@ -181,7 +182,9 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
                                    [=](const transfer_plan& plan) { return plan.find(how) != nullptr; });
     };
     if (has(transfer::view)) return {1, profile.min_slots};
-    const std::uint64_t wanted_bytes = sample.on_host ? profile.host_group_bytes : profile.group_bytes;
+    const std::uint64_t wanted_bytes = sample.on_host        ? profile.host_group_bytes
+                                       : has(transfer::read) ? profile.read_group_bytes
+                                                             : profile.group_bytes;
     const std::uint64_t fitting = wanted_bytes / std::max<std::uint64_t>(batch_bytes, 1);
     const auto batches =
         static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, profile.max_group_batches));
