@@ -1,7 +1,9 @@
 #include "formats/hdf5_filters.hpp"
 
 #include <fmt/format.h>
+#ifdef PINFLOW_HAVE_LZF
 #include <lzf.h>
+#endif
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -44,18 +46,27 @@ std::string name_of(const hdf5_filter& filter) {
 
 bool is_known(const hdf5_filter& filter) noexcept {
     return filter.id == filter_id::deflate || filter.id == filter_id::shuffle ||
-           filter.id == filter_id::fletcher32 || filter.id == filter_id::lzf;
+           filter.id == filter_id::fletcher32 || (knows_lzf() && filter.id == filter_id::lzf);
 }
 
 }  // namespace
+
+bool knows_lzf() noexcept {
+#ifdef PINFLOW_HAVE_LZF
+    return true;
+#else
+    return false;
+#endif
+}
 
 std::string why_not_decoded(std::span<const hdf5_filter> filters) {
     for (const hdf5_filter& filter : filters) {
         if (!is_known(filter)) {
             return fmt::format(
                 "its chunks went through the filter {}, which pinflow's own code does not know (it "
-                "knows deflate, shuffle, fletcher32 and lzf)",
-                name_of(filter));
+                "knows deflate, shuffle, {})",
+                name_of(filter),
+                knows_lzf() ? "fletcher32 and lzf" : "and fletcher32; it was built without liblzf");
         }
     }
     return {};
@@ -250,12 +261,14 @@ std::span<const std::byte> hdf5_chunk_decoder::inflate(const hdf5_pipeline::stag
     } else {
         method = "lzf";
         // liblzf reads a byte before it looks at the size, and counts in ints
-        constexpr std::size_t most = std::numeric_limits<unsigned>::max();
-        if (!input.empty() && input.size() <= most && output.size() <= most) {
+#ifdef PINFLOW_HAVE_LZF
+        constexpr std::size_t max_bytes = std::numeric_limits<unsigned>::max();
+        if (!input.empty() && input.size() <= max_bytes && output.size() <= max_bytes) {
             count = ::lzf_decompress(input.data(), static_cast<unsigned>(input.size()), output.data(),
                                      static_cast<unsigned>(output.size()));
             too_long = count == 0 && errno == E2BIG;
         }
+#endif
         wrong = count == 0;
     }
     if (too_long) {

@@ -30,6 +30,9 @@ inline constexpr std::int32_t lzf = 32000;
 /// What fletcher32 adds to a chunk.
 inline constexpr std::uint64_t checksum_bytes = 4;
 
+/// Whether this build has liblzf.
+bool knows_lzf() noexcept;
+
 /// Why pinflow's own code cannot undo these filters, naming the first that it does not know; empty when it
 /// can.
 std::string why_not_decoded(std::span<const hdf5_filter> filters);

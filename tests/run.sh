@@ -5,6 +5,6 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 
 need_build_packages
-configure_and_build release
+configure_and_build release -DPINFLOW_BUILD_TESTS=ON -DPINFLOW_BUILD_TOOL=ON -DPINFLOW_BUILD_SAMPLES=ON
 cd "$root"
 ctest --preset release --parallel "$(nproc)" "$@"

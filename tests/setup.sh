@@ -53,12 +53,16 @@ need_build_packages() {
         libdeflate-dev libhdf5-dev liblzf-dev librandom123-dev libxxhash-dev xxhash zlib1g-dev doctest-dev python3 python3-numpy python3-h5py
 }
 
-# configure_and_build PRESET [TARGET...]
+# configure_and_build PRESET [-DOPTION=VALUE...] [TARGET...]
 configure_and_build() {
-    local preset=$1
+    local preset=$1 word options=() targets=()
     shift
+    for word in "$@"; do
+        if [[ $word == -D* ]]; then options+=("$word"); else targets+=("$word"); fi
+    done
     if command -v ccache >/dev/null; then
         export CMAKE_CXX_COMPILER_LAUNCHER=ccache
     fi
-    (cd "$root" && cmake --preset "$preset" && cmake --build --preset "$preset" ${1:+--target "$@"})
+    (cd "$root" && cmake --preset "$preset" "${options[@]}" &&
+        cmake --build --preset "$preset" ${targets:+--target "${targets[@]}"})
 }

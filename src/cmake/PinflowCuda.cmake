@@ -34,6 +34,7 @@ if(PINFLOW_CUDA)  # AUTO is true, too
   pinflow_find_cuda(pinflow_no_cuda)
   if(pinflow_no_cuda STREQUAL "")
     enable_language(CUDA)
+    include(PinflowCudaStandard)
     find_package(CUDAToolkit ${pinflow_cuda_oldest} REQUIRED)
     set(PINFLOW_HAVE_CUDA ON)
     message(STATUS "CUDA device: toolkit ${CUDAToolkit_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}")
@@ -46,10 +47,9 @@ else()
   message(STATUS "CUDA device: left out, PINFLOW_CUDA is ${PINFLOW_CUDA}")
 endif()
 
-# CMake 3.25 knows no C++20 for nvcc, so that .cu files keep to C++17 and to headers that do.
 # What a target needs to use CUDA's runtime: linked statically, so that programs start where there is no driver.
 function(pinflow_use_cuda target)
-  set_target_properties(${target} PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY None)
+  set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY None)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>)
   target_link_libraries(${target} PRIVATE CUDA::cudart_static)
 endfunction()

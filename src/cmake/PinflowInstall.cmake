@@ -1,4 +1,5 @@
-# Installs headers, libraries and a package that find_package(pinflow) finds wherever it is moved to.
+# Installs headers, libraries, a package that find_package(pinflow) finds wherever it is moved to, and pinflow.pc for
+# pkg-config.
 
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -32,5 +33,37 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/pinflow-config-ve
   COMPATIBILITY SameMinorVersion)
 install(DIRECTORY ${PROJECT_BINARY_DIR}/package/ DESTINATION ${package_folder})
 install(FILES ${CMAKE_CURRENT_LIST_DIR}/Findhdf5_serial.cmake ${CMAKE_CURRENT_LIST_DIR}/Findlibdeflate.cmake
-  ${CMAKE_CURRENT_LIST_DIR}/Findlzf.cmake DESTINATION ${package_folder})
+  ${CMAKE_CURRENT_LIST_DIR}/Findlzf.cmake ${CMAKE_CURRENT_LIST_DIR}/PinflowCudaStandard.cmake DESTINATION ${package_folder})
+
+# ---- pkg-config ------------------------------------------------------------------------------------------------------
+
+set(pc_folder ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH pc_prefix_of_file /${pc_folder} /)
+string(REGEX REPLACE "/$" "" pc_prefix_of_file "${pc_prefix_of_file}")
+set(pc_libraries -lpinflow_loader -lpinflow_rows -lpinflow_formats -lpinflow_device -lpinflow_core)
+set(pc_cuda_libdir "")
+if(static_libraries)  # they leave their private libraries to whoever links them
+  set(pc_names deflate z)
+  if(PINFLOW_HAVE_HDF5)
+    cmake_path(GET hdf5_serial_LIBRARY STEM pc_hdf5)
+    string(REGEX REPLACE "^lib" "" pc_hdf5 ${pc_hdf5})
+    list(APPEND pc_names ${pc_hdf5})
+    if(lzf_FOUND)
+      list(APPEND pc_names lzf)
+    endif()
+  endif()
+  list(TRANSFORM pc_names PREPEND -l)
+  list(APPEND pc_libraries ${pc_names})
+  if(PINFLOW_HAVE_CUDA)
+    set(pc_cuda_libdir "cuda_libdir=${CUDAToolkit_LIBRARY_DIR}\n")
+    list(APPEND pc_libraries "-L\${cuda_libdir}" -lcudart_static -ldl -lrt)
+  endif()
+  list(APPEND pc_libraries -ltbb -pthread)
+endif()
+list(JOIN pc_libraries " " pc_libraries)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/pinflow.pc.in ${PROJECT_BINARY_DIR}/pinflow.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/pinflow.pc DESTINATION ${pc_folder})
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
