@@ -30,8 +30,8 @@ using model = std::array<float, pixel_count + 1>;  // the last one is the bias
 
 /// One step of stochastic gradient descent on the squared error; the order of the rows matters.
 void step(model& weights, const pinflow::batch& batch) {
-    const auto* images = batch[0].as<std::uint8_t>();
-    const auto* labels = batch[1].as<std::uint8_t>();
+    const std::uint8_t* images = batch.on_host<std::uint8_t>(0).data();
+    const std::uint8_t* labels = batch.on_host<std::uint8_t>(1).data();
     for (std::uint64_t row = 0; row < batch.row_count(); ++row, images += pixel_count) {
         float error = weights[pixel_count] - static_cast<float>(labels[row]);
         for (std::size_t p = 0; p < pixel_count; ++p)

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,11 +41,11 @@ class classifier {
     }
 
     /// One step down the gradient of the cross-entropy: `images` is (rows, 64), `labels` is (rows,).
-    void step(const std::uint8_t* images, const std::uint8_t* labels, std::uint64_t rows) {
+    void step(std::span<const std::uint8_t> images, std::span<const std::uint8_t> labels) {
         auto next_weights = weights_;
-        const float rate = learning_rate / static_cast<float>(rows);
-        for (std::uint64_t row = 0; row < rows; ++row) {
-            const std::uint8_t* image = images + row * pixel_count;
+        const float rate = learning_rate / static_cast<float>(labels.size());
+        for (std::size_t row = 0; row < labels.size(); ++row) {
+            const std::uint8_t* image = images.data() + row * pixel_count;
             scores error = evaluate(image);  // becomes probability minus truth, the loss's derivative
             const float top = *std::max_element(error.begin(), error.end());
             float sum = 0;
@@ -94,17 +95,17 @@ int main(int argc, char** argv) try {
         folder, "train",
         {.device = host, .batch_rows = 32, .order = pinflow::order::shuffled, .seed = 1, .epochs = 50});
     while (const auto batch = training.next()) {
-        model.step((*batch)[0].as<std::uint8_t>(), (*batch)[1].as<std::uint8_t>(), batch->row_count());
+        model.step(batch->on_host<std::uint8_t>(0), batch->on_host<std::uint8_t>(1));
     }
     const auto elapsed = std::chrono::steady_clock::now() - start;
 
     pinflow::loader testing = open_digits(folder, "test", {.device = host});
     std::uint64_t correct = 0;
     while (const auto batch = testing.next()) {
-        const auto* images = (*batch)[0].as<std::uint8_t>();
-        const auto* labels = (*batch)[1].as<std::uint8_t>();
-        for (std::uint64_t row = 0; row < batch->row_count(); ++row) {
-            const scores s = model.evaluate(images + row * pixel_count);
+        const std::span<const std::uint8_t> images = batch->on_host<std::uint8_t>(0);
+        const std::span<const std::uint8_t> labels = batch->on_host<std::uint8_t>(1);
+        for (std::size_t row = 0; row < labels.size(); ++row) {
+            const scores s = model.evaluate(images.data() + row * pixel_count);
             correct += std::max_element(s.begin(), s.end()) - s.begin() == labels[row] ? 1U : 0U;
         }
     }

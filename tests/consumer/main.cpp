@@ -27,9 +27,8 @@ int main(int argc, char** argv) try {
         {.device = pinflow::device::host(), .batch_rows = 5, .order = pinflow::order::shuffled});
     std::int64_t sum = 0;
     while (const auto batch = loader.next()) {
-        const auto* rows = (*batch)[0].as<std::int32_t>();
-        for (std::uint64_t i = 0; i < batch->row_count() * 5; ++i)
-            sum += rows[i];
+        for (const std::int32_t value : batch->on_host<std::int32_t>(0))
+            sum += value;
     }
     std::cout << "pinflow " << pinflow::version << ": sum " << sum << ", expected " << expected << '\n';
     return sum == expected ? 0 : 1;

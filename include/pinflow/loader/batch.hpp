@@ -38,6 +38,15 @@ class batch {
     /// The rows of array `index`: C order, little-endian, shape (row_count, ...), at addresses of the
     /// loader's device. Valid while the lease lasts. @throws invalid_argument when there is no such array.
     const array_view& operator[](std::size_t index) const;
+    /// The elements of array `index`, row after row, for the CPU to read. On the host device, and after
+    /// `loader::next()`: one that was given a stream has to be passed by it first. Valid while the lease
+    /// lasts. @throws invalid_argument for a batch on a GPU, which has device addresses, for another element
+    /// type than T, and when there is no such array.
+    template <typename T>
+    std::span<const T> on_host(std::size_t index) const {
+        check_on_host(index);
+        return {(*this)[index].template as<T>(), static_cast<std::size_t>((*this)[index].size())};
+    }
     /// Which rows of the sources these are, in the order they lie here; host memory.
     std::span<const std::uint64_t> row_ids() const noexcept;
     /// The epoch, counted from 0.
@@ -64,6 +73,8 @@ class batch {
     explicit batch(std::unique_ptr<detail::slot_lease> lease) noexcept;
 
  private:
+    void check_on_host(std::size_t index) const;
+
     friend class digest;  // which reads views of files under the fault guard
 
     std::unique_ptr<detail::slot_lease> lease_;

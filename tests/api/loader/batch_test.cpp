@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -158,6 +160,24 @@ TEST_CASE("batch: without a stream the data is there when next returns") {
             CHECK(rows == 300);
         });
     }
+}
+
+TEST_CASE("batch: the CPU reads elements on the host device, and is refused them on a GPU") {
+    on_each_device([](const device& device) {
+        loader loader({numbered_rows(7, 3)}, {.device = device, .batch_rows = 5});
+        const auto batch = loader.next();
+        REQUIRE(batch);
+        if (device.kind() == device_kind::host) {
+            const std::span<const std::uint64_t> elements = batch->on_host<std::uint64_t>(0);
+            REQUIRE(elements.size() == 15);
+            for (std::size_t i = 0; i < elements.size(); ++i)
+                CHECK(elements[i] == i / 3);
+            CHECK_THROWS_AS(batch->on_host<float>(0), invalid_argument);
+        } else {
+            CHECK_THROWS_AS(batch->on_host<std::uint64_t>(0), invalid_argument);
+        }
+        CHECK_THROWS_AS(batch->on_host<std::uint64_t>(1), invalid_argument);
+    });
 }
 
 TEST_CASE("batch: on a GPU the data of a large one is there when next returns, with a stream too") {
