@@ -5,6 +5,7 @@
 #include <memory>
 #include <string_view>
 
+#include "pinflow/row_source.hpp"
 #include "src/core/element_stream.hpp"
 
 namespace pinflow::detail {
@@ -29,6 +30,9 @@ class element_file {
 
 /// Of a file of any format that can be read. @throws as pinflow::open.
 std::unique_ptr<element_file> open_elements(const std::filesystem::path& path);
+
+/// Of rows, as one array without a name: those of a pattern's files.
+std::unique_ptr<element_file> open_row_elements(std::shared_ptr<const row_source> rows);
 
 /// Of a .npz file. `finish` checks a member's CRC-32, also when it is stored.
 std::unique_ptr<element_file> open_npz_elements(const std::filesystem::path& path);

@@ -1,32 +1,28 @@
 #include "pinflow/formats/open.hpp"
 
 #include <fmt/format.h>
-#include <glob.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdint>
 #include <exception>
-#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "formats/element_streams.hpp"
 #include "formats/hdf5_shared_rows.hpp"
 #include "formats/npy_file.hpp"
+#include "formats/patterns.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/npz.hpp"
 #include "pinflow/formats/safetensors.hpp"
-#include "src/core/error_advice.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/stack.hpp"
 #include "src/core/worker_threads.hpp"
@@ -36,7 +32,11 @@ namespace pinflow {
 namespace {
 
 using detail::array_mapping;
+using detail::exists;
+using detail::has_wildcards;
+using detail::matches_of;
 using detail::quote;
+using detail::try_cuts;
 
 // ---- what a file is ---------------------------------------------------------------------------------------
 
@@ -121,77 +121,6 @@ std::string only_name(const std::filesystem::path& path) {
     throw invalid_argument(fmt::format("cannot open '{}' without a name: there are {} arrays in it, {}{}",
                                        path.string(), listings.size(), names,
                                        listings.size() > max_names ? ", ..." : ""));
-}
-
-// ---- patterns ---------------------------------------------------------------------------------------------
-
-bool has_wildcards(std::string_view text) {
-    return text.find_first_of("*?[") != text.npos;
-}
-
-bool exists(const std::string& path) {
-    std::error_code ignored;
-    return std::filesystem::exists(path, ignored);
-}
-
-/// Orders text as it is, but numbers in it by their value: "part-2" comes before "part-10".
-bool natural_less(std::string_view a, std::string_view b) {
-    const auto is_digit = [](char character) { return character >= '0' && character <= '9'; };
-    /// Takes the digits that `text` begins with, without the zeros that do not count.
-    const auto take_number = [&](std::string_view& text) {
-        std::size_t size = 0;
-        while (size < text.size() && is_digit(text[size]))
-            ++size;
-        std::string_view digits = text.substr(0, size);
-        text.remove_prefix(size);
-        digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
-        return digits;
-    };
-    std::string_view rest_of_a = a;
-    std::string_view rest_of_b = b;
-    while (!rest_of_a.empty() && !rest_of_b.empty()) {
-        if (is_digit(rest_of_a.front()) && is_digit(rest_of_b.front())) {
-            const std::string_view number_a = take_number(rest_of_a);
-            const std::string_view number_b = take_number(rest_of_b);
-            if (number_a.size() != number_b.size()) return number_a.size() < number_b.size();
-            if (number_a != number_b) return number_a < number_b;
-        } else {
-            if (rest_of_a.front() != rest_of_b.front()) return rest_of_a.front() < rest_of_b.front();
-            rest_of_a.remove_prefix(1);
-            rest_of_b.remove_prefix(1);
-        }
-    }
-    if (rest_of_a.empty() != rest_of_b.empty()) return rest_of_a.empty();
-    return a < b;  // they differ in leading zeros only, if at all
-}
-
-/// The paths that match, in their natural order; none when `pattern` is not one.
-std::vector<std::string> matches_of(const std::string& pattern) {
-    if (!has_wildcards(pattern) || pattern.find('\0') != pattern.npos) return {};
-    ::glob_t found{};
-    // a folder that is not there holds no matches, one that cannot be read might
-    const auto stop_at = [](const char* /*folder*/, int failure) {
-        return failure == ENOENT || failure == ENOTDIR ? 0 : 1;
-    };
-    const int status = ::glob(pattern.c_str(), GLOB_NOSORT, stop_at, &found);
-    const int error = errno;
-    std::vector<std::string> paths;
-    try {
-        if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    } catch (...) {
-        ::globfree(&found);
-        throw;
-    }
-    ::globfree(&found);
-    if (status == GLOB_NOSPACE) throw std::bad_alloc();
-    if (status == GLOB_ABORTED) {
-        const std::error_code code(error, std::generic_category());
-        throw system_failure(
-            fmt::format("cannot look for the files that match '{}': {}", pattern, detail::described(code)),
-            code);
-    }
-    std::ranges::sort(paths, natural_less);
-    return paths;
 }
 
 // ---- rows -------------------------------------------------------------------------------------------------
@@ -300,19 +229,6 @@ std::vector<source_pointer> rows_of_matches(const file_and_name& source, opening
     return sources;
 }
 
-// ---- FILE:NAME --------------------------------------------------------------------------------------------
-
-/// Calls `use` for FILE and NAME as `text` may be cut, from the longest FILE to the shortest, until it
-/// returns true.
-template <typename Use>
-void try_cuts(const std::string& text, Use use) {
-    if (use(file_and_name{text, {}, false})) return;
-    for (std::size_t colon = text.rfind(':'); colon != text.npos && colon > 0;
-         colon = text.rfind(':', colon - 1)) {
-        if (use(file_and_name{text.substr(0, colon), text.substr(colon + 1), true})) return;
-    }
-}
-
 }  // namespace
 
 std::string_view to_string(file_format format) noexcept {
@@ -348,6 +264,11 @@ std::vector<array_listing> list_arrays(const std::filesystem::path& path) {
 }
 
 array open(const std::filesystem::path& path) {
+    if (const file_and_name split = split_file_and_name(path.string()); split.named) {
+        throw invalid_argument(fmt::format(
+            "cannot open '{}': there is no such file; the array {} of '{}' is opened by open(\"{}\", \"{}\")",
+            path.string(), quote(split.name), split.path, split.path, split.name));
+    }
     const auto file = std::make_shared<const input_file>(path);
     if (format_of_file(*file) == file_format::npy) return detail::open_npy_file(file, array_mapping::own);
     return open(path, only_name(path));
@@ -436,7 +357,23 @@ class hdf5_elements final : public element_file {
     std::filesystem::path path_;
 };
 
+class row_elements_file final : public element_file {
+ public:
+    explicit row_elements_file(std::shared_ptr<const row_source> rows) : rows_(std::move(rows)) {}
+
+    std::unique_ptr<element_stream> stream(std::string_view, std::uint64_t memory_bytes) const override {
+        return stream_rows(rows_, memory_bytes);
+    }
+
+ private:
+    std::shared_ptr<const row_source> rows_;
+};
+
 }  // namespace
+
+std::unique_ptr<element_file> open_row_elements(std::shared_ptr<const row_source> rows) {
+    return std::make_unique<row_elements_file>(std::move(rows));
+}
 
 std::unique_ptr<element_file> open_elements(const std::filesystem::path& path) {
     switch (format_of(path)) {

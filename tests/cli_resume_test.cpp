@@ -83,6 +83,21 @@ bool catches(::pid_t process, int signal) {
 
 }  // namespace
 
+TEST_CASE("cli resume: a state behind the last epoch is said, and nothing is streamed") {
+    const rows_in_file rows;
+    const std::string state = rows.folder / "s.json";
+    run_json({"stream", "--device", "host", rows.file, "--epochs", "2", "--save-state", state});
+    const json over =
+        run_json({"stream", "--device", "host", rows.file, "--epochs", "2", "--load-state", state});
+    CHECK(over["rows"] == 0);
+    REQUIRE(over["notes"].size() == 1);
+    CHECK(over["notes"][0].get<std::string>().find("2 epochs are done") != std::string::npos);
+    const json more =
+        run_json({"stream", "--device", "host", rows.file, "--epochs", "3", "--load-state", state});
+    CHECK(more["rows"] == row_count);
+    CHECK(more["notes"].empty());
+}
+
 TEST_CASE("cli: the ranks of a world stream every row once, in every order") {
     const rows_in_file rows;
     for (const cli::arguments& order : std::vector<cli::arguments>{{},

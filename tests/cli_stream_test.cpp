@@ -78,7 +78,7 @@ TEST_CASE("cli: stream prints exactly the documented keys") {
                                 "gbps",           "open_seconds", "pin_seconds", "epoch_seconds", "device",
                                 "route",          "reason",       "digest",      "stopped_by",    "verdict",
                                 "ready",          "wait_seconds", "arrays",      "pinned_bytes",  "threads",
-                                "threads_reason", "slots_reason"});
+                                "threads_reason", "slots_reason", "notes"});
     CHECK(result["stopped_by"].is_null());
     CHECK(result["verdict"].get<std::string>().size() > 0);
     CHECK(keys_of(result["ready"]) == std::set<std::string>{"mean", "most"});

@@ -99,8 +99,7 @@ TEST_CASE("file: refuses what is not a regular file, and says what it is") {
     const auto refusal = [](const fs::path& path) {
         return sentence_of<pinflow::format_error>([&] { input_file{path}; });
     };
-    CHECK(refusal(folder.path()) ==
-          "cannot open '" + folder.path().string() + "': it is a folder, not a regular file");
+    CHECK(refusal(folder.path()).starts_with("cannot open '" + folder.path().string() + "': it is a folder"));
     CHECK(refusal("/dev/zero") == "cannot open '/dev/zero': it is a device, not a regular file");
     fs::create_symlink("/dev/zero", folder / "link");
     CHECK(contains(refusal(folder / "link"), "it is a device, not a regular file"));

@@ -265,6 +265,16 @@ TEST_CASE("open: a structured .npy file is one array, and its fields answer to t
                    "plain.npy': it is an .npy file, whose one array has no name and no fields"));
 }
 
+TEST_CASE("open: a name behind a colon is answered with the call that takes it") {
+    const temporary_folder folder;
+    write_npz(folder / "a.npz", {"labels", "images"});
+    const std::string sentence =
+        sentence_of<pinflow::invalid_argument>([&] { pinflow::open(folder / "a.npz:labels"); });
+    CHECK(contains(sentence, "a.npz\", \"labels\")"));
+    CHECK(pinflow::open(folder / "a.npz", "labels").size_bytes() == 8);
+    CHECK_THROWS_AS(pinflow::open(folder / "none.npz:labels"), pinflow::system_failure);
+}
+
 TEST_CASE("open: lists the arrays of every format") {
     const temporary_folder folder;
     write_npz(folder / "two.npz", {"x", "y"});

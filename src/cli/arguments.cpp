@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
 
 namespace pinflow::cli {
@@ -39,6 +40,15 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
     } catch (const CLI::CallForHelp&) {
         print(app.help());
         return false;
+    } catch (const CLI::ExtrasError& failure) {
+        const std::vector<std::string> extras = app.remaining();
+        const bool takes_files =
+            app.get_option_no_throw("FILE") != nullptr || app.get_option_no_throw("IN") != nullptr;
+        const auto is_flag = [](const std::string& extra) { return extra.starts_with('-'); };
+        if (!takes_files || extras.empty() || std::ranges::any_of(extras, is_flag))
+            throw usage_error(fmt::format("{} (see {} --help)", failure.what(), app.get_name()));
+        throw usage_error(fmt::format("'{}' is one file too many: {} (see {} --help)", extras.front(),
+                                      quote_pattern, app.get_name()));
     } catch (const CLI::ParseError& failure) {
         throw usage_error(fmt::format("{} (see {} --help)", failure.what(), app.get_name()));
     }

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fnmatch.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -46,6 +47,7 @@ struct convert_arguments {
     std::optional<dtype> view_as;
     std::optional<dtype> cast_to;
     target_layout layout;
+    bool stack = false;  ///< each file of a pattern is one row
 };
 
 dtype parse_dtype(std::string_view flag, const std::string& text) {
@@ -75,7 +77,12 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
         "handed on.",
         "pinflow convert");
     std::string in, out, cast_to, view_as, alignment, deflate_level;
-    app.add_option("IN", in, "A file, or FILE:NAME for an array in it")->type_name("")->required();
+    app.add_option(
+           "IN", in,
+           "A file, or FILE:NAME for an array in it; a quoted pattern stands for all files that match,\n"
+           "whose rows follow each other")
+        ->type_name("")
+        ->required();
     app.add_option("OUT", out, "A file, or FILE:NAME (default: data)")->type_name("")->required();
     app.add_option("--dtype", cast_to,
                    "Cast numbers to this type: floats round to nearest even, integers saturate")
@@ -87,6 +94,14 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
     app.add_option("--deflate", deflate_level,
                    "HDF5: compress, in chunks of about 1 MiB, from 1 (fast) to 9 (small); not to be mapped")
         ->type_name("LEVEL");
+    convert_arguments parsed;
+    app.add_flag("--stack", parsed.stack, "Each file that a pattern matches is one row")
+        ->disable_flag_override();
+    app.footer(
+        "Examples:\n"
+        "  pinflow convert data.h5:images images.npy\n"
+        "  pinflow convert 'part-*.npy' whole.npy\n"
+        "  pinflow convert --dtype float32 a.npy a.safetensors:weights");
     if (!parse(app, arguments)) return std::nullopt;
 
     // what can be wrong without looking at a file comes first
@@ -103,11 +118,13 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
         }
         layout.deflate_level = static_cast<unsigned>(parse_count("--deflate", deflate_level, 1, 9));
     }
-    std::optional<dtype> view_type, cast_type;
-    if (app.count("--view-as") > 0) view_type = parse_dtype("--view-as", view_as);
-    if (app.count("--dtype") > 0) cast_type = parse_dtype("--dtype", cast_to);
-    return convert_arguments{find_source(in), std::move(target), std::move(view_type), std::move(cast_type),
-                             layout};
+    if (app.count("--view-as") > 0) parsed.view_as = parse_dtype("--view-as", view_as);
+    if (app.count("--dtype") > 0) parsed.cast_to = parse_dtype("--dtype", cast_to);
+    parsed.source = find_source(in);
+    parsed.target = std::move(target);
+    parsed.layout = layout;
+    check_stacks(parsed.stack, parsed.source);
+    return parsed;
 }
 
 // ---- what is to be done -----------------------------------------------------------------------------------
@@ -163,7 +180,12 @@ conversion plan_one(const convert_arguments& arguments, const std::string& sourc
 /// Which arrays are converted, and to what.
 std::vector<conversion> plan(const convert_arguments& arguments,
                              const pinflow::detail::element_file& elements) {
-    const auto& [source, target, view_as, cast_to, layout] = arguments;
+    const source_argument& source = arguments.source;
+    const target_argument& target = arguments.target;
+    if (source.is_pattern()) {
+        const auto stream = elements.stream({}, reordering_bytes());
+        return {plan_one(arguments, {}, target.name, stream->dtype(), stream->shape())};
+    }
     std::vector<array_listing> listed;
     if (!source.name) {
         listed = list_arrays(source.path);
@@ -216,6 +238,11 @@ bool same_file(const std::string& a, const std::string& b) {
 
 /// A file with one named array takes the place of another: what else that one holds would be lost.
 void check_nothing_is_lost(const source_argument& source, const target_argument& target) {
+    if (source.is_pattern() && ::fnmatch(source.path.c_str(), target.path.c_str(), FNM_PATHNAME) == 0) {
+        throw invalid_argument(fmt::format(
+            "cannot write '{}': the pattern '{}' matches it, so that another run would read it as well",
+            target.path, source.path));
+    }
     if (!exists(target.path)) return;
     const bool onto_itself = source.name && same_file(source.path, target.path);
     if (!onto_itself && !target.named) return;  // the file as a whole was named, to be replaced
@@ -323,6 +350,14 @@ std::string note_on(const convert_arguments& arguments, const std::vector<conver
     return {};
 }
 
+std::unique_ptr<pinflow::detail::element_file> open_source(const convert_arguments& arguments) {
+    if (!arguments.source.is_pattern()) return pinflow::detail::open_elements(arguments.source.path);
+    open_options options;
+    options.stack = arguments.stack;
+    options.memory_bytes = std::min(options.memory_bytes, reordering_bytes());
+    return pinflow::detail::open_row_elements(open_source_rows(arguments.source.path, options));
+}
+
 }  // namespace
 
 void convert(const argument_list& arguments) {
@@ -331,7 +366,7 @@ void convert(const argument_list& arguments) {
 
     const clock::time_point start = clock::now();
     check_nothing_is_lost(parsed->source, parsed->target);
-    const auto elements = pinflow::detail::open_elements(parsed->source.path);
+    const auto elements = open_source(*parsed);
     const std::vector<conversion> conversions = plan(*parsed, *elements);
     const std::uint64_t bytes = convert_all(*parsed, *elements, conversions);
     const double seconds = seconds_since(start);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/patterns.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/open.hpp"
@@ -81,8 +82,9 @@ void describe(ordered_json& object, const array_listing& listed) {
     object["reason"] = reason_for(listed);
 }
 
-std::string one_as_json(file_format format, const array_listing& listed) {
+std::string one_as_json(file_format format, const array_listing& listed, std::size_t file_count = 1) {
     ordered_json object{{"format", to_string(format)}};
+    if (file_count > 1) object["files"] = file_count;
     describe(object, listed);
     return json_line(object);
 }
@@ -99,8 +101,10 @@ std::string all_as_json(file_format format, const std::vector<array_listing>& li
 
 // ---- text -------------------------------------------------------------------------------------------------
 
-std::string one_as_text(const std::string& name, file_format format, const array_listing& listed) {
-    std::string text = fmt::format("{}\nformat    {}\n", escaped(name), to_string(format));
+std::string one_as_text(const std::string& name, file_format format, const array_listing& listed,
+                        std::size_t file_count = 1) {
+    std::string text = fmt::format("{}\nformat    {}{}\n", escaped(name), to_string(format),
+                                   file_count > 1 ? fmt::format(", {} files", file_count) : "");
     if (listed.dtype) {
         text += fmt::format(
             "dtype     {}\n"
@@ -147,6 +151,35 @@ std::string all_as_text(const std::string& name, file_format format,
     return text;
 }
 
+// ---- patterns ---------------------------------------------------------------------------------------------
+
+/// The rows of all files, as one array; of their formats, the first is told.
+void inspect_pattern(const std::string& text, bool stack, bool json) {
+    open_options options;
+    options.stack = stack;
+    const auto rows = open_source_rows(text, options);  // says if no file matches
+    const std::vector<std::string> paths = pinflow::detail::files_of_pattern(text);
+    array_listing listed;
+    listed.dtype = rows->dtype();
+    listed.shape = {rows->row_count()};
+    listed.shape.insert(listed.shape.end(), rows->row_shape().begin(), rows->row_shape().end());
+    listed.size_bytes = rows->row_count() * rows->row_size_bytes();
+    const auto extents = rows->extents();
+    const auto mapped = std::ranges::count_if(
+        extents, [](const row_extent& extent) { return extent.data != nullptr || extent.row_count == 0; });
+    listed.mappable = !extents.empty() && static_cast<std::size_t>(mapped) == extents.size();
+    if (listed.mappable) {
+        listed.reason = "rows lie in the files as they are delivered";
+    } else if (mapped > 0) {
+        listed.reason =
+            fmt::format("{} of {} pieces are mapped, the others are read", mapped, extents.size());
+    } else {
+        listed.reason = fmt::format("{} {}", rows->description(), rows->why_no_extents());
+    }
+    const file_format format = format_of(paths.at(0));
+    print(json ? one_as_json(format, listed, paths.size()) : one_as_text(text, format, listed, paths.size()));
+}
+
 }  // namespace
 
 void inspect(const argument_list& arguments) {
@@ -154,11 +187,21 @@ void inspect(const argument_list& arguments) {
                  "pinflow inspect");
     std::string file;
     bool json = false;
-    app.add_option("FILE", file, "A file, or FILE:NAME for an array in it")->type_name("")->required();
+    bool stack = false;
+    app.add_option(
+           "FILE", file,
+           "A file, or FILE:NAME for an array in it; a quoted pattern stands for all files that match,\n"
+           "as one array")
+        ->type_name("")
+        ->required();
+    app.add_flag("--stack", stack, "Each file that a pattern matches is one row")->disable_flag_override();
     app.add_flag("--json", json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return;
 
     const source_argument source = find_source(file);
+    check_stacks(stack, source);
+    if (source.is_pattern()) return inspect_pattern(file, stack, json);
+    const file_format format = *source.format;
     std::vector<array_listing> listed;
     if (source.name) {
         listed.push_back(find_array(source));
@@ -166,10 +209,9 @@ void inspect(const argument_list& arguments) {
         listed = list_arrays(source.path);
     }
     if (listed.size() == 1) {
-        print(json ? one_as_json(source.format, listed.front())
-                   : one_as_text(file, source.format, listed.front()));
+        print(json ? one_as_json(format, listed.front()) : one_as_text(file, format, listed.front()));
     } else {
-        print(json ? all_as_json(source.format, listed) : all_as_text(file, source.format, listed));
+        print(json ? all_as_json(format, listed) : all_as_text(file, format, listed));
     }
 }
 

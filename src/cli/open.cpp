@@ -25,11 +25,18 @@ void refuse_segment(const std::string& text) {
 source_argument find_source(const std::string& text) {
     refuse_segment(text);
     if (text.empty()) throw invalid_argument("cannot open '': the path is empty");
+    if (is_pattern(text)) return {text, std::nullopt, std::nullopt};
     file_and_name split = split_file_and_name(text);
     const file_format format = format_of(split.path);
     std::optional<std::string> name;
     if (split.named) name = std::move(split.name);
     return {std::move(split.path), std::move(name), format};
+}
+
+void check_stacks(bool stack, const source_argument& source) {
+    if (stack && !source.is_pattern())
+        throw usage_error(fmt::format("--stack needs a pattern of several files, which '{}' is not: {}",
+                                      source.path, quote_pattern));
 }
 
 std::string names_of(const std::vector<array_listing>& arrays) {

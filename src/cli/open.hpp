@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pinflow/formats/listing.hpp"
@@ -13,17 +14,25 @@ namespace pinflow::cli {
 
 /// FILE[:NAME] on the command line.
 struct source_argument {
-    std::string path;
-    std::optional<std::string> name;  ///< of an array in the file
-    file_format format;
+    std::string path;                   ///< or all of FILE[:NAME], if FILE is a pattern
+    std::optional<std::string> name;    ///< of an array in the file
+    std::optional<file_format> format;  ///< nothing for a pattern
+    bool is_pattern() const noexcept { return !format; }
 };
 
-/// Finds the file that FILE[:NAME] means, and what it is by its content.
+/// Finds the file that FILE[:NAME] means, and what it is by its content; or the files, if FILE is a pattern.
 /// @throws usage_error for shared segments, which this build lacks; what format_of throws.
 source_argument find_source(const std::string& text);
 
+/// @throws usage_error if --stack was given for what is no pattern.
+void check_stacks(bool stack, const source_argument& source);
+
 /// The names of arrays, for a sentence: all of them, or the first few.
 std::string names_of(const std::vector<array_listing>& arrays);
+
+/// What to do about many files that the shell has made of a pattern, as the end of a sentence.
+inline constexpr std::string_view quote_pattern =
+    "quote a pattern of several files ('part-*.npy'), so that pinflow opens them as one array";
 
 /// Opens what one argument of `stream` means, which may be a pattern. @throws as find_source and open_rows.
 std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options);

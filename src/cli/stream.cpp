@@ -11,7 +11,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "pinflow/loader/digest.hpp"
 #include "pinflow/loader/loader.hpp"
@@ -35,6 +37,9 @@ double seconds_between(clock::time_point from, clock::time_point to) {
 }
 
 // ---- opening ----------------------------------------------------------------------------------------------
+
+/// So many arrays of one sample are rather the files that the shell has made of a pattern.
+constexpr std::size_t many_arrays = 16;
 
 void take_from_memory(const row_source& source, loader_options& options) {
     const std::uint64_t taken_bytes = source.memory_bytes();
@@ -61,9 +66,10 @@ std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::s
         sources.push_back(open_source_rows(file, opening));
         if (options.memory_bytes > 0) take_from_memory(*sources.back(), options);
         if (sources.back()->row_count() != sources.front()->row_count()) {
-            throw invalid_argument(
-                fmt::format("'{}' has {} rows and '{}' has {}: the arrays of a sample need equally many",
-                            files.front(), sources.front()->row_count(), file, sources.back()->row_count()));
+            throw invalid_argument(fmt::format(
+                "'{}' has {} rows and '{}' has {}: the arrays of a sample need equally many{}{}",
+                files.front(), sources.front()->row_count(), file, sources.back()->row_count(),
+                files.size() < many_arrays ? "" : "; ", files.size() < many_arrays ? "" : quote_pattern));
         }
     }
     return sources;
@@ -217,8 +223,24 @@ nlohmann::ordered_json arrays_as_json(const loader_report& report) {
     return arrays;
 }
 
+/// What a user may not have meant.
+std::vector<std::string> notes_on(const stream_result& result, const stream_arguments& arguments) {
+    std::vector<std::string> notes;
+    if (arguments.files.size() >= many_arrays) {
+        notes.push_back(fmt::format("each of the {} files is an array of its own in every sample: {}",
+                                    arguments.files.size(), quote_pattern));
+    }
+    const auto& resumed = arguments.options.resume_from;
+    if (resumed && result.batches == 0 && resumed->epoch >= arguments.options.epochs) {
+        notes.push_back(fmt::format("'{}' says that {} are done, and --epochs is {}: there was nothing left",
+                                    arguments.load_state, readable_count(resumed->epoch, "epoch", "epochs"),
+                                    arguments.options.epochs));
+    }
+    return notes;
+}
+
 std::string as_json(const stream_result& result, const loader_report& report, const device& device,
-                    double open_seconds) {
+                    double open_seconds, const std::vector<std::string>& notes) {
     return json_line({{"rows", result.rows},
                       {"bytes", result.bytes},
                       {"batches", result.batches},
@@ -236,6 +258,7 @@ std::string as_json(const stream_result& result, const loader_report& report, co
                       {"threads", report.threads},
                       {"threads_reason", report.threads_reason},
                       {"slots_reason", report.slots_reason},
+                      {"notes", notes},
                       {"digest", fmt::format("{:016x}", result.digest)},
                       {"stopped_by", result.stopped_by.empty() ? nlohmann::ordered_json()
                                                                : nlohmann::ordered_json(result.stopped_by)},
@@ -250,7 +273,7 @@ std::string as_json(const stream_result& result, const loader_report& report, co
 }
 
 std::string as_text(const stream_result& result, const loader_report& report, const device& device,
-                    double open_seconds) {
+                    double open_seconds, const std::vector<std::string>& notes) {
     std::string text = fmt::format(
         "streamed  {} in {}, {}, {} to {}\n"
         "speed     {:.2f} GB/s, {:.4g} rows/s: {:.3f} s, after {:.3f} s of opening\n",
@@ -283,6 +306,8 @@ std::string as_text(const stream_result& result, const loader_report& report, co
         as_seconds(report.consumer_wait), escaped(report.verdict()), result.digest);
     if (!report.threads_reason.empty()) text += fmt::format("threads   {}\n", report.threads_reason);
     if (!result.stopped_by.empty()) text += fmt::format("stopped   by {}\n", result.stopped_by);
+    for (const std::string& note : notes)
+        text += fmt::format("note      {}\n", escaped(note));
     return text;
 }
 
@@ -310,8 +335,9 @@ void stream_files(const argument_list& arguments) {
         not_saved = std::current_exception();  // what was streamed is told all the same
     }
     const loader_report report = batches.report();
-    print(parsed->json ? as_json(result, report, batches.device(), open_seconds)
-                       : as_text(result, report, batches.device(), open_seconds));
+    const std::vector<std::string> notes = notes_on(result, *parsed);
+    print(parsed->json ? as_json(result, report, batches.device(), open_seconds, notes)
+                       : as_text(result, report, batches.device(), open_seconds, notes));
     if (not_saved) std::rethrow_exception(not_saved);
     if (const int signal = saves ? stop_request::signal() : 0; signal != 0) {
         stop.reset();

@@ -15,6 +15,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/cli/arguments.hpp"
+#include "src/cli/open.hpp"
 #include "src/core/error_advice.hpp"
 
 namespace pinflow::cli {
@@ -164,10 +165,17 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--load-state", parsed.load_state, "FILE",
         "Go on where FILE says: with its order, seed and window, at any batch size and number of ranks");
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
+    app.footer(
+        "Examples:\n"
+        "  pinflow stream images.npy labels.npy --order shuffled --epochs 3\n"
+        "  pinflow stream data.h5:images --batch 256\n"
+        "  pinflow stream 'part-*.npy'                        many files, as one array\n"
+        "  pinflow stream 'scan-*.npy' --stack --batch 4      one sample a file\n"
+        "  pinflow stream a.npy --save-state s.json           and later: --load-state s.json");
     if (!parse(app, arguments)) return std::nullopt;
 
     if (parsed.stack && std::ranges::none_of(parsed.files, is_pattern)) {
-        throw usage_error("--stack needs a pattern of several files: quote it, so that the shell leaves it");
+        throw usage_error(fmt::format("--stack needs a pattern of several files: {}", quote_pattern));
     }
     loader_options& options = parsed.options;
     options.device = parse_device(device_name);

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "pinflow/array.hpp"
+#include "pinflow/row_source.hpp"
 
 namespace pinflow::detail {
 
@@ -32,5 +33,10 @@ class element_stream {
 /// Of any opened array: in C or Fortran order, strided, big-endian, without axes. Files are read with pread.
 /// `memory_bytes` bounds what reordering may take.
 std::unique_ptr<element_stream> stream_elements(const array& array, std::uint64_t memory_bytes);
+
+/// Of rows, one after the other; the shape is (row_count, row_shape...). `memory_bytes` bounds what is read
+/// at a time, which is one row at least.
+std::unique_ptr<element_stream> stream_rows(std::shared_ptr<const row_source> rows,
+                                            std::uint64_t memory_bytes);
 
 }  // namespace pinflow::detail

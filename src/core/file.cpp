@@ -82,8 +82,11 @@ input_file::~input_file() = default;
 int input_file::open_first() {
     return open_checked(path_, path_, [this](const struct ::stat& status) {
         if (!S_ISREG(status.st_mode)) {
-            throw format_error(fmt::format("cannot open '{}': it is {}, not a regular file", path_,
-                                           kind_of(status.st_mode)));
+            throw format_error(fmt::format(
+                "cannot open '{}': it is {}, not a regular file{}", path_, kind_of(status.st_mode),
+                S_ISDIR(status.st_mode) ? "; a quoted pattern stands for the files "
+                                          "in it, such as '*.npy'"
+                                        : ""));
         }
         identity_ = identity_of(status);
     });

@@ -1,0 +1,97 @@
+#include "formats/patterns.hpp"
+
+#include <fmt/format.h>
+#include <glob.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <new>
+#include <system_error>
+
+#include "pinflow/error.hpp"
+#include "src/core/error_advice.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Orders text as it is, but numbers in it by their value: "part-2" comes before "part-10".
+bool natural_less(std::string_view a, std::string_view b) {
+    const auto is_digit = [](char character) { return character >= '0' && character <= '9'; };
+    /// Takes the digits that `text` begins with, without the zeros that do not count.
+    const auto take_number = [&](std::string_view& text) {
+        std::size_t size = 0;
+        while (size < text.size() && is_digit(text[size]))
+            ++size;
+        std::string_view digits = text.substr(0, size);
+        text.remove_prefix(size);
+        digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
+        return digits;
+    };
+    std::string_view rest_of_a = a;
+    std::string_view rest_of_b = b;
+    while (!rest_of_a.empty() && !rest_of_b.empty()) {
+        if (is_digit(rest_of_a.front()) && is_digit(rest_of_b.front())) {
+            const std::string_view number_a = take_number(rest_of_a);
+            const std::string_view number_b = take_number(rest_of_b);
+            if (number_a.size() != number_b.size()) return number_a.size() < number_b.size();
+            if (number_a != number_b) return number_a < number_b;
+        } else {
+            if (rest_of_a.front() != rest_of_b.front()) return rest_of_a.front() < rest_of_b.front();
+            rest_of_a.remove_prefix(1);
+            rest_of_b.remove_prefix(1);
+        }
+    }
+    if (rest_of_a.empty() != rest_of_b.empty()) return rest_of_a.empty();
+    return a < b;  // they differ in leading zeros only, if at all
+}
+
+}  // namespace
+
+bool has_wildcards(std::string_view text) {
+    return text.find_first_of("*?[") != text.npos;
+}
+
+bool exists(const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored);
+}
+
+std::vector<std::string> matches_of(const std::string& pattern) {
+    if (!has_wildcards(pattern) || pattern.find('\0') != pattern.npos) return {};
+    ::glob_t found{};
+    // a folder that is not there holds no matches, one that cannot be read might
+    const auto stop_at = [](const char* /*folder*/, int failure) {
+        return failure == ENOENT || failure == ENOTDIR ? 0 : 1;
+    };
+    const int status = ::glob(pattern.c_str(), GLOB_NOSORT, stop_at, &found);
+    const int error = errno;
+    std::vector<std::string> paths;
+    try {
+        if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    } catch (...) {
+        ::globfree(&found);
+        throw;
+    }
+    ::globfree(&found);
+    if (status == GLOB_NOSPACE) throw std::bad_alloc();
+    if (status == GLOB_ABORTED) {
+        const std::error_code code(error, std::generic_category());
+        throw system_failure(
+            fmt::format("cannot look for the files that match '{}': {}", pattern, described(code)), code);
+    }
+    std::ranges::sort(paths, natural_less);
+    return paths;
+}
+
+std::vector<std::string> files_of_pattern(const std::string& text) {
+    std::vector<std::string> paths;
+    try_cuts(text, [&](const file_and_name& cut) {
+        paths = matches_of(cut.path);
+        return !paths.empty();
+    });
+    return paths;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/formats/open.hpp"
+
+namespace pinflow::detail {
+
+/// Whether the text has characters in it that the shell takes for a pattern.
+bool has_wildcards(std::string_view text);
+
+bool exists(const std::string& path);
+
+/// The paths that match, in their natural order: numbers by their value. None if `pattern` has no wildcards.
+/// @throws system_failure when a folder cannot be read.
+std::vector<std::string> matches_of(const std::string& pattern);
+
+/// The files that FILE[:NAME] stands for if FILE is a pattern; see is_pattern. @throws as matches_of.
+std::vector<std::string> files_of_pattern(const std::string& text);
+
+/// Calls `use` for FILE and NAME as `text` may be cut, from the longest FILE to the shortest, until it
+/// returns true.
+template <typename Use>
+void try_cuts(const std::string& text, Use use) {
+    if (use(file_and_name{text, {}, false})) return;
+    for (std::size_t colon = text.rfind(':'); colon != text.npos && colon > 0;
+         colon = text.rfind(':', colon - 1)) {
+        if (use(file_and_name{text.substr(0, colon), text.substr(colon + 1), true})) return;
+    }
+}
+
+}  // namespace pinflow::detail

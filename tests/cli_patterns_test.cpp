@@ -1,0 +1,157 @@
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/cli_helpers.hpp"
+#include "tests/npy_bytes.hpp"
+#include "tests/run_tool.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+// Patterns of many files in `pinflow convert` and `inspect`, and what is said when the shell has expanded
+// one.
+
+namespace {
+
+using cli::arguments;
+using cli::check_fails;
+using cli::npy;
+using cli::run_json;
+using nlohmann::json;
+using npy_bytes::read_file;
+using npy_bytes::write_file;
+
+/// Files part-0.npy, ... of index + 1 rows of 3 numbers of 2 bytes. @return all rows.
+std::string write_parts(const temporary_folder& folder, std::size_t count) {
+    std::string rows;
+    for (std::size_t index = 0; index < count; ++index) {
+        const std::size_t begin = rows.size();
+        rows = cli::counting_bytes(begin + 6 * (index + 1));
+        write_file(folder / ("part-" + std::to_string(index) + ".npy"),
+                   npy("<i2", "(" + std::to_string(index + 1) + ", 3)", rows.substr(begin)));
+    }
+    return rows;
+}
+
+/// The last bytes of a file, as many as `payload` has.
+std::string payload_of(const std::string& path, const std::string& payload) {
+    const std::string bytes = read_file(path);
+    REQUIRE(bytes.size() >= payload.size());
+    return bytes.substr(bytes.size() - payload.size());
+}
+
+}  // namespace
+
+TEST_CASE("cli patterns: convert writes the rows of all files into one, in the order of the numbers") {
+    const temporary_folder folder;
+    const std::string rows = write_parts(folder, 12);  // part-10 comes behind part-9
+    const std::string whole = folder / "whole.npy";
+    CHECK(run_tool({"convert", folder / "part-*.npy", whole}).status == 0);
+    const json inspected = run_json({"inspect", whole});
+    CHECK(inspected["shape"] == json({78, 3}));
+    CHECK(inspected["dtype"] == "<i2");
+    CHECK(payload_of(whole, rows) == rows);
+    const std::string cast = folder / "whole.safetensors:rows";
+    CHECK(run_tool({"convert", folder / "part-*.npy", cast, "--dtype", "int32"}).status == 0);
+    CHECK(run_json({"inspect", cast})["dtype"] == "<i4");
+}
+
+TEST_CASE("cli patterns: members of archives are named behind the pattern") {
+    const temporary_folder folder;
+    const std::string rows = write_parts(folder, 3);
+    for (const char* const number : {"0", "1", "2"}) {
+        const std::string part = folder / ("part-" + std::string(number));
+        CHECK(run_tool({"convert", part + ".npy", part + ".npz:rows"}).status == 0);
+    }
+    const std::string whole = folder / "whole.npy";
+    CHECK(run_tool({"convert", folder / "part-*.npz:rows", whole}).status == 0);
+    CHECK(payload_of(whole, rows) == rows);
+}
+
+TEST_CASE("cli patterns: with --stack each file is a row of what convert writes and inspect describes") {
+    const temporary_folder folder;
+    std::string rows;
+    for (const char* const number : {"0", "1", "2"}) {
+        const std::string row = cli::counting_bytes(rows.size() + 6).substr(rows.size());
+        write_file(folder / ("row-" + std::string(number) + ".npy"), npy("|u1", "(2, 3)", row));
+        rows += row;
+    }
+    CHECK(run_tool({"convert", folder / "row-*.npy", folder / "whole.npy", "--stack"}).status == 0);
+    CHECK(run_json({"inspect", folder / "whole.npy"})["shape"] == json({3, 2, 3}));
+    CHECK(payload_of(folder / "whole.npy", rows) == rows);
+    CHECK(run_json({"inspect", folder / "row-*.npy", "--stack"})["shape"] == json({3, 2, 3}));
+    check_fails(2, {"inspect", folder / "whole.npy", "--stack"}, {"--stack needs a pattern"});
+    check_fails(2, {"convert", folder / "whole.npy", folder / "b.npy", "--stack"},
+                {"--stack needs a pattern"});
+}
+
+TEST_CASE("cli patterns: inspect describes all files as one array, and says how many there are") {
+    const temporary_folder folder;
+    write_parts(folder, 12);
+    const json inspected = run_json({"inspect", folder / "part-*.npy"});
+    CHECK(inspected["format"] == "npy");
+    CHECK(inspected["files"] == 12);
+    CHECK(inspected["dtype"] == "<i2");
+    CHECK(inspected["shape"] == json({78, 3}));
+    CHECK(inspected["size_bytes"] == 468);
+    CHECK(inspected["mappable"] == true);
+    const tool_result text = run_tool({"inspect", folder / "part-*.npy"});
+    CHECK(text.status == 0);
+    CHECK(text.output.find("npy, 12 files") != std::string::npos);
+}
+
+TEST_CASE("cli patterns: files that do not fit, or do not exist, are one line, and nothing is written") {
+    const temporary_folder folder;
+    write_parts(folder, 2);
+    write_file(folder / "part-2.npy", npy("<i2", "(2, 4)", std::string(16, 'x')));
+    for (const char* const command : {"inspect", "convert"}) {
+        arguments wrong{command, folder / "part-*.npy"};
+        arguments missing{command, folder / "nothing-*.npy"};
+        if (std::string(command) == "convert") {
+            wrong.push_back(folder / "whole.npy");
+            missing.push_back(folder / "whole.npy");
+        }
+        check_fails(1, wrong, {"part-0.npy", "part-2.npy"});
+        check_fails(1, missing, {"nothing-*.npy"});
+    }
+    CHECK(!std::filesystem::exists(folder / "whole.npy"));
+}
+
+TEST_CASE("cli patterns: convert refuses to write a file that another run would read") {
+    const temporary_folder folder;
+    write_parts(folder, 2);
+    check_fails(1, {"convert", folder / "part-*.npy", folder / "part-all.npy"},
+                {"part-all.npy", "part-*.npy"});
+    CHECK(!std::filesystem::exists(folder / "part-all.npy"));
+}
+
+TEST_CASE("cli patterns: what the shell has made of an unquoted pattern is answered with a hint") {
+    const temporary_folder folder;
+    write_parts(folder, 20);
+    arguments same{"stream", "--device", "host"};
+    arguments different{"stream", "--device", "host"};
+    for (int index = 0; index < 20; ++index) {
+        same.push_back(folder / "part-3.npy");
+        different.push_back(folder / ("part-" + std::to_string(index) + ".npy"));
+    }
+    const json streamed = run_json(same);
+    REQUIRE(streamed["notes"].size() == 1);
+    CHECK(streamed["notes"][0].get<std::string>().find("quote a pattern") != std::string::npos);
+    check_fails(1, different, {"part-0.npy", "part-1.npy", "quote a pattern"});
+    check_fails(2, {"convert", folder / "part-0.npy", folder / "part-1.npy", folder / "whole.npy"},
+                {"one file too many", "quote a pattern"});
+    check_fails(2, {"inspect", folder / "part-0.npy", folder / "part-1.npy"}, {"quote a pattern"});
+    check_fails(2, {"inspect", folder / "part-0.npy", "--no-such-flag"}, {"--no-such-flag"});
+    CHECK(run_json({"stream", "--device", "host", folder / "part-3.npy"})["notes"].empty());
+}
+
+TEST_CASE("cli patterns: a folder is answered with the pattern of its files") {
+    const temporary_folder folder;
+    write_parts(folder, 2);
+    const std::string path = folder / "";
+    check_fails(1, {"stream", path}, {"it is a folder", "*.npy"});
+    check_fails(1, {"inspect", path}, {"it is a folder", "*.npy"});
+}
