@@ -13,7 +13,7 @@ namespace injection {
 
 inline constexpr unsigned max_threads = 64;
 inline constexpr unsigned max_stacks = 1U << 15;
-inline constexpr unsigned max_depth = 24;
+inline constexpr unsigned max_depth = 40;
 
 /// Where something was called: return addresses, the innermost first; the unused ones are null.
 using call_stack = std::array<void*, max_depth>;
