@@ -11,8 +11,9 @@
 
 namespace pinflow::detail {
 
-/// Who asks libhdf5 on behalf of pinflow/formats/hdf5.hpp. Members are called from any thread, and say of
-/// sentences what list_hdf5_datasets, describe_hdf5_dataset and hdf5_library_reader say.
+/// Calls libhdf5 on behalf of pinflow/formats/hdf5.hpp, in this process or in another. Members are called
+/// from any thread. Their errors name the same things as those of list_hdf5_datasets, describe_hdf5_dataset
+/// and hdf5_library_reader.
 class hdf5_access {
  public:
     hdf5_access() = default;

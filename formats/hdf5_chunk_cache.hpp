@@ -37,11 +37,11 @@ struct hdf5_chunk_key {
     friend bool operator==(const hdf5_chunk_key&, const hdf5_chunk_key&) = default;
 };
 
-/// The chunks decoded last, and those being decoded now. Whoever asks for a chunk that nobody has becomes the
-/// one to decode it; those who ask meanwhile leave word what they want with it, go on with other work, and
-/// are served by the one who decodes. So no chunk is decoded twice at the same time, however small the cache
-/// is, and nobody waits for a chunk while others wait for him. The lock is never held while chunks are
-/// decoded or copied.
+/// The chunks decoded last, and those being decoded now. The first caller that asks for a
+/// missing chunk decodes it. Callers that ask meanwhile register what they need from it and continue with
+/// other work. The decoding thread calls them back when the chunk is decoded. So no chunk is decoded twice
+/// at the same time, however small the cache is, and no caller waits for a chunk while others wait for that
+/// caller. The lock is never held while chunks are decoded or copied.
 ///
 /// Chunks decoded for the first time pass through an eighth of the cache, in the order in which they came;
 /// the rest is for those that were wanted again later, the one used last first. So who goes through a

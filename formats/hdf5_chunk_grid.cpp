@@ -98,7 +98,7 @@ hdf5_chunk_part hdf5_row_box::part(std::uint64_t index) const noexcept {
         part.source_offset += (from - origin) * source_stride;
         part.destination_offset += (from - begin_[axis]) * destination_stride;
         part.source_bytes += (count - 1) * source_stride;
-        // what lies together in chunk and box is one unit
+        // what is contiguous in chunk and box is one unit
         if (part.axis_count == 0 && part.unit_bytes == source_stride &&
             part.unit_bytes == destination_stride) {
             part.unit_bytes *= count;

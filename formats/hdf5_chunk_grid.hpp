@@ -64,7 +64,7 @@ struct hdf5_chunk_part {
     std::uint64_t source_offset = 0;       ///< of the first byte in a row of the chunk
     std::uint64_t source_bytes = 0;        ///< from there to the last one
     std::uint64_t destination_offset = 0;  ///< of the first byte in a row of the box
-    std::uint64_t unit_bytes = 0;          ///< that lie together in both
+    std::uint64_t unit_bytes = 0;          ///< that are contiguous in both
     std::size_t axis_count = 0;
     std::array<axis, hdf5_chunk_grid::max_axes> axes{};  ///< over units, from the outermost to the innermost
 

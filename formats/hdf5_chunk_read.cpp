@@ -19,13 +19,13 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// What one thread copies as fast as several, counted from when they begin.
-constexpr std::uint64_t small_bytes = 256 << 10;
-/// A read costs as much as so many bytes of a longer one.
+/// One thread copies up to this many bytes as fast as several, the time to start them included.
+constexpr std::uint64_t max_serial_bytes = 256 << 10;
+/// The fixed cost of a read: it takes as long as this many more bytes of a longer read.
 constexpr std::uint64_t read_costs_bytes = 4096;
-/// Putting a piece of elements together costs as much as that of so many that follow each other.
+/// The fixed cost of a scattered piece: it takes as long as copying this many consecutive elements.
 constexpr std::uint64_t unit_costs_elements = 64;
-/// Rows that are read at once before their parts are taken out of them.
+/// Rows are read in blocks of this size before the wanted parts are copied out.
 constexpr std::uint64_t scratch_bytes = 1 << 20;
 
 }  // namespace
@@ -57,14 +57,14 @@ class hdf5_chunk_read::worker {
     hdf5_chunk_memory chunk_;
 };
 
-/// The right to take memory for decoding.
-class hdf5_chunk_read::lane {
+/// Permission to take memory for decoding.
+class hdf5_chunk_read::decoding_permit {
  public:
-    explicit lane(const hdf5_chunk_reader& reader)
-        : memory_(*reader.memory_), size_bytes_(reader.lane_bytes()) {}
-    lane(const lane&) = delete;
-    lane& operator=(const lane&) = delete;
-    ~lane() {
+    explicit decoding_permit(const hdf5_chunk_reader& reader)
+        : memory_(*reader.memory_), size_bytes_(reader.decoding_bytes()) {}
+    decoding_permit(const decoding_permit&) = delete;
+    decoding_permit& operator=(const decoding_permit&) = delete;
+    ~decoding_permit() {
         if (has_begun_) memory_.end_decoding(size_bytes_);
     }
 
@@ -112,12 +112,12 @@ std::uint64_t hdf5_chunk_read::chunk_of(std::size_t work, const hdf5_chunk_part&
     return segments_of(work).front().band * reader_.grid_.chunks_per_band() + part.column;
 }
 
-// ---- lanes ----------------------------------------------------------------------------------------------
+// ---- tasks ----------------------------------------------------------------------------------------------
 
 std::chrono::nanoseconds hdf5_chunk_read::run() {
     const auto begin = clock::now();
     std::vector<std::size_t> works;
-    if (destination_.size() <= small_bytes) {
+    if (destination_.size() <= max_serial_bytes) {
         worker first(*reader_.memory_);
         for (std::size_t work = 0; work < work_count(); ++work) {
             if (!do_without_decoding(work, first)) works.push_back(work);
@@ -129,51 +129,51 @@ std::chrono::nanoseconds hdf5_chunk_read::run() {
     }
     busy_ns_ += std::chrono::nanoseconds(clock::now() - begin).count();
     try {
-        run_lanes(works);
+        run_tasks(works);
         finish();
     } catch (...) {
         wait_for_promises();  // others may be writing to the destination
         throw;
     }
-    // lanes ran side by side: the call's own time is shared out as theirs was
+    // tasks ran side by side: the call's own time is shared out as theirs was
     const std::chrono::nanoseconds wall = clock::now() - begin;
     const double waiting =
         busy_ns_ > 0 ? static_cast<double>(waited_ns_) / static_cast<double>(busy_ns_) : 0.0;
     return std::chrono::duration_cast<std::chrono::nanoseconds>(wall * std::min(1.0, waiting));
 }
 
-void hdf5_chunk_read::run_lanes(std::span<const std::size_t> works) {
+void hdf5_chunk_read::run_tasks(std::span<const std::size_t> works) {
     const auto threads = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
-    const std::size_t lanes = std::min(threads, works.size());
-    if (lanes == 0) return;
+    const std::size_t tasks = std::min(threads, works.size());
+    if (tasks == 0) return;
     last_ = works.size();
-    if (lanes == 1) {
-        lane only(reader_);
-        only.begin();
-        return run_lane(works);
+    if (tasks == 1) {
+        decoding_permit own(reader_);
+        own.begin();
+        return run_task(works);
     }
     start_worker_threads();
-    // isolated from the caller's other tasks, that a thread which waits for the last lane does not begin one
+    // isolated from the caller's other tasks, so that a thread that waits for the last one does not begin one
     // of them meanwhile; and from cancellation, which is not to end this call with rows missing
     tbb::task_group_context context(tbb::task_group_context::isolated);
     tbb::this_task_arena::isolate([&] {
         tbb::parallel_for(
-            std::size_t{0}, lanes,
+            std::size_t{0}, tasks,
             [&](std::size_t index) {
-                // the first lane waits for memory, and the others run if there is some
-                lane mine(reader_);
+                // the first task waits for memory, and the others run if there is some
+                decoding_permit own(reader_);
                 if (index == 0) {
-                    mine.begin();
-                } else if (!mine.try_begin()) {
+                    own.begin();
+                } else if (!own.try_begin()) {
                     return;
                 }
-                run_lane(works);
+                run_task(works);
             },
             tbb::simple_partitioner(), context);
     });
 }
 
-void hdf5_chunk_read::run_lane(std::span<const std::size_t> works) {
+void hdf5_chunk_read::run_task(std::span<const std::size_t> works) {
     const auto begin = clock::now();
     try {
         worker mine(*reader_.memory_);
@@ -181,7 +181,7 @@ void hdf5_chunk_read::run_lane(std::span<const std::size_t> works) {
             do_work(works[index], mine);
         waited_ns_ += mine.waited.count();
     } catch (...) {
-        next_ = works.size();  // the others need not go on
+        next_ = works.size();  // the others need not continue
         throw;
     }
     busy_ns_ += std::chrono::nanoseconds(clock::now() - begin).count();
@@ -196,8 +196,8 @@ void hdf5_chunk_read::finish() {
         again_.pop_back();
         lock.unlock();
         {
-            lane only(reader_);
-            only.begin();
+            decoding_permit own(reader_);
+            own.begin();
             worker mine(*reader_.memory_);
             do_work(work, mine);
         }

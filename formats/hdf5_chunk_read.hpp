@@ -14,8 +14,8 @@
 
 namespace pinflow::detail {
 
-/// One call of hdf5_chunk_reader::read. Its work is a list of parts of chunks, which lanes take one after the
-/// other: tasks, of which there are no more than there is work and memory for.
+/// One call of hdf5_chunk_reader::read. Its work is a list of parts of chunks. Tasks take one part after the
+/// other; their number is limited by the work and the memory.
 class hdf5_chunk_read final : public hdf5_chunk_cache::user {
  public:
     hdf5_chunk_read(const hdf5_chunk_reader& reader, std::span<const hdf5_row_run> runs,
@@ -36,7 +36,7 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
     };
     /// What one thread needs.
     class worker;
-    class lane;
+    class decoding_permit;
 
     std::size_t work_count() const noexcept { return bands_.size() * box_.part_count(); }
     /// The segments of a piece of work, and its part of them.
@@ -44,8 +44,8 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
     hdf5_chunk_part part_of(std::size_t work) const noexcept { return box_.part(work % box_.part_count()); }
     std::uint64_t chunk_of(std::size_t work, const hdf5_chunk_part& part) const noexcept;
 
-    void run_lanes(std::span<const std::size_t> works);
-    void run_lane(std::span<const std::size_t> works);
+    void run_tasks(std::span<const std::size_t> works);
+    void run_task(std::span<const std::size_t> works);
     /// Waits for what others have promised, and does what they could not.
     void finish();
     void wait_for_promises() noexcept;
@@ -76,7 +76,7 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
     std::span<std::byte> destination_;
     std::vector<segment> segments_;   // by bands
     std::vector<std::size_t> bands_;  // where the segments of each begin
-    std::size_t last_ = 0;            // how many works lanes are to do
+    std::size_t last_ = 0;            // how many works tasks are to do
     std::atomic<std::size_t> next_ = 0;
     std::atomic<std::int64_t> waited_ns_ = 0;
     std::atomic<std::int64_t> busy_ns_ = 0;

@@ -67,7 +67,7 @@ class hdf5_chunk_reader {
     void check_chunks() const;
     hdf5_chunk_key key_of(std::uint64_t index) const noexcept { return {number_, index}; }
     /// What a thread takes that decodes.
-    std::uint64_t lane_bytes() const noexcept { return 3 * grid_.chunk_bytes(); }
+    std::uint64_t decoding_bytes() const noexcept { return 3 * grid_.chunk_bytes(); }
     /// "cannot read '/data/a.h5': the chunk at (0, 128) of 'group/data', 713 bytes at offset 2048, " and
     /// `what`.
     std::string sentence(std::uint64_t index, const std::string& what) const;

@@ -48,7 +48,7 @@ class chunked_content final : public hdf5_content {
         return reader_.read(runs, all_rows_, destination);
     }
     std::vector<row_extent> map_extents() override;
-    std::string why_no_extents() const override;
+    std::string no_extents_reason() const override;
 
  private:
     std::shared_ptr<const input_file> file_;
@@ -60,7 +60,7 @@ class chunked_content final : public hdf5_content {
     std::unique_ptr<const mapped_file> mapping_;
 };
 
-std::string chunked_content::why_no_extents() const {
+std::string chunked_content::no_extents_reason() const {
     if (!description_->filters.empty()) {
         return fmt::format("lies in chunks that are filtered ({}), so that its rows are decoded",
                            hdf5_filter_names(*description_));
@@ -76,7 +76,7 @@ std::string chunked_content::why_no_extents() const {
 
 std::vector<row_extent> chunked_content::map_extents() {
     std::vector<row_extent> extents;
-    if (!why_no_extents().empty()) return extents;
+    if (!no_extents_reason().empty()) return extents;
     // one mapping for all, as the system has few to give; what lies between chunks takes nothing but
     // addresses
     const auto [first, last] =
@@ -138,7 +138,7 @@ class plain_content : public hdf5_content {
 class inline_content final : public plain_content {
  public:
     using plain_content::plain_content;
-    std::string why_no_extents() const override {
+    std::string no_extents_reason() const override {
         return "lies within the file's own description of it (compact), so that its rows are copied from "
                "there";
     }
@@ -154,7 +154,7 @@ class inline_content final : public plain_content {
 class absent_content final : public plain_content {
  public:
     using plain_content::plain_content;
-    std::string why_no_extents() const override {
+    std::string no_extents_reason() const override {
         return "was never written, so that its rows are made of the fill value";
     }
 
@@ -169,12 +169,12 @@ class library_content final : public plain_content {
     library_content(const hdf5_dataset& dataset, const hdf5_reader_options& options)
         : plain_content(dataset, options), library_(dataset.library) {
         if (!library_) {
-            throw unsupported(
-                cannot_open(dataset, fmt::format("only libhdf5 can read it: {}", description().why_library)));
+            throw unsupported(cannot_open(
+                dataset, fmt::format("only libhdf5 can read it: {}", description().library_reason)));
         }
     }
-    std::string why_no_extents() const override {
-        return fmt::format("is read by libhdf5: {}", description().why_library);
+    std::string no_extents_reason() const override {
+        return fmt::format("is read by libhdf5: {}", description().library_reason);
     }
 
  protected:

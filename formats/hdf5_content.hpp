@@ -28,8 +28,8 @@ class hdf5_content {
     /// Where rows lie in the file as they are delivered, mapped where the system allows it; mostly nowhere.
     /// What was mapped lives as long as this. To be called once.
     virtual std::vector<row_extent> map_extents() { return {}; }
-    /// As row_source::why_no_extents.
-    virtual std::string why_no_extents() const = 0;
+    /// As row_source::no_extents_reason.
+    virtual std::string no_extents_reason() const = 0;
 };
 
 /// Of a dataset that has passed the check. @throws as make_hdf5_rows.

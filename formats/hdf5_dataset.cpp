@@ -16,7 +16,7 @@ namespace {
 
 /// HDF5 keeps compact datasets within a message of a header.
 constexpr std::uint64_t max_compact_bytes = std::uint64_t{1} << 16;
-/// Of many places for chunks, more than this part should hold one, or they are not worth listing.
+/// A large grid of chunks is listed only if at least one in this many was written.
 constexpr std::uint64_t sparse_part = 64;
 
 /// What is thrown here is read after the dataset's name.
@@ -141,7 +141,7 @@ void describer::find_storage(detail_wanted wanted, std::uint64_t payload_bytes) 
         case H5D_CHUNKED:
             find_chunk_shape();
             find_filters();
-            if (const std::string why = why_not_decoded(description_.filters); !why.empty()) {
+            if (const std::string why = not_decoded_reason(description_.filters); !why.empty()) {
                 leave_to_library(why);
             } else {
                 description_.storage = hdf5_storage::chunked;
@@ -173,7 +173,7 @@ void describer::leave_to_library(std::string why) {
         }
     }
     description_.storage = hdf5_storage::library;
-    description_.why_library = std::move(why);
+    description_.library_reason = std::move(why);
     description_.chunks.clear();
 }
 

@@ -102,7 +102,7 @@ void check_nothing_else(const hdf5_description& description) {
         (!description.chunks.empty() && storage != chunked) ||
         (!description.compact_data.empty() && storage != compact) ||
         (description.offset_bytes != 0 && storage != contiguous) ||
-        description.why_library.empty() != (storage != library)) {
+        description.library_reason.empty() != (storage != library)) {
         fail(description, "is described in a way that contradicts itself");
     }
 }
@@ -193,15 +193,16 @@ std::string hdf5_storage_reason(const hdf5_description& description) {
             return payload_bytes(description) == 0 ? "there are no bytes to map"
                                                    : "it was never written: all elements are the fill value";
         case hdf5_storage::library:
-            return "it is read by libhdf5: " + description.why_library;
+            return "it is read by libhdf5: " + description.library_reason;
     }
     return {};
 }
 
 namespace {
 
-/// Whether rows are mapped, of chunks that hold them as they are delivered; empty for others. Each chunk has
-/// to be there for that: where they lie is told to those who ask for one dataset, not in listings of all.
+/// Says whether rows are mapped, for unfiltered chunks that hold whole little-endian rows. Empty for others.
+/// Rows are mapped only if every chunk was written. A listing of the whole file does not know that; opening
+/// one dataset does.
 std::string how_chunks_are_mapped(const hdf5_description& description) {
     const bool hold_rows = description.storage == hdf5_storage::chunked && description.filters.empty() &&
                            description.dtype.is_little_endian() &&

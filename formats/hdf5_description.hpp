@@ -40,7 +40,7 @@ enum class hdf5_storage : std::uint8_t {
     chunked,     ///< in chunks, each of them chunk_shape elements in C order, also at the edges
     compact,     ///< among the metadata: the description brings the elements along, in compact_data
     absent,      ///< never written, or without elements: each is the fill value
-    library,     ///< only libhdf5 can read it; why_library says why
+    library,     ///< only libhdf5 can read it; library_reason says why
 };
 
 /// All that pinflow's own code needs to read one dataset. A dataset whose type is an array has the axes of
@@ -50,7 +50,7 @@ struct hdf5_description {
     pinflow::dtype dtype = pinflow::dtype::of<std::byte>();  ///< as it is stored, byte order included
     shape_vector shape;
     hdf5_storage storage = hdf5_storage::absent;
-    std::string why_library;              ///< library: to be read after "it is read by libhdf5: "
+    std::string library_reason;           ///< library: to be read after "it is read by libhdf5: "
     std::uint64_t offset_bytes = 0;       ///< contiguous: absolute, a user block included
     std::vector<std::byte> compact_data;  ///< compact: every element, in C order
     std::vector<std::byte> fill;          ///< one element; empty stands for zeros
@@ -64,7 +64,8 @@ struct hdf5_description {
 /// The most chunks whose places a description lists; a dataset of more is read by the library.
 inline constexpr std::uint64_t max_hdf5_chunks = std::uint64_t{1} << 24;
 
-/// Of more, libhdf5 is asked how many were written, which takes it a while: if few, it reads the dataset.
+/// Above this number of chunks, libhdf5 first counts those that were written, which is slow. If only few
+/// were, libhdf5 reads the dataset.
 inline constexpr std::uint64_t many_hdf5_chunks = std::uint64_t{1} << 20;
 
 /// What libhdf5 keeps decoded, at most, of a dataset that only it can read.
@@ -85,7 +86,7 @@ std::string hdf5_filter_names(const hdf5_description& description);
 /// (64, 64), filtered by shuffle, deflate".
 std::string hdf5_storage_reason(const hdf5_description& description);
 
-/// What inspect says of a dataset, of whose chunks it need not be known where they lie.
+/// The listing of a dataset for `inspect`. The description need not say where the chunks are.
 array_listing hdf5_listing(const hdf5_description& description);
 
 // ---- checked, written and read ---------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class reader {
             const auto code = static_cast<unsigned char>(character);
             return code < ' ' || code == 0x7F;
         };
-        if (std::ranges::any_of(result, is_control)) fail("a sentence in it is none");
+        if (std::ranges::any_of(result, is_control)) fail("a text has a control character");
         return result;
     }
     std::vector<std::byte> owned_bytes() {
@@ -165,10 +165,10 @@ class reader {
         }
     }
     void expect(std::uint64_t mark) {
-        if (number() != mark) fail("it is of another version, or none");
+        if (number() != mark) fail("it has no known version mark");
     }
     void finish() const {
-        if (!rest_.empty()) fail("it goes on behind its end");
+        if (!rest_.empty()) fail("bytes follow its end");
     }
 
  private:
@@ -187,7 +187,7 @@ std::vector<std::byte> serialize(const hdf5_description& description) {
     to.type(description.dtype);
     to.numbers(description.shape);
     to.number(static_cast<std::uint64_t>(description.storage));
-    to.text(description.why_library);
+    to.text(description.library_reason);
     to.number(description.offset_bytes);
     to.bytes(description.compact_data);
     to.bytes(description.fill);
@@ -220,7 +220,7 @@ hdf5_description parse_hdf5_description(std::span<const std::byte> bytes, std::u
     const auto storage = from.narrow<std::uint8_t>();
     if (storage > static_cast<std::uint8_t>(hdf5_storage::library)) fail("its kind of storage is unknown");
     description.storage = static_cast<hdf5_storage>(storage);
-    description.why_library = from.words();
+    description.library_reason = from.words();
     description.offset_bytes = from.number();
     description.compact_data = from.owned_bytes();
     description.fill = from.owned_bytes();

@@ -35,7 +35,7 @@ constexpr std::uint64_t max_expanded = 88;
 /// for bytes that cannot be compressed. @throws format_error when that passes 2^64.
 std::uint64_t max_compressed_bytes(std::uint64_t size_bytes) {
     std::uint64_t result = 0;
-    if (!add(size_bytes, size_bytes / 8 + 4096, result)) throw format_error("is larger than anything can be");
+    if (!add(size_bytes, size_bytes / 8 + 4096, result)) throw format_error("has a size above 2^64 bytes");
     return result;
 }
 
@@ -59,7 +59,7 @@ bool knows_lzf() noexcept {
 #endif
 }
 
-std::string why_not_decoded(std::span<const hdf5_filter> filters) {
+std::string not_decoded_reason(std::span<const hdf5_filter> filters) {
     for (const hdf5_filter& filter : filters) {
         if (!is_known(filter)) {
             return fmt::format(
@@ -76,7 +76,7 @@ std::string why_not_decoded(std::span<const hdf5_filter> filters) {
 
 hdf5_pipeline::hdf5_pipeline(std::span<const hdf5_filter> filters, std::uint64_t chunk_bytes)
     : chunk_bytes_(chunk_bytes) {
-    if (const std::string why = why_not_decoded(filters); !why.empty()) throw unsupported(why);
+    if (const std::string why = not_decoded_reason(filters); !why.empty()) throw unsupported(why);
     if (filters.size() > max_filters) {
         throw format_error(fmt::format("its chunks are said to have gone through {} filters, {} are possible",
                                        filters.size(), max_filters));
@@ -122,7 +122,7 @@ hdf5_pipeline::stage_list hdf5_pipeline::stages_of(std::uint32_t filter_mask) co
             list.exact = false;
         } else if (now.how == method::fletcher32 &&
                    !add(list.stored_bytes, checksum_bytes, list.stored_bytes)) {
-            throw format_error("is larger than anything can be");
+            throw format_error("has a size above 2^64 bytes");
         }
     }
     return list;
@@ -272,13 +272,14 @@ std::span<const std::byte> hdf5_chunk_decoder::inflate(const hdf5_pipeline::stag
         wrong = count == 0;
     }
     if (too_long) {
-        throw format_error(fmt::format(
-            "is damaged: its {} data goes on after the {} bytes that it should make", method, output.size()));
+        throw format_error(
+            fmt::format("is damaged: its {} data continues after the {} bytes that it should make", method,
+                        output.size()));
     }
     if (wrong) throw format_error(fmt::format("is damaged: its {} data is wrong or breaks off", method));
     if (stage.exact && count != output.size()) {
-        throw format_error(fmt::format("is damaged: its {} data ends after {} bytes, {} should come of it",
-                                       method, count, output.size()));
+        throw format_error(fmt::format("is damaged: its {} data ends after {} bytes, {} are expected", method,
+                                       count, output.size()));
     }
     return output.first(count);
 }

@@ -12,7 +12,7 @@
 #include "src/core/strided_reader.hpp"
 
 /// The filters of HDF5's chunks, undone without libhdf5. What is thrown here knows neither file nor chunk: it
-/// goes on where a sentence that begins with the chunk's name leaves off ("is damaged: its checksum is cut
+/// continues where a sentence that begins with the chunk's name leaves off ("is damaged: its checksum is cut
 /// off").
 namespace pinflow::detail {
 
@@ -35,7 +35,7 @@ bool knows_lzf() noexcept;
 
 /// Why pinflow's own code cannot undo these filters, naming the first that it does not know; empty when it
 /// can.
-std::string why_not_decoded(std::span<const hdf5_filter> filters);
+std::string not_decoded_reason(std::span<const hdf5_filter> filters);
 
 /// What was done to the chunks of one dataset, checked once. Thread-safe.
 class hdf5_pipeline {

@@ -103,9 +103,9 @@ struct recorded_read {
     std::uint64_t size_bytes = 0;
 };
 
-/// While it lives, files that are open here are not read for data, which leaves buffers as they were: where
-/// they would have been read is noted instead. That is how the library tells where data lies, in every
-/// version and for chunks of every kind of index, in microseconds. One at a time.
+/// While it lives, reads of data from the files opened here are recorded, not made, and buffers stay as
+/// they were. This finds where libhdf5 stores data, in microseconds, for every version of the library and
+/// every kind of chunk index. One at a time.
 class recording {
  public:
     recording();

@@ -38,13 +38,13 @@ std::vector<array_listing> list_hdf5_datasets(const input_file& file);
 /// for and for storage outside the file, others as above; sentences name the path and the dataset.
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name);
 
-/// What is done about chunks of which nobody but the library can tell whether it will fill them, as damaged
-/// ones of szip leave parts of its memory as it was.
-enum class hdf5_doubts : bool {
-    ignored,
-    /// Such a chunk is decoded twice beforehand, with other bytes in memory that is free, and has to be the
-    /// same both times. This changes what the allocator of the whole process does meanwhile.
-    settled,
+/// What to do about chunks for which no check can tell whether libhdf5 will fill them. A damaged szip chunk,
+/// for example, leaves part of libhdf5's buffer uninitialised.
+enum class hdf5_unverified_chunks : bool {
+    accepted,
+    /// Decodes such a chunk twice beforehand, with different bytes in free memory, and refuses it if the
+    /// results differ. This changes the behaviour of the whole process's allocator meanwhile.
+    decoded_twice,
 };
 
 /// A dataset that stays open, for storage that only the library can read. Each chunk is checked before the
@@ -53,7 +53,7 @@ class hdf5_library_reader {
  public:
     /// Opens the dataset again. @throws as describe_hdf5_dataset; data_changed when it is not as described.
     hdf5_library_reader(std::shared_ptr<const input_file> file, const hdf5_description& description,
-                        hdf5_doubts doubts = hdf5_doubts::ignored);
+                        hdf5_unverified_chunks unverified = hdf5_unverified_chunks::accepted);
     hdf5_library_reader(const hdf5_library_reader&) = delete;
     hdf5_library_reader& operator=(const hdf5_library_reader&) = delete;
     ~hdf5_library_reader();

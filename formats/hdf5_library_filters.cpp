@@ -161,7 +161,7 @@ bool check_nbit(const hdf5_filter& filter, std::uint64_t chunk_bytes, std::span<
     const std::vector<std::uint32_t>& parameters = filter.parameters;
     if (parameters.size() >= max_parameters) return false;
     if (parameters.size() < 3 || parameters[0] != parameters.size()) {
-        damaged("its n-bit filter has {} parameters, which is not what they say", parameters.size());
+        damaged("its n-bit filter has {} parameters, which declare another number", parameters.size());
     }
     if (parameters[1] != 0) {  // nothing was done
         if (input.size() != chunk_bytes) {
@@ -186,7 +186,7 @@ void check_szip(std::uint64_t output_bytes, std::span<const std::byte> input) {
     if (input.size() < 4) damaged("its szip data breaks off after {} bytes", input.size());
     const std::uint32_t promised = little_endian(input);
     if (promised != output_bytes && output_bytes != unknown) {
-        damaged("its szip data is said to make {} bytes, {} should come of it", promised, output_bytes);
+        damaged("its szip data declares {} decompressed bytes, {} are expected", promised, output_bytes);
     }
 }
 

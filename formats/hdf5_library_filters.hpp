@@ -12,9 +12,9 @@
 
 namespace pinflow::detail {
 
-/// What libhdf5's filters take for granted, checked before it undoes them: they read past the end of what is
-/// stored for a chunk, and leave parts of what they make unwritten, where damaged bytes or parameters say
-/// other sizes than the chunk has. For one thread at a time.
+/// Checks a chunk before libhdf5's filters decode it. If damaged bytes or parameters declare other sizes than
+/// the chunk has, those filters read past the end of the stored bytes and leave parts of the output
+/// unwritten. For one thread at a time.
 class hdf5_library_filters {
  public:
     /// For chunks of `chunk_bytes`, undone of all filters.
@@ -24,11 +24,11 @@ class hdf5_library_filters {
     ~hdf5_library_filters();
 
     /// `stored` is a chunk as it lies in the file.
-    /// @return whether libhdf5 will write every byte of the chunk, and read none beyond `stored`. That is not
-    /// to be known of szip, of filters that only an application knows, and of compression that came before
-    /// a filter of libhdf5's.
-    /// @throws format_error when it will not; to be read after the chunk's name, as what hdf5_chunk_decoder
-    /// throws.
+    /// @return true if libhdf5 will write every byte of the chunk and read none beyond `stored`. False if
+    /// that cannot be known: for szip, for filters that only an application knows, and for compression that
+    /// was applied before a filter that only libhdf5 has.
+    /// @throws format_error if libhdf5 would not. The message continues after the chunk's name, as that of
+    /// hdf5_chunk_decoder does.
     bool check(std::uint32_t filter_mask, std::span<const std::byte> stored);
 
  private:

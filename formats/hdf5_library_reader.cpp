@@ -63,10 +63,10 @@ class chunk_check {
  public:
     /// `file` and `dataset` outlive it.
     chunk_check(std::shared_ptr<const input_file> file, const open_file& opened, const object_handle& dataset,
-                hdf5_description description, hdf5_doubts doubts)
+                hdf5_description description, hdf5_unverified_chunks unverified)
         : file_(std::move(file)),
           description_(std::move(description)),
-          doubts_(doubts),
+          unverified_(unverified),
           finder_(opened, dataset, description_),
           filters_(description_.filters,
                    element_count(description_.chunk_shape) * description_.dtype.size_bytes()) {}
@@ -86,7 +86,7 @@ class chunk_check {
 
     std::shared_ptr<const input_file> file_;
     hdf5_description description_;
-    hdf5_doubts doubts_;
+    hdf5_unverified_chunks unverified_;
     chunk_finder finder_;
     hdf5_library_filters filters_;
     std::unordered_set<std::uint64_t> good_;  // their numbers, in C order
@@ -150,7 +150,8 @@ void chunk_check::check(std::span<const ::hsize_t> position, std::span<const ::h
     } catch (const format_error& failure) {
         damaged(failure.what());
     }
-    if (!is_sure && doubts_ == hdf5_doubts::settled && !is_same_twice(position, lengths, type))
+    if (!is_sure && unverified_ == hdf5_unverified_chunks::decoded_twice &&
+        !is_same_twice(position, lengths, type))
         damaged("is damaged: libhdf5 makes something else of it each time that it decodes it");
 }
 
@@ -196,12 +197,13 @@ struct hdf5_library_reader::state {
     std::vector<::hsize_t> lengths;  ///< of the dataset itself, without the axes of an array type
     shape_vector chunk_lengths;      ///< of chunks; empty when there are none
 
-    void open(const hdf5_description& description, hdf5_doubts doubts);
+    void open(const hdf5_description& description, hdf5_unverified_chunks unverified);
     void read(std::uint64_t first_row, std::uint64_t count, std::span<std::byte> destination);
     std::uint64_t rows_at_once(std::uint64_t first_row) const noexcept;
 };
 
-void hdf5_library_reader::state::open(const hdf5_description& description, hdf5_doubts doubts) {
+void hdf5_library_reader::state::open(const hdf5_description& description,
+                                      hdf5_unverified_chunks unverified) {
     // rows of a chunk should not have it decoded for each
     opened.emplace(*file, hdf5_library_cache_bytes);
     hdf5::link_access links;
@@ -220,11 +222,12 @@ void hdf5_library_reader::state::open(const hdf5_description& description, hdf5_
     hdf5::checked(::H5Sget_simple_extent_dims(space.id(), lengths.data(), nullptr),
                   "its shape cannot be read");
     chunk_lengths = now.chunk_shape;
-    if (!now.chunk_shape.empty()) chunks.emplace(file, *opened, dataset, std::move(now), doubts);
+    if (!now.chunk_shape.empty()) chunks.emplace(file, *opened, dataset, std::move(now), unverified);
 }
 
 hdf5_library_reader::hdf5_library_reader(std::shared_ptr<const input_file> file,
-                                         const hdf5_description& description, hdf5_doubts doubts)
+                                         const hdf5_description& description,
+                                         hdf5_unverified_chunks unverified)
     : state_(std::make_unique<state>()) {
     state_->file = file;  // which sentences still need when the state is gone
     hdf5::naming(*file, [&] {
@@ -234,7 +237,7 @@ hdf5_library_reader::hdf5_library_reader(std::shared_ptr<const input_file> file,
         state_->row_bytes = state_->row_count == 0 ? 0 : size_bytes / state_->row_count;
         const hdf5::library_lock lock;
         try {
-            state_->open(description, doubts);
+            state_->open(description, unverified);
         } catch (...) {
             state_.reset();  // while the library is locked
             throw;

@@ -91,7 +91,7 @@ namespace {
 /// Of groups within groups.
 constexpr std::size_t max_depth = 256;
 constexpr std::size_t max_links = std::size_t{1} << 20;
-/// Longer ones are told without what they lead to.
+/// Longer ones are reported without what they lead to.
 constexpr std::size_t longest_target = 4096;
 
 struct link {
@@ -145,7 +145,7 @@ class lister {
     void add(const place& at, const link& found);
     void add_dataset(const place& at, const link& found, const std::string& path);
     void refuse(const std::string& path, std::string reason);
-    std::string why_not_followed(const place& at, const link& found, const std::string& path);
+    std::string not_followed_reason(const place& at, const link& found, const std::string& path);
 
     const open_file& file_;
     link_access links_;
@@ -182,7 +182,7 @@ void lister::enter(object_handle group, std::string path) {
 }
 
 /// Empty for a link within the file: what it leads to is listed under a hard link of its own.
-std::string lister::why_not_followed(const place& at, const link& found, const std::string& path) {
+std::string lister::not_followed_reason(const place& at, const link& found, const std::string& path) {
     if (found.type != H5L_TYPE_SOFT && found.type != H5L_TYPE_EXTERNAL) {
         return fmt::format("the link {} is of a kind that pinflow does not know", quote(path));
     }
@@ -229,7 +229,7 @@ void lister::add_dataset(const place& at, const link& found, const std::string& 
 void lister::add(const place& at, const link& found) {
     const std::string path = at.path + found.name;
     if (found.type != H5L_TYPE_HARD) {
-        if (std::string reason = why_not_followed(at, found, path); !reason.empty())
+        if (std::string reason = not_followed_reason(at, found, path); !reason.empty())
             refuse(path, std::move(reason));
         return;
     }

@@ -229,7 +229,7 @@ output::~output() {
 }
 
 void output::discard() noexcept {
-    state_->file.reset();  // the library goes on writing to nowhere
+    state_->file.reset();  // the library continues writing to nowhere
     try {
         const library_lock lock;
         chunked_ = {};

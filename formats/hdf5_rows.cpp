@@ -86,7 +86,7 @@ class hdf5_rows final : public row_source {
     std::uint64_t row_size_bytes() const noexcept override { return row_size_bytes_; }
     std::string description() const override { return description_; }
     std::span<const row_extent> extents() const noexcept override { return extents_; }
-    std::string why_no_extents() const override { return content_->why_no_extents(); }
+    std::string no_extents_reason() const override { return content_->no_extents_reason(); }
     bool file_backed() const noexcept override { return true; }
     std::uint64_t memory_bytes() const noexcept override { return memory_bytes_; }
     std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
@@ -111,13 +111,13 @@ std::chrono::nanoseconds hdf5_rows::read_rows(std::span<const std::uint64_t> ids
     for (const std::uint64_t id : ids) {
         if (id >= row_count_) {
             throw invalid_argument(
-                fmt::format("row {} was asked of {}, which has {}", id, description_, row_count_));
+                fmt::format("row {} is out of range: {} has {} rows", id, description_, row_count_));
         }
     }
     std::uint64_t size_bytes = 0;
     if (!multiply(ids.size(), row_size_bytes_, size_bytes) || destination.size() != size_bytes) {
-        throw invalid_argument(fmt::format("{} rows of {} bytes do not make {} bytes", ids.size(),
-                                           row_size_bytes_, destination.size()));
+        throw invalid_argument(fmt::format("{} rows of {} bytes do not fit a destination of {} bytes exactly",
+                                           ids.size(), row_size_bytes_, destination.size()));
     }
     if (destination.empty()) return {};
     return content_->read(runs_of(ids), destination);

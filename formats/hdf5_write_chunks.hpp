@@ -29,10 +29,10 @@ using hdf5_store_chunk = std::function<void(std::span<const std::uint64_t> first
 /// them stored in their order. Chunks at the edges are full-size, with zeros for what lies outside; those
 /// that do not shrink are stored as they are.
 ///
-/// Takes memory for the rows of one band of chunks (those which share all their rows; along axes of which
-/// chunks have a length of 1 that is no more than an index), and, as far as there are cores to work with, up
-/// to 64 MiB more of them, and three times that to encode in. Not thread-safe; `store` is called by one
-/// thread at a time, though not always by the one that calls `write`.
+/// Takes memory for the rows of one band of chunks (the chunks that share the same rows; leading axes along
+/// which chunks have length 1 do not enlarge it). With enough cores it takes up to 64 MiB more for rows, and
+/// three times as much for encoding. Not thread-safe. `store` is called by one thread at a time, not always
+/// by the one that calls `write`.
 class hdf5_chunk_writer {
  public:
     /// `shape` and `chunk_shape` have equally many axes, no length is 0, and no chunk is longer than the

@@ -24,7 +24,7 @@ using dataset = hdf5_writer::dataset;
 
 constexpr unsigned max_deflate_level = 12;
 constexpr unsigned max_zlib_level = 9;
-/// Of elements that lie together: smaller pieces are collected.
+/// Of elements that are contiguous: smaller pieces are collected.
 constexpr std::size_t piece_bytes = std::size_t{1} << 20;
 
 // ---- what can be written: what is thrown here is read after "the dataset 'NAME'" --------------------------
@@ -139,10 +139,11 @@ struct hdf5_writer::state {
     std::uint64_t alignment_bytes;
     path_tree paths;
     // of the dataset begun last
-    std::string promise;  ///< empty before the first
-    std::uint64_t promised_bytes = 0;
+    std::string description;  ///< empty before the first
+    std::uint64_t expected_bytes = 0;
     std::uint64_t written_bytes = 0;
-    std::optional<detail::hdf5_chunk_writer> chunks;  ///< or elements that lie together, from offset_bytes on
+    std::optional<detail::hdf5_chunk_writer>
+        chunks;  ///< or elements that are contiguous, from offset_bytes on
     std::uint64_t offset_bytes = 0;
     std::vector<std::byte> collected;
     bool finished = false;
@@ -150,9 +151,9 @@ struct hdf5_writer::state {
 
 void hdf5_writer::state::check_complete() const {
     if (finished) throw invalid_argument(fmt::format("{}: it is finished", attempt()));
-    if (written_bytes != promised_bytes) {
-        throw invalid_argument(fmt::format("{}: {} promises {} bytes, {} were written", attempt(), promise,
-                                           promised_bytes, written_bytes));
+    if (written_bytes != expected_bytes) {
+        throw invalid_argument(fmt::format("{}: {} promises {} bytes, {} were written", attempt(),
+                                           description, expected_bytes, written_bytes));
     }
 }
 
@@ -184,7 +185,7 @@ void hdf5_writer::state::write_together(std::span<const std::byte> bytes) {
         collected.reserve(piece_bytes);
         collected.insert(collected.end(), bytes.begin(), bytes.end());
     }
-    if (written_bytes == promised_bytes && !collected.empty()) {
+    if (written_bytes == expected_bytes && !collected.empty()) {
         put(collected);
         collected.clear();
     }
@@ -238,18 +239,19 @@ void hdf5_writer::begin(const dataset& begun) {
         now.offset_bytes = now.file.create_contiguous(begun.name, begun.dtype, begun.shape, payload_bytes,
                                                       now.alignment_bytes);
     }
-    now.promise = fmt::format("the dataset {} of {} and shape {}", quote(begun.name), begun.dtype.descr(),
-                              to_string(begun.shape));
-    now.promised_bytes = payload_bytes;
+    now.description = fmt::format("the dataset {} of {} and shape {}", quote(begun.name), begun.dtype.descr(),
+                                  to_string(begun.shape));
+    now.expected_bytes = payload_bytes;
     now.written_bytes = 0;
 }
 
 void hdf5_writer::write(std::span<const std::byte> bytes) {
     state& now = valid_state();
-    if (bytes.size() > now.promised_bytes - now.written_bytes) {
-        throw invalid_argument(fmt::format("{}: {} bytes do not follow {} of the {} that {} promises",
-                                           now.attempt(), bytes.size(), now.written_bytes, now.promised_bytes,
-                                           now.promise.empty() ? "a file without a dataset" : now.promise));
+    if (bytes.size() > now.expected_bytes - now.written_bytes) {
+        throw invalid_argument(
+            fmt::format("{}: {} bytes are too many after {} of the {} bytes of {}", now.attempt(),
+                        bytes.size(), now.written_bytes, now.expected_bytes,
+                        now.description.empty() ? "a file without a dataset" : now.description));
     }
     if (bytes.empty()) return;
     now.written_bytes += bytes.size();

@@ -55,8 +55,8 @@ npz_member begin_npz_member(const zip_entry& entry, const read_bytes& read, std:
     if (header.size() > preamble_bytes) member.reader->read(std::span(header).subspan(preamble_bytes));
     member.header = naming_member([&] { return parse_npy_header(header, entry.size_bytes); });
     member.payload_bytes = element_count(member.header.shape) * member.header.dtype.size_bytes();
-    // a .npy file may go on after the elements; in an archive nobody's does, and it would be a way to have us
-    // inflate what no header speaks of
+    // a .npy file may continue after the elements; in an archive nobody's does, and it would be a way to have
+    // us inflate what no header speaks of
     if (member.header.data_offset_bytes + member.payload_bytes != entry.size_bytes) {
         throw format_error(fmt::format("the member {} has {} bytes, its .npy header promises {}",
                                        quote(entry.name), entry.size_bytes,
@@ -239,7 +239,7 @@ void inflate_all(std::span<inflated_member> members, const detail::read_bytes& r
             for (std::size_t index; (index = next++) < members.size();)
                 members[index].inflate(inflater, read);
         } catch (...) {
-            next = members.size();  // the others need not go on
+            next = members.size();  // the others need not continue
             throw;
         }
     };

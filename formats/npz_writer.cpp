@@ -22,17 +22,17 @@ struct npz_writer::state {
 
     detail::zip_writer zip;
     std::uint64_t alignment_bytes;
-    std::string promise;  // of the member begun last; empty before the first
-    std::uint64_t promised_bytes = 0;
+    std::string description;  // of the member begun last; empty before the first
+    std::uint64_t expected_bytes = 0;
     std::uint64_t written_bytes = 0;
     bool finished = false;
 };
 
 void npz_writer::state::check_complete() const {
     if (finished) throw invalid_argument(fmt::format("{}: it is finished", attempt()));
-    if (written_bytes != promised_bytes) {
-        throw invalid_argument(fmt::format("{}: {} promises {} bytes, {} were written", attempt(), promise,
-                                           promised_bytes, written_bytes));
+    if (written_bytes != expected_bytes) {
+        throw invalid_argument(fmt::format("{}: {} promises {} bytes, {} were written", attempt(),
+                                           description, expected_bytes, written_bytes));
     }
 }
 
@@ -74,24 +74,25 @@ void npz_writer::begin(std::string_view name, const pinflow::dtype& type, const 
     }
     own.zip.begin(fmt::format("{}.npy", name), size_bytes, header.size(), own.alignment_bytes);
     own.zip.write(std::as_bytes(std::span(header)));
-    own.promise =
+    own.description =
         fmt::format("the member {} of {} and shape {}", detail::quote(name), type.descr(), to_string(shape));
-    own.promised_bytes = payload_bytes;
+    own.expected_bytes = payload_bytes;
     own.written_bytes = 0;
     if (payload_bytes == 0) own.zip.end();
 }
 
 void npz_writer::write(std::span<const std::byte> bytes) {
     state& own = valid_state();
-    if (bytes.size() > own.promised_bytes - own.written_bytes) {
-        throw invalid_argument(fmt::format("{}: {} bytes do not follow {} of the {} that {} promises",
-                                           own.attempt(), bytes.size(), own.written_bytes, own.promised_bytes,
-                                           own.promise.empty() ? "a file without a member" : own.promise));
+    if (bytes.size() > own.expected_bytes - own.written_bytes) {
+        throw invalid_argument(
+            fmt::format("{}: {} bytes are too many after {} of the {} bytes of {}", own.attempt(),
+                        bytes.size(), own.written_bytes, own.expected_bytes,
+                        own.description.empty() ? "a file without a member" : own.description));
     }
     if (bytes.empty()) return;
     own.zip.write(bytes);
     own.written_bytes += bytes.size();
-    if (own.written_bytes == own.promised_bytes) own.zip.end();
+    if (own.written_bytes == own.expected_bytes) own.zip.end();
 }
 
 void npz_writer::finish() {

@@ -60,7 +60,7 @@ safetensors_header read_header(const input_file& file,
     }
 }
 
-std::string why_unsupported(const safetensors_entry& tensor) {
+std::string unsupported_reason(const safetensors_entry& tensor) {
     return fmt::format("pinflow has no elements of the type {}", tensor.type_name);
 }
 
@@ -94,8 +94,8 @@ array tensor_file::open(std::string_view name) const {
     }
     const safetensors_entry& tensor = *found->second;
     if (!tensor.dtype) {
-        throw unsupported(
-            fmt::format("cannot open {} of '{}': {}", quote(name), file_->path(), why_unsupported(tensor)));
+        throw unsupported(fmt::format("cannot open {} of '{}': {}", quote(name), file_->path(),
+                                      unsupported_reason(tensor)));
     }
     return array::of_file(file_, tensor.offset_bytes, *tensor.dtype, tensor.shape);
 }
@@ -125,7 +125,7 @@ std::vector<array_listing> list_safetensors(const std::filesystem::path& path) {
         listing.mappable = tensor.dtype.has_value();
         listing.reason = tensor.dtype
                              ? detail::mapping_reason(*tensor.dtype, tensor.offset_bytes, tensor.size_bytes)
-                             : why_unsupported(tensor);
+                             : unsupported_reason(tensor);
         listing.name = std::move(tensor.name);
         listing.dtype = std::move(tensor.dtype);
         listing.shape = std::move(tensor.shape);

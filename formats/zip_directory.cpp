@@ -360,7 +360,7 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
                             needed_bytes / member_bytes, needed_bytes));
         }
         if (entries.size() == place.entry_count) {
-            fail("its directory goes on after the {} members that its end record promises",
+            fail("its directory continues after the {} members that its end record promises",
                  place.entry_count);
         }
         const std::size_t entry_bytes = parse_entry(std::span(window).subspan(taken), place, entries);

@@ -165,7 +165,7 @@ void zip_member_reader::finish() {
         std::byte one_more{};
         if (inflation_->inflate({&one_more, 1}, entry_, read_, position_bytes_) > 0) {
             fail(entry_,
-                 "is damaged: its compressed data goes on after the {} bytes that the directory promises",
+                 "is damaged: its compressed data continues after the {} bytes that the directory promises",
                  entry_.size_bytes);
         }
         const std::uint64_t unused = inflation_->compressed_left_bytes + inflation_->stream.avail_in;
@@ -204,7 +204,7 @@ void zip_inflater::inflate(const zip_entry& entry, std::uint64_t data_offset_byt
             break;
         case LIBDEFLATE_INSUFFICIENT_SPACE:
             fail(entry,
-                 "is damaged: its compressed data goes on after the {} bytes that the directory promises",
+                 "is damaged: its compressed data continues after the {} bytes that the directory promises",
                  entry.size_bytes);
         default:
             fail(entry, "is damaged: its compressed data is wrong or breaks off");

@@ -72,8 +72,8 @@ class array_transfer {
     virtual const pinned_pages* pages() const { return nullptr; }
 };
 
-/// @throws as row_source::read_rows for held arrays only once it begins; unsupported if pages that must be
-/// registered cannot be.
+/// @throws unsupported if pages that must be registered cannot be. Errors of reading a held array are
+/// thrown by `begin`, not here.
 std::unique_ptr<array_transfer> make_transfer(const sample_array& array, const loader_setup& setup);
 
 // ---- the kinds of transfers, by file ---------------------------------------------------------------------

@@ -16,8 +16,9 @@ namespace {
 
 constexpr std::chrono::milliseconds min_interval{100};
 constexpr std::chrono::microseconds interval_of_file{100};
-/// A source whose files are not known is checked as a whole: it may take this part of the time.
-constexpr int max_share_of_checks = 50;
+/// A source whose files are not known is checked as a whole. The pause after a check is at least this many
+/// times as long as the check, so that checks take at most 2 % of the time.
+constexpr int min_pause_factor = 50;
 
 /// The files that the rows of `source` lie in, each once; none if that is not known of all.
 std::vector<const input_file*> files_of(const row_source& source) {
@@ -61,7 +62,7 @@ void file_checks::checked_source::check_rows(std::span<const std::uint64_t> row_
     source->check_unchanged();
     const auto end = std::chrono::steady_clock::now();
     const auto pause =
-        std::max<std::chrono::steady_clock::duration>(interval, (end - now) * max_share_of_checks);
+        std::max<std::chrono::steady_clock::duration>(interval, (end - now) * min_pause_factor);
     next_check.store((end + pause).time_since_epoch().count(), std::memory_order_relaxed);
 }
 

@@ -14,8 +14,8 @@
 
 namespace pinflow::detail {
 
-/// Looks whether what the rows of a loader are read from is still what was opened: of a batch the files that
-/// its rows lie in, each at most every 100 ms; at the end of an epoch all files. Thread-safe.
+/// Checks that the files of a loader's rows have not changed since they were opened. For a batch, it checks
+/// the files of its rows, each at most every 100 ms. At the end of an epoch it checks all files. Thread-safe.
 ///
 /// A check takes some microseconds. Thousands of files are checked more rarely, so that it takes a few
 /// percent of one core.

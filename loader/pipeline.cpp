@@ -18,8 +18,8 @@ namespace pinflow {
 namespace {
 
 /// From where on the steps of a loader are counted. @throws invalid_argument for a state of something else.
-detail::place start_of(const loader_options& options, const detail::state_origin& origin) {
-    return options.resume_from ? origin.place_of(*options.resume_from) : detail::place();
+detail::epoch_position start_of(const loader_options& options, const detail::state_origin& origin) {
+    return options.resume_from ? origin.resume_position(*options.resume_from) : detail::epoch_position();
 }
 
 detail::schedule_terms terms_of(const loader_options& options, const detail::state_origin& origin) {

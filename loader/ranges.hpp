@@ -9,8 +9,8 @@
 #include <array>
 #endif
 
-/// Ranges that profilers show on the timeline (NVTX), in a domain of pinflow's own. Where its header is not
-/// there they are nothing; where no tool listens, a call through a pointer that is null.
+/// Ranges that profilers show on the timeline (NVTX), in pinflow's own domain. Without the NVTX header they
+/// compile to nothing. Without a profiler a range costs only tests of a null pointer.
 namespace pinflow::detail {
 
 enum class range : unsigned { sample, fill, deliver, next };

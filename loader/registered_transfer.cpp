@@ -58,7 +58,7 @@ class registered_transfer : public array_transfer {
         return reason;
     }
     transfer main() const override {
-        // what may still change is told as it was planned
+        // what may still change is reported as it was planned
         if (!pages_.finished()) return array_.plan.main();
         const pin_report pinned = pages_.report();
         return pinned.registered_bytes * 2 < pinned.total_bytes ? fallback() : array_.plan.main();
@@ -134,15 +134,14 @@ class registered_transfer : public array_transfer {
         if (array_.plan.pages->is_awaited) {
             await(rest.rows, rest.count * row_bytes);
         } else if (setup_.is_in_order) {
-            pages_.reader_at(rest.rows);
+            pages_.set_reader_position(rest.rows);
         }
         while (rest.count > 0) {
-            const pin_stretch stretch = pages_.stretch_at(rest.rows, rest.count * row_bytes);
-            std::size_t count = stretch.size_bytes / row_bytes;
-            const bool is_registered = stretch.registered && count > 0;
+            const pin_run run = pages_.run_at(rest.rows, rest.count * row_bytes);
+            std::size_t count = run.size_bytes / row_bytes;
+            const bool is_registered = run.registered && count > 0;
             // a row that is registered in part counts with those that are not
-            if (!is_registered)
-                count = stretch.registered ? 1 : (stretch.size_bytes + row_bytes - 1) / row_bytes;
+            if (!is_registered) count = run.registered ? 1 : (run.size_bytes + row_bytes - 1) / row_bytes;
             take(row_run{rest.extent, rest.first, count, rest.rows, is_registered});
             rest.first += count;
             rest.count -= count;
@@ -152,8 +151,8 @@ class registered_transfer : public array_transfer {
     /// Waits until these bytes are registered, as long as something is being registered. Rows are staged for
     /// good once that has stood still.
     void await(const std::byte* data, std::uint64_t size_bytes) {
-        const pin_stretch stretch = pages_.stretch_at(data, size_bytes);
-        if (stands_still_ || (stretch.registered && stretch.size_bytes >= size_bytes)) return;
+        const pin_run run = pages_.run_at(data, size_bytes);
+        if (stands_still_ || (run.registered && run.size_bytes >= size_bytes)) return;
         constexpr std::chrono::milliseconds look_interval{1};
         std::uint64_t seen_bytes = pages_.report().registered_bytes;
         auto changed = std::chrono::steady_clock::now();

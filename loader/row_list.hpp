@@ -42,8 +42,8 @@ class row_list {
     device_buffer device_;
 };
 
-/// Calls `work(slots, row_count)` for each run of slots whose numbers lie together without a gap: neighbours
-/// of which all but the last are full. At most `max_slots` in a run.
+/// Calls `work(slots, row_count)` for each run of slots whose numbers are contiguous without a gap:
+/// neighbours of which all but the last are full. At most `max_slots` in a run.
 template <typename Work>
 void for_runs(std::span<slot* const> slots, std::uint64_t rows_of_slot, std::size_t max_slots, Work work) {
     while (!slots.empty()) {

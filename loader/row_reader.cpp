@@ -34,8 +34,8 @@ std::uint64_t neighbours(std::span<const std::uint64_t> ids, std::uint64_t max_r
     return count;
 }
 
-/// So many reads in a row that did not wait make a file count as cached again.
-constexpr int max_cold_reads = 16;
+/// After this many reads in a row that did not wait for storage, a file counts as cached again.
+constexpr int reads_until_cached = 16;
 
 }  // namespace
 
@@ -48,21 +48,21 @@ row_reader::row_reader(std::shared_ptr<const row_source> source, row_access acce
                                      [](const row_extent& extent) { return extent.data != nullptr; })),
       is_file_backed_(std::ranges::any_of(source_->extents(),
                                           [](const row_extent& extent) { return extent.file != nullptr; })),
-      // one that is read as it lies, or that decodes in threads of its own, does; one made by a user may not
+      // sources read as they lie, or decoded on their own threads, report waits; a user's source may not
       measures_waits_(!source_->extents().empty() || source_->memory_bytes() > 0) {}
 
 std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, std::byte* destination) const {
     if (!is_mapped_ || row_size_bytes_ == 0) return read_from_source(ids, destination);
     if (!is_file_backed_ && copy(ids, destination)) return {};
     // a test's hook stands for storage, and is asked by reads
-    const bool copies = is_file_backed_ && cold_reads_.load(std::memory_order_relaxed) == 0 &&
+    const bool copies = is_file_backed_ && reads_until_cached_.load(std::memory_order_relaxed) == 0 &&
                         is_guarded_thread() && !system::hook_is_installed();
     if (copies) {
         const long faults_before = storage_faults();
         const blocked_timer timer;
         if (copy(ids, destination)) {
             if (storage_faults() == faults_before) return {};
-            cold_reads_.store(max_cold_reads, std::memory_order_relaxed);
+            reads_until_cached_.store(reads_until_cached, std::memory_order_relaxed);
             return timer.blocked();
         }
         // the file has lost pages: reading says what happened to it
@@ -113,9 +113,10 @@ std::chrono::nanoseconds row_reader::read_from_source(std::span<const std::uint6
     auto waited = source_->read_rows(ids, {destination, ids.size() * row_size_bytes_});
     if (timer && waited.count() == 0) waited = timer->blocked();
     if (waited.count() > 0) {
-        cold_reads_.store(max_cold_reads, std::memory_order_relaxed);
-    } else if (const int left = cold_reads_.load(std::memory_order_relaxed); left > 0) {
-        cold_reads_.store(left - 1, std::memory_order_relaxed);  // one too few, or too many, does no harm
+        reads_until_cached_.store(reads_until_cached, std::memory_order_relaxed);
+    } else if (const int left = reads_until_cached_.load(std::memory_order_relaxed); left > 0) {
+        reads_until_cached_.store(left - 1,
+                                  std::memory_order_relaxed);  // one too few, or too many, does no harm
     }
     return waited;
 }

@@ -46,10 +46,10 @@ class row_reader {
     std::shared_ptr<const row_source> source_;
     extent_index extents_;
     std::uint64_t row_size_bytes_;
-    bool is_mapped_;                           ///< some rows are
-    bool is_file_backed_;                      ///< pages may be lost, and may be on storage
-    bool measures_waits_;                      ///< the source says what it waited for
-    mutable std::atomic<int> cold_reads_ = 0;  ///< reads without waiting until rows are copied again
+    bool is_mapped_;                                   ///< some rows are
+    bool is_file_backed_;                              ///< pages may be lost, and may be on storage
+    bool measures_waits_;                              ///< the source says what it waited for
+    mutable std::atomic<int> reads_until_cached_ = 0;  ///< reads without waiting until rows are copied again
 };
 
 }  // namespace pinflow::detail

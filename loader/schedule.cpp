@@ -55,7 +55,7 @@ schedule::schedule(const schedule_terms& terms) : terms_(checked(terms)) {
 void schedule::end_after(std::uint64_t steps) noexcept {
     const bool in_first = steps == 0 || steps < first_epoch_.step_count();
     const epoch_steps& last = in_first ? first_epoch_ : whole_epoch_;
-    place end = terms_.start;
+    epoch_position end = terms_.start;
     std::uint64_t batches = 0;
     std::uint64_t rows = 0;
     if (!in_first) {
@@ -110,7 +110,8 @@ step schedule::at(std::uint64_t number) const noexcept {
     step.row_count = full ? terms_.batch_rows : steps.tail_rows;
     // an epoch is over with its last step, whatever a dropped tail leaves
     const bool more_steps = full && (index + 1 < steps.full_count || steps.tail_count > 0);
-    step.end = more_steps ? place{step.epoch, step.begin.position + step_rows_} : place{step.epoch + 1, 0};
+    step.end = more_steps ? epoch_position{step.epoch, step.begin.position + step_rows_}
+                          : epoch_position{step.epoch + 1, 0};
     return step;
 }
 

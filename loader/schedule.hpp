@@ -9,11 +9,11 @@
 namespace pinflow::detail {
 
 /// A position of the order in one epoch.
-struct place {
+struct epoch_position {
     std::uint64_t epoch = 0;
     std::uint64_t position = 0;
 
-    friend auto operator<=>(const place&, const place&) = default;
+    friend auto operator<=>(const epoch_position&, const epoch_position&) = default;
 };
 
 /// One batch of a rank: which positions it takes.
@@ -22,8 +22,8 @@ struct step {
     std::uint64_t index = 0;     ///< of the step within the epoch, had all of it been taken in such steps
     std::uint64_t position = 0;  ///< the first of its rows
     std::uint64_t row_count = 0;
-    place begin;                 ///< the first position of the step, over all ranks
-    place end;                   ///< the first position that no rank has taken when all have done this step
+    epoch_position begin;        ///< the first position of the step, over all ranks
+    epoch_position end;          ///< the first position that no rank has taken when all have done this step
     bool last_of_epoch = false;  ///< for this rank
 
     friend bool operator==(const step&, const step&) = default;
@@ -36,14 +36,14 @@ struct schedule_terms {
     pinflow::shard shard = {};
     pinflow::tail tail = pinflow::tail::partial;
     std::uint64_t epochs = 1;  ///< in all, those before `start` included
-    place start = {};
+    epoch_position start = {};
     std::optional<std::uint64_t> max_steps = std::nullopt;  ///< from `start` on; without it all
 };
 
-/// The batches of one rank, from a place to the end of all epochs, as `shard` defines them; each can be asked
-/// for directly. The epoch that `start` is in goes on from there, the ones after it begin at their position
-/// 0. Steps of which this rank has no part are no batches, but count among `max_steps`, so that all ranks end
-/// at the same place. A pure function of its terms; thread-safe.
+/// The batches of one rank, from a position to the end of all epochs, as `shard` defines them; each can be
+/// asked for directly. The epoch that `start` is in continues from there, the ones after it begin at their
+/// position 0. Steps of which this rank has no part are no batches, but count among `max_steps`, so that all
+/// ranks end at the same position. A pure function of its terms; thread-safe.
 class schedule {
  public:
     /// @throws invalid_argument for batches of no row, a rank outside of its world, a start beyond the epoch,
@@ -55,9 +55,9 @@ class schedule {
     std::uint64_t row_count() const noexcept { return row_count_; }
     /// The batches of an epoch that is taken from its beginning.
     std::uint64_t batches_per_epoch() const noexcept { return whole_epoch_.batch_count; }
-    const place& start() const noexcept { return terms_.start; }
+    const epoch_position& start() const noexcept { return terms_.start; }
     /// Where all of these batches, of all ranks, have been delivered.
-    const place& end() const noexcept { return end_; }
+    const epoch_position& end() const noexcept { return end_; }
     /// Batch `number`, which must be below `batch_count()`.
     step at(std::uint64_t number) const noexcept;
 
@@ -84,7 +84,7 @@ class schedule {
     epoch_steps whole_epoch_;
     std::uint64_t batch_count_ = 0;
     std::uint64_t row_count_ = 0;
-    place end_;
+    epoch_position end_;
 };
 
 }  // namespace pinflow::detail

@@ -165,7 +165,7 @@ std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t row
         const bool is_empty = source->row_count() == 0 || source->row_size_bytes() == 0;
         const bool has_mapped =
             std::ranges::any_of(extents, [](const row_extent& extent) { return extent.data != nullptr; });
-        const std::string why = source->why_no_extents();
+        const std::string why = source->no_extents_reason();
         facts.push_back(
             {.name = source->description(),
              .row_bytes = source->row_size_bytes(),
@@ -181,7 +181,7 @@ std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t row
              .has_any_file = std::ranges::any_of(
                  extents, [](const row_extent& extent) { return extent.file != nullptr; }),
              .is_aligned = are_aligned(*source),
-             .why_not_mapped = why.empty() ? "is not mapped as it is delivered" : why});
+             .not_mapped_reason = why.empty() ? "is not mapped as it is delivered" : why});
     }
     return facts;
 }

@@ -163,8 +163,9 @@ std::size_t slot_pool::wait_for_free(std::size_t together) {
         if (passed >= together) return together;
         lock.lock();
         if (passed > 0 && consumer_starves()) {
-            // those that are missing are the consumer's, or they are on the device and will pass by
-            // themselves, unless the consumer's streams wait for the consumer
+            // A missing slot is still leased, or given back and in use on the device. A slot in use becomes
+            // free by itself unless the consumer's streams wait for the consumer. `patience` covers that
+            // case.
             if (!first_passed) first_passed = before.at;
             if (given_back.size() < together || before.at - *first_passed > patience) return passed;
         }

@@ -123,15 +123,16 @@ class slot_pool {
     std::size_t slot_count() const noexcept { return slots_.size(); }
 
     struct statistics {
-        batch_times waits;                         ///< of `lease`, by what the awaited batch had waited for
-        std::chrono::nanoseconds consumer_wait{};  ///< of `wait_for_free`, and for the last batch to be taken
-        std::chrono::nanoseconds wall{};           ///< from the first `lease` to the one that gave nothing
+        batch_times waits;                         ///< in `lease`, split by what delayed the awaited batch
+        std::chrono::nanoseconds consumer_wait{};  ///< time the loader waited in `wait_for_free`, and at the
+                                                   ///< end for the last lease
+        std::chrono::nanoseconds wall{};           ///< from the first `lease` to the one that returned null
         std::uint64_t batches = 0;
         std::uint64_t rows = 0;
         std::uint64_t ready = 0;  ///< batches that were ready, summed over the calls of `lease` that gave one
         std::uint64_t max_ready = 0;  ///< at one of these calls, or of those that were undone
         /// The end of the furthest slot that was leased; if slots come again, the begin of the first.
-        std::optional<place> reached;
+        std::optional<epoch_position> reached;
         bool ended = false;  ///< `lease` has said that all is delivered
     };
     statistics collected() const;
@@ -201,7 +202,7 @@ class slot_lease {
     /// Ends a lease that nobody has used, so that the batch comes again.
     void undo();
 
-    /// Where to go on after the batch. @throws as batch::state.
+    /// Where to continue after the batch. @throws as batch::state.
     loader_state state() const;
 
     const slot& held() const noexcept { return *slot_; }

@@ -348,7 +348,8 @@ void stages::deliver(slot_group& group) {
     const auto good = std::span(group.slots.begin(), first_failed);
     for (slot* const each : good) {
         run(stage::deliver, *each, [&] {
-            // what is wrong with the device's part of all is met by the first, and ends the loader
+            // one call enqueues the whole group: if it fails, its first slot gets the error, and the loader
+            // ends
             if (each == good.front()) enqueue(good, group);
         });
     }

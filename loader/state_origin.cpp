@@ -50,10 +50,8 @@ std::string listed(const data_fingerprint& data) {
 }
 
 [[noreturn]] void refuse_data(const std::string& saved, const std::string& given) {
-    throw state_mismatch(
-        fmt::format("cannot go on from the state, which is of other data: it is of {}, "
-                    "and this loader has {}",
-                    saved, given));
+    throw state_mismatch(fmt::format(
+        "cannot resume, the data differ: the state was saved with {}, and this loader has {}", saved, given));
 }
 
 }  // namespace
@@ -77,11 +75,11 @@ const data_fingerprint& state_origin::data() const {
     return *data_;
 }
 
-loader_state state_origin::state_at(const place& where) const {
+loader_state state_origin::state_at(const epoch_position& where) const {
     return {order_, where.epoch, where.position, data()};
 }
 
-place state_origin::place_of(const loader_state& saved) const {
+epoch_position state_origin::resume_position(const loader_state& saved) const {
     const data_fingerprint& here = data();
     const data_fingerprint& there = saved.data;
     if (there.row_count != here.row_count) {
@@ -104,21 +102,19 @@ place state_origin::place_of(const loader_state& saved) const {
         }
         if (saved_array.hash != array.hash) {
             throw state_mismatch(
-                fmt::format("cannot go on from the state, which is of other data: rows of {} differ from "
-                            "those of {} that it was saved with",
+                fmt::format("cannot resume, the data differ: rows of {} are not those of {} that the state "
+                            "was saved with",
                             listed({0, {array}}), listed({0, {saved_array}})));
         }
     }
     if (saved.order != order_) {
-        throw state_mismatch(
-            fmt::format("cannot go on from the state, which is of another order: it is of {}, and this "
-                        "loader has {}",
-                        to_string(saved.order), to_string(order_)));
+        throw state_mismatch(fmt::format(
+            "cannot resume, the order differs: the state was saved with {}, and this loader has {}",
+            to_string(saved.order), to_string(order_)));
     }
     if (saved.position >= std::max<std::uint64_t>(1, order_.position_count)) {
-        throw state_mismatch(
-            fmt::format("cannot go on from the state, which is at position {}, and an epoch has {}",
-                        saved.position, order_.position_count));
+        throw state_mismatch(fmt::format("cannot resume: the state is at position {}, and an epoch has {}",
+                                         saved.position, order_.position_count));
     }
     return {saved.epoch, saved.position};
 }

@@ -23,11 +23,11 @@ class state_origin {
     state_origin(order_identity order, std::vector<std::shared_ptr<const row_source>> sources);
 
     /// @throws as fingerprint_of.
-    loader_state state_at(const place& where) const;
+    loader_state state_at(const epoch_position& where) const;
 
     /// Checks that `saved` is a state of these data in this order.
-    /// @return where it goes on. @throws state_mismatch when it is not; as fingerprint_of.
-    place place_of(const loader_state& saved) const;
+    /// @return where it continues. @throws state_mismatch when it is not; as fingerprint_of.
+    epoch_position resume_position(const loader_state& saved) const;
 
  private:
     const data_fingerprint& data() const;

@@ -55,7 +55,8 @@ weighted_order::weighted_order(std::span<const double> weights, std::uint64_t po
                                std::uint64_t seed)
     : position_count_(position_count), seed_(seed), columns_(weights.size()) {
     const std::uint64_t count = weights.size();
-    // as many columns of one size as rows hold all that the rows have: count times their numbers
+    // Vose's construction of the alias table: `count` columns of equal size hold the numbers of all rows,
+    // each multiplied by `count`
     std::vector<uint128> left(count);
     {
         const std::vector<std::uint64_t> numbers = whole_numbers(weights);
@@ -71,24 +72,24 @@ weighted_order::weighted_order(std::span<const double> weights, std::uint64_t po
     }
     // rows that do not fill a column are kept at the front, those that do at the back
     std::vector<std::uint64_t> waiting(count);
-    std::uint64_t poor_end = 0;
-    std::uint64_t rich_begin = count;
+    std::uint64_t small_end = 0;
+    std::uint64_t large_begin = count;
     for (std::uint64_t row = 0; row < count; ++row) {
-        waiting[left[row] < column_size_ ? poor_end++ : --rich_begin] = row;
+        waiting[left[row] < column_size_ ? small_end++ : --large_begin] = row;
     }
-    while (poor_end > 0) {
-        // the poor have less than a column each, so that somebody has more: there is always a rich one
-        const std::uint64_t poor = waiting[--poor_end];
-        const std::uint64_t rich = waiting[rich_begin];
-        columns_[poor] = {static_cast<std::uint64_t>(left[poor]), rich};
-        left[rich] -= column_size_ - left[poor];
-        if (left[rich] < column_size_) {
-            ++rich_begin;
-            waiting[poor_end++] = rich;
+    while (small_end > 0) {
+        // a small row has less than a column, so another row has more: there is always a large one
+        const std::uint64_t small = waiting[--small_end];
+        const std::uint64_t large = waiting[large_begin];
+        columns_[small] = {static_cast<std::uint64_t>(left[small]), large};
+        left[large] -= column_size_ - left[small];
+        if (left[large] < column_size_) {
+            ++large_begin;
+            waiting[small_end++] = large;
         }
     }
-    for (; rich_begin < count; ++rich_begin) {
-        columns_[waiting[rich_begin]] = {column_size_, waiting[rich_begin]};
+    for (; large_begin < count; ++large_begin) {
+        columns_[waiting[large_begin]] = {column_size_, waiting[large_begin]};
     }
 }
 

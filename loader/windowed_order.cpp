@@ -66,10 +66,10 @@ void windowed_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span
         const permutation shuffled(size, windows_key + within.number * window_step);
         const auto count = std::min<std::uint64_t>(rows.size(), begin + size - first);
         for (std::uint64_t i = 0; i < count; ++i) {
-            std::uint64_t place = shuffled(first - begin + i);
-            if (place >= gap_begin) place += missing_rows_;
-            const std::uint64_t slot = place / chunk_rows_;
-            const std::uint64_t row = chunk_begins[slot] + (place - slot * chunk_rows_);
+            std::uint64_t offset = shuffled(first - begin + i);
+            if (offset >= gap_begin) offset += missing_rows_;
+            const std::uint64_t slot = offset / chunk_rows_;
+            const std::uint64_t row = chunk_begins[slot] + (offset - slot * chunk_rows_);
             rows[i] = row < row_count_ ? row : row - row_count_;
         }
         first += count;

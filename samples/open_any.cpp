@@ -20,7 +20,7 @@ void print_mean(const pinflow::array_view& view) {
     const std::uint64_t step = view.size() / count;
     double sum = 0;
     for (std::uint64_t index = 0; index < count; ++index) {
-        T element;  // `view.as<T>()` would do for aligned data, which that in an .npz file seldom is
+        T element;  // `view.as<T>()` needs aligned data, and data in an .npz file seldom is aligned
         std::memcpy(&element, view.data() + index * step * sizeof(T), sizeof(T));
         sum += static_cast<double>(element);
     }
@@ -31,7 +31,7 @@ void print_mean(const pinflow::array_view& view) {
 void print_elements(const pinflow::array_view& view) {
     if (view.size_bytes() == 0) return;
     if (!view.c_contiguous()) {
-        std::printf("the elements do not lie in C order: `pinflow convert` puts them there\n");
+        std::printf("the elements are not in C order: `pinflow convert` rewrites them in C order\n");
     } else if (view.dtype() == pinflow::dtype::of<float>()) {
         print_mean<float>(view);
     } else if (view.dtype() == pinflow::dtype::of<double>()) {

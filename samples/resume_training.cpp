@@ -1,11 +1,11 @@
-// A training run that may be stopped at any step and goes on as if it had not been: a checkpoint holds the
+// A training run that can be stopped at any step and resumed with the same result: a checkpoint holds the
 // model and the loader's state, in one file, so that they always belong to the same step.
 //
 //     resume_training FOLDER CHECKPOINT STEPS
 //
-// Takes up to STEPS more steps of a linear regression that reads the labels of the digits in FOLDER
-// (samples/data) off their images, and leaves CHECKPOINT; goes on from there when that exists. Prints the
-// model's checksum: however often a run is stopped, it ends with the one of a run that was not.
+// Trains a linear regression from the digit images in FOLDER (samples/data) to their labels, for up to STEPS
+// more steps. Resumes from CHECKPOINT if it exists, and writes it at the end. Prints the model's checksum: a
+// finished run has the same one however often it was stopped.
 
 #include <algorithm>
 #include <array>

@@ -19,7 +19,7 @@ void train(const char* images_path, const char* labels_path) {
     pinflow::loader loader({images, labels},
                            {.batch_rows = 128, .order = pinflow::order::shuffled, .epochs = 2});
     const pinflow::stream stream(loader.device());  // of the first GPU, or of the host if there is none
-    while (auto batch = loader.next(stream)) {      // what `stream` is given from here on sees the data
+    while (auto batch = loader.next(stream)) {      // work enqueued on `stream` from here on sees the data
         const auto* pixels = (*batch)[0].as<std::uint8_t>();  // throws if the elements have another type
         const auto* classes = (*batch)[1].as<std::uint8_t>();
         train_step(pixels, classes, batch->row_count(), stream);

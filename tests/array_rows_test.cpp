@@ -158,9 +158,9 @@ TEST_CASE("array_rows: rows that follow each other are read at once") {
     const temporary_folder folder;
     const rows_pointer rows = array_of_file(folder, "<i4", {100, 8}).rows();
     int reads = 0;
-    const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
+    const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
         reads += what == seam::call::pread ? 1 : 0;
-        return seam::fault{};
+        return seam::injected_failure{};
     });
     const auto reads_of = [&](const row_ids& ids) {
         reads = 0;
@@ -181,16 +181,17 @@ TEST_CASE("array_rows: a row past the end is refused before anything is read") {
     const rows_pointer of_file = array_of_file(folder, "<i4", {10, 2}).rows();
     const rows_pointer of_memory = array_of_memory("<i4", {10, 2}).rows();
     int calls = 0;
-    const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
+    const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
         ++calls;
-        return seam::fault{};
+        return seam::injected_failure{};
     });
     for (const rows_pointer& rows : {of_file, of_memory}) {
         for (const std::uint64_t wrong : {std::uint64_t{10}, std::uint64_t{1} << 61, ~std::uint64_t{0}}) {
             std::vector<std::byte> destination(24, std::byte{0xEE});
-            CHECK(sentence_of<pinflow::invalid_argument>(
-                      [&] { rows->read_rows(row_ids{0, 1, wrong}, destination); }) ==
-                  "row " + std::to_string(wrong) + " was asked of " + rows->description() + ", which has 10");
+            CHECK(contains_all(
+                sentence_of<pinflow::invalid_argument>(
+                    [&] { rows->read_rows(row_ids{0, 1, wrong}, destination); }),
+                {"row " + std::to_string(wrong) + " ", "out of range", rows->description(), "has 10 rows"}));
             CHECK(std::ranges::count(destination, std::byte{0xEE}) == 24);
         }
     }
@@ -201,8 +202,9 @@ TEST_CASE("array_rows: a destination of another size than the rows is refused") 
     const rows_pointer rows = array_of_memory("<i4", {10, 2}).rows();
     for (const std::size_t size : {0u, 15u, 17u, 24u}) {
         std::vector<std::byte> destination(size, std::byte{0xEE});
-        CHECK(sentence_of<pinflow::invalid_argument>([&] { rows->read_rows(row_ids{1, 2}, destination); }) ==
-              "2 rows of 8 bytes do not make " + std::to_string(size) + " bytes");
+        CHECK(contains_all(
+            sentence_of<pinflow::invalid_argument>([&] { rows->read_rows(row_ids{1, 2}, destination); }),
+            {"2 rows of 8 bytes", "do not fit", "destination of " + std::to_string(size) + " bytes"}));
         CHECK(std::ranges::count(destination, std::byte{0xEE}) == static_cast<std::ptrdiff_t>(size));
     }
     std::vector<std::byte> destination(8);
@@ -279,9 +281,9 @@ TEST_CASE("array_rows: rows without bytes can be read, and cost no call") {
     const rows_pointer of_file = array_of_file(folder, ">f4", {5, 0}).rows();
     const rows_pointer of_memory = array_of_memory("<f4", {5, 0, 3}).rows();
     int calls = 0;
-    const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
+    const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
         ++calls;
-        return seam::fault{};
+        return seam::injected_failure{};
     });
     for (const rows_pointer& rows : {of_file, of_memory}) {
         CHECK(rows->row_count() == 5);
@@ -304,20 +306,18 @@ TEST_CASE("array_rows: no rows are a source as well") {
 TEST_CASE("array_rows: an array without axes has no rows to take") {
     const temporary_folder folder;
     const array source = array_of_file(folder, "<f8", {});
-    CHECK(sentence_of<pinflow::unsupported>([&] { source.rows(); }) ==
-          "'" + (folder / "data").string() +
-              "' holds one element without axes, so that there are no rows to take");
+    CHECK(contains_all(sentence_of<pinflow::unsupported>([&] { source.rows(); }),
+                       {"'" + (folder / "data").string() + "'", "one element without axes"}));
     CHECK(sentence_of<pinflow::unsupported>([&] {
               array_of_memory("<f8", {}).rows();
           }).starts_with("an array in memory holds"));
 }
 
-TEST_CASE("array_rows: Fortran order is refused where rows do not lie together, and taken where they do") {
+TEST_CASE("array_rows: Fortran order is refused if rows are not contiguous, and taken if they are") {
     const temporary_folder folder;
-    CHECK(
-        sentence_of<pinflow::unsupported>([&] { array_of_file(folder, "<f4", {4, 5}, true).rows(); }) ==
-        "'" + (folder / "data").string() +
-            "' has shape (4, 5) in Fortran order, so that its rows do not lie together: store it in C order");
+    CHECK(contains_all(
+        sentence_of<pinflow::unsupported>([&] { array_of_file(folder, "<f4", {4, 5}, true).rows(); }),
+        {"'" + (folder / "data").string() + "'", "shape (4, 5)", "in Fortran order", "store it in C order"}));
     for (const shape_vector& shape :
          {shape_vector{20}, shape_vector{20, 1}, shape_vector{1, 20}, shape_vector{0, 3}}) {
         CAPTURE(pinflow::to_string(shape));
@@ -356,20 +356,20 @@ TEST_CASE("array_rows: a truncated file is an error and not a signal") {
 TEST_CASE("array_rows: a disk that fails is a system failure") {
     const temporary_folder folder;
     const rows_pointer rows = array_of_file(folder, "<i4", {10, 2}).rows();
-    const seam::scoped_fault_hook hook(
-        [](seam::call, std::string_view) { return seam::fault{.error = EIO}; });
+    const seam::scoped_failure_hook hook(
+        [](seam::call, std::string_view) { return seam::injected_failure{.error = EIO}; });
     CHECK_THROWS_AS(read(rows, {3}), pinflow::system_failure);
 }
 
 TEST_CASE("array_rows: a read that had to wait says so") {
     const temporary_folder folder;
     const rows_pointer rows = array_of_file(folder, "<i4", {10, 2}).rows();
-    const seam::scoped_fault_hook hook([](seam::call, std::string_view) {
+    const seam::scoped_failure_hook hook([](seam::call, std::string_view) {
         std::mutex mutex;  // a disk that takes its time, in which the thread does not compute
         std::unique_lock lock(mutex);
         std::condition_variable nothing;
         nothing.wait_for(lock, std::chrono::milliseconds(2), [] { return false; });
-        return seam::fault{};
+        return seam::injected_failure{};
     });
     std::vector<std::byte> destination(24);
     CHECK(rows->read_rows(row_ids{1, 5, 3}, destination) > std::chrono::milliseconds(1));
@@ -450,7 +450,7 @@ TEST_CASE("array_rows: structured elements and fields of them are delivered litt
                 // only what lies as it is delivered may be taken as it lies
                 const bool in_place = part.view().c_contiguous() && part.dtype().is_little_endian();
                 CHECK(rows->extents().empty() != in_place);
-                CHECK(rows->why_no_extents().empty() == in_place);
+                CHECK(rows->no_extents_reason().empty() == in_place);
             }
         }
     }
@@ -462,9 +462,9 @@ TEST_CASE("array_rows: records that follow each other are read at once, up to a 
     const auto [source, expected] = make_array(random, folder / "data", record_type(), {100'000}, false);
     const rows_pointer rows = source.field("b").rows();
     int reads = 0;
-    const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
+    const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
         reads += what == seam::call::pread ? 1 : 0;
-        return seam::fault{};
+        return seam::injected_failure{};
     });
     const auto elements = expected.field("b");
     const auto reads_of = [&](const row_ids& ids) {
@@ -493,18 +493,17 @@ TEST_CASE("array_rows: rows of a file are backed by it, however they lie in it")
         array::of_file_unmapped(records.file(), records.offset_bytes(), records.dtype(), {10});
     CHECK(unmapped.rows()->file_backed());
     CHECK(unmapped.rows()->extents().empty() == records.rows()->extents().empty());
-    CHECK(unmapped.reason() == "it was opened without a mapping");
+    CHECK(contains(unmapped.reason(), "without a mapping"));
 }
 
 TEST_CASE("array_rows: why rows cannot be taken in place is said") {
     const temporary_folder folder;
     random_engine random(2);
     const auto [source, expected] = make_array(random, folder / "data", record_type(), {10}, false);
-    const auto reason = [](const array& refused) { return std::string(refused.rows()->why_no_extents()); };
+    const auto reason = [](const array& refused) { return std::string(refused.rows()->no_extents_reason()); };
     CHECK(reason(source.view_as(dtype::parse("|V24"))).empty());
-    CHECK(reason(source) == "is big-endian, so that its rows are converted on the way");
-    CHECK(reason(source.field("b")) ==
-          "holds records of which one field is taken, so that its rows are gathered");
+    CHECK(contains_all(reason(source), {"big-endian", "converted"}));
+    CHECK(contains_all(reason(source.field("b")), {"one field is taken", "gathered"}));
     CHECK(reason(source.field("a")) == reason(source.field("b")));
 }
 
@@ -538,7 +537,7 @@ TEST_CASE("array_rows: a field keeps what it is read from alive") {
     CHECK((read(of_memory, ids) == rows_of(elements, ids)));
 }
 
-TEST_CASE("array_rows: fields in Fortran order are refused where rows do not lie together") {
+TEST_CASE("array_rows: fields in Fortran order are refused where rows are not contiguous") {
     const temporary_folder folder;
     random_engine random(5);
     const auto [source, expected] = make_array(random, folder / "data", record_type(), {4, 5}, true);

@@ -85,9 +85,9 @@ TEST_CASE("array: the elements of a shape are the product of its lengths") {
 
 TEST_CASE(
     "array: too many elements are refused, in each order of the axes, also beside an axis of length 0") {
-    CHECK(sentence_of<invalid_argument>([] {
-              pinflow::element_count(shape_vector{power_of_two(32), power_of_two(32)});
-          }) == "the shape (4294967296, 4294967296) has more than 2^64 elements");
+    CHECK(contains_all(sentence_of<invalid_argument>(
+                           [] { pinflow::element_count(shape_vector{power_of_two(32), power_of_two(32)}); }),
+                       {"(4294967296, 4294967296)", "more than 2^64 elements"}));
     CHECK_THROWS_AS(pinflow::element_count(shape_vector{power_of_two(40), power_of_two(40), 0}),
                     invalid_argument);
     CHECK_THROWS_AS(pinflow::element_count(shape_vector{power_of_two(40), 0, power_of_two(40)}),
@@ -109,10 +109,12 @@ TEST_CASE("array: strides of C order and of Fortran order") {
 TEST_CASE("array: strides that would pass 2^63 are refused, with the shape") {
     CHECK_NOTHROW(pinflow::c_strides_bytes(shape_vector{power_of_two(31), power_of_two(31)}, 1));
     for (const std::uint64_t item_size : {2u, 4u, 8u}) {
-        CHECK(sentence_of<invalid_argument>([&] {
-                  pinflow::c_strides_bytes(shape_vector{power_of_two(31), power_of_two(31)}, item_size);
-              }) == "an array of shape (2147483648, 2147483648) with elements of " +
-                        std::to_string(item_size) + " bytes is too large");
+        CHECK(contains_all(sentence_of<invalid_argument>([&] {
+                               pinflow::c_strides_bytes(shape_vector{power_of_two(31), power_of_two(31)},
+                                                        item_size);
+                           }),
+                           {"shape (2147483648, 2147483648)",
+                            "elements of " + std::to_string(item_size) + " bytes", "too large"}));
     }
     CHECK_THROWS_AS(pinflow::fortran_strides_bytes(shape_vector{0, power_of_two(62), 2}, 1),
                     invalid_argument);
@@ -171,8 +173,8 @@ TEST_CASE("array_view: tells C order from Fortran order and from neither") {
 }
 
 TEST_CASE("array_view: refuses as many strides as it has no axes for") {
-    CHECK(sentence_of<invalid_argument>([] { shaped({2, 3}, {4}); }) ==
-          "a view of shape (2, 3) needs 2 strides, not 1");
+    CHECK(contains_all(sentence_of<invalid_argument>([] { shaped({2, 3}, {4}); }),
+                       {"shape (2, 3)", "needs 2 strides", "not 1"}));
     CHECK_THROWS_AS(shaped({}, {4}), invalid_argument);
     CHECK_THROWS_AS(shaped({2}, {4, 4}), invalid_argument);
 }
@@ -206,16 +208,16 @@ TEST_CASE("array_view: refuses typed access that would misread, and says why") {
         const array_view view(bytes.data() + offset, dtype::parse(descr), {2, 2}, std::move(strides_bytes));
         return sentence_of<invalid_argument>([&] { static_cast<void>(view.as<float>()); });
     };
-    const std::string begin = "cannot read an array of ";
     CHECK(refusal("<f4", 0, {8, 4}).empty());
-    CHECK(refusal("<i4", 0, {8, 4}) == begin + "<i4 and shape (2, 2) as <f4: the types differ");
-    CHECK(refusal("<f8", 0, {16, 8}) == begin + "<f8 and shape (2, 2) as <f4: the types differ");
-    CHECK(refusal(">f4", 0, {8, 4}) ==
-          begin + ">f4 and shape (2, 2) as <f4: its byte order is not this machine's");
-    CHECK(refusal("<f4", 0, {4, 8}) ==
-          begin + "<f4 and shape (2, 2) as <f4: its elements are not in C order");
-    CHECK(refusal("<f4", 1, {8, 4}) ==
-          begin + "<f4 and shape (2, 2) as <f4: its address is not a multiple of 4");
+    CHECK(
+        contains_all(refusal("<i4", 0, {8, 4}), {"array of <i4", "shape (2, 2)", "as <f4", "types differ"}));
+    CHECK(
+        contains_all(refusal("<f8", 0, {16, 8}), {"array of <f8", "shape (2, 2)", "as <f4", "types differ"}));
+    CHECK(contains_all(refusal(">f4", 0, {8, 4}), {"array of >f4", "shape (2, 2)", "as <f4", "byte order"}));
+    CHECK(contains_all(refusal("<f4", 0, {4, 8}),
+                       {"array of <f4", "shape (2, 2)", "as <f4", "not in C order"}));
+    CHECK(contains_all(refusal("<f4", 1, {8, 4}),
+                       {"array of <f4", "shape (2, 2)", "as <f4", "address", "multiple of 4"}));
 }
 
 // ---- arrays in memory -------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ TEST_CASE("array: takes memory over and keeps it as long as a copy lives") {
         first.reset();
         CHECK(releases == 0);
         CHECK(second.mapped());
-        CHECK(second.reason() == "it lies in host memory");
+        CHECK(contains(second.reason(), "in host memory"));
         CHECK(second.file() == nullptr);
         CHECK(second.offset_bytes() == 0);
         CHECK(second.dtype() == dtype::of<std::uint16_t>());
@@ -248,9 +250,9 @@ TEST_CASE("array: takes memory over and keeps it as long as a copy lives") {
 TEST_CASE("array: memory may be larger than the array, but not smaller") {
     const array enough(memory_region::anonymous(100), dtype::of<double>(), {3, 4});
     CHECK(enough.size_bytes() == 96);
-    CHECK(sentence_of<invalid_argument>([] {
-              array(memory_region::anonymous(95), dtype::of<double>(), {3, 4});
-          }) == "an array of <f8 and shape (3, 4) needs 96 bytes, the memory given has 95");
+    CHECK(contains_all(sentence_of<invalid_argument>(
+                           [] { array(memory_region::anonymous(95), dtype::of<double>(), {3, 4}); }),
+                       {"<f8", "shape (3, 4)", "needs 96 bytes", "has 95"}));
     CHECK_THROWS_AS(array(memory_region::anonymous(8), dtype::of<double>(), {power_of_two(61)}),
                     invalid_argument);
     CHECK(array(memory_region(), dtype::of<double>(), {3, 0}).size_bytes() == 0);
@@ -264,7 +266,8 @@ TEST_CASE("array: a file's elements are viewed in place, from any offset") {
     const auto file = make_file(folder, 5'000);
     const array source = array::of_file(file, 4'100, dtype::of<std::uint8_t>(), {30, 30});
     CHECK(source.mapped());
-    CHECK(source.reason() == "the file's pages are mapped in place");
+    CHECK(contains(source.reason(), "mapped in place"));
+    CHECK_FALSE(contains(source.reason(), "no multiple of"));
     CHECK(source.file() == file);
     CHECK(source.offset_bytes() == 4'100);
     CHECK(source.size_bytes() == 900);
@@ -291,9 +294,9 @@ TEST_CASE("array: fills a file to its last byte, and not one byte more") {
     const temporary_folder folder;
     const auto file = make_file(folder, 100);
     CHECK_NOTHROW(array::of_file(file, 20, dtype::of<double>(), {10}));
-    CHECK(sentence_of<pinflow::format_error>([&] { array::of_file(file, 21, dtype::of<double>(), {10}); }) ==
-          "an array of <f8 and shape (10,) at offset 21 does not fit into '" + file->path() +
-              "', which has 100 bytes");
+    CHECK(contains_all(
+        sentence_of<pinflow::format_error>([&] { array::of_file(file, 21, dtype::of<double>(), {10}); }),
+        {"<f8", "shape (10,)", "at offset 21", "does not fit", "'" + file->path() + "'", "has 100 bytes"}));
     CHECK_THROWS_AS(array::of_file(file, 20, dtype::of<double>(), {11}), pinflow::format_error);
     CHECK_THROWS_AS(array::of_file(file, 101, dtype::of<double>(), {0}), pinflow::format_error);
     CHECK_THROWS_AS(array::of_file(file, ~std::uint64_t{0}, dtype::of<double>(), {1}), pinflow::format_error);
@@ -317,7 +320,7 @@ TEST_CASE("array: without elements, or without axes, a file is viewed all the sa
     const auto file = make_file(folder, 16);
     const array empty = array::of_file(file, 16, dtype::of<double>(), {0, 3});
     CHECK(empty.mapped());
-    CHECK(empty.reason() == "there are no bytes to map");
+    CHECK(contains(empty.reason(), "no bytes to map"));
     CHECK(empty.view().data() == nullptr);
     CHECK(empty.view().size() == 0);
     const array scalar = array::of_file(file, 8, dtype::of<double>(), {});
@@ -329,16 +332,16 @@ TEST_CASE("array: a mapping refused leaves an array that says why, and whose row
     const temporary_folder folder;
     const auto content = pattern_bytes(1'000);
     const auto file = make_file(folder, 1'000);
-    const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
-        return what == seam::call::mmap ? seam::fault{.error = ENOMEM} : seam::fault{};
+    const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
+        return what == seam::call::mmap ? seam::injected_failure{.error = ENOMEM} : seam::injected_failure{};
     });
     const array source = array::of_file(file, 10, dtype::of<std::uint8_t>(), {9, 100});
     CHECK_FALSE(source.mapped());
     const std::string& reason = source.reason();
     CHECK(contains(reason,
                    "cannot map 900 bytes at offset 10 of '" + file->path() + "': Cannot allocate memory"));
-    CHECK(sentence_of<pinflow::unsupported>([&] { static_cast<void>(source.view()); }) ==
-          "the array in '" + file->path() + "' cannot be viewed in place: " + reason);
+    CHECK(contains_all(sentence_of<pinflow::unsupported>([&] { static_cast<void>(source.view()); }),
+                       {"array in '" + file->path() + "'", "cannot be viewed", reason}));
     CHECK(source.size_bytes() == 900);
 
     const auto rows = source.rows();
@@ -378,7 +381,7 @@ TEST_CASE("array: too large for the address space, a file is still read by rows"
 
 namespace {
 
-/// 24 bytes: a `>i2` at 1, a nested record at 4 of which the array of two lies together, an `<f4` after it.
+/// 24 bytes: a `>i2` at 1, a nested record at 4 of which the array of two is contiguous, an `<f4` after it.
 dtype record_type() {
     const dtype point = dtype::structured(
         {{"x", "", dtype::parse("<i2"), {}, 0}, {"y.z", "", dtype::parse(">i4"), {}, 2}}, 6);
@@ -401,10 +404,11 @@ TEST_CASE("array: is taken for another type of the same size") {
     CHECK(half.file() == source.file());
     CHECK(half.offset_bytes() == 4);
     CHECK(half.reason() == source.reason());
-    CHECK(array::of_file(source.file(), 5, dtype::parse("|V2"), {3}).view_as(half.dtype()).reason() ==
-          "the file's pages are mapped in place, at an offset that is no multiple of 2");
-    CHECK(sentence_of<invalid_argument>([&] { source.view_as(dtype::parse("<f4")); }) ==
-          "an array of |V2 cannot be taken for one of <f4: an element has 2 bytes, and would have to have 4");
+    CHECK(contains_all(
+        array::of_file(source.file(), 5, dtype::parse("|V2"), {3}).view_as(half.dtype()).reason(),
+        {"mapped in place", "no multiple of 2"}));
+    CHECK(contains_all(sentence_of<invalid_argument>([&] { source.view_as(dtype::parse("<f4")); }),
+                       {"array of |V2", "one of <f4", "has 2 bytes", "to have 4"}));
 }
 
 TEST_CASE("array: memory lives as long as any view of it under another type") {
@@ -426,7 +430,8 @@ TEST_CASE("array: memory lives as long as any view of it under another type") {
 TEST_CASE("array: a field is a strided view of the same bytes, its own axes last") {
     const temporary_folder folder;
     const array source = array::of_file(make_file(folder, 1'000), 40, record_type(), {5, 3});
-    CHECK(source.reason() == "the file's pages are mapped in place");
+    CHECK(contains(source.reason(), "mapped in place"));
+    CHECK_FALSE(contains(source.reason(), "a field of"));
     struct expectation {
         std::string name;
         std::string descr;
@@ -449,8 +454,7 @@ TEST_CASE("array: a field is a strided view of the same bytes, its own axes last
         CHECK(field.offset_bytes() == 40 + offset_bytes);
         CHECK(field.view().data() == source.view().data() + offset_bytes);
         CHECK(field.file() == source.file());
-        CHECK(field.reason() ==
-              "the file's pages are mapped in place: a field of a structured array, one every 24 bytes");
+        CHECK(contains_all(field.reason(), {"mapped in place", "a field of", "one every 24 bytes"}));
     }
     // step by step it is the same
     const array nested = source.field("points").field("y.z");
@@ -469,8 +473,9 @@ TEST_CASE("array: a field is found where nothing is mapped, in memory, without a
     const temporary_folder folder;
     const auto file = make_file(folder, 24);
     {
-        const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
-            return what == seam::call::mmap ? seam::fault{.error = ENOMEM} : seam::fault{};
+        const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
+            return what == seam::call::mmap ? seam::injected_failure{.error = ENOMEM}
+                                            : seam::injected_failure{};
         });
         const array field = array::of_file(file, 0, record_type(), {1}).field("weight");
         CHECK_FALSE(field.mapped());
@@ -484,8 +489,8 @@ TEST_CASE("array: a field is found where nothing is mapped, in memory, without a
     const array in_memory(memory_region::anonymous(240), record_type(), {10});
     CHECK(in_memory.field("weight").view().data() == in_memory.view().data() + 18);
     CHECK(in_memory.field("weight").offset_bytes() == 0);
-    CHECK(in_memory.field("weight").reason() ==
-          "it lies in host memory: a field of a structured array, one every 24 bytes");
+    CHECK(contains_all(in_memory.field("weight").reason(),
+                       {"in host memory", "a field of", "one every 24 bytes"}));
 
     const array scalar = array::of_file(file, 0, record_type(), {}).field("points.x");
     CHECK(scalar.shape() == shape_vector{2});
@@ -494,15 +499,16 @@ TEST_CASE("array: a field is found where nothing is mapped, in memory, without a
     const array empty = array::of_file(file, 24, record_type(), {0, 2}).field("weight");
     CHECK(empty.view().data() == nullptr);
     CHECK(empty.offset_bytes() == 24);
-    CHECK(empty.reason() == "there are no bytes to map");
+    CHECK(contains(empty.reason(), "no bytes to map"));
     CHECK(empty.rows()->row_count() == 0);
 }
 
-TEST_CASE("array: the one field of a structured array lies together, and says nothing of others") {
+TEST_CASE("array: the one field of a structured array is contiguous, and says nothing of others") {
     const array source(memory_region::anonymous(40),
                        dtype::structured({{"only", "", dtype::parse("<f4"), {}, 0}}, 4), {10});
     CHECK(source.field("only").view().c_contiguous());
-    CHECK(source.field("only").reason() == "it lies in host memory");
+    CHECK(contains(source.field("only").reason(), "in host memory"));
+    CHECK_FALSE(contains(source.field("only").reason(), "a field of"));
 }
 
 TEST_CASE("array: a field that does not exist is refused, and those that do are named") {
@@ -510,17 +516,16 @@ TEST_CASE("array: a field that does not exist is refused, and those that do are 
     const auto refusal = [&](const std::string& name) {
         return sentence_of<invalid_argument>([&] { source.field(name); });
     };
-    const std::string outer = " among 'id', 'points', 'weight'";
-    CHECK(refusal("nothing") == "there is no field 'nothing'" + outer);
-    CHECK(refusal("") == "there is no field ''" + outer);
-    CHECK(refusal(".") == "there is no field '.'" + outer);
-    CHECK(refusal(".id") == "there is no field '.id'" + outer);
-    CHECK(refusal("id2") == "there is no field 'id2'" + outer);
-    CHECK(refusal("points.y") == "there is no field 'points.y' among 'x', 'y.z'");
-    CHECK(refusal("points.") == "there is no field 'points.' among 'x', 'y.z'");
-    CHECK(refusal("id.x") == "there is no field 'id.x': elements of >i2 have no fields");
-    CHECK(sentence_of<invalid_argument>([&] { source.field("weight").field("x"); }) ==
-          "there is no field 'x': elements of <f4 have no fields");
+    const std::string outer = "among 'id', 'points', 'weight'";
+    for (const std::string name : {"nothing", "", ".", ".id", "id2"}) {
+        CAPTURE(name);
+        CHECK(contains_all(refusal(name), {"no field '" + name + "'", outer}));
+    }
+    CHECK(contains_all(refusal("points.y"), {"no field 'points.y'", "among 'x', 'y.z'"}));
+    CHECK(contains_all(refusal("points."), {"no field 'points.'", "among 'x', 'y.z'"}));
+    CHECK(contains_all(refusal("id.x"), {"no field 'id.x'", "elements of >i2", "have no fields"}));
+    CHECK(contains_all(sentence_of<invalid_argument>([&] { source.field("weight").field("x"); }),
+                       {"no field 'x'", "elements of <f4", "have no fields"}));
 
     std::vector<pinflow::dtype_field> many;
     for (std::uint64_t index = 0; index < 1'000; ++index)

@@ -47,7 +47,7 @@ TEST_CASE("buffer: bytes go to the device and come back") {
     });
 }
 
-TEST_CASE("buffer: a copy happens in the stream's order, not when it is enqueued" * copies_held_back) {
+TEST_CASE("buffer: a copy happens in the stream's order, not when it is enqueued" * blocks_copies) {
     on_each_device([](const device& device) {
         const stream stream(device);
         const pinned_buffer source(4096, device);
@@ -87,7 +87,7 @@ TEST_CASE("buffer: a batch of copies moves every piece, of any size and alignmen
     });
 }
 
-TEST_CASE("buffer: memory given back after an event stays until the event has passed" * copies_held_back) {
+TEST_CASE("buffer: memory given back after an event stays until the event has passed" * blocks_copies) {
     on_each_device([](const device& device) {
         const stream stream(device);
         const pinned_buffer source(1 << 20, device);

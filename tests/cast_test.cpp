@@ -210,9 +210,8 @@ TEST_CASE("cast: what is no number, not little-endian, or too long is refused wi
     CHECK_FALSE(can_cast(dtype::parse("|S4"), dtype::parse("|S5")));
     CHECK_FALSE(can_cast(dtype::parse("<f4"), dtype::parse("<c8")));
     CHECK_FALSE(can_cast(dtype::parse("<c8"), dtype::parse("<f4")));
-    CHECK(
-        sentence_of<pinflow::invalid_argument>(
-            [] { cast_elements(dtype::parse("<c8"), nullptr, dtype::parse("<f4"), nullptr, 1); }) ==
-        "cannot cast elements of type '<c8' to '<f4': only little-endian booleans, integers and floats of at "
-        "most 8 bytes are cast to one another, and complex numbers of at most 16 bytes");
+    CHECK(contains_all(sentence_of<pinflow::invalid_argument>([] {
+                           cast_elements(dtype::parse("<c8"), nullptr, dtype::parse("<f4"), nullptr, 1);
+                       }),
+                       {"cannot cast elements", "'<c8' to '<f4'", "at most 8 bytes", "at most 16 bytes"}));
 }

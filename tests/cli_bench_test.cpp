@@ -107,7 +107,7 @@ TEST_CASE("bench: fewer than two batches known ahead are refused, as the next is
     }
 }
 
-TEST_CASE("bench: the plan of a batch and of a group is told, and once where they are the same") {
+TEST_CASE("bench: the plan of a batch and of a group is reported, and once where they are the same") {
     for (const auto& [known, plans] : {std::pair("2", 2U), std::pair("3", 2U), std::pair("4", 4U)}) {
         CAPTURE(known);
         std::set<std::string> told;
@@ -187,7 +187,7 @@ TEST_CASE("bench: what is empty or 0 is no file, size or kind of work") {
     }
 }
 
-TEST_CASE("bench: what does not fit into the memory or on the disk is told before anything is measured") {
+TEST_CASE("bench: what does not fit into the memory or on the disk is reported before anything is measured") {
     for (const auto& [more, words] : std::vector<std::pair<cli::arguments, std::string>>{
              {{"gather", "--row-bytes", "8388608TiB"}, "has 1 row of 9223372036854775808 bytes, fewer than"},
              {{"gather", "--row-bytes", "8388608TiB", "--batch", "1"}, "GiB free; --table, --row-bytes"},
@@ -218,7 +218,7 @@ TEST_CASE("bench: as many batches as can be counted are cut to those that there 
     CHECK(streamed["results"].size() == 2);
 }
 
-TEST_CASE("bench: what was measured before something failed is told, and then the failure") {
+TEST_CASE("bench: what was measured before something failed is reported, and then the failure") {
     cli::arguments command = small_bench({"--file", "/nowhere/a.npy", "--json"});
     const tool_result result = run_tool(command);
     CHECK(result.status == 1);

@@ -262,16 +262,16 @@ TEST_CASE("cli hdf5: a child refuses a file that is not the one that was opened"
     // the same bytes, but another file
     fs::copy_file(files() / "library.h5", folder / "b.h5");
     fs::rename(folder / "b.h5", path);
-    const std::string changed = fmt::format(
-        "data_changed: '{}' changed while it was opened: it was written to, or another file has taken its "
-        "place",
-        path);
-    CHECK(thrown([&] { access.list(*opened); }) == changed);
-    CHECK(thrown([&] { access.describe(*opened, "scaleoffset"); }) == changed);
-    CHECK(thrown([&] { access.reader(opened, description); }) == changed);
+    const std::string quoted = "'" + path + "'";
+    for (const std::string& sentence :
+         {thrown([&] { access.list(*opened); }), thrown([&] { access.describe(*opened, "scaleoffset"); }),
+          thrown([&] { access.reader(opened, description); })}) {
+        CAPTURE(sentence);
+        CHECK(contains_all(sentence, {"data_changed: ", quoted, "while it was opened"}));
+    }
     fs::remove(path);
-    CHECK(thrown([&] { access.list(*opened); }) ==
-          fmt::format("system_failure 2: cannot open '{}': No such file or directory", path));
+    CHECK(contains_all(thrown([&] { access.list(*opened); }),
+                       {"system_failure 2: ", "cannot open " + quoted, "No such file"}));
 }
 
 // ---- the process ------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ TEST_CASE("cli hdf5: a child that computes ends when the tool is killed") {
     ::prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0);
 }
 
-TEST_CASE("cli hdf5: what the child is started with does nothing for others") {
+TEST_CASE("cli hdf5: the hidden command of the child does nothing for anyone but the tool") {
     ++cases_run;
     cli::check_fails(2, {"hdf5-metadata"}, {"there is no command 'hdf5-metadata'"});
     cli::check_fails(2, {"hdf5-metadata", "--help"});
@@ -394,7 +394,7 @@ TEST_CASE("cli hdf5: damaged chunks that libhdf5 would make up elements for are 
     }
 }
 
-TEST_CASE("cli hdf5: works with standard descriptors closed, and with signals as nobody leaves them") {
+TEST_CASE("cli hdf5: works with standard descriptors closed, SIGCHLD ignored and signals blocked") {
     ++cases_run;
     const std::string library = (files() / "library.h5").string() + ":scaleoffset";
     CHECK(run_program({"/bin/sh", "-c", "exec \"$0\" inspect \"$1\" <&- 2>&- >/dev/null", PINFLOW_TOOL,

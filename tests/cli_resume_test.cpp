@@ -83,7 +83,7 @@ bool catches(::pid_t process, int signal) {
 
 }  // namespace
 
-TEST_CASE("cli resume: a state behind the last epoch is said, and nothing is streamed") {
+TEST_CASE("cli resume: a state past the last epoch is reported, and nothing is streamed") {
     const rows_in_file rows;
     const std::string state = rows.folder / "s.json";
     run_json({"stream", "--device", "host", rows.file, "--epochs", "2", "--save-state", state});
@@ -150,7 +150,7 @@ TEST_CASE("cli: rank and world come from the environment only when asked for") {
     cli::check_fails(2, with(command, {"--world", "env"}), {"OMPI_COMM_WORLD_RANK", "SLURM_PROCID"});
 }
 
-TEST_CASE("cli: a run that goes on from a saved state streams exactly the rows that are left") {
+TEST_CASE("cli: a run that continues from a saved state streams exactly the rows that are left") {
     const rows_in_file rows;
     const std::string state = rows.folder / "state.json";
     const cli::arguments command{"stream",   "--device", "host", rows.file,  "--order",
@@ -248,9 +248,9 @@ TEST_CASE("cli: a saved state brings its order, and refuses another, and other d
     CHECK(run_json({"stream", "--device", "host", copy, "--load-state", state})["digest"] == whole["digest"]);
     write_file(other, npy("<f4", "(1003, 4)", std::string(row_count * 16, 'x')));
     cli::check_fails(1, {"stream", "--device", "host", other, "--load-state", state},
-                     {state, "other data", "other.npy"});
+                     {state, "the data differ", "other.npy"});
     cli::check_fails(1, {"stream", "--device", "host", rows.file, rows.file, "--load-state", state},
-                     {state, "other data"});
+                     {state, "the data differ"});
 }
 
 TEST_CASE("cli: a state that is absent, damaged, or cannot be written is one line") {

@@ -70,7 +70,7 @@ TEST_CASE("cli stack: without a pattern it is a usage error") {
     check_fails(2, {"stream", "--stack"});
 }
 
-TEST_CASE("cli stack: what is wrong with the files is told") {
+TEST_CASE("cli stack: what is wrong with the files is reported") {
     const temporary_folder folder;
     write_samples(folder, 3);
     write_file(folder / "image-3.npy", npy("|u1", "(3, 2)", "abcdef"));

@@ -161,7 +161,7 @@ TEST_CASE("cli: a CUDA device that is not there is exit status 2 without CUDA in
     const temporary_folder folder;
     write_file(folder / "a.npy", npy("|u1", "(2, 3)", counting_bytes(6)));
     const json devices = run_json({"devices"});
-    const std::string reason = devices["why_no_cuda"].is_null() ? "" : devices["why_no_cuda"];
+    const std::string reason = devices["no_cuda_reason"].is_null() ? "" : devices["no_cuda_reason"];
     const tool_result result = run_tool({"stream", folder / "a.npy", "--device", "cuda:4096"});
     CAPTURE(result.errors);
     CHECK(result.status == (reason.find("build") != std::string::npos ? 2 : 1));
@@ -374,7 +374,7 @@ TEST_CASE("cli: names that are no UTF-8 do not break the JSON") {
 
 TEST_CASE("cli: devices lists the host first") {
     const json object = run_json({"devices"});
-    CHECK(keys_of(object) == std::set<std::string>{"devices", "why_no_cuda"});
+    CHECK(keys_of(object) == std::set<std::string>{"devices", "no_cuda_reason"});
     const json& list = object["devices"];
     REQUIRE(list.size() >= 1);
     for (const json& device : list) {
@@ -385,6 +385,6 @@ TEST_CASE("cli: devices lists the host first") {
     }
     CHECK(list[0]["name"] == "host");
     CHECK(list[0]["kind"] == "host");
-    CHECK(object["why_no_cuda"].is_null() == (list.size() > 1));
+    CHECK(object["no_cuda_reason"].is_null() == (list.size() > 1));
     CHECK(run_tool({"devices"}).output.starts_with("host "));
 }

@@ -141,17 +141,18 @@ TEST_CASE("concatenated_rows: have the extents of all sources, or none") {
     CHECK(rows->extents()[1].offset_bytes == two.offset_bytes());
     CHECK(std::memcmp(rows->extents()[1].data, two.view().data(), two.size_bytes()) == 0);
     CHECK(rows->extents()[1].row_count == 7);
-    CHECK(rows->why_no_extents().empty());
+    CHECK(rows->no_extents_reason().empty());
 
     const rows_pointer converted = concatenate({one, make("three", ">f4", 2), two});
     CHECK(converted->extents().empty());
-    CHECK(converted->why_no_extents() == "cannot be taken in place, since '" + (folder / "three").string() +
-                                             "' is big-endian, so that its rows are converted on the way");
+    CHECK(
+        contains_all(converted->no_extents_reason(),
+                     {"cannot be taken in place", "'" + (folder / "three").string() + "'", "is big-endian"}));
     // of a source without rows nothing has to lie anywhere
     CHECK(concatenate({one, make("three", ">f4", 0), two})->extents().size() == 2);
     CHECK(concatenate({rows, two})->extents().size() == 3);
     CHECK(concatenate({std::make_shared<recording_rows>(1), std::make_shared<recording_rows>(2)})
-              ->why_no_extents()
+              ->no_extents_reason()
               .empty());
 }
 
@@ -194,16 +195,18 @@ TEST_CASE("concatenated_rows: sources that do not go together are refused, and n
     const auto refusal = [&](const rows_pointer& other) {
         return sentence_of<invalid_argument>([&] { concatenate({first, first, other}); });
     };
-    const std::string begin = "the rows of " + first->description() + " and '" + (folder / "other").string() +
-                              "' cannot follow each other: those of the first are <f4 of shape (3,), those "
-                              "of the second ";
-    CHECK(refusal(make("other", "<i4", {2, 3})) == begin + "<i4 of shape (3,)");
-    CHECK(refusal(make("other", "<f4", {2, 4})) == begin + "<f4 of shape (4,)");
-    CHECK(refusal(make("other", "<f4", {2})) == begin + "<f4 of shape ()");
-    CHECK(refusal(make("other", "<f4", {0, 4})) == begin + "<f4 of shape (4,)");
+    const auto names_both = [&](const std::string& sentence, const std::string& other) {
+        return contains_all(
+            sentence, {first->description() + " and '" + (folder / "other").string() + "'",
+                       "cannot follow each other", "the first are <f4 of shape (3,)", "the second " + other});
+    };
+    CHECK(names_both(refusal(make("other", "<i4", {2, 3})), "<i4 of shape (3,)"));
+    CHECK(names_both(refusal(make("other", "<f4", {2, 4})), "<f4 of shape (4,)"));
+    CHECK(names_both(refusal(make("other", "<f4", {2})), "<f4 of shape ()"));
+    CHECK(names_both(refusal(make("other", "<f4", {0, 4})), "<f4 of shape (4,)"));
     CHECK(refusal(make("other", "<f4", {9, 3})).empty());
-    CHECK(sentence_of<invalid_argument>([] { concatenate({}); }) ==
-          "no sources were given whose rows could follow each other");
+    CHECK(contains_all(sentence_of<invalid_argument>([] { concatenate({}); }),
+                       {"cannot concatenate", "empty list"}));
     CHECK_THROWS_AS(concatenate({first, nullptr}), invalid_argument);
 }
 
@@ -214,9 +217,9 @@ TEST_CASE("concatenated_rows: more rows than can be numbered are refused") {
     CHECK(most->row_count() == ~std::uint64_t{0});
     read(*most, {~std::uint64_t{1}});
     CHECK((rest->calls == std::vector<row_ids>{{(std::uint64_t{1} << 63) - 2}}));
-    CHECK(sentence_of<invalid_argument>([&] { concatenate({half, half}); }) ==
-          "a recording to a recording (2 sources) have more than 2^64 rows together: a recording alone has "
-          "9223372036854775808");
+    CHECK(contains_all(sentence_of<invalid_argument>([&] { concatenate({half, half}); }),
+                       {"a recording to a recording (2 sources)", "more than 2^64 rows",
+                        "a recording alone has 9223372036854775808"}));
 }
 
 TEST_CASE("concatenated_rows: a row past the end, or another size, is refused before anything is read") {
@@ -225,13 +228,15 @@ TEST_CASE("concatenated_rows: a row past the end, or another size, is refused be
     const rows_pointer rows = concatenate({first, last});
     for (const std::uint64_t wrong : {std::uint64_t{30}, ~std::uint64_t{0}}) {
         std::vector<std::byte> destination(3);
-        CHECK(sentence_of<invalid_argument>([&] { rows->read_rows(row_ids{0, 15, wrong}, destination); }) ==
-              "row " + std::to_string(wrong) + " was asked of " + rows->description() + ", which have 30");
+        CHECK(contains_all(
+            sentence_of<invalid_argument>([&] { rows->read_rows(row_ids{0, 15, wrong}, destination); }),
+            {"row " + std::to_string(wrong) + " ", "out of range", rows->description(), "have 30 rows"}));
     }
     for (const std::size_t size : {0u, 1u, 3u}) {
         std::vector<std::byte> destination(size);
-        CHECK(sentence_of<invalid_argument>([&] { rows->read_rows(row_ids{1, 11}, destination); }) ==
-              "2 rows of 1 bytes do not make " + std::to_string(size) + " bytes");
+        CHECK(contains_all(
+            sentence_of<invalid_argument>([&] { rows->read_rows(row_ids{1, 11}, destination); }),
+            {"2 rows of 1 bytes", "do not fit", "destination of " + std::to_string(size) + " bytes"}));
     }
     CHECK(first->calls.empty());
     CHECK(last->calls.empty());

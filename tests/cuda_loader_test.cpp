@@ -135,7 +135,7 @@ TEST_CASE("cuda loader: a batch may hold rows of registered pages and others, an
         constexpr unsigned slots = 3;
         std::atomic<int> registered_pieces = -static_cast<int>(slots);
         std::atomic<unsigned> batched_copies = 0;
-        const detail::cuda::scoped_fault_hook refuse([&](std::string_view call) {
+        const detail::cuda::scoped_failure_hook refuse([&](std::string_view call) {
             if (call == "cudaMemcpyBatchAsync") ++batched_copies;
             return call == "cudaHostRegister" && ++registered_pieces > 2 ? cudaErrorMemoryAllocation
                                                                          : cudaSuccess;
@@ -179,7 +179,7 @@ TEST_CASE("cuda loader: a batch whose data cannot be waited for comes the next t
     loader loader({numbered_rows(600, 8192)}, {.device = gpu, .batch_rows = 200, .slots = 2});
     const stream stream(gpu);
     {
-        const detail::cuda::scoped_fault_hook hook(
+        const detail::cuda::scoped_failure_hook hook(
             [consumer = std::this_thread::get_id()](std::string_view call) {
                 const bool refused = call == "cudaEventQuery" && std::this_thread::get_id() == consumer;
                 return refused ? cudaErrorMemoryAllocation : cudaSuccess;

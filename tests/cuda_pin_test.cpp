@@ -196,7 +196,7 @@ TEST_CASE("cuda pin: memory that runs out for one piece leaves the others usable
     const device gpu = device::cuda(0);
     const auto file = map_pattern(folder / "x.bin", 8 * mebibyte);
     std::atomic<unsigned> calls = 0;
-    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+    const detail::cuda::scoped_failure_hook hook([&](std::string_view call) {
         return call == "cudaHostRegister" && ++calls == 3 ? cudaErrorMemoryAllocation : cudaSuccess;
     });
     const pinned_pages pages({range_of(file)}, gpu, generous(mebibyte));
@@ -218,7 +218,7 @@ TEST_CASE("cuda pin: memory that runs out for one piece leaves the others usable
 TEST_CASE("cuda pin: a device that sees other addresses than the host is refused") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", mebibyte);
-    const detail::cuda::scoped_fault_hook hook([](std::string_view call) {
+    const detail::cuda::scoped_failure_hook hook([](std::string_view call) {
         return call == "cudaHostGetDevicePointer" ? cudaErrorInvalidValue : cudaSuccess;
     });
     const pinned_pages pages({range_of(file)}, device::cuda(0), generous());
@@ -266,10 +266,10 @@ TEST_CASE("cuda pin: pieces that a reader has passed are left out where no more 
     pinned_pages* reading = nullptr;
     std::binary_semaphore made(0);
     unsigned calls = 0;
-    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+    const detail::cuda::scoped_failure_hook hook([&](std::string_view call) {
         if (call == "cudaHostRegister" && ++calls == 1) {
             made.acquire();
-            reading->reader_at(file->data() + 6 * mebibyte);
+            reading->set_reader_position(file->data() + 6 * mebibyte);
         }
         return cudaSuccess;
     });
@@ -296,7 +296,7 @@ TEST_CASE("cuda pin: a driver that does not support a registration is not asked 
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 8 * mebibyte);
     std::atomic<unsigned> calls = 0;
-    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+    const detail::cuda::scoped_failure_hook hook([&](std::string_view call) {
         if (call != "cudaHostRegister") return cudaSuccess;
         ++calls;
         return cudaErrorNotSupported;
@@ -355,7 +355,7 @@ TEST_CASE("cuda pin: a registration that does not return is given up, and cleans
     const std::uint64_t reserved_bytes = registry.reserved_bytes();
     gate driver;
     std::atomic<unsigned> calls = 0;
-    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+    const detail::cuda::scoped_failure_hook hook([&](std::string_view call) {
         if (call == "cudaHostRegister" && ++calls == 3) driver.wait();
         return cudaSuccess;
     });

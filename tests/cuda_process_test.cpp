@@ -103,7 +103,7 @@ int end_in_flight() {
 /// On a device too small for a context of our own, or where that cannot be had, host memory is registered in
 /// the context that everything else runs in: unregistering then waits for all work in it.
 int stream_in_primary_context() {
-    const detail::cuda::scoped_fault_hook refuse([](std::string_view call) {
+    const detail::cuda::scoped_failure_hook refuse([](std::string_view call) {
         return call == "cuCtxCreate" ? cudaErrorMemoryAllocation : cudaSuccess;
     });
     const temporary_folder folder;
@@ -169,7 +169,7 @@ int stream_beside_a_held_stream() {
 int gather_without_clusters() {
     std::atomic<int> pairs = 0;
     std::atomic<int> asked = 0;
-    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+    const detail::cuda::scoped_failure_hook hook([&](std::string_view call) {
         if (call == "cudaLaunchKernelExC") ++pairs;
         if (call == "cudaOccupancyMaxActiveClusters") ++asked;
         return call == "cudaOccupancyMaxActiveClusters" ? cudaErrorNotSupported : cudaSuccess;
@@ -264,7 +264,7 @@ TEST_CASE("cuda process: a sticky error from any call is fatal, and destructors 
     const device gpu = device::cuda(0);
     const stream outside(gpu);
     {
-        const detail::cuda::scoped_fault_hook hook([](std::string_view call) {
+        const detail::cuda::scoped_failure_hook hook([](std::string_view call) {
             return call == "cudaEventRecord" ? cudaErrorLaunchFailure : cudaSuccess;
         });
         const stream inside(gpu);
@@ -282,7 +282,7 @@ TEST_CASE("cuda process: an error that is not sticky leaves the device usable") 
     const stream queue(gpu);
     event mark(gpu);
     {
-        const detail::cuda::scoped_fault_hook hook([](std::string_view call) {
+        const detail::cuda::scoped_failure_hook hook([](std::string_view call) {
             return call == "cudaEventRecord" ? cudaErrorInvalidResourceHandle : cudaSuccess;
         });
         const std::string why = sentence_of<device_error>([&] { mark.record(queue); });
@@ -296,7 +296,7 @@ TEST_CASE("cuda process: an error that is not sticky leaves the device usable") 
 TEST_CASE("cuda process: CUDA that is unloading is no error to a destructor") {
     const device gpu = device::cuda(0);
     bool unloading = false;
-    const detail::cuda::scoped_fault_hook hook(
+    const detail::cuda::scoped_failure_hook hook(
         [&](std::string_view) { return unloading ? cudaErrorCudartUnloading : cudaSuccess; });
     {
         const stream queue(gpu);
@@ -308,7 +308,7 @@ TEST_CASE("cuda process: CUDA that is unloading is no error to a destructor") {
     next.synchronize();
 }
 
-TEST_CASE("cuda process: a forked child gets a sentence, and the parent goes on") {
+TEST_CASE("cuda process: a forked child gets a sentence, and the parent continues") {
     const device gpu = device::cuda(0);
     holdings held(gpu);
     const ::pid_t child = ::fork();

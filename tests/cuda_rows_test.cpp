@@ -125,7 +125,7 @@ TEST_CASE("cuda rows: where page-locking fails the staged route remains, and say
     const auto refuse = [&](auto table, const std::vector<std::byte>& content) {
         std::optional<row_exchange> exchange;
         {
-            const detail::cuda::scoped_fault_hook hook([](std::string_view call) {
+            const detail::cuda::scoped_failure_hook hook([](std::string_view call) {
                 return call == "cudaHostRegister" ? cudaErrorMemoryAllocation : cudaSuccess;
             });
             for (const row_route route : {row_route::direct, row_route::copy, row_route::hybrid}) {
@@ -262,7 +262,7 @@ TEST_CASE("cuda rows: few aligned rows are gathered by pairs of blocks where the
                               {.route = row_route::direct, .blocks = blocks});
         const guarded_rows rows(gpu, ids.size() * row_bytes, misalignment);
         std::atomic<int> calls = 0;
-        const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+        const detail::cuda::scoped_failure_hook hook([&](std::string_view call) {
             if (call == "cudaLaunchKernelExC") ++calls;
             return cudaSuccess;
         });
@@ -299,7 +299,7 @@ TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the e
             std::atomic<int> calls = 0;
             bool thrown = false;
             try {
-                const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+                const detail::cuda::scoped_failure_hook hook([&](std::string_view call) {
                     return call == refused && ++calls == when ? cudaErrorMemoryAllocation : cudaSuccess;
                 });
                 if (gathers)

@@ -82,10 +82,10 @@ unsigned first_word(const std::vector<std::byte>& bytes) {
 DOCTEST_REGISTER_LISTENER("case_counter", 1, case_counter);
 
 int main(int argc, char** argv) {
-    // a kernel loaded when it is first launched may have to wait for one that spins until the test goes on
+    // a kernel loaded when it is first launched may have to wait for one that spins until the test continues
     ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     if (device::cuda_count() == 0) {
-        std::printf("skipped: %s\n", device::why_no_cuda().c_str());
+        std::printf("skipped: %s\n", device::no_cuda_reason().c_str());
         return 77;
     }
     if (argc == 3 && std::string_view(argv[1]) == "--child") return run_as_child(argv[2]);
@@ -110,7 +110,7 @@ TEST_CASE("cuda: the device says what it is") {
     CHECK(gpu.memory().free_bytes > 0);
     CHECK(device::best() == gpu);
     CHECK(device::parse("cuda:0") == gpu);
-    CHECK(device::why_no_cuda().empty());
+    CHECK(device::no_cuda_reason().empty());
     CHECK(contains(sentence_of<device_error>([] { device::cuda(1000); }), "cuda:1000"));
     CHECK(contains(sentence_of<device_error>([] { device::cuda(-1); }), "counted from 0"));
 }
@@ -157,7 +157,7 @@ TEST_CASE("cuda: no status of ours is left for the program's own cudaGetLastErro
 TEST_CASE(
     "cuda: a stream that waits for an event sees what was written before it, one that does not sees the "
     "old" *
-    copies_held_back) {
+    blocks_copies) {
     const device gpu = device::cuda(0);
     const stream writer(gpu);
     const stream waiter(gpu);
@@ -355,7 +355,7 @@ TEST_CASE("cuda: a driver without batch copies is served by single ones") {
     const device_buffer memory(bytes.size(), stream);
     std::atomic<unsigned> asked = 0;
     std::atomic<unsigned> singles = 0;
-    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+    const detail::cuda::scoped_failure_hook hook([&](std::string_view call) {
         if (call == "cudaMemcpyAsync") ++singles;
         if (call != "cudaMemcpyBatchAsync") return cudaSuccess;
         ++asked;
@@ -403,7 +403,7 @@ TEST_CASE("cuda: device memory is aligned, and asking for too much says how much
     CHECK(contains(why, "1125899906842624 bytes"));
     CHECK(contains(why, "are free"));
     CHECK(contains(why, "cudaErrorMemoryAllocation"));
-    const device_buffer memory(4096, stream);  // the device goes on
+    const device_buffer memory(4096, stream);  // the device continues
     stream.synchronize();
 }
 
@@ -425,7 +425,7 @@ TEST_CASE("cuda: pinned memory is zero-filled, aligned, and known to CUDA") {
 TEST_CASE("cuda: pinned memory that cannot be registered is allocated by CUDA") {
     const device gpu = device::cuda(0);
     bool allocate_too = false;
-    const detail::cuda::scoped_fault_hook hook([&](std::string_view call) {
+    const detail::cuda::scoped_failure_hook hook([&](std::string_view call) {
         if (call == "cudaHostRegister") return cudaErrorMemoryAllocation;
         return allocate_too && call == "cudaHostAlloc" ? cudaErrorMemoryAllocation : cudaSuccess;
     });
@@ -466,8 +466,7 @@ bool returns_while_stuck(const device& gpu, Work work) {
 
 }  // namespace
 
-TEST_CASE("cuda: what a loader does while it runs does not wait for a stream that is stuck" *
-          copies_held_back) {
+TEST_CASE("cuda: what a loader does while it runs does not wait for a stream that is stuck" * blocks_copies) {
     const device gpu = device::cuda(0);
     const stream other(gpu);
     const pinned_buffer source(mebibyte, gpu);

@@ -77,9 +77,9 @@ class read_counter {
 
  private:
     int count_ = 0;
-    seam::scoped_fault_hook hook_{[this](seam::call what, std::string_view) {
+    seam::scoped_failure_hook hook_{[this](seam::call what, std::string_view) {
         count_ += what == seam::call::pread ? 1 : 0;
-        return seam::fault{};
+        return seam::injected_failure{};
     }};
 };
 
@@ -123,8 +123,9 @@ TEST_CASE("element_stream: reads what is not mapped just the same") {
         {{"a", "", dtype::parse(">i2"), {}, 1}, {"b", "", dtype::parse("<f4"), {2}, 3}}, 12);
     for (const bool fortran_order : {false, true}) {
         const auto [source, expected] = [&] {
-            const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
-                return what == seam::call::mmap ? seam::fault{.error = ENOMEM} : seam::fault{};
+            const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
+                return what == seam::call::mmap ? seam::injected_failure{.error = ENOMEM}
+                                                : seam::injected_failure{};
             });
             return make_array(random, folder / "data", type, {30, 40}, fortran_order);
         }();
@@ -187,7 +188,7 @@ TEST_CASE("element_stream: records pass through memory in pieces, whatever one f
     }
 }
 
-TEST_CASE("element_stream: what lies together is read at once, in any order") {
+TEST_CASE("element_stream: what is contiguous is read at once, in any order") {
     const temporary_folder folder;
     random_engine random(2);
     const auto reads = [&](const dtype& type, const shape_vector& shape, bool fortran_order,
@@ -253,12 +254,14 @@ TEST_CASE("element_stream: a read past the end, or of half an element, is refuse
             make_array(random, folder / "data", dtype::parse("<f4"), {2, 3}, fortran_order);
         const auto stream = stream_elements(source, 0);
         std::vector<std::byte> elements(28);
-        CHECK(sentence_of<pinflow::invalid_argument>([&] { stream->read(std::span(elements).first(6)); }) ==
-              "6 bytes are not a whole number of elements of 4 bytes");
+        CHECK(contains_all(
+            sentence_of<pinflow::invalid_argument>([&] { stream->read(std::span(elements).first(6)); }),
+            {"6 bytes are", "not a whole number", "elements of 4 bytes"}));
         CHECK_THROWS_AS(stream->read(elements), pinflow::invalid_argument);
         stream->read(std::span(elements).first(16));
-        CHECK(sentence_of<pinflow::invalid_argument>([&] { stream->read(std::span(elements).first(12)); }) ==
-              "cannot read 12 bytes at byte 16 of an array of shape (2, 3), which has 24");
+        CHECK(contains_all(
+            sentence_of<pinflow::invalid_argument>([&] { stream->read(std::span(elements).first(12)); }),
+            {"cannot read 12 bytes", "at byte 16 ", "shape (2, 3)", "which has 24"}));
         // what was refused has moved nothing
         stream->read(std::span(elements).subspan(16, 8));
         elements.resize(24);
@@ -352,8 +355,9 @@ TEST_CASE("element_stream: a disk that fails is a system failure") {
         const auto stream = stream_elements(source, 0);
         std::vector<std::byte> elements(40);
         {
-            const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
-                return what == seam::call::pread ? seam::fault{.error = EIO} : seam::fault{};
+            const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
+                return what == seam::call::pread ? seam::injected_failure{.error = EIO}
+                                                 : seam::injected_failure{};
             });
             CHECK_THROWS_AS(stream->read(elements), pinflow::system_failure);
         }

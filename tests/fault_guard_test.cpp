@@ -207,8 +207,9 @@ TEST_CASE("fault guard: a handler that comes later is noticed") {
 
 TEST_CASE("fault guard: that the handler cannot be installed is an error") {
     check_child([] {
-        const detail::system::scoped_fault_hook hook([](detail::system::call what, std::string_view) {
-            return detail::system::fault{.error = what == detail::system::call::sigaction ? EINVAL : 0};
+        const detail::system::scoped_failure_hook hook([](detail::system::call what, std::string_view) {
+            return detail::system::injected_failure{.error =
+                                                        what == detail::system::call::sigaction ? EINVAL : 0};
         });
         try {
             install_fault_guard();

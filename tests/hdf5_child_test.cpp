@@ -84,7 +84,7 @@ hdf5_description library_dataset() {
     description.dtype = pinflow::dtype::of<std::uint32_t>();
     description.shape = {100, 2};
     description.storage = hdf5_storage::library;
-    description.why_library = "its chunks went through the filter 6";
+    description.library_reason = "its chunks went through the filter 6";
     return description;
 }
 
@@ -104,29 +104,29 @@ std::string sentence_of_list(const hdf5_child_options& options) {
 TEST_CASE("hdf5 child: each way to die is a sentence of its own") {
     struct {
         const char* script;
-        const char* sentence;
+        const char* what;
+        const char* how;
+        const char* more;
     } const table[] = {
-        {"kill -SEGV $$", "libhdf5 crashed on it (signal 11, Segmentation fault): the file is damaged"},
-        {"kill -ABRT $$", "libhdf5 crashed on it (signal 6, Aborted): the file is damaged"},
-        {"kill -BUS $$", "libhdf5 crashed on it (signal 7, Bus error): the file is damaged"},
-        {"kill -XCPU $$",
-         "libhdf5 did not finish within 60 s of computing: the file is damaged, or there is too much in it"},
-        {"kill -KILL $$",
-         "the process that reads it by libhdf5 was killed (signal 9, Killed): memory may be exhausted"},
-        {"exit 3", "the process that reads it by libhdf5 has ended (exit status 3)"},
-        {"exit 0", "the process that reads it by libhdf5 has ended (exit status 0)"},
-        {"printf 12345678 >&3; kill -SEGV $$",
-         "libhdf5 crashed on it (signal 11, Segmentation fault): the file is damaged"},
-        {"exec cat /dev/zero >&3",
-         "libhdf5 went wrong on it (what it says makes no sense): the file is damaged"},
+        {"kill -SEGV $$", "libhdf5 crashed", "(signal 11, Segmentation fault)", "file is damaged"},
+        {"kill -ABRT $$", "libhdf5 crashed", "(signal 6, Aborted)", "file is damaged"},
+        {"kill -BUS $$", "libhdf5 crashed", "(signal 7, Bus error)", "file is damaged"},
+        {"kill -XCPU $$", "libhdf5 did not finish", "60 s of computing", "too much in it"},
+        {"kill -KILL $$", "was killed", "(signal 9, Killed)", "memory may be exhausted"},
+        {"exit 3", "has ended", "(exit status 3)", "by libhdf5"},
+        {"exit 0", "has ended", "(exit status 0)", "by libhdf5"},
+        {"printf 12345678 >&3; kill -SEGV $$", "libhdf5 crashed", "(signal 11, Segmentation fault)",
+         "file is damaged"},
+        {"exec cat /dev/zero >&3", "libhdf5 went wrong", "makes no sense", "file is damaged"},
         // it lives on without its socket
-        {"exec 3>&-; exec sleep 1000",
-         "the process that reads it by libhdf5 was killed (signal 9, Killed): memory may be exhausted"},
+        {"exec 3>&-; exec sleep 1000", "was killed", "(signal 9, Killed)", "memory may be exhausted"},
     };
     const std::size_t descriptors = open_descriptors();
-    for (const auto& [script, sentence] : table) {
+    for (const auto& [script, what, how, more] : table) {
         CAPTURE(script);
-        CHECK(sentence_of_list(shell(script)) == sentence);
+        const std::string sentence = sentence_of_list(shell(script));
+        CAPTURE(sentence);
+        CHECK(contains_all(sentence, {what, how, more}));
         CHECK(open_descriptors() == descriptors);
         CHECK(!has_children());
     }
@@ -143,10 +143,7 @@ TEST_CASE("hdf5 child: one that does not finish in time is killed") {
         const auto before = std::chrono::steady_clock::now();
         const std::string sentence = sentence_of<hdf5_child_lost>([&] { child.ask({}); });
         const auto waited = std::chrono::steady_clock::now() - before;
-        CHECK(sentence ==
-              "libhdf5 did not finish within 0.1 s: the file is damaged, there is too much in it, or it lies "
-              "on a "
-              "very slow disk");
+        CHECK(contains_all(sentence, {"libhdf5 did not finish", "within 0.1 s", "very slow disk"}));
         CHECK(waited >= 100ms);
         CHECK(waited < 30s);
         CHECK(child.process() == -1);
@@ -163,11 +160,11 @@ TEST_CASE("hdf5 child: one that takes no request does not hold up its sender") {
     CHECK(contains(sentence_of<hdf5_child_lost>([&] { child.ask(request); }), "did not finish within 0.1 s"));
 }
 
-TEST_CASE("hdf5 child: is killed when there is no memory for its answer, of which the rest would come next") {
+TEST_CASE("hdf5 child: is killed if there is no memory for its answer: the rest would be read as the next") {
     if (sanitized) return;
     const some_file file;
     const std::string head_path = file.folder / "head";
-    std::string head = recorded_answer(hdf5_verdict::answered, bytes_of("1")).substr(0, 32);
+    std::string head = recorded_answer(hdf5_answer_kind::answered, bytes_of("1")).substr(0, 32);
     head[24] = 0;  // the length
     head[27] = 0x40;
     write_file(head_path, head);
@@ -221,9 +218,8 @@ TEST_CASE("hdf5 child: a program that cannot be started is a system_failure") {
                 access.list(*opened);
             FAIL("it was started");
         } catch (const pinflow::system_failure& failure) {
-            CHECK(failure.what() == fmt::format("cannot open '{}': the process that is to read it by libhdf5 "
-                                                "cannot be started: No such file or directory",
-                                                file.path));
+            CHECK(contains_all(failure.what(), {"cannot open '" + file.path + "'", "child process",
+                                                "cannot be started", "No such file"}));
             CHECK(failure.code() == std::errc::no_such_file_or_directory);
         }
     }
@@ -264,40 +260,39 @@ TEST_CASE(
 TEST_CASE("hdf5 child: an error comes back as the type it was thrown as") {
     const some_file file;
     const std::string answers = file.folder / "answers";
-    const auto thrown = [&](hdf5_verdict verdict, int error_number = 0) {
-        write_file(answers, recorded_answer(verdict, bytes_of("what happened"), error_number));
+    const auto thrown = [&](hdf5_answer_kind kind, int error_number = 0) {
+        write_file(answers, recorded_answer(kind, bytes_of("what happened"), error_number));
         hdf5_in_child access(answering(answers));
         access.list(input_file(file.path));
     };
-    CHECK_THROWS_WITH_AS(thrown(hdf5_verdict::format_error), "what happened", format_error);
-    CHECK_THROWS_WITH_AS(thrown(hdf5_verdict::unsupported), "what happened", pinflow::unsupported);
-    CHECK_THROWS_WITH_AS(thrown(hdf5_verdict::invalid_argument), "what happened", pinflow::invalid_argument);
-    CHECK_THROWS_WITH_AS(thrown(hdf5_verdict::data_changed), "what happened", pinflow::data_changed);
+    CHECK_THROWS_WITH_AS(thrown(hdf5_answer_kind::format_error), "what happened", format_error);
+    CHECK_THROWS_WITH_AS(thrown(hdf5_answer_kind::unsupported), "what happened", pinflow::unsupported);
+    CHECK_THROWS_WITH_AS(thrown(hdf5_answer_kind::invalid_argument), "what happened",
+                         pinflow::invalid_argument);
+    CHECK_THROWS_WITH_AS(thrown(hdf5_answer_kind::data_changed), "what happened", pinflow::data_changed);
     try {
-        thrown(hdf5_verdict::system_failure, EWOULDBLOCK);
+        thrown(hdf5_answer_kind::system_failure, EWOULDBLOCK);
         FAIL("nothing was thrown");
     } catch (const pinflow::system_failure& failure) {
         CHECK(failure.what() == std::string("what happened"));
         CHECK(failure.code() == std::errc::operation_would_block);
     }
-    CHECK(
-        sentence_of<format_error>([&] { thrown(hdf5_verdict::out_of_memory); }) ==
-        fmt::format("cannot open '{}': libhdf5 ran out of memory on it: the file is damaged, or there is too "
-                    "much in it",
-                    file.path));
+    CHECK(contains_all(sentence_of<format_error>([&] { thrown(hdf5_answer_kind::out_of_memory); }),
+                       {"cannot open '" + file.path + "'", "ran out of memory"}));
 }
 
 TEST_CASE("hdf5 child: no answer is trusted") {
     const some_file file;
     const std::string answers = file.folder / "answers";
     const auto described = [&](std::span<const std::byte> content) {
-        write_file(answers, recorded_answer(hdf5_verdict::answered, content));
+        write_file(answers, recorded_answer(hdf5_answer_kind::answered, content));
         hdf5_in_child access(answering(answers));
         return access.describe(input_file(file.path), "d");
     };
-    const std::string nonsense = fmt::format(
-        "cannot open '{}': libhdf5 went wrong on it (what it says makes no sense): the file is damaged",
-        file.path);
+    const auto is_refused = [&](std::span<const std::byte> content) {
+        return contains_all(sentence_of<format_error>([&] { described(content); }),
+                            {"cannot open '" + file.path + "'", "makes no sense", "file is damaged"});
+    };
     hdf5_description description;
     description.name = "d";
     description.shape = {10};
@@ -305,11 +300,10 @@ TEST_CASE("hdf5 child: no answer is trusted") {
     description.offset_bytes = 990;
     CHECK((described(serialize(description)) == description));
     description.offset_bytes = 991;  // the file has 1000 bytes
-    CHECK(sentence_of<format_error>([&] { described(serialize(description)); }) == nonsense);
-    CHECK(sentence_of<format_error>([&] { described(bytes_of("garbage")); }) == nonsense);
-    CHECK(sentence_of<format_error>([&] { described({}); }) == nonsense);
-    CHECK(sentence_of_list(answering(answers)) ==
-          "libhdf5 went wrong on it (what it says makes no sense): the file is damaged");
+    CHECK(is_refused(serialize(description)));
+    CHECK(is_refused(bytes_of("garbage")));
+    CHECK(is_refused({}));
+    CHECK(contains_all(sentence_of_list(answering(answers)), {"makes no sense", "file is damaged"}));
     CHECK(!has_children());
 }
 
@@ -318,9 +312,9 @@ TEST_CASE("hdf5 child: is asked again and again, and started anew when it was lo
     const std::string answers = file.folder / "answers";
     const std::string starts = file.folder / "starts";
     const std::vector<array_listing> none;
-    const std::string good = recorded_answer(hdf5_verdict::answered, pinflow::detail::serialize(none));
-    const std::string absent = recorded_answer(hdf5_verdict::invalid_argument, bytes_of("absent"));
-    const std::string damaged = recorded_answer(hdf5_verdict::format_error, bytes_of("damaged"));
+    const std::string good = recorded_answer(hdf5_answer_kind::answered, pinflow::detail::serialize(none));
+    const std::string absent = recorded_answer(hdf5_answer_kind::invalid_argument, bytes_of("absent"));
+    const std::string damaged = recorded_answer(hdf5_answer_kind::format_error, bytes_of("damaged"));
     write_file(answers, good + absent + good + damaged + good);
     hdf5_in_child access(shell("echo >>\"$2\"; cat \"$1\" >&3; exec cat <&3 >/dev/null", {answers, starts}));
     const input_file opened(file.path);
@@ -344,7 +338,7 @@ TEST_CASE("hdf5 child: signals that arrive meanwhile change nothing") {
     const some_file file;
     const std::string answers = file.folder / "answers";
     const std::vector<array_listing> none;
-    write_file(answers, recorded_answer(hdf5_verdict::answered, pinflow::detail::serialize(none)));
+    write_file(answers, recorded_answer(hdf5_answer_kind::answered, pinflow::detail::serialize(none)));
     static volatile std::sig_atomic_t alarms = 0;
     struct ::sigaction action{};
     struct ::sigaction before{};
@@ -379,10 +373,10 @@ TEST_CASE("hdf5 child: rows come in pieces, and have to be as many as were asked
         return text;
     }();
     const auto piece = [&](std::uint64_t first, std::uint64_t count) {
-        return recorded_answer(hdf5_verdict::answered,
+        return recorded_answer(hdf5_answer_kind::answered,
                                bytes_of(rows).subspan(first * row_bytes, count * row_bytes));
     };
-    const std::string opened = recorded_answer(hdf5_verdict::answered, {});
+    const std::string opened = recorded_answer(hdf5_answer_kind::answered, {});
     const auto read = [&](const std::string& given) {
         write_file(answers, given);
         hdf5_in_child access(answering(answers));
@@ -404,9 +398,9 @@ TEST_CASE("hdf5 child: rows come in pieces, and have to be as many as were asked
 TEST_CASE("hdf5 child: a reader that is lost stays lost, and an error of its own does not lose it") {
     const some_file file;
     const std::string answers = file.folder / "answers";
-    const std::string opened = recorded_answer(hdf5_verdict::answered, {});
-    const std::string row = recorded_answer(hdf5_verdict::answered, bytes_of("12345678"));
-    const std::string failed = recorded_answer(hdf5_verdict::format_error, bytes_of("cannot read it"));
+    const std::string opened = recorded_answer(hdf5_answer_kind::answered, {});
+    const std::string row = recorded_answer(hdf5_answer_kind::answered, bytes_of("12345678"));
+    const std::string failed = recorded_answer(hdf5_answer_kind::format_error, bytes_of("cannot read it"));
     const hdf5_description description = library_dataset();
     std::string destination(8, '?');
 
@@ -445,7 +439,7 @@ TEST_CASE("hdf5 child: any threads may ask") {
     const std::vector<array_listing> none;
     std::string many;
     for (int answer = 0; answer < 400; ++answer)
-        many += recorded_answer(hdf5_verdict::answered, pinflow::detail::serialize(none));
+        many += recorded_answer(hdf5_answer_kind::answered, pinflow::detail::serialize(none));
     write_file(answers, many);
     hdf5_in_child access(answering(answers));
     std::atomic<int> listed = 0;

@@ -80,7 +80,7 @@ hdf5_description absent() {
 hdf5_description of_library() {
     hdf5_description description = chunked();
     description.storage = hdf5_storage::library;
-    description.why_library = "it says so";
+    description.library_reason = "it says so";
     description.chunks.clear();
     return description;
 }
@@ -149,11 +149,12 @@ TEST_CASE("hdf5 description: every truncation, and whatever follows the end, is 
 
 TEST_CASE("hdf5 description: data outside the file is refused") {
     CHECK(refusal(contiguous(), [](auto& d) { d.offset_bytes = 3896; }).empty());
-    CHECK(refusal(contiguous(), [](auto& d) { d.offset_bytes = 3897; }) ==
-          "the dataset 'group/data' has 200 bytes at offset 3897, but the file has 4096 bytes");
+    CHECK(contains_all(refusal(contiguous(), [](auto& d) { d.offset_bytes = 3897; }),
+                       {"dataset 'group/data'", "has 200 bytes", "at offset 3897,", "file has 4096 bytes"}));
     CHECK(contains(refusal(contiguous(), [](auto& d) { d.offset_bytes = std::uint64_t(-1); }), "at offset"));
-    CHECK(refusal(chunked(), [](auto& d) { d.chunks[0] = {4000, 97, 0}; }) ==
-          "the dataset 'chunks' has a chunk of 97 bytes at offset 4000, but the file has 4096 bytes");
+    CHECK(
+        contains_all(refusal(chunked(), [](auto& d) { d.chunks[0] = {4000, 97, 0}; }),
+                     {"dataset 'chunks'", "a chunk of 97 bytes", "at offset 4000,", "file has 4096 bytes"}));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.chunks[5] = {4097, 1, 0}; }), "offset 4097"));
     CHECK(
         contains(refusal(chunked(), [](auto& d) { d.chunks[5] = {1, std::uint64_t(-1), 0}; }), "offset 1,"));
@@ -221,9 +222,9 @@ TEST_CASE("hdf5 description: what contradicts itself is refused") {
     contradicts(contiguous(), [](auto& d) { d.filters.resize(1); });
     contradicts(contiguous(), [](auto& d) { d.chunks.resize(1); });
     contradicts(contiguous(), [](auto& d) { d.compact_data.resize(1); });
-    contradicts(contiguous(), [](auto& d) { d.why_library = "no"; });
+    contradicts(contiguous(), [](auto& d) { d.library_reason = "no"; });
     contradicts(chunked(), [](auto& d) { d.offset_bytes = 1; });
-    contradicts(of_library(), [](auto& d) { d.why_library.clear(); });
+    contradicts(of_library(), [](auto& d) { d.library_reason.clear(); });
     contradicts(of_library(), [](auto& d) { d.chunks.resize(6); });
 }
 
@@ -238,19 +239,19 @@ TEST_CASE("hdf5 description: counts of more than follows, unknown kinds and cont
         return sentence_of<format_error>([&] { parse_hdf5_description(bytes, file_size); });
     };
     CHECK(with_number(1, 0).empty());
-    // the lengths of name, unit, shape, why_library, data, fill value, chunk, filters, chunks
+    // the lengths of name, unit, shape, library_reason, data, fill value, chunk, filters, chunks
     for (const std::size_t at : {1u, 5u, 6u, 8u, 10u, 11u, 12u, 13u, 14u}) {
         CAPTURE(at);
         for (const std::uint64_t value : {std::uint64_t{20 * 8}, std::uint64_t{1} << 61, std::uint64_t(-1)})
             CHECK(contains(with_number(at, value), "promises more than follows"));
     }
-    CHECK(contains(with_number(0, 1), "another version"));
+    CHECK(contains(with_number(0, 1), "version mark"));
     CHECK(contains(with_number(2, 'x'), "unknown kind"));
     CHECK(contains(with_number(2, 256), "too large"));
     CHECK(contains(with_number(7, 5), "kind of storage"));
 
     hdf5_description library = of_library();
-    library.why_library = "two\nlines";
+    library.library_reason = "two\nlines";
     CHECK_THROWS_AS(parse_hdf5_description(serialize(library), file_size), format_error);
     auto listed = listings();
     listed[5].reason = "\x1b[2J";
@@ -270,41 +271,40 @@ TEST_CASE("hdf5 description: structures nested too deeply are refused") {
 
 TEST_CASE("hdf5 description: the reason says where the bytes are") {
     using pinflow::detail::hdf5_storage_reason;
-    CHECK(hdf5_storage_reason(contiguous()) ==
-          "the file's pages are mapped in place, at an offset that is no multiple of 4");
-    CHECK(hdf5_storage_reason(chunked()) ==
-          "it lies in chunks of shape (4, 4), filtered by shuffle, deflate");
+    CHECK(contains_all(hdf5_storage_reason(contiguous()), {"mapped in place", "no multiple of 4"}));
+    CHECK(contains_all(hdf5_storage_reason(chunked()),
+                       {"chunks of shape (4, 4)", "filtered by shuffle, deflate"}));
     auto unnamed = chunked();
     unnamed.filters = {{32000, "", {}}, {1, "bad\nname", {}}};
-    CHECK(hdf5_storage_reason(unnamed) == "it lies in chunks of shape (4, 4), filtered by 32000, bad?name");
+    CHECK(contains_all(hdf5_storage_reason(unnamed),
+                       {"chunks of shape (4, 4)", "filtered by 32000, bad?name"}));
     unnamed.filters.clear();
-    CHECK(hdf5_storage_reason(unnamed) == "it lies in chunks of shape (4, 4)");
+    CHECK(contains(hdf5_storage_reason(unnamed), "chunks of shape (4, 4)"));
+    CHECK_FALSE(contains(hdf5_storage_reason(unnamed), "filtered"));
     // a listing also says whether rows are mapped chunk by chunk, as far as that is known
     const auto listed = [&] { return pinflow::detail::hdf5_listing(unnamed).reason; };
-    CHECK(listed() == "it lies in chunks of shape (4, 4)");
+    CHECK(listed() == hdf5_storage_reason(unnamed));
     unnamed.shape = {9, 4};
     unnamed.chunks = {{512, 64, 0}, {}, {1024, 64, 0}};
-    CHECK(listed() ==
-          "it lies in chunks of shape (4, 4), of which 1 of 3 were never written, so that its rows are not "
-          "mapped");
+    CHECK(contains_all(listed(), {"chunks of shape (4, 4)", "1 of 3 ", "never written", "are not mapped"}));
     unnamed.chunks[1] = {768, 64, 0};
-    CHECK(listed() == "it lies in chunks of shape (4, 4), whose rows are mapped chunk by chunk");
+    CHECK(contains_all(listed(), {"chunks of shape (4, 4)", "mapped chunk by chunk"}));
+    CHECK_FALSE(contains(listed(), "if all chunks"));
     unnamed.chunks.clear();
-    CHECK(
-        listed() ==
-        "it lies in chunks of shape (4, 4), whose rows are mapped chunk by chunk if all chunks were written");
+    CHECK(contains_all(listed(), {"chunks of shape (4, 4)", "mapped chunk by chunk", "if all chunks"}));
+    CHECK_FALSE(contains(listed(), "read by libhdf5"));
     unnamed.shape = {1 << 23, 4};
-    CHECK(listed().ends_with(
-        " if all chunks were written; if few of these were ever written, it is read by libhdf5"));
+    CHECK(contains_all(listed(), {"if all chunks", "if few of these", "read by libhdf5"}));
     unnamed.dtype = dtype(dtype_kind::signed_integer, 2, std::endian::big);
     unnamed.shape = {9, 4};
-    CHECK(listed() == "it lies in chunks of shape (4, 4)");
-    CHECK(hdf5_storage_reason(inlined()) == "it lies among the metadata of the file");
-    CHECK(hdf5_storage_reason(absent()) == "it was never written: all elements are the fill value");
-    CHECK(hdf5_storage_reason(of_library()) == "it is read by libhdf5: it says so");
+    CHECK(contains(listed(), "chunks of shape (4, 4)"));
+    CHECK(listed() == hdf5_storage_reason(unnamed));
+    CHECK(contains(hdf5_storage_reason(inlined()), "among the metadata"));
+    CHECK(contains_all(hdf5_storage_reason(absent()), {"never written", "fill value"}));
+    CHECK(contains_all(hdf5_storage_reason(of_library()), {"read by libhdf5", "it says so"}));
     auto empty = absent();
     empty.shape = {0, 3};
-    CHECK(hdf5_storage_reason(empty) == "there are no bytes to map");
+    CHECK(contains(hdf5_storage_reason(empty), "no bytes to map"));
 }
 
 TEST_CASE("hdf5 description: the fuzzer's seeds are what is written now") {

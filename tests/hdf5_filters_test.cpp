@@ -258,8 +258,8 @@ TEST_CASE("hdf5_filters: lzf is decoded as h5py wrote it") {
     CHECK((decoded({shuffle(1), lzf, fletcher32}, 160, with_checksum(stored)) == bytes));
     // a chunk that could not be compressed
     CHECK((decoded({lzf}, 160, bytes, 1) == bytes));
-    CHECK(contains(refusal({lzf}, 159, stored), "its lzf data goes on after the 159 bytes"));
-    CHECK(contains(refusal({lzf}, 161, stored), "its lzf data ends after 160 bytes, 161 should come of it"));
+    CHECK(contains(refusal({lzf}, 159, stored), "its lzf data continues after the 159 bytes"));
+    CHECK(contains(refusal({lzf}, 161, stored), "its lzf data ends after 160 bytes, 161 are expected"));
     for (std::size_t size = 2; size < stored.size(); ++size) {
         CHECK(!refusal({lzf}, 160,
                        byte_vector(stored.begin(), stored.begin() + static_cast<std::ptrdiff_t>(size)))
@@ -300,12 +300,11 @@ TEST_CASE("hdf5_filters: every flipped bit and every cut of deflated data is fou
                        byte_vector(stored.begin(), stored.begin() + static_cast<std::ptrdiff_t>(size)))
                    .empty());
     }
-    CHECK(contains(refusal(filters, 501, stored),
-                   "its deflate data ends after 500 bytes, 501 should come of it"));
-    CHECK(contains(refusal(filters, 499, stored), "its deflate data goes on after the 499 bytes"));
+    CHECK(contains(refusal(filters, 501, stored), "its deflate data ends after 500 bytes, 501 are expected"));
+    CHECK(contains(refusal(filters, 499, stored), "its deflate data continues after the 499 bytes"));
     // one of two: how much should come of it is not known, but not too much
     CHECK(contains(refusal({deflate_filter, deflate_filter}, 10, deflated(byte_vector(100000))),
-                   "goes on after the 4107 bytes"));
+                   "continues after the 4107 bytes"));
 }
 
 TEST_CASE("hdf5_filters: sizes that no chunk can have are refused before memory is taken") {
@@ -316,7 +315,7 @@ TEST_CASE("hdf5_filters: sizes that no chunk can have are refused before memory 
     };
     const std::uint64_t large = std::uint64_t{1} << 40;
     CHECK(check({}, 100, 100).empty());
-    CHECK(check({}, 100, 99) == "is said to take 99 bytes, such a chunk takes 100");
+    CHECK(contains_all(check({}, 100, 99), {"take 99 bytes", "such a chunk takes 100"}));
     CHECK(check({fletcher32}, 100, 104).empty());
     CHECK(check({fletcher32}, 100, 100, 1).empty());
     CHECK(contains(check({fletcher32}, 100, 100), "such a chunk takes 104"));
@@ -334,13 +333,13 @@ TEST_CASE("hdf5_filters: sizes that no chunk can have are refused before memory 
 }
 
 TEST_CASE("hdf5_filters: filters that are not known are named, and parameters that make no sense refused") {
-    using pinflow::detail::why_not_decoded;
+    using pinflow::detail::not_decoded_reason;
     const std::vector<hdf5_filter> known{shuffle(4), deflate_filter, fletcher32, lzf};
     const std::vector<hdf5_filter> szip{shuffle(4), {4, "szip", {}}};
     const std::vector<hdf5_filter> nameless{{32001, "", {}}};
-    CHECK(why_not_decoded(known).empty());
-    CHECK(contains(why_not_decoded(szip), "the filter 'szip' (number 4), which"));
-    CHECK(contains(why_not_decoded(nameless), "the filter number 32001, which"));
+    CHECK(not_decoded_reason(known).empty());
+    CHECK(contains(not_decoded_reason(szip), "the filter 'szip' (number 4), which"));
+    CHECK(contains(not_decoded_reason(nameless), "the filter number 32001, which"));
     CHECK_THROWS_AS(hdf5_pipeline(szip, 4), pinflow::unsupported);
     for (const std::vector<std::uint32_t>& parameters : {std::vector<std::uint32_t>{}, {0}, {4, 4}}) {
         const std::vector<hdf5_filter> wrong{{2, "shuffle", parameters}};

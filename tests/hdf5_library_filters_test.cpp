@@ -54,8 +54,8 @@ TEST_CASE("hdf5 library filters: scale-offset needs its bits, and parameters tha
     // 10 elements of 7 bits take 9 bytes
     CHECK(is_sure({scaleoffset()}, beginning(7, 21 + 9)));
     CHECK(is_sure({scaleoffset()}, beginning(7, 21 + 10)));  // as libhdf5 writes them
-    CHECK(refusal({scaleoffset()}, beginning(7, 21 + 8)) ==
-          "is damaged: its scale-offset data has 8 bytes, which do not hold 70 bits");
+    CHECK(contains_all(refusal({scaleoffset()}, beginning(7, 21 + 8)),
+                       {"is damaged", "scale-offset data", "has 8 bytes", "not hold 70 bits"}));
     CHECK(is_sure({scaleoffset()}, beginning(0, 21)));
     CHECK(is_sure({scaleoffset()}, beginning(32, 21 + 40)));
     CHECK(contains(refusal({scaleoffset()}, beginning(33, 1000)), "33 bits for elements of 4 bytes"));
@@ -76,8 +76,8 @@ TEST_CASE("hdf5 library filters: scale-offset needs its bits, and parameters tha
 TEST_CASE("hdf5 library filters: n-bit needs its bits, and a type that fits the chunk") {
     const std::vector<std::uint32_t> number{1, 4, 0, 12, 2};  // 12 bits from bit 2 on
     CHECK(is_sure({nbit(number)}, byte_vector(15)));
-    CHECK(refusal({nbit(number)}, byte_vector(14)) ==
-          "is damaged: its n-bit data has 14 bytes, which do not hold 120 bits");
+    CHECK(contains_all(refusal({nbit(number)}, byte_vector(14)),
+                       {"is damaged", "n-bit data", "has 14 bytes", "not hold 120 bits"}));
     CHECK(contains(refusal({nbit(number, 0, 11)}, byte_vector(100)), "11 elements of 4 bytes"));
     CHECK(is_sure({nbit(number, 1)}, byte_vector(40)));
     CHECK(is_sure({nbit({}, 1)}, byte_vector(40)));
@@ -106,15 +106,15 @@ TEST_CASE("hdf5 library filters: n-bit needs its bits, and a type that fits the 
 
 TEST_CASE("hdf5 library filters: szip promises a size, and nobody knows whether it keeps that") {
     CHECK(!is_sure({szip}, beginning(40, 10)));
-    CHECK(contains(refusal({szip}, beginning(41, 10)), "said to make 41 bytes, 40 should come of it"));
+    CHECK(contains(refusal({szip}, beginning(41, 10)), "declares 41 decompressed bytes, 40 are expected"));
     CHECK(contains(refusal({szip}, beginning(40, 3)), "breaks off after 3 bytes"));
     CHECK(!is_sure({shuffle, szip}, beginning(40, 10)));
-    CHECK(contains(refusal({shuffle, szip}, beginning(44, 10)), "44 bytes"));
+    CHECK(contains(refusal({shuffle, szip}, beginning(44, 10)), "44 decompressed bytes"));
     CHECK(!is_sure({fletcher32, szip}, beginning(44, 10)));  // not a chunk, but that and more
     CHECK(!is_sure({{32768, "of an application", {}}}, {}));
 }
 
-TEST_CASE("hdf5 library filters: others are undone before, and those that were skipped are not looked for") {
+TEST_CASE("hdf5 library filters: filters applied later are undone first, and skipped ones are not checked") {
     CHECK(is_sure({scaleoffset(), fletcher32}, beginning(7, 21 + 9 + 4)));
     CHECK(contains(refusal({scaleoffset(), fletcher32}, beginning(7, 21 + 9 + 3)), "has 8 bytes"));
     CHECK(contains(refusal({scaleoffset(), fletcher32}, byte_vector(3)), "checksum is cut off"));

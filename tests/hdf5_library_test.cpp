@@ -358,7 +358,8 @@ TEST_CASE("hdf5: damaged chunks that the library would make up elements for are 
         if (twice && sanitized) continue;  // whose allocator fills memory in its own way
         const pinflow::detail::hdf5_library_reader reader(
             file, description,
-            twice ? pinflow::detail::hdf5_doubts::settled : pinflow::detail::hdf5_doubts::ignored);
+            twice ? pinflow::detail::hdf5_unverified_chunks::decoded_twice
+                  : pinflow::detail::hdf5_unverified_chunks::accepted);
         const auto read = [&](std::uint64_t first, std::uint64_t count) {
             std::string rows(payload_bytes(description) / description.shape[0] * count, '?');
             reader.read(first, count, std::as_writable_bytes(std::span(rows)));

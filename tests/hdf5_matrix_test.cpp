@@ -42,7 +42,7 @@ struct written_dataset {
     std::string name;
     std::string dtype;  ///< as numpy spells it
     pinflow::shape_vector shape;
-    bool together = false;         ///< its elements lie together in the file
+    bool together = false;         ///< its elements are contiguous in the file
     std::uint64_t whole_rows = 0;  ///< that each chunk holds as they are delivered
     bytes_view stored;             ///< its elements, in the byte order of the file
     bytes_view little;             ///< and little-endian
@@ -221,7 +221,7 @@ TEST_CASE("hdf5 matrix: every dataset is read equal by random rows, in little-en
         const bool in_place =
             (dataset.together || dataset.whole_rows > 0) && rows->dtype().descr() == dataset.dtype;
         if (!dataset.stored.empty()) CHECK(rows->extents().empty() == !in_place);
-        CHECK(rows->extents().empty() == !rows->why_no_extents().empty());
+        CHECK(rows->extents().empty() == !rows->no_extents_reason().empty());
         if (rows->extents().empty()) continue;
         ++with_extents;
         check_extents(*rows, dataset.little);

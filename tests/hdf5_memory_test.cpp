@@ -68,7 +68,7 @@ bool want(hdf5_chunk_cache& cache, const hdf5_chunk_key& key, bool wanted_again)
 
 }  // namespace
 
-TEST_CASE("hdf5_memory: who asks for a chunk that is being decoded is served by the one who decodes it") {
+TEST_CASE("hdf5_memory: a request for a chunk that is being decoded is served when decoding completes") {
     hdf5_chunk_cache cache(0);
     noting_user first;
     noting_user second;

@@ -205,7 +205,7 @@ def damaged_chunks(writer):
             damage("nbit", data.astype("<f16"), dcpl, cut, "do not hold 12800 bits")
         if h5z.filter_avail(SZIP) and h5z.get_filter_info(SZIP) & h5z.FILTER_CONFIG_ENCODE_ENABLED:
             pressed = lambda: properties("chunked", (16, 10), (SZIP,))
-            damage("szip_size", data, pressed(), put(0, 0), "is said to make 512 bytes, 640 should come of it")
+            damage("szip_size", data, pressed(), put(0, 0), "declares 512 decompressed bytes, 640 are expected")
             damage("szip_short", data, pressed(), lambda stored: stored[:len(stored) // 2],
                    "makes something else of it each time", True)
             small = np.arange(100, dtype="<u2").reshape(10, 10)

@@ -36,7 +36,7 @@ TEST_CASE("hdf5 protocol: a request arrives as it was sent, however large") {
     }
 }
 
-TEST_CASE("hdf5 protocol: what is no request, or breaks off, is none") {
+TEST_CASE("hdf5 protocol: malformed and truncated requests are refused") {
     const std::string whole = recorded(
         [](int socket) { send_request(socket, {hdf5_question::list, "path", {}, "n"}, no_deadline); });
     const auto received = [](const std::string& bytes) {
@@ -62,19 +62,19 @@ TEST_CASE("hdf5 protocol: what is no request, or breaks off, is none") {
 TEST_CASE("hdf5 protocol: an answer arrives with its head, and a sentence is cut") {
     const std::string text(100'000, 's');
     struct {
-        hdf5_verdict verdict;
+        hdf5_answer_kind kind;
         std::size_t size;
-    } const table[] = {{hdf5_verdict::answered, text.size()},
-                       {hdf5_verdict::system_failure, std::size_t{max_sentence_bytes}}};
-    for (const auto& [verdict, size] : table) {
+    } const table[] = {{hdf5_answer_kind::answered, text.size()},
+                       {hdf5_answer_kind::system_failure, std::size_t{max_sentence_bytes}}};
+    for (const auto& [kind, size] : table) {
         socket_pair sockets;
-        std::thread sender([&, sent = verdict] {
+        std::thread sender([&, sent = kind] {
             CHECK(send_answer(sockets.ends[1], sent, bytes_of(text), ENOSPC) == delivery::done);
         });
         delivery result = delivery::late;
         const auto head = receive_answer_head(sockets.ends[0], text.size(), no_deadline, result);
         REQUIRE(head.has_value());
-        CHECK(head->verdict == verdict);
+        CHECK(head->kind == kind);
         CHECK(head->error_number == ENOSPC);
         CHECK(head->content_bytes == size);
         std::vector<std::byte> content;
@@ -84,8 +84,9 @@ TEST_CASE("hdf5 protocol: an answer arrives with its head, and a sentence is cut
     }
 }
 
-TEST_CASE("hdf5 protocol: a head of nonsense, or of more than was asked for, is none") {
-    const std::string whole = recorded_answer(hdf5_verdict::answered, bytes_of("12345678"));
+TEST_CASE(
+    "hdf5 protocol: an answer head is refused if malformed, or if it announces more than was asked for") {
+    const std::string whole = recorded_answer(hdf5_answer_kind::answered, bytes_of("12345678"));
     const auto received = [](const std::string& bytes, std::uint64_t max_bytes) {
         socket_pair sockets;
         REQUIRE(send_all(sockets.ends[1], bytes_of(bytes), no_deadline) == delivery::done);
@@ -96,7 +97,7 @@ TEST_CASE("hdf5 protocol: a head of nonsense, or of more than was asked for, is 
     };
     CHECK(received(whole, 8));
     CHECK(!received(whole, 7));
-    for (const std::size_t at : {0U, 7U, 8U, 15U, 31U}) {  // mark, verdict, length
+    for (const std::size_t at : {0U, 7U, 8U, 15U, 31U}) {  // mark, kind, length
         std::string changed = whole;
         changed[at] = '\x55';
         CHECK(!received(changed, 8));
@@ -105,7 +106,7 @@ TEST_CASE("hdf5 protocol: a head of nonsense, or of more than was asked for, is 
     zero[8] = 0;
     CHECK(!received(zero, 8));
     // an error, whose sentence is longer than any
-    std::string talkative = recorded_answer(hdf5_verdict::format_error, bytes_of("a"));
+    std::string talkative = recorded_answer(hdf5_answer_kind::format_error, bytes_of("a"));
     talkative[24 + 2] = 2;
     CHECK(!received(talkative, std::uint64_t{1} << 40));
 }

@@ -106,7 +106,7 @@ TEST_CASE("hdf5_rows: everything that h5py wrote is read equal, whole and by ran
         REQUIRE(rows->row_count() == description.shape[0]);
         CHECK(rows->dtype() == description.dtype.little_endian());
         CHECK(rows->file_backed());
-        CHECK(rows->extents().empty() != rows->why_no_extents().empty());
+        CHECK(rows->extents().empty() != rows->no_extents_reason().empty());
         CHECK((read(*rows, all_rows(rows->row_count())) == entry.little));
         for (int repetition = 0; rows->row_count() > 0 && repetition < 6; ++repetition) {
             const row_ids ids = random_rows(random, rows->row_count());
@@ -211,7 +211,7 @@ TEST_CASE("hdf5_rows: chunks without filters that hold whole rows are extents, a
     CHECK(extents_of("grids/((40, 6), (10, 6))/gzip") == 0);
     CHECK(extents_of("partly/1/none/29some") == 0);
     const auto why = [](const std::string& name) {
-        return rows_with_cache(dataset_of(entry_named(name)), 0)->why_no_extents();
+        return rows_with_cache(dataset_of(entry_named(name)), 0)->no_extents_reason();
     };
     CHECK(contains(why("grids/((37, 11), (5, 4))/none"), "chunks that hold parts of rows"));
     CHECK(contains(why("grids/((40, 6), (10, 6))/shuffle,gzip"), "filtered (shuffle, deflate)"));
@@ -368,7 +368,7 @@ TEST_CASE("hdf5_rows: a dataset that only libhdf5 can read is read by the functi
     hdf5_description description = *entry.description;
     description.storage = hdf5_storage::library;
     description.offset_bytes = 0;
-    description.why_library = "it is virtual";
+    description.library_reason = "it is virtual";
     hdf5_dataset dataset{dataset_of(entry).file, std::make_shared<const hdf5_description>(description), {}};
     CHECK(contains(sentence_of<pinflow::unsupported>([&] { rows_with_cache(dataset, 0); }),
                    "only libhdf5 can read it: it is virtual"));
@@ -385,7 +385,7 @@ TEST_CASE("hdf5_rows: a dataset that only libhdf5 can read is read by the functi
     CHECK((read(*rows, ids) == rows_of(entry.little, row_bytes, ids)));
     CHECK(calls == 3);
     CHECK(rows->extents().empty());
-    CHECK(rows->why_no_extents() == "is read by libhdf5: it is virtual");
+    CHECK(contains_all(rows->no_extents_reason(), {"read by libhdf5", "it is virtual"}));
     CHECK(std::ranges::equal(entry.stored,
                              std::span(make_hdf5_array(dataset).view().data(), entry.stored.size())));
     std::vector<std::byte> bytes(entry.little.size());

@@ -58,7 +58,7 @@ inline pinflow::cli::hdf5_request request_of(pinflow::cli::hdf5_question questio
     return request;
 }
 
-inline std::string recorded_answer(pinflow::cli::hdf5_verdict verdict, std::span<const std::byte> content,
+inline std::string recorded_answer(pinflow::cli::hdf5_answer_kind verdict, std::span<const std::byte> content,
                                    int error_number = 0) {
     return recorded([&](int socket) { send_answer(socket, verdict, content, error_number); });
 }

@@ -164,16 +164,16 @@ TEST_CASE("hdf5 writer: a dataset takes all of its elements and no more, and a f
         CHECK_THROWS_WITH_AS(step(), doctest::Contains(sentence), pinflow::invalid_argument);
     };
     refuse([&] { writer.write(bytes); },
-           "100 bytes do not follow 0 of the 0 that a file without a dataset promises");
+           "100 bytes are too many after 0 of the 0 bytes of a file without a dataset");
     for (const unsigned level : {0u, 1u}) {
         const dataset made{fmt::format("{}", level), dtype::parse("<f4"), {20}, level};
         writer.begin(made);
         writer.write(std::span(bytes).first(50));
         refuse([&] { writer.begin({"next", made.dtype, {}}); }, "promises 80 bytes, 50 were written");
         refuse([&] { writer.finish(); }, "of <f4 and shape (20,) promises 80 bytes, 50 were written");
-        refuse([&] { writer.write(std::span(bytes).first(31)); }, "31 bytes do not follow 50 of the 80");
+        refuse([&] { writer.write(std::span(bytes).first(31)); }, "31 bytes are too many after 50 of the 80");
         writer.write(std::span(bytes).first(30));
-        refuse([&] { writer.write(std::span(bytes).first(1)); }, "1 bytes do not follow 80 of the 80");
+        refuse([&] { writer.write(std::span(bytes).first(1)); }, "1 bytes are too many after 80 of the 80");
     }
     writer.finish();
     refuse([&] { writer.finish(); }, "it is finished");
@@ -240,8 +240,8 @@ unsigned check_failures(const fs::path& path, seam::call failing, bool each, Wri
         unsigned calls = 0;
         std::string sentence;
         {
-            const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
-                return seam::fault{.error = what == failing && ++calls == number ? ENOSPC : 0};
+            const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
+                return seam::injected_failure{.error = what == failing && ++calls == number ? ENOSPC : 0};
             });
             sentence = sentence_of<pinflow::system_failure>(write);
         }
@@ -324,8 +324,8 @@ TEST_CASE("hdf5 writer: after a failure everything is refused, whatever it is") 
         hdf5_writer writer(folder / "a.h5");
         writer.begin({"x", dtype::parse("|u1"), {8 << 20}, level});
         {
-            const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
-                return seam::fault{.error = what == seam::call::write ? EIO : 0};
+            const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
+                return seam::injected_failure{.error = what == seam::call::write ? EIO : 0};
             });
             CHECK_THROWS_AS(writer.write(bytes), pinflow::system_failure);
         }
@@ -346,9 +346,9 @@ TEST_CASE("hdf5 writer: short and interrupted writes and reads change nothing") 
     std::vector<std::pair<dataset, std::vector<std::byte>>> written;
     std::uint64_t calls = 0;
     {
-        const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
-            if (what != seam::call::write && what != seam::call::pread) return seam::fault{};
-            return seam::fault{.error = ++calls % 3 == 0 ? EINTR : 0, .max_bytes = 1000};
+        const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
+            if (what != seam::call::write && what != seam::call::pread) return seam::injected_failure{};
+            return seam::injected_failure{.error = ++calls % 3 == 0 ? EINTR : 0, .max_bytes = 1000};
         });
         hdf5_writer writer(folder / "a.h5");
         for (const unsigned level : {0u, 1u}) {

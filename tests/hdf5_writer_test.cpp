@@ -285,7 +285,7 @@ TEST_CASE("hdf5 writer: chunks that do not shrink are stored as they are") {
     CHECK(fs::file_size(files / "c.h5") < 30'000);
 }
 
-TEST_CASE("hdf5 writer: elements that lie together begin at multiples of the alignment, and are mapped") {
+TEST_CASE("hdf5 writer: elements that are contiguous begin at multiples of the alignment, and are mapped") {
     ++cases_run;
     random_engine random(5);
     for (const std::uint64_t alignment : {16u, 64u, 4096u, 8192u, 2u << 20}) {

@@ -13,7 +13,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("host event: what is kept until a mark is passed goes then, not before") {
+TEST_CASE("host event: an object kept until a mark passes is released when it passes, not before") {
     detail::host_event event;
     CHECK(event.last_mark() == nullptr);
     const auto object = std::make_shared<int>(1);
@@ -43,7 +43,7 @@ TEST_CASE("host stream: what a piece of work holds is gone when it counts as fin
     CHECK(watch.expired());
 }
 
-TEST_CASE("host stream: a forked process is told that it has no such stream") {
+TEST_CASE("host stream: a forked process is refused, as it has no such stream") {
     const stream stream(device::host());
     stream.synchronize();
     const ::pid_t child = ::fork();

@@ -185,10 +185,10 @@ TEST_CASE(
             CAPTURE(to_string(route));
             const array rows = open_npy(folder / "rows.npy");
             std::atomic<int> reads = 0;
-            const detail::system::scoped_fault_hook hook(
+            const detail::system::scoped_failure_hook hook(
                 [&](detail::system::call what, std::string_view path) {
                     const bool ours = what == detail::system::call::pread && path.ends_with("rows.npy");
-                    return detail::system::fault{.error = ours && ++reads > 35 ? EIO : 0};
+                    return detail::system::injected_failure{.error = ours && ++reads > 35 ? EIO : 0};
                 });
             loader loader({rows},
                           {.device = device, .batch_rows = 10, .order = order::shuffled, .route = route});
@@ -219,9 +219,9 @@ TEST_CASE("loader: an error while reading does not concern a GPU that takes the 
     const temporary_folder folder;
     write_npy(folder / "rows.npy", numbered_rows(100, large_width).view());
     const array rows = open_npy(folder / "rows.npy");
-    const detail::system::scoped_fault_hook hook([](detail::system::call what, std::string_view path) {
+    const detail::system::scoped_failure_hook hook([](detail::system::call what, std::string_view path) {
         const bool ours = what == detail::system::call::pread && path.ends_with("rows.npy");
-        return detail::system::fault{.error = ours ? EIO : 0};
+        return detail::system::injected_failure{.error = ours ? EIO : 0};
     });
     loader loader({rows}, {.device = device::cuda(0),
                            .batch_rows = 10,
@@ -236,13 +236,13 @@ TEST_CASE("loader: an error while reading does not concern a GPU that takes the 
     CHECK(batches == 10);
 }
 
-TEST_CASE("loader: short reads are gone on with") {
+TEST_CASE("loader: short reads are continued") {
     const temporary_folder folder;
     write_npy(folder / "rows.npy", numbered_rows(100, 64).view());
     const array rows = open_npy(folder / "rows.npy");
-    const detail::system::scoped_fault_hook hook([](detail::system::call what, std::string_view) {
-        return detail::system::fault{.max_bytes = what == detail::system::call::pread ? std::size_t{100}
-                                                                                      : ~std::size_t{0}};
+    const detail::system::scoped_failure_hook hook([](detail::system::call what, std::string_view) {
+        return detail::system::injected_failure{
+            .max_bytes = what == detail::system::call::pread ? std::size_t{100} : ~std::size_t{0}};
     });
     on_each_device([&](const device& device) {
         loader loader({rows}, {.device = device, .batch_rows = 10});
@@ -316,14 +316,14 @@ TEST_CASE("loader: time spent waiting for storage is reported as such") {
     const temporary_folder folder;
     write_npy(folder / "rows.npy", numbered_rows(100, 64).view());
     const array rows = open_npy(folder / "rows.npy");
-    const detail::system::scoped_fault_hook hook([](detail::system::call what, std::string_view) {
+    const detail::system::scoped_failure_hook hook([](detail::system::call what, std::string_view) {
         if (what == detail::system::call::pread) {  // a disk that takes its time
             std::mutex mutex;
             std::unique_lock lock(mutex);
             std::condition_variable nothing;
             nothing.wait_for(lock, std::chrono::milliseconds(5), [] { return false; });
         }
-        return detail::system::fault{};
+        return detail::system::injected_failure{};
     });
     on_each_device([&](const device& device) {
         // a GPU would gather rows as small as these from the pages

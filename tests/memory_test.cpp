@@ -208,16 +208,17 @@ TEST_CASE(
 }
 
 TEST_CASE("memory: a refused allocation is a sentence with the size and the system's reason") {
-    const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
-        return what == seam::call::mmap ? seam::fault{.error = ENOMEM} : seam::fault{};
+    const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
+        return what == seam::call::mmap ? seam::injected_failure{.error = ENOMEM} : seam::injected_failure{};
     });
     CHECK(contains(sentence_of<pinflow::system_failure>([] { memory_region::anonymous(4096); }),
                    "cannot allocate 4096 bytes of memory: Cannot allocate memory"));
 }
 
 TEST_CASE("memory: huge pages are a wish, and regions do without them") {
-    const seam::scoped_fault_hook hook([](seam::call what, std::string_view) {
-        return what == seam::call::madvise ? seam::fault{.error = EINVAL} : seam::fault{};
+    const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
+        return what == seam::call::madvise ? seam::injected_failure{.error = EINVAL}
+                                           : seam::injected_failure{};
     });
     const memory_region region = memory_region::anonymous(2 * mebibyte);
     CHECK(region.bytes().back() == std::byte{0});

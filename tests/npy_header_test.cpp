@@ -13,6 +13,7 @@
 #include "pinflow/formats/npy.hpp"
 #include "tests/fuzz/npy_header_invariants.hpp"
 #include "tests/npy_bytes.hpp"
+#include "tests/support/file_bytes.hpp"
 
 // ---- the largest allocation, counted for the whole executable ---------------------------------------------
 
@@ -150,18 +151,18 @@ TEST_CASE("npy header: reads any alignment of the data") {
     }
 }
 
-TEST_CASE("npy header: the file may go on, but must hold what the header promises") {
+TEST_CASE("npy header: the file may continue, but must hold what the header promises") {
     const std::string bytes = header(text("'<f8'", "(16, 32)") + "\n");
     CHECK_NOTHROW(parse(bytes, bytes.size() + 4096));
     CHECK_NOTHROW(parse(bytes, bytes.size() + 4097));
-    CHECK(refusal(bytes, bytes.size() + 4095) == "header promises 4096 bytes of data, file has 4095");
+    CHECK(contains_all(refusal(bytes, bytes.size() + 4095), {"header promises 4096 bytes", "file has 4095"}));
     CHECK_NOTHROW(parse(header(text("'<f8'", "(16, 0)")), header(text("'<f8'", "(16, 0)")).size()));
     const std::string scalar = header(text("'<f8'", "()"));
     CHECK_NOTHROW(parse(scalar, scalar.size() + 8));
-    CHECK(refusal(scalar, scalar.size()) == "header promises 8 bytes of data, file has 0");
+    CHECK(contains_all(refusal(scalar, scalar.size()), {"header promises 8 bytes", "file has 0"}));
 }
 
-TEST_CASE("npy header: the bytes may be a prefix of the file that goes on past the header") {
+TEST_CASE("npy header: the bytes may be a prefix of the file that continues past the header") {
     const std::string bytes = header(text("'<f8'", "(2,)")) + std::string(9, '}');
     CHECK(parse(bytes, any_size).data_offset_bytes == bytes.size() - 9);
 }
@@ -284,13 +285,13 @@ TEST_CASE("npy header: refuses a file cut off after any byte") {
 
 TEST_CASE("npy header: refuses lengths that the file cannot hold, or that numpy would not read") {
     using namespace std::string_literals;
-    CHECK(refusal("\x93NUMPY\2\0\xF0\xFF\xFF\xFF"s, 12) ==
-          "the header's length is given as 4294967280 bytes, but only 0 follow in the file");
-    CHECK(refusal("\x93NUMPY\1\0\xFF\xFF{}"s, 12) ==
-          "the header's length is given as 65535 bytes, but only 2 follow in the file");
+    CHECK(contains_all(refusal("\x93NUMPY\2\0\xF0\xFF\xFF\xFF"s, 12),
+                       {"the header's length", "as 4294967280 bytes", "only 0 follow"}));
+    CHECK(contains_all(refusal("\x93NUMPY\1\0\xFF\xFF{}"s, 12),
+                       {"the header's length", "as 65535 bytes", "only 2 follow"}));
     CHECK(refusal("\x93NUMPY\2\0\xF0\xFF\xFF\xFF{}"s).find("numpy and pinflow read at most 10000") !=
           std::string::npos);
-    CHECK(refusal("\x93NUMPY\1\0\0\0"s, 10) == "the header ends where '{' should be");
+    CHECK(contains(refusal("\x93NUMPY\1\0\0\0"s, 10), "ends where '{'"));
     CHECK(refusal("\x93NUMPY\1\0\xFF\x00{}"s).find("but only 2 are there") != std::string::npos);
 
     const std::string short_text = text("'<f4'", "()");

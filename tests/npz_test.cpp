@@ -106,7 +106,7 @@ TEST_CASE("npz: a stored member is mapped where it lies") {
     CHECK(opened.file()->path() == (folder / "a.npz").string());
     CHECK(opened.view().c_contiguous());
     CHECK(bytes_of(opened) == counted(6));
-    CHECK(opened.reason() == "the file's pages are mapped in place, at an offset that is no multiple of 4");
+    CHECK(contains_all(opened.reason(), {"mapped in place", "no multiple of 4"}));
     CHECK(streamed(folder / "a.npz", "a", 8) == counted(6));
 }
 
@@ -133,7 +133,7 @@ TEST_CASE("npz: a deflated member is inflated into memory, its elements on a pag
         const array opened = open_npz(folder / "a.npz", "a");
         CHECK(opened.mapped());
         CHECK(opened.file() == nullptr);
-        CHECK(opened.reason() == "inflated into memory, as the member is compressed");
+        CHECK(contains_all(opened.reason(), {"inflated into memory", "member is compressed"}));
         CHECK((bytes_of(opened) == counted(count)));
         CHECK(reinterpret_cast<std::uintptr_t>(opened.view().data()) % 4096 == 0);
         CHECK((streamed(folder / "a.npz", "a", 44'444) == counted(count)));
@@ -306,8 +306,8 @@ TEST_CASE("npz: lists what every member is, or why it cannot be opened") {
     CHECK_FALSE(listings[1].offset_bytes.has_value());
     CHECK(listings[1].size_bytes == 24);
     CHECK_FALSE(listings[1].mappable);
-    CHECK(listings[1].reason == "the member is compressed, so that it is inflated into memory");
-    CHECK(listings[2].reason == "there are no bytes to map");
+    CHECK(contains_all(listings[1].reason, {"member is compressed", "inflated into memory"}));
+    CHECK(contains(listings[2].reason, "no bytes to map"));
 
     const char* const reasons[] = {"the member 'notes.txt': it is not a .npy file",
                                    "the member 'nothing.npy': the file ends after 0 bytes",
@@ -405,13 +405,12 @@ TEST_CASE("npz: names the path when the directory is wrong") {
     const temporary_folder folder;
     const std::string path = (folder / "a.npz").string();
     write_file(path, zip_bytes::make({{.name = "../a.npy", .content = int_npy({1}, counted(1))}}).bytes);
-    CHECK(refusal<pinflow::format_error>(path) ==
-          "cannot open '" + path +
-              "': the name '../a.npy' of entry 0 of its directory is one that leads upwards");
+    CHECK(contains_all(refusal<pinflow::format_error>(path),
+                       {"cannot open '" + path + "'", "name '../a.npy'", "of entry 0 ", "leads upwards"}));
     CHECK_THROWS_AS(list_npz(path), pinflow::format_error);
     write_file(path, "");
-    CHECK(refusal<pinflow::format_error>(path) ==
-          "cannot open '" + path + "': a zip archive has at least 22 bytes, it has 0");
+    CHECK(contains_all(refusal<pinflow::format_error>(path),
+                       {"cannot open '" + path + "'", "zip archive", "at least 22 bytes", "it has 0"}));
     CHECK_THROWS_AS(list_npz(folder / "absent.npz"), pinflow::system_failure);
     CHECK_THROWS_AS(list_npz(folder.path()), pinflow::format_error);
     CHECK_THROWS_AS(open_npz("/dev/zero", "a"), pinflow::format_error);
@@ -437,11 +436,11 @@ TEST_CASE("npz: a file cut off while it is read is a change, not a crash") {
         const auto cut_at = [&](std::size_t nth_read, auto function) {
             write_file(path, bytes);
             std::size_t reads = 0;
-            const sys::scoped_fault_hook hook([&](sys::call what, std::string_view) {
+            const sys::scoped_failure_hook hook([&](sys::call what, std::string_view) {
                 if (what == sys::call::pread && ++reads == nth_read) {
                     CHECK(::truncate(path.c_str(), 3000) == 0);
                 }
-                return sys::fault{};
+                return sys::injected_failure{};
             });
             return sentence_of<pinflow::data_changed>(function);
         };
@@ -461,7 +460,7 @@ TEST_CASE("npz: a member larger than memory is refused at once") {
     const std::uint64_t hole = std::uint64_t{1} << 36;
     const std::uint64_t payload = std::uint64_t{1} << 46;
     const std::string begin = header(text("'|u1'", "(" + std::to_string(payload) + ",)"));
-    // a stored block that goes on into the hole
+    // a stored block that continues into the hole
     const std::string block = '\0' + zip_bytes::number(0xFFFF, 2) + zip_bytes::number(0, 2) + begin;
     const std::uint64_t compressed = block.size() + hole;
     const std::string sizes = zip_bytes::number(1, 2) + zip_bytes::number(16, 2) +
@@ -486,7 +485,7 @@ TEST_CASE("npz: a member larger than memory is refused at once") {
     }
     const auto listings = list_npz(folder / "a.npz");
     REQUIRE(listings.size() == 1);
-    CHECK(listings[0].reason == "the member is compressed, so that it is inflated into memory");
+    CHECK(contains_all(listings[0].reason, {"member is compressed", "inflated into memory"}));
     CHECK(listings[0].size_bytes == payload);
     CHECK(contains(sentence_of<pinflow::system_failure>([&] { open_npz(folder / "a.npz", "a"); }),
                    "the member 'a.npy' of 70368744177"));
@@ -518,8 +517,9 @@ TEST_CASE("npz: memory that the system refuses is an error with the path") {
         folder / "a.npz",
         zip_bytes::make({{.name = "a.npy", .content = int_npy({1000}, counted(1000)), .deflated = true}})
             .bytes);
-    const sys::scoped_fault_hook hook(
-        [](sys::call what, std::string_view) { return sys::fault{what == sys::call::mmap ? ENOMEM : 0}; });
+    const sys::scoped_failure_hook hook([](sys::call what, std::string_view) {
+        return sys::injected_failure{what == sys::call::mmap ? ENOMEM : 0};
+    });
     const std::string sentence =
         sentence_of<pinflow::system_failure>([&] { open_npz(folder / "a.npz", "a"); });
     CHECK(contains(sentence, "a.npz': cannot allocate "));
@@ -565,7 +565,7 @@ TEST_CASE("npz writer: holds to what the shapes promise") {
     const temporary_folder folder;
     pinflow::npz_writer writer(folder / "a.npz");
     const auto bytes = vector_of("0123456789");
-    CHECK_THROWS_WITH_AS(writer.write(bytes), doctest::Contains("a file without a member promises"),
+    CHECK_THROWS_WITH_AS(writer.write(bytes), doctest::Contains("a file without a member"),
                          pinflow::invalid_argument);
     writer.begin("a", dtype::of<std::uint8_t>(), {8});
     CHECK_THROWS_AS(writer.write(bytes), pinflow::invalid_argument);

@@ -114,11 +114,11 @@ TEST_CASE("open patterns: each .npy file is opened once, and mapped once beside 
         std::mutex mutex;
         std::map<std::string, int> opened;
         std::map<std::string, int> mapped;
-        const seam::scoped_fault_hook hook([&](seam::call what, std::string_view path) {
+        const seam::scoped_failure_hook hook([&](seam::call what, std::string_view path) {
             const std::lock_guard lock(mutex);
             if (what == seam::call::open) ++opened[std::string(path)];
             if (what == seam::call::mmap) ++mapped[std::string(path)];
-            return seam::fault{};
+            return seam::injected_failure{};
         });
         const rows_pointer rows = stack ? open_stacked(at + "/*.npy") : open_rows(at + "/*.npy");
         CHECK(rows->row_count() == (stack ? 20 : 60));
@@ -230,15 +230,18 @@ TEST_CASE("open patterns: what cannot be stacked is refused, and named") {
     const auto refusal = [&] {
         return sentence_of<pinflow::invalid_argument>([&] { open_stacked(at + "/part-*.npy"); });
     };
-    const std::string begin = "'" + at + "/part-0.npy' and '" + at +
-                              "/part-3.npy' cannot be stacked: the first is <i4 of shape (3, 2), the second ";
+    const auto names_both = [&](const std::string& sentence, const std::string& other) {
+        return contains_all(sentence,
+                            {"'" + at + "/part-0.npy' and '" + at + "/part-3.npy'", "cannot be stacked",
+                             "the first is <i4 of shape (3, 2)", "the second " + other});
+    };
     write_npy(folder / "part-3.npy", counting(0, 4), {2, 2});
-    CHECK(refusal() == begin + "<i4 of shape (2, 2)");
+    CHECK(names_both(refusal(), "<i4 of shape (2, 2)"));
     write_npy(folder / "part-3.npy", counting(0, 1), {});
-    CHECK(refusal() == begin + "<i4 of shape ()");
+    CHECK(names_both(refusal(), "<i4 of shape ()"));
     write_file(folder / "part-3.npy",
                npy_bytes::header(npy_bytes::text("'<f4'", "(3, 2)")) + std::string(24, 'x'));
-    CHECK(refusal() == begin + "<f4 of shape (3, 2)");
+    CHECK(names_both(refusal(), "<f4 of shape (3, 2)"));
     CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { open_stacked(at + "/none-*.npy"); }),
                    "no file has that name or matches it"));
 }
@@ -265,7 +268,7 @@ TEST_CASE("open patterns: big-endian files and files in Fortran order are stacke
         CHECK(elements_of(*rows) == integers{0, 3, 1, 4, 2, 5, 10, 13, 11, 14, 12, 15});
         CHECK(rows->file_backed());
         CHECK(rows->extents().empty());
-        CHECK(contains(rows->why_no_extents(), "is in Fortran order"));
+        CHECK(contains(rows->no_extents_reason(), "is in Fortran order"));
         CHECK_THROWS_AS(open_rows(at + "/part-*.npy"), pinflow::unsupported);
         CHECK(mappings_of(at).empty());
     }
@@ -337,7 +340,7 @@ TEST_CASE("open patterns: datasets of HDF5 files are stacked, however they are s
     CHECK(deflated->extents().empty());
     CHECK(deflated->file_backed());
     CHECK(deflated->memory_bytes() > 0);
-    CHECK(contains(deflated->why_no_extents(), "lies in chunks that are filtered"));
+    CHECK(contains(deflated->no_extents_reason(), "lies in chunks that are filtered"));
     const rows_pointer labels = open_stacked(at + "/part-*.h5:label");
     CHECK(labels->row_shape().empty());
     CHECK(elements_of(*labels) == integers{0, 6, 12});

@@ -223,8 +223,8 @@ TEST_CASE("open: takes the one array of a file, or the one that is named") {
     CHECK(elements_of(*pinflow::open(folder / "two.safetensors", "y").rows()) == integers{2, 3});
     for (const std::string file : {"two.npz", "two.safetensors"}) {
         const std::string path = folder / file;
-        CHECK(sentence_of<pinflow::invalid_argument>([&] { pinflow::open(path); }) ==
-              "cannot open '" + path + "' without a name: there are 2 arrays in it, 'x', 'y'");
+        CHECK(contains_all(sentence_of<pinflow::invalid_argument>([&] { pinflow::open(path); }),
+                           {"cannot open '" + path + "'", "without a name", "2 arrays", "'x', 'y'"}));
         CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open(path, "z"); }), path));
         CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open(path, ""); }), path));
     }
@@ -365,8 +365,8 @@ TEST_CASE("open: a pattern stands for all files that match, in the order of the 
 
     for (const std::string pattern : {"/absent-*.npy", "/*.npz", "/part-1*.npy/x", "/nowhere/*"}) {
         CAPTURE(pattern);
-        CHECK(sentence_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + pattern); }) ==
-              "cannot open '" + at + pattern + "': no file has that name or matches it");
+        CHECK(contains_all(sentence_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + pattern); }),
+                           {"cannot open '" + at + pattern + "'", "no file has that"}));
     }
     CHECK(contains(sentence_of<pinflow::format_error>([&] { pinflow::open_rows(at + "/other*"); }),
                    "other.txt'"));

@@ -34,12 +34,12 @@ enum class until_complete { unnamed, temporary_name };
 constexpr std::array both{until_complete::unnamed, until_complete::temporary_name};
 
 /// Asks `other` what happens to every call but the one that decides that.
-sys::fault_hook hook_for(until_complete kind, sys::fault_hook other = {}) {
+sys::failure_hook hook_for(until_complete kind, sys::failure_hook other = {}) {
     return [kind, other](call what, std::string_view path) {
         if (what == call::open_unnamed && kind == until_complete::temporary_name) {
-            return sys::fault{.error = EOPNOTSUPP};
+            return sys::injected_failure{.error = EOPNOTSUPP};
         }
-        return other ? other(what, path) : sys::fault{};
+        return other ? other(what, path) : sys::injected_failure{};
     };
 }
 
@@ -71,7 +71,7 @@ TEST_CASE("output file: appears complete, and replaces what was there") {
     for (const until_complete kind : both) {
         const temporary_folder folder;
         const fs::path path = folder / "a";
-        const sys::scoped_fault_hook hook(hook_for(kind));
+        const sys::scoped_failure_hook hook(hook_for(kind));
         write(path, "first");
         CHECK(read_file(path) == "first");
         write(path, "second");
@@ -98,7 +98,7 @@ TEST_CASE("output file: has no name until it is complete, so that nothing is lef
 TEST_CASE("output file: is thrown away without a commit") {
     for (const until_complete kind : both) {
         const temporary_folder folder;
-        const sys::scoped_fault_hook hook(hook_for(kind));
+        const sys::scoped_failure_hook hook(hook_for(kind));
         write_file(folder / "a", "before");
         {
             output_file file(folder / "a");
@@ -128,8 +128,9 @@ TEST_CASE("output file: a failure in any step leaves what was there, and nothing
         for (const auto& [failing, error] : cases) {
             CAPTURE(static_cast<int>(failing));
             write_file(path, "before");
-            const sys::scoped_fault_hook hook(hook_for(
-                kind, [&](call what, std::string_view) { return sys::fault{what == failing ? error : 0}; }));
+            const sys::scoped_failure_hook hook(hook_for(kind, [&](call what, std::string_view) {
+                return sys::injected_failure{what == failing ? error : 0};
+            }));
             try {
                 write(path, "after");
                 FAIL("it was written");
@@ -148,8 +149,8 @@ TEST_CASE("output file: a failed fsync is final") {
         const temporary_folder folder;
         write_file(folder / "a", "before");
         unsigned syncs = 0;
-        const sys::scoped_fault_hook hook(hook_for(kind, [&](call what, std::string_view) {
-            return sys::fault{what == call::fsync && ++syncs == 1 ? EIO : 0};
+        const sys::scoped_failure_hook hook(hook_for(kind, [&](call what, std::string_view) {
+            return sys::injected_failure{what == call::fsync && ++syncs == 1 ? EIO : 0};
         }));
         output_file file(folder / "a");
         file.write(std::vector<std::byte>(3));
@@ -164,8 +165,8 @@ TEST_CASE("output file: a failed fsync is final") {
 TEST_CASE("output file: a folder that cannot be made durable is an error, with the file complete") {
     for (const call failing : {call::open, call::fsync}) {
         const temporary_folder folder;
-        const sys::scoped_fault_hook hook([&](call what, std::string_view path) {
-            return sys::fault{what == failing && path == folder.path().string() ? EIO : 0};
+        const sys::scoped_failure_hook hook([&](call what, std::string_view path) {
+            return sys::injected_failure{what == failing && path == folder.path().string() ? EIO : 0};
         });
         CHECK_THROWS_AS(write(folder / "a", "after"), pinflow::system_failure);
         CHECK(read_file(folder / "a") == "after");
@@ -179,9 +180,9 @@ TEST_CASE("output file: is written in this order: data, fsync, its name, rename,
         if (kind == until_complete::unnamed && !folder.has_unnamed_files()) continue;
         std::vector<call> calls;
         {
-            const sys::scoped_fault_hook hook(hook_for(kind, [&](call what, std::string_view) {
+            const sys::scoped_failure_hook hook(hook_for(kind, [&](call what, std::string_view) {
                 if (what != call::stat && what != call::close) calls.push_back(what);
-                return sys::fault{};
+                return sys::injected_failure{};
             }));
             write(folder / "a", "after");
         }
@@ -203,15 +204,16 @@ TEST_CASE("output file: a temporary name that a killed process left is passed ov
         const call naming = kind == until_complete::unnamed ? call::link : call::open;
         unsigned taken = 0;
         {
-            const sys::scoped_fault_hook hook(hook_for(kind, [&](call what, std::string_view) {
-                return sys::fault{what == naming && ++taken <= 3 ? EEXIST : 0};
+            const sys::scoped_failure_hook hook(hook_for(kind, [&](call what, std::string_view) {
+                return sys::injected_failure{what == naming && ++taken <= 3 ? EEXIST : 0};
             }));
             write(folder / "a", "after");
         }
         CHECK(taken >= 4);
         CHECK(read_file(folder / "a") == "after");
-        const sys::scoped_fault_hook hook(hook_for(
-            kind, [&](call what, std::string_view) { return sys::fault{what == naming ? EEXIST : 0}; }));
+        const sys::scoped_failure_hook hook(hook_for(kind, [&](call what, std::string_view) {
+            return sys::injected_failure{what == naming ? EEXIST : 0};
+        }));
         CHECK_THROWS_AS(write(folder / "b", "after"), pinflow::system_failure);
         CHECK(names_in(folder.path()) == names{"a"});
     }
@@ -219,7 +221,7 @@ TEST_CASE("output file: a temporary name that a killed process left is passed ov
 
 TEST_CASE("output file: short writes are continued") {
     const temporary_folder folder;
-    const sys::scoped_fault_hook hook([](call, std::string_view) { return sys::fault{0, 7}; });
+    const sys::scoped_failure_hook hook([](call, std::string_view) { return sys::injected_failure{0, 7}; });
     const std::string text(1000, 'x');
     write(folder / "a", text);
     CHECK(read_file(folder / "a") == text);
@@ -229,7 +231,7 @@ TEST_CASE("output file: takes the permissions of what it replaces, and otherwise
     const ::mode_t before = ::umask(027);
     for (const until_complete kind : both) {
         const temporary_folder folder;
-        const sys::scoped_fault_hook hook(hook_for(kind));
+        const sys::scoped_failure_hook hook(hook_for(kind));
         write(folder / "new", "");
         CHECK(mode_of(folder / "new") == 0640);
         write_file(folder / "old", "before");
@@ -245,10 +247,10 @@ TEST_CASE("output file: a temporary name shows nobody more than the file that it
     write_file(folder / "a", "before");
     REQUIRE(::chmod((folder / "a").c_str(), 0600) == 0);
     ::mode_t while_written = 0;
-    const sys::scoped_fault_hook hook(
+    const sys::scoped_failure_hook hook(
         hook_for(until_complete::temporary_name, [&](call what, std::string_view) {
             if (what == call::chmod) while_written = mode_of(folder / names_in(folder.path()).front());
-            return sys::fault{};
+            return sys::injected_failure{};
         }));
     write(folder / "a", "after");
     CHECK(while_written == 0600);
@@ -257,7 +259,7 @@ TEST_CASE("output file: a temporary name shows nobody more than the file that it
 TEST_CASE("output file: a symbolic link is replaced, not followed") {
     for (const until_complete kind : both) {
         const temporary_folder folder;
-        const sys::scoped_fault_hook hook(hook_for(kind));
+        const sys::scoped_failure_hook hook(hook_for(kind));
         write_file(folder / "target", "before");
         fs::create_symlink("target", folder / "link");
         write(folder / "link", "after");

@@ -172,9 +172,9 @@ TEST_CASE("pin: a disk that does not answer is given up like a registration") {
     const temporary_folder folder;
     watched_file file(folder / "x.bin", 4 * page);
     gate disk;
-    const system::scoped_fault_hook hook([&](system::call what, std::string_view) {
+    const system::scoped_failure_hook hook([&](system::call what, std::string_view) {
         if (what == system::call::madvise) disk.wait();
-        return system::fault{};
+        return system::injected_failure{};
     });
     fake_locker locker;
     pin_registry registry;
@@ -200,12 +200,12 @@ TEST_CASE("pin: pages are populated at most three pieces ahead of the one that i
     locker.permits = 0;
     std::atomic<std::size_t> populated = 0;
     std::atomic<std::size_t> max_ahead = 0;
-    const system::scoped_fault_hook hook([&](system::call what, std::string_view) {
-        if (what != system::call::madvise) return system::fault{};
+    const system::scoped_failure_hook hook([&](system::call what, std::string_view) {
+        if (what != system::call::madvise) return system::injected_failure{};
         const std::lock_guard guard(locker.mutex);
         // before a piece is registered it is waited for
         max_ahead = std::max(max_ahead.load(), ++populated - std::max<std::size_t>(locker.calls, 1));
-        return system::fault{};
+        return system::injected_failure{};
     });
     pin_registry registry;
     const pin_worker worker({range_of(file)}, locker, registry, {.piece_bytes = page}, &generous);

@@ -13,6 +13,7 @@
 #include "pinflow/pin.hpp"
 #include "src/device/pin_worker.hpp"
 #include "tests/fake_locker.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 /// Ranges of which only a part can be registered, or is to be.
@@ -62,10 +63,11 @@ TEST_CASE("pin: a file that is 5 % over the budget has 95 % of its pages registe
         CHECK_FALSE(report.complete);
         CHECK(report.failed);
         CHECK(report.registered_bytes == 19 * page);
-        CHECK(
-            without_time(report.reason) ==
-            "registered read-only, 76.0 KiB of 80.0 KiB (95 %), T s: the pin budget of 76.0 KiB has no room "
-            "for more (the pin budget that was set)");
+        CAPTURE(report.reason);
+        CHECK(contains_all(without_time(report.reason),
+                           {"registered read-only", "76.0 KiB of 80.0 KiB (95 %), T s:", "budget of 76.0 KiB",
+                            "no room for more", "budget that was set"}));
+        CHECK_FALSE(contains(report.reason, "others use"));
     }
     CHECK(locker.locked_bytes() == 0);
     CHECK(registry.reserved_bytes() == 0);
@@ -100,15 +102,17 @@ TEST_CASE("pin: what others have registered is missing from the budget, and the 
     CHECK(first.wait());
     const pin_worker second({range_of(other)}, locker, registry, options, &generous);
     CHECK_FALSE(second.wait());
-    CHECK(without_time(second.report().reason) ==
-          "registered read-only, 1.0 MiB of 2.0 MiB (50 %), T s: the pin budget of 3.0 MiB has no room for "
-          "more, as others use 2.0 MiB of it (the pin budget that was set)");
+    CAPTURE(second.report().reason);
+    CHECK(contains_all(without_time(second.report().reason),
+                       {"registered read-only", "1.0 MiB of 2.0 MiB (50 %), T s:", "budget of 3.0 MiB",
+                        "no room for more", "others use 2.0 MiB", "budget that was set"}));
     const auto third = map_pattern(folder / "z.bin", mebibyte);
     const pin_worker none({range_of(third)}, locker, registry, options, &generous);
     CHECK_FALSE(none.wait());
-    CHECK(none.report().reason ==
-          "registered nothing of 1.0 MiB: the pin budget of 3.0 MiB has no room for any of it, as others use "
-          "3.0 MiB of it (the pin budget that was set)");
+    CAPTURE(none.report().reason);
+    CHECK(
+        contains_all(none.report().reason, {"registered nothing of 1.0 MiB", "budget of 3.0 MiB",
+                                            "no room for any", "others use 3.0 MiB", "budget that was set"}));
 }
 
 TEST_CASE("pin: a budget below 16 pieces has smaller pieces") {
@@ -131,10 +135,10 @@ TEST_CASE("pin: all or nothing registers nothing beyond the budget") {
     CHECK_FALSE(worker.wait());
     CHECK(locker.calls == 0);
     CHECK(registry.reserved_bytes() == 0);
-    CHECK(
-        worker.report().reason ==
-        "registered nothing of 4.0 MiB: the pin budget of 3.0 MiB has no room for all of it (the pin budget "
-        "that was set)");
+    CAPTURE(worker.report().reason);
+    CHECK(contains_all(worker.report().reason, {"registered nothing of 4.0 MiB", "budget of 3.0 MiB",
+                                                "no room for all", "budget that was set"}));
+    CHECK_FALSE(contains(worker.report().reason, "others use"));
     options.budget_bytes = 4 * mebibyte;
     const pin_worker fits({range_of(file)}, locker, registry, options, &generous);
     CHECK(fits.wait());
@@ -157,10 +161,12 @@ TEST_CASE("pin: a piece that cannot be registered leaves the others registered")
     CHECK_FALSE(worker.covers(first->data() + 2 * page, 1));
     CHECK(worker.covers(second->data(), 4 * page));
     CHECK(worker.report().registered_bytes == 6 * page);
-    CHECK(
-        without_time(worker.report().reason) ==
-        "registered read-only, 24.0 KiB of 32.0 KiB (75 %), T s: cannot register 8192 bytes, 8192 bytes into "
-        "'x.bin': cudaErrorMemoryAllocation (out of memory)");
+    CAPTURE(worker.report().reason);
+    CHECK(contains_all(
+        without_time(worker.report().reason),
+        {"registered read-only", "24.0 KiB of 32.0 KiB (75 %), T s:", "cannot register 8192 bytes",
+         "8192 bytes into 'x.bin'", "cudaErrorMemoryAllocation (out of memory)"}));
+    CHECK_FALSE(contains(worker.report().reason, "more refusal"));
 }
 
 TEST_CASE("pin: all or nothing ends at the first piece that is refused") {
@@ -239,7 +245,7 @@ TEST_CASE("pin: a range that must not be registered leaves the others registered
 
 // ---- the order -------------------------------------------------------------------------------------------
 
-TEST_CASE("pin: stretches and the prefix tell which pieces are registered") {
+TEST_CASE("pin: runs and the prefix tell which pieces are registered") {
     const temporary_folder folder;
     // 9 pieces of 2 pages, and a tenth of one; the bytes begin within the first page
     const auto file = map_pattern(folder / "x.bin", 19 * page, 100);
@@ -256,13 +262,13 @@ TEST_CASE("pin: stretches and the prefix tell which pieces are registered") {
     CHECK_FALSE(worker.covers(data, 1));
     CHECK_FALSE(worker.covers(piece_at(2) - 1, 2));
     CHECK_FALSE(worker.covers(piece_at(2), 2 * page + 1));
-    const pin_stretch before = worker.stretch_at(data, 5 * page);
+    const pin_run before = worker.run_at(data, 5 * page);
     CHECK_FALSE(before.registered);
     CHECK(before.size_bytes == 4 * page - 100);
-    const pin_stretch within = worker.stretch_at(piece_at(2) + 1, 6 * page);
+    const pin_run within = worker.run_at(piece_at(2) + 1, 6 * page);
     CHECK(within.registered);
     CHECK(within.size_bytes == 2 * page - 1);
-    const pin_stretch last = worker.stretch_at(piece_at(9), 100 * page);
+    const pin_run last = worker.run_at(piece_at(9), 100 * page);
     CHECK(last.registered);
     CHECK(worker.registered_prefix_bytes() == 0);
     CHECK(worker.report().registered_bytes == 3 * page);
@@ -372,9 +378,9 @@ TEST_CASE("pin: pieces that a reader has passed are registered last, from the fr
     locker.permits = 0;
     pin_worker worker({range_of(file), range_of(other)}, locker, registry, pieces_of(1), &generous);
     locker.await_waiting();  // for the first piece
-    worker.reader_at(file->data() + 5 * page + 1);
-    worker.reader_at(other->data());
-    worker.reader_at(nullptr);
+    worker.set_reader_position(file->data() + 5 * page + 1);
+    worker.set_reader_position(other->data());
+    worker.set_reader_position(nullptr);
     locker.allow(100);
     CHECK(worker.wait());
     std::vector<const std::byte*> order;
@@ -400,7 +406,7 @@ TEST_CASE("pin: passed pieces are left out where the rest is not wanted, which i
     pin_worker worker({range_of(file)}, locker, registry, {.piece_bytes = page, .registers_rest = false},
                       &generous);
     locker.await_waiting();
-    worker.reader_at(file->data() + 8 * page);
+    worker.set_reader_position(file->data() + 8 * page);
     locker.allow(100);
     CHECK_FALSE(worker.wait());
     const auto locked = locked_pieces(locker, file->bytes(), page);

@@ -232,7 +232,7 @@ TEST_CASE("pin: bytes of several ranges that follow each other can be asked for 
                                 &generous);
         CHECK(worker.wait());
         CHECK(worker.covers(file->data(), 8 * page));
-        CHECK(worker.stretch_at(file->data(), 8 * page).size_bytes == 4 * page + 7);
+        CHECK(worker.run_at(file->data(), 8 * page).size_bytes == 4 * page + 7);
         CHECK_FALSE(worker.covers(file->data(), 8 * page + 1));
     }
     SUBCASE("one within another, and the same twice") {
@@ -241,7 +241,7 @@ TEST_CASE("pin: bytes of several ranges that follow each other can be asked for 
                                 locker, registry, {}, &generous);
         CHECK(worker.wait());
         CHECK(worker.covers(file->data(), 8 * page));
-        CHECK(worker.stretch_at(file->data() + 2 * page + 1, 100 * page).size_bytes == 6 * page - 1);
+        CHECK(worker.run_at(file->data() + 2 * page + 1, 100 * page).size_bytes == 6 * page - 1);
         CHECK(locker.locked_bytes() == 8 * page);
     }
     CHECK(locker.locked_bytes() == 0);
@@ -266,7 +266,7 @@ TEST_CASE("pin: the host device registers nothing and says so") {
     CHECK_FALSE(pages.covers(memory->data(), 1));
     CHECK_FALSE(pages.all_registered());
     CHECK(pages.registered_prefix_bytes() == 0);
-    pages.reader_at(memory->data());
+    pages.set_reader_position(memory->data());
     CHECK(pages.report().total_bytes == page);
     CHECK(contains(sentence_of<unsupported>([&] { pages.require(); }),
                    "the host device reads memory where it lies"));

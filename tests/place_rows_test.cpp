@@ -10,14 +10,14 @@
 #include "tests/support/row_tables.hpp"
 
 using namespace pinflow;
-using detail::of_equal;
+using detail::kept_duplicate;
 
 namespace {
 
 /// Whether the index counts, as it is defined: equal ones follow each other.
-bool should_count(const id_vector& ids, std::size_t index, of_equal which) {
-    if (which == of_equal::first) return index == 0 || ids[index - 1] != ids[index];
-    if (which == of_equal::last) return index + 1 == ids.size() || ids[index + 1] != ids[index];
+bool should_count(const id_vector& ids, std::size_t index, kept_duplicate which) {
+    if (which == kept_duplicate::first) return index == 0 || ids[index - 1] != ids[index];
+    if (which == kept_duplicate::last) return index + 1 == ids.size() || ids[index + 1] != ids[index];
     return true;
 }
 
@@ -38,7 +38,7 @@ TEST_CASE("place_rows: rows of any size and alignment are copied both ways, and 
             const id_vector moved(ids.begin() + static_cast<std::ptrdiff_t>(begin),
                                   ids.begin() + static_cast<std::ptrdiff_t>(end));
             const guarded_table slot(host, moved.size() * row_bytes, slot_off);
-            detail::gather_on_cpu(table.bytes().data(), {ids, begin, end, row_bytes}, of_equal::all,
+            detail::gather_on_cpu(table.bytes().data(), {ids, begin, end, row_bytes}, kept_duplicate::all,
                                   slot.bytes().data());
             REQUIRE(slot.holds(gathered(content, row_bytes, moved)));
             REQUIRE(slot.sentinels_left());
@@ -46,7 +46,7 @@ TEST_CASE("place_rows: rows of any size and alignment are copied both ways, and 
 
             const auto rows = random_bytes(moved.size() * row_bytes, random);
             std::ranges::copy(rows, slot.bytes().begin());
-            detail::scatter_on_cpu(table.bytes().data(), {ids, begin, end, row_bytes}, of_equal::all,
+            detail::scatter_on_cpu(table.bytes().data(), {ids, begin, end, row_bytes}, kept_duplicate::all,
                                    slot.bytes().data());
             REQUIRE(table.holds(scattered(content, row_bytes, moved, rows)));
             REQUIRE(table.sentinels_left());
@@ -63,7 +63,7 @@ TEST_CASE("place_rows: large rows of any alignment are copied whole") {
             const guarded_table table(host, content, misalignment);
             const guarded_table slot(host, 3 * row_bytes, one_of(every_misalignment, random));
             const id_vector ids{2, 0, 2};
-            detail::gather_on_cpu(table.bytes().data(), {ids, 0, 3, row_bytes}, of_equal::all,
+            detail::gather_on_cpu(table.bytes().data(), {ids, 0, 3, row_bytes}, kept_duplicate::all,
                                   slot.bytes().data());
             CHECK(slot.holds(gathered(content, row_bytes, ids)));
             CHECK(slot.sentinels_left());
@@ -78,7 +78,8 @@ TEST_CASE("place_rows: of equal indices the first, or the last, or all are copie
     const auto content = random_bytes(8 * row_bytes, random);
     for (const id_vector& ids : {id_vector{0, 0, 0, 1, 2, 2, 5, 7, 7}, id_vector{3}, id_vector{4, 4},
                                  id_vector{0, 1, 2, 3}, id_vector(9, 6)}) {
-        for (const of_equal which : {of_equal::all, of_equal::first, of_equal::last}) {
+        for (const kept_duplicate which :
+             {kept_duplicate::all, kept_duplicate::first, kept_duplicate::last}) {
             for (std::size_t piece = 1; piece <= ids.size(); ++piece) {
                 const guarded_table table(host, content);
                 const guarded_table slot(host, ids.size() * row_bytes);

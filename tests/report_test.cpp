@@ -26,16 +26,16 @@ TEST_CASE("report: a slow disk is the storage's") {
     const array rows = open_npy(folder / "rows.npy");
     on_each_device([&](const device& device) {
         check_limit("storage", &loader_report::storage_wait, [&](milliseconds slowness) {
-            const detail::system::scoped_fault_hook hook([=](detail::system::call what, std::string_view) {
+            const detail::system::scoped_failure_hook hook([=](detail::system::call what, std::string_view) {
                 if (what == detail::system::call::pread) block_for(slowness);
-                return detail::system::fault{};
+                return detail::system::injected_failure{};
             });
             return report_of(rows, device, route::read);
         });
     });
 }
 
-TEST_CASE("report: a file system that is slow to open and to stat files is told from slow reads") {
+TEST_CASE("report: a file system that is slow to open and to stat files is distinguished from slow reads") {
     const temporary_folder folder;
     for (std::uint64_t file = 0; file < batch_count; ++file)
         write_npy(folder / ("rows-" + std::to_string(file) + ".npy"), numbered_rows(batch_rows).view());
@@ -45,10 +45,10 @@ TEST_CASE("report: a file system that is slow to open and to stat files is told 
                 // files are closed between two uses of the same one
                 const detail::scoped_descriptor_limit few(2);
                 const auto rows = open_rows((folder / "rows-*.npy").string());
-                const detail::system::scoped_fault_hook hook(
+                const detail::system::scoped_failure_hook hook(
                     [=](detail::system::call what, std::string_view) {
                         if (what == slow) block_for(slowness);
-                        return detail::system::fault{};
+                        return detail::system::injected_failure{};
                     });
                 return report_of(rows, device, route::read);
             });

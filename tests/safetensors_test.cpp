@@ -114,10 +114,10 @@ TEST_CASE("safetensors: opening reads the header alone, and refuses before it re
         write_file(path, eight_bytes(100'000'000) + beginning);
         fs::resize_file(path, std::uint64_t{1} << 40);
         std::size_t reads = 0;
-        const pinflow::detail::system::scoped_fault_hook hook(
+        const pinflow::detail::system::scoped_failure_hook hook(
             [&](pinflow::detail::system::call what, std::string_view) {
                 if (what == pinflow::detail::system::call::pread) ++reads;
-                return pinflow::detail::system::fault{.error = 0, .max_bytes = 1 << 20};
+                return pinflow::detail::system::injected_failure{.error = 0, .max_bytes = 1 << 20};
             });
         CHECK_THROWS_AS(pinflow::list_safetensors(path), pinflow::format_error);
         CHECK(reads <= 6);

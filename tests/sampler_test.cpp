@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/row_lists.hpp"
 
 using namespace pinflow;
@@ -98,12 +99,10 @@ TEST_CASE("sampler: listed is the list, in every epoch, with what it repeats and
     sampler.rows_at(1, 3, part);
     CHECK(part == row_list{7, 3});
     CHECK(epoch_of(sampler::listed(8, {}), 0).empty());
-    CHECK_THROWS_WITH_AS(sampler::listed(7, list),
-                         "the list of rows has row 7 at position 0, but the data has 7 rows",
-                         invalid_argument);
-    CHECK_THROWS_WITH_AS(sampler::listed(0, {1}),
-                         "the list of rows has row 1 at position 0, but the data has 0 rows",
-                         invalid_argument);
+    CHECK(contains_all(sentence_of<invalid_argument>([&] { sampler::listed(7, list); }),
+                       {"the list of rows", "row 7 at position 0,", "the data has 7 rows"}));
+    CHECK(contains_all(sentence_of<invalid_argument>([] { sampler::listed(0, {1}); }),
+                       {"the list of rows", "row 1 at position 0,", "the data has 0 rows"}));
 }
 
 TEST_CASE("sampler: an order of one's own is taken as it is") {
@@ -119,10 +118,8 @@ TEST_CASE("sampler: a row that does not exist in an order of one's own is an err
     const auto sampler = sampler::custom(4, std::make_shared<countdown>(5));
     row_list rows(4);
     CHECK_NOTHROW(sampler.rows_at(0, 2, rows));
-    CHECK_THROWS_WITH_AS(
-        sampler.rows_at(3, 3, rows),
-        "the order 'countdown/3' gives row 4 at position 4 of epoch 3, but the data has 4 rows",
-        invalid_argument);
+    CHECK(contains_all(sentence_of<invalid_argument>([&] { sampler.rows_at(3, 3, rows); }),
+                       {"order 'countdown/3'", "row 4 at position 4 of epoch 3,", "the data has 4 rows"}));
 
     class failing : public countdown {
      public:
@@ -146,8 +143,8 @@ TEST_CASE("sampler: an order of one's own has a name with a version, and none of
         CHECK(refused_name(bad).find("a name and a version are needed") != std::string::npos);
     }
     for (const char* taken : {"shuffled/1", "sequential/2", "windowed/7", "custom/1"}) {
-        CHECK(refused_name(taken) ==
-              "an order of one's own cannot be named '" + std::string(taken) + "', as pinflow's are");
+        CHECK(contains_all(refused_name(taken),
+                           {"cannot be named '" + std::string(taken) + "'", "as pinflow's are"}));
     }
 }
 
@@ -201,12 +198,11 @@ TEST_CASE("sampler: refuses positions past the end of an epoch") {
         CHECK_THROWS_AS(sampler.rows_at(0, count + 1, {}), invalid_argument);
         CHECK_THROWS_AS(sampler.rows_at(0, ~std::uint64_t{0}, rows), invalid_argument);
     }
-    CHECK_THROWS_WITH(
-        [] {
-            row_list rows(3);
-            sampler::sequential(10).rows_at(0, 8, rows);
-        }(),
-        "3 rows from position 8 on were asked for, but an epoch has 10");
+    CHECK(contains_all(sentence_of<invalid_argument>([] {
+                           row_list rows(3);
+                           sampler::sequential(10).rows_at(0, 8, rows);
+                       }),
+                       {"3 rows from position 8", "an epoch has 10"}));
 }
 
 TEST_CASE("sampler: data without rows, and of more than can be shuffled") {

@@ -15,7 +15,7 @@
 #include "pinflow/error.hpp"
 
 using namespace pinflow;
-using detail::place;
+using detail::epoch_position;
 using detail::schedule;
 using detail::schedule_terms;
 using detail::step;
@@ -55,7 +55,7 @@ counts taken_by(const std::vector<std::vector<step>>& ranks) {
 }
 
 /// Every position from `start` on, once.
-counts all_from(const place& start, std::uint64_t position_count, std::uint64_t epochs) {
+counts all_from(const epoch_position& start, std::uint64_t position_count, std::uint64_t epochs) {
     counts all;
     for (std::uint64_t epoch = start.epoch; epoch < epochs; ++epoch) {
         for (std::uint64_t at = epoch == start.epoch ? start.position : 0; at < position_count; ++at)
@@ -64,7 +64,7 @@ counts all_from(const place& start, std::uint64_t position_count, std::uint64_t 
     return all;
 }
 
-bool is_before(const place& a, const place& b) {
+bool is_before(const epoch_position& a, const epoch_position& b) {
     return std::pair(a.epoch, a.position) < std::pair(b.epoch, b.position);
 }
 
@@ -120,10 +120,10 @@ TEST_CASE("schedule: a step is [(sW+r)B, (sW+r+1)B), and the tail [T*r/W, T*(r+1
             CHECK(step.index == i % 3);
             CHECK(step.last_of_epoch == (i % 3 == 2));
         }
-        CHECK(ranks[rank][0].end == place{0, 9});
-        CHECK(ranks[rank][1].end == place{0, 18});
-        CHECK(ranks[rank][2].end == place{1, 0});
-        CHECK(ranks[rank][5].end == place{2, 0});
+        CHECK(ranks[rank][0].end == epoch_position{0, 9});
+        CHECK(ranks[rank][1].end == epoch_position{0, 18});
+        CHECK(ranks[rank][2].end == epoch_position{1, 0});
+        CHECK(ranks[rank][5].end == epoch_position{2, 0});
     }
     // two positions for three ranks: the first one has no batch
     const auto few = steps_of_ranks({.position_count = 2, .batch_rows = 3, .shard = {0, 3}});
@@ -148,7 +148,7 @@ TEST_CASE("schedule: a dropped tail leaves full batches, equally many for each r
             CHECK(rank.size() == steps);
             CHECK(std::ranges::all_of(rank,
                                       [&](const step& step) { return step.row_count == terms.batch_rows; }));
-            if (!rank.empty()) CHECK(rank.back().end.position == 0);  // nobody goes on with the tail
+            if (!rank.empty()) CHECK(rank.back().end.position == 0);  // nobody continues with the tail
         }
         const counts taken = taken_by(ranks);
         CHECK(taken.size() == steps * step_rows);
@@ -161,7 +161,7 @@ TEST_CASE("schedule: ranks agree on where a step ends, and the next one begins t
     for (int i = 0; i < draws; ++i) {
         const schedule_terms terms = draw(random);
         INFO(spelled(terms));
-        std::map<std::pair<std::uint64_t, std::uint64_t>, place> ends;  // by where the step begins
+        std::map<std::pair<std::uint64_t, std::uint64_t>, epoch_position> ends;  // by where the step begins
         for (const auto& rank : steps_of_ranks(terms)) {
             const step* before = nullptr;
             for (const step& step : rank) {
@@ -184,7 +184,7 @@ TEST_CASE("schedule: after any interruption, what is left comes once, at any wor
         const auto ranks = steps_of_ranks(terms);
         const auto& some_rank = ranks[random() % ranks.size()];
         if (some_rank.empty()) continue;
-        const place stop = some_rank[random() % some_rank.size()].end;
+        const epoch_position stop = some_rank[random() % some_rank.size()].end;
         counts taken;
         for (const auto& rank : ranks) {
             for (const step& step : rank) {
@@ -222,20 +222,22 @@ TEST_CASE("schedule: after any interruption, the same batches come at the same s
     }
 }
 
-TEST_CASE("schedule: so many steps end all ranks at the same place, with a part of the last one or without") {
+TEST_CASE(
+    "schedule: so many steps end all ranks at the same position, with a part of the last one or without") {
     std::mt19937_64 random(7);
     for (int i = 0; i < draws; ++i) {
         schedule_terms terms = draw(random);
         if (random() % 3 == 0) terms.tail = tail::drop;
         const auto ranks = steps_of_ranks(terms);
-        std::map<std::pair<std::uint64_t, std::uint64_t>, place> ends;  // of every step, in their order
+        std::map<std::pair<std::uint64_t, std::uint64_t>, epoch_position>
+            ends;  // of every step, in their order
         for (const auto& rank : ranks) {
             for (const step& step : rank)
                 ends.emplace(std::pair(step.begin.epoch, step.begin.position), step.end);
         }
         const std::uint64_t count = 1 + random() % (ends.size() + 3);
         INFO(spelled(terms) << ", " << count << " steps");
-        place end = terms.start;
+        epoch_position end = terms.start;
         if (count >= ends.size()) {
             end = schedule(terms).end();
         } else {
@@ -283,14 +285,14 @@ TEST_CASE("schedule: at the end of all epochs, and past it, nothing is left") {
         const schedule schedule({.position_count = 10, .batch_rows = 3, .epochs = 2, .start = {epoch, 0}});
         CHECK(schedule.batch_count() == 0);
         CHECK(schedule.row_count() == 0);
-        CHECK(schedule.end() == place{epoch, 0});
+        CHECK(schedule.end() == epoch_position{epoch, 0});
     }
-    CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 2}).end() == place{2, 0});
+    CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 2}).end() == epoch_position{2, 0});
     CHECK(schedule({.position_count = 0, .batch_rows = 3, .epochs = 2}).batch_count() == 0);
     const schedule none(
         {.position_count = 10, .batch_rows = 3, .epochs = 2, .start = {1, 3}, .max_steps = 0});
     CHECK(none.batch_count() == 0);
-    CHECK(none.end() == place{1, 3});
+    CHECK(none.end() == epoch_position{1, 3});
     CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 0}).batch_count() == 0);
 }
 
@@ -308,7 +310,7 @@ TEST_CASE("schedule: numbers that need all of 64 bits are right") {
             const step tail = one.at(one.batch_count() - 1);
             const step next_tail = next.at(next.batch_count() - 1);
             CHECK(tail.position + tail.row_count == next_tail.position);
-            CHECK(tail.end == place{1, 0});
+            CHECK(tail.end == epoch_position{1, 0});
             if (rank == 0) CHECK(tail.position == tail.begin.position);
             if (rank == world - 2) CHECK(next_tail.position + next_tail.row_count == position_count);
             if (rank == 0) batches = one.batch_count();

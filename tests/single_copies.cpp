@@ -24,7 +24,7 @@ struct single_copies : listener {
     void test_run_end(const doctest::TestRunStats&) override { hook_.reset(); }
 
  private:
-    std::optional<cuda::scoped_fault_hook> hook_;
+    std::optional<cuda::scoped_failure_hook> hook_;
 };
 
 }  // namespace

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
-#include "tests/posing_backend.hpp"
+#include "tests/fake_cuda_backend.hpp"
 #include "tests/support/devices.hpp"
 
 using namespace pinflow;
@@ -59,18 +59,18 @@ slot& fill(slot_pool& pool, const stream& stream, std::uint64_t number, bool las
 constexpr std::uint64_t large_slot_bytes = std::uint64_t{8} << 20;
 
 /// A device that is not the host, and tells of the threads that wait for its events.
-class awaited_backend final : public posing_backend {
+class awaited_backend final : public fake_cuda_backend {
  public:
     /// Before each wait, on the thread that waits.
     std::function<void()> before_wait = [] {};
 
     bool synchronize_event_for(void* event, std::chrono::microseconds timeout) override {
         before_wait();
-        return posing_backend::synchronize_event_for(event, timeout);
+        return fake_cuda_backend::synchronize_event_for(event, timeout);
     }
     void synchronize_event(void* event) override {
         before_wait();
-        posing_backend::synchronize_event(event);
+        fake_cuda_backend::synchronize_event(event);
     }
 };
 
@@ -256,7 +256,7 @@ TEST_CASE("slots: a slot can be asked for with its data, and the time is the lin
         CHECK(is_the_links);
     };
     on_each_device([&](const device& device) { check(device, true); });
-    posing_backend backend;
+    fake_cuda_backend backend;
     check(backend.device(), false);  // a large one comes with its data in any case
 }
 
@@ -299,7 +299,7 @@ TEST_CASE("slots: several consumers get every batch, once and with its data") {
     awaited_backend backend;
     const auto pool = make_pool(backend.device(),
                                 {.count = 4, .host_side_bytes = 0, .device_side_bytes = large_slot_bytes});
-    // each copy goes on when somebody waits for a batch
+    // each copy continues when somebody waits for a batch
     std::counting_semaphore<> waits{0};
     backend.before_wait = [&] { waits.release(); };
     const stream copies(backend.device());
@@ -481,7 +481,7 @@ TEST_CASE("slots: a lease that could not be used comes again, before what follow
     CHECK(pool->collected().batches == 2);
 }
 
-TEST_CASE("slots: what comes again is not reached, and is no step back when others were leased after it") {
+TEST_CASE("slots: undoing a lease moves `reached` back to its batch, and leasing it again restores it") {
     const device device = device::host();
     const auto pool = make_pool(device, {.count = 3, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);
@@ -517,7 +517,7 @@ TEST_CASE("slots: what comes again is not reached, and is no step back when othe
     CHECK(reached() == 3);
     CHECK(pool->collected().batches == 3);
     CHECK(pool->collected().ready == 3 + 2 + 1);  // as each was leased the last time
-    // one consumer is told the end, and then a batch comes again: time goes on
+    // one consumer gets the end, and then a batch comes again: time continues
     CHECK(pool->lease() == nullptr);
     CHECK(pool->collected().ended);
     third->undo();

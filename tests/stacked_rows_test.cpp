@@ -107,8 +107,8 @@ TEST_CASE("stacked_rows: vectors become rows, and rows of rows deeper ones") {
     CHECK(deeper->row_shape() == shape_vector{4, 7});
     CHECK((read(*deeper, {2}) == vectors.rows_of({0, 1, 2, 3})));
     CHECK(deeper->extents().empty());
-    CHECK(deeper->why_no_extents() ==
-          "cannot be taken in place, since " + rows->description() + " lies in 4 pieces");
+    CHECK(contains_all(deeper->no_extents_reason(),
+                       {"cannot be taken in place", rows->description(), "lies in 4 pieces"}));
 }
 
 TEST_CASE("stacked_rows: big-endian files are converted") {
@@ -118,7 +118,7 @@ TEST_CASE("stacked_rows: big-endian files are converted") {
     CHECK(rows->dtype() == dtype::parse("<i4"));
     CHECK((read(*rows, some_ids) == given.rows_of(some_ids)));
     CHECK(rows->extents().empty());
-    CHECK(contains(rows->why_no_extents(), "is big-endian"));
+    CHECK(contains(rows->no_extents_reason(), "is big-endian"));
     CHECK(rows->file_backed());
     CHECK_NOTHROW(rows->check_unchanged());
 }
@@ -131,7 +131,8 @@ TEST_CASE("stacked_rows: files in Fortran order are put in order, when they are 
         CHECK(rows->row_shape() == shape_vector{5, 3, 2});
         CHECK((read(*rows, some_ids) == given.rows_of(some_ids)));
         CHECK(rows->extents().empty());
-        CHECK(contains(rows->why_no_extents(), "is in Fortran order, so that its elements are put in order"));
+        CHECK(contains(rows->no_extents_reason(),
+                       "is in Fortran order, so that its elements are put in order"));
         CHECK(rows->file_backed());
         CHECK_THROWS_AS(stack(given.sources()), pinflow::unsupported);
     }
@@ -224,15 +225,18 @@ TEST_CASE("stacked_rows: what does not go together is refused, and named") {
     const auto refusal = [&](const rows_pointer& other) {
         return sentence_of<pinflow::invalid_argument>([&] { stack({first, first, other}); });
     };
-    const std::string begin = "'" + (folder / "first").string() + "' and '" + (folder / "other").string() +
-                              "' cannot be stacked: the first is <f4 of shape (2, 3), the second ";
-    CHECK(refusal(make("other", "<i4", {2, 3})) == begin + "<i4 of shape (2, 3)");
-    CHECK(refusal(make("other", "<f4", {2, 4})) == begin + "<f4 of shape (2, 4)");
-    CHECK(refusal(make("other", "<f4", {3, 3})) == begin + "<f4 of shape (3, 3)");
-    CHECK(refusal(make("other", "<f4", {6})) == begin + "<f4 of shape (6,)");
+    const auto names_both = [&](const std::string& sentence, const std::string& other) {
+        return contains_all(
+            sentence, {"'" + (folder / "first").string() + "' and '" + (folder / "other").string() + "'",
+                       "cannot be stacked", "the first is <f4 of shape (2, 3)", "the second " + other});
+    };
+    CHECK(names_both(refusal(make("other", "<i4", {2, 3})), "<i4 of shape (2, 3)"));
+    CHECK(names_both(refusal(make("other", "<f4", {2, 4})), "<f4 of shape (2, 4)"));
+    CHECK(names_both(refusal(make("other", "<f4", {3, 3})), "<f4 of shape (3, 3)"));
+    CHECK(names_both(refusal(make("other", "<f4", {6})), "<f4 of shape (6,)"));
     CHECK(refusal(make("other", ">f4", {2, 3})).empty());
-    CHECK(sentence_of<pinflow::invalid_argument>([] { stack({}); }) ==
-          "no sources were given that could be stacked");
+    CHECK(contains_all(sentence_of<pinflow::invalid_argument>([] { stack({}); }),
+                       {"cannot stack", "empty list"}));
     CHECK_THROWS_AS(stack({first, nullptr}), pinflow::invalid_argument);
 }
 

@@ -155,8 +155,8 @@ TEST_CASE("state: a file appears complete or not at all, and what was there befo
           detail::system::call::rename}) {
         CAPTURE(static_cast<int>(failing));
         {
-            const detail::system::scoped_fault_hook hook([&](detail::system::call what, std::string_view) {
-                return detail::system::fault{.error = what == failing ? ENOSPC : 0};
+            const detail::system::scoped_failure_hook hook([&](detail::system::call what, std::string_view) {
+                return detail::system::injected_failure{.error = what == failing ? ENOSPC : 0};
             });
             CHECK_THROWS_AS(some_state().save(path), system_failure);
         }
@@ -168,7 +168,7 @@ TEST_CASE("state: a file appears complete or not at all, and what was there befo
     CHECK_THROWS_AS(some_state().save(folder / "missing" / "state.json"), system_failure);
 }
 
-TEST_CASE("state: a damaged file is told in a sentence with its path") {
+TEST_CASE("state: a damaged file is reported in a sentence with its path") {
     const auto damaged = [](const char* from, const char* to) {
         std::string text = some_state().to_json();
         text.replace(text.find(from), std::string_view(from).size(), to);
@@ -302,7 +302,7 @@ TEST_CASE("state: is refused for other data, another order, seed or window, in a
     CHECK(refusal_of({rows}, shuffled, saved) == "it was not refused");
 
     CHECK(contains(refusal_of({numbered_rows(101)}, shuffled, saved),
-                   "it is of 100 rows (an array in memory), and this loader has 101 (an array in memory)"));
+                   "saved with 100 rows (an array in memory), and this loader has 101 (an array in memory)"));
     CHECK(contains(refusal_of({rows, rows}, shuffled, saved), "1 arrays (an array in memory), and"));
     CHECK(contains(refusal_of({numbered_rows(100, 5)}, shuffled, saved), "of shape (4,)"));
     CHECK(contains(refusal_of({numbered_rows(100, 5)}, shuffled, saved), "of shape (5,)"));
@@ -310,7 +310,7 @@ TEST_CASE("state: is refused for other data, another order, seed or window, in a
     CHECK(contains(refusal_of({array_of(words, {100, 4})}, shuffled, saved), "<i8"));
     std::vector<std::uint64_t> others(400);
     CHECK(contains(refusal_of({array_of(others, {100, 4})}, shuffled, saved),
-                   "rows of an array in memory differ from those of an array in memory"));
+                   "rows of an array in memory are not those of an array in memory"));
 
     loader_options other = shuffled;
     other.seed = 6;
@@ -337,7 +337,7 @@ TEST_CASE("state: is refused for other data, another order, seed or window, in a
     const loader_state of_list = state_of({rows}, listed);
     CHECK(refusal_of({rows}, listed, of_list) == "it was not refused");
     listed.sampler = sampler::listed(100, {1, 2, 3, 5, 4});
-    CHECK(contains(refusal_of({rows}, listed, of_list), "another order"));
+    CHECK(contains(refusal_of({rows}, listed, of_list), "the order differs"));
 }
 
 TEST_CASE("state: what differs may be the device, the route, the batch size, the shard and the tail") {
@@ -365,16 +365,16 @@ TEST_CASE("state: is a batch's, and a loader's from its beginning to its end") {
         const loader_options options{
             .device = device, .batch_rows = 10, .order = order::shuffled, .epochs = 2};
         loader loader({numbered_rows(25)}, options);
-        const auto place_of = [](const loader_state& state) {
+        const auto resume_position = [](const loader_state& state) {
             return std::pair(state.epoch, state.position);
         };
         using place = std::pair<std::uint64_t, std::uint64_t>;
-        CHECK(place_of(loader.state()) == place(0, 0));
+        CHECK(resume_position(loader.state()) == place(0, 0));
         for (const place& expected : {place(0, 10), place(0, 20), place(1, 0), place(1, 10)}) {
             auto batch = loader.next();
             REQUIRE(batch);
-            CHECK(place_of(batch->state()) == expected);
-            CHECK(place_of(loader.state()) == expected);
+            CHECK(resume_position(batch->state()) == expected);
+            CHECK(resume_position(loader.state()) == expected);
             CHECK(batch->last_of_epoch() == (expected == place(1, 0)));
             batch->release();
             CHECK_THROWS_AS(batch->state(), invalid_argument);
@@ -382,7 +382,7 @@ TEST_CASE("state: is a batch's, and a loader's from its beginning to its end") {
         }
         while (loader.next()) {
         }
-        CHECK(place_of(loader.state()) == place(2, 0));
+        CHECK(resume_position(loader.state()) == place(2, 0));
     });
     // a rank without a part in the tail is at the end as well, once it has been told
     loader first({numbered_rows(11)}, {.device = device::host(), .batch_rows = 5, .shard = {0, 2}});

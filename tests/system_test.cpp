@@ -33,17 +33,17 @@ namespace {
 /// Calls, counted by kind and path.
 using call_counts = std::map<std::pair<seam::call, std::string>, int>;
 
-seam::fault_hook counting(call_counts& counts) {
+seam::failure_hook counting(call_counts& counts) {
     return [&counts](seam::call what, std::string_view path) {
         ++counts[{what, std::string(path)}];
-        return seam::fault{};
+        return seam::injected_failure{};
     };
 }
 
 /// Fails the calls `what` with `error`.
-seam::fault_hook failing(seam::call what, int error) {
+seam::failure_hook failing(seam::call what, int error) {
     return [what, error](seam::call asked, std::string_view) {
-        return asked == what ? seam::fault{.error = error} : seam::fault{};
+        return asked == what ? seam::injected_failure{.error = error} : seam::injected_failure{};
     };
 }
 
@@ -88,7 +88,7 @@ TEST_CASE("system: every call passes the seam, with the path that it is about") 
     const std::string renamed = folder / "renamed";
     call_counts counts;
     {
-        const seam::scoped_fault_hook hook(counting(counts));
+        const seam::scoped_failure_hook hook(counting(counts));
         {
             const open_file file(seam::create_for_writing(path, 0600));
             seam::write_all(file.descriptor, path, bytes_of("pinflow"));
@@ -112,7 +112,7 @@ TEST_CASE("system: every call passes the seam, with the path that it is about") 
         std::byte* const addresses = seam::reserve_addresses(4'096);
         seam::map_over(addresses, 4'096, file.descriptor, path, 0);
         seam::unmap(addresses, 4'096);
-        seam::pass_seam(seam::call::mmap, path, "cannot map");
+        seam::fail_if_injected(seam::call::mmap, path, "cannot map");
     }
     using enum seam::call;
     const std::string folder_path = folder.path().string();
@@ -141,12 +141,12 @@ TEST_CASE("system: a hook is asked no more once it is gone") {
     write_bytes(path, pattern_bytes(10));
     call_counts counts;
     {
-        const seam::scoped_fault_hook hook(counting(counts));
+        const seam::scoped_failure_hook hook(counting(counts));
     }
     const open_file file(seam::open_for_reading(path));
     CHECK(counts.empty());
     {
-        const seam::scoped_fault_hook hook(failing(seam::call::fstat, EIO));
+        const seam::scoped_failure_hook hook(failing(seam::call::fstat, EIO));
         CHECK_THROWS_AS(seam::status(file.descriptor, path), pinflow::system_failure);
     }
     CHECK(seam::status(file.descriptor, path).st_size == 10);
@@ -161,37 +161,38 @@ TEST_CASE("system: injected errors become sentences with what was tried, and the
     std::array<std::byte, 10> bytes{};
     const std::string in_quotes = "'" + path + "'";
     const auto sentence = [&](seam::call what, auto function) {
-        const seam::scoped_fault_hook hook(failing(what, EIO));
+        const seam::scoped_failure_hook hook(failing(what, EIO));
         CHECK(code_of(function) == std::errc::io_error);
-        return sentence_of<pinflow::system_failure>(function);
+        const std::string told = sentence_of<pinflow::system_failure>(function);
+        CHECK(told.ends_with(": Input/output error"));
+        return told;
     };
     using seam::call;
-    CHECK(sentence(call::open, [&] { seam::open_for_reading(path); }) ==
-          "cannot open " + in_quotes + ": Input/output error");
-    CHECK(sentence(call::open, [&] { seam::create_for_writing(path, 0600); }) ==
-          "cannot create " + in_quotes + ": Input/output error");
-    CHECK(sentence(call::fstat, [&] { static_cast<void>(seam::status(file.descriptor, path)); }) ==
-          "cannot examine " + in_quotes + ": Input/output error");
-    CHECK(sentence(call::pread, [&] { seam::read_at(file.descriptor, path, 3, bytes); }) ==
-          "cannot read 10 bytes at offset 3 of " + in_quotes + ": Input/output error");
-    CHECK(sentence(call::write, [&] { seam::write_all(file.descriptor, path, bytes); }) ==
-          "cannot write 10 bytes to " + in_quotes + ": Input/output error");
-    CHECK(sentence(call::fsync, [&] { seam::sync(file.descriptor, path); }) ==
-          "cannot make " + in_quotes + " durable: Input/output error");
-    CHECK(sentence(call::rename, [&] { seam::rename(path, other); }) ==
-          "cannot rename " + in_quotes + " to '" + other + "': Input/output error");
-    CHECK(sentence(call::mmap, [&] { seam::map_anonymous(4'096); }) ==
-          "cannot allocate 4096 bytes of memory: Input/output error");
-    CHECK(sentence(call::mmap, [&] { seam::reserve_addresses(4'096); }) ==
-          "cannot reserve 4096 bytes of the address space: Input/output error");
+    CHECK(contains(sentence(call::open, [&] { seam::open_for_reading(path); }), "cannot open " + in_quotes));
+    CHECK(contains(sentence(call::open, [&] { seam::create_for_writing(path, 0600); }),
+                   "cannot create " + in_quotes));
+    CHECK(contains(sentence(call::fstat, [&] { static_cast<void>(seam::status(file.descriptor, path)); }),
+                   "cannot examine " + in_quotes));
+    CHECK(contains_all(sentence(call::pread, [&] { seam::read_at(file.descriptor, path, 3, bytes); }),
+                       {"cannot read 10 bytes", "at offset 3 ", in_quotes}));
+    CHECK(contains_all(sentence(call::write, [&] { seam::write_all(file.descriptor, path, bytes); }),
+                       {"cannot write 10 bytes", in_quotes}));
+    CHECK(contains_all(sentence(call::fsync, [&] { seam::sync(file.descriptor, path); }),
+                       {in_quotes, "durable"}));
+    CHECK(contains_all(sentence(call::rename, [&] { seam::rename(path, other); }),
+                       {"cannot rename " + in_quotes, "to '" + other + "'"}));
+    CHECK(contains(sentence(call::mmap, [&] { seam::map_anonymous(4'096); }), "cannot allocate 4096 bytes"));
+    CHECK(contains_all(sentence(call::mmap, [&] { seam::reserve_addresses(4'096); }),
+                       {"cannot reserve 4096 bytes", "address space"}));
     std::byte* const addresses = seam::reserve_addresses(4'096);
-    CHECK(sentence(call::mmap, [&] { seam::map_over(addresses, 4'096, file.descriptor, path, 8'192); }) ==
-          "cannot map 4096 bytes at offset 8192 of " + in_quotes + ": Input/output error");
+    CHECK(contains_all(
+        sentence(call::mmap, [&] { seam::map_over(addresses, 4'096, file.descriptor, path, 8'192); }),
+        {"cannot map 4096 bytes", "at offset 8192 ", in_quotes}));
     seam::unmap(addresses, 4'096);
-    CHECK(sentence(call::mmap, [&] { seam::pass_seam(call::mmap, path, "cannot {map} it"); }) ==
-          "cannot {map} it: Input/output error");
-    CHECK(sentence(call::open, [&] { seam::sync_folder(folder.path().string()); }) ==
-          "cannot open the folder '" + folder.path().string() + "': Input/output error");
+    CHECK(contains(sentence(call::mmap, [&] { seam::fail_if_injected(call::mmap, path, "cannot {map} it"); }),
+                   "cannot {map} it"));
+    CHECK(contains(sentence(call::open, [&] { seam::sync_folder(folder.path().string()); }),
+                   "the folder '" + folder.path().string() + "'"));
     CHECK(fs::exists(path));
     CHECK_FALSE(fs::exists(other));
 }
@@ -202,7 +203,7 @@ TEST_CASE("system: cleaning up ignores errors") {
     seam::remove(path);
     write_bytes(path, pattern_bytes(10));
     {
-        const seam::scoped_fault_hook hook(failing(seam::call::unlink, EPERM));
+        const seam::scoped_failure_hook hook(failing(seam::call::unlink, EPERM));
         seam::remove(path);
     }
     CHECK(fs::exists(path));
@@ -215,8 +216,8 @@ TEST_CASE("system: every call that a signal interrupts is made again") {
     const std::string path = folder / "data";
     // each kind of call is interrupted twice before it happens
     std::map<seam::call, int> asked;
-    const seam::scoped_fault_hook hook([&](seam::call what, std::string_view) {
-        return seam::fault{.error = ++asked[what] % 3 != 0 ? EINTR : 0};
+    const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
+        return seam::injected_failure{.error = ++asked[what] % 3 != 0 ? EINTR : 0};
     });
     std::array<std::byte, 7> bytes{};
     {
@@ -247,9 +248,9 @@ TEST_CASE("system: short writes are continued to the last byte") {
     const std::string path = folder / "data";
     const open_file file(seam::create_for_writing(path, 0600));
     int writes = 0;
-    const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
+    const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
         ++writes;
-        return seam::fault{.max_bytes = 3};
+        return seam::injected_failure{.max_bytes = 3};
     });
     seam::write_all(file.descriptor, path, bytes_of("keeps a GPU fed"));
     CHECK(writes == 5);
@@ -286,13 +287,14 @@ TEST_CASE("system: a file without a name is gone when it is closed, or gets one 
     const open_file file(create().value());
     seam::write_all(file.descriptor, path, bytes_of("pinflow"));
     write_bytes(path, pattern_bytes(10));
-    CHECK(sentence_of<pinflow::system_failure>([&] { seam::give_name(file.descriptor, path); }) ==
-          "cannot create '" + path + "': File exists");
+    CHECK(contains_all(sentence_of<pinflow::system_failure>([&] { seam::give_name(file.descriptor, path); }),
+                       {"cannot create '" + path + "'", "File exists"}));
     const std::string free = folder / "free";
     int asked = 0;
     {
-        const seam::scoped_fault_hook hook(
-            [&](seam::call, std::string_view) { return seam::fault{.error = ++asked < 3 ? EINTR : 0}; });
+        const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
+            return seam::injected_failure{.error = ++asked < 3 ? EINTR : 0};
+        });
         seam::give_name(file.descriptor, free);
     }
     CHECK(asked == 3);
@@ -322,16 +324,16 @@ TEST_CASE("system: a file gets its name from a thread whose main thread has othe
     CHECK(content_of(folder / "named") == "pinflow");
 }
 
-TEST_CASE("system: where a file must have a name is told from a folder that cannot be written to") {
+TEST_CASE("system: where a file must have a name is distinguished from a folder that cannot be written to") {
     const temporary_folder folder;
     const std::string path = folder.path().string();
     for (const int error : {EOPNOTSUPP, EISDIR}) {
-        const seam::scoped_fault_hook hook(failing(seam::call::open_unnamed, error));
+        const seam::scoped_failure_hook hook(failing(seam::call::open_unnamed, error));
         CHECK(seam::create_unnamed(path, 0600) == std::nullopt);
     }
     CHECK(code_of([&] { seam::create_unnamed(path + "/absent", 0600); }) ==
           std::errc::no_such_file_or_directory);
-    const seam::scoped_fault_hook hook(failing(seam::call::open_unnamed, EACCES));
+    const seam::scoped_failure_hook hook(failing(seam::call::open_unnamed, EACCES));
     CHECK(contains(sentence_of<pinflow::system_failure>([&] { seam::create_unnamed(path, 0600); }),
                    "cannot create a file in '" + path + "': Permission denied"));
 }
@@ -350,7 +352,7 @@ TEST_CASE("system: a failure says what would help, where something is known to h
                                                                 {ENOMEM, "ulimit -v"},
                                                                 {EFBIG, "ulimit -f"}}) {
         CAPTURE(error);
-        const seam::scoped_fault_hook hook(failing(seam::call::open, error));
+        const seam::scoped_failure_hook hook(failing(seam::call::open, error));
         const std::string sentence =
             sentence_of<pinflow::system_failure>([&] { seam::create_for_writing(path, 0600); });
         CAPTURE(sentence);
@@ -366,7 +368,7 @@ TEST_CASE("system: free_bytes gives the free space of a folder, or nothing if it
     const auto free_bytes = seam::free_bytes(path);
     if (free_bytes) CHECK(*free_bytes <= fs::space(path).capacity);
     CHECK(!seam::free_bytes(path + "/absent").has_value());
-    const seam::scoped_fault_hook hook(failing(seam::call::statfs, ENOSYS));
+    const seam::scoped_failure_hook hook(failing(seam::call::statfs, ENOSYS));
     CHECK(!seam::free_bytes(path).has_value());
 }
 
@@ -384,7 +386,7 @@ TEST_CASE("system: a folder's entries are made durable, and no descriptor is los
     const std::size_t before = open_descriptors();
     CHECK_NOTHROW(seam::sync_folder(folder.path().string()));
     {
-        const seam::scoped_fault_hook hook(failing(seam::call::fsync, EIO));
+        const seam::scoped_failure_hook hook(failing(seam::call::fsync, EIO));
         CHECK_THROWS_AS(seam::sync_folder(folder.path().string()), pinflow::system_failure);
     }
     CHECK_THROWS_AS(seam::sync_folder(folder / "missing"), pinflow::system_failure);
@@ -396,7 +398,7 @@ TEST_CASE("system: a folder's entries are made durable, and no descriptor is los
 TEST_CASE("system: a path without a file has no status") {
     const temporary_folder folder;
     CHECK_FALSE(seam::status_of_path(folder / "missing").has_value());
-    const seam::scoped_fault_hook hook(failing(seam::call::stat, EACCES));
+    const seam::scoped_failure_hook hook(failing(seam::call::stat, EACCES));
     CHECK_FALSE(seam::status_of_path(folder.path().string()).has_value());
 }
 
@@ -427,7 +429,7 @@ TEST_CASE("system: with a hook in place nothing is answered from the page cache 
     std::array<std::byte, 10> bytes{};
     bool supported = true;
     call_counts counts;
-    const seam::scoped_fault_hook hook(counting(counts));
+    const seam::scoped_failure_hook hook(counting(counts));
     CHECK_FALSE(seam::read_cached_at(file.descriptor, 0, bytes, supported).has_value());
     CHECK(supported);
     CHECK(counts.empty());
@@ -463,8 +465,9 @@ TEST_CASE("system: one hook hears the calls of every thread") {
     std::atomic<int> calls = 0;
     std::atomic<int> failures = 0;
     {
-        const seam::scoped_fault_hook hook(
-            [&](seam::call, std::string_view) { return seam::fault{.error = ++calls % 2 == 0 ? EIO : 0}; });
+        const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
+            return seam::injected_failure{.error = ++calls % 2 == 0 ? EIO : 0};
+        });
         std::vector<std::thread> threads;
         threads.reserve(4);
         for (int index = 0; index < 4; ++index) {
@@ -501,9 +504,9 @@ TEST_CASE("system: hooks come and go while other threads make calls") {
     }
     for (int round = 0; round < 20; ++round) {
         const int before = calls;
-        const seam::scoped_fault_hook hook([&](seam::call, std::string_view) {
+        const seam::scoped_failure_hook hook([&](seam::call, std::string_view) {
             ++calls;
-            return seam::fault{};
+            return seam::injected_failure{};
         });
         while (calls < before + 10)
             std::this_thread::yield();

@@ -30,7 +30,7 @@ array_facts mapped(std::uint64_t row_bytes, std::uint64_t size_bytes, std::uint6
             .has_files = true,
             .has_any_file = true,
             .is_aligned = row_bytes % 16 == 0,
-            .why_not_mapped = {}};
+            .not_mapped_reason = {}};
 }
 
 constexpr sample_facts gpu{.batch_rows = 64, .epoch_batches = 1000, .cores = 16, .is_guarded = true};
@@ -192,7 +192,7 @@ TEST_CASE("planner of samples: what cannot be taken where it lies is staged, dec
     array_facts array = mapped(256 * kib, gib);
     array.is_mapped = array.is_partly_mapped = false;
     array.extent_count = 0;
-    array.why_not_mapped = "is compressed";
+    array.not_mapped_reason = "is compressed";
     CHECK(transfer_of(gpu, array) == transfer::staged);
     array.is_decoded = true;
     CHECK(transfer_of(gpu, array) == transfer::decode);
@@ -255,7 +255,7 @@ TEST_CASE("planner of calls: rows of files are left to the device's kernels") {
     call_facts call{.row_bytes = 64 * kib,
                     .table_bytes = gib,
                     .staging_buffer_bytes = mib,
-                    .why_not_reached = {},
+                    .not_reached_reason = {},
                     .asked = row_route::copy};
     const auto kernels = [&] {
         const std::vector<transfer_plan> plans = gather_candidates(call);

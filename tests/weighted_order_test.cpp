@@ -11,6 +11,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/loader/sampler.hpp"
 #include "tests/chi_square.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/row_lists.hpp"
 
 using namespace pinflow;
@@ -172,12 +173,12 @@ TEST_CASE("weighted: equal proportions are one order, other weights are another"
 
 TEST_CASE("weighted: refuses weights that mean nothing, and names the row") {
     const double infinity = std::numeric_limits<double>::infinity();
-    CHECK(refusal({1, -1e-300}) ==
-          "cannot draw rows by weight: the weight of row 1 is -1e-300, and must be finite and not negative");
+    CHECK(contains_all(refusal({1, -1e-300}),
+                       {"cannot draw rows", "row 1 is -1e-300,", "finite and not negative"}));
     CHECK(refusal({1, 1, std::nan("")}).find("row 2 is nan") != std::string::npos);
     CHECK(refusal({infinity, 1}).find("row 0 is inf") != std::string::npos);
-    CHECK(refusal({0, 0, -0.0}) == "cannot draw rows by weight: none of the 3 weights is above 0");
-    CHECK(refusal({}) == "cannot draw rows by weight: none of the 0 weights is above 0");
+    CHECK(contains_all(refusal({0, 0, -0.0}), {"cannot draw rows", "none of the 3 ", "above 0"}));
+    CHECK(contains_all(refusal({}), {"cannot draw rows", "none of the 0 ", "above 0"}));
     CHECK(refusal({-0.0, 1}).empty());
 }
 

@@ -319,8 +319,7 @@ TEST_CASE("windowed: keeps its promises at 2^40 rows and more") {
         }
     }
     CHECK_THROWS_AS(sampler::windowed(permutation::max_size + 1, 0, 100), invalid_argument);
-    CHECK_THROWS_WITH(sampler::windowed(10, 0, 0),
-                      "cannot shuffle within windows of 0 rows: at least one is needed");
+    CHECK_THROWS_WITH(sampler::windowed(10, 0, 0), doctest::Contains("windows of 0 rows"));
 }
 
 TEST_CASE("windowed: version 1 gives these rows for ever") {

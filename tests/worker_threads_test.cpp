@@ -28,20 +28,20 @@ using namespace pinflow;
 namespace {
 
 /// Lets so many threads start, and refuses the rest.
-seam::fault_hook allowing(int count) {
+seam::failure_hook allowing(int count) {
     const auto left = std::make_shared<std::atomic<int>>(count);
     return [left](seam::call what, std::string_view) {
-        if (what != seam::call::start_thread) return seam::fault{};
-        return seam::fault{.error = left->fetch_sub(1) > 0 ? 0 : EAGAIN};
+        if (what != seam::call::start_thread) return seam::injected_failure{};
+        return seam::injected_failure{.error = left->fetch_sub(1) > 0 ? 0 : EAGAIN};
     };
 }
 
 /// Refuses one thread, the one with this number.
-seam::fault_hook refusing(int number) {
+seam::failure_hook refusing(int number) {
     const auto count = std::make_shared<std::atomic<int>>(0);
     return [count, number](seam::call what, std::string_view) {
-        if (what != seam::call::start_thread) return seam::fault{};
-        return seam::fault{.error = count->fetch_add(1) == number ? EAGAIN : 0};
+        if (what != seam::call::start_thread) return seam::injected_failure{};
+        return seam::injected_failure{.error = count->fetch_add(1) == number ? EAGAIN : 0};
     };
 }
 
@@ -75,14 +75,14 @@ TEST_CASE("worker_threads: as many workers run as were asked for, before there i
 TEST_CASE("worker_threads: if the system refuses threads, count is lower and reason says so") {
     CHECK(holds_in_child([] {
         const std::size_t before = first_thread_count();
-        const seam::scoped_fault_hook hook(allowing(13));  // eight of them are left to others
+        const seam::scoped_failure_hook hook(allowing(13));  // eight of them are left to others
         const detail::worker_threads workers(24);
         return workers.count() == 6 && workers.reason().starts_with("6 of 24 threads") &&
                thread_count() == before + 5;
     }));
     CHECK(holds_in_child([] {
         const std::size_t before = first_thread_count();
-        const seam::scoped_fault_hook hook(allowing(0));
+        const seam::scoped_failure_hook hook(allowing(0));
         const detail::worker_threads workers(24);
         return workers.count() == 1 && workers.reason().starts_with("1 of 24 threads") &&
                thread_count() == before;
@@ -92,7 +92,7 @@ TEST_CASE("worker_threads: if the system refuses threads, count is lower and rea
 TEST_CASE("worker_threads: if the system refuses threads, no parallel work starts one") {
     CHECK(holds_in_child([] {
         const std::size_t before = first_thread_count();
-        const seam::scoped_fault_hook hook(allowing(0));
+        const seam::scoped_failure_hook hook(allowing(0));
         detail::start_worker_threads();
         std::atomic<int> sum = 0;
         tbb::parallel_for(0, 10'000, [&](int i) { sum += i % 2; });
@@ -114,7 +114,7 @@ TEST_CASE("worker_threads: a refusal is not remembered once threads can be had a
     CHECK(holds_in_child([] {
         const std::size_t before = first_thread_count();
         {
-            const seam::scoped_fault_hook hook(allowing(10));
+            const seam::scoped_failure_hook hook(allowing(10));
             if (detail::worker_threads(24).count() != 3) return false;
         }
         return detail::worker_threads(24).count() == 24 && thread_count() == before + 23;
@@ -129,7 +129,7 @@ TEST_CASE("worker_threads: a trial leaves no thread behind") {
 
 TEST_CASE("threads: a loader uses the threads that can be started, and reports why they are few") {
     CHECK(holds_in_child([] {
-        const seam::scoped_fault_hook hook(refusing(14));
+        const seam::scoped_failure_hook hook(refusing(14));
         loader batches({numbers().rows()}, {.device = device::host(), .threads = 16});
         std::uint64_t rows = 0;
         while (const auto batch = batches.next())
@@ -144,7 +144,7 @@ TEST_CASE("threads: whichever thread is refused, a loader delivers every row or 
     for (int count = 0; count < 20; ++count) {
         CAPTURE(count);
         CHECK(holds_in_child([count] {
-            const seam::scoped_fault_hook hook(allowing(count));
+            const seam::scoped_failure_hook hook(allowing(count));
             try {
                 loader batches({numbers().rows()}, {.device = device::host(), .threads = 4});
                 std::uint64_t rows = 0;
@@ -163,7 +163,7 @@ TEST_CASE("threads: whichever thread is refused, an exchange gathers right or th
     for (int count = 0; count < 20; ++count) {
         CAPTURE(count);
         CHECK(holds_in_child([count] {
-            const seam::scoped_fault_hook hook(allowing(count));
+            const seam::scoped_failure_hook hook(allowing(count));
             std::vector<float> rows(1024);
             for (std::size_t i = 0; i < rows.size(); ++i)
                 rows[i] = static_cast<float>(i);
@@ -182,6 +182,6 @@ TEST_CASE("threads: whichever thread is refused, an exchange gathers right or th
 }
 
 TEST_CASE("threads: a stream whose thread is refused is a system_failure") {
-    const seam::scoped_fault_hook hook(allowing(0));
+    const seam::scoped_failure_hook hook(allowing(0));
     CHECK_THROWS_AS(static_cast<void>(stream{device::host()}), system_failure);
 }

@@ -145,9 +145,8 @@ TEST_CASE("zip directory: names are UTF-8 or of code page 437, as a flag says") 
     CHECK(name_of("caf\xC3\xA9", true) == "caf\xC3\xA9");
     CHECK(name_of("caf\x82", false) == "caf\xC3\xA9");
     CHECK(name_of("\xE0\xFF", false) == "\xCE\xB1\xC2\xA0");
-    CHECK_THROWS_WITH_AS(name_of("caf\xE9", true),
-                         "the name of entry 0 of its directory is not the UTF-8 that it claims to be",
-                         pinflow::format_error);
+    CHECK(contains_all(sentence_of<pinflow::format_error>([&] { name_of("caf\xE9", true); }),
+                       {"the name of entry 0 ", "is not the UTF-8"}));
 }
 
 TEST_CASE("zip directory: is read in pieces, whatever its size") {
@@ -186,12 +185,12 @@ TEST_CASE("zip directory: refuses an archive cut off after any byte, and bytes a
 
 TEST_CASE("zip directory: refuses bytes before the archive, as numpy does") {
     const std::string made = two_members().bytes;
-    CHECK(refusal("#!/bin/sh\n" + made) == "it does not begin as a zip archive does");
+    CHECK(contains(refusal("#!/bin/sh\n" + made), "does not begin as"));
     CHECK(contains(refusal("PK\3\4" + made), "were put before"));
     const std::string wide = zip_bytes::make({{.name = "a", .content = "b"}}, {}, true).bytes;
     CHECK(contains(refusal("PK\3\4" + wide), "were put before"));
-    CHECK(refusal("") == "a zip archive has at least 22 bytes, it has 0");
-    CHECK(refusal(std::string(100, '\0')) == "it does not begin as a zip archive does");
+    CHECK(contains_all(refusal(""), {"zip archive", "at least 22 bytes", "it has 0"}));
+    CHECK(contains(refusal(std::string(100, '\0')), "does not begin as"));
     CHECK(contains(refusal("PK\3\4" + std::string(100, '\0')), "cut off"));
 }
 
@@ -291,8 +290,8 @@ TEST_CASE("zip directory: refuses an end record that lies") {
         {4, 1, 2, "spans several disks"},
         {6, 1, 2, "spans several disks"},
         {8, 1, 2, "spans several disks"},
-        {8, 0x0001'0001, 4, "goes on after the 1 members that its end record promises"},
-        {8, 0, 4, "goes on after the 0 members"},
+        {8, 0x0001'0001, 4, "continues after the 1 members that its end record promises"},
+        {8, 0, 4, "continues after the 0 members"},
         {8, 0x0003'0003, 4, "its directory of 98 bytes has no room for 3 members"},
         {8, 0xFFFF'FFFF, 4, "has no room for 65535 members"},
         {12, 97, 4, "were put before the archive or into it"},
@@ -314,7 +313,7 @@ TEST_CASE("zip directory: refuses an end record that lies") {
     // fewer members than room for them
     archive made = zip_bytes::make({{.name = std::string(60, 'a'), .content = "b"}});
     put(made.bytes, made.end + 8, 0x0002'0002, 4);
-    CHECK(refusal(made.bytes) == "its directory has 1 members, its end record promises 2");
+    CHECK(contains_all(refusal(made.bytes), {"directory has 1 members", "end record promises 2"}));
     // one whose offset and size overflow when they are added
     made = zip_bytes::make({{.name = "a", .content = "b"}}, {}, true);
     put(made.bytes, made.end + 12, 0xFFFFFFFF, 4);
@@ -365,11 +364,13 @@ TEST_CASE("zip directory: refuses names that lead out of a folder, and two of on
         CAPTURE(name);
         CHECK(refusal(zip_bytes::make({{.name = name, .content = "x"}}).bytes) == "read");
     }
-    CHECK(refusal(zip_bytes::make({{.name = "a"}, {.name = "b"}, {.name = "a"}}).bytes) ==
-          "two members are called 'a'");
-    CHECK(refusal(zip_bytes::make({{.name = "\x82"}, {.name = "\xC3\xA9", .flags = 1 << 11}}).bytes) ==
-          "two members are called '?"
-          "?'");
+    CHECK(contains_all(refusal(zip_bytes::make({{.name = "a"}, {.name = "b"}, {.name = "a"}}).bytes),
+                       {"two members", "called 'a'"}));
+    CHECK(contains_all(
+        refusal(zip_bytes::make({{.name = "\x82"}, {.name = "\xC3\xA9", .flags = 1 << 11}}).bytes),
+        {"two members",
+         "called '?"
+         "?'"}));
 }
 
 TEST_CASE("zip directory: no size is allocated that only a record promises") {
@@ -393,8 +394,8 @@ TEST_CASE("zip directory: no size is allocated that only a record promises") {
                                                     : std::byte{};
         }
     };
-    CHECK_THROWS_WITH_AS(read_zip_directory(file_size, read),
-                         "entry 0 of its directory does not look like one", pinflow::format_error);
+    CHECK(contains_all(sentence_of<pinflow::format_error>([&] { read_zip_directory(file_size, read); }),
+                       {"entry 0 of its directory", "does not look like"}));
     CHECK(largest <= std::size_t{1} << 20);
 }
 

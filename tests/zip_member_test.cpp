@@ -130,7 +130,7 @@ TEST_CASE("zip member: refuses data that is not what the directory promises") {
     CHECK(contains(sentence_of<pinflow::format_error>([&] { inflate(changed, data); }),
                    "ends after 50000 bytes, the directory promises 50001"));
     changed.size_bytes = content.size() - 1;
-    CHECK(contains(refusal(changed, data), "goes on after the 49999 bytes that the directory promises"));
+    CHECK(contains(refusal(changed, data), "continues after the 49999 bytes that the directory promises"));
 
     changed = entry;
     changed.compressed_bytes = data.size() + 3;
@@ -188,9 +188,8 @@ TEST_CASE("zip member: refuses sizes that cannot both be true before anything is
     entry = entry_of("abc", "abc", false);
     check_zip_member_readable(entry);
     entry.size_bytes = 4;
-    CHECK_THROWS_WITH_AS(check_zip_member_readable(entry),
-                         "the member 'a.npy' is stored, but said to have 4 bytes and to take 3",
-                         pinflow::format_error);
+    CHECK(contains_all(sentence_of<pinflow::format_error>([&] { check_zip_member_readable(entry); }),
+                       {"member 'a.npy'", "is stored", "to have 4 bytes", "to take 3"}));
 }
 
 TEST_CASE("zip member: what compresses best is read") {

@@ -138,8 +138,9 @@ TEST_CASE("zip writer: a failure in any step leaves what was there, and no tempo
     for (const sys::call failing :
          {sys::call::open_unnamed, sys::call::write, sys::call::fsync, sys::call::rename}) {
         npy_bytes::write_file(path, "before");
-        const sys::scoped_fault_hook hook(
-            [&](sys::call what, std::string_view) { return sys::fault{what == failing ? EIO : 0}; });
+        const sys::scoped_failure_hook hook([&](sys::call what, std::string_view) {
+            return sys::injected_failure{what == failing ? EIO : 0};
+        });
         CHECK_THROWS_AS(write(path), pinflow::system_failure);
         CHECK(read_file(path) == "before");
         CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);

@@ -42,8 +42,8 @@ class array_view {
     /// A C-order view.
     array_view(const std::byte* data, pinflow::dtype type, shape_vector shape);
     /// Any order; strides are bytes between neighbours along each axis, one an axis.
-    /// @throws invalid_argument when they are not as many as the axes, or the elements take 2^63 bytes or
-    /// more.
+    /// @throws invalid_argument if there is not exactly one stride per axis, or if the elements take 2^63
+    /// bytes or more.
     array_view(const std::byte* data, pinflow::dtype type, shape_vector shape,
                std::vector<std::int64_t> strides_bytes);
 
@@ -88,7 +88,7 @@ class array {
     /// @throws invalid_argument when the region is smaller than the shape asks for.
     array(memory_region memory, pinflow::dtype type, shape_vector shape);
 
-    /// The same in C or Fortran order, with a sentence for `reason`.
+    /// The same in C or Fortran order, with this `reason`.
     static array of_memory(memory_region memory, pinflow::dtype type, shape_vector shape, bool fortran_order,
                            std::string reason);
 
@@ -109,8 +109,8 @@ class array {
     bool mapped() const noexcept { return mapped_; }
     /// One sentence that says why the array is or is not mapped.
     const std::string& reason() const noexcept { return reason_; }
-    /// The elements in place; valid while this array or a copy of it lives. Reading a file's pages that were
-    /// truncated meanwhile raises SIGBUS: where that matters, use `rows`.
+    /// The elements in place; valid while this array or a copy of it lives. If the file is
+    /// truncated, reading the lost pages raises SIGBUS: use `rows` if that can happen.
     /// @throws unsupported when the array is not mapped.
     const array_view& view() const;
     /// The file behind it; null for an array in memory.
@@ -125,7 +125,7 @@ class array {
     array view_as(const pinflow::dtype& type) const;
     /// One field of a structured array, as a strided view of the same bytes; the axes of a field that is an
     /// array come last. `name` may lead into nested fields: "position.x".
-    /// @throws invalid_argument when there is no such field; the sentence names those that exist.
+    /// @throws invalid_argument when there is no such field; the message names those that exist.
     array field(std::string_view name) const;
 
     /// The array as a source of rows, along its first axis: what a loader takes. Big-endian elements are

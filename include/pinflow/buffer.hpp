@@ -37,11 +37,13 @@ class device_buffer {
     std::uint64_t size_bytes_ = 0;
 };
 
-/// Page-locked host memory that `device` copies from and to at the full rate of the link; on the host device
-/// plain memory. Move-only. The first one of a CUDA device, or the first pinned_pages, takes a tenth of a
-/// second and some 500 MiB of device memory, for a context in which pinflow registers host memory: in the
-/// primary one everybody else would have to wait meanwhile. Where the device has less than 10 GiB, or less
-/// than 1 GiB free, the primary one is used all the same.
+/// Page-locked host memory that `device` copies from and to at the full rate of the link. On the host device
+/// it is plain memory. Move-only.
+///
+/// The first pinned_buffer or pinned_pages of a CUDA device takes a tenth of a second and some 500 MiB of
+/// device memory: pinflow creates a second CUDA context and registers host memory there. Registering in the
+/// primary context would block all other users of it. If the device has less than 10 GiB in all, or less than
+/// 1 GiB free, the primary context is used instead.
 class pinned_buffer {
  public:
     pinned_buffer() noexcept = default;

@@ -32,7 +32,7 @@ class device {
     /// The host first, then every CUDA device.
     static std::vector<device> all();
     /// Empty when CUDA devices can be used; otherwise one sentence that says why not.
-    static std::string why_no_cuda();
+    static std::string no_cuda_reason();
 
     device_kind kind() const noexcept;
     /// The CUDA device's number; 0 for the host.

@@ -16,7 +16,7 @@ class error : public std::runtime_error {
 /// A system call on a file or on memory failed.
 class system_failure : public error {
  public:
-    system_failure(const std::string& sentence, std::error_code code) : error(sentence), code_(code) {}
+    system_failure(const std::string& message, std::error_code code) : error(message), code_(code) {}
 
     /// The errno value behind the failure.
     const std::error_code& code() const noexcept { return code_; }
@@ -43,7 +43,7 @@ class invalid_argument : public error {
     using error::error;
 };
 
-/// A saved state is of other data, or of another order, than what is to go on from it.
+/// A loader cannot resume from a saved state: it was saved for other data or for another order.
 class state_mismatch : public invalid_argument {
  public:
     using invalid_argument::invalid_argument;
@@ -61,7 +61,7 @@ class all_slots_leased : public error {
     using error::error;
 };
 
-/// A device refused or failed an operation; the process can go on.
+/// A device refused or failed an operation; the process can continue.
 class device_error : public error {
  public:
     using error::error;

@@ -47,9 +47,9 @@ class descriptor_lease {
 /// A regular file opened for reading, with the identity it had when it was opened. Never writes, never blocks
 /// on a FIFO. Every member may be called from any thread at the same time.
 ///
-/// A process keeps at most half as many of their descriptors open as RLIMIT_NOFILE allows, but at least 16.
-/// Beyond that, the descriptors that were not used for longest are closed, and opened again when they are
-/// needed. Opening a file again checks that it is still the same one.
+/// The input_files of a process keep at most half of RLIMIT_NOFILE descriptors open, or 16 if that is more.
+/// Beyond that, the least recently used descriptors are closed, and reopened when they are needed.
+/// Reopening checks that it is still the same file.
 class input_file {
  public:
     /// Opens `path`. @throws system_failure when it cannot be opened, format_error when it is not a regular

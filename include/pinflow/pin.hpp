@@ -51,11 +51,11 @@ struct pin_options {
     std::uint64_t piece_bytes = std::uint64_t{64} << 20;
     /// Where registering begins, in one of the ranges: what lies before comes last. Null: at the front.
     const std::byte* begin_at = nullptr;
-    /// Whether pieces that a reader has passed before they were registered (see pinned_pages::reader_at) are
-    /// registered in the end. False leaves them out.
+    /// Whether to register, at the end, the pieces that a reader had passed before they were registered (see
+    /// pinned_pages::set_reader_position). False leaves them out.
     bool registers_rest = true;
-    /// A piece that takes longer to read into memory, or to register, is given up, and with it all that is
-    /// not registered yet. The driver has been reported never to return from registering.
+    /// A piece that takes longer than this to read into memory, or to register, is given up, and so is
+    /// everything not registered yet. The driver has been reported never to return from registering.
     std::chrono::nanoseconds piece_deadline = std::chrono::seconds(30);
 };
 
@@ -72,8 +72,8 @@ struct pin_report {
     std::string reason;
 };
 
-/// Bytes that are alike: registered, or not.
-struct pin_stretch {
+/// A run of consecutive bytes that are all registered, or all not registered.
+struct pin_run {
     bool registered = false;
     std::uint64_t size_bytes = 0;
 };
@@ -99,7 +99,8 @@ struct pin_stretch {
 class pinned_pages {
  public:
     /// Starts registering `ranges`. A host device registers nothing, and says so.
-    /// @throws invalid_argument for a share or a deadline out of range.
+    /// @throws invalid_argument if pin_options::piece_deadline is not above 0, or if the pin limit is out of
+    /// range.
     pinned_pages(std::vector<pin_range> ranges, pinflow::device device, const pin_options& options = {});
     pinned_pages(pinned_pages&&) noexcept;
     pinned_pages& operator=(pinned_pages&&) noexcept;
@@ -109,9 +110,9 @@ class pinned_pages {
 
     /// Whether all `size_bytes` at `data` are registered by now. Never waits, takes no lock.
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
-    /// Whether the byte at `data` is registered by now, and how many of the `size_bytes` from it on are as it
-    /// is. Never waits, takes no lock.
-    pin_stretch stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
+    /// The run of bytes from `data` on, at most `size_bytes`, that are in the same state as the first one:
+    /// registered by now, or not. Never waits, takes no lock.
+    pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     /// Bytes registered without a gap from the first range's first byte on, in the ranges' order. Never
     /// waits.
     std::uint64_t registered_prefix_bytes() const noexcept;
@@ -119,8 +120,8 @@ class pinned_pages {
     /// registration. From then on pieces are registered ahead of `data`. Pieces that it has passed are
     /// registered last, or not at all if `registers_rest` is false.
     /// Never waits. Call it for every batch.
-    void reader_at(const std::byte* data) noexcept;
-    /// Whether nothing more will be registered, be it because a piece has missed its deadline. Takes no lock.
+    void set_reader_position(const std::byte* data) noexcept;
+    /// Whether nothing more will be registered, for example after a missed deadline. Takes no lock.
     bool finished() const noexcept;
     /// Whether everything is registered: pin_report::complete, without a lock.
     bool all_registered() const noexcept;

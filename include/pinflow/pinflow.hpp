@@ -1,7 +1,6 @@
 #pragma once
 
-/// Everything in pinflow's public API that needs no other library's headers; pinflow/cuda.hpp and
-/// pinflow/dlpack.hpp are included on their own.
+/// Includes the whole public API of pinflow except pinflow/cuda.hpp, which needs CUDA's headers.
 
 // core: no device, no format
 #include "pinflow/array.hpp"

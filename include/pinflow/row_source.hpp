@@ -41,14 +41,14 @@ class row_source {
     virtual std::string description() const = 0;
     /// All rows, as extents in order of their numbers; empty when rows can only be had through `read_rows`.
     virtual std::span<const row_extent> extents() const noexcept = 0;
-    /// Why there are no extents, to be read after the description ("is big-endian, ..."); empty when there
-    /// are some, or when nothing is known of it.
-    virtual std::string why_no_extents() const { return {}; }
+    /// Why there are no extents, to follow the description ("is big-endian, ..."). Empty if there are
+    /// extents, or if the reason is unknown.
+    virtual std::string no_extents_reason() const { return {}; }
     /// Whether the rows come from files that pinflow opened, so that `check_unchanged` notices when they are
     /// changed. False for rows in memory.
     virtual bool file_backed() const noexcept { return false; }
-    /// The memory that it keeps, and takes for itself while rows are read, at most: for chunks that are
-    /// decoded. Sources that were opened by one call share it. 0 for those that only copy rows.
+    /// Upper bound on the memory that this source takes: for decoded chunks that it keeps, and for decoding
+    /// while rows are read. Sources that were opened by one call share it. 0 if the source only copies rows.
     virtual std::uint64_t memory_bytes() const noexcept { return 0; }
 
     /// Copies the rows `ids`, in that order, one after the other to host memory of ids.size() *
@@ -74,7 +74,7 @@ class row_source {
 ///
 /// Otherwise it keeps the sources. Its extents are those of all sources if every one has some, else there are
 /// none.
-/// @throws invalid_argument for an empty list, and when types or row shapes differ (the sentence names the
+/// @throws invalid_argument for an empty list, and when types or row shapes differ (the message names the
 /// two), or the rows are more than 2^64; data_changed when a file is shorter than its extents;
 /// system_failure when a file that was closed meanwhile cannot be opened again.
 std::shared_ptr<const row_source> concatenate(std::vector<std::shared_ptr<const row_source>> sources);

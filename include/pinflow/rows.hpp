@@ -56,13 +56,13 @@ concept row_number_range =
 }  // namespace detail
 
 /// Row numbers: 64 bits each, in host memory or in the memory of the device that rows are exchanged with.
-/// Signed ones are taken as they are: a negative one is outside every table. Borrows them, as a span does:
-/// what they lie in must outlive this.
+/// Signed numbers are reinterpreted as unsigned, so a negative one is outside every table. Borrows the
+/// numbers, as a span does: their memory must outlive the row_ids.
 class row_ids {
  public:
-    /// Of std::uint64_t or std::int64_t in host memory (where these are long, long long is another type): a
-    /// vector, an array, a span or the like; a vector that is a temporary is refused, as it would be gone
-    /// before its numbers are read.
+    /// Takes a contiguous range of std::uint64_t or std::int64_t in host memory: a vector, an array, a span
+    /// or the like. If these types are `long`, a range of `long long` is refused. A temporary vector is
+    /// refused too, since it would be destroyed before its numbers are read.
     template <typename Range>
         requires(!std::same_as<std::remove_cvref_t<Range>, row_ids> && detail::row_number_range<Range>)
     row_ids(Range&& ids) noexcept
@@ -92,10 +92,10 @@ class row_table {
     /// a null pointer, and for an inconsistent source (its sizes, row counts or extents disagree);
     /// unsupported if it is not mapped in one piece.
     explicit row_table(std::shared_ptr<const row_source> source);
-    /// `rows`, which may be written: memory of the process's own, a pinned_buffer's best. `element` is what a
-    /// row is made of, where its sums are asked for. `owner` keeps the memory; without one it must outlive
-    /// whatever the table is given to. @throws invalid_argument unless `rows` are a whole number of rows, and
-    /// rows of elements.
+    /// `rows`, which may be written: the process's own memory, preferably a pinned_buffer. `element` is the
+    /// element type of a row; only duplicate_policy::sum needs it. `owner` keeps the memory alive. Without an
+    /// owner, the memory must outlive everything that the table is given to.
+    /// @throws invalid_argument unless `rows` is a whole number of rows, and a row of elements.
     row_table(std::span<std::byte> rows, std::uint64_t row_size_bytes,
               pinflow::dtype element = dtype::of<std::byte>(), std::shared_ptr<const void> owner = nullptr);
 
@@ -135,10 +135,11 @@ struct row_exchange_options {
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
-    /// Thread blocks that move rows on the direct and the hybrid route, on CUDA; 0: the planner's. Of 256
-    /// threads to scatter; of 1024 to gather, of 512 where something is not at multiples of 16 bytes. An even
-    /// number of 1024 comes in clusters of two if the GPU has those, and waits until another kernel leaves
-    /// two neighbouring multiprocessors; an odd one does not.
+    /// Thread blocks that move rows on the direct and hybrid routes, on CUDA. 0 lets the planner choose.
+    /// Scatter blocks have 256 threads; gather blocks have 1024, or 512 if an address or size is not a
+    /// multiple of 16 bytes. If the GPU has thread block clusters, an even number of 1024-thread blocks is
+    /// launched in clusters of two. Such a launch waits until another kernel has freed two neighbouring SMs.
+    /// An odd number is launched without clusters and does not wait for that.
     unsigned blocks = 0;
     /// The part of the rows that the hybrid route moves by the staged one, below 1; 0: the planner's, which
     /// is 0.4 when the hybrid route is asked for, as nothing is measured then.
@@ -163,8 +164,8 @@ struct row_plan {
     /// multiples of 16 bytes, take more where the options set none.
     unsigned blocks = 0;
     double staged_share = 0;  ///< of the rows, on the hybrid route
-    unsigned batches = 1;     ///< worth taking together where so many are known: within 3 % of the best rate
-    /// GB (1e9 bytes) a second: measured, or of scatters what measured gathers let expect; 0 when nothing was
+    unsigned batches = 1;     ///< how many to group: the fewest within 3 % of the best rate
+    /// GB/s (1e9 bytes). Measured for gathers; estimated from measured gathers for scatters. 0 if nothing was
     /// measured.
     double gbps = 0;
     std::string reason;  ///< one sentence; says what the options set
@@ -173,27 +174,32 @@ struct row_plan {
 /// Moves rows between a table in host memory and a device, by their numbers: `gather` to the device,
 /// `scatter` back.
 ///
-/// Indices are checked before any row is touched. Those in host memory are checked, and read, before a call
-/// returns; those in device memory when the stream comes to them: a call with wrong ones moves nothing, and
-/// `check`, or the next call, throws.
+/// Indices are checked before any row is touched. Indices in host memory are read and checked before the
+/// call returns. Indices in device memory are checked when the stream reaches the call: if any is wrong,
+/// the call moves nothing, and `check`, or the next call, throws.
 ///
-/// Asynchronous calls only enqueue: on the stream they are given, and on streams of the exchange's own that
-/// wait for it, and that it waits for. Table, destinations, sources and indices in device memory must stay
-/// until the stream has passed the call. Indices in host memory, and lists of batches, are the caller's again
-/// when the call returns; the stream may be destroyed then. What the device and the CPU write through several
-/// exchanges or streams at once is for the caller to keep apart. CUDA lets some hundred operations wait in a
-/// stream: a call that comes to a stream held up with so many (the staged route enqueues some seven for every
-/// piece of rows, of 8 MiB unless staging_bytes is small) returns only when it goes on.
+/// Asynchronous calls only enqueue: on the given stream, and on streams of the exchange that are ordered with
+/// it in both directions. The table, destinations, sources and indices in device memory must stay valid until
+/// the stream has passed the call. Indices in host memory and lists of batches can be reused when the call
+/// returns, and the stream may be destroyed then. Exchanges and streams are not synchronised with each other:
+/// the caller must not let two of them write the same memory at the same time.
 ///
-/// With a table that is not page-locked yet, construction page-locks it (read-only, when it is a mapped
-/// file), unless the route is `staged`; where that fails the staged route remains, and `plan` says why.
-/// Pages that pinflow has registered for somebody else are held for as long as the exchange exists; memory
-/// that others have page-locked (a pinned_buffer, cudaHostRegister) must stay so for as long. The first call
-/// for rows of some size and number measures for some tenths of a second, once in a process, with device
-/// memory for up to 512 MiB of rows. On the host device the routes direct, copy and hybrid, when they are
-/// asked for, touch a file's pages, which is a fault when it has been truncated; otherwise they are read. On
-/// CUDA the CPU's share of the routes staged and hybrid is read from a file, too, or copied under the fault
-/// guard where that is installed. Kernels read registered pages, which a truncation does not take from them.
+/// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, a call
+/// blocks until the stream continues. The staged route enqueues some seven operations for each piece of rows
+/// (8 MiB, less if staging_bytes is small).
+///
+/// The constructor page-locks a table that is not page-locked yet (read-only if it is a mapped file), unless
+/// the route is `staged`. If that fails, only the staged route remains, and row_plan::reason says why. Pages
+/// that pinflow has already registered for another object stay registered while the exchange exists. Memory
+/// page-locked by others (a pinned_buffer, cudaHostRegister) must stay page-locked as long.
+///
+/// The first call for a row size and count measures for some tenths of a second, once in a process. It takes
+/// device memory for up to 512 MiB of rows.
+///
+/// Truncated files: on the host device, the routes direct, copy and hybrid access the mapped pages if they
+/// are set explicitly, and then raise SIGBUS. Otherwise rows are read with pread. On CUDA, the CPU's part of
+/// the routes staged and hybrid is read with pread too, or copied under the fault guard if it is installed.
+/// Kernels read registered pages, which a truncation does not take away.
 ///
 /// Beside what is said with them, calls throw what `check` throws, invalid_argument for null pointers unless
 /// there are no indices, and device_error. Members may be called from several threads; calls are enqueued one
@@ -202,7 +208,7 @@ struct row_plan {
 class row_exchange {
  public:
     /// The first one of a CUDA device loads kernels, for which CUDA may wait for all of the device's streams.
-    /// @throws unsupported when the route asked for cannot work: the sentence says why.
+    /// @throws unsupported when the route asked for cannot work: the message says why.
     row_exchange(row_table table, pinflow::device device, const row_exchange_options& options = {});
     row_exchange(row_exchange&&) noexcept;
     row_exchange& operator=(row_exchange&&) noexcept;
@@ -218,34 +224,37 @@ class row_exchange {
     /// The same in `stream`'s order: `destination` is written when the stream comes to the call, and whole
     /// when it has passed it.
     void gather_async(row_ids ids, std::byte* destination, stream_view stream);
-    /// Several batches together, which small rows of large tables want: where the plan sorts them, a row that
-    /// several batches ask for crosses the link once. More than 64 batches go 64 at a time, and wrong indices
-    /// in device memory keep back those 64 only, among which their positions are counted.
+    /// Gathers several batches as one group, which is faster for small rows of large tables. If the plan
+    /// sorts rows, a row that several batches want crosses the link once. Batches are moved 64 at a time. A
+    /// wrong index in device memory stops only its 64 batches, and its position is counted within them.
     void gather_group_async(std::span<const row_gather> batches, stream_view stream);
 
-    /// Row i of `source`, in device memory, becomes row ids[i] of the table. @throws invalid_argument for
-    /// indices outside the table, for repeated ones when that is an error, and for a source that overlaps the
-    /// table; unsupported for a table that cannot be written, for sums unless the table's elements are
-    /// little-endian float16, bfloat16, float32, float64 or whole numbers of 32 or 64 bits, and rows and
-    /// `source` aligned to them, and for all but the last on the route copy.
+    /// Row i of `source`, in device memory, becomes row ids[i] of the table.
+    /// @throws invalid_argument for indices outside the table, for a repeated index if `policy` is `error`,
+    /// and for a source that overlaps the table.
+    /// @throws unsupported if the table is read-only, or if the route is `copy` and `policy` is not `last`.
+    /// Also if `policy` is `sum`, unless the elements are little-endian float16, bfloat16, float32, float64
+    /// or 32- or 64-bit integers, and the rows and `source` are aligned to them.
     void scatter(row_ids ids, const std::byte* source, duplicate_policy policy = duplicate_policy::last);
-    /// The same in `stream`'s order: `source` is read when the stream comes to the call, and the table whole
-    /// when it has passed it.
+    /// The same in `stream`'s order: `source` is read when the stream reaches the call, and the table is
+    /// complete when the stream has passed it.
     void scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy, stream_view stream);
-    /// As one scatter of all batches, one behind the other. @throws as `scatter`, and unsupported for more
-    /// than 64 batches unless the last row counts.
+    /// Scatters all batches, in their order, as one scatter. @throws as `scatter`, and unsupported for more
+    /// than 64 batches unless `policy` is `last`.
     void scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
                              stream_view stream);
 
-    /// Every call does this first. @throws what was wrong with the indices of an asynchronous call that has
-    /// finished, or with reading its rows: the oldest first, once for each call; data_changed when the
-    /// table's file is not what it was.
+    /// Throws the errors of asynchronous calls that have finished. Does not wait for other calls.
+    /// Every gather and scatter does this first.
+    /// @throws what was wrong with the indices of such a call, or with reading its rows: the oldest call
+    /// first, each call once.
+    /// @throws data_changed if the table's file has changed.
     void check();
 
-    /// How `batches` batches of `batch_rows` rows together would be moved, and how many are worth taking
-    /// together, with indices in host memory: calls with some in device memory are measured for themselves,
-    /// and may have another plan. Measures, for about a second, when that is not known yet, for which rows of
-    /// the table are read.
+    /// The plan for `batches` batches of `batch_rows` rows moved as one group, with indices in host memory.
+    /// row_plan::batches says how many are worth grouping. Calls with indices in device memory are measured
+    /// separately and may get another plan.
+    /// If nothing is measured yet, this measures for about a second and reads rows of the table.
     row_plan plan_gather(std::uint64_t batch_rows, unsigned batches = 1);
     row_plan plan_scatter(std::uint64_t batch_rows, unsigned batches = 1);
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the main figures against the best peer, from the table of side_by_side.py in RESULTS.md.
+"""Draws the main figures against the best peer, from the table of compare_peers.py in RESULTS.md.
 
     python3 chart.py [RESULTS.md] [chart.svg]
 
@@ -28,9 +28,9 @@ works = [
 def read_table():
     with open(results, encoding="utf-8") as file:
         text = file.read()
-    found = re.search(r"<!-- side_by_side: begin -->\n(.*?)<!-- side_by_side: end -->", text, re.S)
+    found = re.search(r"<!-- compare_peers: begin -->\n(.*?)<!-- compare_peers: end -->", text, re.S)
     if not found:
-        sys.exit(f"chart.py: {results} has no table of side_by_side.py")
+        sys.exit(f"chart.py: {results} has no table of compare_peers.py")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found.group(1).splitlines()]
     return lines[0][0], lines[2:]
 

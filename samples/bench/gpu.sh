@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # gpu.sh [configure|build|test|memcheck|racecheck|initcheck|soak|bench]...
 #
-# Builds, tests and measures on a CUDA host, one that has no package registry too: what it lacks is expected below
-# .gpu-deps/ in the repository's root (unpacked distribution packages). Phases are given as arguments; all of them without
+# Builds, tests and measures on a CUDA host. The host needs no package registry: missing distribution packages are
+# expected, unpacked, below .gpu-deps/ in the repository's root. Phases are given as arguments; all of them without
 # any. Each takes less than ten minutes, and can be run on its own after `configure build`. Settings, from the environment:
 #   BUILD       the build folder (build/gpu)
 #   DATA        where the large files are made and kept (BUILD/data)
@@ -72,7 +72,7 @@ run_tests() {
 # sanitize TOOL: tests built to take less work, as for the host's sanitizers. Left out: children that fault on purpose,
 # work that takes minutes under instrumentation, a test of a kernel that is to be still running when its launch returns,
 # which the tool does not allow, and row tests that hold a stream while they wait for another: the tool waits for both.
-# Under initcheck also those that copy behind a held stream, as it waits for the copy: the suite "copies held back".
+# Under initcheck also those that copy behind a held stream, as it waits for the copy: the suite "copies behind a blocked stream".
 # Under racecheck also two whose threads call at the same time: it loses track of a launch, and counts that as its error.
 # What it looks for is among the threads of one block.
 sanitize() {
@@ -89,10 +89,10 @@ sanitize() {
     if [ "$tool" = racecheck ]; then
         left_out+=',rows: calls from several threads*,rows: a call that is waited for*'
     fi
-    local held_back='held back'
+    local blocks_a_stream='blocked stream'
     local -a surroundings=()
     if [ "$tool" = initcheck ]; then
-        held_back+=',copies held back'
+        blocks_a_stream+=',copies behind a blocked stream'
         surroundings=(env PINFLOW_TEST_SINGLE_COPIES=1)  # it does not see what batch copies write
     fi
     # of api_loader_test and api_rows_test one file at a time
@@ -108,7 +108,7 @@ sanitize() {
             program=api_${test%%/*}_test source="*/api/$test.cpp"
         fi
         run 280 "${surroundings[@]}" compute-sanitizer "${options[@]}" "$build-small/tests/$program" --duration=true \
-            "--source-file=$source" "--test-case-exclude=$left_out" "--test-suite-exclude=$held_back"
+            "--source-file=$source" "--test-case-exclude=$left_out" "--test-suite-exclude=$blocks_a_stream"
         [ "$last" != 0 ] || table+=("clean       compute-sanitizer $tool $test")
     done
 }

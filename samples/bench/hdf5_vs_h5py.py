@@ -16,8 +16,8 @@ nothing is decoded yet; each side does it twice in a row, and the second time co
 ask its host for memory. Rounds alternate, each with rows of its own; the contents are compared each time; medians
 count. h5py takes sorted numbers that differ ("fancy"), and rows in any order one by one ("loop"); chunked also with a
 chunk cache that holds all of the dataset. Each line has wall-clock and CPU seconds, and how many times pinflow's those
-are. The wall clock decides. Where other work runs, it says little about a program that wants all cores: then judge by
-CPU seconds, where h5py's, which has one thread, over pinflow's are multiplied by the cores ("at best"). Exits with 1 when
+are. The wall clock decides. If other work runs, it says little about a program that wants all cores.
+Then judge by CPU seconds: h5py's, which has one thread, divided by pinflow's, times the number of cores ("at best"). Exits with 1 when
 contents differ or something required is missed.
 """
 

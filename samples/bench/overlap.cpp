@@ -114,7 +114,7 @@ void measure(const char* path) {
 
 int main(int argc, char** argv) {
     if (device::cuda_count() == 0) {
-        std::printf("skipped: %s\n", device::why_no_cuda().c_str());
+        std::printf("skipped: %s\n", device::no_cuda_reason().c_str());
         return 77;
     }
     if (argc != 2) {

@@ -2,7 +2,7 @@
 //
 // What batches that arrive cost a consumer who computes: the steps of a bf16 matrix product, 8192 cubed, by
 // cuBLAS, alone, and while a loader brings the rows of FILE (an .npy, read before; large rows come by the
-// copy engine, those of less than 32 KiB by kernels) in random order. With batches that take twice as long to
+// copy engine, rows of less than 48 KiB by kernels) in random order. With batches that take twice as long to
 // copy as the product takes, so that the copy is the limit, as long, and half as long. Prints one
 // "name value unit" a line; exit 77 without a CUDA device.
 
@@ -174,7 +174,7 @@ void measure(const char* path) {
 
 int main(int argc, char** argv) {
     if (device::cuda_count() == 0) {
-        std::printf("skipped: %s\n", device::why_no_cuda().c_str());
+        std::printf("skipped: %s\n", device::no_cuda_reason().c_str());
         return 77;
     }
     if (argc != 2) {

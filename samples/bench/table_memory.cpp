@@ -121,7 +121,7 @@ void measure(const char* name, const device& gpu, const std::function<std::span<
 int main(int argc, char** argv) {
     try {
         if (device::cuda_count() == 0) {
-            std::printf("skipped: %s\n", device::why_no_cuda().c_str());
+            std::printf("skipped: %s\n", device::no_cuda_reason().c_str());
             return 77;
         }
         const std::uint64_t size_bytes = (argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 5) << 30;

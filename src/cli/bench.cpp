@@ -93,10 +93,11 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "Measures this machine: how fast bytes travel to the device and back, and how near to that rate\n"
         "streams, shuffled batches, and rows by index come. Contents are checked, indices are fresh for\n"
         "every repetition, figures are medians, and ratios are to the link of the same run.\n"
-        "The table lies in page-locked memory, and of each way that is measured all batches lie in the\n"
-        "device's: 4.8 GiB, and 4 GiB a way, by default. stream and shuffled make a file of 8 GiB in TMPDIR\n"
-        "(/tmp where it is not set), which is removed again; copies take 0.5 GiB of either memory, pin takes "
-        "4 GiB.",
+        "By default the table takes 4.8 GiB of page-locked memory, and the batches take 4 GiB of device "
+        "memory\n"
+        "for each direction. stream and shuffled write a file of 8 GiB to TMPDIR (/tmp if it is not set) "
+        "and\n"
+        "remove it afterwards. Copies take 0.5 GiB each of host and device memory, pin takes 4 GiB.",
         "pinflow bench");
     bench_arguments parsed;
     std::string device_name = "auto", table, row_bytes, batch, batches = "64", known = "8", route = "auto";
@@ -108,22 +109,27 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     };
     add("--device", device_name, "auto|host|cuda:N", "What to measure");
     add("--file", parsed.options.file, "FILE",
-        "stream, shuffled, pin: this file (default: one is made; none for pin)");
+        "stream, shuffled, pin: the file to use (default: stream and shuffled make one, pin uses none)");
     add("--table", table, "BYTES",
         "Size of tables, and of the file that is made (default: 10 million rows, 8GiB)");
-    add("--row-bytes", row_bytes, "BYTES", "Of a row (default: 512; of files that are made 256KiB)");
+    add("--row-bytes", row_bytes, "BYTES",
+        "Size of a row (default: 512; 256KiB in the file that stream and shuffled make)");
     add("--batch", batch, "ROWS", "Rows a batch (default: 131072; of files 64)");
     add("--batches", batches, "N", "gather, scatter, duplex: batches a repetition");
     add("--known", known, "N",
-        "The same, and plan: batches known ahead, 2 to 64; half of them travel together");
-    add("--route", route, "auto|direct|copy|staged|hybrid", "The same, and plan: how rows travel");
+        "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");
+    add("--route", route, "auto|direct|copy|staged|hybrid",
+        "gather, scatter, duplex, plan: how rows are moved");
     add("--blocks", blocks, "N",
-        "The same, and plan: thread blocks of direct and hybrid, of 1024 threads to gather (512 if not "
-        "aligned) and 256 to scatter (default: the planner's)");
+        "gather, scatter, duplex, plan: thread blocks on the routes direct and hybrid. Gather blocks have "
+        "1024\n"
+        "threads (512 if not aligned), scatter blocks 256 (default: the planner chooses)");
     add("--staged-share", staged_share, "X",
-        "The same, and plan: of the rows on hybrid (default: the planner's)");
-    add("--epochs", epochs, "N", "stream, shuffled: epochs, of which the first is reported alone");
-    add("--repetitions", repetitions, "N", "gather, scatter, duplex, pin: of which the median counts");
+        "gather, scatter, duplex, plan: share of the rows that the route hybrid stages (default: the planner "
+        "chooses)");
+    add("--epochs", epochs, "N", "stream, shuffled: number of epochs; the first is reported separately");
+    add("--repetitions", repetitions, "N",
+        "gather, scatter, duplex, pin: number of repetitions; the median is reported");
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return std::nullopt;
 
@@ -214,7 +220,7 @@ void bench(const argument_list& arguments) {
         print(fmt::format("{:<44} {:13}  {:9}  {}\n", result.work, measured(result.gbps, "GB/s", 8),
                           measured(result.of_link, "LINK", 4), escaped(result.note)));
     };
-    // what was measured before something failed is told all the same
+    // what was measured before something failed is reported all the same
     const auto [failure, sentence] = run_all(chosen, parsed->options, link, report);
     if (parsed->json) {
         nlohmann::ordered_json object{{"device", device.name()},

@@ -78,7 +78,8 @@ struct sizes {
 
 using id_list = std::vector<std::uint64_t>;
 
-/// For each batch of each repetition rows in an order of its own: none of them twice in a batch.
+/// Row lists of one repetition: for each batch, rows in a random order of its own. No row is twice in a
+/// batch.
 std::vector<id_list> fresh_lists(const sizes& sizes, std::uint64_t repetition) {
     std::vector<id_list> lists(sizes.batches, id_list(sizes.batch_rows));
     tbb::parallel_for(std::uint64_t{0}, sizes.batches, [&](std::uint64_t batch) {
@@ -97,8 +98,8 @@ std::vector<id_list> lists_apart(const sizes& sizes, std::uint64_t seed, std::ui
     return lists;
 }
 
-/// A stream for groups of batches, of which it is handed two at a time: the one that travels and the next. So
-/// no batch is known, and being sorted, that is more than `sizes::max_known` ahead of one that travels.
+/// A stream on which at most two groups of batches are enqueued: the group in flight and the next one.
+/// So no batch is known, or sorted, more than `sizes::max_known` batches ahead of the one in flight.
 class group_stream {
  public:
     explicit group_stream(const device& device) : stream_(device), passed_{event(device), event(device)} {}
@@ -180,7 +181,8 @@ class exchange_bench {
         return seconds_since(start);
     }
 
-    /// So that of what was gathered before into the first `batches` nothing is taken for new.
+    /// Overwrites the first `batches` destinations, so that rows of an earlier gather cannot pass as new
+    /// ones.
     void clear_gathered(std::uint64_t batches) {
         std::memset(slot_.data(), 0xEE, slot_.size_bytes());
         for (const device_buffer& batch : std::span(gathered_).first(batches))
@@ -406,8 +408,8 @@ void bench_plan(const bench_options& options, const link_rates& link, const benc
     const auto tell = [&](const char* direction, const row_plan& plan, unsigned batches, double link_rate) {
         report({fmt::format("plan, {}, {} at a time: {}", direction, batches, plan_in_words(plan)), plan.gbps,
                 plan.gbps / link_rate, 0,
-                fmt::format("{}; of batches known ahead, {} together {} enough", plan.reason, plan.batches,
-                            plan.batches == 1 ? "is" : "are")});
+                fmt::format("{}; groups of {} known ahead come within 3 % of the best rate", plan.reason,
+                            readable_count(plan.batches, "batch", "batches"))});
     };
     std::vector<unsigned> groups{1};
     if (sizes.together() > 1) groups.push_back(sizes.together());

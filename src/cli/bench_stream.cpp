@@ -55,8 +55,8 @@ void remove_and_end(int signal) {
     std::raise(signal);  // is delivered when this returns
 }
 
-/// As long as it lives, signals that end the process remove a file before. Those that are ignored stay so.
-/// One at a time.
+/// While an object lives, signals that would end the process remove the file first. Ignored signals stay
+/// ignored. Only one object may exist at a time.
 class removal_by_signals {
  public:
     /// @throws system_failure when the path is too long for any file.

@@ -72,9 +72,8 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
         "whichever\n"
         "extension OUT has: C order, little-endian, aligned, so that it can be mapped. IN without NAME "
         "stands\n"
-        "for all of its arrays. OUT appears complete or not at all, and may be IN. HDF5's attributes are "
-        "not\n"
-        "handed on.",
+        "for all of its arrays. OUT appears complete or not at all, and may be IN. HDF5 attributes are not "
+        "copied.",
         "pinflow convert");
     std::string in, out, cast_to, view_as, alignment, deflate_level;
     app.add_option(
@@ -87,12 +86,13 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
     app.add_option("--dtype", cast_to,
                    "Cast numbers to this type: floats round to nearest even, integers saturate")
         ->type_name("T");
-    app.add_option("--view-as", view_as, "Take the bytes for this type of the same size, before --dtype")
+    app.add_option("--view-as", view_as,
+                   "Reinterpret the elements as a type of the same size, before --dtype")
         ->type_name("T");
-    app.add_option("--align", alignment, "Where the data begins is a multiple of this (default: 4096)")
+    app.add_option("--align", alignment, "Start the data at a multiple of BYTES (default: 4096)")
         ->type_name("BYTES");
     app.add_option("--deflate", deflate_level,
-                   "HDF5: compress, in chunks of about 1 MiB, from 1 (fast) to 9 (small); not to be mapped")
+                   "HDF5: compress in chunks of about 1 MiB, 1 (fast) to 9 (small); cannot be mapped")
         ->type_name("LEVEL");
     convert_arguments parsed;
     app.add_flag("--stack", parsed.stack, "Each file that a pattern matches is one row")
@@ -114,7 +114,7 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
             throw usage_error(fmt::format("--deflate is for HDF5 files (.h5, .hdf5), not for '{}'", out));
         }
         if (app.count("--align") > 0) {
-            throw usage_error("--align is for arrays that can be mapped, which --deflate makes none of");
+            throw usage_error("--align cannot be combined with --deflate: deflated arrays cannot be mapped");
         }
         layout.deflate_level = static_cast<unsigned>(parse_count("--deflate", deflate_level, 1, 9));
     }

@@ -29,10 +29,10 @@ void list_devices(const argument_list& arguments) {
                         {"memory_total_bytes", memory.total_bytes},
                         {"memory_free_bytes", memory.free_bytes}});
     }
-    const std::string why_no_cuda = device::why_no_cuda();
-    if (!why_no_cuda.empty()) text += fmt::format("no CUDA: {}\n", escaped(why_no_cuda));
-    nlohmann::ordered_json object{{"devices", std::move(list)}, {"why_no_cuda", nullptr}};
-    if (!why_no_cuda.empty()) object["why_no_cuda"] = why_no_cuda;
+    const std::string no_cuda_reason = device::no_cuda_reason();
+    if (!no_cuda_reason.empty()) text += fmt::format("no CUDA: {}\n", escaped(no_cuda_reason));
+    nlohmann::ordered_json object{{"devices", std::move(list)}, {"no_cuda_reason", nullptr}};
+    if (!no_cuda_reason.empty()) object["no_cuda_reason"] = no_cuda_reason;
     print(json ? json_line(object) : text);
 }
 

@@ -27,7 +27,7 @@ namespace {
 
 [[noreturn]] void fail_to_start(int error_number) {
     const std::error_code code(error_number, std::generic_category());
-    throw system_failure(fmt::format("the process that is to read it by libhdf5 cannot be started: {}",
+    throw system_failure(fmt::format("the child process that runs libhdf5 cannot be started: {}",
                                      pinflow::detail::described(code)),
                          code);
 }
@@ -106,20 +106,20 @@ std::string describe_end(int status) {
     return fmt::format("libhdf5 crashed on it ({}): the file is damaged", which);
 }
 
-[[noreturn]] void throw_as_told(hdf5_verdict verdict, const std::string& sentence,
+[[noreturn]] void throw_as_told(hdf5_answer_kind kind, const std::string& sentence,
                                 std::int64_t error_number) {
-    switch (verdict) {
-        case hdf5_verdict::unsupported:
+    switch (kind) {
+        case hdf5_answer_kind::unsupported:
             throw unsupported(sentence);
-        case hdf5_verdict::invalid_argument:
+        case hdf5_answer_kind::invalid_argument:
             throw invalid_argument(sentence);
-        case hdf5_verdict::system_failure:
+        case hdf5_answer_kind::system_failure:
             throw system_failure(sentence, {static_cast<int>(error_number), std::generic_category()});
-        case hdf5_verdict::data_changed:
+        case hdf5_answer_kind::data_changed:
             throw data_changed(sentence);
-        case hdf5_verdict::answered:
-        case hdf5_verdict::format_error:
-        case hdf5_verdict::out_of_memory:
+        case hdf5_answer_kind::answered:
+        case hdf5_answer_kind::format_error:
+        case hdf5_answer_kind::out_of_memory:
             break;
     }
     throw format_error(sentence);
@@ -134,8 +134,8 @@ hdf5_child::hdf5_child(hdf5_child_options options) : options_(std::move(options)
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) fail_to_start(errno);
     int status = 0;
     try {
-        pinflow::detail::system::pass_seam(pinflow::detail::system::call::spawn, options_.program,
-                                           "the process that is to read it by libhdf5 cannot be started");
+        pinflow::detail::system::fail_if_injected(pinflow::detail::system::call::spawn, options_.program,
+                                                  "the child process that runs libhdf5 cannot be started");
         const spawn_settings settings(pair[1]);
         std::vector<char*> arguments;
         arguments.reserve(options_.arguments.size() + 1);
@@ -175,8 +175,8 @@ int hdf5_child::end() noexcept {
 
 void hdf5_child::lose(std::string sentence) {
     end();
-    why_lost_ = std::move(sentence);
-    throw hdf5_child_lost(why_lost_);
+    lost_reason_ = std::move(sentence);
+    throw hdf5_child_lost(lost_reason_);
 }
 
 void hdf5_child::check(delivery result) {
@@ -195,7 +195,7 @@ void hdf5_child::refuse_answer() {
 /// Sends a request, and takes the answer: its head, and by `take` the content, unless it is an error.
 template <typename Take>
 void hdf5_child::exchange(const hdf5_request& request, std::uint64_t max_bytes, Take take) {
-    if (process_ == -1) throw hdf5_child_lost(why_lost_);
+    if (process_ == -1) throw hdf5_child_lost(lost_reason_);
     const hdf5_deadline until = std::chrono::steady_clock::now() + options_.max_waiting;
     std::optional<hdf5_answer_head> head;
     std::vector<std::byte> sentence;
@@ -205,17 +205,17 @@ void hdf5_child::exchange(const hdf5_request& request, std::uint64_t max_bytes, 
         head = receive_answer_head(socket_, max_bytes, until, result);
         check(result);
         if (!head) refuse_answer();
-        check(head->verdict == hdf5_verdict::answered
+        check(head->kind == hdf5_answer_kind::answered
                   ? take(head->content_bytes, until)
                   : receive_content(socket_, head->content_bytes, sentence, until));
     } catch (...) {
         end();  // memory may be exhausted here: what is left of this answer would be taken for the next one
         throw;
     }
-    if (head->verdict == hdf5_verdict::answered) return;
-    if (head->verdict == hdf5_verdict::out_of_memory)
+    if (head->kind == hdf5_answer_kind::answered) return;
+    if (head->kind == hdf5_answer_kind::out_of_memory)
         lose("libhdf5 ran out of memory on it: the file is damaged, or there is too much in it");
-    throw_as_told(head->verdict, {reinterpret_cast<const char*>(sentence.data()), sentence.size()},
+    throw_as_told(head->kind, {reinterpret_cast<const char*>(sentence.data()), sentence.size()},
                   head->error_number);
 }
 

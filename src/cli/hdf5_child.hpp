@@ -16,17 +16,17 @@
 #include "pinflow/error.hpp"
 #include "src/cli/hdf5_protocol.hpp"
 
-/// The tool has libhdf5 asked by a child process, since damaged files crash it or keep it busy for ever: the
-/// child is the tool itself, started anew (never forked: the tool has threads, and may have CUDA), under
-/// limits of memory and time. What happens to it there is one sentence here.
+/// The tool calls libhdf5 in a child process, because damaged files crash it or keep it busy for ever.
+/// The child is the tool itself, started anew under limits of memory and time. It is never only forked: the
+/// tool has threads, and may have CUDA. If the child fails, the tool reports one error line.
 namespace pinflow::cli {
 
 /// The first argument of a tool that is such a child, and the descriptor of the socket it listens to.
 inline constexpr std::string_view hdf5_child_command = "hdf5-metadata";
 inline constexpr int hdf5_child_socket = 3;
 
-/// What libhdf5 may compute for one question. Where 2^24 chunks lie takes it some 25 seconds, and so do a
-/// million datasets.
+/// CPU time limit of one request to libhdf5. Locating 2^24 chunks, or listing a million datasets, takes about
+/// 25 s.
 inline constexpr std::chrono::seconds max_hdf5_computing{60};
 /// How long an answer may take in all: a disk may be slow.
 inline constexpr std::chrono::seconds max_hdf5_waiting{300};
@@ -41,8 +41,8 @@ struct hdf5_child_options {
     std::chrono::milliseconds max_waiting = max_hdf5_waiting;
 };
 
-/// The child has died, or did not answer in time, or nonsense, and is gone now. The sentence is to be read
-/// after "cannot open 'a.h5': ".
+/// The child died, missed its deadline or gave a malformed answer, and has been ended. The message continues
+/// "cannot open 'a.h5': ".
 class hdf5_child_lost : public error {
  public:
     using error::error;
@@ -80,7 +80,7 @@ class hdf5_child {
     hdf5_child_options options_;
     int socket_ = -1;
     ::pid_t process_ = -1;
-    std::string why_lost_ = "the process that reads it by libhdf5 was given up";
+    std::string lost_reason_ = "the process that reads it by libhdf5 was given up";
 };
 
 /// Has libhdf5 asked by child processes, from any thread: one for all lists and descriptions, which is

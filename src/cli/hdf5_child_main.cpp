@@ -130,7 +130,7 @@ class server {
                 auto file = open_same(request);
                 const auto description = detail::parse_hdf5_description(
                     std::as_bytes(std::span(request.about)), file->size_bytes());
-                reader_.emplace(std::move(file), description, detail::hdf5_doubts::settled);
+                reader_.emplace(std::move(file), description, detail::hdf5_unverified_chunks::decoded_twice);
                 return {};
             }
             case hdf5_question::read:
@@ -146,8 +146,8 @@ class server {
     std::optional<detail::hdf5_library_reader> reader_;
 };
 
-delivery send_sentence(hdf5_verdict verdict, std::string_view sentence, int error_number = 0) {
-    return send_answer(hdf5_child_socket, verdict, std::as_bytes(std::span(sentence)), error_number);
+delivery send_sentence(hdf5_answer_kind kind, std::string_view sentence, int error_number = 0) {
+    return send_answer(hdf5_child_socket, kind, std::as_bytes(std::span(sentence)), error_number);
 }
 
 /// Answers with what `serve` has, or with what it throws.
@@ -156,23 +156,23 @@ delivery reply(server& serve, const hdf5_request& request) {
         const std::vector<std::byte> content = serve.answer(request);
         if (request.question != hdf5_question::read && content.size() > max_answer_bytes) {
             return send_sentence(
-                hdf5_verdict::unsupported,
+                hdf5_answer_kind::unsupported,
                 fmt::format("cannot open '{}': what is to be known of it takes {} bytes, which is too much",
                             request.path, content.size()));
         }
-        return send_answer(hdf5_child_socket, hdf5_verdict::answered, content);
+        return send_answer(hdf5_child_socket, hdf5_answer_kind::answered, content);
     } catch (const format_error& failure) {
-        return send_sentence(hdf5_verdict::format_error, failure.what());
+        return send_sentence(hdf5_answer_kind::format_error, failure.what());
     } catch (const unsupported& failure) {
-        return send_sentence(hdf5_verdict::unsupported, failure.what());
+        return send_sentence(hdf5_answer_kind::unsupported, failure.what());
     } catch (const invalid_argument& failure) {
-        return send_sentence(hdf5_verdict::invalid_argument, failure.what());
+        return send_sentence(hdf5_answer_kind::invalid_argument, failure.what());
     } catch (const system_failure& failure) {
-        return send_sentence(hdf5_verdict::system_failure, failure.what(), failure.code().value());
+        return send_sentence(hdf5_answer_kind::system_failure, failure.what(), failure.code().value());
     } catch (const data_changed& failure) {
-        return send_sentence(hdf5_verdict::data_changed, failure.what());
+        return send_sentence(hdf5_answer_kind::data_changed, failure.what());
     } catch (const std::exception&) {  // std::bad_alloc, std::length_error
-        return send_sentence(hdf5_verdict::out_of_memory, {});
+        return send_sentence(hdf5_answer_kind::out_of_memory, {});
     }
 }
 

@@ -127,10 +127,11 @@ std::optional<hdf5_request> receive_request(int socket) {
 
 // ---- answers ----------------------------------------------------------------------------------------------
 
-delivery send_answer(int socket, hdf5_verdict verdict, std::span<const std::byte> content, int error_number) {
-    if (verdict != hdf5_verdict::answered)
+delivery send_answer(int socket, hdf5_answer_kind kind, std::span<const std::byte> content,
+                     int error_number) {
+    if (kind != hdf5_answer_kind::answered)
         content = content.first(std::min<std::size_t>(content.size(), max_sentence_bytes));
-    hdf5_answer_head head{answer_mark, verdict, error_number, content.size()};
+    hdf5_answer_head head{answer_mark, kind, error_number, content.size()};
     const delivery result = send_all(socket, bytes_of(head), no_deadline);
     return result == delivery::done ? send_all(socket, content, no_deadline) : result;
 }
@@ -140,9 +141,9 @@ std::optional<hdf5_answer_head> receive_answer_head(int socket, std::uint64_t ma
     hdf5_answer_head head;
     result = receive_all(socket, bytes_of(head), until);
     if (result != delivery::done || head.mark != answer_mark) return std::nullopt;
-    if (head.verdict < hdf5_verdict::answered || head.verdict > hdf5_verdict::out_of_memory)
+    if (head.kind < hdf5_answer_kind::answered || head.kind > hdf5_answer_kind::out_of_memory)
         return std::nullopt;
-    if (head.verdict != hdf5_verdict::answered) max_bytes = max_sentence_bytes;
+    if (head.kind != hdf5_answer_kind::answered) max_bytes = max_sentence_bytes;
     if (head.content_bytes > max_bytes) return std::nullopt;
     return head;
 }

@@ -59,8 +59,8 @@ std::optional<hdf5_request> receive_request(int socket);
 
 // ---- answers ----------------------------------------------------------------------------------------------
 
-/// What was asked for, or which error libhdf5's side has thrown instead; its sentence is the content then.
-enum class hdf5_verdict : std::uint64_t {
+/// Whether an answer holds what was asked for, or an error. The content of an error is its message.
+enum class hdf5_answer_kind : std::uint64_t {
     answered = 1,
     format_error,
     unsupported,
@@ -72,7 +72,7 @@ enum class hdf5_verdict : std::uint64_t {
 
 struct hdf5_answer_head {
     std::uint64_t mark = 0;
-    hdf5_verdict verdict = hdf5_verdict::answered;
+    hdf5_answer_kind kind = hdf5_answer_kind::answered;
     std::int64_t error_number = 0;  ///< errno of a system_failure
     std::uint64_t content_bytes = 0;
 };
@@ -82,9 +82,9 @@ inline constexpr std::uint64_t max_answer_bytes = std::uint64_t{1} << 30;
 inline constexpr std::uint64_t max_sentence_bytes = std::uint64_t{1} << 16;
 
 /// Sends head and content; a sentence that is too long is cut.
-delivery send_answer(int socket, hdf5_verdict verdict, std::span<const std::byte> content,
+delivery send_answer(int socket, hdf5_answer_kind kind, std::span<const std::byte> content,
                      int error_number = 0);
-/// Receives a head. It has a known verdict, and announces at most `max_bytes` that were asked for, or a
+/// Receives a head. It has a known kind, and announces at most `max_bytes` that were asked for, or a
 /// sentence; otherwise it is empty while `result` is `done`.
 std::optional<hdf5_answer_head> receive_answer_head(int socket, std::uint64_t max_bytes, hdf5_deadline until,
                                                     delivery& result);

@@ -28,7 +28,7 @@ using nlohmann::ordered_json;
 std::string reason_for(const array_listing& listed) {
     std::string reason = listed.reason;
     if (listed.fortran_order && listed.shape.size() > 1) {
-        reason += "; in Fortran order, so that its rows do not lie together and cannot be streamed";
+        reason += "; in Fortran order, so its rows are not contiguous and cannot be streamed";
     }
     return reason;
 }
@@ -59,8 +59,8 @@ array_listing find_array(const source_argument& source) {
         found = std::ranges::find(listed, name.substr(0, name.size() - 4), &array_listing::name);
     }
     if (found == listed.end()) {
-        throw invalid_argument(fmt::format("cannot open '{}' of '{}': there is no such array in it, but {}",
-                                           name, source.path, listed.empty() ? "none" : names_of(listed)));
+        throw invalid_argument(fmt::format("cannot open '{}' of '{}': it has no such array (it has {})", name,
+                                           source.path, listed.empty() ? "none" : names_of(listed)));
     }
     if (!found->dtype) {
         throw unsupported(fmt::format("cannot open '{}' of '{}': {}", name, source.path, found->reason));
@@ -153,7 +153,7 @@ std::string all_as_text(const std::string& name, file_format format,
 
 // ---- patterns ---------------------------------------------------------------------------------------------
 
-/// The rows of all files, as one array; of their formats, the first is told.
+/// The rows of all files, as one array; of their formats, the first is reported.
 void inspect_pattern(const std::string& text, bool stack, bool json) {
     open_options options;
     options.stack = stack;
@@ -174,7 +174,7 @@ void inspect_pattern(const std::string& text, bool stack, bool json) {
         listed.reason =
             fmt::format("{} of {} pieces are mapped, the others are read", mapped, extents.size());
     } else {
-        listed.reason = fmt::format("{} {}", rows->description(), rows->why_no_extents());
+        listed.reason = fmt::format("{} {}", rows->description(), rows->no_extents_reason());
     }
     const file_format format = format_of(paths.at(0));
     print(json ? one_as_json(format, listed, paths.size()) : one_as_text(text, format, listed, paths.size()));

@@ -33,7 +33,7 @@ constexpr std::array commands{
     command{"inspect", inspect, "says what lies in a file, and whether it can be mapped"},
     command{"stream", stream_files, "streams rows to a device and says how fast, and by which route"},
     command{"convert", convert, "rewrites arrays of any format so that they can be mapped"},
-    command{"verify", verify, "checks a file against its checksum, or writes that"},
+    command{"verify", verify, "checks a file against its checksum, or writes the checksum"},
     command{"devices", list_devices, "lists the devices that batches can be streamed to"},
     command{"bench", bench, "measures this machine: the link, streams, rows by index"},
 };
@@ -93,7 +93,7 @@ int main(int argument_count, char** arguments) {
     // a closed pipe and a file that may not grow are errors of writing, which have a sentence
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGXFSZ, SIG_IGN);
-    // where whoever started this ignores it, nobody would learn how a child has ended
+    // an ignored SIGCHLD is inherited from the parent: then waitpid could not tell how a child ended
     std::signal(SIGCHLD, SIG_DFL);
     try {
         open_hdf5_in_child();

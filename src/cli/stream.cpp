@@ -38,21 +38,21 @@ double seconds_between(clock::time_point from, clock::time_point to) {
 
 // ---- opening ----------------------------------------------------------------------------------------------
 
-/// So many arrays of one sample are rather the files that the shell has made of a pattern.
+/// From this many arrays on, the files are probably a pattern that the shell has expanded.
 constexpr std::size_t many_arrays = 16;
 
 void take_from_memory(const row_source& source, loader_options& options) {
     const std::uint64_t taken_bytes = source.memory_bytes();
     if (taken_bytes >= options.memory_bytes) {
         throw usage_error(
-            fmt::format("--memory is too little: {} bytes are left of it when {} is decoded, which takes {}",
+            fmt::format("--memory is too small: {} of its bytes are left, and decoding {} takes {}",
                         options.memory_bytes, source.description(), taken_bytes));
     }
     options.memory_bytes -= taken_bytes;
 }
 
-/// Opens the arrays of a sample. Where memory is limited, what decoding may take of it is taken from
-/// `options`, that slots have the rest.
+/// Opens the arrays of a sample. If --memory is given, the memory for decoding is subtracted from
+/// `options.memory_bytes`, so that the slots get the rest.
 std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::string>& files, bool stack,
                                                         loader_options& options) {
     open_options opening;
@@ -232,9 +232,9 @@ std::vector<std::string> notes_on(const stream_result& result, const stream_argu
     }
     const auto& resumed = arguments.options.resume_from;
     if (resumed && result.batches == 0 && resumed->epoch >= arguments.options.epochs) {
-        notes.push_back(fmt::format("'{}' says that {} are done, and --epochs is {}: there was nothing left",
-                                    arguments.load_state, readable_count(resumed->epoch, "epoch", "epochs"),
-                                    arguments.options.epochs));
+        notes.push_back(fmt::format(
+            "'{}' says that {} done, and --epochs is {}: there was nothing left", arguments.load_state,
+            readable_count(resumed->epoch, "epoch is", "epochs are"), arguments.options.epochs));
     }
     return notes;
 }
@@ -332,7 +332,7 @@ void stream_files(const argument_list& arguments) {
     try {
         if (saves) batches.state().save(parsed->save_state);
     } catch (...) {
-        not_saved = std::current_exception();  // what was streamed is told all the same
+        not_saved = std::current_exception();  // what was streamed is reported all the same
     }
     const loader_report report = batches.report();
     const std::vector<std::string> notes = notes_on(result, *parsed);

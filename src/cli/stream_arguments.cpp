@@ -67,14 +67,13 @@ shard parse_shard(const std::string& rank, const std::string& world) {
     const std::uint64_t ranks = parse_count("--world", world, 1, most);
     const std::uint64_t own = parse_count("--rank", rank, 0, most);
     if (own >= ranks) {
-        throw usage_error(
-            fmt::format("--rank {} is none of a --world of {}, which are 0 to {}", own, ranks, ranks - 1));
+        throw usage_error(fmt::format("--rank {} is out of range: a --world of {} has ranks 0 to {}", own,
+                                      ranks, ranks - 1));
     }
     return {static_cast<unsigned>(own), static_cast<unsigned>(ranks)};
 }
 
-/// Whoever cannot save the state should hear of it before the work, not behind it; and nothing but a state is
-/// replaced by one.
+/// Checks before streaming that the state can be saved. A state overwrites only a state or an empty file.
 void check_can_be_saved(const std::string& path) {
     const auto refuse = [&](std::error_code code) {
         throw system_failure(
@@ -93,7 +92,8 @@ void check_can_be_saved(const std::string& path) {
         if (std::filesystem::file_size(path) > 0) static_cast<void>(loader_state::load(path));
     } catch (const error& failure) {
         throw invalid_argument(fmt::format(
-            "cannot save the state to '{}': something else is there, and stays ({})", path, failure.what()));
+            "cannot save the state to '{}': it holds something else, which is not overwritten ({})", path,
+            failure.what()));
     }
 }
 
@@ -141,29 +141,32 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--batch", batch, "ROWS", "Rows a batch");
     add("--order", order_name, "sequential|shuffled|windowed", "Order of rows within an epoch");
     add("--window", window, "ROWS",
-        "windowed: rows that are shuffled among each other (default: 64MiB of them)");
+        "windowed: number of rows that are shuffled together (default: as many as take 64MiB)");
     add("--seed", seed, "N", "Seed of the shuffled and the windowed order");
-    add("--epochs", epochs, "N", "How often every row comes in all, at most 1000000 times");
+    add("--epochs", epochs, "N", "Number of epochs, including those before --load-state; at most 1000000");
     add("--route", route_name, "auto|direct|copy|staged|read",
         "How rows travel; one that cannot work is an error");
     add("--memory", memory, "BYTES",
-        "Most memory of all slots, and of the chunks of HDF5 files that are decoded, which may take half of\n"
-        "it; with KiB, MiB, GiB or TiB (default: 1GiB, and 512MiB for the chunks of each argument)");
+        "Memory limit for all slots and for decoded chunks of HDF5 files, which may take half of it; with "
+        "KiB,\n"
+        "MiB, GiB or TiB (default: 1GiB, and 512MiB for the chunks of each argument)");
     add("--pin-budget", pin_budget, "BYTES|ulimit",
         "Most memory to lock for the GPU; ulimit: no more than `ulimit -l` (default: 3/4 of the memory that\n"
         "the machine and the cgroup have left)");
     add("--slots", slots, "N", "Batches that can exist at once, from 2 on (default: by memory)");
     add("--threads", threads, "N", "Threads that gather rows (default: one a core)");
-    add("--rank", rank, "R", "Which of --world W processes this is, from 0 on: they take batches in turns");
-    add("--world", world, "W|env", "How many they are; env: as torchrun, MPI or Slurm have told this one");
+    add("--rank", rank, "R", "Rank of this process, from 0 to W - 1; ranks take batches in turn");
+    add("--world", world, "W|env",
+        "Number of processes; env: take rank and number from torchrun, MPI or Slurm");
     add("--tail", tail_name, "partial|drop",
-        "What becomes of rows that do not fill the last batch of every rank");
+        "Rows at the end of an epoch that do not fill a batch on every rank; partial: split them, drop: skip "
+        "them");
     add("--max-batches", max_batches, "N",
-        "End this run after so many batches, every rank at the same place");
+        "End this run after N steps, all ranks at the same position; a step is one batch for each rank");
     add("--save-state", parsed.save_state, "FILE",
-        "Write where to go on to FILE: at the end, and on SIGINT or SIGTERM, which end the run");
+        "Save the position to FILE at the end of the run, or on SIGINT or SIGTERM, which end the run");
     add("--load-state", parsed.load_state, "FILE",
-        "Go on where FILE says: with its order, seed and window, at any batch size and number of ranks");
+        "Resume from FILE with its order, seed and window; batch size and number of ranks may differ");
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
     app.footer(
         "Examples:\n"

@@ -125,8 +125,8 @@ std::string read_checksum(const std::string& path, const std::string& checksum_p
 
 void verify(const argument_list& arguments) {
     CLI::App app(
-        "Compares the checksum (XXH128) of a whole file, of any format, with the line in FILE.xxh3, which\n"
-        "`xxhsum -H2 -c FILE.xxh3` reads as well, in the file's folder.",
+        "Compares the XXH128 checksum of a whole file, of any format, with the line in FILE.xxh3.\n"
+        "`xxhsum -H2 -c FILE.xxh3`, run in the file's folder, reads the same line.",
         "pinflow verify");
     std::string path;
     bool write = false;

@@ -45,7 +45,7 @@ class array_rows final : public row_source {
         return {&extent_, 1};
     }
 
-    std::string why_no_extents() const override {
+    std::string no_extents_reason() const override {
         if (!reader_.in_order()) return "is in Fortran order, so that its elements are put in order";
         if (!lies_together_)
             return "holds records of which one field is taken, so that its rows are gathered";
@@ -79,13 +79,13 @@ std::chrono::nanoseconds array_rows::read_rows(std::span<const std::uint64_t> id
     for (const std::uint64_t id : ids) {
         if (id >= row_count_) {
             throw invalid_argument(
-                fmt::format("row {} was asked of {}, which has {}", id, description(), row_count_));
+                fmt::format("row {} is out of range: {} has {} rows", id, description(), row_count_));
         }
     }
     std::uint64_t size_bytes = 0;
     if (!detail::multiply(ids.size(), row_size_bytes_, size_bytes) || destination.size() != size_bytes) {
-        throw invalid_argument(fmt::format("{} rows of {} bytes do not make {} bytes", ids.size(),
-                                           row_size_bytes_, destination.size()));
+        throw invalid_argument(fmt::format("{} rows of {} bytes do not fit a destination of {} bytes exactly",
+                                           ids.size(), row_size_bytes_, destination.size()));
     }
     std::chrono::nanoseconds waited{};
     detail::scratch_memory scratch;
@@ -114,8 +114,8 @@ std::shared_ptr<const row_source> array::rows() const {
     detail::strided_reader reader(*this);
     if (!reader.in_order()) {
         throw unsupported(fmt::format(
-            "{} has shape {} in Fortran order, so that its rows do not lie together: store it in C order",
-            name, to_string(shape())));
+            "{} has shape {} in Fortran order, so its rows are not contiguous: store it in C order", name,
+            to_string(shape())));
     }
     return std::make_shared<const array_rows>(*this, std::move(reader), shape().size() - 1);
 }

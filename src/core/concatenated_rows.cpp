@@ -26,7 +26,7 @@ class concatenated_rows final : public row_source {
     std::uint64_t row_size_bytes() const noexcept override { return sources_.front()->row_size_bytes(); }
     std::string description() const override { return detail::describe_sources(sources_); }
     std::span<const row_extent> extents() const noexcept override { return extents_; }
-    std::string why_no_extents() const override;
+    std::string no_extents_reason() const override;
     bool file_backed() const noexcept override {
         return std::ranges::all_of(sources_,
                                    [](const source_pointer& source) { return source->file_backed(); });
@@ -71,10 +71,10 @@ void concatenated_rows::add_extents() {
     mapping_ = detail::map_extents(extents_, row_size_bytes());
 }
 
-std::string concatenated_rows::why_no_extents() const {
+std::string concatenated_rows::no_extents_reason() const {
     for (const source_pointer& source : sources_) {
         if (source->row_count() == 0 || !source->extents().empty()) continue;
-        const std::string why = source->why_no_extents();
+        const std::string why = source->no_extents_reason();
         return why.empty() ? why
                            : fmt::format("cannot be taken in place, since {} {}", source->description(), why);
     }
@@ -118,7 +118,7 @@ void check_alike(const std::vector<source_pointer>& sources) {
 }  // namespace
 
 std::shared_ptr<const row_source> concatenate(std::vector<source_pointer> sources) {
-    if (sources.empty()) throw invalid_argument("no sources were given whose rows could follow each other");
+    if (sources.empty()) throw invalid_argument("cannot concatenate an empty list of sources");
     if (std::ranges::find(sources, nullptr) != sources.end()) {
         throw invalid_argument("one of the sources whose rows are to follow each other is null");
     }

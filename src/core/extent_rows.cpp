@@ -122,13 +122,13 @@ void check_row_request(const row_source& rows, std::span<const std::uint64_t> id
     for (const std::uint64_t id : ids) {
         if (id >= row_count) {
             throw invalid_argument(
-                fmt::format("row {} was asked of {}, which have {}", id, rows.description(), row_count));
+                fmt::format("row {} is out of range: {} have {} rows", id, rows.description(), row_count));
         }
     }
     std::uint64_t size_bytes = 0;
     if (!multiply(ids.size(), rows.row_size_bytes(), size_bytes) || destination.size() != size_bytes) {
-        throw invalid_argument(fmt::format("{} rows of {} bytes do not make {} bytes", ids.size(),
-                                           rows.row_size_bytes(), destination.size()));
+        throw invalid_argument(fmt::format("{} rows of {} bytes do not fit a destination of {} bytes exactly",
+                                           ids.size(), rows.row_size_bytes(), destination.size()));
     }
 }
 

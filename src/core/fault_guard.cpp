@@ -17,7 +17,7 @@ namespace detail {
 namespace {
 
 struct guard_frame {
-    sigjmp_buf end;  ///< where a guarded copy that failed goes on
+    sigjmp_buf end;  ///< where a guarded copy that failed continues
 };
 
 /// The guarded copy of this thread, if there is one. In static thread-local storage: a signal handler must

@@ -46,7 +46,7 @@ memory_region map(const input_file& file, std::uint64_t offset_bytes, std::uint6
     if (size_bytes == 0) return {};
     const std::string attempt =
         fmt::format("cannot map {} bytes at offset {} of '{}'", size_bytes, offset_bytes, file.path());
-    detail::system::pass_seam(detail::system::call::mmap, file.path(), attempt);
+    detail::system::fail_if_injected(detail::system::call::mmap, file.path(), attempt);
     const descriptor_lease lease = file.lease_descriptor();
     try {
         auto region =

@@ -9,8 +9,8 @@
 
 namespace pinflow::detail {
 
-/// A file that appears under its name complete or not at all: it is written without a name in the same
-/// folder, where a file system has no such files under a temporary one, made durable and then renamed. What
+/// A file that appears under its name complete or not at all: it is written to an unnamed file in the same
+/// folder (a temporary one if the filesystem has no unnamed files), made durable and then renamed. What
 /// was there before is replaced (a symbolic link too, not what it points to). It gets the permissions of the
 /// file that it replaces. Small writes are collected. Not thread-safe.
 class output_file {

@@ -16,7 +16,7 @@ void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_by
 
 /// As memcpy, with whole cache lines written past the caches; see finish_streaming.
 void stream_copy(std::byte* destination, const std::byte* source, std::size_t size_bytes) noexcept;
-/// To be called behind stream_copy, before others are told of the copies.
+/// To be called behind stream_copy, before others are reported of the copies.
 void finish_streaming() noexcept;
 /// Brings the beginning of a row, up to 1 KiB, into the caches: the rest follows by itself, as it is read in
 /// order.

@@ -135,7 +135,7 @@ struct float_format<double> {
     static constexpr word quiet_nan = 0x7FF8000000000000;
 };
 
-/// Those of a NaN's mantissa below its highest, which makes it quiet.
+/// The mantissa bits of a NaN below the highest one, which is the quiet bit.
 template <typename Float>
 inline constexpr auto payload_bits = static_cast<typename float_format<Float>::word>(
     float_format<Float>::quiet_nan - float_format<Float>::overflow - 1);
@@ -291,9 +291,9 @@ PINFLOW_DETAIL_HOST_DEVICE inline To saturate_integer(From value) noexcept {
     return static_cast<To>(value);
 }
 
-/// An integer as a float or double that rounds to the same small float: the integer itself where that can be,
-/// otherwise the odd one of its neighbours that are multiples of 4096, which is between two numbers of the
-/// small float, or between one and a midpoint, whenever the integer is.
+/// Converts an integer to a float or double that rounds to the same small float. An integer beyond 2^53 that
+/// is no multiple of 4096 is rounded to the neighbouring odd multiple of 4096 (round to odd). That value lies
+/// between the same two numbers of the small float, or the same number and midpoint, as the integer does.
 template <typename Integer>
 PINFLOW_DETAIL_HOST_DEVICE inline auto float_for_rounding(Integer value) noexcept {
     if constexpr (sizeof(Integer) <= 2) {

@@ -37,9 +37,9 @@ class whole_source final : public row_source {
     std::span<const row_extent> extents() const noexcept override {
         return {&extent_, static_cast<std::size_t>(extent_.row_count)};
     }
-    std::string why_no_extents() const override {
+    std::string no_extents_reason() const override {
         const std::size_t pieces = source_->extents().size();
-        return pieces > 1 ? fmt::format("lies in {} pieces", pieces) : source_->why_no_extents();
+        return pieces > 1 ? fmt::format("lies in {} pieces", pieces) : source_->no_extents_reason();
     }
     bool file_backed() const noexcept override { return source_->file_backed(); }
     std::uint64_t memory_bytes() const noexcept override { return source_->memory_bytes(); }
@@ -88,7 +88,7 @@ source_pointer detail::one_row_of(source_pointer source) {
 }
 
 source_pointer detail::stack_rows(std::vector<source_pointer> rows) {
-    if (rows.empty()) throw invalid_argument("no sources were given that could be stacked");
+    if (rows.empty()) throw invalid_argument("cannot stack an empty list of sources");
     const row_source& first = *rows.front();
     for (const source_pointer& row : rows) {
         if (row->dtype() == first.dtype() && row->row_shape() == first.row_shape()) continue;

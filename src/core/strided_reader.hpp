@@ -40,7 +40,7 @@ class strided_reader {
 
     /// Whether C order is the order that the elements lie in, with gaps or without.
     bool in_order() const noexcept;
-    /// Bytes that lie together in C order wherever they begin at a multiple of this number.
+    /// Bytes that are contiguous in C order wherever they begin at a multiple of this number.
     std::uint64_t unit_bytes() const noexcept { return unit_bytes_; }
     /// The end of a range that begins at `begin_bytes`, takes at most `max_bytes` (or one unit) and is good
     /// to read at once when the elements are not in order: of whole slices, as far as they fit.
@@ -60,7 +60,7 @@ class strided_reader {
 
     array array_;
     const std::byte* data_;     // of an array in memory
-    std::uint64_t unit_bytes_;  // delivered as they lie: elements, or as many of them as lie together
+    std::uint64_t unit_bytes_;  // delivered as they lie: elements, or as many of them as are contiguous
     std::vector<axis> axes_;    // over units, from the outermost to the innermost; none of one index
 
     friend class strided_read;

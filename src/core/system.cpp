@@ -21,13 +21,13 @@ namespace pinflow::detail::system {
 
 namespace {
 
-hooks<fault_hook> installed_hooks;
+hooks<failure_hook> installed_hooks;
 
-fault ask_hook(call what, std::string_view path) {
-    fault found;
-    installed_hooks.ask([&](const fault_hook& hook) {
+injected_failure ask_hook(call what, std::string_view path) {
+    injected_failure found;
+    installed_hooks.ask([&](const failure_hook& hook) {
         found = hook(what, path);
-        return found != fault{};
+        return found != injected_failure{};
     });
     return found;
 }
@@ -47,12 +47,12 @@ template <typename Function>
 ::ssize_t transfer(call what, std::string_view path, std::size_t size, Function function) {
     ::ssize_t result = -1;
     do {
-        const fault fault = ask_hook(what, path);
-        if (fault.error != 0) {
-            errno = fault.error;
+        const injected_failure failure = ask_hook(what, path);
+        if (failure.error != 0) {
+            errno = failure.error;
             result = -1;
         } else {
-            result = function(std::min(size, fault.max_bytes));
+            result = function(std::min(size, failure.max_bytes));
         }
     } while (result == -1 && errno == EINTR);
     return result;
@@ -83,13 +83,13 @@ void* map(std::string_view path, void* address, std::uint64_t size_bytes, int pr
 
 }  // namespace
 
-scoped_fault_hook::scoped_fault_hook(fault_hook hook) : scope_(installed_hooks, std::move(hook)) {}
+scoped_failure_hook::scoped_failure_hook(failure_hook hook) : scope_(installed_hooks, std::move(hook)) {}
 
 bool hook_is_installed() noexcept {
     return !installed_hooks.is_empty();
 }
 
-void pass_seam(call what, const std::string& path, std::string_view attempt) {
+void fail_if_injected(call what, const std::string& path, std::string_view attempt) {
     if (const int error = ask_hook(what, path).error; error != 0) fail(error, "{}", attempt);
 }
 
@@ -108,7 +108,8 @@ int create_for_writing(const std::string& path, ::mode_t mode) {
     return descriptor;
 }
 
-/// Of this thread: in /proc/self they are the main thread's, which may have ended, or have others.
+/// Not /proc/self: it has the main thread's descriptors, and that thread may have ended or have its own
+/// table.
 constexpr const char* own_descriptors = "/proc/thread-self/fd";
 
 std::optional<int> create_unnamed(const std::string& folder, ::mode_t mode) {
@@ -117,13 +118,13 @@ std::optional<int> create_unnamed(const std::string& folder, ::mode_t mode) {
         return ::open(folder.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, mode);
     });
     if (descriptor != -1) return descriptor;
-    // the second is what a kernel without the flag says; no error of writing is EISDIR
+    // EISDIR: a kernel without O_TMPFILE; no other failure to open a folder this way gives it
     if (errno == EOPNOTSUPP || errno == EISDIR) return std::nullopt;
     fail(errno, "cannot create a file in '{}'", folder);
 }
 
 void give_name(int descriptor, const std::string& path) {
-    // of a descriptor itself only who may read every file can make a name
+    // linkat with AT_EMPTY_PATH would need CAP_DAC_READ_SEARCH, so the descriptor is linked through /proc
     const std::string file = fmt::format("{}/{}", own_descriptors, descriptor);
     const int status = attempt(call::link, path, [&] {
         return ::linkat(AT_FDCWD, file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW);

@@ -46,31 +46,31 @@ enum class call {
 // ---- the seam ---------------------------------------------------------------------------------------------
 
 /// What a test wants to happen to one call.
-struct fault {
+struct injected_failure {
     int error = 0;  ///< the errno value to fail with (the call is made again after EINTR); 0 lets it happen
     std::size_t max_bytes = std::numeric_limits<std::size_t>::max();  ///< shortens reads and writes
 
-    bool operator==(const fault&) const = default;
+    bool operator==(const injected_failure&) const = default;
 };
 /// Asked before each call; `path` names the file it is about, where the call knows it. May be called from
 /// several threads at once, and may wait: a slow disk is made that way.
-using fault_hook = std::function<fault(call what, std::string_view path)>;
+using failure_hook = std::function<injected_failure(call what, std::string_view path)>;
 
 /// Installs a hook for its lifetime. For tests. Of several, the last is asked first. If it lets the call
 /// happen unchanged, the others are asked.
-class scoped_fault_hook {
+class scoped_failure_hook {
  public:
-    explicit scoped_fault_hook(fault_hook hook);
+    explicit scoped_failure_hook(failure_hook hook);
 
  private:
-    hooks<fault_hook>::scope scope_;
+    hooks<failure_hook>::scope scope_;
 };
 
 /// Whether there is one.
 bool hook_is_installed() noexcept;
 
 /// Throws system_failure when a hook wants `what` to fail: for calls that a library makes on our behalf.
-void pass_seam(call what, const std::string& path, std::string_view attempt);
+void fail_if_injected(call what, const std::string& path, std::string_view attempt);
 
 // ---- files ------------------------------------------------------------------------------------------------
 

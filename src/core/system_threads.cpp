@@ -73,7 +73,7 @@ void wait_until_released(::pid_t id, clock::time_point deadline) {
 
 std::thread start_thread(std::string_view purpose, std::function<void()> work) {
     try {
-        pass_seam(call::start_thread, {}, "a test refuses the thread");
+        fail_if_injected(call::start_thread, {}, "a test refuses the thread");
     } catch (const system_failure& refused) {
         fail_to_start(purpose, refused.code());
     }
@@ -91,7 +91,7 @@ unsigned count_startable_threads(unsigned wanted, std::size_t stack_bytes) {
     ::pthread_attr_setstacksize(&attributes, stack_bytes);
     while (all.threads.size() < wanted) {
         try {
-            pass_seam(call::start_thread, {}, "a test refuses the thread");
+            fail_if_injected(call::start_thread, {}, "a test refuses the thread");
         } catch (const system_failure&) {
             break;
         }

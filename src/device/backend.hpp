@@ -72,28 +72,28 @@ class device_backend {
     virtual void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) = 0;
     /// What page-locks host memory where it lies, for this device; null if the device reads it in any case.
     virtual page_locker* locker() = 0;
-    /// Whether the device can read host memory from `data` on, all of it in one way, where it lies, for as
-    /// long as whoever allocated or registered it lets it be: what pinflow has registered for somebody is not
-    /// counted, as it can be held (pinned_pages).
+    /// Whether the device can read `size_bytes` of host memory at `data` under its host address, for as long
+    /// as its owner keeps it allocated or registered. On CUDA, false for pages that pinflow has registered:
+    /// their holder may release them. Hold such pages through pinned_pages.
     virtual bool reaches(const std::byte* data, std::uint64_t size_bytes) = 0;
 
     // Rows by index. Everything that the following work on is in device memory but for the rows of tables,
     // and stays valid until the stream has passed; structures are read before the call returns.
 
-    /// Loads what the following launch. CUDA loads a kernel when it is first launched, and waits for all
-    /// streams then, so that whoever holds one back until that launch has returned would wait for ever.
+    /// Loads the kernels that the functions below launch. Otherwise CUDA loads a kernel at its first launch,
+    /// and waits for all streams then. If a stream is held back until that launch returns, neither ever ends.
     virtual void prepare_rows() = 0;
-    /// Counts the indices that are not below `row_count` in *faults.
+    /// Counts the indices that are not below `row_count` in *errors.
     virtual void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                            row_faults* faults, void* stream) = 0;
+                            index_errors* errors, void* stream) = 0;
     /// Writes the indices in ascending order, equal ones in that of their positions, and their positions.
     /// `count` is below 2^32.
     virtual void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                            std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) = 0;
-    /// Counts the indices of a sorted order that occurred before in *faults.
-    virtual void refuse_repeated_rows(const row_order& order, row_faults* faults, void* stream) = 0;
+    /// Counts the indices of a sorted order that occurred before in *errors.
+    virtual void refuse_repeated_rows(const row_order& order, index_errors* errors, void* stream) = 0;
     /// Adds the indices at the positions that were found, from the unsorted `ids`.
-    virtual void name_row_faults(const std::uint64_t* ids, row_faults* faults, void* stream) = 0;
+    virtual void record_wrong_ids(const std::uint64_t* ids, index_errors* errors, void* stream) = 0;
     /// From the table to the batches: each row to its position; of a sorted order, to the first one only.
     virtual void gather_rows(const row_transfer& transfer, void* stream) = 0;
     /// From tables in device memory to the batches.
@@ -112,6 +112,6 @@ device_backend& host_backend();
 /// The backend of CUDA device `index`. @throws device_error when there is none. Only in builds with CUDA.
 device_backend& cuda_backend(int index);
 /// How many CUDA devices can be used, and if none, why. Only in builds with CUDA.
-int cuda_device_count(std::string* why_none) noexcept;
+int cuda_device_count(std::string* none_reason) noexcept;
 
 }  // namespace pinflow::detail

@@ -23,7 +23,7 @@ int device::cuda_count() noexcept {
     return detail::cuda_device_count(nullptr);
 }
 
-std::string device::why_no_cuda() {
+std::string device::no_cuda_reason() {
     std::string why;
     return detail::cuda_device_count(&why) > 0 ? std::string() : why;
 }
@@ -38,7 +38,7 @@ int device::cuda_count() noexcept {
     return 0;
 }
 
-std::string device::why_no_cuda() {
+std::string device::no_cuda_reason() {
     return "this build of pinflow has no CUDA";
 }
 

@@ -73,16 +73,16 @@ bool pinned_pages::covers(const std::byte* data, std::uint64_t size_bytes) const
     return worker_ && worker_->covers(data, size_bytes);
 }
 
-pin_stretch pinned_pages::stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
-    return worker_ ? worker_->stretch_at(data, size_bytes) : pin_stretch{false, size_bytes};
+pin_run pinned_pages::run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
+    return worker_ ? worker_->run_at(data, size_bytes) : pin_run{false, size_bytes};
 }
 
 std::uint64_t pinned_pages::registered_prefix_bytes() const noexcept {
     return worker_ ? worker_->registered_prefix_bytes() : 0;
 }
 
-void pinned_pages::reader_at(const std::byte* data) noexcept {
-    if (worker_) worker_->reader_at(data);
+void pinned_pages::set_reader_position(const std::byte* data) noexcept {
+    if (worker_) worker_->set_reader_position(data);
 }
 
 bool pinned_pages::finished() const noexcept {

@@ -64,7 +64,7 @@ class pin_job {
     // ---- for everybody ----
 
     const pin_tracker& tracker() const noexcept { return tracker_; }
-    void reader_at(const std::byte* data) noexcept { tracker_.reader_at(data); }
+    void set_reader_position(const std::byte* data) noexcept { tracker_.set_reader_position(data); }
     bool finished() const noexcept {
         return finished_.load(std::memory_order_acquire) || watch_.has_given_up();
     }

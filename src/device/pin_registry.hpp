@@ -65,9 +65,9 @@ class pin_registry {
 
     /// Sets `pages` of a budget aside, to be acquired: see pin_reservations::add.
     bool reserve(std::span<const std::byte> pages, std::uint64_t budget_bytes);
-    /// What was reserved, by one of those who did.
+    /// Undoes one successful `reserve` of the same pages.
     void give_back(std::span<const std::byte> pages) noexcept;
-    /// Set aside now.
+    /// Bytes that are reserved now, by all holders together.
     std::uint64_t reserved_bytes() const;
     /// Whether some of `bytes` are registered by pinflow, and so may cease to be when their holders have
     /// gone.

@@ -49,13 +49,13 @@ pin_tracker::pin_tracker(std::vector<pin_range> ranges, std::uint64_t piece_byte
         const std::span<const std::byte> bytes = ranges_.back()->range.bytes;
         by_address_.push_back({bytes.data(), bytes.data() + bytes.size(), ranges_.back().get()});
     }
-    std::ranges::sort(by_address_, [](const place& a, const place& b) {
+    std::ranges::sort(by_address_, [](const address_interval& a, const address_interval& b) {
         if (a.begin != b.begin) return std::less<>()(a.begin, b.begin);
         return std::greater<>()(a.end, b.end);
     });
     // a range within another one, such as a file that is given twice, would hide what lies behind it
     const std::byte* covered_to = nullptr;
-    std::erase_if(by_address_, [&](const place& each) {
+    std::erase_if(by_address_, [&](const address_interval& each) {
         if (!std::less<>()(covered_to, each.end)) return true;
         covered_to = each.end;
         return false;
@@ -73,22 +73,22 @@ std::vector<pin_piece> pin_tracker::pieces() const {
 
 /// The range that holds the byte at `data`, or null.
 tracked_range* pin_tracker::find(const std::byte* data) const noexcept {
-    const auto after = std::ranges::upper_bound(by_address_, data, std::less<>(), &place::begin);
+    const auto after = std::ranges::upper_bound(by_address_, data, std::less<>(), &address_interval::begin);
     if (after == by_address_.begin() || !std::less<>()(data, std::prev(after)->end)) return nullptr;
     return std::prev(after)->tracked;
 }
 
 bool pin_tracker::covers(const std::byte* data, std::uint64_t size_bytes) const noexcept {
     do {
-        const pin_stretch stretch = stretch_at(data, size_bytes);
-        if (!stretch.registered) return false;
-        data += stretch.size_bytes;
-        size_bytes -= stretch.size_bytes;
+        const pin_run run = run_at(data, size_bytes);
+        if (!run.registered) return false;
+        data += run.size_bytes;
+        size_bytes -= run.size_bytes;
     } while (size_bytes > 0);
     return true;
 }
 
-pin_stretch pin_tracker::stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
+pin_run pin_tracker::run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
     const tracked_range* const tracked = find(data);
     if (tracked == nullptr) return {false, size_bytes};
     const std::span<const std::byte> bytes = tracked->range.bytes;
@@ -130,7 +130,7 @@ std::optional<std::size_t> pin_tracker::piece_at(const std::byte* data) const no
     return tracked->first_piece + offset / tracked->piece_bytes;
 }
 
-void pin_tracker::reader_at(const std::byte* data) noexcept {
+void pin_tracker::set_reader_position(const std::byte* data) noexcept {
     if (const auto piece = piece_at(data)) reader_piece_.store(*piece, std::memory_order_relaxed);
 }
 

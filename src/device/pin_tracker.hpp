@@ -55,22 +55,22 @@ class pin_tracker {
     std::vector<pin_piece> pieces() const;
 
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
-    pin_stretch stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
+    pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     std::uint64_t registered_prefix_bytes() const noexcept;
     std::uint64_t registered_bytes() const noexcept;
     std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
-    void reader_at(const std::byte* data) noexcept;
+    void set_reader_position(const std::byte* data) noexcept;
     /// The piece that holds the byte at `data`, among all; nothing if none does.
     std::optional<std::size_t> piece_at(const std::byte* data) const noexcept;
-    /// The piece that is being read, among all; nothing before reader_at was called.
+    /// The piece that is being read, among all; nothing before set_reader_position was called.
     std::optional<std::size_t> reader() const noexcept {
         const std::size_t piece = reader_piece_.load(std::memory_order_relaxed);
         return piece == nobody ? std::nullopt : std::optional(piece);
     }
 
  private:
-    struct place {
+    struct address_interval {
         const std::byte* begin;
         const std::byte* end;
         tracked_range* tracked;
@@ -78,7 +78,7 @@ class pin_tracker {
     tracked_range* find(const std::byte* data) const noexcept;
 
     std::vector<std::unique_ptr<tracked_range>> ranges_;  // as given
-    std::vector<place> by_address_;                       // but for those that lie within another one
+    std::vector<address_interval> by_address_;            // but for those that lie within another one
     std::uint64_t total_bytes_ = 0;
     static constexpr std::size_t nobody = ~std::size_t{0};
     std::atomic<std::size_t> reader_piece_ = nobody;

@@ -30,13 +30,13 @@ class pin_worker {
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept {
         return job_->tracker().covers(data, size_bytes);
     }
-    pin_stretch stretch_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
-        return job_->tracker().stretch_at(data, size_bytes);
+    pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
+        return job_->tracker().run_at(data, size_bytes);
     }
     std::uint64_t registered_prefix_bytes() const noexcept {
         return job_->tracker().registered_prefix_bytes();
     }
-    void reader_at(const std::byte* data) const noexcept { job_->reader_at(data); }
+    void set_reader_position(const std::byte* data) const noexcept { job_->set_reader_position(data); }
     bool finished() const noexcept { return job_->finished(); }
     bool all_registered() const noexcept { return job_->all_registered(); }
     bool wait() const { return job_->wait(); }

@@ -20,7 +20,7 @@ struct row_memory {
 
 /// What has been found wrong with the indices of one call, in device memory, zero at first. While there is
 /// something wrong nothing is gathered or scattered.
-struct row_faults {
+struct index_errors {
     unsigned long long outside_count = 0;       ///< indices past the last row
     unsigned long long outside_complement = 0;  ///< ~(position of the first of them); 0: there is none
     unsigned long long repeated_count = 0;      ///< indices that occurred before, when that is refused
@@ -44,7 +44,7 @@ struct row_order {
     const std::uint64_t* ids = nullptr;
     const std::uint32_t* positions = nullptr;  ///< in the group; null: the i-th index is at position i
     std::uint64_t count = 0;
-    bool sorted = false;  ///< equal indices lie together, the lower position first
+    bool sorted = false;  ///< equal indices are contiguous, the lower position first
 };
 
 /// Rows of a table to or from those of batches: the indices `begin` ... `end` - 1 of an order.
@@ -52,12 +52,12 @@ struct row_transfer {
     row_memory table;
     row_order order;
     row_parts parts;
-    const row_faults* faults = nullptr;  ///< in device memory; null: the indices are known to be right
+    const index_errors* errors = nullptr;  ///< in device memory; null: the indices are known to be right
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
-    /// The table has a row for each index of the transfer, in the order's order: the i-th is that of index
-    /// begin + i. Of equal ones, a gather reads the first; a scatter may write all, of which the last
-    /// counts (of a sum the first).
+    /// The table has one row per index of the transfer: its row i belongs to index begin + i of the order. If
+    /// indices are equal, a gather reads only the row of the first. A scatter may write all of their rows.
+    /// Only the last of these counts (for a sum, the first).
     bool compact = false;
     /// Of threads, on CUDA, where host memory is read or written; 0: enough for everything at once.
     unsigned blocks = 0;

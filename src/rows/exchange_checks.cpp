@@ -98,8 +98,8 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
         }
         if (batches.size() > row_parts::max && policy != duplicate_policy::last) {
             throw unsupported(
-                fmt::format("at most {} batches can be scattered as one, unless the last of equal row "
-                            "numbers counts",
+                fmt::format("at most {} batches can be scattered in one call, unless the policy is "
+                            "duplicate_policy::last",
                             row_parts::max));
         }
         if (options_.route == row_route::copy && policy != duplicate_policy::last) {

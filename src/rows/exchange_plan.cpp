@@ -95,10 +95,10 @@ class measurement {
     std::mt19937_64 random_{0x5EED};
 };
 
-std::string why_staging_was_not_tried(const call_facts& call) {
-    if (call.reads_file) return "; not by the CPU, as the file may be truncated at any time";
+std::string staging_not_tried_reason(const call_facts& call) {
+    if (call.reads_file) return "; the CPU was not tried: the file may be truncated at any time";
     if (tries_staging(call)) return {};
-    return fmt::format("; not through staging buffers of {} bytes, which staging_bytes leaves",
+    return fmt::format("; staging was not tried: staging_bytes leaves buffers of only {} bytes",
                        call.staging_buffer_bytes);
 }
 
@@ -123,9 +123,8 @@ rated_plan measure_gather(exchange_state& exchange, const call_facts& call, std:
     for (const rated_plan& each : tried)
         rates += (rates.empty() ? "" : ", ") + told(each);
     rated_plan best = fastest(tried);
-    best.plan.reason =
-        fmt::format("measured with {:.0f} MB of random rows, GB/s: {}{}", measurement.measured_bytes() / 1e6,
-                    rates, why_staging_was_not_tried(call));
+    best.plan.reason = fmt::format("measured with {:.0f} MB of random rows, GB/s: {}{}",
+                                   measurement.measured_bytes() / 1e6, rates, staging_not_tried_reason(call));
     return best;
 }
 
@@ -147,11 +146,10 @@ rated_plan derive_scatter(exchange_state& exchange, const call_facts& call, std:
     rated_plan rated = judge_scatter(call, direct, staged, link);
     rated.plan.reason = fmt::format(
         "measured by gathering {:.0f} MB of random rows, GB/s: direct {:.1f}{}, rows in order {:.1f}; "
-        "expected of "
-        "scatters by that: {:.1f}{}",
+        "estimated for the scatter: {:.1f}{}",
         measurement.measured_bytes() / 1e6, direct,
         tries_staging(call) ? fmt::format(", staged {:.1f}", staged) : "", link, rated.gbps,
-        why_staging_was_not_tried(call));
+        staging_not_tried_reason(call));
     return rated;
 }
 
@@ -182,7 +180,7 @@ struct measured_key {
     bool reads_file;
     bool aligned;  ///< rows can be moved 16 bytes at a time
     int threads;
-    std::uint64_t slot_bytes;
+    std::uint64_t buffer_bytes;
     int staging_magnitude;
     unsigned blocks;
     double staged_share;
@@ -201,7 +199,7 @@ measured_key key_of(const exchange_state& exchange, const row_workload& workload
             .reads_file = exchange.reads_file(),
             .aligned = is_aligned(table.data(), table.row_size_bytes()),
             .threads = exchange.thread_count(),
-            .slot_bytes = exchange.staging_slot_bytes(),
+            .buffer_bytes = exchange.staging_buffer_bytes(),
             .staging_magnitude = static_cast<int>(std::bit_width(exchange.options().staging_bytes)),
             .blocks = exchange.options().blocks,
             .staged_share = exchange.options().staged_share};
@@ -261,8 +259,8 @@ call_facts facts_of(const exchange_state& exchange, row_direction direction, boo
             .reads_file = exchange.reads_file(),
             .row_bytes = table.row_size_bytes(),
             .table_bytes = table.size_bytes(),
-            .staging_buffer_bytes = exchange.staging_slot_bytes(),
-            .why_not_reached = exchange.why_not_reached(),
+            .staging_buffer_bytes = exchange.staging_buffer_bytes(),
+            .not_reached_reason = exchange.not_reached_reason(),
             .asked = options.route,
             .blocks = options.blocks,
             .staged_share = options.staged_share};

@@ -30,12 +30,12 @@ void copy_ids(std::span<const std::uint64_t> ids, std::byte* to) {
     });
 }
 
-/// Pieces that rows travel through slots in: large enough for the copy engine, small enough to overlap.
+/// Pieces that rows travel through buffers in: large enough for the copy engine, small enough to overlap.
 constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
-constexpr std::uint64_t min_slots = 2;
-constexpr std::uint64_t max_slots = 16;
+constexpr std::uint64_t min_buffers = 2;
+constexpr std::uint64_t max_buffers = 16;
 
-/// Limits `staging_bytes` to an eighth of the memory that is left: a host lane takes twice that, and there
+/// Limits `staging_bytes` to an eighth of the memory that is left: a host ring takes twice that, and there
 /// may be several.
 std::uint64_t within_memory(std::uint64_t staging_bytes) {
     return std::min(staging_bytes, read_available_memory().size_bytes / 8);
@@ -49,7 +49,7 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       options_(options),
       staging_bytes_(within_memory(options.staging_bytes)),
       pinned_(device),
-      faults_(device, pinned_),
+      errors_(device, pinned_),
       workers_(options.threads),
       arena_(static_cast<int>(workers_.count())),
       own_stream_(device),
@@ -66,7 +66,7 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
                              options_.route == row_route::hybrid;
     if (needs_reach && !reached()) {
         throw unsupported(
-            fmt::format("the route {} cannot be taken: {}", to_string(options_.route), why_not_reached_));
+            fmt::format("the route {} cannot be taken: {}", to_string(options_.route), not_reached_reason_));
     }
 }
 
@@ -80,7 +80,7 @@ void exchange_state::page_lock() {
     const bool may_go = reads_file() && device_.kind() != device_kind::host;
     if (!may_go && device_.backend().reaches(table_.data(), table_.size_bytes())) return;
     if (options_.route == row_route::staged) {
-        why_not_reached_ = "the staged route was asked for";
+        not_reached_reason_ = "the staged route was asked for";
         return;
     }
     pages_.emplace(
@@ -89,31 +89,32 @@ void exchange_state::page_lock() {
         pin_options{
             .budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit, .allow_partial = false});
     if (!pages_->wait()) {
-        why_not_reached_ =
+        not_reached_reason_ =
             fmt::format("{} is not page-locked: {}", table_.description(), pages_->report().reason);
         pages_.reset();  // a part of the table is of no use
     }
 }
 
-std::uint64_t exchange_state::staging_slot_bytes() const noexcept {
+std::uint64_t exchange_state::staging_buffer_bytes() const noexcept {
     const std::uint64_t row_bytes = std::max<std::uint64_t>(table_.row_size_bytes(), 1);
-    const std::uint64_t wanted_bytes = std::min(piece_bytes, staging_bytes_ / min_slots);
+    const std::uint64_t wanted_bytes = std::min(piece_bytes, staging_bytes_ / min_buffers);
     return std::max(wanted_bytes / row_bytes, std::uint64_t{1}) * row_bytes;
 }
 
-/// From now on the call's, whose stream's work comes before the lane's.
-staging& exchange_state::take_lane(row_call& call) {
-    if (!lanes_) {
-        const std::uint64_t slots = std::clamp(staging_bytes_ / staging_slot_bytes(), min_slots, max_slots);
-        lanes_.emplace(device_, staging_slot_bytes(), static_cast<unsigned>(slots));
+/// Gives the call staging buffers. Their streams start after the work on the call's stream so far.
+staging_ring& exchange_state::take_ring(row_call& call) {
+    if (!rings_) {
+        const std::uint64_t buffers =
+            std::clamp(staging_bytes_ / staging_buffer_bytes(), min_buffers, max_buffers);
+        rings_.emplace(device_, staging_buffer_bytes(), static_cast<unsigned>(buffers));
     }
-    call.lane = &lanes_->take(call.stream);
-    call.lane->begin_after(call.stream);
-    return *call.lane;
+    call.ring = &rings_->take(call.stream);
+    call.ring->begin_after(call.stream);
+    return *call.ring;
 }
 
-std::uint64_t exchange_state::rows_of_piece(const staging& lane) const {
-    return lane.slot_bytes() / table_.row_size_bytes();
+std::uint64_t exchange_state::rows_of_piece(const staging_ring& ring) const {
+    return ring.buffer_bytes() / table_.row_size_bytes();
 }
 
 row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) {
@@ -130,7 +131,7 @@ void exchange_state::check_source() const {
 }
 
 void exchange_state::check() {
-    faults_.check();
+    errors_.check();
     check_source();
 }
 
@@ -145,7 +146,7 @@ void exchange_state::run(row_direction direction, const batch& only, duplicate_p
     }
     own_stream_.synchronize();
     const std::lock_guard lock(mutex);
-    faults_.check(waiter);
+    errors_.check(waiter);
     check_source();
 }
 
@@ -185,7 +186,7 @@ void exchange_state::enqueue_as(const transfer_plan& plan, row_direction directi
         if (plan.main() == transfer::copy_engine) {
             copy_row_by_row(call);
         } else if (plan.main() == transfer::staged && !call.is_sorted() && !call.ids_on_device) {
-            gather_unsorted_through_slots(call);
+            gather_staged_unsorted(call);
         } else {
             order_on_device(call);
             move_in_order(call);
@@ -213,8 +214,8 @@ void exchange_state::take_ids(row_call& call) {
     }
 }
 
-void exchange_state::begin_faults(row_call& call) {
-    if (!call.faults) call.faults = faults_.begin(call.waiter);
+void exchange_state::begin_errors(row_call& call) {
+    if (!call.errors) call.errors = errors_.begin(call.waiter);
 }
 
 /// Brings the indices to the device, checks those that were there, and sorts them.
@@ -230,7 +231,7 @@ void exchange_state::order_on_device(row_call& call) {
     const std::size_t ids_part = call.scratch.add(on_device_already ? 0 : call.count * id_bytes);
     const std::size_t sorted_part = call.scratch.add(sorted ? call.count * id_bytes : 0);
     const std::size_t positions_part = call.scratch.add(sorted ? call.count * sizeof(std::uint32_t) : 0);
-    const std::size_t faults_part = call.scratch.add(sizeof(row_faults));
+    const std::size_t errors_part = call.scratch.add(sizeof(index_errors));
     call.scratch.allocate(preparing);
 
     auto* ids = call.scratch.part_as<std::uint64_t>(ids_part);
@@ -253,11 +254,11 @@ void exchange_state::order_on_device(row_call& call) {
         }
     }
 
-    auto* const faults = call.scratch.part_as<row_faults>(faults_part);
+    auto* const errors = call.scratch.part_as<index_errors>(errors_part);
     const bool can_be_wrong = call.ids_on_device || refuses_repeated;
     if (can_be_wrong) {
-        backend.fill_zero(call.scratch.part(faults_part), sizeof(row_faults), stream);
-        if (call.ids_on_device) backend.check_rows(unsorted, call.count, table_.row_count(), faults, stream);
+        backend.fill_zero(call.scratch.part(errors_part), sizeof(index_errors), stream);
+        if (call.ids_on_device) backend.check_rows(unsorted, call.count, table_.row_count(), errors, stream);
     }
     row_order order{unsorted, nullptr, call.count, false};
     if (sorted) {
@@ -265,13 +266,13 @@ void exchange_state::order_on_device(row_call& call) {
         auto* const positions = call.scratch.part_as<std::uint32_t>(positions_part);
         backend.sort_rows(unsorted, call.count, table_.row_count(), sorted_ids, positions, stream);
         order = {sorted_ids, positions, call.count, true};
-        if (refuses_repeated) backend.refuse_repeated_rows(order, faults, stream);
+        if (refuses_repeated) backend.refuse_repeated_rows(order, errors, stream);
     }
     if (can_be_wrong) {
-        backend.name_row_faults(unsorted, faults, stream);
-        begin_faults(call);
-        copy_to_host_async({reinterpret_cast<std::byte*>(call.faults->faults()), sizeof(row_faults)},
-                           call.scratch.part(faults_part), preparing);
+        backend.record_wrong_ids(unsorted, errors, stream);
+        begin_errors(call);
+        copy_to_host_async({reinterpret_cast<std::byte*>(call.errors->errors()), sizeof(index_errors)},
+                           call.scratch.part(errors_part), preparing);
     }
     if (!call.ids_on_device) {
         event prepared(device_);
@@ -282,7 +283,7 @@ void exchange_state::order_on_device(row_call& call) {
                            table_.row_size_bytes()};
     call.transfer.order = order;
     call.transfer.parts = call.parts;
-    call.transfer.faults = can_be_wrong ? faults : nullptr;
+    call.transfer.errors = can_be_wrong ? errors : nullptr;
     call.transfer.end = call.count;
     if (const transfer_part* const kernel = call.plan.find(transfer::kernel))
         call.transfer.blocks = kernel->blocks;
@@ -297,8 +298,8 @@ void exchange_state::give_back(row_call& call) {
 
 void exchange_state::finish(row_call& call) {
     give_back(call);
-    if (!call.faults) return;
-    faults_.expect(call.faults,
+    if (!call.errors) return;
+    errors_.expect(call.errors,
                    fmt::format("rows of {} were not {}", table_.description(),
                                call.is_gather() ? "gathered" : "scattered"),
                    call.count, table_.row_count(), call.stream);
@@ -307,12 +308,12 @@ void exchange_state::finish(row_call& call) {
 /// What has been enqueued of a call that cannot be enqueued whole still uses its memory.
 void exchange_state::abandon(row_call& call) noexcept {
     try {
-        if (call.lane != nullptr) call.lane->end_before(call.stream);
+        if (call.ring != nullptr) call.ring->end_before(call.stream);
         event prepared(device_);
         prepared.record(preparing_);
         call.stream.wait(prepared);
         give_back(call);
-        if (call.faults) faults_.forget(*call.faults, call.stream);
+        if (call.errors) errors_.forget(*call.errors, call.stream);
         // whoever waits for a call may free what it works on when it throws
         if (call.stream.native_handle() == own_stream_.view().native_handle()) own_stream_.synchronize();
     } catch (...) {
@@ -325,14 +326,14 @@ void exchange_state::abandon(row_call& call) noexcept {
             }
         };
         wait_for(preparing_);
-        if (call.lane != nullptr) std::ranges::for_each(call.lane->streams(), wait_for);
+        if (call.ring != nullptr) std::ranges::for_each(call.ring->streams(), wait_for);
         wait_for(call.stream);
     }
 }
 
 // ---- in an order that the device has --------------------------------------------------------------------
 
-/// The first rows by the device itself, the others through slots, side by side.
+/// The first rows by the device itself, the others through buffers, side by side.
 void exchange_state::move_in_order(row_call& call) {
     const transfer_part* const staged_part = call.plan.find(transfer::staged);
     const double share = staged_part == nullptr ? 0.0 : staged_part->share;
@@ -340,14 +341,14 @@ void exchange_state::move_in_order(row_call& call) {
         std::min(call.count, static_cast<std::uint64_t>(share * static_cast<double>(call.count)));
     const std::uint64_t direct = call.count - staged;
     const bool has_staged = direct < call.count;
-    if (has_staged) take_lane(call);  // which waits for nothing that follows
+    if (has_staged) take_ring(call);  // which waits for nothing that follows
     if (direct > 0) {
         row_transfer transfer = call.transfer;
         transfer.end = direct;
         move_by_kernel(call, transfer, call.stream);
     }
-    if (has_staged && call.is_gather()) gather_through_slots(call, direct);
-    if (has_staged && !call.is_gather()) scatter_through_slots(call, direct);
+    if (has_staged && call.is_gather()) gather_staged(call, direct);
+    if (has_staged && !call.is_gather()) scatter_staged(call, direct);
     if (call.is_gather() && call.transfer.order.sorted)
         device_.backend().repeat_rows(call.transfer, call.stream.native_handle());
 }

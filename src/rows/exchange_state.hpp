@@ -14,7 +14,7 @@
 #include "pinflow/rows.hpp"
 #include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
-#include "src/rows/fault_log.hpp"
+#include "src/rows/call_errors.hpp"
 #include "src/rows/place_rows.hpp"
 #include "src/rows/scratch.hpp"
 #include "src/rows/staging.hpp"
@@ -41,7 +41,7 @@ class exchange_state {
         row_ids ids;
         std::byte* rows;
     };
-    /// `waiter` is whom its faults are for: see fault_log.
+    /// `waiter` is whom its errors are for: see call_errors.
     void enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                  stream_view stream, std::uint64_t waiter = 0);
     /// By this plan, whatever the options say; up to row_parts::max batches that are known to be right.
@@ -57,11 +57,11 @@ class exchange_state {
     const pinflow::device& device() const noexcept { return device_; }
     const row_exchange_options& options() const noexcept { return options_; }
     /// Whether the device reads the table where it lies; otherwise why not.
-    bool reached() const noexcept { return why_not_reached_.empty(); }
-    const std::string& why_not_reached() const noexcept { return why_not_reached_; }
+    bool reached() const noexcept { return not_reached_reason_.empty(); }
+    const std::string& not_reached_reason() const noexcept { return not_reached_reason_; }
     /// Whether the table lies in a file. Whoever truncates that takes its pages from the CPU, locked or not.
     bool reads_file() const noexcept;
-    std::uint64_t staging_slot_bytes() const noexcept;
+    std::uint64_t staging_buffer_bytes() const noexcept;
     /// For calls that are waited for.
     stream_view own_stream() const noexcept { return own_stream_; }
     int thread_count() const { return arena_.max_concurrency(); }
@@ -85,8 +85,8 @@ class exchange_state {
         pinned_scratch::block* host_ids = nullptr;
         device_scratch scratch{};
         row_transfer transfer{};
-        std::shared_ptr<fault_log::call> faults = nullptr;  ///< null: nothing can go wrong any more
-        staging* lane = nullptr;                            ///< on the staged route, and the hybrid one
+        std::shared_ptr<call_errors::call> errors = nullptr;  ///< null: nothing can go wrong any more
+        staging_ring* ring = nullptr;                         ///< on the staged route, and the hybrid one
         pinned_scratch::block* sorted_ids = nullptr;  ///< of the order, in host memory, for the CPU's part
 
         const std::uint64_t* ids_in_host_memory() const noexcept {
@@ -108,39 +108,39 @@ class exchange_state {
     void check_ids(row_direction direction, std::span<const batch> batches) const;
     void check_source() const;
     void take_ids(row_call& call);
-    void begin_faults(row_call& call);
+    void begin_errors(row_call& call);
     void order_on_device(row_call& call);
     void move_in_order(row_call& call);
     void move_by_kernel(const row_call& call, row_transfer transfer, stream_view stream);
     void copy_row_by_row(row_call& call);
-    void gather_unsorted_through_slots(row_call& call);
-    void gather_through_slots(row_call& call, std::uint64_t begin);
-    void scatter_through_slots(row_call& call, std::uint64_t begin);
-    placed_rows order_for_cpu(row_call& call, std::uint64_t begin);
+    void gather_staged_unsorted(row_call& call);
+    void gather_staged(row_call& call, std::uint64_t begin);
+    void scatter_staged(row_call& call, std::uint64_t begin);
+    row_piece order_for_cpu(row_call& call, std::uint64_t begin);
     void give_back(row_call& call);
     void finish(row_call& call);
     void abandon(row_call& call) noexcept;
 
-    staging& take_lane(row_call& call);
-    std::uint64_t rows_of_piece(const staging& lane) const;
-    void gather_piece(const placed_rows& rows, of_equal which, std::byte* slot);
-    void scatter_piece(const placed_rows& rows, of_equal which, const std::byte* slot);
+    staging_ring& take_ring(row_call& call);
+    std::uint64_t rows_of_piece(const staging_ring& ring) const;
+    void gather_piece(const row_piece& rows, kept_duplicate which, std::byte* buffer);
+    void scatter_piece(const row_piece& rows, kept_duplicate which, const std::byte* buffer);
 
     row_table table_;
     pinflow::device device_;
     row_exchange_options options_;
     std::uint64_t staging_bytes_;  ///< of the options, or less when memory is short
     std::optional<pinned_pages> pages_;
-    std::string why_not_reached_;
+    std::string not_reached_reason_;
     std::uint64_t last_waiter_ = 0;
     pinned_scratch pinned_;
-    fault_log faults_;
+    call_errors errors_;
     worker_threads workers_;
     tbb::task_arena arena_;
     stream own_stream_;
     stream preparing_;
     // what their streams work on is above
-    std::optional<staging_lanes> lanes_;
+    std::optional<staging_rings> rings_;
 };
 
 }  // namespace pinflow::detail

@@ -6,13 +6,13 @@ namespace pinflow::detail {
 
 namespace {
 
-bool counts(const placed_rows& rows, std::uint64_t index, of_equal which) noexcept {
+bool counts(const row_piece& rows, std::uint64_t index, kept_duplicate which) noexcept {
     switch (which) {
-        case of_equal::all:
+        case kept_duplicate::all:
             return true;
-        case of_equal::first:
+        case kept_duplicate::first:
             return index == 0 || rows.ids[index - 1] != rows.ids[index];
-        case of_equal::last:
+        case kept_duplicate::last:
             return index + 1 == rows.ids.size() || rows.ids[index + 1] != rows.ids[index];
     }
     return true;
@@ -20,25 +20,25 @@ bool counts(const placed_rows& rows, std::uint64_t index, of_equal which) noexce
 
 }  // namespace
 
-void gather_on_cpu(const std::byte* table, const placed_rows& rows, of_equal which,
-                   std::byte* slot) noexcept {
+void gather_on_cpu(const std::byte* table, const row_piece& rows, kept_duplicate which,
+                   std::byte* buffer) noexcept {
     const std::uint64_t size_bytes = rows.row_size_bytes;
     for (std::uint64_t index = rows.begin; index < rows.end; ++index) {
         if (index + prefetched_rows < rows.end)
             prefetch_row(table + rows.ids[index + prefetched_rows] * size_bytes, size_bytes);
         if (!counts(rows, index, which)) continue;
-        stream_copy(slot + (index - rows.begin) * size_bytes, table + rows.ids[index] * size_bytes,
+        stream_copy(buffer + (index - rows.begin) * size_bytes, table + rows.ids[index] * size_bytes,
                     size_bytes);
     }
     finish_streaming();
 }
 
-void scatter_on_cpu(std::byte* table, const placed_rows& rows, of_equal which,
-                    const std::byte* slot) noexcept {
+void scatter_on_cpu(std::byte* table, const row_piece& rows, kept_duplicate which,
+                    const std::byte* buffer) noexcept {
     const std::uint64_t size_bytes = rows.row_size_bytes;
     for (std::uint64_t index = rows.begin; index < rows.end; ++index) {
         if (!counts(rows, index, which)) continue;
-        stream_copy(table + rows.ids[index] * size_bytes, slot + (index - rows.begin) * size_bytes,
+        stream_copy(table + rows.ids[index] * size_bytes, buffer + (index - rows.begin) * size_bytes,
                     size_bytes);
     }
     finish_streaming();

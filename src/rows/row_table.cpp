@@ -44,7 +44,7 @@ row_table::row_table(std::shared_ptr<const row_source> source)
     const auto extents = source->extents();
     if (size_bytes() == 0) return;
     if (extents.size() != 1 || extents[0].data == nullptr) {
-        const std::string why = source->why_no_extents();
+        const std::string why = source->no_extents_reason();
         throw unsupported(fmt::format("rows cannot be taken from {} by their addresses: it {}", description_,
                                       why.empty() ? "is not mapped in one piece" : why));
     }

@@ -12,7 +12,7 @@
 
 namespace pinflow::detail {
 
-/// Page-locked blocks for what travels with a call: indices, faults. A block is used again once the streams
+/// Page-locked blocks for what travels with a call: indices, errors. A block is used again once the streams
 /// that used it have passed. For one thread at a time.
 class pinned_scratch {
  public:

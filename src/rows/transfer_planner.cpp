@@ -55,7 +55,7 @@ std::string why_not(transfer how, const sample_facts& sample, const array_facts&
     }
     const bool needs_mapping =
         how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
-    if (needs_mapping && !array.is_mapped) return fmt::format("{} {}", array.name, array.why_not_mapped);
+    if (needs_mapping && !array.is_mapped) return fmt::format("{} {}", array.name, array.not_mapped_reason);
     if (how == transfer::view && array.extent_count != 1)
         return fmt::format("{} is not mapped in one piece as it is delivered", array.name);
     return {};
@@ -68,7 +68,8 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
     const auto bytes_left = static_cast<double>(array.bytes_left);
     const double stage_gbps = std::min(profile.stage_gbps_per_core * sample.cores, profile.max_stage_gbps);
     const bool comes_again = bytes_left > size_bytes;
-    // many cores bring at the rate of the link what comes once, and faster while no pages are registered
+    // for a single pass, many cores stage rows at the rate of the link, and faster if no pages are registered
+    // at the same time
     if (!comes_again && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
     if (!sample.is_in_order) {
         // a row lies anywhere: registering helps once about half of the pages are there
@@ -119,7 +120,7 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
     const call_facts gather{.is_aligned = array.is_aligned,
                             .row_bytes = array.row_bytes,
                             .table_bytes = saturated(array.row_bytes, array.row_count),
-                            .why_not_reached = {}};
+                            .not_reached_reason = {}};
     const transfer_part kernel{transfer::kernel, 1, sorts, usual_blocks(gather, profile)};
     const transfer_part engine{.how = transfer::copy_engine,
                                .min_piece_bytes = array.has_any_file ? profile.min_copied_bytes : 0};
@@ -138,7 +139,7 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
         return only({staged}, "asked for: rows are gathered into a staging buffer, then copied");
     if (saturated(array.row_bytes, array.row_count) == 0) return only({staged}, "there are no bytes to move");
     if (!array.is_mapped && !array.is_partly_mapped)
-        return only({staged}, fmt::format("{} {}", array.name, array.why_not_mapped));
+        return only({staged}, fmt::format("{} {}", array.name, array.not_mapped_reason));
     if (array.row_bytes <= profile.max_trivial_bytes && (sample.is_guarded || !array.is_file_backed))
         return only({staged}, "the CPU gathers rows this small as fast as it lists their addresses");
     const bool by_engine = rows_together(sample, array) * array.row_bytes >= profile.min_engine_bytes;
@@ -189,7 +190,7 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
     const auto batches =
         static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, profile.max_group_batches));
     const std::uint64_t groups = sample.on_host ? profile.host_groups_of_slots : profile.groups_of_slots;
-    // what is read an epoch ahead has not seen what happened to the files since
+    // at most one epoch of slots: batches read further ahead would miss later changes to the files
     const std::uint64_t slots = std::min<std::uint64_t>(batches * groups, sample.epoch_batches);
     return {batches, static_cast<unsigned>(std::max<std::uint64_t>(slots, profile.min_slots))};
 }
@@ -244,7 +245,7 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
         return plan_unmeasured(call, "a kernel gathers rows of files, which CUDA may copy by CPU", profile);
     if (call.asked != row_route::automatic)
         return plan_of(call.asked, sorts_unmeasured(call.asked, call, profile), call, profile, "asked for");
-    if (!call.why_not_reached.empty()) return plan(row_route::staged, call.why_not_reached);
+    if (!call.not_reached_reason.empty()) return plan(row_route::staged, call.not_reached_reason);
     if (call.on_host && call.reads_file)
         return plan(row_route::staged, "rows of a file are read, as it may be truncated at any time");
     if (call.on_host)

@@ -30,7 +30,7 @@ struct array_facts {
     bool has_files = false;         ///< every row can be read from a file as it is delivered
     bool has_any_file = false;      ///< some can
     bool is_aligned = true;         ///< every row lies at a multiple of 16 bytes, and has such a size
-    std::string why_not_mapped;     ///< the end of a sentence that begins with `name`
+    std::string not_mapped_reason;  ///< the end of a sentence that begins with `name`
 };
 
 /// What is known of a sample and the machine.
@@ -82,7 +82,7 @@ struct call_facts {
     std::uint64_t row_bytes = 0;
     std::uint64_t table_bytes = 0;
     std::uint64_t staging_buffer_bytes = 0;
-    std::string why_not_reached;  ///< why the device cannot read the table where it lies; empty if it can
+    std::string not_reached_reason;  ///< why the device cannot read the table where it lies; empty if it can
     // what the options say
     row_route asked = row_route::automatic;
     unsigned blocks = 0;

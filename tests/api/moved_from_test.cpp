@@ -102,9 +102,9 @@ TEST_CASE("moved from: pinned pages have nothing registered") {
     const pinned_pages now = std::move(gone);
     const std::byte* const data = held.view().data();
     CHECK_FALSE(gone.covers(data, 1));
-    CHECK_FALSE(gone.stretch_at(data, 1).registered);
+    CHECK_FALSE(gone.run_at(data, 1).registered);
     CHECK(gone.registered_prefix_bytes() == 0);
-    gone.reader_at(data);
+    gone.set_reader_position(data);
     CHECK(gone.finished());
     CHECK_FALSE(gone.all_registered());
     CHECK_THROWS_AS(gone.wait(), invalid_argument);

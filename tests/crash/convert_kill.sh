@@ -2,9 +2,8 @@
 # convert_kill.sh PINFLOW [KILLS]
 #
 # Kills `pinflow convert` with SIGKILL (10 times, or KILLS), while it replaces another file and while it replaces its own
-# input, in every format: in turn at a random moment, and at a random moment after it began to write. Afterwards the file
-# must be the old one or the new one, byte for byte, and nothing may lie beside it, unless the kill came within the moment
-# in which the new file has a temporary name, or the file system has none without (O_TMPFILE). SEED, from the environment,
+# input, in every format: in turn at a random moment, and at a random moment after it began to write. Afterwards the file must be the old one or the new one, byte for byte. A temporary file may be left beside it only if the
+# kill came while the new file had a temporary name, or if the file system lacks files without a name (O_TMPFILE). SEED, from the environment,
 # repeats a run.
 set -euo pipefail
 

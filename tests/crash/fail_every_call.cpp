@@ -74,7 +74,7 @@ file_map contents_of(const fs::path& folder) {
     return contents;
 }
 
-/// Failures that pinflow hides on purpose, as the run goes on without what it asked for.
+/// Failures that pinflow hides on purpose, as the run continues without what it asked for.
 struct hidden_failure {
     std::string_view call;   ///< the beginning of its description
     std::string_view place;  ///< in the call stack: a function, or a file; empty: any
@@ -215,7 +215,7 @@ class campaign {
         in_child([&](run_result&) { what.prepare(inputs_, outputs()); });
     }
 
-    /// Runs `work` in a child process. @return what it result; a finding if it did not end well.
+    /// Runs `work` in a child process. @return its result, with a finding if it did not end well.
     template <typename Work>
     const run_result& in_child(Work work) {
         ::new (static_cast<void*>(result_)) run_result;

@@ -12,8 +12,9 @@ expected of every run:
   it was before, or of what h5py, which sees the same damage, reads from it now: a byte of data that no checksum
   covers, or a number, order or fill value in the metadata that is as good as any other. (Where the damage has made the
   dataset larger than LARGEST bytes, it is not streamed: all of its rows, or their fill values, would come.)
-- What only libhdf5 can decode is never made up, as libhdf5 does that reads past the end of what is stored, or leaves
-  parts of a chunk as its memory was: the tool reads the same whatever free memory was filled with, and so does h5py.
+- Data that only libhdf5 can decode is never made up. libhdf5 itself may read past the end of what is stored, or
+  leave parts of a chunk uninitialized. So the tool, and h5py too, must read the same whatever free memory was
+  filled with.
   (How often h5py makes up what the tool refuses is counted.)
 
 h5py reads in a process of its own, as libhdf5 may crash in it. Prints a summary, and what each violation and each death

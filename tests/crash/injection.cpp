@@ -226,9 +226,9 @@ void note_stack(record& shared, const call_stack& stack, std::uint64_t hash) {
 }  // namespace
 
 struct scope::hooks {
-    std::optional<pinflow::detail::system::scoped_fault_hook> system;
+    std::optional<pinflow::detail::system::scoped_failure_hook> system;
 #ifdef PINFLOW_HAVE_CUDA
-    std::optional<pinflow::detail::cuda::scoped_fault_hook> cuda;
+    std::optional<pinflow::detail::cuda::scoped_failure_hook> cuda;
 #endif
 };
 
@@ -240,11 +240,11 @@ struct scope::hooks {
     fails_onward = false;
     const auto fail_call = [&shared](call asked, std::string_view path) {
         const inside within;
-        if (!is_next_to_fail(shared)) return pinflow::detail::system::fault{};
+        if (!is_next_to_fail(shared)) return pinflow::detail::system::injected_failure{};
         const int error = usual_error(asked, shared.calls[number_of_thread(shared)]);
         note(shared, fmt::format("{} ({}) of '{}'", name_of(asked), ::strerrorname_np(error), path),
              current_stack(max_depth, 1));
-        return pinflow::detail::system::fault{.error = error};
+        return pinflow::detail::system::injected_failure{.error = error};
     };
     hooks_ = new hooks;
     if (!what.cuda_only) hooks_->system.emplace(fail_call);

@@ -72,7 +72,7 @@ inline std::string broken_for(std::span<const std::byte> bytes, std::uint64_t fi
     return "";
 }
 
-/// The same, for a file of exactly these bytes and for one that goes on for ever.
+/// The same, for a file of exactly these bytes and for one that continues for ever.
 inline std::string broken_for(std::span<const std::byte> bytes) {
     const std::string broken = broken_for(bytes, bytes.size());
     return broken.empty() ? broken_for(bytes, std::numeric_limits<std::int64_t>::max()) : broken;

@@ -54,13 +54,13 @@ class gate {
     bool open_ = false;
 };
 
-/// Marks tests that compute-sanitizer cannot run: they hold a stream while they wait for another, where it
-/// makes them wait for all.
-inline const auto held_back = doctest::test_suite("held back");
+/// Marks tests that compute-sanitizer cannot run: they block one stream and wait for another. Under the tool,
+/// waiting for one stream waits for all.
+inline const auto blocks_a_stream = doctest::test_suite("blocked stream");
 
-/// Marks those that only its initcheck cannot run: it makes whoever enqueues a copy behind a stream that is
-/// held wait for it.
-inline const auto copies_held_back = doctest::test_suite("copies held back");
+/// Marks tests that only initcheck cannot run: there, enqueuing a copy behind a blocked stream blocks the
+/// caller.
+inline const auto blocks_copies = doctest::test_suite("copies behind a blocked stream");
 
 /// Everything enqueued on `stream` after this starts when `gate` opens.
 inline void hold(pinflow::stream_view stream, gate& gate) {

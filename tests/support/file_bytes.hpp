@@ -1,12 +1,15 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 /// Files of known bytes, and the sentences of errors, for the tests of core.
@@ -47,4 +50,10 @@ std::string sentence_of(Function function) {
 
 inline bool contains(const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
+}
+
+/// Whether `text` has each of `parts` somewhere, in any order.
+inline bool contains_all(std::string_view text, std::initializer_list<std::string_view> parts) {
+    return std::ranges::all_of(
+        parts, [&](std::string_view part) { return text.find(part) != std::string_view::npos; });
 }

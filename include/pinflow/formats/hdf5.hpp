@@ -18,19 +18,20 @@
 /// files are known to crash it or to keep it busy for ever (1.10.8: 24 of 20,000 single byte flips crash). So
 /// only files from a source that is trusted should be opened here; the tool has a child process do it. Once
 /// it is known where the data lies, pinflow's own code reads it, and trusts nothing: contiguous data is
-/// mapped, chunks filtered by shuffle, deflate, fletcher32 and lzf are decoded by all cores. Only what those
-/// cannot read (other filters that libhdf5 itself has, datasets with chunks beyond counting) is read by
-/// libhdf5, one thread at a time. Filter plugins are never loaded, other files never opened.
+/// mapped, chunks filtered by shuffle, deflate, fletcher32 and lzf are decoded by all cores.
+/// libhdf5 reads only what this code cannot (other filters that libhdf5 itself has, datasets with more than
+/// 2^24 chunks), one thread at a time. Filter plugins are never loaded, other files never opened.
 ///
-/// Libhdf5's filters take sizes in damaged chunks for granted, and make elements up from whatever is in
-/// memory then. Each chunk is therefore checked before libhdf5 decodes it: one of scale-offset or n-bit that
-/// is too short, or whose filter was told of another chunk, is refused, and so is one of szip that promises
-/// another size. What szip makes of damaged bytes nobody can tell beforehand: it may leave the end of a chunk
-/// as memory was. The tool has such chunks decoded twice, with other bytes in free memory, and refuses what
-/// differs; this does not go with other threads in the process, so that here the rest of a damaged chunk of
-/// szip may be anything. The same is true of filters that the application has registered with libhdf5, and of
-/// compression that was applied before a filter that only libhdf5 has. (Damaged bytes that make other
-/// elements of the right size are noticed where a checksum covers them, as fletcher32 does.)
+/// libhdf5's filters trust the sizes in a damaged chunk, and then return uninitialised memory as elements. So
+/// each chunk is checked before libhdf5 decodes it. A scale-offset or n-bit chunk is refused if it is too
+/// short or its filter parameters are those of another chunk, an szip chunk if it declares another size.
+///
+/// Three kinds of damage cannot be found beforehand: szip data of the right size (szip may leave the end of
+/// the chunk uninitialised), filters that the application has registered with libhdf5, and compression that
+/// was applied before a filter that only libhdf5 has. The tool decodes such chunks twice, with different
+/// bytes in free memory, and refuses them if the results differ. The library cannot do this, as the process
+/// may have other threads: here the rest of such a chunk may hold anything. (Damage that gives wrong elements
+/// of the right size is found only under a checksum, such as fletcher32.)
 ///
 /// Strings of a fixed size are the bytes that are stored, and keep the spaces that some are padded with,
 /// which h5py takes away.
@@ -60,8 +61,8 @@ array open_hdf5(const std::filesystem::path& path, std::string_view name);
 
 struct hdf5_options {
     /// Upper bound on the memory for chunks, in bytes: half for decoded ones that are kept for later rows,
-    /// half for decoding. Where that is less than four chunks take, those are taken all the same.
-    /// Where each chunk lies takes 25 bytes of it besides, and libhdf5 64 MiB for what only it can read.
+    /// half for decoding. If four chunks need more than this, they get it.
+    /// Not included: 25 bytes per chunk for its place, and 64 MiB for a dataset that only libhdf5 can read.
     std::uint64_t memory_bytes = std::uint64_t{512} << 20;
 };
 
@@ -82,25 +83,25 @@ class hdf5_writer {
         std::string name;  ///< its path: "group/data"; the groups that it leads through are made
         pinflow::dtype dtype;
         shape_vector shape;
-        /// 0 lets the elements lie together, so that they can be mapped. From 1 (fast) to 12 (small), which
-        /// are libdeflate's, they lie in chunks, shuffled and deflated. Of more than 9, which zlib lacks, the
-        /// file says 9. A dataset without axes or without elements never lies in chunks.
+        /// 0 stores the elements contiguously, so that they can be mapped. 1 (fast) to 12 (small) are
+        /// libdeflate's levels: the elements are stored in chunks, shuffled and deflated. zlib has no level
+        /// above 9, so the file records 9 for those. A dataset without axes or elements is never chunked.
         unsigned deflate_level = 0;
-        /// Of the chunks; empty for as many elements that follow each other as 1 MiB holds, whole rows if
-        /// they are smaller.
+        /// The shape of a chunk. Empty: as many consecutive elements as fit into 1 MiB, in whole rows if a
+        /// row is smaller than that.
         // NOLINTNEXTLINE(readability-redundant-member-init): g++ warns where it is left out
         shape_vector chunk_shape = {};
     };
 
-    /// Elements that lie together begin at a multiple of `alignment_bytes`, a power of two from 16 to 2 MiB.
+    /// Contiguous elements begin at a multiple of `alignment_bytes`, a power of two from 16 to 2 MiB.
     explicit hdf5_writer(const std::filesystem::path& path, std::uint64_t alignment_bytes = 4096);
     hdf5_writer(hdf5_writer&&) noexcept;
     hdf5_writer& operator=(hdf5_writer&&) noexcept;
     /// Without `finish`, what was written is thrown away.
     ~hdf5_writer();
 
-    /// Finds out whether all of these can be written, before any is. @throws what `begin` would throw of
-    /// them, one after the other.
+    /// Checks whether all of these can be written, before any of them is.
+    /// @throws what `begin` would throw for each, in this order.
     void check(std::span<const dataset> datasets) const;
     /// Begins a dataset; the one before must be complete. One in chunks takes memory for the rows that chunks
     /// share, and up to 256 MiB more on machines of many cores.

@@ -24,9 +24,9 @@ struct npy_header {
 };
 
 /// Parses a header, a pure function of the file's first bytes. `bytes` may be any prefix of the file that
-/// holds the whole header, and may go on past it; `file_size_bytes` is the size of the whole file, against
+/// holds the whole header, and may continue past it; `file_size_bytes` is the size of the whole file, against
 /// which every length is checked before anything is allocated.
-/// @throws format_error (a sentence without the path) when the bytes are not a header that numpy would
+/// @throws format_error (a message without the path) when the bytes are not a header that numpy would
 /// accept, and unsupported for pickled objects.
 npy_header parse_npy_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
@@ -40,12 +40,12 @@ std::string format_npy_header(const pinflow::dtype& type, std::span<const std::u
 
 /// Opens a .npy file (versions 1.0 to 3.0): reads the header and maps the data, which is not touched, so that
 /// this takes the same time for any size.
-/// @throws system_failure, format_error, unsupported; each sentence names the path.
+/// @throws system_failure, format_error, unsupported; each message names the path.
 array open_npy(const std::filesystem::path& path);
 
-/// Writes an array as a .npy file, atomically: to a file without a name in the same folder (where there are
-/// no such files, with a temporary one), fsync, rename, fsync of the folder. A Fortran-order view is written
-/// in Fortran order, a view without either order in C order.
+/// Writes an array as a .npy file, atomically: to an unnamed file in the same folder (a
+/// temporary one if the filesystem has no unnamed files), fsync, rename, fsync of the folder.
+/// A Fortran-order view is written in Fortran order, a view without either order in C order.
 /// @throws system_failure when the file cannot be written; what was at `path` is then still there.
 void write_npy(const std::filesystem::path& path, const array_view& view);
 

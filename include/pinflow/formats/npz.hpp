@@ -21,7 +21,7 @@ namespace pinflow {
 /// does not know) is the reason in its listing. The source of the format is PKWARE's APPNOTE.TXT 6.3.
 /// @throws system_failure, format_error for what is wrong with the archive (no directory, entries that lie
 /// outside the file or overlap, names that are absolute or lead upwards, two members of one name, bytes
-/// before or behind it); each sentence names the path.
+/// before or behind it); each message names the path.
 std::vector<array_listing> list_npz(const std::filesystem::path& path);
 
 /// Opens one array; `name` may end in ".npy". A stored member is mapped where it lies; a deflated one is

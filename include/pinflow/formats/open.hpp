@@ -51,12 +51,12 @@ struct file_and_name {
 /// Splits FILE[:NAME]. A text that is a path itself has no name; when nothing exists, all of it is the path.
 file_and_name split_file_and_name(const std::string& text);
 
-/// Whether open_rows takes a text for a pattern: it has `*`, `?` or `[` in it, and no file is meant by it.
+/// Whether open_rows treats `text` as a pattern: it has `*`, `?` or `[` in it, and does not name a file.
 bool is_pattern(const std::string& text);
 
 struct open_options {
-    /// Upper bound on the memory that rows take while they are read, where they are decoded as they are read:
-    /// for chunks of HDF5 datasets, of all files that match a pattern (see hdf5_options::memory_bytes).
+    /// Upper bound on the memory for rows that are decoded as they are read: the chunks of HDF5 datasets, of
+    /// all files that match a pattern together (see hdf5_options::memory_bytes).
     std::uint64_t memory_bytes = std::uint64_t{512} << 20;
     /// Makes each file that matches a pattern one row, as `stack` does, instead of having its rows follow
     /// those of the file before. A row may then also be an array without axes, or in Fortran order. FILE
@@ -64,10 +64,11 @@ struct open_options {
     bool stack = false;
 };
 
-/// Opens the array that FILE[:NAME] names, as one row source; a pattern (`*`, `?`, `[...]` in FILE, as the
-/// shell takes them, when no file has that very name) stands for all files that match, concatenated or
-/// stacked in the order of their paths with numbers counted as numbers ("part-2" before "part-10").
-/// Files of a pattern are opened in parallel, and mapped as `concatenate` says. Of several bad ones, the
+/// Opens the array that FILE[:NAME] names, as one row source. If FILE is a pattern (`*`, `?`, `[...]` as in
+/// the shell, and no file has that name), all matching files are concatenated or stacked, in the order of
+/// their paths. Numbers in paths are compared by value: "part-2" comes before "part-10".
+///
+/// Matching files are opened in parallel and mapped as `concatenate` says. If several cannot be opened, the
 /// first in that order is reported.
 /// @throws as open; invalid_argument when nothing matches, or types or row shapes differ.
 std::shared_ptr<const row_source> open_rows(const std::string& text, const open_options& options = {});

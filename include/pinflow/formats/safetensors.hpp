@@ -39,15 +39,15 @@ struct safetensors_header {
 /// Parses a header, a pure function of the file's first bytes. `bytes` may be any prefix of the file that
 /// holds the whole header, `file_size_bytes` is the size of the whole file, against which every length is
 /// checked before anything is allocated.
-/// @throws format_error (a sentence without the path) for anything that the reference implementation rejects:
+/// @throws format_error (a message without the path) for anything that the reference implementation rejects:
 /// holes, overlaps, sizes that do not fit shape and type, unknown types, invalid JSON, a header above 100 MB.
-/// Also for what it accepts against its own description (two tensors of one name, two texts of one name in
-/// "__metadata__", a header that does not begin with '{', a tensor described by a list) and for shapes of
-/// more than 64 axes or, lengths of 0 aside, 2^61 bytes.
+/// Also for headers that it accepts against its own specification: two tensors of one name, two texts of
+/// one name in "__metadata__", a header that does not begin with '{', a tensor described by a list.
+/// Also for shapes of more than 64 axes, or of 2^61 bytes or more (a length of 0 counts as 1).
 safetensors_header parse_safetensors_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
 /// The tensors of a file, in the order of their data; one of a type that pinflow lacks (F4, F6_E2M3, F8_E8M0,
-/// ...) is listed with that reason. @throws system_failure, format_error; each sentence names the path.
+/// ...) is listed with that reason. @throws system_failure, format_error; each message names the path.
 std::vector<array_listing> list_safetensors(const std::filesystem::path& path);
 
 /// Opens one tensor, mapped where it lies. @throws invalid_argument when there is none of that name;

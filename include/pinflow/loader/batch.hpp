@@ -38,10 +38,11 @@ class batch {
     /// The rows of array `index`: C order, little-endian, shape (row_count, ...), at addresses of the
     /// loader's device. Valid while the lease lasts. @throws invalid_argument when there is no such array.
     const array_view& operator[](std::size_t index) const;
-    /// The elements of array `index`, row after row, for the CPU to read. On the host device, and after
-    /// `loader::next()`: one that was given a stream has to be passed by it first. Valid while the lease
-    /// lasts. @throws invalid_argument for a batch on a GPU, which has device addresses, for another element
-    /// type than T, and when there is no such array.
+    /// The elements of array `index`, row after row, for the CPU to read. Only for batches on the host
+    /// device. After `next()` they can be read at once. After `next(stream)`, wait for the stream first.
+    /// Valid while the lease lasts.
+    /// @throws invalid_argument for a batch on a GPU (its addresses are device addresses), if T is not the
+    /// element type, and if there is no such array.
     template <typename T>
     std::span<const T> on_host(std::size_t index) const {
         check_on_host(index);
@@ -51,14 +52,15 @@ class batch {
     std::span<const std::uint64_t> row_ids() const noexcept;
     /// The epoch, counted from 0.
     std::uint64_t epoch() const noexcept;
-    /// Number of this batch within its epoch, counted from 0; where the epoch was resumed within, as if all
-    /// of it had been taken in batches of this size.
+    /// The number of this batch within its epoch, from 0. After a resume within an epoch, batches count as if
+    /// the whole epoch had been delivered in batches of this size.
     std::uint64_t index() const noexcept;
     /// Whether the loader has no further batch of this epoch.
     bool last_of_epoch() const noexcept;
-    /// Where to go on when this batch, and all before it, have been dealt with, by all ranks: theirs is the
-    /// same at the same step (equal epoch and index; a rank that has no part of a tail has no batch for it).
-    /// A loader's first state reads some rows of the data, to tell them from others.
+    /// The state from which to resume once all ranks have processed this batch and all before it. It is the
+    /// same on all ranks at the same step, that is, at the same epoch and index. A rank without a part of the
+    /// tail has no batch in that step.
+    /// The first call on a loader reads some rows, to compute the data's fingerprint.
     /// @throws invalid_argument once released; data_changed, system_failure when those rows cannot be read;
     /// device_error in a process forked later.
     loader_state state() const;

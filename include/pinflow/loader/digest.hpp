@@ -15,9 +15,9 @@ namespace detail {
 struct digest_array;
 }
 
-/// A checksum of delivered samples that does not depend on their order or on how they were cut into batches,
-/// and in which swapped words, rows of different arrays or labels show: shards and resumed parts add up.
-/// Computed on the device, from the bytes of leased batches.
+/// A checksum of delivered samples that does not depend on their order or on the batch size, so the digests
+/// of shards and of resumed parts add up. It changes if words of a row are swapped, or if a sample gets the
+/// row or label of another one. Computed on the device, from the bytes of leased batches.
 ///
 /// With G = 0x9E3779B97F4A7C15 and mix = splitmix64's finaliser, modulo 2^64 and with the last word
 /// zero-padded: H(row) = size_bytes + sum_i mix(word_i + (i+1)G); a sample of arrays a = 0, 1, ... is

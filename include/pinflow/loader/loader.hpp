@@ -26,18 +26,18 @@ struct loader_options {
     std::uint64_t seed = 0;
     /// Of the windowed order. 0: 64 MiB of samples.
     std::uint64_t window_rows = 0;
-    /// Any order, made for as many rows as the sources have; `order`, `seed` and `window_rows` are left alone
-    /// then.
+    /// Any order, made for as many rows as the sources have. If it is set, `order`, `seed` and
+    /// `window_rows` must keep their defaults.
     std::optional<pinflow::sampler> sampler = std::nullopt;
-    /// In all: those that were delivered before `resume_from` count.
+    /// Epochs in total, including those delivered before `resume_from`.
     std::uint64_t epochs = 1;
-    /// Ends after so many batches from where it begins, all ranks at the same place: a step of which this
-    /// rank has no part counts as well.
+    /// The most steps to deliver, counted from where the loader begins. A step in which this rank has no
+    /// batch counts as well, so that all ranks end at the same position.
     std::optional<std::uint64_t> max_batches = std::nullopt;
     /// The part of each epoch that this loader delivers.
     pinflow::shard shard = {};
     pinflow::tail tail = tail::partial;
-    /// Where to go on, from batch::state or loader::state; without it, at the beginning. The order and its
+    /// Where to continue, from batch::state or loader::state; without it, at the beginning. The order and its
     /// seed and window must be those of the state, and the data the same; everything else may differ. With
     /// the same batch size, shard and tail the same batches come as without an interruption; with others the
     /// same samples.
@@ -78,8 +78,9 @@ struct loader_options {
 /// was moved from delivers nothing: `next`, `report` and `state` throw invalid_argument, counts are 0.
 class loader {
  public:
-    /// A sample is the same row of every source; row counts must be equal. The first one of a CUDA device
-    /// whose rows the device gathers loads kernels, for which CUDA may wait for all of the device's streams.
+    /// A sample is the same row of every source; row counts must be equal.
+    /// The first loader on a CUDA device whose rows a kernel gathers loads the kernels. CUDA may wait for all
+    /// of the device's streams then.
     /// @throws invalid_argument for options that contradict each other or the sources; state_mismatch for a
     /// state of other data or of another order; unsupported for a route that cannot work here; data_changed
     /// if pages that a route needs cannot be registered because their file has changed; device_error;
@@ -91,13 +92,17 @@ class loader {
     loader& operator=(loader&&) noexcept;
     ~loader();
 
-    /// The next batch, or nothing when all epochs are over. `stream` is made to wait for the data, and the
-    /// slot will wait for what the stream holds when the lease ends: the stream must outlive the lease. The
-    /// calling thread waits until the batch is on its way. On a GPU, if the batches of a group have 8 MiB or
-    /// more, it waits until the data is there: a waiting stream polls over PCIe and takes up to 7 % of the
-    /// link. It waits for the stream's own work only if that holds the slot that is needed. An error in the
-    /// pipeline is thrown here, once, after the batches before it; from then on nothing comes. No batch is
-    /// lost when a wait fails, or the stream cannot be made to: the next call gives it.
+    /// Returns the next batch, or nothing when all epochs are over. `stream` is made to wait for the data.
+    /// When the lease ends, the slot waits for the work that `stream` holds then, so the stream must outlive
+    /// the lease.
+    ///
+    /// The calling thread waits until the copy of the batch is enqueued. On a GPU, if the batches of a group
+    /// have 8 MiB or more, it waits until the data has arrived: a waiting stream polls over PCIe and takes up
+    /// to 7 % of the link. It waits for work on `stream` only if that work still uses the slot it needs.
+    ///
+    /// An error in the pipeline is thrown here once, after all batches before it. After that, `next` returns
+    /// nothing. If a wait fails, or `stream` cannot be made to wait, the batch is not lost: the next call
+    /// returns it.
     /// @throws all_slots_leased when the consumer holds every slot; what the pipeline met: data_changed, ...
     std::optional<batch> next(stream_view stream);
     /// The same for a consumer without a stream: the data is there when it returns.
@@ -112,10 +117,11 @@ class loader {
     std::uint64_t row_total() const noexcept;
     const pinflow::device& device() const noexcept;
     loader_report report() const;
-    /// The state of the furthest batch that `next` has given. When one that a call of `next` threw for is
-    /// still to come again, where that one begins: those after it then come twice on resuming. Before the
-    /// first, where this loader began; after `next` has said that nothing comes any more, the end of all
-    /// epochs, or of `max_batches`. @throws as batch::state.
+    /// The state after the furthest batch that `next` has returned. Before the first batch it is the state
+    /// that this loader began with. Once `next` has returned nothing, it is the end of all epochs, or of
+    /// `max_batches`.
+    /// If `next` threw for a batch that has not been redelivered, this is the state before that batch.
+    /// Batches after it are delivered again on resume. @throws as batch::state.
     loader_state state() const;
 
  private:

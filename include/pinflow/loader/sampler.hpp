@@ -56,9 +56,9 @@ class permutation {
     std::uint64_t round_keys_[max_rounds] = {};
 };
 
-/// An order of one's own: which row comes at which position of an epoch. A loader asks for positions ahead of
-/// the consumer, from several threads at once, in pieces of any size, and again after it was resumed: what
-/// comes at a position must depend on nothing but the epoch and the position.
+/// A user-defined order: the row at each position of an epoch. `rows_at` must depend on nothing but the
+/// epoch and the position. A loader calls it ahead of the consumer, from several threads at once, for
+/// ranges of any size, and again for the same positions after a resume.
 class row_sequence {
  public:
     row_sequence() = default;
@@ -111,16 +111,19 @@ class sampler {
     /// For data that storage or the page cache gives faster in large pieces. Takes no memory; any position
     /// costs the same.
     ///
-    /// A chunk has window_rows / 16 rows, at least one. Each epoch cuts them from another row on, past the
-    /// end of the data to its beginning; the last one cut may be shorter. A window has as many whole chunks
-    /// as `window_rows` holds, and no more; the chunks are dealt to the fewest windows that this allows,
-    /// equally but for one.
+    /// A chunk has window_rows / 16 rows, at least one. In each epoch the first chunk begins at another row,
+    /// and chunks wrap around the end of the data; the last one may be shorter. A window has at most
+    /// window_rows / (rows of a chunk) chunks. There are as few windows as that allows, and their chunk
+    /// counts differ by at most one.
     ///
-    /// What is mixed: every row comes equally often at every position; chunks come anywhere in the epoch,
-    /// with other chunks in each epoch; within the window a row comes anywhere. What is not: the rows of a
-    /// chunk come within one window, less than `window_rows` positions from each other, and a batch has rows
-    /// of its window's chunks alone. Of data that are sorted (by label, by time) a batch sees 16 places. A
-    /// window of all rows or more is one plain shuffle, and so are windows of less than 32 rows, whose chunks
+    /// What is mixed: every row is equally likely at every position. A chunk may come anywhere in the epoch,
+    /// and shares its window with other chunks in each epoch. A row may come anywhere in its window.
+    ///
+    /// What is not mixed: the rows of one chunk come within one window, less than `window_rows` positions
+    /// apart, and a batch has only rows of its window's chunks. If the data is sorted (by label, by time), a
+    /// batch sees only 16 places in it.
+    ///
+    /// A window of all rows or more is a plain shuffle. So is a window of less than 32 rows, since its chunks
     /// are single rows.
     /// @throws invalid_argument for a window of 0 rows, and for more than 2^62 rows.
     static sampler windowed(std::uint64_t row_count, std::uint64_t seed, std::uint64_t window_rows);

@@ -10,7 +10,7 @@
 
 namespace pinflow {
 
-/// What tells one array of a sample from others of as many rows.
+/// Identifies one array of a sample among arrays with the same number of rows.
 struct array_fingerprint {
     std::string description;               ///< where it was, for messages only: a copy elsewhere is the same
     std::string dtype;                     ///< as dtype::descr
@@ -18,16 +18,16 @@ struct array_fingerprint {
     std::uint64_t hash = 0;                ///< XXH3 of some rows spread over all, as they are delivered
 };
 
-/// What tells the data of a loader from others: moved or stored in another format they are the same; other
-/// rows, types or shapes are not. (Changes of a few rows only are not seen.)
+/// Identifies the data of a loader. Data that was moved, or stored in another format, has the same
+/// fingerprint. Other rows, types or shapes change it. A change of only a few rows is not noticed.
 struct data_fingerprint {
     std::uint64_t row_count = 0;
     std::vector<array_fingerprint> arrays;
 };
 
-/// Where a loader is to go on: the order, and how much of it has been delivered. It depends neither on the
-/// batch size nor on the number of processes, so that one state serves all ranks saved after the same step,
-/// and a run may go on with more or fewer. A plain value.
+/// Where a loader resumes: the order, and how much of it has been delivered. It does not depend on the
+/// batch size or the number of processes. So all ranks have the same state after the same step, and a run
+/// can resume with more or fewer ranks. A plain value.
 struct loader_state {
     /// Of the JSON text; a newer one is refused.
     static constexpr std::uint64_t format_version = 1;
@@ -48,7 +48,7 @@ struct loader_state {
     /// Writes the JSON text to a file that appears under its name complete or not at all.
     /// @throws system_failure.
     void save(const std::filesystem::path& path) const;
-    /// @throws system_failure when the file cannot be read; as from_json, the sentence naming the path.
+    /// @throws system_failure when the file cannot be read; as from_json, the message naming the path.
     static loader_state load(const std::filesystem::path& path);
 };
 

@@ -13,7 +13,7 @@ namespace pinflow::detail::cuda {
 
 namespace {
 
-hooks<fault_hook> installed_hooks;
+hooks<failure_hook> installed_hooks;
 
 /// The process that called CUDA first; CUDA does not survive fork.
 std::atomic<::pid_t> owner_process = 0;
@@ -28,7 +28,7 @@ bool forked() noexcept {
 
 cudaError_t ask_hook(std::string_view call) noexcept {
     cudaError_t status = cudaSuccess;
-    installed_hooks.ask([&](const fault_hook& hook) {
+    installed_hooks.ask([&](const failure_hook& hook) {
         status = hook(call);
         return status != cudaSuccess;
     });
@@ -119,9 +119,9 @@ cudaError_t from_driver(CUresult result) noexcept {
 
 }  // namespace
 
-scoped_fault_hook::scoped_fault_hook(fault_hook hook) : scope_(installed_hooks, std::move(hook)) {}
+scoped_failure_hook::scoped_failure_hook(failure_hook hook) : scope_(installed_hooks, std::move(hook)) {}
 
-scoped_fault_hook::~scoped_fault_hook() {
+scoped_failure_hook::~scoped_failure_hook() {
     first_fatal.store(cudaSuccess);
 }
 

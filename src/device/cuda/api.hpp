@@ -24,19 +24,19 @@ namespace pinflow::detail::cuda {
 
 /// Asked before each call, by the name of CUDA's function ("cudaHostRegister"); cudaSuccess lets it happen,
 /// any other status is what the call then fails with. May be called from several threads at once.
-using fault_hook = std::function<cudaError_t(std::string_view call)>;
+using failure_hook = std::function<cudaError_t(std::string_view call)>;
 
 /// Installs a hook for its lifetime; a sticky error that it injected is forgotten at the end. For tests. Of
-/// several the last is asked first; what it lets happen the others are asked for.
-class scoped_fault_hook {
+/// several, the last is asked first. If it lets the call happen, the others are asked.
+class scoped_failure_hook {
  public:
-    explicit scoped_fault_hook(fault_hook hook);
-    ~scoped_fault_hook();
-    scoped_fault_hook(const scoped_fault_hook&) = delete;
-    scoped_fault_hook& operator=(const scoped_fault_hook&) = delete;
+    explicit scoped_failure_hook(failure_hook hook);
+    ~scoped_failure_hook();
+    scoped_failure_hook(const scoped_failure_hook&) = delete;
+    scoped_failure_hook& operator=(const scoped_failure_hook&) = delete;
 
  private:
-    hooks<fault_hook>::scope scope_;
+    hooks<failure_hook>::scope scope_;
 };
 
 // ---- errors -------------------------------------------------------------------------------------

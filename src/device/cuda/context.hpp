@@ -11,12 +11,12 @@ class context {
     /// @throws device_error when the device cannot be used.
     explicit context(int device);
 
-    /// The context in which host memory is registered for `device`: not the primary one, because while memory
-    /// is registered in a context nobody can use it, not even to enqueue a copy, and unregistering waits for
-    /// all work in it. What is registered is known in every context. Made at the first call, which takes a
-    /// tenth of a second and some 500 MiB of device memory: the primary context serves, from then on, where
-    /// that is more than a twentieth of the device's or half of what is free, or cannot be had. @throws
-    /// device_error when the device cannot be used.
+    /// The context in which host memory is registered for `device`: a second context, not the primary one.
+    /// While memory is registered in a context, nobody can use that context, not even to enqueue a copy.
+    /// Unregistering waits for all work in it. Registered memory is known in every context.
+    /// The first call creates the context. That takes 0.1 s and about 500 MiB of device memory. If this is
+    /// more than a twentieth of all device memory or half of the free, or if creation fails, the primary
+    /// context is used from then on. @throws device_error if the device cannot be used.
     static const context& for_host_memory(int device);
 
     int device() const noexcept { return device_; }

@@ -156,8 +156,8 @@ class backend final : public device_backend {
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
         void* data = nullptr;
         const cudaError_t status = context_.run([&] {
-            // an event of its own, without a lock: whoever records in a stream that takes no more waits for
-            // it
+            // a new event for each call, so that no lock is needed: recording in a full stream blocks, and
+            // would block every thread that waits for the lock
             cudaEvent_t allocated = nullptr;
             const cudaError_t created = cuda::create_event(allocated);
             if (created != cudaSuccess) return created;
@@ -296,10 +296,10 @@ class backend final : public device_backend {
     }
 
     void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                    row_faults* faults, void* stream) override {
+                    index_errors* errors, void* stream) override {
         if (count == 0) return;
         check(context_.run(
-                  [&] { return row_kernels_->check_rows(ids, count, row_count, faults, stream_of(stream)); }),
+                  [&] { return row_kernels_->check_rows(ids, count, row_count, errors, stream_of(stream)); }),
               "cannot check {} row indices on cuda:{}", count, index());
     }
 
@@ -312,15 +312,15 @@ class backend final : public device_backend {
               "cannot sort {} row indices on cuda:{}", count, index());
     }
 
-    void refuse_repeated_rows(const row_order& order, row_faults* faults, void* stream) override {
+    void refuse_repeated_rows(const row_order& order, index_errors* errors, void* stream) override {
         if (order.count == 0) return;
         check(context_.run(
-                  [&] { return row_kernels_->refuse_repeated_rows(order, faults, stream_of(stream)); }),
+                  [&] { return row_kernels_->refuse_repeated_rows(order, errors, stream_of(stream)); }),
               "cannot check {} row indices on cuda:{}", order.count, index());
     }
 
-    void name_row_faults(const std::uint64_t* ids, row_faults* faults, void* stream) override {
-        check(context_.run([&] { return row_kernels_->name_row_faults(ids, faults, stream_of(stream)); }),
+    void record_wrong_ids(const std::uint64_t* ids, index_errors* errors, void* stream) override {
+        check(context_.run([&] { return row_kernels_->record_wrong_ids(ids, errors, stream_of(stream)); }),
               "cannot report wrong row indices of cuda:{}", index());
     }
 
@@ -507,7 +507,7 @@ class backend final : public device_backend {
                       arguments, stream);
     }
 
-    /// Enough blocks for `units` of work, but no more than a few waves: the kernels go on by themselves.
+    /// Enough blocks for `units` of work, but no more than a few waves: the kernels continue by themselves.
     unsigned blocks_for(std::uint64_t units, std::uint64_t units_of_block) const noexcept {
         const std::uint64_t needed = (units + units_of_block - 1) / units_of_block;
         return static_cast<unsigned>(
@@ -547,7 +547,7 @@ device_backend& cuda_backend(int index) {
     return *backends.emplace(index, std::make_unique<cuda::backend>(index)).first->second;
 }
 
-int cuda_device_count(std::string* why_none) noexcept {
+int cuda_device_count(std::string* none_reason) noexcept {
     int count = 0;
     int capability = 0;
     cudaError_t status = cuda::device_count(count);
@@ -556,19 +556,19 @@ int cuda_device_count(std::string* why_none) noexcept {
     }
     const bool usable = status == cudaSuccess && count > 0 && capability >= cuda::oldest_capability;
     if (usable) return count;
-    if (why_none != nullptr) {
+    if (none_reason != nullptr) {
         try {
             if (status != cudaSuccess) {
-                *why_none = cuda::cause(status);
+                *none_reason = cuda::cause(status);
             } else if (count == 0) {
-                *why_none = "the machine has no CUDA device";
+                *none_reason = "the machine has no CUDA device";
             } else {
-                *why_none =
+                *none_reason =
                     fmt::format("cuda:0 has compute capability {}; {}.0 is the oldest that pinflow supports",
                                 capability, cuda::oldest_capability);
             }
         } catch (const std::exception&) {
-            why_none->clear();
+            none_reason->clear();
         }
     }
     return 0;

@@ -107,7 +107,7 @@ void host_functions::run_task(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     [&]() noexcept { taken->work(); }();
     flag done = taken->done;
-    taken.reset();  // what the function holds is gone when the stream goes on
+    taken.reset();  // what the function holds is gone when the stream continues
     std::atomic_ref<std::uint32_t>(*done.word).store(done.next, std::memory_order_release);
     ++done.next;
     lock.lock();

@@ -13,10 +13,10 @@
 
 namespace pinflow::detail::cuda {
 
-/// Runs functions on host threads in a stream's order. CUDA's own host functions may all share one thread, so
-/// that one that waits would stop those of all other streams; here CUDA's only hands the function to a thread
-/// of ours, and the stream waits in memory for a word which that thread writes. Thread-safe; never destroyed,
-/// as its threads never end.
+/// Runs functions on host threads in a stream's order. CUDA may run all host functions on one thread, so a
+/// function that waits would block those of all other streams. Here CUDA's host function only hands `work`
+/// to a thread of our own. The stream waits for a word in pinned memory, which that thread writes afterwards.
+/// Thread-safe. Never destroyed, because its threads never end.
 class host_functions {
  public:
     explicit host_functions(const context& context) : context_(context) {}
@@ -47,9 +47,9 @@ class host_functions {
 
     const context& context_;
     std::mutex mutex_;  // of what follows
-    /// A function and the wait for it are neighbours in their stream. One mutex for each stream: whoever
-    /// enqueues in one that takes no more waits there until it goes on, and must not keep others out of
-    /// theirs. Streams made later at the same address use it again.
+    /// Held while a function and the stream's wait for it are enqueued, so that nothing comes between them.
+    /// One mutex per stream: a thread that enqueues on a full stream blocks until the stream continues. It
+    /// must not block threads that use other streams. A later stream at the same address reuses the mutex.
     std::map<cudaStream_t, std::mutex> enqueue_mutexes_;
     std::condition_variable changed_;
     std::vector<flag> free_flags_;

@@ -26,13 +26,13 @@ unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
 
 unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) const noexcept {
     const std::uint64_t needed = (threads + block_threads - 1) / block_threads;
-    // no more than a few waves: the kernels go on by themselves
+    // no more than a few waves: the kernels continue by themselves
     return static_cast<unsigned>(std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 16));
 }
 
 cudaError_t row_kernels::load(cudaStream_t stream) noexcept {
     for (const void* const kernel :
-         {cuda::check_rows(), number_rows(), cuda::refuse_repeated_rows(), cuda::name_row_faults(),
+         {cuda::check_rows(), number_rows(), cuda::refuse_repeated_rows(), cuda::record_wrong_ids(),
           cuda::gather_rows(true), cuda::gather_rows(false), cuda::gather_held(), cuda::repeat_rows(true),
           cuda::repeat_rows(false), cuda::scatter_rows(true), cuda::scatter_rows(false),
           scatter_sums(sum_type::float16), scatter_sums(sum_type::bfloat16), scatter_sums(sum_type::float32),
@@ -60,8 +60,8 @@ cudaError_t row_kernels::load(cudaStream_t stream) noexcept {
 }
 
 cudaError_t row_kernels::check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                                    row_faults* faults, cudaStream_t stream) const noexcept {
-    void* arguments[] = {&ids, &count, &row_count, &faults};
+                                    index_errors* errors, cudaStream_t stream) const noexcept {
+    void* arguments[] = {&ids, &count, &row_count, &errors};
     return launch(cuda::check_rows(), blocks_for(count), row_threads, arguments, stream);
 }
 
@@ -89,17 +89,17 @@ cudaError_t row_kernels::sort_rows(const std::uint64_t* ids, std::uint64_t count
     return status == cudaSuccess ? freed : status;
 }
 
-cudaError_t row_kernels::refuse_repeated_rows(const row_order& order, row_faults* faults,
+cudaError_t row_kernels::refuse_repeated_rows(const row_order& order, index_errors* errors,
                                               cudaStream_t stream) const noexcept {
     row_order copy = order;
-    void* arguments[] = {&copy, &faults};
+    void* arguments[] = {&copy, &errors};
     return launch(cuda::refuse_repeated_rows(), blocks_for(order.count), row_threads, arguments, stream);
 }
 
-cudaError_t row_kernels::name_row_faults(const std::uint64_t* ids, row_faults* faults,
-                                         cudaStream_t stream) const noexcept {
-    void* arguments[] = {&ids, &faults};
-    return launch(cuda::name_row_faults(), 1, 1, arguments, stream);
+cudaError_t row_kernels::record_wrong_ids(const std::uint64_t* ids, index_errors* errors,
+                                          cudaStream_t stream) const noexcept {
+    void* arguments[] = {&ids, &errors};
+    return launch(cuda::record_wrong_ids(), 1, 1, arguments, stream);
 }
 
 cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, bool pairs,
@@ -114,9 +114,9 @@ cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, boo
 
 cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
     const bool aligned = is_aligned(transfer);
-    // a consumer's kernel may itself come in clusters, which need whole pairs of multiprocessors: it loses
-    // fewer of them to blocks in pairs (measured: samples/bench/RESULTS.md); transfers without a number of
-    // blocks stay within the device, and take all of it for a moment
+    // A consumer's kernel may use clusters, which need pairs of free SMs. Blocks launched in pairs leave more
+    // of these pairs free (measured: samples/bench/RESULTS.md). Transfers with blocks == 0 stay within device
+    // memory and take the whole device for a moment, so they are not paired.
     const bool pairs = gathers_in_pairs_ && aligned && transfer.blocks != 0;
     return launch_moving(cuda::gather_rows(aligned), gather_threads(aligned), pairs, transfer, stream);
 }

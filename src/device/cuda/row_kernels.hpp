@@ -18,14 +18,14 @@ class row_kernels {
     /// Loads all kernels; waits for `stream`. Before anything else.
     cudaError_t load(cudaStream_t stream) noexcept;
     cudaError_t check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                           row_faults* faults, cudaStream_t stream) const noexcept;
+                           index_errors* errors, cudaStream_t stream) const noexcept;
     cudaError_t sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                           std::uint64_t* sorted_ids, std::uint32_t* positions,
                           cudaStream_t stream) const noexcept;
-    cudaError_t refuse_repeated_rows(const row_order& order, row_faults* faults,
+    cudaError_t refuse_repeated_rows(const row_order& order, index_errors* errors,
                                      cudaStream_t stream) const noexcept;
-    cudaError_t name_row_faults(const std::uint64_t* ids, row_faults* faults,
-                                cudaStream_t stream) const noexcept;
+    cudaError_t record_wrong_ids(const std::uint64_t* ids, index_errors* errors,
+                                 cudaStream_t stream) const noexcept;
     cudaError_t gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept;
     cudaError_t gather_held(const held_gather& gather, cudaStream_t stream) const noexcept;
     cudaError_t repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept;

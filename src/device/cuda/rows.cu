@@ -22,8 +22,8 @@ __device__ std::uint64_t thread_count() {
     return std::uint64_t{gridDim.x} * blockDim.x;
 }
 
-__device__ bool refused(const row_faults* faults) {
-    return faults != nullptr && (faults->outside_count != 0 || faults->repeated_count != 0);
+__device__ bool refused(const index_errors* errors) {
+    return errors != nullptr && (errors->outside_count != 0 || errors->repeated_count != 0);
 }
 
 __device__ std::uint64_t position_of(const row_order& order, std::uint64_t index) {
@@ -139,11 +139,11 @@ __device__ word load_host(const row_transfer& work, const host_words& words, std
 // ---- the kernels -----------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(row_threads)
-    check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, row_faults* faults) {
+    check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, index_errors* errors) {
     for (std::uint64_t i = thread_number(); i < count; i += thread_count()) {
         if (ids[i] < row_count) continue;
-        atomicAdd(&faults->outside_count, 1ULL);
-        atomicMax(&faults->outside_complement, ~static_cast<unsigned long long>(i));
+        atomicAdd(&errors->outside_count, 1ULL);
+        atomicMax(&errors->outside_complement, ~static_cast<unsigned long long>(i));
     }
 }
 
@@ -152,17 +152,17 @@ __global__ void __launch_bounds__(row_threads) number(std::uint32_t* positions, 
         positions[i] = static_cast<std::uint32_t>(i);
 }
 
-__global__ void __launch_bounds__(row_threads) refuse_repeated(row_order order, row_faults* faults) {
+__global__ void __launch_bounds__(row_threads) refuse_repeated(row_order order, index_errors* errors) {
     for (std::uint64_t i = thread_number(); i < order.count; i += thread_count()) {
         if (!is_repeated(order, i)) continue;
-        atomicAdd(&faults->repeated_count, 1ULL);
-        atomicMax(&faults->repeated_complement, ~static_cast<unsigned long long>(position_of(order, i)));
+        atomicAdd(&errors->repeated_count, 1ULL);
+        atomicMax(&errors->repeated_complement, ~static_cast<unsigned long long>(position_of(order, i)));
     }
 }
 
-__global__ void name_faults(const std::uint64_t* ids, row_faults* faults) {
-    if (faults->outside_count != 0) faults->outside_id = ids[~faults->outside_complement];
-    if (faults->repeated_count != 0) faults->repeated_id = ids[~faults->repeated_complement];
+__global__ void record_wrong(const std::uint64_t* ids, index_errors* errors) {
+    if (errors->outside_count != 0) errors->outside_id = ids[~errors->outside_complement];
+    if (errors->repeated_count != 0) errors->repeated_id = ids[~errors->repeated_complement];
 }
 
 /// Moves `rows_at_once` rows by a group of `lanes` threads, 16 bytes a thread at a time: `begin_row(k)` says
@@ -194,7 +194,7 @@ __device__ void move_some(const Mover& mover, BeginRow begin_row, unsigned lanes
 template <typename Mover>
 __device__ void move_rows(const row_launch& launch, Mover mover) {
     const row_transfer& work = launch.transfer;
-    if (refused(work.faults)) return;
+    if (refused(work.errors)) return;
     const unsigned lane = threadIdx.x % launch.lanes;
     const std::uint64_t group = thread_number() / launch.lanes;
     const std::uint64_t groups = thread_count() / launch.lanes;
@@ -353,12 +353,13 @@ struct repeater<false> : any_mover {
     }
 };
 
-/// A thread looks at an index for itself, as hardly any is repeated in most calls, and its group moves what
-/// is found. Fewer threads of a group look where there are not enough indices for all groups.
+/// Most calls have few repeated indices, so each thread checks one index of its own. The group of threads
+/// then moves the repeated rows that its threads found. If there are fewer indices than threads, only some
+/// threads of each group check one.
 template <typename Mover>
 __device__ void move_repeated_rows(const row_launch& launch, Mover mover) {
     const row_transfer& work = launch.transfer;
-    if (refused(work.faults)) return;
+    if (refused(work.errors)) return;
     const unsigned lanes = launch.lanes;
     const unsigned lane = threadIdx.x % lanes;
     const unsigned group_in_warp = threadIdx.x % warpSize - lane;
@@ -423,7 +424,7 @@ struct accumulator<bfloat16_bits> : small_accumulator<bfloat16_bits> {};
 template <typename Value>
 __global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
     const row_transfer& work = launch.transfer;
-    if (refused(work.faults)) return;
+    if (refused(work.errors)) return;
     using sum = accumulator<Value>;
     const row_order& order = work.order;
     const unsigned lane = threadIdx.x % launch.lanes;
@@ -470,8 +471,8 @@ const void* refuse_repeated_rows() {
     return address(&refuse_repeated);
 }
 
-const void* name_row_faults() {
-    return address(&name_faults);
+const void* record_wrong_ids() {
+    return address(&record_wrong);
 }
 
 const void* gather_rows(bool aligned) {

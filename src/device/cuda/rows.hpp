@@ -22,14 +22,14 @@ struct row_launch {
     unsigned lanes = 32;
 };
 
-/// kernel(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, row_faults*)
+/// kernel(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, index_errors*)
 const void* check_rows();
 /// kernel(std::uint32_t* positions, std::uint64_t count): 0, 1, 2, ...
 const void* number_rows();
-/// kernel(const row_order, row_faults*): equal neighbours of a sorted order are faults.
+/// kernel(const row_order, index_errors*): equal neighbours of a sorted order are errors.
 const void* refuse_repeated_rows();
-/// kernel(const std::uint64_t* ids, row_faults*), one thread: adds the indices at the positions found.
-const void* name_row_faults();
+/// kernel(const std::uint64_t* ids, index_errors*), one thread: adds the indices at the positions found.
+const void* record_wrong_ids();
 /// kernel(row_launch): rows to their positions, of equal ones in a sorted order to the first only. `aligned`:
 /// everything is a multiple of 16 bytes.
 const void* gather_rows(bool aligned);

@@ -18,8 +18,8 @@ namespace {
 /// Bytes that are worth a task of their own.
 constexpr std::uint64_t bytes_of_task = 64 << 10;
 
-bool refused(const row_faults* faults) {
-    return faults != nullptr && (faults->outside_count != 0 || faults->repeated_count != 0);
+bool refused(const index_errors* errors) {
+    return errors != nullptr && (errors->outside_count != 0 || errors->repeated_count != 0);
 }
 
 /// Counts one fault, and keeps the lowest position.
@@ -58,7 +58,7 @@ std::byte* host_row(const row_transfer& work, std::uint64_t index) {
 /// Calls `move(index)` for all indices of a transfer, side by side.
 template <typename Move>
 void for_each_index(const row_transfer& work, Move move) {
-    if (refused(work.faults) || work.table.row_size_bytes == 0) return;
+    if (refused(work.errors) || work.table.row_size_bytes == 0) return;
     const std::uint64_t grain = std::max<std::uint64_t>(bytes_of_task / work.table.row_size_bytes, 1);
     tbb::parallel_for(tbb::blocked_range<std::uint64_t>(work.begin, work.end, grain),
                       [&](const tbb::blocked_range<std::uint64_t>& range) {
@@ -124,9 +124,9 @@ void sum_into(const row_transfer& work, std::uint64_t index, sum_type type) {
 
 }  // namespace
 
-void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, row_faults* faults) {
+void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, index_errors* errors) {
     tbb::parallel_for(std::uint64_t{0}, count, [=](std::uint64_t i) {
-        if (ids[i] >= row_count) note(faults->outside_count, faults->outside_complement, i);
+        if (ids[i] >= row_count) note(errors->outside_count, errors->outside_complement, i);
     });
 }
 
@@ -141,16 +141,16 @@ void sort(const std::uint64_t* ids, std::uint64_t count, std::uint64_t* sorted_i
         sorted_ids[i] = ids[positions[i]];
 }
 
-void refuse_repeated(const row_order& order, row_faults* faults) {
+void refuse_repeated(const row_order& order, index_errors* errors) {
     tbb::parallel_for(std::uint64_t{0}, order.count, [&](std::uint64_t i) {
         if (is_repeated(order, i))
-            note(faults->repeated_count, faults->repeated_complement, position_of(order, i));
+            note(errors->repeated_count, errors->repeated_complement, position_of(order, i));
     });
 }
 
-void name_faults(const std::uint64_t* ids, row_faults* faults) {
-    if (faults->outside_count != 0) faults->outside_id = ids[~faults->outside_complement];
-    if (faults->repeated_count != 0) faults->repeated_id = ids[~faults->repeated_complement];
+void record_wrong_ids(const std::uint64_t* ids, index_errors* errors) {
+    if (errors->outside_count != 0) errors->outside_id = ids[~errors->outside_complement];
+    if (errors->repeated_count != 0) errors->repeated_id = ids[~errors->repeated_complement];
 }
 
 void gather(const row_transfer& transfer) {

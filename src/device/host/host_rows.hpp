@@ -8,10 +8,10 @@
 /// names enqueue.
 namespace pinflow::detail::host_rows {
 
-void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, row_faults* faults);
+void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, index_errors* errors);
 void sort(const std::uint64_t* ids, std::uint64_t count, std::uint64_t* sorted_ids, std::uint32_t* positions);
-void refuse_repeated(const row_order& order, row_faults* faults);
-void name_faults(const std::uint64_t* ids, row_faults* faults);
+void refuse_repeated(const row_order& order, index_errors* errors);
+void record_wrong_ids(const std::uint64_t* ids, index_errors* errors);
 void gather(const row_transfer& transfer);
 void gather_held(const held_gather& gather);
 void repeat(const row_transfer& transfer);

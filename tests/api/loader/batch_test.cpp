@@ -16,7 +16,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("batch: a leased one is not overwritten while a stream is still to read it" * copies_held_back) {
+TEST_CASE("batch: a leased one is not overwritten while a stream is still to read it" * blocks_copies) {
     on_each_device([](const device& device) {
         for (const route route : {route::automatic, route::staged}) {
             loader loader(
@@ -57,7 +57,7 @@ TEST_CASE("batch: a leased one is not overwritten while a stream is still to rea
     });
 }
 
-TEST_CASE("batch: a stream named with used_on is waited for as well" * copies_held_back) {
+TEST_CASE("batch: a stream named with used_on is waited for as well" * blocks_copies) {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(40, 256)}, {.device = device, .batch_rows = 10, .slots = 2});
         const stream main(device);
@@ -86,7 +86,7 @@ TEST_CASE("batch: a stream named with used_on is waited for as well" * copies_he
     });
 }
 
-TEST_CASE("batch: holding every slot is told instead of waiting for ever, and can be mended") {
+TEST_CASE("batch: holding every slot is reported instead of waiting for ever, and can be mended") {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10, .slots = 3});
         const stream stream(device);

@@ -128,7 +128,7 @@ TEST_CASE("errors: an exception of a user's order comes once, as it is, after th
     });
 }
 
-TEST_CASE("errors: a user's order that gives a row past the end is told, and no such row is read") {
+TEST_CASE("errors: a user's order that gives a row past the end is reported, and no such row is read") {
     class too_far final : public row_sequence {
      public:
         std::string name() const override { return "too-far/1"; }
@@ -234,7 +234,7 @@ TEST_CASE("errors: a loader may end at any moment, and batches that were taken o
     });
 }
 
-TEST_CASE("errors: a loader that was moved goes on") {
+TEST_CASE("errors: a loader that was moved continues") {
     on_each_device([](const device& device) {
         const stream stream(device);
         const loader_options options{.device = device, .batch_rows = batch_rows};

@@ -46,7 +46,7 @@ int use_in_child(std::unique_ptr<loader>& parents, std::optional<batch>& held, c
 
 }  // namespace
 
-TEST_CASE("loader: a forked process is told that it cannot use it, and ends, while its parent goes on") {
+TEST_CASE("loader: a forked process is refused, as it cannot use it, and ends, while its parent continues") {
     const temporary_folder folder;
     // rows that a GPU takes from the mapped pages, and ones that are gathered in memory of the parent's own
     write_npy(folder / "large.npy", numbered_rows(100, 8192).view());

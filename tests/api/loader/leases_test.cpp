@@ -134,7 +134,7 @@ TEST_CASE("leases: a released batch is empty, and releasing it again does nothin
     });
 }
 
-TEST_CASE("leases: a slot waits for every stream that a batch was used on" * copies_held_back) {
+TEST_CASE("leases: a slot waits for every stream that a batch was used on" * blocks_copies) {
     for_every_route([](const known_sample& sample, const device& device, order order, route route) {
         loader loader(sources_of(sample), options_with_slots(device, order, route, 3));
         const stream main(device);

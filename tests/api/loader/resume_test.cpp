@@ -24,7 +24,7 @@ namespace {
 
 using place = std::pair<std::uint64_t, std::uint64_t>;
 
-/// What a batch was, and where to go on after it.
+/// What a batch was, and where to continue after it.
 struct delivery {
     std::uint64_t epoch = 0;
     std::uint64_t index = 0;
@@ -324,13 +324,13 @@ TEST_CASE("resume: a loader refuses orders and shards that contradict the rest, 
     CHECK(says(refusal({.order = order::shuffled, .window_rows = 5}), "only the windowed order"));
     CHECK(says(refusal({.order = order::weighted}), "the order weighted needs"));
     CHECK(says(refusal({.shard = {2, 2}}), "no rank 2 among 2"));
-    // the rows of another order do not lie together
+    // the rows of another order are not contiguous
     CHECK_THROWS_AS(
         loader({numbered_rows(10)}, {.device = device::host(), .sampler = fitting, .route = route::direct}),
         unsupported);
 }
 
-TEST_CASE("resume: at the end of all epochs nothing comes, and more epochs go on from there") {
+TEST_CASE("resume: at the end of all epochs nothing comes, and more epochs continue from there") {
     const array rows = numbered_rows(25);
     loader_options options{.device = device::host(), .batch_rows = 10, .order = order::shuffled, .epochs = 2};
     options.resume_from = deliver(rows, options).states.back();

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "arrays.hpp"
+#include "file_bytes.hpp"
 #include "limits.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/loader/report.hpp"
@@ -31,23 +32,25 @@ loader_report report_with(int storage, int cpu, int link, int consumer, int wall
 }  // namespace
 
 TEST_CASE("report: the verdict names what is waited for most, in words") {
-    CHECK(report_with(0, 0, 0, 92, 100).verdict() ==
-          "the consumer is the limit: the loader waited 92% of the time");
-    CHECK(report_with(68, 3, 0, 5, 100).verdict() ==
-          "the storage is the limit: the consumer waited 71% of the time, 96% of that for reads");
-    CHECK(report_with(1, 59, 0, 5, 100).verdict() ==
-          "the CPU is the limit: the consumer waited 60% of the time, 98% of that for rows to be gathered");
-    CHECK(report_with(0, 10, 30, 5, 100).verdict() ==
-          "the link is the limit: the consumer waited 40% of the time, 75% of that for copies to the device");
-    CHECK(report_with(4, 3, 2, 11, 100).verdict() ==
-          "nothing stands out: the consumer waited 9% of the time, and the loader 11%");
-    CHECK(report_with(0, 0, 0, 0, 0).verdict() == "nothing has been asked for yet");
+    CHECK(contains_all(report_with(0, 0, 0, 92, 100).verdict(),
+                       {"consumer is the limit", "the loader waited 92%"}));
+    CHECK(contains_all(report_with(68, 3, 0, 5, 100).verdict(),
+                       {"storage is the limit", "the consumer waited 71%", "96% of that", "reads"}));
+    CHECK(
+        contains_all(report_with(1, 59, 0, 5, 100).verdict(),
+                     {"CPU is the limit", "the consumer waited 60%", "98% of that", "rows to be gathered"}));
+    CHECK(contains_all(
+        report_with(0, 10, 30, 5, 100).verdict(),
+        {"link is the limit", "the consumer waited 40%", "75% of that", "copies to the device"}));
+    CHECK(contains_all(report_with(4, 3, 2, 11, 100).verdict(),
+                       {"nothing stands out", "the consumer waited 9%", "the loader 11%"}));
+    CHECK(contains(report_with(0, 0, 0, 0, 0).verdict(), "nothing has been asked"));
     // both wait by turns: the larger share counts
     CHECK(report_with(30, 0, 0, 40, 100).verdict().starts_with("the consumer is the limit"));
     CHECK(report_with(40, 0, 0, 30, 100).verdict().starts_with("the storage is the limit"));
     // three threads that wait at the same time
-    CHECK(report_with(250, 0, 0, 0, 100).verdict() ==
-          "the storage is the limit: the consumer waited 100% of the time, 100% of that for reads");
+    CHECK(contains_all(report_with(250, 0, 0, 0, 100).verdict(),
+                       {"storage is the limit", "the consumer waited 100%", "100% of that", "reads"}));
 }
 
 TEST_CASE("report: rates are by the wall time, and none before there is any") {
@@ -131,7 +134,7 @@ TEST_CASE("report: what the consumer has yet to take counts as waiting for it, a
     // all of it fits into the slots, so that the loader is done soon
     loader loader({numbered_rows(40)}, {.device = device::host(), .batch_rows = 10, .slots = 8});
     CHECK(loader.report().wall_time == std::chrono::nanoseconds(0));
-    CHECK(loader.report().verdict() == "nothing has been asked for yet");
+    CHECK(contains(loader.report().verdict(), "nothing has been asked"));
     auto batch = loader.next();
     while (loader.report().consumer_wait.count() == 0)
         std::this_thread::yield();

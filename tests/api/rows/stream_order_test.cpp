@@ -17,7 +17,7 @@ using namespace pinflow;
 
 TEST_CASE(
     "rows: an asynchronous gather begins when its stream comes to it, and sees the rows as they are then" *
-    held_back) {
+    blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(30);
         const auto old_content = random_bytes(row_count * row_bytes, random);
@@ -49,7 +49,7 @@ TEST_CASE(
 }
 
 TEST_CASE("rows: an asynchronous scatter begins when its stream comes to it, with the rows as they are then" *
-          held_back) {
+          blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(31);
         const auto before = random_bytes(row_count * row_bytes, random);
@@ -71,7 +71,8 @@ TEST_CASE("rows: an asynchronous scatter begins when its stream comes to it, wit
     });
 }
 
-TEST_CASE("rows: what is gathered after a scatter in the same stream is what was scattered" * held_back) {
+TEST_CASE("rows: what is gathered after a scatter in the same stream is what was scattered" *
+          blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(32);
         auto expected = random_bytes(row_count * row_bytes, random);
@@ -103,7 +104,7 @@ TEST_CASE("rows: what is gathered after a scatter in the same stream is what was
 }
 
 TEST_CASE("rows: a batch gathered in one stream and scattered from another waits for the event between them" *
-          held_back) {
+          blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(33);
         const auto before = random_bytes(row_count * row_bytes, random);
@@ -131,7 +132,7 @@ TEST_CASE("rows: a batch gathered in one stream and scattered from another waits
     });
 }
 
-TEST_CASE("rows: gathers in one stream and scatters in another go on side by side" * held_back) {
+TEST_CASE("rows: gathers in one stream and scatters in another run side by side" * blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(34);
         auto expected = random_bytes(row_count * row_bytes, random);
@@ -175,7 +176,7 @@ TEST_CASE("rows: gathers in one stream and scatters in another go on side by sid
     });
 }
 
-TEST_CASE("rows: a call in one stream does not wait for one in another that waits for it" * held_back) {
+TEST_CASE("rows: a call in one stream does not wait for one in another that waits for it" * blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(39);
         const auto before = random_bytes(row_count * row_bytes, random);
@@ -209,7 +210,7 @@ TEST_CASE("rows: a call in one stream does not wait for one in another that wait
 }
 
 TEST_CASE("rows: indices in host memory are the caller's again when an asynchronous call returns" *
-          held_back) {
+          blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(35);
         const auto before = random_bytes(row_count * row_bytes, random);

@@ -116,7 +116,7 @@ TEST_CASE("rows: a call that is waited for tells its own faults to its own calle
 
 // ---- the end ------------------------------------------------------------------------------------
 
-TEST_CASE("rows: an exchange stays until the streams have passed its calls" * held_back) {
+TEST_CASE("rows: an exchange stays until the streams have passed its calls" * blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(37);
         const auto before = random_bytes(row_count * row_bytes, random);
@@ -155,7 +155,7 @@ TEST_CASE("rows: an exchange stays until the streams have passed its calls" * he
     });
 }
 
-TEST_CASE("rows: an exchange that is moved goes on, one moved from can be assigned to" * held_back) {
+TEST_CASE("rows: an exchange that is moved continues, one moved from can be assigned to" * blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(38);
         const auto content = random_bytes(row_count * row_bytes, random);

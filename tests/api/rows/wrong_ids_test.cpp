@@ -74,7 +74,7 @@ void on_each_route_and_size(Body body) {
 
 }  // namespace
 
-TEST_CASE("wrong ids: those in host memory are refused before the call returns, and nothing moves") {
+TEST_CASE("wrong ids: host indices are refused before the call returns, and nothing moves") {
     on_each_route_and_size([](exchanged& with, const device& device, row_route) {
         const stream stream(device);
         for (const auto& [ids, first_wrong] : every_wrong_list) {
@@ -98,7 +98,7 @@ TEST_CASE("wrong ids: those in host memory are refused before the call returns, 
     });
 }
 
-TEST_CASE("wrong ids: one in any batch of a group keeps back the group, and is told") {
+TEST_CASE("wrong ids: one wrong index in any batch stops the whole group, and is reported") {
     on_each_route_and_size([](exchanged& with, const device& device, row_route route) {
         const stream stream(device);
         const id_vector right{1, 2, 3};
@@ -136,7 +136,7 @@ TEST_CASE("wrong ids: one in any batch of a group keeps back the group, and is t
     });
 }
 
-TEST_CASE("wrong ids: those in device memory move nothing, and are told once") {
+TEST_CASE("wrong ids: a call with wrong device indices moves nothing, and is reported once") {
     on_each_route_and_size([](exchanged& with, const device& device, row_route route) {
         if (route == row_route::copy) return;  // takes them in host memory alone
         const stream stream(device);

@@ -14,13 +14,13 @@ namespace pinflow::detail {
 
 /// What calls found wrong after they had returned, until somebody asks. For one thread at a time, but for
 /// `call::add`.
-class fault_log {
+class call_errors {
  public:
-    fault_log(pinflow::device device, pinned_scratch& memory) : device_(device), memory_(memory) {}
-    fault_log(const fault_log&) = delete;
-    fault_log& operator=(const fault_log&) = delete;
+    call_errors(pinflow::device device, pinned_scratch& memory) : device_(device), memory_(memory) {}
+    call_errors(const call_errors&) = delete;
+    call_errors& operator=(const call_errors&) = delete;
     /// Waits until the streams have passed the calls.
-    ~fault_log();
+    ~call_errors();
 
     /// One call that may go wrong.
     class call {
@@ -29,12 +29,12 @@ class fault_log {
             : memory_(memory), there_(device), waiter_(waiter) {}
 
         /// What is wrong with its indices: in page-locked memory, nothing at first.
-        row_faults* faults() const noexcept { return reinterpret_cast<row_faults*>(memory_.data()); }
+        index_errors* errors() const noexcept { return reinterpret_cast<index_errors*>(memory_.data()); }
         /// Something that went wrong on a thread of our own: the first counts. From any thread.
         void add(std::exception_ptr failure) noexcept;
 
      private:
-        friend class fault_log;
+        friend class call_errors;
         pinned_scratch::block& memory_;
         event there_;
         std::uint64_t waiter_;
@@ -45,7 +45,7 @@ class fault_log {
         std::exception_ptr failure_;
     };
 
-    /// A call whose faults are for `waiter`, a number that its caller asks with; 0: for whoever asks without.
+    /// Begins a call. Its error is thrown by `check(waiter)` with the same number; 0: by `check()`.
     std::shared_ptr<call> begin(std::uint64_t waiter = 0);
     /// What went wrong is known once `stream` has come this far. The call was one of `count` indices; `what`
     /// begins the sentence.
@@ -54,8 +54,8 @@ class fault_log {
     /// Nobody is to hear of the call, whose memory is used until `stream` has come this far.
     void forget(const call& begun, stream_view stream);
 
-    /// Throws what the oldest of the waiter's calls found that have finished and found something, and forgets
-    /// that call. @throws invalid_argument, and what was added.
+    /// Throws the error of the waiter's oldest finished call that failed, and forgets that call. Does nothing
+    /// if none failed. @throws invalid_argument for wrong indices, or the exception given to `call::add`.
     void check(std::uint64_t waiter = 0);
 
  private:

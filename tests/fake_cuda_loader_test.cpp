@@ -20,8 +20,8 @@
 #include "pinflow/formats/open.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "src/device/pin_registry.hpp"
+#include "tests/fake_cuda_backend.hpp"
 #include "tests/fake_locker.hpp"
-#include "tests/posing_backend.hpp"
 #include "tests/support/arrays.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -33,7 +33,7 @@ using namespace pinflow;
 namespace {
 
 /// What the loader asks of its device, counted.
-class locking_backend final : public posing_backend {
+class locking_backend final : public fake_cuda_backend {
  public:
     detail::fake_locker lock;
     std::atomic<unsigned> gathers = 0;
@@ -46,26 +46,26 @@ class locking_backend final : public posing_backend {
     void gather_rows(const detail::row_transfer& transfer, void* stream) override {
         ++gathers;
         if (!is_aligned(transfer)) ++unaligned_gathers;
-        posing_backend::gather_rows(transfer, stream);
+        fake_cuda_backend::gather_rows(transfer, stream);
     }
     void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                    std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
         ++sorts;
-        posing_backend::sort_rows(ids, count, row_count, sorted_ids, positions, stream);
+        fake_cuda_backend::sort_rows(ids, count, row_count, sorted_ids, positions, stream);
     }
     void gather_held(const detail::held_gather& gather, void* stream) override {
         ++held_gathers;
-        posing_backend::gather_held(gather, stream);
+        fake_cuda_backend::gather_held(gather, stream);
     }
     void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
         copies += ranges.size();
         note_copies(ranges);
-        posing_backend::copy_batch_to_device(ranges, stream);
+        fake_cuda_backend::copy_batch_to_device(ranges, stream);
     }
     void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
         const copy_range range{destination, source.data(), source.size()};
         note_copies({&range, 1});
-        posing_backend::copy_to_device(destination, source, stream);
+        fake_cuda_backend::copy_to_device(destination, source, stream);
     }
 
     /// The size of the smallest copy from these pages; nothing if there was none. Must not be
@@ -138,7 +138,8 @@ void wait_until_registered(const loader& batches) {
 
 }  // namespace
 
-TEST_CASE("posed loader: large rows are copied from registered pages, and small arrays of files are held") {
+TEST_CASE(
+    "fake CUDA loader: large rows are copied from registered pages, and small arrays of files are held") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 300, words_of_64k);
     const numbered_file label(folder, "label.npy", 300, 1);
@@ -161,7 +162,8 @@ TEST_CASE("posed loader: large rows are copied from registered pages, and small 
     }
 }
 
-TEST_CASE("posed loader: small rows are gathered by a kernel, of any alignment, several batches at a time") {
+TEST_CASE(
+    "fake CUDA loader: small rows are gathered by a kernel, of any alignment, several batches at a time") {
     const temporary_folder folder;
     for (const std::uint64_t width : {10U, 384U}) {  // 80 bytes and 3 KiB
         const numbered_file rows(folder, "rows.npy", 5000, width);
@@ -183,7 +185,8 @@ TEST_CASE("posed loader: small rows are gathered by a kernel, of any alignment, 
 }
 
 TEST_CASE(
-    "posed loader: small rows of files are staged where the copy engine is asked for, beside held arrays") {
+    "fake CUDA loader: small rows of files are staged where the copy engine is asked for, beside held "
+    "arrays") {
     const temporary_folder folder;
     for (const std::uint64_t width : {1U, 100U, 1536U}) {
         const numbered_file rows(folder, "rows.npy", 5000, width);
@@ -204,7 +207,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "posed loader: rows of pages that are not registered are staged, or read by many threads, in any "
+    "fake CUDA loader: rows of pages that are not registered are staged, or read by many threads, in any "
     "mixture") {
     const temporary_folder folder;
     // 16 pieces of 1 MiB, as the budget is so small
@@ -241,7 +244,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("posed loader: pages are registered while batches are delivered") {
+TEST_CASE("fake CUDA loader: pages are registered while batches are delivered") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 256, words_of_64k);
     const numbered_file small(folder, "small.npy", 8192, 256);
@@ -261,7 +264,7 @@ TEST_CASE("posed loader: pages are registered while batches are delivered") {
     }
 }
 
-TEST_CASE("posed loader: a registration that does not return leaves a loader that streams staged") {
+TEST_CASE("fake CUDA loader: a registration that does not return leaves a loader that streams staged") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 64, words_of_64k);
     for (const unsigned threads : {1U, 2U, 8U}) {
@@ -281,7 +284,7 @@ TEST_CASE("posed loader: a registration that does not return leaves a loader tha
     }
 }
 
-TEST_CASE("posed loader: a route that is asked for binds every array but held ones") {
+TEST_CASE("fake CUDA loader: a route that is asked for binds every array but held ones") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 100, words_of_64k);
     const numbered_file label(folder, "label.npy", 100, 1);
@@ -314,7 +317,7 @@ TEST_CASE("posed loader: a route that is asked for binds every array but held on
     }
 }
 
-TEST_CASE("posed loader: the copy engine copies no piece below 32 KiB of a file's pages") {
+TEST_CASE("fake CUDA loader: the copy engine copies no piece below 32 KiB of a file's pages") {
     const temporary_folder folder;
     // CUDA copies those with the CPU: if the file was truncated, that ends the process
     constexpr std::size_t min_bytes = 32 * 1024;
@@ -352,7 +355,8 @@ TEST_CASE("posed loader: the copy engine copies no piece below 32 KiB of a file'
     }
 }
 
-TEST_CASE("posed loader: arrays in memory, of other byte orders and of custom sources travel beside files") {
+TEST_CASE(
+    "fake CUDA loader: arrays in memory, of other byte orders and of custom sources travel beside files") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 200, words_of_64k);
     const auto custom = std::make_shared<scripted_rows>(200, 3);
@@ -366,7 +370,7 @@ TEST_CASE("posed loader: arrays in memory, of other byte orders and of custom so
     CHECK(report.arrays[3].transfer == "kernel");
 }
 
-TEST_CASE("posed loader: rows of many files are gathered and copied across their edges") {
+TEST_CASE("fake CUDA loader: rows of many files are gathered and copied across their edges") {
     const temporary_folder folder;
     std::vector<std::shared_ptr<const row_source>> files;
     std::uint64_t next = 0;
@@ -392,7 +396,7 @@ TEST_CASE("posed loader: rows of many files are gathered and copied across their
     }
 }
 
-TEST_CASE("posed loader: with few batches left pages are not registered") {
+TEST_CASE("fake CUDA loader: with few batches left pages are not registered") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 2000, words_of_64k);
     locking_backend backend;
@@ -404,7 +408,7 @@ TEST_CASE("posed loader: with few batches left pages are not registered") {
     CHECK(backend.lock.call_count() == 0);
 }
 
-TEST_CASE("posed loader: a file that changes is noticed by the end of the epoch, held or not") {
+TEST_CASE("fake CUDA loader: a file that changes is noticed by the end of the epoch, held or not") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 200, words_of_64k);
     const numbered_file label(folder, "label.npy", 200, 1);

@@ -12,9 +12,9 @@
 #include "pinflow/device.hpp"
 #include "src/device/backend.hpp"
 
-/// The host under the name of a CUDA device that no machine has, with a number of its own, so that nothing is
-/// known of it. Tests overrule what they look at.
-class posing_backend : public pinflow::detail::device_backend {
+/// A fake CUDA device: the host backend under a device index of its own that no machine has, so that the
+/// planner knows nothing of it. Tests override the functions that they observe.
+class fake_cuda_backend : public pinflow::detail::device_backend {
  public:
     /// There is no constructor for a backend of somebody else's, but a device is only a reference to one.
     pinflow::device device() { return std::bit_cast<pinflow::device>(static_cast<device_backend*>(this)); }
@@ -88,20 +88,20 @@ class posing_backend : public pinflow::detail::device_backend {
 
     void prepare_rows() override { host_.prepare_rows(); }
     void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                    pinflow::detail::row_faults* faults, void* stream) override {
-        host_.check_rows(ids, count, row_count, faults, stream);
+                    pinflow::detail::index_errors* errors, void* stream) override {
+        host_.check_rows(ids, count, row_count, errors, stream);
     }
     void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                    std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
         host_.sort_rows(ids, count, row_count, sorted_ids, positions, stream);
     }
-    void refuse_repeated_rows(const pinflow::detail::row_order& order, pinflow::detail::row_faults* faults,
+    void refuse_repeated_rows(const pinflow::detail::row_order& order, pinflow::detail::index_errors* errors,
                               void* stream) override {
-        host_.refuse_repeated_rows(order, faults, stream);
+        host_.refuse_repeated_rows(order, errors, stream);
     }
-    void name_row_faults(const std::uint64_t* ids, pinflow::detail::row_faults* faults,
-                         void* stream) override {
-        host_.name_row_faults(ids, faults, stream);
+    void record_wrong_ids(const std::uint64_t* ids, pinflow::detail::index_errors* errors,
+                          void* stream) override {
+        host_.record_wrong_ids(ids, errors, stream);
     }
     void gather_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
         host_.gather_rows(transfer, stream);

@@ -1,4 +1,4 @@
-#include "src/rows/fault_log.hpp"
+#include "src/rows/call_errors.hpp"
 
 #include <doctest/doctest.h>
 
@@ -14,8 +14,8 @@
 #include "tests/support/file_bytes.hpp"
 
 using namespace pinflow;
-using detail::fault_log;
-using detail::row_faults;
+using detail::call_errors;
+using detail::index_errors;
 
 namespace {
 
@@ -23,11 +23,12 @@ struct logged {
     explicit logged(const device& device) : memory(device), log(device, memory), stream(device) {}
 
     /// A call of 10 indices to a table of 5 rows, with so many wrong ones, the first at position 3.
-    std::shared_ptr<fault_log::call> add(unsigned outside, unsigned repeated = 0, std::uint64_t waiter = 0) {
+    std::shared_ptr<call_errors::call> add(unsigned outside, unsigned repeated = 0,
+                                           std::uint64_t waiter = 0) {
         const auto call = log.begin(waiter);
-        CHECK(call->faults()->outside_count == 0);
-        CHECK(call->faults()->repeated_count == 0);
-        *call->faults() = {.outside_count = outside,
+        CHECK(call->errors()->outside_count == 0);
+        CHECK(call->errors()->repeated_count == 0);
+        *call->errors() = {.outside_count = outside,
                            .outside_complement = ~3ULL,
                            .repeated_count = repeated,
                            .repeated_complement = ~4ULL,
@@ -41,13 +42,13 @@ struct logged {
     }
 
     detail::pinned_scratch memory;
-    fault_log log;
+    call_errors log;
     pinflow::stream stream;
 };
 
 }  // namespace
 
-TEST_CASE("fault_log: tells of each call with faults once, in the order of the calls") {
+TEST_CASE("call_errors: tells of each call with errors once, in the order of the calls") {
     on_each_device([](const device& device) {
         logged with(device);
         with.log.check();
@@ -56,27 +57,25 @@ TEST_CASE("fault_log: tells of each call with faults once, in the order of the c
         with.add(2, 1);
         with.add(0, 3);
         with.stream.synchronize();
-        CHECK(with.checked() ==
-              "rows were not moved: 1 of 10 row numbers is outside the table, which has 5 rows: the first is "
-              "71, at position 3");
-        CHECK(with.checked() ==
-              "rows were not moved: 2 of 10 row numbers are outside the table, which has 5 rows: the first "
-              "is 72, at position 3");
-        CHECK(with.checked() ==
-              "rows were not moved: 3 of 10 row numbers occurred before, which was to be an error: the first "
-              "is 2, at position 4");
+        CHECK(contains_all(with.checked(), {"rows were not moved", "1 of 10", "is outside", "has 5 rows",
+                                            "the first is 71,", "at position 3"}));
+        CHECK(contains_all(with.checked(), {"rows were not moved", "2 of 10", "are outside", "has 5 rows",
+                                            "the first is 72,", "at position 3"}));
+        CHECK(contains_all(with.checked(), {"rows were not moved", "3 of 10", "occurred before",
+                                            "duplicate_policy::error", "the first is 2,", "at position 4"}));
         CHECK(with.checked().empty());
     });
 }
 
-TEST_CASE("fault_log: tells nothing of a call before its stream has come there, and of others all the same") {
+TEST_CASE(
+    "call_errors: tells nothing of a call before its stream has come there, and of others all the same") {
     on_each_device([](const device& device) {
         logged with(device);
         const stream stuck(device);
         gate gate;
         hold(stuck, gate);
         const auto late = with.log.begin();
-        *late->faults() = {.outside_count = 1, .outside_complement = ~0ULL, .outside_id = 99};
+        *late->errors() = {.outside_count = 1, .outside_complement = ~0ULL, .outside_id = 99};
         with.log.expect(late, "late", 1, 1, stuck);
         CHECK(with.checked().empty());
         with.add(1);
@@ -90,7 +89,7 @@ TEST_CASE("fault_log: tells nothing of a call before its stream has come there, 
     });
 }
 
-TEST_CASE("fault_log: what is kept for one waiter is told to no other") {
+TEST_CASE("call_errors: what is kept for one waiter is reported to no other") {
     on_each_device([](const device& device) {
         logged with(device);
         with.add(1, 0, 7);
@@ -106,7 +105,7 @@ TEST_CASE("fault_log: what is kept for one waiter is told to no other") {
     });
 }
 
-TEST_CASE("fault_log: of what goes wrong on threads the first counts, before wrong indices") {
+TEST_CASE("call_errors: of what goes wrong on threads the first counts, before wrong indices") {
     on_each_device([](const device& device) {
         logged with(device);
         const auto call = with.add(1);
@@ -125,28 +124,28 @@ TEST_CASE("fault_log: of what goes wrong on threads the first counts, before wro
     });
 }
 
-TEST_CASE("fault_log: nobody hears of a call that is forgotten, and its memory is used again") {
+TEST_CASE("call_errors: nobody hears of a call that is forgotten, and its memory is used again") {
     on_each_device([](const device& device) {
         logged with(device);
         const auto forgotten = with.log.begin();
-        forgotten->faults()->outside_count = 1;
+        forgotten->errors()->outside_count = 1;
         with.log.forget(*forgotten, with.stream);
         with.stream.synchronize();
         CHECK(with.checked().empty());
-        CHECK(with.log.begin()->faults() == forgotten->faults());
+        CHECK(with.log.begin()->errors() == forgotten->errors());
 
         // the memory of calls that were told, too
         logged another(device);
-        const row_faults* const place = another.add(1)->faults();
+        const index_errors* const place = another.add(1)->errors();
         another.stream.synchronize();
         CHECK_FALSE(another.checked().empty());
-        CHECK(another.add(0)->faults() == place);
+        CHECK(another.add(0)->errors() == place);
     });
 }
 
-TEST_CASE("fault_log: negative row numbers are spelled as such") {
-    CHECK(detail::outside_sentence("it", 2, 3, 4, ~std::uint64_t{0}, 1) ==
-          "it: 2 of 3 row numbers are outside the table, which has 4 rows: the first is -1, at position 1");
+TEST_CASE("call_errors: negative row numbers are spelled as such") {
+    CHECK(contains_all(detail::outside_sentence("it", 2, 3, 4, ~std::uint64_t{0}, 1),
+                       {"it: ", "2 of 3", "are outside", "has 4 rows", "the first is -1,", "at position 1"}));
     CHECK(contains(detail::outside_sentence("it", 1, 3, 4, (std::uint64_t{1} << 63) - 1, 1),
                    "the first is 9223372036854775807"));
 }

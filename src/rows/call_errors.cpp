@@ -1,4 +1,4 @@
-#include "src/rows/fault_log.hpp"
+#include "src/rows/call_errors.hpp"
 
 #include <fmt/format.h>
 
@@ -27,7 +27,7 @@ std::string outside_sentence(const std::string& what, std::uint64_t outside_coun
         what, outside_count, count, outside_count == 1 ? "is" : "are", row_count, spelled(id), position);
 }
 
-fault_log::~fault_log() {
+call_errors::~call_errors() {
     for (const std::shared_ptr<call>& each : expected_) {
         try {
             each->there_.synchronize();
@@ -37,19 +37,19 @@ fault_log::~fault_log() {
     }
 }
 
-void fault_log::call::add(std::exception_ptr failure) noexcept {
+void call_errors::call::add(std::exception_ptr failure) noexcept {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::move(failure);
 }
 
-std::shared_ptr<fault_log::call> fault_log::begin(std::uint64_t waiter) {
-    auto begun = std::make_shared<call>(memory_.take(sizeof(row_faults)), device_, waiter);
-    *begun->faults() = {};
+std::shared_ptr<call_errors::call> call_errors::begin(std::uint64_t waiter) {
+    auto begun = std::make_shared<call>(memory_.take(sizeof(index_errors)), device_, waiter);
+    *begun->errors() = {};
     return begun;
 }
 
-void fault_log::expect(std::shared_ptr<call> begun, std::string what, std::uint64_t count,
-                       std::uint64_t row_count, stream_view stream) {
+void call_errors::expect(std::shared_ptr<call> begun, std::string what, std::uint64_t count,
+                         std::uint64_t row_count, stream_view stream) {
     begun->what_ = std::move(what);
     begun->count_ = count;
     begun->row_count_ = row_count;
@@ -57,11 +57,11 @@ void fault_log::expect(std::shared_ptr<call> begun, std::string what, std::uint6
     expected_.push_back(std::move(begun));
 }
 
-void fault_log::forget(const call& begun, stream_view stream) {
+void call_errors::forget(const call& begun, stream_view stream) {
     memory_.give_back(begun.memory_, stream);
 }
 
-void fault_log::check(std::uint64_t waiter) {
+void call_errors::check(std::uint64_t waiter) {
     for (auto at = expected_.begin(); at != expected_.end();) {
         if ((*at)->waiter_ != waiter || !(*at)->there_.done()) {
             ++at;
@@ -69,20 +69,21 @@ void fault_log::check(std::uint64_t waiter) {
         }
         const std::shared_ptr<call> ended = *at;
         at = expected_.erase(at);
-        const row_faults faults = *ended->faults();
+        const index_errors errors = *ended->errors();
         pinned_scratch::give_back(ended->memory_);
         if (ended->failure_) std::rethrow_exception(ended->failure_);
-        if (faults.outside_count > 0) {
-            throw invalid_argument(outside_sentence(ended->what_, faults.outside_count, ended->count_,
-                                                    ended->row_count_, faults.outside_id,
-                                                    ~faults.outside_complement));
+        if (errors.outside_count > 0) {
+            throw invalid_argument(outside_sentence(ended->what_, errors.outside_count, ended->count_,
+                                                    ended->row_count_, errors.outside_id,
+                                                    ~errors.outside_complement));
         }
-        if (faults.repeated_count > 0) {
-            throw invalid_argument(fmt::format(
-                "{}: {} of {} row numbers occurred before, which was to be an error: the first is {}, at "
-                "position {}",
-                ended->what_, faults.repeated_count, ended->count_, spelled(faults.repeated_id),
-                ~faults.repeated_complement));
+        if (errors.repeated_count > 0) {
+            throw invalid_argument(
+                fmt::format("{}: {} of {} row numbers occurred before, which duplicate_policy::error "
+                            "refuses: the first is {}, at "
+                            "position {}",
+                            ended->what_, errors.repeated_count, ended->count_, spelled(errors.repeated_id),
+                            ~errors.repeated_complement));
         }
     }
 }

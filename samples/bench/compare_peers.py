@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """pinflow and what people would use instead, in one run: same work, same sizes, same file.
 
-    python3 side_by_side.py PINFLOW [--dir DIR] [--gib 8] [--results RESULTS.md] [--skip-peers]
+    python3 compare_peers.py PINFLOW [--dir DIR] [--gib 8] [--results RESULTS.md] [--skip-peers]
 
 Runs `pinflow bench` (PINFLOW is the program) and baselines.py, which lies beside this, one after the other, and prints one
 table of both; with --results it replaces the table between the two marks in that file, unless something failed or peers were
@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 here = os.path.dirname(os.path.abspath(__file__))
-begin, end = "<!-- side_by_side: begin -->", "<!-- side_by_side: end -->"
+begin, end = "<!-- compare_peers: begin -->", "<!-- compare_peers: end -->"
 
 
 def positive(text):
@@ -42,7 +42,7 @@ options = parser.parse_args()
 
 def refuse(why):
     """Ends the run before anything is measured."""
-    print(f"side_by_side.py: {why}", file=sys.stderr)
+    print(f"compare_peers.py: {why}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -74,7 +74,7 @@ for package in ["numpy"] if options.skip_peers else ["numpy", "torch"]:
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed then too
 try:
     os.makedirs(options.dir, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="side_by_side-", dir=options.dir)
+    folder = tempfile.mkdtemp(prefix="compare_peers-", dir=options.dir)
 except OSError as failure:
     refuse(f"no folder can be made in {options.dir}: {failure}")
 atexit.register(shutil.rmtree, folder)
@@ -190,7 +190,7 @@ table += ["| " + " | ".join(row) + " |" for row in rows]
 print("\n".join(table), flush=True)
 if options.results and (failures or options.skip_peers):
     why = "something failed" if failures else "peers were skipped"
-    print(f"side_by_side.py: {options.results} keeps its table: {why}", file=sys.stderr)
+    print(f"compare_peers.py: {options.results} keeps its table: {why}", file=sys.stderr)
 elif options.results:
     before, after = around_the_table()
     with open(options.results, "w") as file:
