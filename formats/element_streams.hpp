@@ -10,8 +10,8 @@
 
 namespace pinflow::detail {
 
-/// A file whose arrays are to be read element by element, one after the other: the directory of a .npz file,
-/// and the header of a safetensors file, is read once, when this is made. Its streams may outlive it. Not
+/// A file whose arrays are read as element streams, one after the other. The constructor reads the directory
+/// of a .npz file, or the header of a safetensors file, once. Streams may outlive the object. Not
 /// thread-safe.
 class element_file {
  public:
@@ -20,27 +20,30 @@ class element_file {
     element_file& operator=(const element_file&) = delete;
     virtual ~element_file() = default;
 
-    /// The elements of the array of that name, as list_arrays tells it, or of that field of a .npy file's
-    /// array. A deflated .npz member and HDF5's chunks are decoded on the way, never as a whole (except a
-    /// member in Fortran order, as its elements come in that order only). `memory_bytes` bounds what
-    /// reordering may take. @throws as pinflow::open.
+    /// Opens a stream of the elements of one array. A deflated .npz member and HDF5 chunks are decoded piece
+    /// by piece, except a member in Fortran order, which is decoded as a whole because its elements come in
+    /// that order only.
+    /// @param name as list_arrays gives it, or a field of a .npy file's array.
+    /// @param memory_bytes upper bound on the memory for reordering.
+    /// @throws as pinflow::open.
     virtual std::unique_ptr<element_stream> stream(std::string_view name,
                                                    std::uint64_t memory_bytes) const = 0;
 };
 
-/// Of a file of any format that can be read. @throws as pinflow::open.
+/// Opens a file of any supported format.
+/// @throws as pinflow::open.
 std::unique_ptr<element_file> open_elements(const std::filesystem::path& path);
 
-/// Of rows, as one array without a name: those of a pattern's files.
+/// Makes an element_file of rows, as one array without a name: for all files that match a pattern.
 std::unique_ptr<element_file> open_row_elements(std::shared_ptr<const row_source> rows);
 
-/// Of a .npz file. `finish` checks a member's CRC-32, also when it is stored.
+/// Opens a .npz file. `finish` of a stream checks the member's CRC-32, also for a stored member.
 std::unique_ptr<element_file> open_npz_elements(const std::filesystem::path& path);
 
-/// Of a safetensors file.
+/// Opens a safetensors file.
 std::unique_ptr<element_file> open_safetensors_elements(const std::filesystem::path& path);
 
-/// Of one dataset of an HDF5 file.
+/// Opens a stream of one dataset of an HDF5 file.
 std::unique_ptr<element_stream> open_hdf5_elements(const std::filesystem::path& path, std::string_view name,
                                                    std::uint64_t memory_bytes);
 

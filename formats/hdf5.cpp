@@ -56,7 +56,7 @@ void use_hdf5_access(std::shared_ptr<hdf5_access> other) {
 }
 
 std::shared_ptr<hdf5_memory> make_hdf5_memory(std::uint64_t size_bytes) {
-    // what is granted is an upper bound; slots and other arrays need some, too
+    // `size_bytes` is an upper bound; slots and other arrays need memory too
     return std::make_shared<hdf5_memory>(std::min(size_bytes, read_available_memory().size_bytes / 4));
 }
 

@@ -11,9 +11,9 @@
 
 namespace pinflow::detail {
 
-/// Calls libhdf5 on behalf of pinflow/formats/hdf5.hpp, in this process or in another. Members are called
-/// from any thread. Their errors name the same things as those of list_hdf5_datasets, describe_hdf5_dataset
-/// and hdf5_library_reader.
+/// Calls libhdf5 for pinflow/formats/hdf5.hpp, in this process or in another. Members are called from any
+/// thread. Their error messages name the same things as the messages of list_hdf5_datasets,
+/// describe_hdf5_dataset and hdf5_library_reader.
 class hdf5_access {
  public:
     hdf5_access() = default;
@@ -23,13 +23,13 @@ class hdf5_access {
 
     virtual std::vector<array_listing> list(const input_file& file) = 0;
     virtual hdf5_description describe(const input_file& file, std::string_view name) = 0;
-    /// For a dataset of `hdf5_storage::library`.
+    /// Opens a reader for a dataset of `hdf5_storage::library`.
     virtual hdf5_read_function reader(std::shared_ptr<const input_file> file,
                                       const hdf5_description& description) = 0;
 };
 
-/// Has libhdf5 asked by `other` from now on, instead of in this process. The tool does so before it opens
-/// anything. Not thread-safe.
+/// Makes all later calls of libhdf5 go through `other`, instead of this process. The tool calls this before
+/// it opens anything. Not thread-safe.
 void use_hdf5_access(std::shared_ptr<hdf5_access> other);
 
 }  // namespace pinflow::detail

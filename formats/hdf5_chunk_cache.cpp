@@ -10,7 +10,7 @@ std::size_t hdf5_chunk_cache::key_hash::operator()(const hdf5_chunk_key& key) co
     return static_cast<std::size_t>(key.index + key.reader * 0x9E3779B97F4A7C15);
 }
 
-/// What is kept there, as used just now. In passing_, chunks stay where they came.
+/// Marks a cached chunk as most recently used. In passing_, chunks keep their order.
 const hdf5_kept_chunk& hdf5_chunk_cache::touch(entry_list::iterator place) noexcept {
     if (place->in_kept) kept_.splice(kept_.begin(), kept_, place);
     return place->chunk;
@@ -48,7 +48,7 @@ hdf5_kept_chunk hdf5_chunk_cache::peek(const hdf5_chunk_key& key) {
 
 void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) noexcept {
     std::vector<promise> promises;
-    entry_list dropped;  // their memory goes when the lock is no longer held
+    entry_list dropped;  // their memory is released after the lock
     {
         const std::lock_guard lock(mutex_);
         const auto known = by_key_.find(key);

@@ -10,17 +10,17 @@
 
 namespace pinflow::detail {
 
-/// Memory of a decoded chunk, shared by those who copy from it.
+/// Memory of a decoded chunk, shared by all readers that copy from it.
 using hdf5_chunk_memory = std::shared_ptr<std::byte>;
 
-/// How the bytes of a decoded chunk lie.
+/// The bytes of a decoded chunk, and whether they are still shuffled.
 struct hdf5_chunk_bytes {
     const std::byte* data = nullptr;
-    /// When it is still shuffled, which those who copy from it undo: the size of elements; otherwise 0.
+    /// The element size if the chunk is still shuffled (copying then unshuffles it); otherwise 0.
     std::uint64_t shuffled_bytes = 0;
 };
 
-/// A chunk that was found, there as long as this is.
+/// A cached chunk. It keeps the chunk's memory alive.
 struct hdf5_kept_chunk {
     hdf5_chunk_memory memory;
     std::uint64_t shuffled_bytes = 0;
@@ -29,7 +29,7 @@ struct hdf5_kept_chunk {
     hdf5_chunk_bytes bytes() const noexcept { return {memory.get(), shuffled_bytes}; }
 };
 
-/// One chunk of one reader among those that share a cache.
+/// Identifies one chunk of one of the readers that share a cache.
 struct hdf5_chunk_key {
     std::uint64_t reader = 0;
     std::uint64_t index = 0;
@@ -37,28 +37,27 @@ struct hdf5_chunk_key {
     friend bool operator==(const hdf5_chunk_key&, const hdf5_chunk_key&) = default;
 };
 
-/// The chunks decoded last, and those being decoded now. The first caller that asks for a
-/// missing chunk decodes it. Callers that ask meanwhile register what they need from it and continue with
-/// other work. The decoding thread calls them back when the chunk is decoded. So no chunk is decoded twice
-/// at the same time, however small the cache is, and no caller waits for a chunk while others wait for that
-/// caller. The lock is never held while chunks are decoded or copied.
+/// A cache of decoded chunks that also tracks the chunks being decoded. The first caller that asks for a
+/// missing chunk decodes it. Callers that ask meanwhile register the work that needs it and continue with
+/// other work. The decoding thread calls them back when the chunk is decoded. So no chunk is decoded twice at
+/// the same time, however small the cache is, and callers cannot deadlock by waiting for each other's chunks.
+/// The lock is never held while chunks are decoded or copied.
 ///
-/// Chunks decoded for the first time pass through an eighth of the cache, in the order in which they came;
-/// the rest is for those that were wanted again later, the one used last first. So who goes through a
-/// dataset once takes little memory, and does not push out what others come back to (after the 2Q of Johnson
-/// and Shasha, VLDB 1994). One chunk is kept even when it is larger than all of the cache, unless that has no
-/// bytes at all. Thread-safe.
+/// Chunks decoded for the first time share an eighth of the cache, first in, first out. The rest holds chunks
+/// that were requested again, and evicts the least recently used first. So one sequential pass over a dataset
+/// takes little memory and does not evict chunks in repeated use (after 2Q by Johnson and Shasha, VLDB 1994).
+/// One chunk is kept even if it is larger than the whole cache, unless the cache size is 0. Thread-safe.
 class hdf5_chunk_cache {
  public:
-    /// One who asks for chunks: called by another thread, once for each promise.
+    /// A caller that asks for chunks. The decoding thread calls one of the members, once for each promise.
     class user {
      public:
         user() = default;
         user(const user&) = delete;
         user& operator=(const user&) = delete;
-        /// `chunk` is there until this returns.
+        /// Uses the decoded chunk. `chunk` is valid until this returns.
         virtual void use(std::size_t work, const hdf5_chunk_bytes& chunk) noexcept = 0;
-        /// The other one failed: the chunk is to be asked for again.
+        /// Decoding failed in the other thread: `ask` for the chunk again.
         virtual void ask_again(std::size_t work) noexcept = 0;
 
      protected:
@@ -66,37 +65,37 @@ class hdf5_chunk_cache {
     };
 
     enum class answer : std::uint8_t {
-        found,     ///< here it is
-        claimed,   ///< it is the caller's to decode, who calls `complete` or `give_up` without waiting for
+        found,     ///< the chunk is cached
+        claimed,   ///< the caller must decode it, and then call `complete` or `give_up` without waiting for
                    ///< anything
-        promised,  ///< the user will be called, `work` telling for what
+        promised,  ///< the user will be called back with `work`
     };
 
-    /// A chunk on its way into the cache.
+    /// A decoded chunk to be put into the cache.
     struct decoded_chunk {
-        hdf5_chunk_bytes bytes;    ///< for those who wait for it
-        hdf5_chunk_memory memory;  ///< to be kept; null when it is not to be
+        hdf5_chunk_bytes bytes;    ///< for callers that wait for it
+        hdf5_chunk_memory memory;  ///< to be cached; null if it must not be
         std::uint64_t size_bytes = 0;
-        bool wanted_again = false;  ///< it was here before, or will be wanted for sure
+        bool wanted_again = false;  ///< it was cached before, or will certainly be requested again
     };
 
     explicit hdf5_chunk_cache(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
     std::uint64_t max_bytes() const noexcept { return max_bytes_; }
-    /// What chunks decoded for the first time can take.
+    /// Upper bound on the bytes of chunks decoded for the first time.
     std::uint64_t max_passing_bytes() const noexcept { return max_bytes_ / 8; }
-    /// What a kept chunk of that size counts for, its entry included.
+    /// The cost of a cached chunk of that size, including its entry.
     static std::uint64_t cost_bytes(std::uint64_t chunk_bytes) noexcept { return chunk_bytes + 256; }
 
-    /// `found` is set with that answer only.
+    /// Asks for a chunk. Sets `found` only if the answer is `found`.
     answer ask(const hdf5_chunk_key& key, user& asking, std::size_t work, hdf5_kept_chunk& found);
-    /// The chunk when it is kept, otherwise none; claims nothing.
+    /// Returns the chunk if it is cached, otherwise an empty one. Claims nothing.
     hdf5_kept_chunk peek(const hdf5_chunk_key& key);
-    /// Serves those who wait for the chunk, and keeps its memory.
+    /// Calls back the callers that wait for the chunk, and caches it.
     void complete(const hdf5_chunk_key& key, decoded_chunk chunk) noexcept;
-    /// Sends those who wait for the chunk to ask again.
+    /// Makes the callers that wait for the chunk ask again.
     void give_up(const hdf5_chunk_key& key) noexcept;
-    /// Drops what is kept of a reader that is done.
+    /// Drops the cached chunks of a reader that is being destroyed.
     void forget(std::uint64_t reader) noexcept;
 
  private:
@@ -106,10 +105,10 @@ class hdf5_chunk_cache {
     };
     struct entry {
         hdf5_chunk_key key;
-        hdf5_kept_chunk chunk;  ///< none while it is decoded
+        hdf5_kept_chunk chunk;  ///< empty while it is being decoded
         std::vector<promise> promises;
         std::uint64_t cost_bytes = 0;
-        bool in_kept = false;  ///< or in passing_
+        bool in_kept = false;  ///< otherwise in passing_
     };
     using entry_list = std::list<entry>;
     struct key_hash {
@@ -123,8 +122,8 @@ class hdf5_chunk_cache {
     std::uint64_t max_bytes_;
     std::mutex mutex_;
     entry_list decoded_now_;
-    entry_list passing_;  // the one that came last first
-    entry_list kept_;     // the one used last first
+    entry_list passing_;  // newest first
+    entry_list kept_;     // most recently used first
     std::uint64_t passing_bytes_ = 0;
     std::uint64_t kept_bytes_ = 0;
     std::unordered_map<hdf5_chunk_key, entry_list::iterator, key_hash> by_key_;

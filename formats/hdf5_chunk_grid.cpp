@@ -27,7 +27,8 @@ hdf5_chunk_grid::hdf5_chunk_grid(shape_vector shape, shape_vector chunk_shape, s
         refuse("they hold no bytes");
     chunk_row_bytes_ = item_bytes_;
     chunks_per_band_ = 1;
-    // the product of the lengths too, where one of 0 counts as 1: no place within the dataset overflows then
+    // checks also the product of the lengths, with 0 counted as 1, so that no offset within the dataset
+    // overflows
     std::uint64_t row_bytes = item_bytes_;
     bool fits = true;
     for (std::size_t axis = shape_.size() - 1; axis > 0; --axis) {
@@ -91,14 +92,14 @@ hdf5_chunk_part hdf5_row_box::part(std::uint64_t index) const noexcept {
         index /= along;
         part.column += chunk * columns;
         columns *= grid_.chunks_along(axis + 1);
-        // a chunk at the end may reach past all that 64 bits hold
+        // the end of the last chunk may exceed 64 bits
         const std::uint64_t origin = chunk * length;
         const std::uint64_t from = std::max(begin_[axis], origin);
         const std::uint64_t count = std::min(end_[axis] - from, length - (from - origin));
         part.source_offset += (from - origin) * source_stride;
         part.destination_offset += (from - begin_[axis]) * destination_stride;
         part.source_bytes += (count - 1) * source_stride;
-        // what is contiguous in chunk and box is one unit
+        // bytes that are contiguous in chunk and box are one unit
         if (part.axis_count == 0 && part.unit_bytes == source_stride &&
             part.unit_bytes == destination_stride) {
             part.unit_bytes *= count;
@@ -139,7 +140,7 @@ template <typename Size>
 void copy_units(std::span<const part_axis> axes, const std::byte* source, std::byte* destination,
                 Size unit_bytes) {
     for_each_unit(axes, 0, destination, [&](std::uint64_t offset, std::byte* to) {
-        std::memcpy(to, source + offset, unit_bytes);  // of a size known here, as a rule
+        std::memcpy(to, source + offset, unit_bytes);  // usually of a compile-time size
     });
 }
 

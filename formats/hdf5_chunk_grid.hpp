@@ -9,15 +9,15 @@
 
 namespace pinflow::detail {
 
-/// How the elements of a dataset are spread over chunks: a grid of boxes of one shape, of which those at the
-/// ends reach past the dataset. A band is the chunks of the grid that share an index along the first axis,
-/// and so the same rows; a column is a chunk's number within its band. Immutable.
+/// Maps the elements of a dataset to chunks: a grid of boxes of one shape. Boxes at the end of an axis may
+/// extend past the dataset. A band is the set of chunks that share an index along the first axis, and so hold
+/// the same rows. A column is the number of a chunk within its band. Immutable.
 class hdf5_chunk_grid {
  public:
-    static constexpr std::size_t max_axes = 64;  ///< 32 of HDF5's, and those of an array type
+    static constexpr std::size_t max_axes = 64;  ///< 32 of HDF5, and the axes of an array type
 
-    /// @throws format_error for shapes without axes, with too many or of different ranks, chunks without
-    /// elements, and for what passes 2^64 bytes or chunks.
+    /// @throws format_error for shapes without axes, with too many axes or of different ranks, for chunks
+    /// without elements, and for more than 2^64 bytes or chunks.
     hdf5_chunk_grid(shape_vector shape, shape_vector chunk_shape, std::uint64_t item_bytes);
 
     const shape_vector& shape() const noexcept { return shape_; }
@@ -27,13 +27,13 @@ class hdf5_chunk_grid {
     std::uint64_t chunk_count() const noexcept { return chunk_count_; }
     std::uint64_t rows_per_chunk() const noexcept { return chunk_shape_[0]; }
     std::uint64_t chunks_per_band() const noexcept { return chunks_per_band_; }
-    /// Of one row as far as a chunk holds it, edges included.
+    /// Bytes of a chunk's part of one row; the same for chunks at the edges.
     std::uint64_t chunk_row_bytes() const noexcept { return chunk_row_bytes_; }
-    /// Whether a chunk holds whole rows, one after the other.
+    /// Whether a chunk holds whole, contiguous rows.
     bool holds_whole_rows() const noexcept;
-    /// Chunks along one axis.
+    /// The number of chunks along one axis.
     std::uint64_t chunks_along(std::size_t axis) const noexcept;
-    /// The first element of the chunk `index`, counted in C order.
+    /// The position of the first element of chunk `index`; chunks are numbered in C order.
     shape_vector first_element(std::uint64_t index) const;
 
  private:
@@ -52,7 +52,7 @@ struct hdf5_shuffled_chunk {
     std::uint64_t element_bytes;
 };
 
-/// What one chunk has of the rows of a box: the same bytes of each row, in places that are worked out once.
+/// The part of a box that one chunk holds: the same bytes of each row, with offsets that are computed once.
 struct hdf5_chunk_part {
     struct axis {
         std::uint64_t count;
@@ -62,40 +62,40 @@ struct hdf5_chunk_part {
 
     std::uint64_t column = 0;
     std::uint64_t source_offset = 0;       ///< of the first byte in a row of the chunk
-    std::uint64_t source_bytes = 0;        ///< from there to the last one
+    std::uint64_t source_bytes = 0;        ///< from that byte to the last
     std::uint64_t destination_offset = 0;  ///< of the first byte in a row of the box
-    std::uint64_t unit_bytes = 0;          ///< that are contiguous in both
+    std::uint64_t unit_bytes = 0;          ///< contiguous in both
     std::size_t axis_count = 0;
     std::array<axis, hdf5_chunk_grid::max_axes> axes{};  ///< over units, from the outermost to the innermost
 
-    /// Copies `rows` rows that lie `source_stride` bytes apart to places `destination_stride` apart. `source`
-    /// is the first one's first byte that is part of it, `destination` the beginning of a row of the box.
+    /// Copies `rows` rows, `source_stride` bytes apart, to rows `destination_stride` bytes apart.
+    /// @param source the first byte of the part in the first row.
+    /// @param destination the beginning of a row of the box.
     void copy(const std::byte* source, std::uint64_t source_stride, std::byte* destination,
               std::uint64_t destination_stride, std::uint64_t rows) const noexcept;
-    /// The same from a chunk that is still shuffled, in elements that make up items: `source` is the place
-    /// that the first row's first byte would have.
+    /// The same from a chunk that is still shuffled; an item has one or more elements.
+    /// @param source the offset that the first byte of the first row would have in the unshuffled chunk.
     void copy_shuffled(const hdf5_shuffled_chunk& chunk, std::uint64_t source, std::uint64_t source_stride,
                        std::byte* destination, std::uint64_t destination_stride,
                        std::uint64_t rows) const noexcept;
-    /// How many units one row has.
+    /// The number of units in one row.
     std::uint64_t units_per_row() const noexcept;
-    /// Fills the same places with one element, or with zeros when `element` is empty.
+    /// Fills the same bytes with copies of one element, or with zeros if `element` is empty.
     void fill(std::span<const std::byte> element, std::byte* destination, std::uint64_t destination_stride,
               std::uint64_t rows) const noexcept;
 };
 
-/// A box of elements of each row: along every axis after the first, those from `begin` to before `end`.
+/// A box of elements of each row: [begin, end) along every axis after the first.
 class hdf5_row_box {
  public:
     /// Whole rows. `grid` must outlive the box.
     explicit hdf5_row_box(const hdf5_chunk_grid& grid);
-    /// `begin` and `end` have a number for each axis but the first; none of the ranges is empty or passes the
-    /// shape.
+    /// `begin` and `end` have one number for each axis but the first. No range is empty or exceeds the shape.
     hdf5_row_box(const hdf5_chunk_grid& grid, shape_vector begin, shape_vector end);
 
-    /// Bytes of one row of it.
+    /// Bytes of one row of the box.
     std::uint64_t row_bytes() const noexcept { return row_bytes_; }
-    /// Of each band, how many chunks have a part in it.
+    /// The number of chunks of each band that have a part in the box.
     std::uint64_t part_count() const noexcept { return part_count_; }
     hdf5_chunk_part part(std::uint64_t index) const noexcept;
 
@@ -107,7 +107,7 @@ class hdf5_row_box {
     std::uint64_t part_count_ = 1;
 };
 
-/// Fills `destination` with one element, over and over, or with zeros when it is empty.
+/// Fills `destination` with copies of `element`, or with zeros if `element` is empty.
 void fill_elements(std::span<std::byte> destination, std::span<const std::byte> element) noexcept;
 
 }  // namespace pinflow::detail

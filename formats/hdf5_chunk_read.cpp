@@ -41,12 +41,12 @@ class hdf5_chunk_read::worker {
         if (!decoder_) decoder_ = memory_.take_decoder();
         return *decoder_;
     }
-    /// Memory for a chunk: what was left here, or some other.
+    /// Memory for a chunk: the memory that leave_chunk kept, or new memory.
     hdf5_chunk_memory take_chunk(std::uint64_t size_bytes) {
         if (chunk_) return std::exchange(chunk_, nullptr);
         return memory_.chunks.take(size_bytes);
     }
-    /// For the next one, while it is still in this core's caches.
+    /// Keeps memory for the next chunk, while it is still in this core's caches.
     void leave_chunk(hdf5_chunk_memory chunk) noexcept { chunk_ = std::move(chunk); }
     scratch_memory scratch;
     std::chrono::nanoseconds waited{};
@@ -132,10 +132,10 @@ std::chrono::nanoseconds hdf5_chunk_read::run() {
         run_tasks(works);
         finish();
     } catch (...) {
-        wait_for_promises();  // others may be writing to the destination
+        wait_for_promises();  // other threads may be writing to the destination
         throw;
     }
-    // tasks ran side by side: the call's own time is shared out as theirs was
+    // tasks ran in parallel: the wall time is divided in the proportions of the tasks' times
     const std::chrono::nanoseconds wall = clock::now() - begin;
     const double waiting =
         busy_ns_ > 0 ? static_cast<double>(waited_ns_) / static_cast<double>(busy_ns_) : 0.0;
@@ -153,14 +153,14 @@ void hdf5_chunk_read::run_tasks(std::span<const std::size_t> works) {
         return run_task(works);
     }
     start_worker_threads();
-    // isolated from the caller's other tasks, so that a thread that waits for the last one does not begin one
-    // of them meanwhile; and from cancellation, which is not to end this call with rows missing
+    // isolated from the caller's other tasks, so that a thread that waits here does not begin one of them,
+    // and from the caller's cancellation, which would end this call with rows missing
     tbb::task_group_context context(tbb::task_group_context::isolated);
     tbb::this_task_arena::isolate([&] {
         tbb::parallel_for(
             std::size_t{0}, tasks,
             [&](std::size_t index) {
-                // the first task waits for memory, and the others run if there is some
+                // the first task waits for memory; the others run only if memory is free
                 decoding_permit own(reader_);
                 if (index == 0) {
                     own.begin();
@@ -220,7 +220,7 @@ void hdf5_chunk_read::use(std::size_t work, const hdf5_chunk_bytes& chunk) noexc
 void hdf5_chunk_read::ask_again(std::size_t work) noexcept {
     const std::lock_guard lock(mutex_);
     --promised_;
-    again_.push_back(work);  // there is room, see do_work
+    again_.push_back(work);  // does not allocate: do_work reserved the space
     served_.notify_one();
 }
 
@@ -230,7 +230,7 @@ void hdf5_chunk_read::do_work(std::size_t work, worker& mine) {
     if (do_without_decoding(work, mine)) return;
     {
         const std::lock_guard lock(mutex_);
-        again_.reserve(again_.size() + promised_ + 1);  // may throw: nothing is promised before
+        again_.reserve(again_.size() + promised_ + 1);  // may throw, so before the promise
         ++promised_;
     }
     const std::uint64_t index = chunk_of(work, part_of(work));
@@ -255,8 +255,9 @@ void hdf5_chunk_read::do_work(std::size_t work, worker& mine) {
     }
 }
 
-/// Whether the work could be done with what there is: the fill value, the cache, rows that lie in the file as
-/// they are.
+/// Does the work without decoding, if possible: from the fill value, the cache, or unfiltered rows in the
+/// file.
+/// @return whether it is done.
 bool hdf5_chunk_read::do_without_decoding(std::size_t work, worker& mine) {
     const hdf5_chunk_part part = part_of(work);
     const std::uint64_t index = chunk_of(work, part);
@@ -279,7 +280,7 @@ bool hdf5_chunk_read::read_in_place(std::size_t work, const hdf5_chunk_part& par
     if (!reader_.pipeline_.stored_as_is(chunk.filter_mask)) return false;
     const auto segments = segments_of(work);
     const bool whole_rows = part.unit_bytes == grid.chunk_row_bytes() && part.unit_bytes == box_.row_bytes();
-    // many small pieces take longer than the chunk
+    // many small reads take longer than reading the whole chunk
     if (!whole_rows && segments.size() >= grid.chunk_bytes() / read_costs_bytes) return false;
     for (const segment& rows : segments) {
         const std::uint64_t offset_bytes = chunk.offset_bytes + rows.first * grid.chunk_row_bytes();
@@ -294,7 +295,7 @@ bool hdf5_chunk_read::read_in_place(std::size_t work, const hdf5_chunk_part& par
     return true;
 }
 
-/// Reads rows as far as the chunk has them, some at a time, and copies the part from there.
+/// Reads the chunk's part of the rows, a block at a time, and copies the wanted part out.
 void hdf5_chunk_read::read_rows_in_place(const segment& rows, const hdf5_chunk_part& part,
                                          std::uint64_t offset_bytes, worker& mine) {
     const std::uint64_t row_bytes = reader_.grid_.chunk_row_bytes();
@@ -319,8 +320,8 @@ std::byte* hdf5_chunk_read::whole_chunk_destination(std::size_t work,
     return nullptr;
 }
 
-/// Decodes a chunk that this call has claimed. Waits for nothing but the file: others may be waiting for
-/// this.
+/// Decodes a chunk that this call has claimed. Waits only for the file: other threads may be waiting for this
+/// chunk.
 void hdf5_chunk_read::decode(std::size_t work, std::uint64_t index, worker& mine) {
     hdf5_chunk_cache& cache = reader_.memory_->cache;
     const std::uint64_t chunk_bytes = reader_.grid_.chunk_bytes();
@@ -329,8 +330,7 @@ void hdf5_chunk_read::decode(std::size_t work, std::uint64_t index, worker& mine
     std::uint64_t shuffled_bytes = 0;
     hdf5_chunk_memory memory;
     try {
-        // whoever reads whole chunks one after the other does not come back soon, and would push out the
-        // others
+        // a sequential pass over whole chunks does not need them again soon, and would evict other chunks
         if (!reader_.keeps_all_) chunk = whole_chunk_destination(work, part);
         if (chunk == nullptr) {
             shuffled_bytes = shuffled_bytes_for(work, index, part);
@@ -365,7 +365,7 @@ std::uint64_t hdf5_chunk_read::shuffled_bytes_for(std::size_t work, std::uint64_
     const std::uint64_t element_bytes =
         reader_.pipeline_.shuffled_bytes(reader_.dataset_->chunks[index].filter_mask);
     if (element_bytes == 0 || grid.item_bytes() % element_bytes != 0 || !reader_.swap_.empty()) return 0;
-    // what stays for good will be copied from often: from one place for each piece instead of several
+    // chunks that stay cached are copied from often, which is faster from unshuffled chunks
     if (reader_.keeps_all_) return 0;
     const std::uint64_t units = part.units_per_row();
     const bool together = part.unit_bytes == grid.chunk_row_bytes() && part.unit_bytes == box_.row_bytes();
@@ -374,7 +374,7 @@ std::uint64_t hdf5_chunk_read::shuffled_bytes_for(std::size_t work, std::uint64_
         cost_bytes += rows.count * units * part.unit_bytes +
                       (together ? 1 : rows.count * units) * unit_costs_elements * element_bytes;
     }
-    // otherwise the chunk is gone through twice
+    // unshuffling the whole chunk passes over it twice
     return cost_bytes < 2 * grid.chunk_bytes() ? element_bytes : 0;
 }
 
@@ -418,7 +418,7 @@ void hdf5_chunk_read::copy(std::size_t work, const hdf5_chunk_bytes& chunk) cons
             continue;
         }
         const std::byte* const source = chunk.data + offset_bytes;
-        if (source == row_at(rows.position)) continue;  // it was decoded there
+        if (source == row_at(rows.position)) continue;  // was decoded in place
         part.copy(source, row_bytes, row_at(rows.position), box_.row_bytes(), rows.count);
     }
 }

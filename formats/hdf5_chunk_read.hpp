@@ -27,26 +27,26 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
     void ask_again(std::size_t work) noexcept override;
 
  private:
-    /// Rows of one band that follow each other.
+    /// Consecutive rows of one band.
     struct segment {
         std::uint64_t band;
         std::uint64_t first;  ///< in the band
         std::uint64_t count;
         std::uint64_t position;  ///< in the destination, in rows
     };
-    /// What one thread needs.
+    /// The state of one thread.
     class worker;
     class decoding_permit;
 
     std::size_t work_count() const noexcept { return bands_.size() * box_.part_count(); }
-    /// The segments of a piece of work, and its part of them.
+    /// The segments of a piece of work.
     std::span<const segment> segments_of(std::size_t work) const noexcept;
     hdf5_chunk_part part_of(std::size_t work) const noexcept { return box_.part(work % box_.part_count()); }
     std::uint64_t chunk_of(std::size_t work, const hdf5_chunk_part& part) const noexcept;
 
     void run_tasks(std::span<const std::size_t> works);
     void run_task(std::span<const std::size_t> works);
-    /// Waits for what others have promised, and does what they could not.
+    /// Waits for the chunks that other threads have promised, and does the work whose promise failed.
     void finish();
     void wait_for_promises() noexcept;
 
@@ -57,14 +57,13 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
                             worker& mine);
     void decode(std::size_t work, std::uint64_t index, worker& mine);
     void decode_into(std::uint64_t index, std::span<std::byte> chunk, bool stays_shuffled, worker& mine);
-    /// Whether to put together only the elements that the work wants, and not the whole chunk: then the size
-    /// of elements, otherwise 0.
+    /// The element size if only the elements that the work needs should be unshuffled; 0 to unshuffle the
+    /// whole chunk.
     std::uint64_t shuffled_bytes_for(std::size_t work, std::uint64_t index,
                                      const hdf5_chunk_part& part) const noexcept;
-    /// Whether what this call has still to do would push a chunk out that is decoded for the first time.
+    /// Whether the remaining work of this call would evict a chunk that is decoded for the first time.
     bool pushes_out() const noexcept;
-    /// Where a whole chunk can be decoded to without being copied from there; null when there is no such
-    /// place.
+    /// The address in the destination to decode a whole chunk to, without a copy; null if there is none.
     std::byte* whole_chunk_destination(std::size_t work, const hdf5_chunk_part& part) const noexcept;
     std::byte* row_at(std::uint64_t position) const noexcept {
         return destination_.data() + position * box_.row_bytes();
@@ -75,8 +74,8 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
     const hdf5_row_box& box_;
     std::span<std::byte> destination_;
     std::vector<segment> segments_;   // by bands
-    std::vector<std::size_t> bands_;  // where the segments of each begin
-    std::size_t last_ = 0;            // how many works tasks are to do
+    std::vector<std::size_t> bands_;  // where the segments of each band begin
+    std::size_t last_ = 0;            // the number of works to do
     std::atomic<std::size_t> next_ = 0;
     std::atomic<std::int64_t> waited_ns_ = 0;
     std::atomic<std::int64_t> busy_ns_ = 0;

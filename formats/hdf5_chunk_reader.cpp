@@ -22,7 +22,7 @@ std::vector<std::byte> delivered_fill(const hdf5_description& dataset, const swa
     return fill;
 }
 
-/// Begins the sentence of an error with file and dataset.
+/// Puts file and dataset in front of error messages.
 template <typename Function>
 auto naming(const input_file& file, const hdf5_description& dataset, Function function)
     -> decltype(function()) {

@@ -18,30 +18,31 @@
 
 namespace pinflow::detail {
 
-/// Rows that follow each other, and where they go.
+/// Consecutive rows, and their position in the destination.
 struct hdf5_row_run {
     std::uint64_t first_row = 0;
     std::uint64_t row_count = 0;
-    std::uint64_t position = 0;  ///< of the first one in the destination, counted in rows
+    std::uint64_t position = 0;  ///< of the first row in the destination, in rows
 };
 
-/// The consecutive rows among `ids`, which may come in any order.
+/// Groups `ids`, in any order, into runs of consecutive rows.
 std::vector<hdf5_row_run> runs_of(std::span<const std::uint64_t> ids);
 
 struct hdf5_reader_options {
-    /// For decoded chunks that are kept for later calls, and for decoding, where a chunk counts three times:
-    /// as it is stored, between filters, and decoded. Where there is not even room for one, one at a time is
-    /// decoded. By default for those who read everything once.
+    /// Memory for cached chunks and for decoding. Decoding takes three times the chunk size: stored, between
+    /// filters, and decoded. If even one chunk does not fit, chunks are decoded one at a time. The default
+    /// suits readers that read everything once.
     std::shared_ptr<hdf5_memory> memory = std::make_shared<hdf5_memory>(0, std::uint64_t{256} << 20);
-    bool as_stored = false;  ///< leave byte order as it is, instead of making elements little-endian
+    bool as_stored = false;  ///< keep the stored byte order instead of converting to little-endian
 };
 
-/// Reads the elements of a chunked dataset: raw chunks with pread, decoded by as many cores as are free.
+/// Reads the elements of a chunked dataset: reads raw chunks with pread and decodes them on all free cores.
 /// Thread-safe.
 class hdf5_chunk_reader {
  public:
-    /// Of a description that has passed its check. @throws format_error when a chunk is stored in more or
-    /// fewer bytes than can be; unsupported for filters that are not known; each in a full sentence.
+    /// `dataset` must have passed check_hdf5_description.
+    /// @throws format_error if the stored size of a chunk is impossible.
+    /// @throws unsupported for unknown filters. Both messages are full sentences.
     hdf5_chunk_reader(std::shared_ptr<const input_file> file, std::shared_ptr<const hdf5_description> dataset,
                       const hdf5_reader_options& options);
     hdf5_chunk_reader(const hdf5_chunk_reader&) = delete;
@@ -50,15 +51,16 @@ class hdf5_chunk_reader {
 
     const hdf5_chunk_grid& grid() const noexcept { return grid_; }
 
-    /// Fills `destination` with the `box` of the rows of all `runs`, each row taking box.row_bytes(). All of
-    /// it is within the shape. Each chunk is decoded once, by this call or by another one that needs it just
-    /// then.
-    /// @return the part of the time that storage took. @throws format_error for damaged chunks, in a sentence
-    /// that names the file, the chunk and its place; data_changed, system_failure.
+    /// Fills `destination` with the `box` of the rows of all `runs`; each row takes box.row_bytes(). Rows and
+    /// box must be within the shape. Each chunk is decoded once, by this call or by a concurrent call that
+    /// needs it too.
+    /// @return the part of the time spent waiting for storage.
+    /// @throws format_error for damaged chunks (the message names the file, the chunk and its location);
+    /// data_changed, system_failure.
     std::chrono::nanoseconds read(std::span<const hdf5_row_run> runs, const hdf5_row_box& box,
                                   std::span<std::byte> destination) const;
 
-    /// How many chunks were decoded so far.
+    /// The number of chunks decoded so far.
     std::uint64_t decoded_count() const noexcept { return decoded_count_; }
 
  private:
@@ -66,10 +68,10 @@ class hdf5_chunk_reader {
 
     void check_chunks() const;
     hdf5_chunk_key key_of(std::uint64_t index) const noexcept { return {number_, index}; }
-    /// What a thread takes that decodes.
+    /// Memory that a decoding thread takes.
     std::uint64_t decoding_bytes() const noexcept { return 3 * grid_.chunk_bytes(); }
-    /// "cannot read '/data/a.h5': the chunk at (0, 128) of 'group/data', 713 bytes at offset 2048, " and
-    /// `what`.
+    /// "cannot read '/data/a.h5': the chunk at (0, 128) of 'group/data', 713 bytes at offset 2048, " followed
+    /// by `what`.
     std::string sentence(std::uint64_t index, const std::string& what) const;
 
     std::shared_ptr<const input_file> file_;
@@ -77,11 +79,11 @@ class hdf5_chunk_reader {
     hdf5_chunk_grid grid_;
     hdf5_pipeline pipeline_;
     swap_plan swap_;
-    std::vector<std::byte> fill_;  // in the byte order that is delivered
+    std::vector<std::byte> fill_;  // in the delivered byte order
     std::shared_ptr<hdf5_memory> memory_;
-    std::uint64_t number_;  // among those that share the memory
-    bool keeps_all_;        // whether the cache has room for all chunks there are
-    /// Of each chunk, whether it came into the cache before.
+    std::uint64_t number_;  // of this reader, among the readers that share the memory
+    bool keeps_all_;        // whether the cache has room for all chunks
+    /// For each chunk, whether it was cached before.
     mutable std::vector<std::atomic<bool>> was_decoded_;
     mutable std::atomic<std::uint64_t> decoded_count_ = 0;
 };

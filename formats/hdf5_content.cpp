@@ -16,13 +16,13 @@ namespace pinflow::detail {
 
 namespace {
 
-/// "cannot open 'data' in 'a.h5': " and the rest.
+/// "cannot open 'data' in 'a.h5': " followed by `why`.
 std::string cannot_open(const hdf5_dataset& dataset, const std::string& why) {
     return fmt::format("cannot open {} in '{}': {}", quote(dataset.description->name), dataset.file->path(),
                        why);
 }
 
-/// Null when the system refuses: then rows can be read all the same.
+/// Null if the system refuses: rows can still be read.
 std::unique_ptr<const mapped_file> map_if_possible(const std::shared_ptr<const input_file>& file,
                                                    std::uint64_t offset_bytes, std::uint64_t size_bytes) {
     try {
@@ -56,7 +56,7 @@ class chunked_content final : public hdf5_content {
     bool as_stored_;
     hdf5_chunk_reader reader_;
     hdf5_row_box all_rows_;
-    // from the first chunk in the file to the last; null when refused
+    // from the first chunk in the file to the last; null if the system refused
     std::unique_ptr<const mapped_file> mapping_;
 };
 
@@ -77,8 +77,7 @@ std::string chunked_content::no_extents_reason() const {
 std::vector<row_extent> chunked_content::map_extents() {
     std::vector<row_extent> extents;
     if (!no_extents_reason().empty()) return extents;
-    // one mapping for all, as the system has few to give; what lies between chunks takes nothing but
-    // addresses
+    // one mapping for all, since their number is limited; gaps between chunks take only addresses
     const auto [first, last] =
         std::ranges::minmax_element(description_->chunks, {}, &hdf5_chunk::offset_bytes);
     mapping_ = map_if_possible(file_, first->offset_bytes,

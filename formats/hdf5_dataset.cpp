@@ -9,7 +9,7 @@
 #include "formats/hdf5_handles.hpp"
 #include "src/core/quote.hpp"
 
-/// What a dataset is, and where its bytes lie.
+/// Describes a dataset: its type, shape, storage and the locations of its bytes.
 namespace pinflow::detail::hdf5 {
 
 namespace {
@@ -19,7 +19,7 @@ constexpr std::uint64_t max_compact_bytes = std::uint64_t{1} << 16;
 /// A large grid of chunks is listed only if at least one in this many was written.
 constexpr std::uint64_t sparse_part = 64;
 
-/// What is thrown here is read after the dataset's name.
+/// The messages of errors continue after the dataset's name.
 template <typename... Arguments>
 [[noreturn]] void refuse(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
     throw unsupported(fmt::format(what, std::forward<Arguments>(arguments)...));
@@ -60,16 +60,16 @@ class describer {
     property_handle creation_;
     ::H5D_layout_t layout_;
     type_handle type_;
-    std::uint64_t element_bytes_ = 0;  ///< of all of an array type
+    std::uint64_t element_bytes_ = 0;  ///< including all elements of an array type
     std::size_t rank_ = 0;             ///< without the axes of an array type
-    bool fill_varies_ = false;         ///< along an array type
+    bool fill_varies_ = false;         ///< within one element of an array type
     untouched_memory memory_;
 };
 
 // ---- type, shape, fill value -----------------------------------------------------------------------------
 
 void describer::find_type_and_shape() {
-    // first of all, as the library would open other files to tell the shape of a virtual dataset
+    // checked first: to get the shape of a virtual dataset, the library would open other files
     if (layout_ == H5D_LAYOUT_ERROR) fail(examined);
     if (layout_ == H5D_VIRTUAL)
         refuse("is virtual: it shows parts of other datasets, which are not opened; open those");
@@ -109,8 +109,7 @@ void describer::find_fill() {
     checked(::H5Pfill_value_defined(creation_.id(), &status), examined);
     ::H5D_fill_time_t when = H5D_FILL_TIME_ERROR;
     checked(::H5Pget_fill_time(creation_.id(), &when), examined);
-    // where nothing is ever filled, the library leaves memory as it is; others, h5py among them, find zeros
-    // there
+    // if nothing is ever filled, the library leaves memory unchanged; h5py and others read zeros there
     if (status != H5D_FILL_VALUE_USER_DEFINED || when == H5D_FILL_TIME_NEVER) return;
     if (element_bytes_ > file_.size_bytes()) {
         damaged("has a fill value of {} bytes, but the file has {}", element_bytes_, file_.size_bytes());
@@ -168,8 +167,9 @@ void describer::leave_to_library(std::string why) {
             (abilities & H5Z_FILTER_CONFIG_DECODE_ENABLED) == 0) {
             refuse(
                 "was written through the filter {}{}, which neither pinflow nor this build of libhdf5 can "
-                "undo",
-                filter.id, filter.name.empty() ? "" : " " + quote(filter.name));
+                "undo{}",
+                filter.id, filter.name.empty() ? "" : " " + quote(filter.name),
+                filter.id == filter_id::lzf ? "; build pinflow with liblzf" : "");
         }
     }
     description_.storage = hdf5_storage::library;
@@ -181,7 +181,7 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
     ::H5D_space_status_t status = H5D_SPACE_STATUS_ERROR;
     checked(::H5Dget_space_status(dataset_.id(), &status), examined);
     if (status == H5D_SPACE_STATUS_NOT_ALLOCATED) return set_absent();
-    // a size of 0 with an offset is damage: libhdf5 would read what lies there
+    // a size of 0 with an offset is damage: libhdf5 would read the bytes at that offset
     const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
     const ::haddr_t told_offset = ::H5Dget_offset(dataset_.id());
     if (stored_bytes != payload_bytes)
@@ -189,7 +189,7 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
     if (payload_bytes > file_.size_bytes()) {
         damaged("has {} bytes, but the file has {}", payload_bytes, file_.size_bytes());
     }
-    // the first element alone; a dataset without axes has no other
+    // only the first element; a dataset without axes has no other
     const std::vector<::hsize_t> origin(rank_, 0);
     const std::vector<::hsize_t> one(rank_, 1);
     const int rank = static_cast<int>(rank_);
@@ -247,7 +247,7 @@ void describer::find_filters() {
     const int count = checked(::H5Pget_nfilters(creation_.id()), examined);
     if (count > H5Z_MAX_NFILTERS) damaged("has {} filters: HDF5 allows {}", count, H5Z_MAX_NFILTERS);
     for (unsigned index = 0; index < static_cast<unsigned>(count); ++index) {
-        // as many as the library tells; no filter that pinflow knows has more than a few
+        // no filter that pinflow knows has more than a few parameters
         constexpr std::size_t max_parameters = 256;
         std::array<char, 256> name{};
         std::array<unsigned, max_parameters> parameters{};
@@ -304,7 +304,7 @@ void describer::find_chunks(detail_wanted wanted) {
     if (!all && fill_varies_) leave_to_library("its fill value differs within an element");
 }
 
-/// Begins the sentence of an error with the dataset's name.
+/// Puts the dataset's name in front of error messages.
 template <typename Function>
 void naming_dataset(const std::string& name, Function function) {
     const auto sentence = [&](const error& failure) {

@@ -16,14 +16,14 @@ namespace pinflow::detail {
 namespace {
 
 constexpr std::uint64_t max_bytes = std::numeric_limits<std::int64_t>::max();
-/// As many as numpy allows; HDF5 has 32 of its own, and those of an array type come on top.
+/// numpy's limit. HDF5 allows 32, plus the axes of an array type.
 constexpr std::size_t max_axes = 64;
 /// Bits of a filter mask.
 constexpr std::size_t max_filters = 32;
-/// HDF5 keeps the size of a chunk, undone of all filters, in 32 bits.
+/// HDF5 stores the size of a decoded chunk in 32 bits.
 constexpr std::uint64_t max_chunk_bytes = std::numeric_limits<std::uint32_t>::max();
 
-/// Throws a sentence that begins with the dataset's name.
+/// Throws format_error; the message begins with the dataset's name.
 template <typename... Arguments>
 [[noreturn]] void fail(const hdf5_description& description, fmt::format_string<Arguments...> sentence,
                        Arguments&&... arguments) {
@@ -31,8 +31,8 @@ template <typename... Arguments>
                                    fmt::format(sentence, std::forward<Arguments>(arguments)...)));
 }
 
-/// Elements of a block of that shape in bytes; empty when they are 2^63 or more. A length of 0 counts as 1,
-/// as for numpy: what is too large in one order of the axes is so in each.
+/// The bytes of a block of that shape; empty if they are 2^63 or more. As in numpy, a length of 0 counts as
+/// 1, so that the result does not depend on the order of the axes.
 std::optional<std::uint64_t> extended_bytes(const shape_vector& shape, std::uint64_t element_bytes) noexcept {
     std::uint64_t bytes = element_bytes;
     for (const std::uint64_t length : shape) {
@@ -93,7 +93,7 @@ void check_chunks(const hdf5_description& description, std::uint64_t file_size_b
     }
 }
 
-/// What is only said of some kinds of storage, and must not be of the others.
+/// Checks that members of other kinds of storage are empty.
 void check_nothing_else(const hdf5_description& description) {
     using enum hdf5_storage;
     const hdf5_storage storage = description.storage;

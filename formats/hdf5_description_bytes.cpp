@@ -11,15 +11,15 @@
 #include "formats/hdf5_description.hpp"
 #include "pinflow/error.hpp"
 
-/// Descriptions as bytes: numbers of 8 bytes, least significant first, and lengths before what they count.
+/// Serialises descriptions: little-endian numbers of 8 bytes, and a length before each sequence.
 namespace pinflow::detail {
 
 namespace {
 
-/// What the bytes begin with: what they are, and the version of their layout.
+/// The first bytes: a magic number, and the version of the layout.
 constexpr std::uint64_t description_mark = 0x0001'3548'666e'6970;  // "pinfH5", 1
 constexpr std::uint64_t listings_mark = 0x0001'354c'666e'6970;     // "pinfL5", 1
-/// Of structures within structures; libhdf5's side stops earlier.
+/// Limit on nested structures; the libhdf5 side stops earlier.
 constexpr unsigned max_depth = 64;
 /// Stands for the kind of a structured type.
 constexpr std::uint64_t structured_kind = 0;
@@ -118,7 +118,7 @@ class reader {
         const auto content = bytes();
         return {reinterpret_cast<const char*>(content.data()), content.size()};
     }
-    /// Text that ends up in a sentence.
+    /// Text for an error message.
     std::string words() {
         std::string result = text();
         const auto is_control = [](char character) {
@@ -269,7 +269,7 @@ std::vector<std::byte> serialize(std::span<const array_listing> listings) {
 std::vector<array_listing> parse_array_listings(std::span<const std::byte> bytes) {
     reader from(bytes);
     from.expect(listings_mark);
-    // grows as it is read, as a listing in memory takes more than its bytes
+    // grows while reading, since a listing in memory is larger than its bytes
     std::vector<array_listing> listings;
     for (std::size_t left = from.count(72); left > 0; --left) {
         array_listing& listing = listings.emplace_back();

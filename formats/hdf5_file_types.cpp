@@ -43,7 +43,7 @@ type_handle floating_type(std::size_t size_bytes, std::size_t exponent_bits, std
     const std::size_t sign = exponent_bits + mantissa_bits;
     if (sign >= 64) checked(::H5Tset_precision(result.id(), sign + 1), made);
     checked(::H5Tset_fields(result.id(), sign, mantissa_bits, exponent_bits, 0, mantissa_bits), made);
-    // fields must lie within the size at any time
+    // fields must always be within the size
     if (size_bytes < 8) checked(::H5Tset_size(result.id(), size_bytes), made);
     checked(::H5Tset_ebias(result.id(), (std::size_t{1} << (exponent_bits - 1)) - 1), made);
     set_order(result, order);
@@ -151,7 +151,7 @@ type_handle convert(const dtype& type) {
         case dtype_kind::opaque:
             return type.is_structured() ? structured_type(type) : opaque_type(type, "");
         case dtype_kind::unicode:        // HDF5's strings are UTF-8
-        case dtype_kind::float8_e4m3fn:  // nothing would tell it from the 8-bit float with infinities
+        case dtype_kind::float8_e4m3fn:  // indistinguishable from the 8-bit float with infinities
             break;
     }
     refuse("holds {}, which HDF5 has no type for; it can hold the same bytes as |V{}", type.descr(),
@@ -162,7 +162,7 @@ type_handle convert(const dtype& type) {
 
 type_handle file_type_of(const dtype& type) {
     type_handle result = convert(type);
-    // titles of fields get lost, and two floats called r and i are complex numbers to everybody
+    // field titles are lost, and every reader takes two floats named r and i for a complex number
     const element_type read_back = element_type_of(result.id());
     if (read_back.type != type || !read_back.shape.empty()) {
         refuse("holds {}, which would be read back as {}", type.descr(), read_back.type.descr());

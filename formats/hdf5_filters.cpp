@@ -26,13 +26,14 @@ namespace pinflow::detail {
 
 namespace {
 
-/// The most that decompression can make of a byte: 258 bytes for a length and a distance of one bit each; 264
-/// for the longest reference of three bytes.
+/// The maximum expansion by decompression. Deflate: 258 bytes for a length and a distance of one bit each.
+/// LZF: 264 bytes for the longest reference, of three bytes.
 constexpr std::uint64_t max_inflated = 1032;
 constexpr std::uint64_t max_expanded = 88;
 
-/// What compressing can make of `size_bytes` at most, whoever did it: the formats themselves need far less
-/// for bytes that cannot be compressed. @throws format_error when that passes 2^64.
+/// An upper bound on the compressed size of `size_bytes`, for any compressor. The formats need far less for
+/// incompressible bytes.
+/// @throws format_error if it exceeds 2^64.
 std::uint64_t max_compressed_bytes(std::uint64_t size_bytes) {
     std::uint64_t result = 0;
     if (!add(size_bytes, size_bytes / 8 + 4096, result)) throw format_error("has a size above 2^64 bytes");
@@ -175,13 +176,14 @@ std::span<std::byte> hdf5_chunk_decoder::stored_memory(std::uint64_t size_bytes)
     return {data, size_bytes};
 }
 
-/// Undoes all stages but those before `first`.
+/// Undoes all stages from the last down to `first`.
 void hdf5_chunk_decoder::decode_down_to(std::size_t first, const hdf5_pipeline& pipeline,
                                         std::uint32_t filter_mask, std::span<const std::byte> stored,
                                         std::span<std::byte> destination) {
     using method = hdf5_pipeline::method;
     const hdf5_pipeline::stage_list list = pipeline.stages_of(filter_mask);
-    // what is undone last into other memory makes the chunk itself, unless a checksum was taken before
+    // the last stage that writes to other memory produces the chunk itself, unless a checksum was applied
+    // before it
     std::size_t last_output = first;
     while (last_output < list.count && list.stages[last_output].what.how == method::fletcher32)
         ++last_output;
@@ -193,7 +195,7 @@ void hdf5_chunk_decoder::decode_down_to(std::size_t first, const hdf5_pipeline& 
         if (index == last_output && stage.output_bytes == destination.size()) {
             output = destination;
         } else if (stage.what.how != method::fletcher32) {
-            // shuffling needs as much as there is, and decompressing as much as it can make
+            // unshuffling needs as many bytes as its input, decompression its maximum output
             const std::uint64_t size_bytes =
                 stage.what.how == method::shuffle ? bytes.size() : stage.output_bytes;
             output = {spare_[turn].reserve(size_bytes), size_bytes};
@@ -211,7 +213,8 @@ void hdf5_chunk_decoder::decode_down_to(std::size_t first, const hdf5_pipeline& 
     }
 }
 
-/// Undoes one filter. @return the result, in `output` or in what the input lies in.
+/// Undoes one filter.
+/// @return the result, in `output` or within `input`.
 std::span<const std::byte> hdf5_chunk_decoder::undo(const hdf5_pipeline::stage& stage,
                                                     std::span<const std::byte> input,
                                                     std::span<std::byte> output) {
@@ -230,7 +233,7 @@ std::span<const std::byte> hdf5_chunk_decoder::undo(const hdf5_pipeline::stage& 
             for (std::size_t index = checksum_bytes; index-- > 0;)
                 stored = stored << 8 | std::to_integer<std::uint32_t>(input[result.size() + index]);
             const std::uint32_t sum = hdf5_fletcher32(result);
-            // up to version 1.6.2 libhdf5 turned the bytes of both halves around
+            // up to version 1.6.2, libhdf5 swapped the bytes of both halves
             const std::uint32_t turned = (sum & 0x00FF00FF) << 8 | (sum >> 8 & 0x00FF00FF);
             if (stored != sum && stored != turned) {
                 throw format_error(fmt::format(
@@ -294,10 +297,10 @@ struct shuffled_planes {
     std::uint64_t stride;
 };
 
-/// Elements from `begin` to before `end`.
+/// Unshuffles the elements [begin, end).
 void unshuffle_by_byte(shuffled_planes planes, std::uint64_t element_bytes, std::uint64_t begin,
                        std::uint64_t end, std::byte* destination) noexcept {
-    // a block of elements that stays in a core's first cache while its planes are gone through
+    // a block of elements that stays in the L1 cache during the pass over its planes
     const std::uint64_t block = std::max<std::uint64_t>((16 << 10) / element_bytes, 16);
     for (; begin < end; begin += block) {
         const std::uint64_t block_end = std::min(end, begin + block);
@@ -311,7 +314,8 @@ void unshuffle_by_byte(shuffled_planes planes, std::uint64_t element_bytes, std:
 }
 
 #ifdef __SSE2__
-/// As many of `count` elements as vectors of 16 take. @return how many that are.
+/// Unshuffles as many of `count` elements as fit whole vectors of 16.
+/// @return how many were unshuffled.
 template <std::size_t ElementBytes>
 std::uint64_t unshuffle_by_vector(shuffled_planes planes, std::uint64_t count,
                                   std::byte* destination) noexcept {
@@ -323,8 +327,8 @@ std::uint64_t unshuffle_by_vector(shuffled_planes planes, std::uint64_t count,
             now[plane] = _mm_loadu_si128(
                 reinterpret_cast<const __m128i*>(planes.first + plane * planes.stride + first));
         }
-        // Each pass interleaves the first half with the second: as a number of bits, a byte's place is turned
-        // left by one. After as many passes as a plane's number has bits, that number is the lowest part.
+        // Each pass interleaves the first half with the second: the bits of a byte's index rotate left by
+        // one. After log2(ElementBytes) passes, the plane number is in the lowest bits.
         for (std::size_t pass = 1; pass < ElementBytes; pass *= 2) {
             __m128i next[ElementBytes];
             for (std::size_t index = 0; index < ElementBytes / 2; ++index) {

@@ -5,7 +5,7 @@
 
 #include "formats/hdf5_handles.hpp"
 
-/// Where chunks lie.
+/// Finds the locations of chunks.
 namespace pinflow::detail::hdf5 {
 
 namespace {
@@ -42,7 +42,7 @@ hdf5_chunk chunk_finder::find(std::span<const ::hsize_t> position) {
         return {};
     }
     if (size_bytes == 0) {
-        // libhdf5 would return uninitialized memory for a chunk with a place and no size
+        // libhdf5 would return uninitialised memory for a chunk with an offset but no size
         if (!has_no_place(position)) {
             throw format_error(fmt::format("has a chunk of no bytes at {}", spelled(position)));
         }
@@ -80,7 +80,7 @@ bool chunk_finder::is_missing(std::span<const ::hsize_t> position) const {
         report.description == "chunk storage is not allocated") {
         return true;
     }
-    // should a version say it in other words: slower, and sure
+    // in case a version of libhdf5 words it differently: slower, but reliable
     return has_no_place(position);
 }
 

@@ -20,13 +20,14 @@
 #include "pinflow/file.hpp"
 #include "pinflow/memory.hpp"
 
-/// What the parts of the one layer that calls libhdf5 share. None of it outside: formats/hdf5_library.hpp.
+/// Shared by the sources of the layer that calls libhdf5, and private to them. The layer's interface is
+/// formats/hdf5_library.hpp.
 namespace pinflow::detail::hdf5 {
 
 // ---- the library -----------------------------------------------------------------------------------------
 
-/// Held during every call of the library: one thread at a time, nothing printed, no plugins. Afterwards
-/// errors are reported, and plugins loaded, as they were before.
+/// Held during every call of the library: admits one thread at a time, and disables error printing and
+/// plugins. The destructor restores both settings.
 class library_lock {
  public:
     library_lock();
@@ -43,20 +44,20 @@ class library_lock {
     bool had_plugins_ = false;
 };
 
-/// What the library says of the failure of the last call: its cause, where it found that, and whether a lock
-/// is in the way.
+/// The library's report on the failure of the last call: the cause, the function that found it, and whether a
+/// file lock caused it.
 struct failure_report {
     std::string description;  ///< on one line, not too long, printable; never empty
-    std::string function;     ///< of the library
+    std::string function;     ///< the library's function
     bool any = false;
     bool locked = false;
 };
 failure_report report_failure();
 
-/// Throws format_error: what was tried, and the library's words. Right after the call that failed.
+/// Throws format_error with `attempted` and the library's report. Call it right after the call that failed.
 [[noreturn]] void fail(std::string_view attempted);
 
-/// Passes on what a call of the library returned, unless it is negative.
+/// Returns the result of a library call; throws if it is negative.
 template <typename Result>
 Result checked(Result result, std::string_view attempted) {
     if (result < 0) fail(attempted);
@@ -68,7 +69,7 @@ template <auto Close>
 class handle {
  public:
     handle() = default;
-    /// @throws format_error when the call that made it failed.
+    /// @throws format_error if the call that made `id` failed.
     handle(::hid_t id, std::string_view attempted) : id_(checked(id, attempted)) {}
     handle(handle&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
     handle& operator=(handle&& other) noexcept {
@@ -96,16 +97,16 @@ using driver_handle = handle<::H5FDunregister>;
 
 // ---- a file ----------------------------------------------------------------------------------------------
 
-/// What the library would have read of a file's data.
+/// The reads of a file's data that the library tried to make.
 struct recorded_read {
-    unsigned count = 0;  ///< reads; the rest is of the last one
+    unsigned count = 0;  ///< number of reads; the other members describe the last one
     std::uint64_t offset_bytes = 0;
     std::uint64_t size_bytes = 0;
 };
 
-/// While it lives, reads of data from the files opened here are recorded, not made, and buffers stay as
-/// they were. This finds where libhdf5 stores data, in microseconds, for every version of the library and
-/// every kind of chunk index. One at a time.
+/// For its lifetime, reads of data from files opened here are recorded but not made, and buffers stay
+/// unchanged. This finds where libhdf5 stores data, in microseconds, for every version of the library and
+/// every kind of chunk index. Only one may exist at a time.
 class recording {
  public:
     recording();
@@ -113,16 +114,16 @@ class recording {
     recording& operator=(const recording&) = delete;
     ~recording();
 
-    /// What was read since the last call.
+    /// The reads since the last call.
     recorded_read take() noexcept;
 };
 
-/// A file, open read-only through a driver of our own, which is the library's usual one and can record.
+/// A file, opened read-only with our own driver: the library's default driver, which can also record reads.
 class open_file {
  public:
     /// `chunk_cache_bytes` bounds the decoded chunks that the library keeps of each dataset.
-    /// @throws format_error, system_failure when a lock is in the way, data_changed when the path leads to
-    /// another file than `file` by now.
+    /// @throws format_error; system_failure if the file is locked; data_changed if the path names another
+    /// file than `file` by now.
     open_file(const input_file& file, std::size_t chunk_cache_bytes);
 
     ::hid_t id() const noexcept { return file_.id(); }
@@ -140,7 +141,7 @@ class open_file {
 
 inline constexpr std::size_t usual_chunk_cache_bytes = std::size_t{1} << 20;
 
-/// Calls `function`, and begins the sentence of an error with the path.
+/// Calls `function`, and puts the path in front of its error messages.
 template <typename Function>
 auto naming(const input_file& file, Function function) -> decltype(function()) {
     const auto sentence = [&](const error& failure) {
@@ -161,7 +162,7 @@ auto naming(const input_file& file, Function function) -> decltype(function()) {
 
 // ---- what is in it ---------------------------------------------------------------------------------------
 
-/// Paths within the file are followed by soft links, never into other files.
+/// Link access properties that follow soft links within the file, but never into other files.
 class link_access {
  public:
     link_access();
@@ -169,7 +170,7 @@ class link_access {
     link_access& operator=(const link_access&) = delete;
 
     ::hid_t id() const noexcept { return properties_.id(); }
-    /// The other file that a path led to since the last call; empty when none did.
+    /// The other file that a path led to since the last call; empty if none did.
     std::string take_other_file() { return std::exchange(other_file_, {}); }
 
  private:
@@ -177,38 +178,39 @@ class link_access {
     std::string other_file_;
 };
 
-/// Tells an object of a file from all others of it, whatever it is called.
+/// Identifies an object within a file, independent of its name.
 struct object_identity {
     ::H5O_type_t type = H5O_TYPE_UNKNOWN;
     std::string token;
 };
-/// @return empty when the library fails to say.
+/// @return empty if the library fails to identify the object.
 std::optional<object_identity> identity_of(::hid_t place, const char* name, const link_access& links);
 
-/// The dataset that a path leads to. @throws invalid_argument, unsupported, format_error, without the file's
-/// path.
+/// Opens the dataset at a path.
+/// @throws invalid_argument, unsupported, format_error; messages do not name the file.
 object_handle open_dataset(const open_file& file, const std::string& name, link_access& links);
 
 // ---- a dataset -------------------------------------------------------------------------------------------
 
-/// One element of a dataset, as pinflow sees it: some of HDF5's types are arrays.
+/// The element type of a dataset. Some HDF5 types are arrays.
 struct element_type {
     dtype type;
-    shape_vector shape;  ///< the axes of the array; empty for one
+    shape_vector shape;  ///< of the array type; empty for other types
 };
-/// @throws unsupported and format_error: what is to be read after "the dataset 'NAME'".
+/// @throws unsupported and format_error; messages continue after "the dataset 'NAME'".
 element_type element_type_of(::hid_t type);
 
-/// What a dataset is, or all but where its chunks lie, for listing it: then storage may be chunked without
-/// chunks, and is not yet `library` for want of room for them.
+/// How much to describe. `listing` leaves out the locations of chunks: storage may then be chunked without
+/// chunks, even if there are too many chunks to list (which makes it `library`).
 enum class detail_wanted : bool { listing, all };
-/// `description.name` is `name`. @throws unsupported, format_error, without the file's path.
+/// Describes a dataset; `name` becomes the description's name.
+/// @throws unsupported, format_error; messages do not name the file.
 hdf5_description describe(const open_file& file, const object_handle& dataset, const std::string& name,
                           detail_wanted wanted);
 
 // ---- its chunks ------------------------------------------------------------------------------------------
 
-/// Memory that the library could write to, though it is never touched: a driver that records reads nothing.
+/// A buffer for reads that are only recorded: the library gets its address, but never writes to it.
 class untouched_memory {
  public:
     void* of(std::uint64_t size_bytes);
@@ -217,15 +219,15 @@ class untouched_memory {
     memory_region memory_;
 };
 
-/// Finds out where the chunks of a dataset lie, without reading any of them.
+/// Finds the locations of the chunks of a dataset, without reading any of them.
 class chunk_finder {
  public:
-    /// All of these outlive it; of the description it needs shapes and filters.
-    /// @throws format_error, to be read after "the dataset 'NAME'", as all of it.
+    /// All arguments must outlive the object; the description must have its shapes and filters.
+    /// @throws format_error, as all members; messages continue after "the dataset 'NAME'".
     chunk_finder(const open_file& file, const object_handle& dataset, const hdf5_description& description);
 
-    /// The chunk whose first element is `position`, along the axes of the dataset itself. Nothing is recorded
-    /// meanwhile.
+    /// The chunk whose first element is at `position`, along the axes of the dataset itself. No other
+    /// `recording` may exist.
     hdf5_chunk find(std::span<const ::hsize_t> position);
 
  private:

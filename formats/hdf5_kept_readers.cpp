@@ -10,18 +10,18 @@ namespace pinflow::detail {
 
 namespace {
 
-/// What it takes to open the reader of a dataset again.
+/// Reopens the reader of a dataset when needed.
 class kept_reader {
  public:
     kept_reader(std::shared_ptr<hdf5_access> access, const hdf5_dataset& dataset)
         : access_(std::move(access)), file_(dataset.file), description_(dataset.description) {
-        static_cast<void>(open());  // what is wrong with it shows at once
+        static_cast<void>(open());  // errors show at once
     }
     kept_reader(const kept_reader&) = delete;
     kept_reader& operator=(const kept_reader&) = delete;
     ~kept_reader();
 
-    /// The reader, which stays open at least as long as the pointer.
+    /// The reader; it stays open as long as the pointer lives.
     std::shared_ptr<const hdf5_read_function> open() const;
 
  private:
@@ -38,8 +38,8 @@ struct open_reader {
 
 std::mutex readers_mutex;
 
-/// From the one that was used last to the one that was not used for longest. Guarded by the mutex, which is
-/// not held while readers are opened or closed, since that may take a while.
+/// Open readers, most recently used first. Guarded by the mutex, which is not held while readers are opened
+/// or closed, since that may take long.
 std::list<open_reader>& readers() {
     static auto& readers = *new std::list<open_reader>;  // never destroyed: datasets may outlive it
     return readers;
@@ -73,7 +73,7 @@ kept_reader::~kept_reader() {
     const std::lock_guard lock(readers_mutex);
     for (auto each = readers().begin(); each != readers().end();) {
         const auto next = std::next(each);
-        // two, if two threads have opened it at the same time
+        // there are two if two threads have opened it at the same time
         if (each->owner == this) closed.splice(closed.end(), readers(), each);
         each = next;
     }

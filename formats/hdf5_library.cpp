@@ -22,7 +22,7 @@ std::mutex library_mutex;
 
 // ---- what the library says of a failure ------------------------------------------------------------------
 
-/// Text of the library, which may quote the file, made safe for a sentence.
+/// Text of the library, which may quote the file, made safe for messages.
 std::string printable(const char* text) {
     constexpr std::size_t longest = 200;
     std::string result;
@@ -52,7 +52,7 @@ extern "C" ::herr_t note_record(unsigned /*number*/, const ::H5E_error2_t* recor
 }  // namespace
 
 library_lock::library_lock() : lock_(library_mutex) {
-    // libhdf5 does not check whether it gets the memory that it starts with
+    // libhdf5 does not check its first allocations
     static bool has_memory = false;
     if (!has_memory) {
         constexpr std::uint64_t needed_bytes = std::uint64_t{4} << 20;
@@ -103,8 +103,8 @@ extern "C" ::herr_t read_or_record(::H5FD_t* file, ::H5FD_mem_t type, ::hid_t tr
     return usual_driver->read(file, type, transfer, address, size_bytes, destination);
 }
 
-/// A driver that is a copy of the usual one but for reading. Registered anew for each file, as somebody may
-/// have closed the library meanwhile, and with it all that was registered.
+/// Registers a driver that is a copy of the default driver, except for reading. Registers it for each file,
+/// since other code may have closed the library meanwhile, and with it all registrations.
 driver_handle register_driver(const std::string& path) {
     const property_handle access(::H5Pcreate(H5P_FILE_ACCESS), "its properties cannot be made");
     checked(::H5Pset_fapl_sec2(access.id()), "its driver cannot be chosen");
@@ -117,9 +117,9 @@ driver_handle register_driver(const std::string& path) {
     ::H5FD_class_t driver = *usual_driver;
     driver.name = "pinflow";
     driver.read = read_or_record;
-    driver.terminate = nullptr;  // which would end the usual one
+    driver.terminate = nullptr;  // would terminate the default driver
 #if H5_VERSION_GE(1, 13, 2)
-    driver.value = static_cast<::H5FD_class_value_t>(511);  // the last of those that nobody owns
+    driver.value = static_cast<::H5FD_class_value_t>(511);  // the last unassigned number
 #endif
     return {::H5FDregister(&driver), "a driver for it cannot be registered"};
 }
@@ -146,10 +146,10 @@ open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
     const property_handle access(::H5Pcreate(H5P_FILE_ACCESS), "its properties cannot be made");
     checked(::H5Pset_driver(access.id(), driver_.id(), nullptr), "its driver cannot be chosen");
     checked(::H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), "its properties cannot be set");
-    // primes, as the library's manual advises; each dataset that is opened has as many
+    // primes, as the library's manual advises; per open dataset
     const std::size_t slots = chunk_cache_bytes > usual_chunk_cache_bytes ? 12'421 : 521;
     checked(::H5Pset_cache(access.id(), 0, slots, chunk_cache_bytes, 0.75), "its properties cannot be set");
-    // what is noted instead of being read must not be kept for later reads
+    // reads that are only recorded must not be buffered for later reads
     checked(::H5Pset_sieve_buf_size(access.id(), 0), "its properties cannot be set");
     const ::hid_t opened = ::H5Fopen(file.path().c_str(), H5F_ACC_RDONLY, access.id());
     if (opened < 0 && report_failure().locked) {

@@ -35,7 +35,7 @@ std::uint32_t little_endian(std::span<const std::byte> bytes) noexcept {
     return number;
 }
 
-/// Whether that many bytes hold so many bits.
+/// Checks that `size_bytes` bytes hold `bits` bits.
 void check_bits(std::string_view filter, std::uint64_t bits, std::uint64_t size_bytes) {
     if (bits / 8 + (bits % 8 == 0 ? 0 : 1) > size_bytes) {
         damaged("its {} data has {} bytes, which do not hold {} bits", filter, size_bytes, bits);
@@ -80,8 +80,8 @@ void check_scaleoffset(const hdf5_filter& filter, std::uint64_t chunk_bytes,
 
 // ---- n-bit -----------------------------------------------------------------------------------------------
 
-/// What the parameters of n-bit say of a type, as H5Znbit.c in libhdf5 writes them: what it takes in memory
-/// and in the file.
+/// A type as the parameters of n-bit describe it (the source is H5Znbit.c in libhdf5): its size in memory and
+/// in the file.
 class nbit_type {
  public:
     struct sizes {
@@ -181,7 +181,7 @@ bool check_nbit(const hdf5_filter& filter, std::uint64_t chunk_bytes, std::span<
 
 // ---- szip ------------------------------------------------------------------------------------------------
 
-/// The size of what it makes comes first.
+/// An szip chunk begins with the size of its output.
 void check_szip(std::uint64_t output_bytes, std::span<const std::byte> input) {
     if (input.size() < 4) damaged("its szip data breaks off after {} bytes", input.size());
     const std::uint32_t promised = little_endian(input);
@@ -211,7 +211,7 @@ bool hdf5_library_filters::check(std::uint32_t filter_mask, std::span<const std:
         check_without_library(applied, stored);
         return true;
     }
-    // which libhdf5 does not have: it must be an application's
+    // libhdf5 has no lzf: it must be an application's filter
     if (std::any_of(applied.rbegin(), last, [](auto* filter) { return filter->id == filter_id::lzf; }))
         return false;
     std::span<const std::byte> bytes = stored;
@@ -249,7 +249,7 @@ void hdf5_library_filters::check_without_library(std::span<const hdf5_filter* co
     decoder_.decode(pipeline, 0, stored, chunk_);
 }
 
-/// Undoes deflate, shuffle or fletcher32, of which nobody knows how much it makes.
+/// Undoes deflate, shuffle or fletcher32, with an unknown output size.
 std::span<const std::byte> hdf5_library_filters::undo(const hdf5_filter& filter,
                                                       std::span<const std::byte> input,
                                                       std::vector<std::byte>& output) {
@@ -263,10 +263,10 @@ std::span<const std::byte> hdf5_library_filters::undo(const hdf5_filter& filter,
     }
     if (filter.id == filter_id::fletcher32) {
         if (input.size() < checksum_bytes) damaged("its checksum is cut off");
-        return input.first(input.size() - checksum_bytes);  // libhdf5 looks at the sum
+        return input.first(input.size() - checksum_bytes);  // libhdf5 checks the sum
     }
     if (!decompressor_) decompressor_ = std::make_unique<decompressor>();
-    output.resize(2 * chunk_bytes_ + 4096);  // no filter makes much more of a chunk than there was
+    output.resize(2 * chunk_bytes_ + 4096);  // no filter enlarges a chunk by much
     std::size_t count = 0;
     const auto result = ::libdeflate_zlib_decompress(decompressor_->handle, input.data(), input.size(),
                                                      output.data(), output.size(), &count);

@@ -17,18 +17,18 @@ namespace pinflow::detail {
 /// unwritten. For one thread at a time.
 class hdf5_library_filters {
  public:
-    /// For chunks of `chunk_bytes`, undone of all filters.
+    /// `chunk_bytes` is the size of a decoded chunk.
     hdf5_library_filters(std::span<const hdf5_filter> filters, std::uint64_t chunk_bytes);
     hdf5_library_filters(const hdf5_library_filters&) = delete;
     hdf5_library_filters& operator=(const hdf5_library_filters&) = delete;
     ~hdf5_library_filters();
 
-    /// `stored` is a chunk as it lies in the file.
-    /// @return true if libhdf5 will write every byte of the chunk and read none beyond `stored`. False if
-    /// that cannot be known: for szip, for filters that only an application knows, and for compression that
-    /// was applied before a filter that only libhdf5 has.
-    /// @throws format_error if libhdf5 would not. The message continues after the chunk's name, as that of
-    /// hdf5_chunk_decoder does.
+    /// Checks `stored`, the bytes of one chunk in the file.
+    /// @return true if libhdf5 will write every byte of the decoded chunk and read no byte beyond `stored`;
+    /// false if that cannot be known: for szip, for filters that only an application knows, and for
+    /// compression that was applied before a filter that only libhdf5 has.
+    /// @throws format_error if libhdf5 would leave bytes unwritten or read beyond `stored`. The message
+    /// continues after the chunk's name, as in hdf5_chunk_decoder.
     bool check(std::uint32_t filter_mask, std::span<const std::byte> stored);
 
  private:

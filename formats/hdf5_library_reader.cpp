@@ -31,14 +31,15 @@ void read_box(const object_handle& dataset, const type_handle& type, std::span<c
             "its rows cannot be read");
 }
 
-/// While it lives, memory that is allocated anew has a certain byte in it.
+/// For its lifetime, newly allocated memory is filled with a given byte.
 class marked_memory {
  public:
     explicit marked_memory(std::uint8_t mark) {
-        // glibc marks what it hands out, but for small blocks that each thread has at hand: these are
-        // replaced
+        // glibc fills newly allocated memory, except small blocks in the thread cache, which are replaced
+        // here
         ::mallopt(M_PERTURB, static_cast<std::uint8_t>(~mark));
-        static void* (*volatile const fill)(void*, int, std::size_t) = std::memset;  // not to be left out
+        static void* (*volatile const fill)(void*, int, std::size_t) =
+            std::memset;  // volatile, so that it is not optimised away
         constexpr std::size_t max_small_bytes = 1032;
         constexpr std::size_t step_bytes = 16;
         constexpr std::size_t max_at_hand = 8;
@@ -71,7 +72,7 @@ class chunk_check {
           filters_(description_.filters,
                    element_count(description_.chunk_shape) * description_.dtype.size_bytes()) {}
 
-    /// Those that hold parts of some rows. `lengths` are those of the dataset itself, and so is `type`.
+    /// Checks the chunks that hold parts of the rows. `lengths` and `type` are those of the dataset itself.
     void check_rows(std::uint64_t first_row, std::uint64_t count, std::span<const ::hsize_t> lengths,
                     const type_handle& type);
 
@@ -81,7 +82,7 @@ class chunk_check {
     bool is_same_twice(std::span<const ::hsize_t> position, std::span<const ::hsize_t> lengths,
                        const type_handle& type);
 
-    /// Of chunks that were found to be good.
+    /// Limit on the number of remembered good chunks.
     static constexpr std::size_t max_remembered = std::size_t{1} << 20;
 
     std::shared_ptr<const input_file> file_;
@@ -91,7 +92,7 @@ class chunk_check {
     hdf5_library_filters filters_;
     std::unordered_set<std::uint64_t> good_;  // their numbers, in C order
     std::vector<std::byte> stored_;
-    // the same dataset, of which no chunks are kept decoded; closed in reverse order
+    // the same dataset, without a chunk cache; closed in reverse order
     std::optional<open_file> forgetful_;
     object_handle forgetful_dataset_;
 };
@@ -115,7 +116,7 @@ void chunk_check::check_rows(std::uint64_t first_row, std::uint64_t count, std::
                 if (good_.size() == max_remembered) good_.clear();
                 good_.insert(number);
             }
-            for (axis = lengths.size(); --axis > 0;) {  // the next one of the same rows, in C order
+            for (axis = lengths.size(); --axis > 0;) {  // the next chunk of the same rows, in C order
                 position[axis] += chunk_shape[axis];
                 if (position[axis] < lengths[axis]) break;
                 position[axis] = 0;
@@ -204,7 +205,7 @@ struct hdf5_library_reader::state {
 
 void hdf5_library_reader::state::open(const hdf5_description& description,
                                       hdf5_unverified_chunks unverified) {
-    // rows of a chunk should not have it decoded for each
+    // a chunk should not be decoded again for each of its rows
     opened.emplace(*file, hdf5_library_cache_bytes);
     hdf5::link_access links;
     dataset = hdf5::open_dataset(*opened, description.name, links);
@@ -229,7 +230,7 @@ hdf5_library_reader::hdf5_library_reader(std::shared_ptr<const input_file> file,
                                          const hdf5_description& description,
                                          hdf5_unverified_chunks unverified)
     : state_(std::make_unique<state>()) {
-    state_->file = file;  // which sentences still need when the state is gone
+    state_->file = file;  // error messages need it after state_ is reset
     hdf5::naming(*file, [&] {
         state_->name = description.name;
         if (!description.shape.empty()) state_->row_count = description.shape.front();
@@ -250,13 +251,13 @@ hdf5_library_reader::~hdf5_library_reader() {
         const hdf5::library_lock lock;
         state_.reset();
     } catch (const error&) {
-        static_cast<void>(state_.release());  // the library is gone, and its handles with it
+        static_cast<void>(state_.release());  // the library was closed, and its handles with it
     }
 }
 
 void hdf5_library_reader::state::read(std::uint64_t first_row, std::uint64_t count,
                                       std::span<std::byte> destination) {
-    // the library may leave what was never written as it is
+    // the library may leave unwritten elements unchanged
     std::ranges::fill(destination, std::byte{});
     if (lengths.empty()) {  // one element, whose rows the library cannot tell apart
         std::vector<std::byte> element(static_cast<std::size_t>(row_count * row_bytes));
@@ -278,7 +279,8 @@ void hdf5_library_reader::state::read(std::uint64_t first_row, std::uint64_t cou
     }
 }
 
-/// From that row on. The library takes far longer for a chunk when it reads many at once: ten times, of 10^6.
+/// The number of rows to read at once from `first_row` on. Reading many chunks at once is far slower per
+/// chunk: 10 times for 10^6 chunks.
 std::uint64_t hdf5_library_reader::state::rows_at_once(std::uint64_t first_row) const noexcept {
     constexpr std::uint64_t max_chunks = 1024;
     if (chunk_lengths.empty()) return row_count;
@@ -288,7 +290,7 @@ std::uint64_t hdf5_library_reader::state::rows_at_once(std::uint64_t first_row) 
     const std::uint64_t bands = std::max<std::uint64_t>(max_chunks / chunks_per_band, 1);
     std::uint64_t rows = 0;
     if (!multiply(bands, chunk_lengths.front(), rows)) return row_count;
-    return rows - first_row % chunk_lengths.front();  // as far as whole chunks go
+    return rows - first_row % chunk_lengths.front();  // up to the end of a chunk
 }
 
 void hdf5_library_reader::read(std::uint64_t first_row, std::uint64_t row_count,

@@ -10,7 +10,7 @@
 #include "formats/hdf5_library.hpp"
 #include "src/core/quote.hpp"
 
-/// What there is in a file, and where paths lead.
+/// Lists the objects of a file, and resolves paths.
 namespace pinflow::detail {
 
 namespace hdf5 {
@@ -88,10 +88,10 @@ object_handle open_dataset(const open_file& file, const std::string& name, link_
 
 namespace {
 
-/// Of groups within groups.
+/// Limit on nested groups.
 constexpr std::size_t max_depth = 256;
 constexpr std::size_t max_links = std::size_t{1} << 20;
-/// Longer ones are reported without what they lead to.
+/// Longer link targets are left out of the report.
 constexpr std::size_t longest_target = 4096;
 
 struct link {
@@ -181,7 +181,7 @@ void lister::enter(object_handle group, std::string path) {
     places_.push_back({std::move(path), std::move(group), std::move(collector.links), 0});
 }
 
-/// Empty for a link within the file: what it leads to is listed under a hard link of its own.
+/// Empty for a link within the file: its target is listed under its own hard link.
 std::string lister::not_followed_reason(const place& at, const link& found, const std::string& path) {
     if (found.type != H5L_TYPE_SOFT && found.type != H5L_TYPE_EXTERNAL) {
         return fmt::format("the link {} is of a kind that pinflow does not know", quote(path));

@@ -10,8 +10,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// From this size on, pages of their own: given back to the system at once, and huge where they can be.
-/// Smaller ones are the allocator's to keep.
+/// From this size on, chunks get their own pages, which are returned to the system at once, and are huge
+/// pages if possible. Smaller chunks are left to the allocator.
 constexpr std::uint64_t min_pages_bytes = 256 << 10;
 
 }  // namespace
@@ -59,7 +59,7 @@ hdf5_chunk_memory hdf5_chunk_pool::take(std::uint64_t size_bytes) const {
 
 hdf5_memory::hdf5_memory(std::uint64_t cache_bytes, std::uint64_t decoding_bytes)
     : cache(cache_bytes), chunks(decoding_bytes / 3), decoding_bytes_(decoding_bytes) {
-    // more threads than that never decode at once, or do without
+    // at most this many decoders are kept; further threads create their own
     constexpr std::size_t max_decoders = 1024;
     decoders_.reserve(max_decoders);
 }

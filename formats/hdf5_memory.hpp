@@ -13,13 +13,14 @@
 
 namespace pinflow::detail {
 
-/// Memory for decoded chunks. What is given back is kept for the next ones, up to a limit. Thread-safe.
+/// A pool of memory for decoded chunks. Keeps released memory for later chunks, up to a limit. Thread-safe.
 class hdf5_chunk_pool {
  public:
     explicit hdf5_chunk_pool(std::uint64_t max_spare_bytes);
 
-    /// Goes back by itself, even when the pool is gone. @throws system_failure when there is none,
-    /// std::bad_alloc.
+    /// Allocates memory that returns to the pool when the last pointer is destroyed, which may be after the
+    /// pool.
+    /// @throws system_failure if no memory is left; std::bad_alloc.
     hdf5_chunk_memory take(std::uint64_t size_bytes) const;
 
  private:
@@ -27,25 +28,26 @@ class hdf5_chunk_pool {
     std::shared_ptr<spare_memory> spare_;
 };
 
-/// What readers of datasets that were opened together take together: decoded chunks that are kept, and what
-/// decoding needs besides. Thread-safe.
+/// The memory that the readers of datasets opened by one call share: cached decoded chunks, and memory for
+/// decoding. Thread-safe.
 class hdf5_memory {
  public:
-    /// Half of it for each.
+    /// Divides `size_bytes` in half between the cache and decoding.
     explicit hdf5_memory(std::uint64_t size_bytes)
         : hdf5_memory(size_bytes - size_bytes / 2, size_bytes / 2) {}
     hdf5_memory(std::uint64_t cache_bytes, std::uint64_t decoding_bytes);
 
     std::uint64_t size_bytes() const noexcept { return cache.max_bytes() + decoding_bytes_; }
 
-    /// A number for a reader's keys in the cache.
+    /// A new number for the cache keys of one reader.
     std::uint64_t new_reader() noexcept;
 
-    /// For a thread that is about to decode, and takes `size_bytes` for it: waits until there is as much, or
-    /// nobody else decodes. In the order in which they ask. Nobody waits for anything between this and
-    /// `end_decoding`.
+    /// Reserves `size_bytes` for a thread that is about to decode. Waits until that much is free, or no other
+    /// thread decodes; threads are served in the order of their calls. A thread must not wait for anything
+    /// between this and `end_decoding`.
     void begin_decoding(std::uint64_t size_bytes);
-    /// The same if that is now. @return whether it is.
+    /// The same without waiting.
+    /// @return whether the memory is reserved.
     bool try_begin_decoding(std::uint64_t size_bytes);
     void end_decoding(std::uint64_t size_bytes) noexcept;
 

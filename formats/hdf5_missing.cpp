@@ -5,7 +5,7 @@
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/open.hpp"
 
-/// What a build without HDF5 has of it: one sentence.
+/// The HDF5 functions of a build without HDF5, which throw format_not_built.
 namespace pinflow {
 
 namespace {
@@ -48,7 +48,7 @@ hdf5_writer::hdf5_writer(const std::filesystem::path& path, std::uint64_t /*alig
 hdf5_writer::hdf5_writer(hdf5_writer&&) noexcept = default;
 hdf5_writer& hdf5_writer::operator=(hdf5_writer&&) noexcept = default;
 hdf5_writer::~hdf5_writer() = default;
-// without a writer, nobody calls these
+// never called: no writer can be constructed
 void hdf5_writer::check(std::span<const dataset> /*datasets*/) const {}
 void hdf5_writer::begin(const dataset& /*begun*/) {}
 void hdf5_writer::write(std::span<const std::byte> /*bytes*/) {}

@@ -17,11 +17,11 @@
 
 namespace pinflow::detail::hdf5 {
 
-/// What the driver writes to.
+/// The state that the driver writes to.
 struct output::state {
     explicit state(const std::filesystem::path& to) : path(to.string()) { file.emplace(to); }
 
-    /// Runs a step that the library has asked for, unless there is nothing to be written any more.
+    /// Runs a step for the library, unless a step has failed or the file is discarded.
     template <typename Step>
     void attempt(Step step) noexcept {
         if (!file || failed) return;
@@ -32,7 +32,7 @@ struct output::state {
             failed = true;
         }
     }
-    /// Throws what a step has failed with.
+    /// Throws the error of the failed step.
     void pass_on_failure() {
         if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
     }
@@ -43,12 +43,12 @@ struct output::state {
     }
 
     std::string path;
-    std::optional<output_file> file;  ///< empty when it is thrown away
+    std::optional<output_file> file;  ///< empty once it is discarded
     bool failed = false;
     std::exception_ptr failure;         ///< of the step that failed, until it is thrown
-    std::uint64_t alignment_bytes = 1;  ///< of the elements that space is taken for
-    std::uint64_t allocated_bytes = 0;  ///< where the space ends that the library has taken
-    std::uint64_t written_bytes = 0;    ///< where the file ends
+    std::uint64_t alignment_bytes = 1;  ///< of the elements to allocate space for
+    std::uint64_t allocated_bytes = 0;  ///< end of the space that the library has allocated
+    std::uint64_t written_bytes = 0;    ///< end of the file
 };
 
 // ---- the driver ------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ struct driver {
         return *static_cast<const file*>(opened)->of;
     }
 
-    /// What H5Pset_driver hands on to `open`.
+    /// The argument that H5Pset_driver passes to `open`.
     struct argument {
         const std::shared_ptr<state>* of;
     };
@@ -142,12 +142,12 @@ struct driver {
         return 0;
     }
 
-    /// Registered anew for each file, as somebody may have closed the library meanwhile.
+    /// Registers the driver for each file, since other code may have closed the library meanwhile.
     static driver_handle registered() {
         ::H5FD_class_t driver{};
 #if H5_VERSION_GE(1, 13, 2)
         driver.version = H5FD_CLASS_VERSION;
-        driver.value = static_cast<::H5FD_class_value_t>(510);  // one of the last that nobody owns
+        driver.value = static_cast<::H5FD_class_value_t>(510);  // one of the last unassigned numbers
 #endif
         driver.name = "pinflow_output";
         driver.maxaddr = max_file_bytes;
@@ -175,7 +175,7 @@ namespace {
 
 constexpr std::string_view properties = "its properties cannot be set";
 
-/// Of a dataset, without the time at which it is made: equal arrays make equal files.
+/// Creation properties without a time stamp, so that equal arrays give equal files.
 property_handle creation_properties(::H5D_layout_t layout) {
     property_handle creation(::H5Pcreate(H5P_DATASET_CREATE), properties);
     checked(::H5Pset_layout(creation.id(), layout), properties);
@@ -199,7 +199,7 @@ auto output::attempt(Step step) -> decltype(step()) {
             return result;
         }
     } catch (const format_error& refusal) {
-        state_->failed = true;  // it may have left half of something behind
+        state_->failed = true;  // the library may have left something half-written
         state_->pass_on_failure();
         throw unsupported(fmt::format("cannot write '{}': {}", path(), refusal.what()));
     }
@@ -213,7 +213,7 @@ output::output(const std::filesystem::path& path) : state_(std::make_shared<stat
             const driver::argument argument{&state_};
             checked(::H5Pset_driver(access.id(), driver_.id(), &argument), properties);
             checked(::H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), properties);
-            // what version 1.8, and mostly older ones, can read
+            // formats that version 1.8, and usually older ones, can read
             checked(::H5Pset_libver_bounds(access.id(), H5F_LIBVER_EARLIEST, H5F_LIBVER_V18), properties);
             file_ = {::H5Fcreate(this->path().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.id()),
                      "libhdf5 cannot begin it"};
@@ -229,7 +229,7 @@ output::~output() {
 }
 
 void output::discard() noexcept {
-    state_->file.reset();  // the library continues writing to nowhere
+    state_->file.reset();  // the library's further writes are discarded
     try {
         const library_lock lock;
         chunked_ = {};
@@ -269,7 +269,7 @@ std::uint64_t output::create_contiguous(const std::string& name, const dtype& ty
         chunked_ = {};
         const property_handle creation = creation_properties(H5D_CONTIGUOUS);
         if (size_bytes > 0) {
-            // space now, and nothing in it: that is for the caller
+            // allocate the space now; the caller writes the elements
             checked(::H5Pset_alloc_time(creation.id(), H5D_ALLOC_TIME_EARLY), properties);
             checked(::H5Pset_fill_time(creation.id(), H5D_FILL_TIME_NEVER), properties);
         }

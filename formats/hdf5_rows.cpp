@@ -17,10 +17,10 @@ namespace pinflow::detail {
 
 namespace {
 
-/// A block of elements that is read ahead even when less memory is granted.
+/// The smallest block of elements to read ahead, even if `memory_bytes` is less.
 constexpr std::uint64_t min_block_bytes = 64 << 10;
 
-/// As the tool spells it: 'a.h5:group/data'.
+/// The dataset as the tool writes it: 'a.h5:group/data'.
 std::string spelled(const hdf5_dataset& dataset) {
     const std::string name = quote(dataset.description->name);
     return fmt::format("'{}:{}'", dataset.file->path(), name.substr(1, name.size() - 2));
@@ -28,7 +28,7 @@ std::string spelled(const hdf5_dataset& dataset) {
 
 // ---- rows -----------------------------------------------------------------------------------------------
 
-/// What reading its rows may take, the destination aside.
+/// Memory for reading the rows, without the destination.
 std::uint64_t decoding_bytes(const hdf5_description& description, const hdf5_memory& memory) {
     std::uint64_t chunk_bytes = 0;
     if (!description.chunk_shape.empty())
@@ -47,7 +47,8 @@ std::uint64_t decoding_bytes(const hdf5_description& description, const hdf5_mem
     return 0;
 }
 
-/// @throws system_failure when there is too little memory to decode a single chunk.
+/// Checks that there is enough memory to decode one chunk.
+/// @throws system_failure if there is not.
 void require_chunk_memory(const hdf5_dataset& dataset) {
     const hdf5_description& description = *dataset.description;
     const std::uint64_t chunk_bytes =
@@ -125,7 +126,7 @@ std::chrono::nanoseconds hdf5_rows::read_rows(std::span<const std::uint64_t> ids
 
 // ---- elements -------------------------------------------------------------------------------------------
 
-/// Reads ahead, a block at a time; where a block fits what is asked for, straight to where it is to go.
+/// Reads ahead, a block at a time. A block that fits into the destination is read directly to it.
 class block_elements : public element_stream {
  public:
     explicit block_elements(const hdf5_dataset& dataset)
@@ -141,8 +142,7 @@ class block_elements : public element_stream {
     void finish() final { file_->check_unchanged(); }
 
  protected:
-    /// The size of the block that begins at the byte `begin`, where the one before ended; at most so much as
-    /// is left.
+    /// The size of the block at byte `begin`, the end of the block before; at most the bytes that are left.
     virtual std::uint64_t block_bytes(std::uint64_t begin) const = 0;
     virtual void read_block(std::uint64_t begin, std::span<std::byte> destination) const = 0;
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
@@ -155,7 +155,7 @@ class block_elements : public element_stream {
     std::uint64_t size_bytes_;
     std::uint64_t position_ = 0;
     memory_region memory_;
-    std::span<const std::byte> block_;  // what of it is not delivered yet
+    std::span<const std::byte> block_;  // the part of it not delivered yet
 };
 
 void block_elements::read(std::span<std::byte> destination) {
@@ -174,7 +174,7 @@ void block_elements::read(std::span<std::byte> destination) {
                 continue;
             }
             if (memory_.size_bytes() < count) {
-                memory_ = {};  // before the larger one is there
+                memory_ = {};  // release it before allocating the larger one
                 memory_ = memory_region::anonymous(count);
             }
             read_block(position_, memory_.bytes().first(count));
@@ -188,7 +188,7 @@ void block_elements::read(std::span<std::byte> destination) {
     }
 }
 
-/// Blocks of whole rows, for datasets of which rows are small or cannot be split.
+/// Blocks of whole rows, for datasets whose rows are small or cannot be split.
 class row_elements final : public block_elements {
  public:
     row_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes)
@@ -258,7 +258,7 @@ class chunk_elements final : public block_elements {
         const std::uint64_t length = grid.chunk_shape()[axis_];
         if (count_ >= length) {
             count_ -= count_ % length;
-        } else {  // parts of nearly one size
+        } else {  // parts of nearly equal size
             const std::uint64_t parts = (length - 1) / count_ + 1;
             count_ = (length - 1) / parts + 1;
         }

@@ -17,8 +17,8 @@ std::shared_ptr<hdf5_memory> make_hdf5_memory(std::uint64_t size_bytes);
 /// As pinflow::open_hdf5_rows.
 std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& path, std::string_view name,
                                                  std::shared_ptr<hdf5_memory> memory);
-/// The whole dataset as one row, also one without axes. @throws as pinflow::open_hdf5_rows, and when it has
-/// no axes as pinflow::open_hdf5.
+/// The whole dataset as one row; it may have no axes.
+/// @throws as pinflow::open_hdf5_rows; for a dataset without axes, as pinflow::open_hdf5.
 std::shared_ptr<const row_source> open_hdf5_row(const std::filesystem::path& path, std::string_view name,
                                                 std::shared_ptr<hdf5_memory> memory);
 

@@ -14,7 +14,7 @@ namespace pinflow::detail::hdf5 {
 
 namespace {
 
-/// Of structures, arrays and enumerations within each other.
+/// Limit on nested structures, arrays and enumerations.
 constexpr unsigned max_depth = 32;
 
 template <typename... Arguments>
@@ -52,7 +52,7 @@ class library_text {
     char* text_;
 };
 
-/// How the bits of a number lie in its bytes.
+/// The layout of a number's bits in its bytes.
 struct number_layout {
     std::uint64_t size_bytes = 0;
     std::uint64_t precision_bits = 0;
@@ -103,8 +103,8 @@ constexpr std::array float_layouts{
     float_layout{dtype_kind::floating, 16, 80, 15, 64, H5T_NORM_NONE},  // x86's long double
     float_layout{dtype_kind::bfloat16, 2, 16, 8, 7, H5T_NORM_IMPLIED},
     float_layout{dtype_kind::float8_e5m2, 1, 8, 5, 2, H5T_NORM_IMPLIED},
-    // two types are laid out like this, one with infinities, and nothing tells which it is: array::view_as
-    // does
+    // two 8-bit floats have this layout, one with infinities; the file does not tell which, so the caller
+    // names the type with array::view_as
     float_layout{dtype_kind::opaque, 1, 8, 4, 3, H5T_NORM_IMPLIED},
 };
 
@@ -125,7 +125,7 @@ dtype floating_type(::hid_t type) {
                                exponent_bits == known.exponent_bits && mantissa_bits == known.mantissa_bits &&
                                mantissa == 0 && exponent == mantissa_bits && sign == exponent + exponent_bits;
         if (!same_bits || norm != known.norm || bias != (std::size_t{1} << (exponent_bits - 1)) - 1) continue;
-        if (known.size_bytes == 16 && layout.order == std::endian::big) continue;  // nobody's
+        if (known.size_bytes == 16 && layout.order == std::endian::big) continue;  // no system has it
         return {known.kind, known.size_bytes, layout.order};
     }
     refuse("{} of {} bytes with {} bits of exponent and {} of mantissa, laid out in a way of their own", what,
@@ -150,12 +150,11 @@ dtype string_type(::hid_t type) {
     const ::htri_t is_variable = ::H5Tis_variable_str(type);
     if (is_variable < 0) fail_type();
     if (is_variable > 0) refuse("strings of variable length, whose characters lie elsewhere in the file");
-    // how they are padded is left as it is: with zeros, mostly
+    // padding is left unchanged; usually it is zeros
     return {dtype_kind::bytes, size_of(type)};
 }
 
-/// Times, for which HDF5 has no type, are tagged by h5py with numpy's name of theirs; other tags mean
-/// nothing.
+/// HDF5 has no type for times: h5py tags them with numpy's name of the type. Other tags are ignored.
 dtype opaque_type(::hid_t type) {
     const std::uint64_t size_bytes = size_of(type);
     dtype opaque(dtype_kind::opaque, size_bytes);

@@ -174,8 +174,8 @@ void hdf5_chunk_writer::write(std::span<const std::byte> bytes) {
 void hdf5_chunk_writer::store_batch() {
     std::uint64_t next = first_band_ * grid_.chunks_per_band();
     const std::uint64_t end = end_band_ * grid_.chunks_per_band();
-    // No more chunks are on their way than there are encoders, and they leave in order: the chunk that had
-    // one before has left by the time that the next one gets it.
+    // There are at most as many chunks in flight as encoders, and chunks finish in order. So the previous
+    // chunk of an encoder has finished when the next one gets it.
     const auto encoder_of = [&](std::uint64_t chunk) -> encoder& {
         return *encoders_[chunk % encoders_.size()];
     };
@@ -194,8 +194,8 @@ void hdf5_chunk_writer::store_batch() {
         const encoder& of = encoder_of(chunk);
         store_(first_element(chunk), of.filter_mask, of.stored);
     };
-    // isolated from the caller's other tasks, that a thread which waits here does not begin one of them
-    // meanwhile; and from their cancellation, which is not to end this with chunks missing
+    // isolated from the caller's other tasks, so that a thread that waits here does not begin one of them,
+    // and from the caller's cancellation, which would end this with chunks missing
     tbb::task_group_context context(tbb::task_group_context::isolated);
     tbb::this_task_arena::isolate([&] {
         using tbb::filter_mode;
@@ -218,7 +218,7 @@ void hdf5_chunk_writer::encode(std::uint64_t chunk, encoder& by) const {
     }
     std::byte* const cut = by.cut.reserve(chunk_bytes);
     std::memset(cut, 0, chunk_bytes);
-    // a part says where bytes of a chunk are in rows: here they go the other way
+    // a part maps a chunk's bytes to rows; here they are copied the other way
     hdf5_chunk_part part = box_.part(chunk % grid_.chunks_per_band());
     std::swap(part.source_offset, part.destination_offset);
     for (hdf5_chunk_part::axis& axis : std::span(part.axes).first(part.axis_count))
@@ -244,10 +244,10 @@ shape_vector hdf5_chunk_writer::first_element(std::uint64_t chunk) const {
 
 namespace {
 
-/// Elements from `first` on, `count` in all.
+/// Shuffles `count` elements from `first` on.
 void shuffle_by_byte(const std::byte* elements, std::uint64_t count, std::uint64_t element_bytes,
                      std::uint64_t first, std::byte* planes) noexcept {
-    // a block of elements that stays in a core's first cache while its bytes are gone through
+    // a block of elements that stays in the L1 cache during the passes over its bytes
     const std::uint64_t block = std::max<std::uint64_t>((16 << 10) / element_bytes, 16);
     for (; first < count; first += block) {
         const std::uint64_t end = std::min(count, first + block);
@@ -261,7 +261,8 @@ void shuffle_by_byte(const std::byte* elements, std::uint64_t count, std::uint64
 }
 
 #ifdef __SSE2__
-/// As many elements as vectors of 16 take. @return how many that are.
+/// Shuffles as many elements as fit whole vectors of 16.
+/// @return how many were shuffled.
 template <std::size_t ElementBytes>
 std::uint64_t shuffle_by_vector(const std::byte* elements, std::uint64_t count, std::byte* planes) noexcept {
     constexpr std::uint64_t at_once = 16;
@@ -271,8 +272,8 @@ std::uint64_t shuffle_by_vector(const std::byte* elements, std::uint64_t count, 
         const auto* const from = reinterpret_cast<const __m128i*>(elements + first * ElementBytes);
         for (std::size_t index = 0; index < ElementBytes; ++index)
             now[index] = _mm_loadu_si128(from + index);
-        // Each pass interleaves the first half with the second: as a number of bits, a byte's place is turned
-        // left by one. After four, the number of its element, of 16, is the lowest part.
+        // Each pass interleaves the first half with the second: the bits of a byte's index rotate left by
+        // one. After four passes, the element number (of 16) is in the lowest bits.
         for (int pass = 0; pass < 4; ++pass) {
             __m128i next[ElementBytes];
             for (std::size_t index = 0; index < ElementBytes / 2; ++index) {

@@ -10,41 +10,43 @@
 #include "formats/hdf5_chunk_grid.hpp"
 #include "pinflow/array.hpp"
 
-/// Elements in C order, cut into the chunks of a dataset, each of them shuffled and deflated: without
+/// Cuts elements in C order into the chunks of a dataset, and shuffles and deflates each chunk, without
 /// libhdf5.
 namespace pinflow::detail {
 
-/// The chunks of a dataset whose owner asks for none in particular: as many of the elements that follow each
-/// other as 1 MiB holds, whole rows if they are smaller. So from the last axis on, each length is the axis's
-/// own while that fits; the first that does not is what fits; those before it are 1. The shape has axes, and
-/// none of its lengths is 0.
+/// The default chunk shape: as many consecutive elements as fit into 1 MiB, in whole rows if a row is smaller
+/// than that. From the last axis backwards, a chunk has the full length of each axis while that fits, then as
+/// much of the next axis as fits, then length 1. `shape` must have axes, and no length may be 0.
 shape_vector hdf5_default_chunk_shape(const shape_vector& shape, std::uint64_t element_bytes);
 
-/// Stores one chunk: the indices of its first element, which filters were skipped (bit 0 shuffle, bit 1
-/// deflate), and the bytes as they are to be stored.
+/// Stores one chunk.
+/// @param first_element the indices of its first element.
+/// @param filter_mask the skipped filters: bit 0 shuffle, bit 1 deflate.
+/// @param stored the bytes to store.
 using hdf5_store_chunk = std::function<void(std::span<const std::uint64_t> first_element,
                                             std::uint32_t filter_mask, std::span<const std::byte> stored)>;
 
-/// Cuts the elements of one dataset into chunks, encodes several of those side by side on all cores, and has
-/// them stored in their order. Chunks at the edges are full-size, with zeros for what lies outside; those
-/// that do not shrink are stored as they are.
+/// Cuts the elements of one dataset into chunks, encodes several chunks in parallel on all cores, and stores
+/// them in order. Chunks at the edges are full-size, with zeros outside the dataset. A chunk that does not
+/// shrink is stored unfiltered.
 ///
 /// Takes memory for the rows of one band of chunks (the chunks that share the same rows; leading axes along
 /// which chunks have length 1 do not enlarge it). With enough cores it takes up to 64 MiB more for rows, and
-/// three times as much for encoding. Not thread-safe. `store` is called by one thread at a time, not always
-/// by the one that calls `write`.
+/// three times as much for encoding. Not thread-safe. `store` is called on one thread at a time, which need
+/// not be the thread that calls `write`.
 class hdf5_chunk_writer {
  public:
-    /// `shape` and `chunk_shape` have equally many axes, no length is 0, and no chunk is longer than the
-    /// dataset. `deflate_level` is libdeflate's, 1 to 12.
+    /// `shape` and `chunk_shape` must have the same number of axes. No length may be 0, and no chunk may be
+    /// longer than the dataset. `deflate_level` is libdeflate's, 1 to 12.
     hdf5_chunk_writer(const shape_vector& shape, const shape_vector& chunk_shape, std::uint64_t element_bytes,
                       unsigned deflate_level, hdf5_store_chunk store);
     hdf5_chunk_writer(const hdf5_chunk_writer&) = delete;
     hdf5_chunk_writer& operator=(const hdf5_chunk_writer&) = delete;
     ~hdf5_chunk_writer();
 
-    /// Takes the bytes that come next, cut anywhere, not more than are left. With the last of them all chunks
-    /// are stored. @throws what `store` throws; then nothing more can be written.
+    /// Takes the next bytes, at most as many as are left; a piece may end anywhere. When the last byte has
+    /// arrived, all chunks are stored.
+    /// @throws what `store` throws; nothing more can be written after that.
     void write(std::span<const std::byte> bytes);
 
  private:
@@ -59,19 +61,19 @@ class hdf5_chunk_writer {
     void encode(std::uint64_t chunk, encoder& by) const;
     shape_vector first_element(std::uint64_t chunk) const;
 
-    // The axes before grid_axis_, along which chunks have a length of 1, are one: its indices are blocks,
-    // each of them a grid of chunks, whose bands follow each other in the bytes.
+    // The axes before grid_axis_, along which chunks have length 1, are treated as one axis of blocks. Each
+    // block is a grid of chunks, and its bands are contiguous in the bytes.
     std::size_t grid_axis_;
     shape_vector block_shape_;  ///< the lengths of those axes
     hdf5_chunk_grid grid_;
-    hdf5_row_box box_;  ///< all of a row
+    hdf5_row_box box_;  ///< a whole row
     std::uint64_t bands_per_block_;
     std::uint64_t band_count_;
     std::uint64_t element_bytes_;
     unsigned deflate_level_;
     hdf5_store_chunk store_;
 
-    // a batch is whole bands, and the bytes of them that have come so far
+    // a batch is a number of whole bands, of which collected_bytes_ have arrived
     std::uint64_t max_batch_bands_;
     std::uint64_t first_band_ = 0;
     std::uint64_t end_band_ = 0;
@@ -81,8 +83,9 @@ class hdf5_chunk_writer {
     std::vector<std::unique_ptr<encoder>> encoders_;
 };
 
-/// Lays the bytes of elements apart, as HDF5's shuffle filter does: all first bytes, all second ones, ....
-/// `elements` are whole ones; `destination` is as large, and elsewhere.
+/// Shuffles as HDF5's filter does: stores all first bytes of elements, then all second bytes, ....
+/// @param elements whole elements.
+/// @param destination has the same size, and does not overlap `elements`.
 void hdf5_shuffle(std::span<const std::byte> elements, std::uint64_t element_bytes,
                   std::byte* destination) noexcept;
 

@@ -24,12 +24,12 @@ using dataset = hdf5_writer::dataset;
 
 constexpr unsigned max_deflate_level = 12;
 constexpr unsigned max_zlib_level = 9;
-/// Of elements that are contiguous: smaller pieces are collected.
+/// Contiguous elements are written in pieces of at least this size; smaller pieces are collected.
 constexpr std::size_t piece_bytes = std::size_t{1} << 20;
 
 // ---- what can be written: what is thrown here is read after "the dataset 'NAME'" --------------------------
 
-/// The paths in a file, so far.
+/// The paths that are already in the file.
 class path_tree {
  public:
     void add(const std::string& path);

@@ -6,7 +6,7 @@
 
 namespace pinflow::detail {
 
-/// libdeflate's state for inflating, some kilobytes that are worth keeping. For one thread at a time.
+/// Owns libdeflate's decompressor: some kilobytes, which are worth reusing. For one thread at a time.
 struct libdeflate_handle {
     /// @throws std::bad_alloc.
     libdeflate_handle() : handle(::libdeflate_alloc_decompressor()) {

@@ -78,7 +78,7 @@ void write_strided(detail::output_file& file, const array_view& view) {
     }
 }
 
-/// Begins the sentence of an error that knows no path with one.
+/// Puts the path in front of messages that have none.
 template <typename Function>
 auto naming(const std::filesystem::path& path, Function function) -> decltype(function()) {
     try {
@@ -143,7 +143,7 @@ struct npy_writer::state {
         file.write(bytes_of(header));
     }
 
-    /// Bytes of what must arrive whole: a row of a file that grows, else all.
+    /// The unit that must arrive whole, in bytes: a row of a growing file, otherwise the whole array.
     std::uint64_t unit_size_bytes() const {
         const auto lengths = std::span(shape).subspan(grows ? 1 : 0);
         std::uint64_t size = element_count(lengths);
@@ -163,7 +163,7 @@ struct npy_writer::state {
         return grows ? written_bytes % unit_bytes == 0 : written_bytes == unit_bytes;
     }
 
-    /// What the bytes that arrive are compared with, for messages.
+    /// The expected size, for messages.
     std::string promise() const {
         return grows ? fmt::format("a row of shape {} of {} has {} bytes",
                                    to_string(std::span(shape).subspan(1)), type.descr(), unit_bytes)
@@ -228,7 +228,7 @@ void npy_writer::finish() {
     }
     if (own.grows && own.written_bytes > 0) {
         own.shape[0] = own.written_bytes / own.unit_bytes;
-        // as long as the one that it replaces, which has room for every number of rows
+        // has the same size as the header that it replaces, which has room for any row count
         const auto header = format_npy_header(own.type, own.shape, false, own.alignment_bytes);
         own.file.write_at(0, bytes_of(header));
     }

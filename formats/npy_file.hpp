@@ -7,10 +7,10 @@
 
 namespace pinflow::detail {
 
-/// Whether an array of a file gets a mapping of its own, or is one of many that are mapped together later.
+/// Whether an array gets its own mapping, or is later mapped together with others.
 enum class array_mapping : bool { own, later };
 
-/// As open_npy, of a file that is open already.
+/// As open_npy, for a file that is already open.
 array open_npy_file(std::shared_ptr<const input_file> file, array_mapping mapping);
 
 }  // namespace pinflow::detail

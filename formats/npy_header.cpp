@@ -75,11 +75,12 @@ preamble parse_preamble(std::span<const std::byte> bytes, std::uint64_t file_siz
 
 // ---- sizes ------------------------------------------------------------------------------------------------
 
-/// @throws format_error unless the array that the header promises lies within the file.
+/// Checks that the array of the header is within the file.
+/// @throws format_error if it is not.
 void check_size(const npy_header& header, std::uint64_t file_size_bytes) {
     const std::uint64_t item_size_bytes = header.dtype.size_bytes();
-    // as numpy does, a length of 0 is left out at first: what the other axes would need must be countable
-    // anyway; elements of no bytes count as one byte, so that they are countable as well
+    // as numpy does, lengths of 0 are left out at first, so that the size of the other axes is checked in any
+    // case; elements of 0 bytes count as one byte for the same reason
     std::uint64_t size_bytes = std::max<std::uint64_t>(item_size_bytes, 1);
     for (const std::uint64_t length : header.shape) {
         if (length == 0) continue;
@@ -102,8 +103,8 @@ void check_size(const npy_header& header, std::uint64_t file_size_bytes) {
 
 // ---- writing ----------------------------------------------------------------------------------------------
 
-/// The type as numpy can spell it: what it lacks is stored as bytes without a meaning, as ml_dtypes does.
-/// @throws invalid_argument when the bytes would be taken for another type's.
+/// The type as stored in the file. Types that numpy lacks are stored as opaque bytes, as ml_dtypes does.
+/// @throws invalid_argument if the bytes would be read as another type.
 dtype type_in_file(const dtype& type) {
     if (type.is_structured()) {
         std::vector<dtype_field> fields(type.fields().begin(), type.fields().end());
@@ -126,7 +127,7 @@ dtype type_in_file(const dtype& type) {
     }
 }
 
-/// UTF-8 text as Latin-1; empty when it has other characters.
+/// Converts UTF-8 text to Latin-1; empty if it has other characters.
 std::optional<std::string> as_latin_1(std::string_view text) {
     std::string result;
     result.reserve(text.size());

@@ -14,10 +14,10 @@
 #include "src/core/quote.hpp"
 #include "src/core/utf8.hpp"
 
-// Accepted is every header that a released numpy writes, and from other writers what numpy accepts of: any
-// order of keys, either quote, spaces, tabs and line ends between tokens, Python 2's `2L` and `u'title'`, no
-// trailing comma, any padding. Nothing that numpy rejects is accepted; of the oddities that it accepts, those
-// that nobody writes are refused (the table is in tests/npy_header_test.cpp).
+// The parser accepts every header that a released numpy writes. Of other writers it accepts what numpy
+// accepts: any order of keys, either quote, spaces, tabs and line ends between tokens, Python 2's `2L` and
+// `u'title'`, no trailing comma, any padding. It accepts nothing that numpy rejects. It refuses some oddities
+// that numpy accepts but no writer produces (the table is in tests/npy_header_test.cpp).
 
 namespace pinflow {
 
@@ -25,7 +25,7 @@ namespace {
 
 using detail::max_npy_axes;
 
-/// How deep structured types may lie within each other: what bounds the recursion.
+/// Limit on nested structured types, which bounds the recursion.
 constexpr unsigned max_nested_types = 32;
 
 template <typename... Arguments>
@@ -33,7 +33,7 @@ template <typename... Arguments>
     throw format_error(fmt::format(sentence, std::forward<Arguments>(arguments)...));
 }
 
-/// A type as a field has it: of one element, or of an array of them.
+/// The type of a field: one element, or an array of elements.
 struct field_type {
     dtype element;
     shape_vector shape;
@@ -165,7 +165,7 @@ class header_parser {
 
     std::string parse_title() {
         skip_space();
-        if (peek() == 'u' && major_version_ < 3) ++position_;  // Python 2 wrote the titles of its time so
+        if (peek() == 'u' && major_version_ < 3) ++position_;  // Python 2 wrote titles like this
         std::string title = parse_name();
         if (title.empty()) fail("the header has a field with an empty title");
         return title;
@@ -203,7 +203,7 @@ class header_parser {
             shape = parse_shape();
         } else {
             shape.push_back(parse_length());
-            // numpy takes it for no axis, and says that it will take it for one in the future
+            // numpy reads it as no axis, and warns that it will be one axis in the future
             if (shape[0] == 1) fail("the header has a field of the shape 1, which is not a tuple");
         }
         for (const std::uint64_t length : shape) {
@@ -247,7 +247,7 @@ class header_parser {
 
     // ---- strings
 
-    /// A string without escapes, none of which occur in what numpy writes for keys and types.
+    /// A string without escapes: numpy writes none in keys and types.
     std::string_view parse_string() {
         const std::string_view content = parse_quoted();
         if (content.find('\\') != content.npos)
@@ -272,7 +272,7 @@ class header_parser {
         return name;
     }
 
-    /// What the escape at `at`, which moves past it, stands for.
+    /// Decodes the escape at `at`, and moves `at` past it.
     static std::uint32_t parse_escape(std::string_view content, std::size_t& at) {
         // the string does not end in a single backslash, which would have escaped its quote
         const char letter = content[at + 1];
@@ -317,7 +317,7 @@ class header_parser {
         return code;
     }
 
-    /// What is between the quotes, escapes included.
+    /// The text between the quotes, with its escapes.
     std::string_view parse_quoted() {
         const char quote = peek();
         if (quote != '\'' && quote != '"') fail_at("a string");
@@ -331,7 +331,7 @@ class header_parser {
 
     // ---- tokens
 
-    /// What may follow the dictionary: spaces, then line ends.
+    /// Parses the padding after the dictionary: spaces, then line ends.
     void parse_padding() {
         while (peek() == ' ' || peek() == '\t')
             ++position_;

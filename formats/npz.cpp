@@ -33,7 +33,7 @@ npz_member begin_npz_member(const zip_entry& entry, const read_bytes& read, std:
     check_zip_member_readable(entry);
     npz_member member{{dtype::of<std::byte>(), false, {}, 0}, 0, zip_data_offset_bytes(entry, read), nullptr};
     member.reader = std::make_unique<zip_member_reader>(entry, member.data_offset_bytes, read, piece_bytes);
-    // the header's parser knows nothing of members
+    // the parser of the header does not know the member's name
     const auto naming_member = [&](auto parse) {
         const auto sentence = [&](const error& failure) {
             return fmt::format("the member {}: {}", quote(entry.name), failure.what());
@@ -55,8 +55,8 @@ npz_member begin_npz_member(const zip_entry& entry, const read_bytes& read, std:
     if (header.size() > preamble_bytes) member.reader->read(std::span(header).subspan(preamble_bytes));
     member.header = naming_member([&] { return parse_npy_header(header, entry.size_bytes); });
     member.payload_bytes = element_count(member.header.shape) * member.header.dtype.size_bytes();
-    // a .npy file may continue after the elements; in an archive nobody's does, and it would be a way to have
-    // us inflate what no header speaks of
+    // a .npy file may have bytes after its elements, but no writer of archives makes such members, and they
+    // could make us inflate bytes that no header declares
     if (member.header.data_offset_bytes + member.payload_bytes != entry.size_bytes) {
         throw format_error(fmt::format("the member {} has {} bytes, its .npy header promises {}",
                                        quote(entry.name), entry.size_bytes,
@@ -76,13 +76,13 @@ using detail::zip_entry;
 constexpr std::size_t peek_bytes = 4096;
 constexpr std::size_t piece_bytes = 256 << 10;
 
-/// Of a member, what numpy calls the array in it.
+/// numpy's name of the array in a member.
 std::string_view array_name(std::string_view member_name) {
     if (member_name.ends_with(".npy")) member_name.remove_suffix(4);
     return member_name;
 }
 
-/// Begins the sentence of an error with the path.
+/// Puts the path in front of error messages.
 template <typename Function>
 auto naming(const input_file& file, Function function) -> decltype(function()) {
     const auto sentence = [&](const error& failure) {
@@ -113,7 +113,8 @@ class archive {
     const std::shared_ptr<const input_file>& file() const noexcept { return file_; }
     const detail::read_bytes& read() const noexcept { return read_; }
     std::span<const zip_entry> entries() const noexcept { return entries_; }
-    /// @throws invalid_argument, naming those that exist.
+    /// Finds a member by name.
+    /// @throws invalid_argument if there is none; the message names the existing members.
     const zip_entry& find(std::string_view name) const;
 
  private:
@@ -140,7 +141,7 @@ archive::archive(const std::filesystem::path& path)
 }
 
 const zip_entry& archive::find(std::string_view name) const {
-    // as it is listed first: "a.npy" may well be the array in "a.npy.npy"
+    // the listed name first: "a.npy" may be the array in "a.npy.npy"
     for (const std::string_view wanted : {name, array_name(name)}) {
         if (const auto found = by_name_.find(wanted); found != by_name_.end()) return *found->second;
     }
@@ -164,7 +165,7 @@ class inflated_member {
 
     std::size_t index() const noexcept { return index_; }
     const zip_entry& entry() const noexcept { return entry_; }
-    /// All the memory that it takes: the elements begin on a page of their own.
+    /// All the memory that the member needs; the elements begin at a page boundary.
     std::uint64_t memory_bytes() const noexcept { return begin_bytes() + entry_.size_bytes; }
 
     void allocate() { memory_ = memory_region::anonymous(memory_bytes()); }
@@ -175,7 +176,7 @@ class inflated_member {
     array take() &&;
 
  private:
-    /// Where the .npy header begins in memory: as far before the first page's end as it takes.
+    /// The offset of the .npy header in memory, such that it ends at the end of a page.
     std::uint64_t begin_bytes() const noexcept {
         constexpr std::uint64_t page_bytes = 4096;
         return (page_bytes - member_.header.data_offset_bytes % page_bytes) % page_bytes;
@@ -224,7 +225,7 @@ void check_memory(std::span<const inflated_member> members, std::size_t thread_c
         "save the file with numpy.savez: its members are mapped, not inflated");
 }
 
-/// Inflates all, each on one core; the largest first, so that none is left to run alone at the end.
+/// Inflates all members, each on one core, the largest first, so that no long one runs alone at the end.
 void inflate_all(std::span<inflated_member> members, const detail::read_bytes& read) {
     const auto cores = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
     const std::size_t threads = std::min(cores, members.size());
@@ -276,7 +277,7 @@ std::vector<array> open_members(const archive& archive, std::span<const std::str
 
 // ---- element by element -----------------------------------------------------------------------------------
 
-/// A member whose elements lie in C order, read and checked on the way.
+/// A member with elements in C order, which is checked while it is read.
 class member_elements final : public detail::element_stream {
  public:
     member_elements(std::shared_ptr<const input_file> file, npz_member member)
@@ -316,8 +317,7 @@ class member_elements final : public detail::element_stream {
     std::unique_ptr<detail::zip_member_reader> reader_;
 };
 
-/// A stored member whose elements are read in another order than they lie in, so that its CRC-32 takes
-/// reading it once more.
+/// A stored member whose elements are not in C order. Checking its CRC-32 takes a second pass.
 class reordered_elements final : public detail::element_stream {
  public:
     reordered_elements(std::shared_ptr<const input_file> file, std::unique_ptr<element_stream> elements,
@@ -358,7 +358,7 @@ class npz_elements final : public detail::element_file {
                        fortran_strides_bytes(member.header.shape, member.header.dtype.size_bytes()))
                 .c_contiguous();
         if (in_order) return std::make_unique<member_elements>(archive_.file(), std::move(member));
-        // deflated elements come in their own order only: all of them must be there to be put in another
+        // deflated elements can only be read in stored order, so reordering needs all of them in memory
         array whole = std::move(open_members(archive_, std::array{std::string(name)})[0]);
         auto elements = detail::stream_elements(whole, memory_bytes);
         if (entry.deflated()) return elements;

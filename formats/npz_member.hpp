@@ -10,17 +10,18 @@
 
 namespace pinflow::detail {
 
-/// A member of a .npz file, as far as its .npy header tells.
+/// A member of a .npz file, as its .npy header describes it.
 struct npz_member {
     npy_header header;
     std::uint64_t payload_bytes = 0;
-    std::uint64_t data_offset_bytes = 0;        ///< of the member's data in the file, its .npy header first
+    std::uint64_t data_offset_bytes =
+        0;  ///< of the member's data in the file, which begins with the .npy header
     std::unique_ptr<zip_member_reader> reader;  ///< at the first element
 };
 
-/// Reads a member's header, and of its data no more than `piece_bytes` at a time.
-/// @throws format_error and unsupported, in a sentence without the path, for a member that is no array, whose
-/// size is not what its header promises, or that cannot be read; what `read` throws.
+/// Reads the header of a member, in pieces of at most `piece_bytes`.
+/// @throws format_error and unsupported (a sentence without the path) for a member that is no array, whose
+/// size contradicts its header, or that cannot be read; what `read` throws.
 npz_member begin_npz_member(const zip_entry& entry, const read_bytes& read, std::size_t piece_bytes);
 
 }  // namespace pinflow::detail

@@ -40,7 +40,7 @@ using detail::try_cuts;
 
 // ---- what a file is ---------------------------------------------------------------------------------------
 
-/// The bytes at `offset_bytes`, fewer where the file ends.
+/// The bytes at `offset_bytes`; fewer at the end of the file.
 std::string read_text(const input_file& file, std::uint64_t offset_bytes, std::uint64_t max_bytes) {
     if (offset_bytes >= file.size_bytes()) return {};
     std::string text(std::min(max_bytes, file.size_bytes() - offset_bytes), '\0');
@@ -64,7 +64,7 @@ file_format format_of_file(const input_file& file) {
     if (head.empty()) throw format_error(fmt::format("cannot open '{}': the file is empty", file.path()));
     if (head.starts_with(npy_magic) || npy_magic.starts_with(head)) return file_format::npy;
     if (head.starts_with("PK\x03\x04") || head.starts_with("PK\x05\x06")) return file_format::npz;
-    // a length of less than 2^48, which no text begins with; whether it is right is for the reader to say
+    // a length below 2^48: no text begins like this. The reader checks whether it is right
     if (head.size() == 9 && head[6] == '\0' && head[7] == '\0' && head[8] == '{') {
         return file_format::safetensors;
     }
@@ -185,8 +185,8 @@ source_pointer rows_of(const file_and_name& source, const opening& how) {
     return format == file_format::npy ? rows_of_npy(file, source, how) : rows_of_other(format, source, how);
 }
 
-/// The row sources of all files that the pattern `source.path` matches; empty when there are none. Headers of
-/// .npy files are read in parallel. Whatever fails first in the order of the paths is thrown.
+/// The row sources of all files that match the pattern `source.path`; empty if there are none. Headers of
+/// .npy files are read in parallel. Throws the first error in the order of the paths.
 std::vector<source_pointer> rows_of_matches(const file_and_name& source, opening how) {
     const std::vector<std::string> paths = matches_of(source.path);
     if (paths.size() > 1) how.mapping = array_mapping::later;
@@ -201,7 +201,7 @@ std::vector<source_pointer> rows_of_matches(const file_and_name& source, opening
     std::vector<result> results(paths.size());
     std::atomic<std::size_t> first_failed = paths.size();
     const auto open_at = [&](std::size_t index) {
-        if (index > first_failed) return;  // what happens here will not be told
+        if (index > first_failed) return;  // an error here would not be reported
         result& opened = results[index];
         try {
             const auto file = std::make_shared<const input_file>(paths[index]);
@@ -324,7 +324,7 @@ std::shared_ptr<const row_source> open_rows(const std::string& text, const open_
     if (has_wildcards(text)) {
         throw invalid_argument(fmt::format("cannot open '{}': no file has that name or matches it", text));
     }
-    return open(text).rows();  // which says why there is no such file
+    return open(text).rows();  // its error says why the file cannot be opened
 }
 
 namespace detail {

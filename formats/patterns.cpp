@@ -19,7 +19,7 @@ namespace {
 /// Orders text as it is, but numbers in it by their value: "part-2" comes before "part-10".
 bool natural_less(std::string_view a, std::string_view b) {
     const auto is_digit = [](char character) { return character >= '0' && character <= '9'; };
-    /// Takes the digits that `text` begins with, without the zeros that do not count.
+    /// Takes the leading digits of `text`, without leading zeros.
     const auto take_number = [&](std::string_view& text) {
         std::size_t size = 0;
         while (size < text.size() && is_digit(text[size]))
@@ -61,7 +61,7 @@ bool exists(const std::string& path) {
 std::vector<std::string> matches_of(const std::string& pattern) {
     if (!has_wildcards(pattern) || pattern.find('\0') != pattern.npos) return {};
     ::glob_t found{};
-    // a folder that is not there holds no matches, one that cannot be read might
+    // a missing folder has no matches, but an unreadable one might
     const auto stop_at = [](const char* /*folder*/, int failure) {
         return failure == ENOENT || failure == ENOTDIR ? 0 : 1;
     };

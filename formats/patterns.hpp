@@ -8,20 +8,20 @@
 
 namespace pinflow::detail {
 
-/// Whether the text has characters in it that the shell takes for a pattern.
+/// Whether the text contains a wildcard of the shell.
 bool has_wildcards(std::string_view text);
 
 bool exists(const std::string& path);
 
-/// The paths that match, in their natural order: numbers by their value. None if `pattern` has no wildcards.
-/// @throws system_failure when a folder cannot be read.
+/// The paths that match, in natural order (numbers compare by value). Empty if `pattern` has no wildcards.
+/// @throws system_failure if a folder cannot be read.
 std::vector<std::string> matches_of(const std::string& pattern);
 
 /// The files that FILE[:NAME] stands for if FILE is a pattern; see is_pattern. @throws as matches_of.
 std::vector<std::string> files_of_pattern(const std::string& text);
 
-/// Calls `use` for FILE and NAME as `text` may be cut, from the longest FILE to the shortest, until it
-/// returns true.
+/// Calls `use` for each way to split `text` into FILE and NAME, from the longest FILE to the shortest, until
+/// it returns true.
 template <typename Use>
 void try_cuts(const std::string& text, Use use) {
     if (use(file_and_name{text, {}, false})) return;

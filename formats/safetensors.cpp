@@ -26,7 +26,7 @@ namespace {
 
 using detail::quote;
 
-/// Reads as much as the header takes, and no more, a piece at a time.
+/// Reads exactly the header, a piece at a time.
 safetensors_header read_text(const input_file& file, detail::safetensors_metadata wanted) {
     constexpr std::uint64_t max_piece_bytes = 1u << 20;
     std::array<std::byte, detail::safetensors_preamble_size_bytes> preamble{};
@@ -34,7 +34,7 @@ safetensors_header read_text(const input_file& file, detail::safetensors_metadat
     const auto first = std::span(preamble).first(static_cast<std::size_t>(preamble_size));
     file.read(0, first);
     const std::uint64_t data_offset = detail::safetensors_data_offset_bytes(first, file.size_bytes());
-    std::uint64_t offset = preamble.size() - 1;  // behind the length
+    std::uint64_t offset = preamble.size() - 1;  // after the length
     std::vector<std::byte> piece(
         static_cast<std::size_t>(std::min<std::uint64_t>(max_piece_bytes, data_offset - offset)));
     const auto next_piece = [&]() -> std::span<const std::byte> {
@@ -54,7 +54,7 @@ safetensors_header read_header(const input_file& file,
     } catch (const format_error& failure) {
         throw format_error(fmt::format("cannot open '{}': {}", file.path(), failure.what()));
     } catch (const system_failure& failure) {
-        if (failure.code() != std::errc::not_enough_memory) throw;  // of the file, which it names
+        if (failure.code() != std::errc::not_enough_memory) throw;  // its message already names the file
         throw system_failure(fmt::format("cannot open '{}': {}", file.path(), failure.what()),
                              failure.code());
     }
@@ -163,7 +163,8 @@ namespace {
 constexpr std::uint64_t min_alignment_bytes = 8;
 constexpr std::uint64_t max_alignment_bytes = 2u << 20;
 
-/// The format's spelling of a type. @throws invalid_argument (a sentence without the path) when it has none.
+/// The format's name of a type.
+/// @throws invalid_argument (a sentence without the path) if it has none.
 std::string_view type_name_of(const safetensors_writer::tensor& tensor) {
     const pinflow::dtype& type = tensor.dtype;
     if (!type.is_little_endian()) {
@@ -247,7 +248,8 @@ detail::safetensors_beginning detail::format_safetensors_header(
     if (!detail::add(header.bytes.size(), offset_bytes, file_size_bytes)) {
         throw invalid_argument("header and tensors together take more than 2^64 bytes");
     }
-    // what cannot be read must not be written: two tensors of one name, too many axes, too long a header
+    // parse the header, so that no unreadable file is written: two tensors of one name, too many axes, a
+    // header that is too long
     try {
         parse_safetensors_bytes(std::as_bytes(std::span(header.bytes)), file_size_bytes,
                                 safetensors_metadata::checked);

@@ -36,17 +36,17 @@ template <typename... Arguments>
 
 // ---- JSON -------------------------------------------------------------------------------------------------
 
-/// Takes the header's JSON as a stream of events, so that nesting costs a counter and not a stack, and
-/// nothing is stored that is not part of the result. What is wrong is thrown.
+/// Reads the header's JSON as a stream of events, so that nesting needs a counter and not a stack, and only
+/// parts of the result are stored. Throws on errors.
 class header_reader final : public nlohmann::json_sax<nlohmann::json> {
  public:
     header_reader(const detail::safetensors_text& text, detail::safetensors_metadata wanted)
         : text_(text), wanted_(wanted) {}
 
-    /// Filled when all events have passed; each tensor's offset counts from the data's beginning.
+    /// Complete after the last event. Each tensor's offset is relative to the beginning of the data.
     safetensors_header header;
 
-    /// To be called when all events have passed.
+    /// Call it after the last event.
     void check_metadata_names();
 
     bool key(string_t& name) override {
@@ -59,7 +59,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
             take_metadata(value);
         } else if (place_ == place::tensor && key_ == "dtype") {
             if (!tensor_.type_name.empty()) refuse_second();
-            // an empty one stands for "not given" here, and is no type anyway
+            // an empty name would mean "not given" here, and is no valid type
             if (value.empty()) refuse_type(value);
             tensor_.type_name = value;
         } else {
@@ -146,7 +146,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     }
     bool parse_error(std::size_t position, const std::string& /*token*/,
                      const nlohmann::json::exception& /*failure*/) override {
-        // the library's own sentence quotes the file's bytes as they are
+        // the JSON library's own message quotes the file's bytes unescaped
         fail("its header is not valid JSON at byte {}", position + text_.skipped_bytes());
     }
 
@@ -164,7 +164,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         if (std::exchange(has_metadata_, true)) fail("the header holds __metadata__ twice");
         place_ = place::metadata;
     }
-    /// The reference implementation takes no notice of what it does not know about a tensor.
+    /// The reference implementation ignores unknown keys of a tensor.
     bool may_be_ignored() const {
         return place_ == place::ignored ||
                (place_ == place::tensor && key_ != "dtype" && key_ != "shape" && key_ != "data_offsets");
@@ -207,8 +207,8 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
 
     const detail::safetensors_text& text_;
     detail::safetensors_metadata wanted_;
-    /// Hashes of the names in __metadata__, if it is not kept. Not in one block, which would be copied to
-    /// grow.
+    /// Hashes of the names in __metadata__, if it is not kept. A deque, since a growing vector would copy
+    /// them.
     std::deque<std::array<std::uint64_t, 2>> metadata_names_;
     place place_ = place::start;
     unsigned depth_ = 0;
@@ -231,7 +231,7 @@ void header_reader::take_metadata(const std::string& value) {
     }
     if (!header.metadata.try_emplace(key_, value).second)
         fail("the header's __metadata__ holds two texts of the name {}", quote(key_));
-    // while it is written to another file there are two copies more
+    // writing it to another file makes two more copies
     constexpr std::uint64_t max_unchecked_bytes = std::uint64_t{1} << 20;
     const std::uint64_t before = std::exchange(metadata_bytes_, metadata_bytes_ + key_.size() + value.size());
     if (before / max_unchecked_bytes == metadata_bytes_ / max_unchecked_bytes) return;
@@ -240,12 +240,12 @@ void header_reader::take_metadata(const std::string& value) {
                                                             metadata_bytes_, 2 * metadata_bytes_));
 }
 
-/// Asked before the list of tensors grows.
+/// Called before the list of tensors grows.
 void header_reader::check_memory() const {
     constexpr std::size_t max_unchecked = 4096;
     const std::size_t count = header.tensors.size();
     if (count < max_unchecked || count != header.tensors.capacity()) return;
-    // of each the entry, and what a list of a file says of it
+    // for each tensor, its entry and its listing
     constexpr std::uint64_t bytes_of_tensor = 1024;
     const std::uint64_t size_bytes = 2 * count * bytes_of_tensor;
     detail::require_memory(size_bytes,
@@ -270,7 +270,7 @@ void header_reader::complete_tensor() {
     if (type == types.end()) refuse_type(tensor_.type_name);
     if (type->kind) tensor_.dtype.emplace(*type->kind, type->bits / 8);
 
-    // a length of 0 counts as 1 here, as for numpy: what is too large in one order of the axes is so in each
+    // as in numpy, a length of 0 counts as 1, so that the result does not depend on the order of the axes
     std::uint64_t bits = type->bits;
     for (const std::uint64_t length : tensor_.shape) {
         if (length != 0 && !detail::multiply(bits, length, bits)) {
@@ -309,7 +309,7 @@ void check_names(const std::vector<safetensors_entry>& tensors) {
     if (twice != names.end()) fail("the header holds two tensors of the name {}", quote(*twice));
 }
 
-/// Puts the tensors in the order of their data, which they must cover.
+/// Sorts the tensors by their data, and checks that they cover all of it.
 void check_layout(std::vector<safetensors_entry>& tensors, std::uint64_t data_size_bytes) {
     std::ranges::sort(tensors, {}, [](const safetensors_entry& tensor) {
         return std::tuple(tensor.offset_bytes, tensor.size_bytes, std::string_view(tensor.name));
@@ -325,7 +325,7 @@ void check_layout(std::vector<safetensors_entry>& tensors, std::uint64_t data_si
             fail("the data has a hole: no tensor covers its bytes from {} to {}, where the tensor {} begins",
                  end, tensor.offset_bytes, quote(tensor.name));
         }
-        end += tensor.size_bytes;  // what data_offsets says, so that it fits
+        end += tensor.size_bytes;  // from data_offsets, so it cannot overflow
         before = &tensor;
     }
     if (end != data_size_bytes) {
@@ -393,7 +393,7 @@ safetensors_header detail::parse_safetensors_text(safetensors_text::piece_source
                                                   std::uint64_t data_offset_bytes,
                                                   std::uint64_t file_size_bytes,
                                                   safetensors_metadata wanted) {
-    // a type is no longer than what is shown of a string, and nothing else that is a value is kept
+    // a type name is shorter than the shown part of a string, and no other string value is kept
     safetensors_text text(std::move(next_piece),
                           wanted == safetensors_metadata::kept ? long_strings::whole : long_strings::cut);
     std::istream characters(&text);

@@ -115,7 +115,7 @@ safetensors_text::int_type safetensors_text::underflow() {
     }
 }
 
-/// Passes by what the parser is not shown.
+/// Skips the bytes that the parser does not see.
 void safetensors_text::skip() {
     if (skips_string_) return skip_string();
     std::size_t count = 0;
@@ -141,7 +141,7 @@ void safetensors_text::skip_string() {
     skipped_bytes_ += count;
 }
 
-/// How many bytes of rest_ come before the next that is skipped.
+/// The number of bytes in rest_ before the next skipped byte.
 std::size_t safetensors_text::count_shown() {
     std::size_t count = 0;
     while (count < rest_.size()) {
@@ -179,7 +179,7 @@ bool safetensors_text::take_in_string(unsigned char byte) noexcept {
         return false;
     }
     is_escaped_ = byte == '\\' && !is_escaped_;
-    // the parser is shown what is wrong, and says so
+    // the parser sees the invalid byte and reports it
     if (is_value_) is_value_ = check_.take(byte);
     ++string_bytes_;
     return is_value_ && string_bytes_ >= max_shown_string_bytes && check_.may_end();

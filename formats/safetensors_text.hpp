@@ -13,7 +13,7 @@ class json_string_check {
  public:
     /// @return whether the text is still valid with this byte, which does not end the string.
     bool take(unsigned char byte) noexcept;
-    /// Whether the string may end here: within no escape, no pair and no UTF-8 sequence.
+    /// Whether the string may end here: not within an escape, a surrogate pair or a UTF-8 sequence.
     bool may_end() const noexcept {
         return escape_ == escape::none && continuation_count_ == 0 && !needs_low_surrogate_;
     }
@@ -41,22 +41,23 @@ enum class long_strings : std::uint8_t {
 };
 inline constexpr std::uint64_t max_shown_string_bytes = 4096;
 
-/// The JSON of a safetensors header as a stream for the parser. One piece of it is in memory at a time.
-/// The parser copies each token, with the spaces before it, several times. So runs of spaces are reduced to
-/// one, and long string values are cut if asked. Keys are always passed whole.
+/// Streams the JSON of a safetensors header to the parser. One piece of it is in memory at a time. The parser
+/// copies each token several times, with the spaces before it. So runs of spaces are reduced to one, and long
+/// string values are cut if `long_strings::cut` is set. Keys are always passed whole.
 class safetensors_text final : public std::streambuf {
  public:
-    /// Gives the next piece of the text, which stays as it is until the next call; an empty one at the end.
+    /// Returns the next piece of the text, which stays valid until the next call. Returns an empty piece at
+    /// the end.
     using piece_source = std::function<std::span<const std::byte>()>;
 
     safetensors_text(piece_source next_piece, long_strings strings);
 
-    /// Bytes of the text that were not passed on, up to where the parser is.
+    /// Bytes skipped in the text before the parser's position.
     std::uint64_t skipped_bytes() const noexcept { return skipped_bytes_; }
 
  protected:
     /// @throws format_error (a sentence without the path) for a zero byte, which the parser would take for
-    /// the end of the text, and for what is wrong in the rest of a string.
+    /// the end of the text, and for an error in the skipped part of a string.
     int_type underflow() override;
 
  private:
@@ -70,14 +71,14 @@ class safetensors_text final : public std::streambuf {
 
     piece_source source_;
     long_strings strings_;
-    std::span<const std::byte> rest_;  ///< of the piece, not shown yet
-    std::uint64_t taken_bytes_ = 0;    ///< of the text, in front of rest_
+    std::span<const std::byte> rest_;  ///< of the piece, not yet passed to the parser
+    std::uint64_t taken_bytes_ = 0;    ///< of the text, before rest_
     std::uint64_t skipped_bytes_ = 0;
     bool in_string_ = false;
     bool is_escaped_ = false;  ///< the next character of the string
     bool is_value_ = false;    ///< the string, behind a colon
     bool skips_string_ = false;
-    std::uint64_t string_bytes_ = 0;  ///< shown of the string
+    std::uint64_t string_bytes_ = 0;  ///< of the string, passed to the parser
     json_string_check check_;         ///< of the string, if it is a value
     bool behind_colon_ = false;
     bool behind_space_ = false;

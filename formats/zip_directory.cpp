@@ -30,11 +30,11 @@ constexpr std::size_t entry_size_bytes = 46;
 constexpr std::size_t end_size_bytes = 22;
 constexpr std::size_t locator_size_bytes = 20;
 constexpr std::size_t end64_size_bytes = 56;
-/// Of a name, an extra field and a comment each.
+/// The maximum size of a name, an extra field or a comment.
 constexpr std::size_t longest_field_bytes = 0xFFFF;
 constexpr std::size_t longest_entry_bytes = entry_size_bytes + 3 * longest_field_bytes;
 
-/// What a field too narrow for its value holds.
+/// The value of a field that is too narrow for the real value.
 constexpr std::uint64_t saturated_16 = 0xFFFF;
 constexpr std::uint64_t saturated_32 = 0xFFFF'FFFF;
 
@@ -74,15 +74,15 @@ class record {
 
 // ---- the archive's end ------------------------------------------------------------------------------------
 
-/// Where the directory lies.
+/// The location of the directory.
 struct directory_place {
     std::uint64_t offset_bytes = 0;
     std::uint64_t size_bytes = 0;
     std::uint64_t entry_count = 0;
 };
 
-/// A value of the end record, of which zip64 has a wide form too. Where both are given they agree: readers
-/// that trust different ones would see different archives.
+/// A value of the end record that zip64 also has in a wide form. If both are given, they must agree:
+/// otherwise readers that trust different ones would see different archives.
 std::uint64_t agreed(std::uint64_t narrow, std::uint64_t saturated, std::uint64_t wide,
                      std::string_view what) {
     if (narrow != saturated && narrow != wide) {
@@ -158,7 +158,7 @@ directory_place parse_end(std::span<const std::byte> tail, std::size_t position,
     return place;
 }
 
-/// Finds the end record: the last whose comment ends where the file ends.
+/// Finds the end record: the last one whose comment ends at the end of the file.
 directory_place find_directory(std::uint64_t file_size_bytes, const read_bytes& read) {
     constexpr std::uint64_t longest_tail_bytes =
         end64_size_bytes + locator_size_bytes + end_size_bytes + longest_field_bytes;
@@ -177,7 +177,7 @@ directory_place find_directory(std::uint64_t file_size_bytes, const read_bytes& 
 
 // ---- names ------------------------------------------------------------------------------------------------
 
-/// The characters of code page 437 from 0x80 on, which names are in unless a flag says UTF-8.
+/// The characters of code page 437 from 0x80 on. Names use code page 437 unless a flag says UTF-8.
 constexpr std::array<std::uint16_t, 128> code_page_437 = {
     0x00C7, 0x00FC, 0x00E9, 0x00E2, 0x00E4, 0x00E0, 0x00E5, 0x00E7, 0x00EA, 0x00EB, 0x00E8, 0x00EF, 0x00EE,
     0x00EC, 0x00C4, 0x00C5, 0x00C9, 0x00E6, 0x00C6, 0x00F4, 0x00F6, 0x00F2, 0x00FB, 0x00F9, 0x00FF, 0x00D6,
@@ -190,7 +190,7 @@ constexpr std::array<std::uint16_t, 128> code_page_437 = {
     0x03A6, 0x0398, 0x03A9, 0x03B4, 0x221E, 0x03C6, 0x03B5, 0x2229, 0x2261, 0x00B1, 0x2265, 0x2264, 0x2320,
     0x2321, 0x00F7, 0x2248, 0x00B0, 0x2219, 0x00B7, 0x221A, 0x207F, 0x00B2, 0x25A0, 0x00A0};
 
-/// A name as UTF-8; empty when it claims to be UTF-8 and is not.
+/// A name as UTF-8; empty if the flag says UTF-8 and the bytes are not.
 std::optional<std::string> decode_name(std::span<const std::byte> bytes, std::uint16_t flags) {
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     if ((flags & zip_flag_utf8) != 0) {
@@ -207,7 +207,7 @@ std::optional<std::string> decode_name(std::span<const std::byte> bytes, std::ui
 
 // ---- the directory ----------------------------------------------------------------------------------------
 
-/// Replaces the saturated ones of `values` by those of an entry's zip64 extra field, which come in this
+/// Replaces the saturated values of an entry by the values of its zip64 extra field, which come in this
 /// order.
 void read_zip64_field(zip_entry& entry, std::uint32_t& disk, std::span<const std::byte> extra) {
     std::optional<std::span<const std::byte>> wide;
@@ -238,8 +238,9 @@ void read_zip64_field(zip_entry& entry, std::uint32_t& disk, std::span<const std
     if (disk == saturated_16) disk = static_cast<std::uint32_t>(take(4));
 }
 
-/// Parses the entry at the front of `bytes`, the directory from there on or as much of it as an entry can be.
-/// @return what it takes.
+/// Parses the entry at the front of `bytes`, which hold the rest of the directory, or at least one entry of
+/// the maximum size.
+/// @return the size of the entry.
 std::size_t parse_entry(std::span<const std::byte> bytes, const directory_place& place,
                         std::vector<zip_entry>& entries) {
     const std::size_t number = entries.size();
@@ -281,7 +282,8 @@ std::size_t parse_entry(std::span<const std::byte> bytes, const directory_place&
     return taken;
 }
 
-/// Tells each entry where the next one begins. @throws format_error when two overlap.
+/// Sets each entry's end to the beginning of the next entry.
+/// @throws format_error if two overlap.
 void separate(std::span<zip_entry> entries, const directory_place& place) {
     std::vector<std::size_t> order(entries.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -328,7 +330,7 @@ std::string_view zip_name_defect(std::string_view name) noexcept {
 }
 
 std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const read_bytes& read) {
-    // a file that only ends as an archive does is none for numpy either, and for other readers something else
+    // a file that only ends like an archive is none for numpy, and another format for other readers
     std::array<std::byte, 4> begin{};
     if (file_size_bytes < end_size_bytes)
         fail("a zip archive has at least 22 bytes, it has {}", file_size_bytes);
@@ -339,7 +341,7 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
     const directory_place place = find_directory(file_size_bytes, read);
     const std::uint64_t end_bytes = place.offset_bytes + place.size_bytes;
 
-    // a window that moves over the directory, always ahead by what one entry can take
+    // a window that moves over the directory and always holds one entry of the maximum size
     constexpr std::uint64_t largest_window_bytes = std::uint64_t{1} << 20;
     std::vector<zip_entry> entries;
     std::vector<std::byte> window;
@@ -387,7 +389,7 @@ std::uint64_t zip_data_offset_bytes(const zip_entry& entry, const read_bytes& re
         fail("the member {} has no header at byte {}", quote(entry.name), entry.header_offset_bytes);
     }
     const std::size_t name_bytes = header.u16(26);
-    // bounded, as the directory has been checked, so that nothing here overflows
+    // the directory has been checked, so nothing here overflows
     const std::uint64_t data_offset_bytes =
         entry.header_offset_bytes + local_size_bytes + name_bytes + header.u16(28);
     if (data_offset_bytes > entry.end_bytes || entry.compressed_bytes > entry.end_bytes - data_offset_bytes) {

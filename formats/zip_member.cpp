@@ -17,7 +17,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Runs `sentence` that begins with the member's name.
+/// Throws format_error; the message begins with the member's name.
 template <typename... Arguments>
 [[noreturn]] void fail(const zip_entry& entry, fmt::format_string<Arguments...> sentence,
                        Arguments&&... arguments) {
@@ -56,7 +56,7 @@ void check_zip_member_readable(const zip_entry& entry) {
         fail(entry, "is stored, but said to have {} bytes and to take {}", entry.size_bytes,
              entry.compressed_bytes);
     }
-    // The most that deflate can do: 258 bytes for a length and a distance of one bit each.
+    // Deflate's maximum ratio: 258 bytes for a length and a distance of one bit each.
     constexpr std::uint64_t max_times = 1032;
     std::uint64_t max_bytes = 0;
     if (entry.deflated() && multiply(entry.compressed_bytes, max_times, max_bytes) &&
@@ -189,10 +189,10 @@ void zip_inflater::inflate(const zip_entry& entry, std::uint64_t data_offset_byt
                                            destination.size()));
     }
     if (compressed_.size_bytes() < entry.compressed_bytes) {
-        compressed_ = {};  // before the larger one is there
+        compressed_ = {};  // release it before allocating the larger one
         compressed_ = memory_region::anonymous(entry.compressed_bytes);
     }
-    // into memory, as a mapping of the file would raise SIGBUS if that became shorter meanwhile
+    // read into memory: a mapping would raise SIGBUS if the file were truncated meanwhile
     const auto compressed = compressed_.bytes().first(static_cast<std::size_t>(entry.compressed_bytes));
     read(data_offset_bytes, compressed);
 

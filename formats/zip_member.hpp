@@ -8,27 +8,30 @@
 #include "formats/zip_directory.hpp"
 #include "pinflow/memory.hpp"
 
-/// The data of the members of a zip archive, uncompressed. All throw format_error, in a sentence without the
-/// path, for data that is not what the directory promises, and what `read_bytes` throws.
+/// Reads and inflates the members of a zip archive. All functions throw format_error (a sentence without the
+/// path) for data that contradicts the directory, and what `read_bytes` throws.
 namespace pinflow::detail {
 
-/// @throws unsupported for a member that is encrypted or compressed in a way not known here; format_error
-/// when its sizes cannot both be true, so that neither is to be relied on.
+/// Checks that a member can be read.
+/// @throws unsupported for a member that is encrypted or uses an unknown compression method.
+/// @throws format_error if its compressed and uncompressed sizes contradict each other.
 void check_zip_member_readable(const zip_entry& entry);
 
-/// Reads one member from the front to the back, in memory that does not grow with it. Not thread-safe.
+/// Reads one member sequentially, in constant memory. Not thread-safe.
 class zip_member_reader {
  public:
-    /// `data_offset_bytes` is where its data lies; `piece_bytes` how much is read from there at a time.
+    /// @param data_offset_bytes the offset of the member's data.
+    /// @param piece_bytes how much to read at a time.
     zip_member_reader(zip_entry entry, std::uint64_t data_offset_bytes, read_bytes read,
                       std::size_t piece_bytes);
     zip_member_reader(const zip_member_reader&) = delete;
     zip_member_reader& operator=(const zip_member_reader&) = delete;
     ~zip_member_reader();
 
-    /// Fills `destination` with what comes next. @throws invalid_argument past the member's end.
+    /// Fills `destination` with the next bytes.
+    /// @throws invalid_argument past the member's end.
     void read(std::span<std::byte> destination);
-    /// Reads what is left, and checks that the compressed data ends there, and the CRC-32 of all.
+    /// Reads the rest, checks that the compressed data ends there, and checks the CRC-32 of the whole member.
     void finish();
 
  private:
@@ -59,7 +62,7 @@ class zip_inflater {
     struct decompressor;
 
     std::unique_ptr<decompressor> decompressor_;
-    memory_region compressed_;  // kept from one member to the next
+    memory_region compressed_;  // reused for the next member
 };
 
 }  // namespace pinflow::detail

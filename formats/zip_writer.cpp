@@ -20,11 +20,11 @@ constexpr std::size_t local_zip64_bytes = 4 + 16;
 constexpr std::uint16_t version_plain = 20;
 constexpr std::uint16_t version_zip64 = 45;
 constexpr std::uint16_t made_on_unix = 3 << 8;
-/// 1980-01-01, the format's earliest, which numpy writes too: equal arrays make equal files.
+/// 1980-01-01, the earliest date of the format, as numpy writes it, so that equal arrays give equal files.
 constexpr std::uint16_t earliest_date = 1 << 5 | 1;
-/// What unzip gives a file: rw-r--r--.
+/// The permissions of an unzipped file: rw-r--r--.
 constexpr std::uint32_t unix_mode = 0100644u << 16;
-/// The id that zipalign pads under; the field begins with the alignment, zeros follow.
+/// zipalign's id of a padding field, which holds the alignment and then zeros.
 constexpr std::uint16_t padding_id = 0xD935;
 constexpr std::size_t min_padding_bytes = 6;
 constexpr std::uint32_t saturated_32 = 0xFFFF'FFFF;
@@ -57,8 +57,7 @@ class record {
     std::vector<std::byte> bytes_;
 };
 
-/// Zeros for the padding field so that what follows it ends up at a multiple of the alignment; 0 bytes of it
-/// when that is so without one.
+/// The size of the padding field that aligns the bytes after it; 0 if they are aligned without it.
 std::size_t padding_bytes_at(std::uint64_t aligned_offset_bytes, std::uint64_t alignment_bytes) {
     std::uint64_t bytes = (alignment_bytes - aligned_offset_bytes % alignment_bytes) % alignment_bytes;
     while (bytes != 0 && bytes < min_padding_bytes)

@@ -14,26 +14,26 @@
 
 namespace pinflow::detail {
 
-/// The values from which on the records of zip64 are needed; lower ones are for tests.
+/// The lowest values that need zip64 records; tests use lower ones.
 struct zip64_thresholds {
     std::uint64_t bytes = 0xFFFF'FFFF;
     std::uint64_t entries = 0xFFFF;
 };
 
-/// Writes a zip archive of stored members, each at an offset of the caller's choice; atomically, as
-/// output_file. Not thread-safe.
+/// Writes a zip archive of stored members, each aligned as the caller chooses; atomically, as output_file.
+/// Not thread-safe.
 class zip_writer {
  public:
     explicit zip_writer(const std::filesystem::path& path, zip64_thresholds thresholds = {});
 
-    /// Begins a member of `size_bytes`, of which the byte `aligned_byte` is to lie at a multiple of
-    /// `alignment_bytes` (at most 32768). @throws invalid_argument for a name that no archive can have, or
-    /// that is taken.
+    /// Begins a member of `size_bytes`, placed so that its byte number `aligned_byte` is at a multiple of
+    /// `alignment_bytes` (at most 32768) in the file.
+    /// @throws invalid_argument for a name that is invalid or already used.
     void begin(std::string_view name, std::uint64_t size_bytes, std::uint64_t aligned_byte,
                std::uint64_t alignment_bytes);
     /// Appends to the member.
     void write(std::span<const std::byte> bytes);
-    /// Ends the member, all of which has been written.
+    /// Ends the member; all its bytes must have been written.
     void end();
     /// Writes the directory and makes the file durable under its name.
     void finish();

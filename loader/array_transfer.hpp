@@ -17,30 +17,30 @@
 
 namespace pinflow::detail {
 
-/// One array of the samples of a loader.
+/// One array of a loader's samples.
 struct sample_array {
     std::shared_ptr<const row_source> source;
     transfer_plan plan;
-    std::uint64_t offset_bytes = 0;  ///< of its rows in a side of a slot
-    bool is_aligned = false;         ///< every row lies at a multiple of 16 bytes, and has such a size
+    std::uint64_t offset_bytes = 0;  ///< offset of its rows in a side of a slot
+    bool is_aligned = false;         ///< addresses and sizes of all rows are multiples of 16 bytes
 
     std::uint64_t row_bytes() const noexcept { return source->row_size_bytes(); }
 };
 
-/// What the arrays of a loader have in common.
+/// The settings that all arrays of a loader share.
 struct loader_setup {
     pinflow::device device;
     std::size_t slot_count = 2;
     std::uint64_t rows_of_slot = 0;
-    bool is_in_order = false;     ///< the rows of a batch follow each other
-    std::uint64_t first_row = 0;  ///< of the first batch, if they do
+    bool is_in_order = false;     ///< the rows of a batch are consecutive
+    std::uint64_t first_row = 0;  ///< first row of the first batch, if is_in_order
     pin_options pinning;
     std::shared_ptr<device_held> held = nullptr;  ///< arrays held on the device; null: there are none
-    std::function<bool()> is_stopped;             ///< whether the loader ends
+    std::function<bool()> is_stopped;             ///< whether the loader is stopping
 };
 
-/// Carries out the plan of one array. A group of slots is prepared by one thread, several groups side by
-/// side; groups are enqueued one after the other.
+/// Carries out the plan of one array. One thread prepares a group of slots. Several groups may be prepared at
+/// the same time, but only one group is enqueued at a time.
 class array_transfer {
  public:
     array_transfer() = default;
@@ -48,42 +48,43 @@ class array_transfer {
     array_transfer& operator=(const array_transfer&) = delete;
     virtual ~array_transfer() = default;
 
-    /// What has to be done once, before the first batch. May take its time.
+    /// Prepares the transfer, once, before the first batch. May be slow.
     virtual void begin() {}
-    /// Lists what brings the rows of `filling` to its device side: jobs for the CPU and copies behind them.
+    /// Lists the work that brings the rows of `filling` to its device side: jobs for the CPU, and copies
+    /// after them.
     virtual void prepare(slot& filling, slot_group& group) = 0;
     /// Uploads the row lists that `enqueue` needs, and enqueues work that depends on them alone.
-    /// `lists` is a separate stream for short work: the stream of `enqueue` waits for it, and an engine that
-    /// waits polls over PCIe.
+    /// `lists` is a separate stream for short work, because the stream of `enqueue` waits for it, and a
+    /// waiting engine polls over PCIe.
     /// @return whether anything was enqueued.
     virtual bool enqueue_lists(std::span<slot* const> /*slots*/, stream_view /*lists*/) { return false; }
-    /// Enqueues what follows the copies of the group, of whose slots these have no error.
+    /// Enqueues the work after the copies of the group. `slots` are the group's slots without an error.
     virtual void enqueue(std::span<slot* const> /*slots*/, stream_view /*stream*/) {}
-    /// Where the rows of a slot are for the consumer.
+    /// The address at which the consumer finds the rows of a slot.
     virtual const std::byte* rows_of(const slot& filled) const = 0;
 
-    /// One sentence: why this transfer, and what has become of it.
+    /// One sentence: the reason for this transfer, and its state.
     virtual std::string reason() const = 0;
-    /// What moved most rows so far, or will move them.
+    /// The transfer that has moved most rows, or will move them.
     virtual transfer main() const = 0;
-    /// Whether the CPU copies rows, from now on or in places.
+    /// Whether the CPU copies any rows from now on.
     virtual bool copies() const = 0;
-    /// Page-locking of the array's pages; null if there is none.
+    /// The array's registered pages; null if there are none.
     virtual const pinned_pages* pages() const { return nullptr; }
 };
 
-/// @throws unsupported if pages that must be registered cannot be. Errors of reading a held array are
-/// thrown by `begin`, not here.
+/// Makes the transfer of an array. Errors of reading a held array are thrown by `begin`, not here.
+/// @throws unsupported if pages that must be registered cannot be registered.
 std::unique_ptr<array_transfer> make_transfer(const sample_array& array, const loader_setup& setup);
 
 // ---- the kinds of transfers, by file ---------------------------------------------------------------------
 
-/// cpu_transfer.cpp: slot copy, staged, decode and read; the mapping itself.
+/// cpu_transfer.cpp: slot copy, staged, decode, read and view.
 std::unique_ptr<array_transfer> make_cpu_transfer(const sample_array& array, const loader_setup& setup);
 std::unique_ptr<array_transfer> make_view_transfer(const sample_array& array, const loader_setup& setup);
 /// held_transfer.cpp
 std::unique_ptr<array_transfer> make_held_transfer(const sample_array& array, const loader_setup& setup);
-/// registered_transfer.cpp: the copy engine and kernels, with staging for what is not registered.
+/// registered_transfer.cpp: copy engine and kernel, with staging for unregistered rows.
 std::unique_ptr<array_transfer> make_registered_transfer(const sample_array& array,
                                                          const loader_setup& setup);
 

@@ -6,8 +6,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// The CPU brings rows to their slot: to its device side on the host, otherwise to its staging side, from
-/// where the copy engine, or a stream of the host, takes them.
+/// Brings rows to their slot with the CPU: to the device side for a slot copy, otherwise to the staging side,
+/// from which the copy engine or a host stream copies them.
 class cpu_transfer final : public array_transfer {
  public:
     cpu_transfer(const sample_array& array, const loader_setup& setup)

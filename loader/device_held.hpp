@@ -11,14 +11,13 @@
 
 namespace pinflow::detail {
 
-/// The arrays of a loader that are held in device memory, gathered there for all slots of a group by one
-/// kernel.
+/// The arrays that a loader holds in device memory. One kernel gathers their rows for all slots of a group.
 class device_held {
  public:
     device_held(const pinflow::device& device, std::size_t slot_count, std::uint64_t rows_of_slot)
         : device_(device), rows_of_slot_(rows_of_slot), ids_(device, slot_count, rows_of_slot) {}
 
-    /// Adds an array, which stays in device memory as long as this is used.
+    /// Adds an array, which must stay in device memory as long as this object is used.
     void add(const held_table& table) { tables_.push_back(table); }
 
     void prepare(const slot& filling) const { std::ranges::copy(filling.row_ids, ids_.of(filling).begin()); }

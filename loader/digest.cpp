@@ -39,7 +39,8 @@ namespace {
 
 using source_list = std::vector<std::shared_ptr<const row_source>>;
 
-/// Makes the error for lost pages: data_changed of the file that has changed, or a general one if none has.
+/// Makes the error for lost pages: data_changed for the file that changed, or a general error if none
+/// changed.
 std::exception_ptr error_of_lost_pages(const source_list& sources) {
     try {
         for (const auto& source : sources)
@@ -58,7 +59,7 @@ digest::digest(const pinflow::device& device)
     : stream_(device), sum_(sizeof(std::uint64_t), stream_), lost_(std::make_shared<lost_rows>()) {
     constexpr std::array<std::byte, sizeof(std::uint64_t)> zero{};
     copy_to_device_async(sum_.data(), zero, stream_);
-    stream_.synchronize();  // `zero` is about to go
+    stream_.synchronize();  // `zero` goes out of scope
 }
 
 digest::~digest() {
@@ -66,7 +67,7 @@ digest::~digest() {
         for (const added_stream& each : added_)
             each.last.synchronize();
     } catch (...) {
-        return;  // a failed device adds nothing any more
+        return;  // a failed device runs nothing any more
     }
 }
 
@@ -98,7 +99,7 @@ void digest::add_async(const batch& batch, stream_view stream) {
     try {
         known->last.record(stream);
     } catch (...) {
-        stream.synchronize();  // without the event nothing else waits for this use of sum_
+        stream.synchronize();  // without the event, nothing else waits for this use of sum_
         throw;
     }
 }

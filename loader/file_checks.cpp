@@ -20,7 +20,7 @@ constexpr std::chrono::microseconds interval_of_file{100};
 /// times as long as the check, so that checks take at most 2 % of the time.
 constexpr int min_pause_factor = 50;
 
-/// The files that the rows of `source` lie in, each once; none if that is not known of all.
+/// The files of the rows of `source`, each once; empty if the file of some row is not known.
 std::vector<const input_file*> files_of(const row_source& source) {
     std::vector<const input_file*> files;
     for (const row_extent& extent : source.extents()) {
@@ -55,7 +55,7 @@ void file_checks::checked_source::check_rows(std::span<const std::uint64_t> row_
     }
     const auto at = now.time_since_epoch().count();
     auto next = next_check.load(std::memory_order_relaxed);
-    // of several threads one checks
+    // only one of several threads checks
     if (at < next || !next_check.compare_exchange_strong(next, std::numeric_limits<decltype(next)>::max(),
                                                          std::memory_order_relaxed))
         return;
@@ -69,7 +69,7 @@ void file_checks::checked_source::check_rows(std::span<const std::uint64_t> row_
 void file_checks::checked_source::check_all() const {
     constexpr std::size_t files_of_task = 64;
     if (files.size() < 2 * files_of_task) {
-        // also what no file is known of
+        // also for sources without known files
         return source->check_unchanged();
     }
     tbb::this_task_arena::isolate([&] {

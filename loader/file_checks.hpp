@@ -17,7 +17,7 @@ namespace pinflow::detail {
 /// Checks that the files of a loader's rows have not changed since they were opened. For a batch, it checks
 /// the files of its rows, each at most every 100 ms. At the end of an epoch it checks all files. Thread-safe.
 ///
-/// A check takes some microseconds. Thousands of files are checked more rarely, so that it takes a few
+/// A check takes some microseconds. Thousands of files are checked less often, so that checks take a few
 /// percent of one core.
 class file_checks {
  public:
@@ -25,11 +25,12 @@ class file_checks {
 
     /// @throws as row_source::check_unchanged.
     void check_batch(std::span<const std::uint64_t> row_ids);
-    /// By all cores. @throws as row_source::check_unchanged.
+    /// Checks all files, with all cores.
+    /// @throws as row_source::check_unchanged.
     void check_all() const;
 
  private:
-    /// One source: its files, or, if they are not known, the source itself.
+    /// One source. Its files are checked, or the source itself if its files are not known.
     struct checked_source {
         explicit checked_source(std::shared_ptr<const row_source> checked);
         void check_rows(std::span<const std::uint64_t> row_ids, std::chrono::steady_clock::time_point now);
@@ -38,10 +39,10 @@ class file_checks {
 
         std::shared_ptr<const row_source> source;
         extent_index extents;
-        /// Each once; none if the source does not say of each row which file it lies in.
+        /// Each file once; empty if the source does not know the file of every row.
         std::vector<const input_file*> files;
         std::chrono::nanoseconds interval;
-        std::atomic<std::chrono::steady_clock::rep> next_check = 0;  ///< without files
+        std::atomic<std::chrono::steady_clock::rep> next_check = 0;  ///< used if there are no files
     };
 
     std::vector<std::unique_ptr<checked_source>> sources_;

@@ -17,7 +17,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Reads all rows of an array, by all cores. Leaves out the rest if the loader stops.
+/// Reads all rows of an array with all cores. Stops early if the loader stops.
 void read_all(const row_reader& reader, std::byte* destination, const std::function<bool()>& is_stopped) {
     constexpr std::uint64_t bytes_of_task = std::uint64_t{1} << 20;
     const row_source& source = reader.source();
@@ -39,7 +39,7 @@ std::string reason_of(const sample_array& array) {
                        in_binary_units(array.source->row_count() * array.row_bytes()));
 }
 
-/// Rows in memory of the loader's own.
+/// Holds rows in the loader's own host memory.
 class host_held_transfer final : public array_transfer {
  public:
     host_held_transfer(sample_array array, const loader_setup& setup)
@@ -72,7 +72,7 @@ class host_held_transfer final : public array_transfer {
     std::optional<row_reader> reader_;
 };
 
-/// Rows in device memory: see device_held.
+/// Holds rows in device memory: see device_held.
 class device_held_transfer final : public array_transfer {
  public:
     device_held_transfer(sample_array array, loader_setup setup)

@@ -20,7 +20,7 @@ loader& loader::operator=(loader&& other) noexcept {
 }
 
 loader::~loader() {
-    // a forked process has none of the threads: waiting for them would never end, so all is left as it is
+    // a forked process lacks the threads, and waiting for them would never end, so the pipeline is leaked
     // NOLINTNEXTLINE(bugprone-unused-return-value)
     if (pipeline_ && pipeline_->pool().forked()) pipeline_.release();
 }

@@ -10,7 +10,7 @@ namespace pinflow {
 
 namespace {
 
-/// The stream of numbers that the key expands to: splitmix64.
+/// Expands the key to a stream of numbers with splitmix64.
 class key_schedule {
  public:
     explicit key_schedule(std::uint64_t key) noexcept : state_(detail::digest_mix(key)) {}
@@ -20,7 +20,7 @@ class key_schedule {
     std::uint64_t state_;
 };
 
-/// What one half of the network contributes to the other.
+/// The contribution of one half of the network to the other.
 constexpr std::uint64_t round_function(std::uint64_t half, std::uint64_t key) noexcept {
     std::uint64_t z = (half + key) * 0xD1342543DE82EF95;
     z = (z ^ (z >> 32)) * 0xAF251AF3B0F025B5;
@@ -47,11 +47,11 @@ permutation::permutation(std::uint64_t size, std::uint64_t key) : size_(size) {
     const auto bits = static_cast<unsigned>(std::bit_width(size - 1));
     low_bits_ = bits / 2;
     high_bits_ = bits - low_bits_;
-    // few bits mix little in a round, and cost little
+    // with few bits, a round mixes little and costs little
     rounds_ = bits <= 8 ? 24 : bits <= 16 ? 12 : 8;
     key_schedule keys(key);
-    // a network of an even number of bits can make even permutations only; the two rotations open the rest,
-    // and make every element equally likely at every position whatever the network does
+    // a network of an even number of bits makes even permutations only. The two rotations add the others, and
+    // make every element equally likely at every position, regardless of the network
     first_shift_ = keys.next() % size;
     last_shift_ = keys.next() % size;
     for (unsigned round = 0; round < rounds_; ++round) {

@@ -17,7 +17,7 @@ namespace pinflow {
 
 namespace {
 
-/// From where on the steps of a loader are counted. @throws invalid_argument for a state of something else.
+/// The position at which the loader starts. @throws invalid_argument for a state of something else.
 detail::epoch_position start_of(const loader_options& options, const detail::state_origin& origin) {
     return options.resume_from ? origin.resume_position(*options.resume_from) : detail::epoch_position();
 }
@@ -72,11 +72,10 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
 loader::pipeline::~pipeline() {
     pool_->stop();
     driver_.join();
-    // the streams of the stages go next, and wait for the copies enqueued on them: those depend on nobody
-    // else
+    // the streams of the stages are destroyed next, and wait for their copies, which depend on nothing else
 }
 
-/// Decides how rows travel, and makes what they travel through.
+/// Plans how rows travel, and makes the slots, transfers and stages.
 void loader::pipeline::plan() {
     using detail::transfer;
     const detail::slot_budget budget = detail::find_budget(options_);
@@ -93,7 +92,7 @@ void loader::pipeline::plan() {
     const detail::group_plan groups = detail::plan_groups(sample, plans, layout_.side_bytes);
     detail::slot_sizes sizes = detail::size_slots(options_, sources_, layout_, budget, plans, groups);
     slots_reason_ = sizes.reason;
-    // with few slots a group has a quarter of them, so that another is filled while it is consumed
+    // with few slots a group has a quarter of them, so that one group is filled while another is consumed
     group_size_ = std::clamp<std::size_t>(sizes.count / 4, 1, groups.batches);
     sizes.max_group_slots = static_cast<unsigned>(group_size_);
     pool_ = std::make_shared<detail::slot_pool>(options_.device, sizes, sources_);
@@ -109,8 +108,8 @@ void loader::pipeline::plan() {
     const auto needs_kernels = [&](const detail::transfer_plan& plan) {
         return !sample.on_host && (plan.main() == transfer::kernel || plan.main() == transfer::held);
     };
-    // kernels are loaded now, and not when they are first launched: CUDA waits for all streams meanwhile, and
-    // a consumer's may be waiting for the consumer, and the consumer for the next batch
+    // load kernels now: CUDA waits for all streams when it loads one at its first launch. A consumer's stream
+    // may be waiting for the consumer, which waits for the next batch: a deadlock
     if (std::ranges::any_of(plans, needs_kernels)) options_.device.backend().prepare_rows();
     const auto is_held = [](const detail::transfer_plan& plan) { return plan.main() == transfer::held; };
     if (!sample.on_host && std::ranges::any_of(plans, is_held))
@@ -120,7 +119,7 @@ void loader::pipeline::plan() {
         arrays_.push_back({sources_[i], std::move(plans[i]), layout_.array_offsets[i], facts[i].is_aligned});
         transfers_.push_back(detail::make_transfer(arrays_.back(), setup));
     }
-    // as many groups as can be between the stages
+    // the most groups that can be in flight
     const std::size_t max_groups = std::max<std::size_t>(2, sizes.count / group_size_);
     stages_.emplace(
         detail::stages::parts{*pool_, schedule_, *options_.sampler, arrays_, transfers_, checks_, setup.held},
@@ -172,7 +171,7 @@ void loader::pipeline::run_stages(std::size_t first_count) {
     const unsigned threads = wanted_threads();
     std::size_t count = first_count;
     const auto sample = [&](tbb::flow_control& control) -> slot_group* {
-        const bool goes_on = threads == wanted_threads();  // otherwise by other threads
+        const bool goes_on = threads == wanted_threads();  // otherwise restart with another number of threads
         slot_group* const group = goes_on ? stages_->sample(std::exchange(count, group_size_)) : nullptr;
         if (group == nullptr) control.stop();
         return group;
@@ -205,7 +204,7 @@ loader_report loader::pipeline::report() const {
         report.arrays.push_back({arrays_[i].source->description(), std::string(to_string(transfer.main())),
                                  transfer.reason(), collected.rows * row_bytes});
         if (i == 0 || row_bytes > max_row_bytes) {
-            // the loader's is that of most bytes
+            // the loader's route is that of the array with the largest rows
             report.route = route_of(transfer.main(), on_host);
             report.reason = report.arrays.back().reason;
             max_row_bytes = row_bytes;
@@ -229,7 +228,7 @@ loader_report loader::pipeline::report() const {
     report.file_wait = collected.waits.files;
     report.cpu_wait = collected.waits.cpu;
     report.link_wait = collected.waits.link;
-    // there is no link: what looks like it is the CPU's scheduling
+    // the host device has no link: such waits are due to CPU scheduling
     if (on_host) report.cpu_wait += std::exchange(report.link_wait, {});
     report.consumer_wait = collected.consumer_wait;
     if (collected.batches > 0) {

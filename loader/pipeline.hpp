@@ -21,21 +21,23 @@
 
 namespace pinflow {
 
-/// What works behind a loader: the stages, and the threads that run them.
+/// Runs a loader: its stages and the threads that run them.
 ///
-/// No stage ever waits for the consumer. A thread of its own, the driver, waits until slots can be filled and
-/// then runs the stages as a TBB pipeline for as long as there are such slots; if there are none the pipeline
-/// drains, and the driver waits again. So one TBB thread is enough, and none can be stuck in a wait that only
-/// itself could end.
+/// No stage ever waits for the consumer. A separate thread, the driver, waits until slots can be filled. It
+/// then runs the stages as a TBB pipeline as long as there are free slots. If there are none, the pipeline
+/// drains, and the driver waits again. So one TBB thread is enough, and no TBB thread can deadlock by waiting
+/// for itself.
 class loader::pipeline {
  public:
     pipeline(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options);
     pipeline(const pipeline&) = delete;
     pipeline& operator=(const pipeline&) = delete;
-    /// Stops wherever it is.
+    /// Stops the pipeline in any state.
     ~pipeline();
 
-    /// The next batch's lease, `with_data` as of slot_pool::lease; null at the end. Throws as loader::next.
+    /// Leases the next batch. `with_data` is the parameter of slot_pool::lease.
+    /// @return null at the end.
+    /// @throws as loader::next.
     std::unique_ptr<detail::slot_lease> next(bool with_data);
 
     detail::slot_pool& pool() const noexcept { return *pool_; }
@@ -48,9 +50,9 @@ class loader::pipeline {
  private:
     void plan();
     void drive();
-    /// Fills slots until there are no more free ones: `first_count` of them at first, then whole groups.
+    /// Fills slots until no slot is free: `first_count` slots first, then whole groups.
     void run_stages(std::size_t first_count);
-    /// How many threads the stages need by now.
+    /// The number of threads that the stages need now.
     unsigned wanted_threads() const noexcept;
 
     std::vector<std::shared_ptr<const row_source>> sources_;
@@ -67,7 +69,7 @@ class loader::pipeline {
     std::shared_ptr<detail::slot_pool> pool_;
     std::vector<std::unique_ptr<detail::array_transfer>> transfers_;
     detail::file_checks checks_;
-    std::optional<detail::stages> stages_;  ///< its streams wait for what they copy before the rest goes
+    std::optional<detail::stages> stages_;  ///< its streams finish their copies before members above go
     std::thread driver_;                    // last: it uses everything above
 };
 

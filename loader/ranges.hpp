@@ -17,7 +17,7 @@ enum class range : unsigned { sample, fill, deliver, next };
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
 
-/// From its construction to its end, on one thread; with the batch's number, where it is known.
+/// A range from construction to destruction, on one thread, with the batch number if it is known.
 class profiled_range {
  public:
     explicit profiled_range(range what, std::optional<std::uint64_t> number = std::nullopt) noexcept {

@@ -11,7 +11,7 @@
 namespace pinflow::detail {
 
 /// The point in a stream where the data of some slots is complete. Slots that are filled together share one.
-/// Once it is known to be passed, nobody asks the device again. Thread-safe but for `record`.
+/// Once it is known to be passed, the device is not asked again. Thread-safe, except `record`.
 class ready_mark {
  public:
     explicit ready_mark(const pinflow::device& device) : event_(device) {}
@@ -20,14 +20,17 @@ class ready_mark {
         passed_.store(false, std::memory_order_relaxed);
         event_.record(stream);
     }
-    /// What streams wait for.
+    /// The event that streams wait for.
     const pinflow::event& event() const noexcept { return event_; }
 
-    /// Whether it is known to be passed; asks nobody.
+    /// Whether it is known to be passed. Does not ask the device.
     bool known_done() const noexcept { return passed_.load(std::memory_order_acquire); }
-    /// Whether it has been passed; never waits. @throws device_error.
+    /// Whether it has been passed. Never waits.
+    /// @throws device_error.
     bool done() const { return known_done() || note(event_.done()); }
-    /// Waits, a while at most. @return whether it has been passed. @throws device_error.
+    /// Waits at most `timeout`.
+    /// @return whether it has been passed.
+    /// @throws device_error.
     bool synchronize_for(std::chrono::microseconds timeout) const {
         return known_done() || note(event_.synchronize_for(timeout));
     }
@@ -42,17 +45,17 @@ class ready_mark {
     mutable std::atomic<bool> passed_ = false;
 };
 
-/// Marks that are used again once no slot refers to them. For one thread at a time.
+/// Marks that are reused once no slot refers to them. For one thread at a time.
 class ready_marks {
  public:
     explicit ready_marks(const pinflow::device& device) : device_(device) {}
 
     std::shared_ptr<ready_mark> take() {
         for (const auto& mark : all_) {
-            // nobody else can make a copy of what only this list has
+            // a mark with one reference belongs to this list alone, so no other thread can copy it
             if (mark.use_count() != 1) continue;
             std::atomic_thread_fence(
-                std::memory_order_acquire);  // after what the last of the others did with it
+                std::memory_order_acquire);  // orders this after the last use by another thread
             return mark;
         }
         return all_.emplace_back(std::make_shared<ready_mark>(device_));

@@ -12,9 +12,9 @@
 #include "src/device/pin_limits.hpp"
 #include "src/device/pin_registry.hpp"
 
-// Rows of pages that are registered with the device while they are delivered: those of registered pages are
-// read where they lie, by the copy engine or by a kernel. The CPU brings the others, and pieces that are too
-// small for the copy engine.
+// Transfers for arrays whose pages are registered while their rows are delivered. The copy engine or a kernel
+// reads rows of registered pages in place. The CPU brings all other rows, and pieces that are too small for
+// the copy engine.
 namespace pinflow::detail {
 
 namespace {
@@ -31,7 +31,7 @@ pin_options pinning_of(const sample_array& array, const loader_setup& setup) {
     return options;
 }
 
-/// How long rows wait for pages that are being registered when nothing happens.
+/// How long rows wait for their pages while registration makes no progress.
 constexpr std::chrono::seconds max_page_wait{1};
 
 class registered_transfer : public array_transfer {
@@ -58,7 +58,7 @@ class registered_transfer : public array_transfer {
         return reason;
     }
     transfer main() const override {
-        // what may still change is reported as it was planned
+        // until registration has finished, the planned transfer is reported
         if (!pages_.finished()) return array_.plan.main();
         const pin_report pinned = pages_.report();
         return pinned.registered_bytes * 2 < pinned.total_bytes ? fallback() : array_.plan.main();
@@ -67,8 +67,8 @@ class registered_transfer : public array_transfer {
     const pinned_pages* pages() const override { return &pages_; }
 
  protected:
-    /// Rows `first` ... `first + count - 1` of a batch, one after the other at `rows` in `extent`; null: not
-    /// mapped.
+    /// Rows `first` ... `first + count - 1` of a batch, contiguous at `rows` in `extent`. `rows` is null if
+    /// they are not mapped.
     struct row_run {
         const row_extent* extent;
         std::size_t first;
@@ -76,8 +76,8 @@ class registered_transfer : public array_transfer {
         const std::byte* rows;
         bool is_registered;
     };
-    /// Calls `take(row_run)` for all rows of a batch, in their order. Rows that follow each other in memory
-    /// are one run if `joins`, as far as they are registered alike.
+    /// Calls `take(row_run)` for all rows of a batch, in their order. If `joins`, contiguous rows that are
+    /// all registered, or all not registered, form one run.
     template <typename Take>
     void for_runs_of(const slot& filling, bool joins, Take take) {
         const std::span<const std::uint64_t> ids = filling.row_ids;
@@ -101,7 +101,7 @@ class registered_transfer : public array_transfer {
             first = last;
         }
     }
-    /// Notes that rows are staged, and lists the job.
+    /// Counts staged bytes and adds the job.
     void stage(slot& filling, slot_group& group, std::span<const std::uint64_t> ids, std::byte* target) {
         group.jobs.push_back({&filling, &reader_, ids, target});
         note_staged(ids.size() * array_.row_bytes());
@@ -124,7 +124,7 @@ class registered_transfer : public array_transfer {
         try {
             pages_.require();
         } catch (const unsupported&) {
-            array_.source->check_unchanged();  // a file that has lost its pages has changed
+            array_.source->check_unchanged();  // reports data_changed for a truncated file
             throw;
         }
     }
@@ -140,7 +140,7 @@ class registered_transfer : public array_transfer {
             const pin_run run = pages_.run_at(rest.rows, rest.count * row_bytes);
             std::size_t count = run.size_bytes / row_bytes;
             const bool is_registered = run.registered && count > 0;
-            // a row that is registered in part counts with those that are not
+            // a partly registered row counts as not registered
             if (!is_registered) count = run.registered ? 1 : (run.size_bytes + row_bytes - 1) / row_bytes;
             take(row_run{rest.extent, rest.first, count, rest.rows, is_registered});
             rest.first += count;
@@ -148,8 +148,8 @@ class registered_transfer : public array_transfer {
             rest.rows += count * row_bytes;
         }
     }
-    /// Waits until these bytes are registered, as long as something is being registered. Rows are staged for
-    /// good once that has stood still.
+    /// Waits until these bytes are registered, as long as registration makes progress. After a standstill, no
+    /// row waits any more: unregistered rows are staged.
     void await(const std::byte* data, std::uint64_t size_bytes) {
         const pin_run run = pages_.run_at(data, size_bytes);
         if (stands_still_ || (run.registered && run.size_bytes >= size_bytes)) return;
@@ -176,8 +176,8 @@ class registered_transfer : public array_transfer {
     pinned_pages pages_;
 };
 
-/// One copy for each run of neighbouring rows. What is too small for the copy engine passes the staging side
-/// of the slot: short runs, and what the edges between registrations cut off.
+/// Copies each run of contiguous rows with one copy. Pieces too small for the copy engine pass through the
+/// staging side of the slot: short runs, and pieces cut off at boundaries between registrations.
 class engine_transfer final : public registered_transfer {
  public:
     using registered_transfer::registered_transfer;
@@ -209,7 +209,7 @@ class engine_transfer final : public registered_transfer {
             }
             stage_rows();
             if (!is_of_file) return group.copies.push_back(whole);
-            pieces.clear();  // cut as the device will cut it
+            pieces.clear();  // cut like the device will cut them
             pin_registry::process().cut({&whole, 1}, pieces);
             for (copy_range& piece : pieces) {
                 if (piece.size_bytes < min_piece_bytes())
@@ -223,9 +223,10 @@ class engine_transfer final : public registered_transfer {
 
  private:
     std::uint64_t min_piece_bytes() const { return array().plan.parts.front().min_piece_bytes; }
-    /// Whether no row is for the copy engine as it lies.
+    /// Whether all rows are too short for the copy engine.
     bool is_too_short() const { return !setup().is_in_order && array().row_bytes() < min_piece_bytes(); }
-    /// Reads a part of a row to `side`. @return that.
+    /// Reads a part of a row to `side`.
+    /// @return `side`.
     const std::byte* read_bytes(const copy_range& part, const row_extent& extent, std::byte* side) {
         note_staged(part.size_bytes);
         static_cast<void>(
@@ -235,8 +236,8 @@ class engine_transfer final : public registered_transfer {
     }
 };
 
-/// A kernel reads every row by its address: that of its registered page, or that in the staging side of the
-/// slot, which the device reads as well.
+/// Gathers rows with a kernel, which reads every row by its address: on its registered page, or in the
+/// staging side of the slot.
 class kernel_transfer final : public registered_transfer {
  public:
     kernel_transfer(const sample_array& array, const loader_setup& setup)
@@ -272,7 +273,7 @@ class kernel_transfer final : public registered_transfer {
             addresses[row.first] = reinterpret_cast<std::uintptr_t>(data);
         });
         if (!missing.empty()) stage(filling, group, missing, host_rows(filling));
-        // without a registered row no kernel is needed, nor a device that reads the staging side
+        // if no row is registered, the rows are copied, without a kernel that reads the staging side
         is_copied_[filling.index] = missing.size() == filling.row_ids.size() ? 1 : 0;
         if (is_copied_[filling.index] != 0)
             group.copies.push_back({device_rows(filling), host_rows(filling), missing.size() * row_bytes});
@@ -283,7 +284,7 @@ class kernel_transfer final : public registered_transfer {
         for_gathered(slots, [&](std::span<slot* const> run, std::uint64_t rows) {
             addresses_.upload_async(*run[0], rows, lists);
             if (part_.sorted) {
-                // by their low bits, which tell the pages of the array apart; rows that are staged come
+                // sorted by the low bits, which differ between pages of the array; staged rows may come
                 // anywhere
                 setup().device.backend().sort_rows(addresses_.on_device(*run[0]), rows, address_range_,
                                                    sorted_of(*run[0]), positions_of(*run[0]),
@@ -300,7 +301,7 @@ class kernel_transfer final : public registered_transfer {
             gather.table.row_size_bytes = array().row_bytes();
             gather.table.by_address = true;
             gather.table.addresses_are_aligned = array().is_aligned;
-            // equal rows are gathered again rather than looked for
+            // equal rows are not detected, but gathered again
             gather.order = part_.sorted ? row_order{sorted_of(*run[0]), positions_of(*run[0]), rows, false}
                                         : row_order{addresses_.on_device(*run[0]), nullptr, rows, false};
             gather.parts = parts_of(run, array().offset_bytes);
@@ -329,8 +330,8 @@ class kernel_transfer final : public registered_transfer {
 
     transfer_part part_;
     row_list addresses_;
-    std::vector<std::vector<std::uint64_t>> missing_ids_;  ///< of each slot
-    /// Of each slot: all its rows are staged, and the copy engine copies them.
+    std::vector<std::vector<std::uint64_t>> missing_ids_;  ///< for each slot
+    /// For each slot: whether all its rows are staged, and copied by the copy engine.
     std::vector<std::uint8_t> is_copied_;
     device_buffer sorted_;
     device_buffer positions_;

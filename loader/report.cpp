@@ -11,7 +11,7 @@ namespace {
 
 using seconds = std::chrono::duration<double>;
 
-/// From what share of the time on somebody's waiting is worth a change.
+/// The share of the time from which a wait is worth a change of settings.
 constexpr double min_share = 0.2;
 
 double share_of(std::chrono::nanoseconds part, std::chrono::nanoseconds whole) {

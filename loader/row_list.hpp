@@ -11,8 +11,8 @@
 
 namespace pinflow::detail {
 
-/// A 64-bit number for each row of each slot, in pinned memory and in device memory: row ids, or addresses.
-/// Those of slots that follow each other lie one behind the other.
+/// A 64-bit number (row id or address) for each row of each slot, in pinned memory and in device memory. The
+/// numbers of consecutive slots are contiguous.
 class row_list {
  public:
     row_list(const pinflow::device& device, std::size_t slot_count, std::uint64_t rows_of_slot)
@@ -28,8 +28,8 @@ class row_list {
     const std::uint64_t* on_device(const slot& slot) const {
         return reinterpret_cast<const std::uint64_t*>(device_.data()) + slot.index * rows_of_slot_;
     }
-    /// Copies `row_count` numbers to the device, from the first row of `first` on: those of a run of
-    /// for_runs.
+    /// Copies `row_count` numbers of a run of for_runs to the device, beginning with the first row of
+    /// `first`.
     void upload_async(const slot& first, std::uint64_t row_count, stream_view stream) const {
         const std::uint64_t offset_bytes = first.index * rows_of_slot_ * sizeof(std::uint64_t);
         copy_to_device_async(device_.data() + offset_bytes,
@@ -42,8 +42,8 @@ class row_list {
     device_buffer device_;
 };
 
-/// Calls `work(slots, row_count)` for each run of slots whose numbers are contiguous without a gap:
-/// neighbours of which all but the last are full. At most `max_slots` in a run.
+/// Calls `work(slots, row_count)` for each run of slots whose numbers are contiguous: consecutive slots, all
+/// full except the last. A run has at most `max_slots` slots.
 template <typename Work>
 void for_runs(std::span<slot* const> slots, std::uint64_t rows_of_slot, std::size_t max_slots, Work work) {
     while (!slots.empty()) {
@@ -59,7 +59,7 @@ void for_runs(std::span<slot* const> slots, std::uint64_t rows_of_slot, std::siz
     }
 }
 
-/// Where the rows of an array of these slots go, `offset_bytes` into their device sides.
+/// The destinations of an array's rows in these slots, `offset_bytes` into their device sides.
 inline row_parts parts_of(std::span<slot* const> slots, std::uint64_t offset_bytes) {
     row_parts parts;
     for (const slot* const each : slots) {

@@ -16,17 +16,17 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Page faults of this thread that storage had to be read for.
+/// The number of this thread's page faults that needed a read from storage.
 long storage_faults() noexcept {
     ::rusage usage{};
     ::getrusage(RUSAGE_THREAD, &usage);
     return usage.ru_majflt;
 }
 
-/// From here on rows that follow each other are copied as one piece.
+/// From this many rows on, consecutive rows are copied as one piece.
 constexpr std::uint64_t min_run_rows = 8;
 
-/// How many of the ids, up to `max_rows`, follow each other from the first on.
+/// The number of consecutive ids from the first on, up to `max_rows`.
 std::uint64_t neighbours(std::span<const std::uint64_t> ids, std::uint64_t max_rows) noexcept {
     std::uint64_t count = 1;
     while (count < std::min<std::uint64_t>(ids.size(), max_rows) && ids[count] == ids[count - 1] + 1)
@@ -34,7 +34,7 @@ std::uint64_t neighbours(std::span<const std::uint64_t> ids, std::uint64_t max_r
     return count;
 }
 
-/// After this many reads in a row that did not wait for storage, a file counts as cached again.
+/// After this many reads in a row without a wait for storage, a file counts as cached again.
 constexpr int reads_until_cached = 16;
 
 }  // namespace
@@ -48,13 +48,13 @@ row_reader::row_reader(std::shared_ptr<const row_source> source, row_access acce
                                      [](const row_extent& extent) { return extent.data != nullptr; })),
       is_file_backed_(std::ranges::any_of(source_->extents(),
                                           [](const row_extent& extent) { return extent.file != nullptr; })),
-      // sources read as they lie, or decoded on their own threads, report waits; a user's source may not
+      // sources with extents, or that decode on their own threads, report waits; a user's may not
       measures_waits_(!source_->extents().empty() || source_->memory_bytes() > 0) {}
 
 std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, std::byte* destination) const {
     if (!is_mapped_ || row_size_bytes_ == 0) return read_from_source(ids, destination);
     if (!is_file_backed_ && copy(ids, destination)) return {};
-    // a test's hook stands for storage, and is asked by reads
+    // if a test simulates storage with a hook, use reads, because only reads call the hook
     const bool copies = is_file_backed_ && reads_until_cached_.load(std::memory_order_relaxed) == 0 &&
                         is_guarded_thread() && !system::hook_is_installed();
     if (copies) {
@@ -65,18 +65,18 @@ std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, st
             reads_until_cached_.store(reads_until_cached, std::memory_order_relaxed);
             return timer.blocked();
         }
-        // the file has lost pages: reading says what happened to it
+        // the file has lost pages: the read below reports the error
     }
     return read_from_source(ids, destination);
 }
 
 bool row_reader::copy(std::span<const std::uint64_t> ids, std::byte* destination) const {
-    // some rows at a time, whose addresses stay in the cache
+    // some rows at a time, so that their addresses stay in the cache
     std::array<const std::byte*, 256> rows;
     while (!ids.empty()) {
         std::size_t taken = 0;
-        std::size_t count = 0;         // of pieces in `rows`
-        std::uint64_t piece_rows = 1;  // in each of them
+        std::size_t count = 0;         // pieces in `rows`
+        std::uint64_t piece_rows = 1;  // rows in each piece
         const auto [first, index] = extents_.find(ids[0]);
         const std::uint64_t run = neighbours(ids, first->row_count - index);
         if (run >= min_run_rows) {
@@ -116,7 +116,7 @@ std::chrono::nanoseconds row_reader::read_from_source(std::span<const std::uint6
         reads_until_cached_.store(reads_until_cached, std::memory_order_relaxed);
     } else if (const int left = reads_until_cached_.load(std::memory_order_relaxed); left > 0) {
         reads_until_cached_.store(left - 1,
-                                  std::memory_order_relaxed);  // one too few, or too many, does no harm
+                                  std::memory_order_relaxed);  // a lost update does no harm
     }
     return waited;
 }

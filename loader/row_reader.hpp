@@ -13,30 +13,30 @@
 
 namespace pinflow::detail {
 
-/// How a row_reader comes by rows.
+/// How a row_reader gets rows.
 enum class row_access : std::uint8_t {
-    memory,  ///< copied from where they are mapped, as far as that is safe; otherwise as `source`
+    memory,  ///< copied from the mapping if that is safe; otherwise like `source`
     source,  ///< by row_source::read_rows
 };
 
-/// Brings rows of one array to host memory: what the CPU does of every transfer. Thread-safe.
+/// Brings rows of one array to host memory: the CPU's part of every transfer. Thread-safe.
 ///
-/// Rows in memory are copied. So are mapped rows of a file while the fault guard is active and the pages are
-/// in the page cache: a copy that had to wait for storage makes the reader go back to reads, which tell how
-/// long they waited, until several have not waited at all.
+/// Rows in memory are copied. Mapped rows of a file are copied while the fault guard is active and the pages
+/// are in the page cache. After a copy that waited for storage, the reader uses reads, which measure their
+/// wait, until several reads in a row have not waited.
 class row_reader {
  public:
     row_reader(std::shared_ptr<const row_source> source, row_access access);
 
-    /// Writes the rows `ids` to `destination`, one after the other. @return the time spent waiting for
-    /// storage.
+    /// Writes the rows `ids` to `destination`, one after the other.
+    /// @return the time spent waiting for storage.
     /// @throws as row_source::read_rows.
     std::chrono::nanoseconds read(std::span<const std::uint64_t> ids, std::byte* destination) const;
 
     const row_source& source() const noexcept { return *source_; }
 
  private:
-    /// @return whether all were copied; otherwise some may have been.
+    /// @return whether all rows were copied. If not, some rows may have been copied.
     bool copy(std::span<const std::uint64_t> ids, std::byte* destination) const;
     /// Null if the extent is not mapped.
     const std::byte* address_of(const row_extent& extent, std::uint64_t index) const noexcept;
@@ -46,9 +46,9 @@ class row_reader {
     std::shared_ptr<const row_source> source_;
     extent_index extents_;
     std::uint64_t row_size_bytes_;
-    bool is_mapped_;                                   ///< some rows are
-    bool is_file_backed_;                              ///< pages may be lost, and may be on storage
-    bool measures_waits_;                              ///< the source says what it waited for
+    bool is_mapped_;                                   ///< some rows are mapped
+    bool is_file_backed_;                              ///< pages may be lost, or not in memory
+    bool measures_waits_;                              ///< the source reports how long it waited
     mutable std::atomic<int> reads_until_cached_ = 0;  ///< reads without waiting until rows are copied again
 };
 

@@ -82,7 +82,7 @@ void check_shuffled(std::uint64_t row_count) {
     static_cast<void>(permutation(row_count, 0));
 }
 
-/// @throws invalid_argument when it is not as row_sequence::name asks, or pinflow's.
+/// @throws invalid_argument if it is not valid for row_sequence::name, or is one of pinflow's names.
 void check_name(std::string_view name) {
     constexpr std::string_view digits = "0123456789";
     constexpr std::string_view allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
@@ -148,7 +148,7 @@ sampler sampler::windowed(std::uint64_t row_count, std::uint64_t seed, std::uint
     if (window_rows == 0) {
         throw invalid_argument("cannot shuffle within windows of 0 rows: at least one is needed");
     }
-    // larger ones are the same order
+    // larger windows give the same order
     const std::uint64_t window = std::min(window_rows, row_count);
     auto sequence = std::make_shared<detail::windowed_order>(row_count, seed, window);
     order_identity identity = identity_of(*sequence, seed);
@@ -190,7 +190,7 @@ void sampler::rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::u
     }
     if (!sequence_) throw invalid_argument("cannot read rows of a moved-from sampler");
     sequence_->rows_at(epoch, first, rows);
-    if (order_ != order::custom) return;  // the others cannot give what is not there
+    if (order_ != order::custom) return;  // only custom orders can give invalid rows
     const auto wrong = std::ranges::find_if(rows, [&](std::uint64_t row) { return row >= row_count_; });
     if (wrong != rows.end()) {
         throw invalid_argument(

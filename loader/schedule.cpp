@@ -42,7 +42,7 @@ schedule::schedule(const schedule_terms& terms) : terms_(checked(terms)) {
     end_ = {terms.epochs, 0};
     first_epoch_ = steps_from(terms.start.position);
     const std::uint64_t whole_epochs = terms.epochs - terms.start.epoch - 1;
-    // a batch has a row at least, so that what holds the rows holds the batches
+    // a batch has at least one row, so the number of batches cannot overflow if the number of rows does not
     if (!multiply(whole_epochs, whole_epoch_.row_count, row_count_) ||
         !add(row_count_, first_epoch_.row_count, row_count_)) {
         throw invalid_argument(
@@ -69,7 +69,7 @@ void schedule::end_after(std::uint64_t steps) noexcept {
         batches = first_epoch_.batch_count + whole_epochs * last.batch_count;
         rows = first_epoch_.row_count + whole_epochs * last.row_count;
     }
-    // full ones, as the tail would have ended the epoch
+    // the remaining steps are full, because a tail would have ended the epoch
     end_ = {end.epoch, end.position + steps * step_rows_};
     batch_count_ = batches + steps;
     row_count_ = rows + steps * terms_.batch_rows;
@@ -108,7 +108,7 @@ step schedule::at(std::uint64_t number) const noexcept {
     const bool full = index < steps.full_count;
     step.position = step.begin.position + (full ? terms_.shard.rank * terms_.batch_rows : steps.tail_begin);
     step.row_count = full ? terms_.batch_rows : steps.tail_rows;
-    // an epoch is over with its last step, whatever a dropped tail leaves
+    // an epoch ends with its last step, even if a dropped tail leaves rows
     const bool more_steps = full && (index + 1 < steps.full_count || steps.tail_count > 0);
     step.end = more_steps ? epoch_position{step.epoch, step.begin.position + step_rows_}
                           : epoch_position{step.epoch + 1, 0};

@@ -16,7 +16,7 @@ namespace pinflow::detail {
 
 namespace {
 
-constexpr std::uint64_t array_alignment_bytes = 256;  // what CUDA's own allocations have
+constexpr std::uint64_t array_alignment_bytes = 256;  // the alignment of CUDA's allocations
 constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
 
 /// The most samples of 0 bytes that a loader delivers in an epoch. A file bounds the number of rows that have
@@ -24,14 +24,14 @@ constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
 /// 64 takes minutes, 2^60 would take years.
 constexpr std::uint64_t max_empty_rows = std::uint64_t{1} << 30;
 
-/// Whether every mapped row lies at a multiple of 16 bytes, and has such a size.
+/// Whether addresses and sizes of all mapped rows are multiples of 16 bytes.
 bool are_aligned(const row_source& source) {
     return std::ranges::all_of(source.extents(), [&](const row_extent& extent) {
         return is_aligned(extent.data, source.row_size_bytes());
     });
 }
 
-/// The order that is described by options alone.
+/// Makes the sampler that the options describe.
 sampler make_sampler(const loader_options& options, sources_view sources) {
     const std::uint64_t row_count = sources[0]->row_count();
     if (options.window_rows != 0 && options.order != order::windowed) {
@@ -193,7 +193,7 @@ slot_budget find_budget(const loader_options& options) {
 
 namespace {
 
-/// The memory that one slot takes: its sides, and the lists of the rows that are in it.
+/// The memory of one slot: its sides and the lists of its rows.
 struct slot_memory {
     std::uint64_t size_bytes = 0;
     std::uint64_t host_bytes = 0;  ///< the part that is host memory
@@ -215,7 +215,7 @@ slot_memory memory_of_slot(const loader_options& options, sources_view sources, 
     return memory;
 }
 
-/// Bytes of the arrays that are held in the memory of the loader's device.
+/// The size of all arrays held in the memory of the loader's device.
 std::uint64_t count_held_bytes(sources_view sources, std::span<const transfer_plan> plans) {
     std::uint64_t held_bytes = 0;
     for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -245,7 +245,7 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
     const slot_memory each = memory_of_slot(options, sources, layout, plans, sizes);
     const std::uint64_t held_bytes = count_held_bytes(sources, plans);
 
-    // what the options allow
+    // the limit of the options
     const auto fitting_in = [](std::uint64_t whole, std::uint64_t taken, std::uint64_t part) {
         return (whole - std::min(whole, taken)) / std::max<std::uint64_t>(1, part);
     };
@@ -257,7 +257,7 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
             "{} slots of {} bytes do not fit into {} bytes: allow more memory, or make batches smaller",
             needed, each.size_bytes, budget.setting_bytes));
     }
-    // what the machine has
+    // the limit of the machine
     const std::uint64_t held_host_bytes = on_host ? held_bytes : 0;
     if (fitting_in(budget.available_bytes, held_host_bytes, each.host_bytes) < needed) {
         throw system_failure(

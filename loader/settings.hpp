@@ -15,24 +15,25 @@ namespace pinflow::detail {
 
 using sources_view = std::span<const std::shared_ptr<const row_source>>;
 
-/// @throws invalid_argument if there are none, if one is null or inconsistent, and if row counts differ.
+/// Checks the sources and returns them.
+/// @throws invalid_argument if there are none, if one is null or inconsistent, or if row counts differ.
 std::vector<std::shared_ptr<const row_source>> checked(
     std::vector<std::shared_ptr<const row_source>> sources);
 
-/// The options with what they leave to the data: there is a sampler, and `order` is that one's.
+/// Completes the options from the data. The result has a sampler, and `order` is the sampler's order.
 /// @throws invalid_argument if they contradict each other or the sources.
 loader_options resolved(loader_options options, sources_view sources);
 
-/// How the arrays of a batch lie in one side of a slot.
+/// The layout of a batch's arrays in one side of a slot.
 struct slot_layout {
-    std::uint64_t row_count = 0;               ///< of the largest batch
+    std::uint64_t row_count = 0;               ///< rows of the largest batch
     std::vector<std::uint64_t> array_offsets;  ///< in bytes
     std::uint64_t side_bytes = 0;
 };
 /// @throws invalid_argument if a batch is too large for 64 bits.
 slot_layout lay_out(sources_view sources, const loader_options& options);
 
-/// What bounds the memory of the slots.
+/// The memory available to the slots.
 struct slot_budget {
     std::uint64_t setting_bytes = 0;    ///< loader_options::memory_bytes
     std::uint64_t available_bytes = 0;  ///< host memory that is left
@@ -40,15 +41,15 @@ struct slot_budget {
 };
 slot_budget find_budget(const loader_options& options);
 
-/// What the planner has to know. `rows_left`: that the loader has still to deliver; `threads`: that it may
-/// use.
+/// Facts for the planner. `rows_left` is the number of rows still to be delivered, `threads` the number of
+/// threads that the loader may use.
 sample_facts facts_of_sample(const loader_options& options, const slot_layout& layout,
                              const slot_budget& budget, unsigned threads);
 std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t rows_left);
 
-/// The slots, as many as the memory allows, and which sides they need by these plans.
-/// @throws invalid_argument if the options' memory does not allow as many as are needed or asked for;
-/// system_failure if the memory that is available does not.
+/// Chooses the number of slots, as the memory allows, and the sides that these plans need.
+/// @throws invalid_argument if the slots needed or asked for exceed the memory set in the options.
+/// @throws system_failure if they exceed the available memory.
 slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
                       const slot_budget& budget, std::span<const transfer_plan> plans,
                       const group_plan& groups);

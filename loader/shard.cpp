@@ -15,13 +15,13 @@ namespace pinflow {
 
 namespace {
 
-/// What a launcher tells its processes.
+/// The environment variables that a launcher sets for its processes.
 struct variable_pair {
     const char* rank;
     const char* world;
 };
 
-// the innermost launcher first: torchrun within an MPI job, and either within an allocation of Slurm's
+// the innermost launcher first: torchrun may run within an MPI job, and both within a Slurm allocation
 constexpr std::array known_pairs{
     variable_pair{"RANK", "WORLD_SIZE"}, variable_pair{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
     variable_pair{"PMI_RANK", "PMI_SIZE"}, variable_pair{"SLURM_PROCID", "SLURM_NTASKS"}};

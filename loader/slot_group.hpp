@@ -19,21 +19,21 @@ struct read_job {
     std::byte* destination = nullptr;
 
     std::uint64_t size_bytes() const noexcept { return ids.size() * reader->source().row_size_bytes(); }
-    /// Rows first ... first + count - 1 of it.
+    /// The job for its rows first ... first + count - 1.
     read_job part(std::size_t first, std::size_t count) const {
         return {filling, reader, ids.subspan(first, count),
                 destination + first * reader->source().row_size_bytes()};
     }
 };
 
-/// Slots that are filled, copied and announced together: what goes through the stages of the pipeline.
+/// Slots that are filled, copied and announced together. A group passes through the stages of the pipeline.
 struct slot_group {
     enum class stage : std::uint8_t { idle, sampled, filled };
 
     stage reached = stage::idle;
     std::vector<slot*> slots;        ///< in the order of their batches
     std::vector<read_job> jobs;      ///< for the CPU
-    std::vector<copy_range> copies;  ///< for the copy engine, when the jobs are done
+    std::vector<copy_range> copies;  ///< for the copy engine, after the jobs
 };
 
 }  // namespace pinflow::detail

@@ -14,16 +14,16 @@ namespace pinflow::detail {
 
 namespace {
 
-/// How long the driver waits for the slot that was given back first before it looks at the others, and
-/// whether the loader stops.
+/// How long the driver waits for the first returned slot before it checks the other slots, and whether the
+/// loader stops.
 constexpr std::chrono::microseconds look_again_interval{200};
 
-/// How long a consumer that has nothing left is kept waiting for slots to be filled together, rather than one
-/// by one: longer than a group of small batches takes.
+/// How long a consumer without batches waits for a full group of slots before fewer slots are filled. Longer
+/// than a group of small batches takes.
 constexpr std::chrono::microseconds patience{500};
 
-/// How long a consumer waits for data before it looks whether that is still the next batch's: another
-/// consumer may have taken that slot, and it may have been filled again.
+/// How long a consumer waits for data before it checks that the data is still that of the next batch. Another
+/// consumer may have taken the slot, and the slot may have been filled again.
 constexpr std::chrono::microseconds data_look_interval{2000};
 
 std::span<const event> marks_of(const slot& slot) {
@@ -43,19 +43,19 @@ void wait_until_passed(const slot& slot) noexcept {
         for (const event& mark : marks_of(slot))
             mark.synchronize();
     } catch (const device_error&) {
-        return;  // a failed device reads nothing any more
+        return;  // a failed device no longer reads memory
     }
 }
 
-/// Whether the data of a free slot is there, and the streams that read it have passed. Asks the device until
-/// it has said yes.
+/// Whether the data of a free slot is complete and the streams that read it have passed. Once true, the
+/// device is not asked again.
 bool has_passed(slot& slot) {
     slot.has_passed =
         slot.has_passed || (is_complete(slot) && std::ranges::all_of(marks_of(slot), &event::done));
     return slot.has_passed;
 }
 
-/// Waits for the streams that read the slot, a while at most.
+/// Waits for the streams that read the slot, for a limited time.
 void wait_for_marks(const slot& slot) {
     for (const event& mark : marks_of(slot)) {
         if (!mark.synchronize_for(look_again_interval)) return;
@@ -72,7 +72,7 @@ slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
       views_sources_(sizes.device_side_bytes == 0),
       awaits_data_(
           is_awaited(device.kind() == device_kind::host, sizes.max_group_slots * sizes.device_side_bytes)),
-      // its memory is still in the CPU's cache, while a GPU has only just read it
+      // on the host, its memory is still in the CPU's cache; on a GPU, it has only just been read
       takes_last_(device.kind() == device_kind::host),
       host_sides_(sizes.count * sizes.host_side_bytes, device) {
     const stream allocation_stream(device_);
@@ -149,7 +149,7 @@ std::size_t slot_pool::wait_for_free(std::size_t together) {
         const std::vector<slot*> given_back = candidates();
         const auto before = times_.now();
         lock.unlock();
-        // each is asked for once, and no more than are needed: it is a call of the driver
+        // each slot is checked once, and no more slots than needed, because a check calls the driver
         std::size_t passed = 0;
         slot* not_passed = nullptr;
         for (slot* const each : given_back) {
@@ -170,14 +170,14 @@ std::size_t slot_pool::wait_for_free(std::size_t together) {
             if (given_back.size() < together || before.at - *first_passed > patience) return passed;
         }
         if (not_passed == nullptr) {
-            // all that were given back can be filled: more come, or the consumer takes the last delivered one
+            // all returned slots can be filled: wait until more are returned or the consumer has nothing left
             if (free_.size() == given_back.size())
                 await_consumer(lock, given_back.size() + 1,
                                [&] { return free_.size() != given_back.size() || consumer_starves(); });
             continue;
         }
         lock.unlock();
-        // they mostly pass in this order; if another one passes first, or is given back, the next look finds
+        // slots mostly pass in this order; if another slot passes first or is returned, the next check finds
         // it
         const bool complete =
             not_passed->ready == nullptr || not_passed->ready->synchronize_for(look_again_interval);
@@ -214,7 +214,7 @@ std::vector<slot*> slot_pool::take_free(std::size_t count) {
     lock.lock();
     std::erase_if(free_, [](slot* each) { return std::exchange(each->taken, false); });
     filling_ += taken.size();
-    // the driver stood still for the sake of the first of them
+    // the driver's wait for copies is charged to the first slot
     taken.front()->times.link = times_.take_link_wait();
     return taken;
 }
@@ -276,7 +276,7 @@ bool slot_pool::failed() const noexcept {
 std::uint64_t slot_pool::count_ready(std::unique_lock<std::mutex>& lock) {
     if (!awaits_data_) return ready_.size();
     for (;;) {
-        // those before the first one that is still on its way: batches may take turns on two streams
+        // count only up to the first incomplete batch: batches may alternate between two streams
         while (complete_count_ < ready_.size() && is_known_complete(*ready_[complete_count_]))
             ++complete_count_;
         if (complete_count_ == ready_.size()) return complete_count_;
@@ -335,13 +335,13 @@ slot* slot_pool::lease(bool with_data) {
         statistics_.ready += ready_before;
         statistics_.max_ready = std::max(statistics_.max_ready, ready_before);
         statistics_.reached = std::max(statistics_.reached, std::optional(next->step.end));
-        // while the loader waits for the consumer's streams, the consumer waits for nobody but itself
+        // time in which the loader waits for the consumer's streams is the consumer's own
         const auto after = times_.now();
         const std::chrono::nanoseconds waited = after.at - before.at - data_wait;
         const std::chrono::nanoseconds for_consumer = times_.consumer_wait(after) - consumer_wait_before;
         times_.add_wait(next->times, std::max(waited - for_consumer, {}), data_wait);
         if (ready_.empty() && finished_) times_.end_consumer_wait();
-        // who waits for a batch while the last slot is taken by somebody else would wait for ever
+        // all slots are leased: wake other waiting consumers, which would wait for ever
         if (leased_ == slots_.size()) delivered_.notify_all();
         wake_driver();
         return next;
@@ -368,7 +368,7 @@ void slot_pool::end_lease(slot& leased) noexcept {
 void slot_pool::undo_lease(slot& leased) {
     {
         const std::lock_guard lock(mutex_);
-        // others may have leased what follows it, and may undo that, too
+        // other consumers may have leased later batches, and may undo that too
         ready_.insert(
             std::ranges::find_if(ready_, [&](const slot* other) { return other->number > leased.number; }),
             &leased);
@@ -389,7 +389,7 @@ slot_pool::statistics slot_pool::collected() const {
     const auto until = times_.now();
     result.waits = times_.waits();
     result.consumer_wait = times_.consumer_wait(until);
-    // slots that come again are before what was leased after them
+    // slots delivered again come before slots leased after them
     if (!ready_.empty()) {
         result.reached = std::min(result.reached, std::optional(ready_.front()->step.begin));
     }
@@ -401,7 +401,7 @@ slot_pool::statistics slot_pool::collected() const {
 
 slot_lease::~slot_lease() {
     if (pool_->forked()) {
-        static_cast<void>(new std::shared_ptr<slot_pool>(std::move(pool_)));  // left as it is, on purpose
+        static_cast<void>(new std::shared_ptr<slot_pool>(std::move(pool_)));  // leaked on purpose
         return;
     }
     if (slot_ == nullptr) return;
@@ -412,7 +412,7 @@ slot_lease::~slot_lease() {
             slot_->passed[slot_->passed_count].record(stream);
             ++slot_->passed_count;
         } catch (...) {
-            // without a mark the only safe way is to wait; when even that fails the device is gone, and reads
+            // without an event, waiting is the only safe way; if that fails, the device has failed and reads
             // nothing
             try {
                 stream.synchronize();

@@ -28,50 +28,49 @@
 
 namespace pinflow::detail {
 
-/// The memory of one batch, reused for one batch after the other. Who may touch it changes hands with its
-/// state, which the pool keeps: the pipeline while it is being filled, the consumer while it is leased, the
-/// pool otherwise.
+/// The memory of one batch, reused for one batch after another. The pool keeps its state, which decides who
+/// may access it: the pipeline while it is being filled, the consumer while it is leased, the pool otherwise.
 struct slot {
     std::size_t index = 0;             ///< among the slots of the pool
     std::byte* host_side = nullptr;    ///< pinned staging memory; null if no rows are staged
-    std::byte* device_side = nullptr;  ///< what the consumer reads; null if that is the mapping
-    /// When the device side is complete; null: as soon as it is delivered.
+    std::byte* device_side = nullptr;  ///< read by the consumer; null if the consumer reads the mapping
+    /// Passed when the device side is complete; null: it is complete when delivered.
     std::shared_ptr<const ready_mark> ready;
     /// Marks in the streams that read the batch; the first `passed_count` belong to the last lease.
     std::vector<event> passed;
     std::size_t passed_count = 0;
-    bool has_passed = false;  ///< known by whoever takes free slots
-    bool taken = false;       ///< by the pipeline, until the list of free slots knows it
+    bool has_passed = false;  ///< cached result, for the thread that takes free slots
+    bool taken = false;       ///< by the pipeline, but still in the list of free slots
 
-    // the batch that is in it
+    // the current batch
     std::vector<std::uint64_t> row_ids;
     std::vector<array_view> arrays;
     detail::step step;
-    std::uint64_t number = 0;  ///< of the batch, over all epochs
-    bool last = false;         ///< nothing comes after it
+    std::uint64_t number = 0;  ///< number of the batch, over all epochs
+    bool last = false;         ///< the last batch of the loader
     batch_times times;
     std::exception_ptr error;  ///< why it could not be filled
 
-    std::uint64_t ready_before = 0;  ///< batches that were ready when it was asked for
+    std::uint64_t ready_before = 0;  ///< batches that were ready when it was leased
 };
 
-/// How many slots there are, and the size of each of their sides.
+/// The number of slots and the sizes of their sides.
 struct slot_sizes {
     unsigned count = 2;
     std::uint64_t host_side_bytes = 0;
     std::uint64_t device_side_bytes = 0;
-    unsigned max_group_slots = 1;  ///< filled and announced together, at most
-    /// Why there are fewer than by default; empty if there are not.
+    unsigned max_group_slots = 1;  ///< the most slots filled and announced together
+    /// Why there are fewer slots than by default; empty if there are not fewer.
     std::string reason = {};  // NOLINT(readability-redundant-member-init): g++ wants it
 };
 
-/// The slots of one loader and the queues between them. A slot goes round: free -> (taken by the pipeline) ->
-/// delivered -> leased -> free, where "free" may still have to wait for the consumer's streams. Shared by the
-/// loader and the leases it has given out, so that a batch may outlive its loader. All members may be called
-/// from any thread. Never calls the device while its lock is held.
+/// The slots of one loader and the queues between them. The states of a slot are free -> (taken by the
+/// pipeline) -> delivered -> leased -> free. A free slot may still be in use by the consumer's streams.
+/// Shared by the loader and its leases, so that a batch may outlive its loader. Any thread may call any
+/// member, unless stated otherwise. Never calls the device while its lock is held.
 class slot_pool {
  public:
-    /// `keep_alive` lives as long as the slots: what batches point into if they have no memory of their own.
+    /// `keep_alive` lives as long as the slots. Batches without their own memory point into it.
     slot_pool(const pinflow::device& device, const slot_sizes& sizes,
               std::vector<std::shared_ptr<const row_source>> keep_alive);
     slot_pool(const slot_pool&) = delete;
@@ -79,8 +78,8 @@ class slot_pool {
     /// Never waits for the consumer's streams.
     ~slot_pool();
 
-    /// Whether this is a process forked after the pool was made: the pipeline's threads do not exist here,
-    /// and locks may be held for ever, so that nothing may be touched.
+    /// Whether this process was forked after the pool was made. The pipeline's threads do not exist here and
+    /// locks may be held for ever, so nothing may be accessed.
     bool forked() const noexcept;
 
     // ---- the pipeline's side ----
@@ -90,35 +89,37 @@ class slot_pool {
     /// Only the pipeline's driver calls it: a TBB thread might wait for itself.
     /// @return how many can be taken; 0 if the loader stops.
     std::size_t wait_for_free(std::size_t together = 1);
-    /// Takes so many slots that can be filled at once, or none. Never waits. For one thread at a time.
+    /// Takes `count` slots that can be filled at once, or none. Never waits. For one thread at a time.
     std::vector<slot*> take_free(std::size_t count = 1);
-    /// Hands filled slots, or one with an error, to the consumer, in this order.
+    /// Hands slots, filled or with an error, to the consumer, in this order.
     void deliver(std::span<slot* const> filled);
-    /// Nothing more will be delivered; `error`, if any, reaches the consumer once.
+    /// Ends the delivery. `error`, if any, reaches the consumer once.
     void finish(std::exception_ptr error = nullptr);
     void stop() noexcept;
     bool stopped() const noexcept;
-    /// Whether an error was delivered, so that filling further slots is in vain.
+    /// Whether an error was delivered, so that filling more slots is useless.
     bool failed() const noexcept;
 
     // ---- the consumer's side ----
 
-    /// The next delivered slot, now leased; null at the end. `with_data`: only once its data is there; on a
-    /// GPU, slots of large groups always come so. Throws the pipeline's error, once.
-    /// @throws all_slots_leased if all are; device_error if the data cannot be waited for: the slot comes the
-    /// next time.
+    /// Leases the next delivered slot. Throws the pipeline's error, once.
+    /// @param with_data wait until the slot's data is complete; always done on a GPU for slots of large
+    /// groups
+    /// @return null at the end.
+    /// @throws all_slots_leased if all slots are leased.
+    /// @throws device_error if waiting for the data fails. The next call returns this slot.
     slot* lease(bool with_data = false);
-    /// Ends a lease whose last uses are marked in slot.passed.
+    /// Ends a lease. The events in slot.passed mark its last uses.
     void end_lease(slot& leased) noexcept;
-    /// Makes a leased slot that no stream has seen come again, before all that follow it.
+    /// Undoes the lease of a slot that no stream has used. The slot is delivered again, before later batches.
     void undo_lease(slot& leased);
 
     const pinflow::device& device() const noexcept { return device_; }
-    /// What batches are views of; none if they have memory of their own.
+    /// The sources that batches are views of; empty if batches have their own memory.
     std::span<const std::shared_ptr<const row_source>> viewed_sources() const noexcept {
         return views_sources_ ? keep_alive_ : std::span<const std::shared_ptr<const row_source>>();
     }
-    /// Keeps what batches point into, if that is not memory of their slots, until `stream` has come here.
+    /// Keeps viewed sources alive until `stream` has completed the work enqueued so far.
     void keep_sources_on(stream_view stream) const;
     std::size_t slot_count() const noexcept { return slots_.size(); }
 
@@ -126,43 +127,46 @@ class slot_pool {
         batch_times waits;                         ///< in `lease`, split by what delayed the awaited batch
         std::chrono::nanoseconds consumer_wait{};  ///< time the loader waited in `wait_for_free`, and at the
                                                    ///< end for the last lease
-        std::chrono::nanoseconds wall{};           ///< from the first `lease` to the one that returned null
+        std::chrono::nanoseconds wall{};  ///< from the first `lease` to the `lease` that returned null
         std::uint64_t batches = 0;
         std::uint64_t rows = 0;
-        std::uint64_t ready = 0;  ///< batches that were ready, summed over the calls of `lease` that gave one
-        std::uint64_t max_ready = 0;  ///< at one of these calls, or of those that were undone
-        /// The end of the furthest slot that was leased; if slots come again, the begin of the first.
+        std::uint64_t ready = 0;      ///< ready batches, summed over the successful calls of `lease`
+        std::uint64_t max_ready = 0;  ///< the most at any such call, including undone leases
+        /// The end of the furthest slot leased; if slots are delivered again, the beginning of the first of
+        /// them.
         std::optional<epoch_position> reached;
-        bool ended = false;  ///< `lease` has said that all is delivered
+        bool ended = false;  ///< `lease` has returned null after the last batch
     };
     statistics collected() const;
 
  private:
-    // under the lock, as all that follows unless it says otherwise
+    // all members below need the lock, unless stated otherwise
 
-    /// Whether batches are delivered that nobody has taken or waits for.
+    /// Whether there are delivered batches that no consumer has taken or waits for.
     bool consumer_has_some() const noexcept { return ready_.size() > times_.data_waiters(); }
-    /// Whether the consumer waits, and nothing is on its way to it.
+    /// Whether the consumer has no batch left and none is being filled.
     bool consumer_starves() const noexcept { return !consumer_has_some() && filling_ == 0; }
     /// Free slots in the order in which they are filled.
     std::vector<slot*> candidates() const;
-    /// Wakes the driver if what it waits for has come.
+    /// Wakes the driver if its condition is met.
     void wake_driver() noexcept;
-    /// Waits until `ready` is true, or there are `wanted` free slots; as time of the consumer's.
+    /// Waits until `ready` is true, and counts the time as waiting for the consumer. `wanted` is the number
+    /// of free slots at which wake_driver wakes the driver.
     template <typename Ready>
     void await_consumer(std::unique_lock<std::mutex>& lock, std::size_t wanted, Ready ready);
-    /// Waits for `ready`, a while at most; releases the lock while it waits. @return how long.
+    /// Waits for `ready`, for a limited time. Releases the lock while it waits.
+    /// @return the time waited.
     /// @throws device_error.
     std::chrono::nanoseconds await_data(std::unique_lock<std::mutex>& lock, const ready_mark& ready);
-    /// Batches that are ready: delivered, and with their data if consumers wait for that. May release the
-    /// lock meanwhile.
+    /// The number of ready batches: delivered, and with complete data if consumers wait for data. May release
+    /// the lock meanwhile.
     std::uint64_t count_ready(std::unique_lock<std::mutex>& lock);
 
     pinflow::device device_;
     const ::pid_t owner_;
     std::vector<std::shared_ptr<const row_source>> keep_alive_;
     bool views_sources_;  ///< batches are views of the sources
-    bool awaits_data_;    ///< consumers' threads wait for data
+    bool awaits_data_;    ///< consumers wait for data on their threads
     bool takes_last_;     ///< the slot that was given back last is filled first
     pinned_buffer host_sides_;
     device_buffer device_sides_;
@@ -173,8 +177,8 @@ class slot_pool {
     std::condition_variable delivered_;  // for consumers
     std::deque<slot*> free_;
     std::deque<slot*> ready_;
-    std::size_t complete_count_ = 0;  ///< slots at the front of `ready_` that are known to have their data
-    std::size_t filling_ = 0;         ///< taken, and not delivered yet
+    std::size_t complete_count_ = 0;  ///< slots at the front of `ready_` whose data is known to be complete
+    std::size_t filling_ = 0;         ///< slots taken and not yet delivered
     std::size_t leased_ = 0;
     std::optional<std::size_t> wanted_;  ///< free slots that the driver waits for
     bool stopped_ = false;
@@ -185,24 +189,25 @@ class slot_pool {
     wait_times times_;
 };
 
-/// What a batch holds: one leased slot, and the streams that use it.
+/// The lease of a batch: one slot and the streams that use it.
 class slot_lease {
  public:
-    /// `origin` makes the states of the batch; without it there are none.
+    /// `origin` makes the states of the batch. Without it, the batch has no state.
     slot_lease(std::shared_ptr<slot_pool> pool, slot& leased,
                std::shared_ptr<const state_origin> origin = nullptr) noexcept
         : pool_(std::move(pool)), origin_(std::move(origin)), slot_(&leased) {}
     slot_lease(const slot_lease&) = delete;
     slot_lease& operator=(const slot_lease&) = delete;
-    /// Marks the streams and gives the slot back; does not wait.
+    /// Records an event in each stream and returns the slot. Does not wait.
     ~slot_lease();
 
-    /// `stream` waits for the data; the slot will wait for it.
+    /// Makes `stream` wait for the data. The slot is filled again only after `stream` has passed.
     void use_on(stream_view stream);
-    /// Ends a lease that nobody has used, so that the batch comes again.
+    /// Ends an unused lease, so that the batch is delivered again.
     void undo();
 
-    /// Where to continue after the batch. @throws as batch::state.
+    /// The position after the batch, to resume from.
+    /// @throws as batch::state.
     loader_state state() const;
 
     const slot& held() const noexcept { return *slot_; }

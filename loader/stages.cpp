@@ -19,7 +19,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// Row ids: a task's, some 20 us of a shuffled order, and from how many on several threads are worth it.
+/// Row ids per task (some 20 us in a shuffled order), and the number from which several threads are worth it.
 constexpr std::size_t rows_of_sample_task = 2048;
 constexpr std::size_t min_parallel_rows = 4 * rows_of_sample_task;
 constexpr std::uint64_t bytes_of_fill_task = std::uint64_t{1} << 20;
@@ -36,7 +36,7 @@ constexpr range range_of(stage where) noexcept {
     return range::deliver;
 }
 
-/// Cuts jobs into parts that are worth a task of their own.
+/// Cuts jobs into parts of the size of a task.
 std::vector<read_job> parts_of(std::span<const read_job> jobs) {
     std::vector<read_job> parts;
     for (const read_job& job : jobs) {
@@ -128,7 +128,7 @@ slot_group* stages::sample(std::size_t count) {
     return group;
 }
 
-/// Gives an error that concerns all batches of the group to the first that can still have one.
+/// Sets an error that concerns the whole group on its first slot without an error.
 void stages::set_error(slot_group& group, std::exception_ptr error) noexcept {
     const auto first =
         std::ranges::find_if(group.slots, [](const slot* each) { return each->error == nullptr; });
@@ -161,7 +161,7 @@ void stages::begin_batch(slot& slot) const {
     }
 }
 
-/// Writes the row ids of all slots of the group: by several threads if there are many.
+/// Writes the row ids of all slots of the group, with several threads if there are many.
 void stages::sample_rows(slot_group& group) const {
     struct piece {
         slot* sampled;
@@ -193,7 +193,7 @@ void stages::sample_rows(slot_group& group) const {
     if (row_count <= min_parallel_rows) {
         std::ranges::for_each(pieces, write);
     } else {
-        // isolated, so that a thread that waits here begins nothing else meanwhile
+        // isolated, so that a thread that waits here does not begin other work
         tbb::this_task_arena::isolate([&] { tbb::parallel_for_each(pieces.begin(), pieces.end(), write); });
     }
     const std::chrono::nanoseconds spent = (clock::now() - before) / group.slots.size();
@@ -222,7 +222,7 @@ void stages::prepare(slot& slot, slot_group& group) {
     show_arrays(slot);
 }
 
-/// Says where the consumer finds the arrays; mostly where those of the slot's last batch were.
+/// Sets the views of the arrays. They are mostly the same as for the slot's last batch.
 void stages::show_arrays(slot& slot) const {
     const auto is_shown = [&, i = std::size_t{0}](const array_view& view) mutable {
         return view.data() == what_.transfers[i++]->rows_of(slot) && view.shape()[0] == slot.row_ids.size();
@@ -237,11 +237,11 @@ void stages::show_arrays(slot& slot) const {
     }
 }
 
-/// All parts of all slots, side by side if there are several.
+/// Runs the jobs of all slots, in parallel if there are several tasks.
 void stages::do_jobs(slot_group& group) const {
     if (group.jobs.empty()) return;
     const std::vector<read_job> pieces = parts_of(group.jobs);
-    // small batches: one task for so many of them
+    // small parts share one task
     std::vector<std::span<const read_job>> tasks;
     for (std::size_t first = 0; first < pieces.size();) {
         std::size_t last = first;
@@ -252,7 +252,7 @@ void stages::do_jobs(slot_group& group) const {
         first = last;
     }
     std::atomic<std::int64_t> storage_ns = 0;
-    std::atomic<std::int64_t> files_ns = 0;  // opening files that were closed meanwhile
+    std::atomic<std::int64_t> files_ns = 0;  // reopening closed files
     std::atomic<std::int64_t> total_ns = 0;
     std::mutex errors;
     const auto do_task = [&](std::span<const read_job> task) {
@@ -260,7 +260,7 @@ void stages::do_jobs(slot_group& group) const {
         const std::chrono::nanoseconds opening_before = time_spent_opening();
         std::chrono::nanoseconds waited{};
         for (const read_job& job : task) {
-            if (what_.pool.stopped()) return;  // nobody will see this batch
+            if (what_.pool.stopped()) return;  // this batch will not be delivered
             try {
                 waited += job.reader->read(job.ids, job.destination);
             } catch (...) {
@@ -283,7 +283,7 @@ void stages::do_jobs(slot_group& group) const {
                 tbb::simple_partitioner());
         });
     }
-    // the tasks ran side by side: the stage's own time is shared out as theirs was
+    // the tasks ran in parallel: divide the stage's wall time in proportion to their times
     const std::chrono::nanoseconds wall = (clock::now() - before) / group.slots.size();
     const auto share_of = [&](std::int64_t part_ns, std::chrono::nanoseconds whole) {
         const double share =
@@ -299,8 +299,8 @@ void stages::do_jobs(slot_group& group) const {
     }
 }
 
-/// Checks the files that the batches were read from; all files when the last batch of an epoch to be filled
-/// is among them, which comes to the consumer before that epoch ends.
+/// Checks the files of the batches. If the last unfilled batch of an epoch is among them, checks all files.
+/// That batch reaches the consumer before the epoch ends, and so does its error.
 void stages::check_files(slot_group& group) {
     const auto check = [](slot& slot, auto how) {
         if (slot.error) return;
@@ -348,8 +348,8 @@ void stages::deliver(slot_group& group) {
     const auto good = std::span(group.slots.begin(), first_failed);
     for (slot* const each : good) {
         run(stage::deliver, *each, [&] {
-            // one call enqueues the whole group: if it fails, its first slot gets the error, and the loader
-            // ends
+            // the whole group is enqueued at once: if that fails, its first slot gets the error, and the
+            // loader ends
             if (each == good.front()) enqueue(good, group);
         });
     }

@@ -27,11 +27,11 @@ namespace pinflow::detail {
 ///
 ///     free slots --sample--> row ids --fill--> rows staged, copies listed --deliver--> enqueued, announced
 ///
-/// One thread at a time samples, and one delivers, both in the order of the batches; groups are filled side
-/// by side. An exception stays with its slot, so that it reaches the consumer in its turn.
+/// One thread at a time samples, and one delivers, both in the order of the batches. Groups are filled in
+/// parallel. An exception stays with its slot, so that it reaches the consumer in order.
 class stages {
  public:
-    /// What the stages work on; all of it outlives them.
+    /// The objects that the stages use. All must outlive the stages.
     struct parts {
         slot_pool& pool;
         const schedule& order;
@@ -43,23 +43,24 @@ class stages {
     };
     stages(const parts& what, std::size_t max_groups);
 
-    /// Does what the transfers need before the first batch.
+    /// Prepares the transfers, before the first batch.
     void begin();
 
-    /// Takes `count` free slots, fewer if there are not as many batches left, and writes the row ids of the
-    /// next batches. Null if there are not enough free slots, or nothing more to do.
+    /// Takes `count` free slots, or fewer if fewer batches are left, and writes the row ids of the next
+    /// batches.
+    /// @return null if there are not enough free slots or no batches left.
     slot_group* sample(std::size_t count);
-    /// Brings rows to the slots as far as the CPU does that.
+    /// Does the CPU's part of bringing rows to the slots.
     void fill(slot_group& group);
-    /// Enqueues what the device does, and hands the slots to the consumer. The group is used again.
+    /// Enqueues the device's part, and hands the slots to the consumer. The group may then be reused.
     void deliver(slot_group& group);
 
-    /// Whether there are batches to be sampled.
+    /// Whether there are batches left to sample.
     bool more_batches() const noexcept { return next_batch_ < what_.order.batch_count(); }
     std::size_t max_groups() const noexcept { return groups_.size(); }
 
-    /// The next thing to do, by one thread: delivers the oldest filled group, otherwise fills the oldest
-    /// sampled one, otherwise samples. @return false if there is nothing to do.
+    /// Does one step, for use by one thread: delivers the oldest group if it is filled, otherwise fills the
+    /// oldest sampled group, otherwise samples. @return false if there is nothing to do.
     bool step(std::size_t count);
 
  private:
@@ -83,21 +84,20 @@ class stages {
     void enqueue_lists(std::span<slot* const> slots, stream_view stream);
 
     parts what_;
-    std::uint64_t next_batch_ = 0;  ///< the next to be sampled, over all epochs
-    std::uint64_t next_stream_ =
-        0;  ///< groups take turns, so that the copies of one begin while another's end
+    std::uint64_t next_batch_ = 0;   ///< number of the next batch to sample, over all epochs
+    std::uint64_t next_stream_ = 0;  ///< groups alternate streams, so that copies of two groups overlap
     ready_marks marks_;
-    // destroyed before marks_ and what_: they wait for what is enqueued on them
+    // destroyed before marks_ and what_: their destructors wait for the enqueued work
     std::array<stream, 2> streams_;
     stream lists_;      ///< see array_transfer::enqueue_lists
-    event lists_done_;  ///< those of the group that is being enqueued
+    event lists_done_;  ///< the lists of the group that is being enqueued
     /// The batches of an epoch between sample and the end of fill.
     struct epoch_reads {
         std::uint64_t epoch = 0;
         std::uint64_t batch_count = 0;
         bool all_sampled = false;
     };
-    std::mutex mutex_;  ///< of what follows
+    std::mutex mutex_;  ///< guards the members below
     std::vector<epoch_reads> reads_;
     std::vector<std::unique_ptr<slot_group>> groups_;
     std::vector<slot_group*> idle_;

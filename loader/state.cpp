@@ -23,7 +23,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* version_key = "pinflow_loader_state";
-constexpr std::uint64_t largest_file_bytes = std::uint64_t{16} << 20;  // of a file that is worth parsing
+constexpr std::uint64_t largest_file_bytes = std::uint64_t{16} << 20;  // larger files are not parsed
 
 [[noreturn]] void fail(const std::string& why) {
     throw format_error(fmt::format("cannot read the state of a loader: {}", why));
@@ -112,9 +112,9 @@ void check_version(const json& object) {
         version, loader_state::format_version));
 }
 
-/// The JSON of a state. Of two values for one key nobody can say which one was meant.
+/// Parses the JSON of a state. Refuses repeated keys, because they are ambiguous.
 json parse_without_repeated_keys(std::string_view text) {
-    std::vector<std::set<std::string>> keys;  // of the objects that are open
+    std::vector<std::set<std::string>> keys;  // keys of the open objects
     const auto check = [&](int /*depth*/, json::parse_event_t event, const json& value) {
         if (event == json::parse_event_t::object_start) keys.emplace_back();
         if (event == json::parse_event_t::object_end) keys.pop_back();
@@ -159,7 +159,7 @@ std::string loader_state::to_json() const {
                              {"epoch", epoch},
                              {"position", position},
                              {"data", {{"row_count", data.row_count}, {"arrays", std::move(arrays)}}}};
-    // a path need not be UTF-8, and is there for messages only
+    // paths are not always UTF-8, and are only used in messages
     return whole.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t max_probes = 16;
 constexpr std::uint64_t max_probe_bytes = std::uint64_t{16} << 20;  // unless one row alone is larger
 
-/// The rows that are looked at: they depend on the data's size alone, and lie in the middles of equal parts.
+/// The rows to read. They depend only on the size of the data, and lie in the middles of equal parts.
 std::vector<std::uint64_t> probes_of(const row_source& source) {
     const std::uint64_t fitting = max_probe_bytes / std::max<std::uint64_t>(1, source.row_size_bytes());
     const std::uint64_t count =
@@ -43,7 +43,7 @@ std::string listed(const data_fingerprint& data) {
     std::string names;
     for (const array_fingerprint& array : data.arrays)
         names += (names.empty() ? "" : ", ") + array.description;
-    // they may come from a file
+    // the names may come from a file, so control characters are replaced
     std::ranges::replace_if(
         names, [](char character) { return static_cast<unsigned char>(character) < ' '; }, '?');
     return names;

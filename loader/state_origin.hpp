@@ -13,11 +13,12 @@
 
 namespace pinflow::detail {
 
-/// Reads some rows of each source. @throws data_changed and what else row_source::read_rows throws.
+/// Reads some rows of each source to identify the data.
+/// @throws as row_source::read_rows, such as data_changed.
 data_fingerprint fingerprint_of(std::span<const std::shared_ptr<const row_source>> sources);
 
-/// What the states of one loader have in common. The rows that tell its data from others are read when the
-/// first state is asked for. Thread-safe; batches share it, as they may outlive their loader.
+/// Makes and checks the states of one loader. The rows that identify the data are read when the first state
+/// is requested. Thread-safe. Batches share it, because they may outlive their loader.
 class state_origin {
  public:
     state_origin(order_identity order, std::vector<std::shared_ptr<const row_source>> sources);
@@ -26,7 +27,8 @@ class state_origin {
     loader_state state_at(const epoch_position& where) const;
 
     /// Checks that `saved` is a state of these data in this order.
-    /// @return where it continues. @throws state_mismatch when it is not; as fingerprint_of.
+    /// @return the position to continue from.
+    /// @throws state_mismatch if it is not, otherwise as fingerprint_of.
     epoch_position resume_position(const loader_state& saved) const;
 
  private:

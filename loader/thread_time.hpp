@@ -4,8 +4,8 @@
 
 namespace pinflow::detail {
 
-/// Tells how long the calling thread was blocked, rather than computing or kept from a core by others. By the
-/// thread's CPU clock, and by whether it has given its core up of its own accord.
+/// Measures how long the calling thread was blocked, excluding time spent computing or preempted. Uses the
+/// thread's CPU clock and its count of voluntary context switches.
 class blocked_timer {
  public:
     blocked_timer() noexcept;

@@ -6,7 +6,7 @@
 
 namespace pinflow::detail {
 
-/// What one batch cost on its way, in wall time.
+/// The wall time that one batch spent in each part of the pipeline.
 struct batch_times {
     std::chrono::nanoseconds storage{};  ///< reads
     std::chrono::nanoseconds files{};    ///< opening and checking files
@@ -17,15 +17,14 @@ struct batch_times {
     std::chrono::nanoseconds sum() const noexcept { return storage + files + cpu + link; }
 };
 
-/// Who waited for whom: consumers for batches and their data, the loader for consumers. A point in time is
-/// read once for everything that is computed from it, because a thread may be held up between two readings.
-/// For one thread at a time.
+/// Records the waits of consumers for batches and data, and of the loader for consumers. Each computation
+/// reads the clock once, because a thread may be preempted between two readings. For one thread at a time.
 class wait_times {
  public:
     using clock = std::chrono::steady_clock;
 
-    /// A point in time, and how long consumers, at least one of them, had waited until then for data that was
-    /// on its way.
+    /// A point in time, and the total time until then in which at least one consumer waited for data in
+    /// flight.
     struct moment {
         clock::time_point at;
         std::chrono::nanoseconds data_awaited{};
@@ -36,41 +35,42 @@ class wait_times {
 
     /// A consumer asks for a batch.
     void ask(const moment& at) noexcept;
-    /// A consumer has been told that there are no more; `undo_end`: there are, after all.
+    /// The consumer has received the end. `undo_end` takes this back if a batch is delivered again.
     void end() noexcept;
     void undo_end() noexcept { ended_at_.reset(); }
     /// A consumer waits for data.
     void begin_data_wait(clock::time_point at) noexcept;
     void end_data_wait(clock::time_point at) noexcept;
     std::size_t data_waiters() const noexcept { return data_waiters_; }
-    /// A consumer has waited: `for_data` for data of a batch, otherwise in the proportion of what the batch
-    /// cost.
+    /// Adds a consumer's wait: `for_data` counts as link time, `waited` is divided in proportion to the costs
+    /// of the batch.
     void add_wait(const batch_times& costs, std::chrono::nanoseconds waited,
                   std::chrono::nanoseconds for_data);
 
     // ---- the loader
 
-    /// It waits for the consumer from now on, or no longer.
+    /// The loader begins or ends a wait for the consumer.
     void begin_consumer_wait() { awaited_since_ = now(); }
     void end_consumer_wait();
-    /// It has waited for the consumer's streams, or for its own copies.
+    /// Adds a wait of the loader for the consumer's streams, or for its own copies.
     void add_consumer_wait(const moment& from, const moment& to);
     void add_link_wait(const moment& from, const moment& to);
-    /// What it has waited for its own copies since this was asked last.
+    /// The time that the loader waited for its own copies since the last call.
     std::chrono::nanoseconds take_link_wait() noexcept;
 
     // ---- sums
 
     const batch_times& waits() const noexcept { return waits_; }
-    /// All time that the loader waited for the consumer until then; a wait that lasts counts.
+    /// The total time that the loader waited for the consumer, including a wait in progress.
     std::chrono::nanoseconds consumer_wait(const moment& until) const;
-    /// From the first question to the end, or until then.
+    /// The time from the first `ask` to `end`, or to `until` if there is no end yet.
     std::chrono::nanoseconds wall(const moment& until) const;
 
  private:
-    /// Time in which the consumer could have been waited for: not before it began to ask.
+    /// The part of the interval after the consumer's first `ask`.
     std::chrono::nanoseconds since_asked(clock::time_point from, clock::time_point to) const;
-    /// The same without the time in which consumers waited for data: nobody waits for them then.
+    /// The same without the time in which consumers waited for data, because the loader does not wait for
+    /// them then.
     std::chrono::nanoseconds consumer_time(const moment& from, const moment& to) const;
 
     batch_times waits_;
@@ -79,8 +79,8 @@ class wait_times {
     std::optional<clock::time_point> ended_at_;
     std::optional<moment> awaited_since_;
     std::size_t data_waiters_ = 0;
-    clock::time_point data_awaited_since_;     ///< if there are data waiters
-    std::chrono::nanoseconds data_awaited_{};  ///< before that
+    clock::time_point data_awaited_since_;     ///< valid if there are data waiters
+    std::chrono::nanoseconds data_awaited_{};  ///< total before data_awaited_since_
     std::chrono::nanoseconds link_waited_{};
 };
 

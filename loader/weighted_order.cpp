@@ -20,8 +20,8 @@ constexpr std::uint64_t scale(std::uint64_t fraction, std::uint64_t size) noexce
     return static_cast<std::uint64_t>((uint128{fraction} * size) >> 64);
 }
 
-/// Weights as whole numbers in proportion, whose sum is about 2^62 but for what rounding down takes. Floating
-/// point decides about no more than powers of two, so that every machine has the same numbers.
+/// Converts weights to proportional whole numbers with a sum of about 2^62, minus rounding. Floating-point
+/// sums only choose powers of two, so that all machines get the same numbers.
 /// @throws invalid_argument
 std::vector<std::uint64_t> whole_numbers(std::span<const double> weights) {
     double largest = 0;
@@ -36,7 +36,7 @@ std::vector<std::uint64_t> whole_numbers(std::span<const double> weights) {
     }
     std::vector<std::uint64_t> result(weights.size());
     if (largest == 0) return result;
-    // first all are brought below 1, so that their sum is finite
+    // first scale all weights below 1, so that their sum is finite
     const int to_one = -std::ilogb(largest) - 1;
     double sum = 0;
     for (const double weight : weights) {
@@ -70,7 +70,7 @@ weighted_order::weighted_order(std::span<const double> weights, std::uint64_t po
         throw invalid_argument(
             fmt::format("cannot draw rows by weight: none of the {} weights is above 0", count));
     }
-    // rows that do not fill a column are kept at the front, those that do at the back
+    // rows that do not fill a column are kept at the front, rows that do at the back
     std::vector<std::uint64_t> waiting(count);
     std::uint64_t small_end = 0;
     std::uint64_t large_begin = count;
@@ -78,7 +78,7 @@ weighted_order::weighted_order(std::span<const double> weights, std::uint64_t po
         waiting[left[row] < column_size_ ? small_end++ : --large_begin] = row;
     }
     while (small_end > 0) {
-        // a small row has less than a column, so another row has more: there is always a large one
+        // a small row has less than a column, so another row has more: there is always a large row
         const std::uint64_t small = waiting[--small_end];
         const std::uint64_t large = waiting[large_begin];
         columns_[small] = {static_cast<std::uint64_t>(left[small]), large};

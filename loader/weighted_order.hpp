@@ -9,7 +9,7 @@
 
 namespace pinflow::detail {
 
-/// sampler::weighted, which says what it is.
+/// Implements sampler::weighted, which documents it.
 class weighted_order final : public row_sequence {
  public:
     /// @throws invalid_argument as sampler::weighted.
@@ -19,11 +19,11 @@ class weighted_order final : public row_sequence {
     std::uint64_t position_count() const override { return position_count_; }
     void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const override;
 
-    /// XXH3 of the table.
+    /// XXH3 hash of the alias table.
     std::uint64_t content() const noexcept;
 
  private:
-    /// A column stands for its own row below `own` (of column_size_), and for the row `alias` from there on.
+    /// A column of size column_size_ stands for its own row below `own`, and for row `alias` from `own` on.
     struct column {
         std::uint64_t own;
         std::uint64_t alias;

@@ -9,7 +9,8 @@ namespace pinflow::detail {
 
 namespace {
 
-// what is drawn for an epoch: where chunks are cut, their order, the rows of each window; any odd numbers
+// salts for the random choices of an epoch: where chunks are cut, their order, the rows of each window; any
+// odd numbers
 constexpr std::uint64_t start_salt = 0xDB4F0B9175AE2165;
 constexpr std::uint64_t chunks_salt = 0x8B51F9DD36D2C8C7;
 constexpr std::uint64_t windows_salt = 0xC3A5C85C97CB3127;
@@ -46,7 +47,8 @@ void windowed_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span
     const permutation chunks(chunk_count_, digest_mix(key ^ chunks_salt));
     const std::uint64_t windows_key = digest_mix(key ^ windows_salt);
     const std::uint64_t start = digest_mix(key ^ start_salt) % row_count_;
-    // every slot has chunk_rows_ rows but that of the last chunk, after whose window positions are shifted
+    // every slot has chunk_rows_ rows, except the slot of the last chunk. Positions after its window are
+    // shifted
     const std::uint64_t short_slot = chunks.position_of(chunk_count_ - 1);
     const window short_window = window_of(short_slot);
     const std::uint64_t short_end =

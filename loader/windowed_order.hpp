@@ -8,15 +8,16 @@
 
 namespace pinflow::detail {
 
-/// sampler::windowed, which says what it is. Chunks are numbered as they lie in the data, from the row on
-/// that the epoch starts to cut at and round to it again; slots are their places in the shuffled order of the
-/// epoch, and a window is a range of slots.
+/// Implements sampler::windowed, which documents it. Chunks are numbered in the order of the data, beginning
+/// at the row where the epoch's cuts start, and wrapping around. Slots are the chunks' places in the shuffled
+/// order of the epoch. A window is a range of slots.
 class windowed_order final : public row_sequence {
  public:
     /// At most this many chunks are in a window.
     static constexpr std::uint64_t max_window_chunks = 31;
 
-    /// `window_rows` from 1 to row_count, which is at most permutation::max_size; 0 where there are no rows.
+    /// @param window_rows from 1 to row_count, or 0 if there are no rows
+    /// @param row_count at most permutation::max_size
     windowed_order(std::uint64_t row_count, std::uint64_t seed, std::uint64_t window_rows) noexcept;
 
     std::string name() const override { return "windowed/1"; }
@@ -35,9 +36,9 @@ class windowed_order final : public row_sequence {
     std::uint64_t seed_;
     std::uint64_t chunk_rows_ = 1;
     std::uint64_t chunk_count_ = 0;
-    std::uint64_t missing_rows_ = 0;  ///< what the last chunk lacks
+    std::uint64_t missing_rows_ = 0;  ///< rows that the last chunk lacks
     std::uint64_t slots_a_window_ = 0;
-    std::uint64_t larger_windows_ = 0;  ///< the first windows, which have one slot more
+    std::uint64_t larger_windows_ = 0;  ///< the number of first windows, which have one more slot
 };
 
 }  // namespace pinflow::detail

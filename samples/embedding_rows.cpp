@@ -1,6 +1,6 @@
-// Trains a table of embeddings that stays in host memory: each step gathers the rows that its two batches
-// name to the device, changes them there, and scatters them back. Fails unless the table is what a plain loop
-// makes of it.
+// Trains a table of embeddings that stays in host memory: each step gathers the rows of its two batches to
+// the device, changes them there, and scatters them back. Fails unless the table equals the result of a plain
+// loop.
 //
 // The table is small, so that this takes a second; it may as well be far larger than the device's memory.
 
@@ -33,20 +33,20 @@ void fill(std::span<float> table) {
         table[i] = static_cast<float>(i % 1021);
 }
 
-/// The rows that a batch wants: none twice, but two batches share some.
+/// The rows of a batch: no row twice, but two batches share some rows.
 std::vector<std::uint64_t> rows_of_batch(std::uint64_t batch) {
     std::vector<std::uint64_t> ids(batch_rows);
     pinflow::sampler::shuffled(row_count, 1).rows_at(batch, 0, ids);
     return ids;
 }
 
-/// What training with a batch makes of one number.
+/// The new value of one number after training with a batch.
 float trained(float value, std::uint64_t batch) {
     return 0.5F * value + static_cast<float>(batch);
 }
 
-/// Stands for the kernels of a training step, which would work on rows in device memory. This one lets the
-/// CPU compute, in the stream's order all the same, and so runs on every device.
+/// Stands for the kernels of a training step, which would work on rows in device memory. This one computes on
+/// the CPU, also in the stream's order, so that it runs on every device.
 class model {
  public:
     explicit model(const pinflow::device& device) : scratch_(batch_bytes, device) {}
@@ -65,8 +65,8 @@ class model {
     pinflow::pinned_buffer scratch_;
 };
 
-/// All steps without pinflow. Both batches of a step begin with what the step before left, and of a row in
-/// both the second one's is kept.
+/// All steps without pinflow. Both batches of a step begin with the table after the previous step. If both
+/// have a row, the second batch's result is kept.
 std::vector<float> table_by_a_plain_loop() {
     std::vector<float> table(row_count * row_floats);
     fill(table);

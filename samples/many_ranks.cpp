@@ -1,10 +1,10 @@
 // One of many processes that share a file: each streams its own part of every epoch, in one shuffled order
-// that all of them agree on. Which one it is comes from what started it: torchrun, MPI, Slurm, or a shell:
+// that all of them agree on. Rank and world size come from the launcher: torchrun, MPI, Slurm, or a shell:
 //
 //     for rank in 0 1 2 3; do RANK=$rank WORLD_SIZE=4 many_ranks FILE EPOCHS & done; wait
 //
-// Each prints its rows and their digest. Digests add up: all of them together are EPOCHS times the file's
-// (what `pinflow stream FILE` prints), modulo 2^64, since every row came once an epoch.
+// Each prints its rows and their digest. Digests add up: their sum is EPOCHS times the file's digest (printed
+// by `pinflow stream FILE`), modulo 2^64, because every row comes once an epoch.
 
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// open_any FILE[:NAME]: opens an array where it lies, in whatever format, says what it is and whether it is
-// mapped, and looks at a few of its elements. Without NAME, a file of several arrays is listed.
+// open_any FILE[:NAME]: opens an array of any format in place, prints its type and whether it is mapped, and
+// reads a few of its elements. Without NAME, a file of several arrays is listed.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace {
 
-/// The mean of up to 1000 elements, spread over the array. Only the pages that they lie on are read from the
-/// disk, however large the file is.
+/// The mean of up to 1000 elements, spread over the array. Only their pages are read from the disk, however
+/// large the file is.
 template <typename T>
 void print_mean(const pinflow::array_view& view) {
     const std::uint64_t count = std::min<std::uint64_t>(view.size(), 1000);

@@ -6,7 +6,7 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../tests/setup.sh"
 
 need_build_packages
-# said here, as the folder may have been configured without them
+# set here, because the folder may have been configured without them
 configure_and_build release -DPINFLOW_BUILD_TOOL=ON -DPINFLOW_BUILD_SAMPLES=ON pinflow_tool train_digits make_npy
 
 build=$root/build/release

@@ -4,8 +4,8 @@
 //     resume_training FOLDER CHECKPOINT STEPS
 //
 // Trains a linear regression from the digit images in FOLDER (samples/data) to their labels, for up to STEPS
-// more steps. Resumes from CHECKPOINT if it exists, and writes it at the end. Prints the model's checksum: a
-// finished run has the same one however often it was stopped.
+// more steps. Resumes from CHECKPOINT if it exists, and writes it at the end. Prints the model's checksum,
+// which is the same for a finished run however often it was stopped.
 
 #include <algorithm>
 #include <array>
@@ -43,8 +43,8 @@ void step(model& weights, const pinflow::batch& batch) {
     }
 }
 
-/// The model's bytes, and behind them the state's text. Renaming makes it appear complete or not at all,
-/// whenever this program is killed (a power failure would need fsync as well).
+/// Writes the model's bytes, then the state's text. Because of the rename, the file appears complete or not
+/// at all, even if this program is killed (a power failure would also need fsync).
 void save(const std::filesystem::path& path, const model& weights, const pinflow::loader_state& state) {
     const std::filesystem::path unfinished = path.string() + ".unfinished";
     std::ofstream file(unfinished, std::ios::binary);

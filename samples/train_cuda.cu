@@ -1,6 +1,6 @@
-// Trains the classifier of train_digits on a GPU, with kernels and a CUDA stream of one's own: the loader
-// delivers to that stream, and what is launched on it sees the batch. Fails when it recognises fewer than 94%
-// of the digits held out.
+// Trains the classifier of train_digits on a GPU, with its own kernels and CUDA stream: the loader delivers
+// to that stream, and kernels launched on it see the batch. Fails if it recognises fewer than 94% of the
+// held-out digits.
 //
 //     train_cuda [FOLDER]        the folder with the four .npy files, samples/data by default
 

@@ -1,6 +1,6 @@
 // Trains a softmax classifier on the handwritten digits of samples/data, through the loader: images and
-// labels are two arrays of one sample, shuffled anew in each epoch. Fails when it recognises fewer than 94%
-// of the digits held out.
+// labels are two arrays of one sample, shuffled anew in each epoch. Fails if it recognises fewer than 94% of
+// the held-out digits.
 //
 //     train_digits [FOLDER]        the folder with the four .npy files, samples/data by default
 

@@ -72,7 +72,7 @@ std::vector<std::byte> read(const rows_pointer& rows, const row_ids& ids) {
     return destination;
 }
 
-/// What `read` must deliver of the pattern, with each number of `swap_size` bytes reversed.
+/// The bytes that `read` must deliver, with each number of `swap_size` bytes reversed.
 std::vector<std::byte> expected(const rows_pointer& rows, const row_ids& ids, std::size_t swap_size = 1) {
     const auto size = static_cast<std::size_t>(rows->row_size_bytes());
     const auto elements = pattern_bytes(static_cast<std::size_t>(rows->row_count()) * size);
@@ -294,7 +294,7 @@ TEST_CASE("array_rows: rows without bytes can be read, and cost no call") {
     CHECK(calls == 0);
 }
 
-TEST_CASE("array_rows: no rows are a source as well") {
+TEST_CASE("array_rows: an array without rows is a source, too") {
     const temporary_folder folder;
     const rows_pointer rows = array_of_file(folder, "<f4", {0, 6}).rows();
     CHECK(rows->row_count() == 0);
@@ -328,7 +328,7 @@ TEST_CASE("array_rows: Fortran order is refused if rows are not contiguous, and 
     }
 }
 
-TEST_CASE("array_rows: keep what they are read from alive") {
+TEST_CASE("array_rows: keep their source alive") {
     const temporary_folder folder;
     const rows_pointer of_file = array_of_file(folder, "<i4", {10, 2}).rows();
     const rows_pointer of_memory = array_of_memory("<i4", {10, 2}).rows();
@@ -361,7 +361,7 @@ TEST_CASE("array_rows: a disk that fails is a system failure") {
     CHECK_THROWS_AS(read(rows, {3}), pinflow::system_failure);
 }
 
-TEST_CASE("array_rows: a read that had to wait says so") {
+TEST_CASE("array_rows: a read that had to wait reports it") {
     const temporary_folder folder;
     const rows_pointer rows = array_of_file(folder, "<i4", {10, 2}).rows();
     const seam::scoped_failure_hook hook([](seam::call, std::string_view) {
@@ -481,7 +481,7 @@ TEST_CASE("array_rows: records that follow each other are read at once, up to a 
     CHECK(reads_of(all) == 5);  // 2.4 MB, 512 KiB at a time
 }
 
-TEST_CASE("array_rows: rows of a file are backed by it, however they lie in it") {
+TEST_CASE("array_rows: rows of a file are backed by the file, whatever their layout") {
     const temporary_folder folder;
     random_engine random(1);
     CHECK(array_of_file(folder, "<i4", {10, 2}).rows()->file_backed());
@@ -496,7 +496,7 @@ TEST_CASE("array_rows: rows of a file are backed by it, however they lie in it")
     CHECK(contains(unmapped.reason(), "without a mapping"));
 }
 
-TEST_CASE("array_rows: why rows cannot be taken in place is said") {
+TEST_CASE("array_rows: gives the reason if rows cannot be taken in place") {
     const temporary_folder folder;
     random_engine random(2);
     const auto [source, expected] = make_array(random, folder / "data", record_type(), {10}, false);
@@ -520,7 +520,7 @@ TEST_CASE("array_rows: a file truncated under a field is an error and not a sign
     CHECK((read(rows, kept) == rows_of(expected.field("a"), kept)));
 }
 
-TEST_CASE("array_rows: a field keeps what it is read from alive") {
+TEST_CASE("array_rows: a field keeps its source alive") {
     const temporary_folder folder;
     random_engine random(4);
     rows_pointer of_file;
@@ -537,7 +537,7 @@ TEST_CASE("array_rows: a field keeps what it is read from alive") {
     CHECK((read(of_memory, ids) == rows_of(elements, ids)));
 }
 
-TEST_CASE("array_rows: fields in Fortran order are refused where rows are not contiguous") {
+TEST_CASE("array_rows: fields in Fortran order are refused if rows are not contiguous") {
     const temporary_folder folder;
     random_engine random(5);
     const auto [source, expected] = make_array(random, folder / "data", record_type(), {4, 5}, true);

@@ -315,7 +315,7 @@ TEST_CASE("array: a shape that overflows does not fit into a file either") {
     }
 }
 
-TEST_CASE("array: without elements, or without axes, a file is viewed all the same") {
+TEST_CASE("array: a file without elements or without axes can be viewed") {
     const temporary_folder folder;
     const auto file = make_file(folder, 16);
     const array empty = array::of_file(file, 16, dtype::of<double>(), {0, 3});
@@ -328,7 +328,7 @@ TEST_CASE("array: without elements, or without axes, a file is viewed all the sa
     CHECK(scalar.view().size_bytes() == 8);
 }
 
-TEST_CASE("array: a mapping refused leaves an array that says why, and whose rows can be read") {
+TEST_CASE("array: if mapping is refused, the array gives the reason, and its rows can be read") {
     const temporary_folder folder;
     const auto content = pattern_bytes(1'000);
     const auto file = make_file(folder, 1'000);
@@ -352,7 +352,7 @@ TEST_CASE("array: a mapping refused leaves an array that says why, and whose row
     CHECK(std::memcmp(row.data(), content.data() + 410, 100) == 0);
 }
 
-TEST_CASE("array: too large for the address space, a file is still read by rows") {
+TEST_CASE("array: a file too large for the address space can be read by rows") {
     const temporary_folder folder;
     write_bytes(folder / "data", pattern_bytes(4'096));
     constexpr std::uint64_t row_count = power_of_two(28);  // of 4096 bytes: a sparse TiB
@@ -469,7 +469,8 @@ TEST_CASE("array: a field of an array in Fortran order keeps its strides") {
     CHECK(source.field("points.x").strides_bytes() == strides{24, 120, 6});
 }
 
-TEST_CASE("array: a field is found where nothing is mapped, in memory, without axes, and without elements") {
+TEST_CASE(
+    "array: a field is found in arrays that are unmapped, in memory, without axes or without elements") {
     const temporary_folder folder;
     const auto file = make_file(folder, 24);
     {
@@ -503,7 +504,8 @@ TEST_CASE("array: a field is found where nothing is mapped, in memory, without a
     CHECK(empty.rows()->row_count() == 0);
 }
 
-TEST_CASE("array: the one field of a structured array is contiguous, and says nothing of others") {
+TEST_CASE(
+    "array: the only field of a structured array is contiguous, and its reason mentions no other field") {
     const array source(memory_region::anonymous(40),
                        dtype::structured({{"only", "", dtype::parse("<f4"), {}, 0}}, 4), {10});
     CHECK(source.field("only").view().c_contiguous());
@@ -511,7 +513,7 @@ TEST_CASE("array: the one field of a structured array is contiguous, and says no
     CHECK_FALSE(contains(source.field("only").reason(), "a field of"));
 }
 
-TEST_CASE("array: a field that does not exist is refused, and those that do are named") {
+TEST_CASE("array: an unknown field is refused, and the error names the existing fields") {
     const array source(memory_region::anonymous(24), record_type(), {1});
     const auto refusal = [&](const std::string& name) {
         return sentence_of<invalid_argument>([&] { source.field(name); });

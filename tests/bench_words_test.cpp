@@ -7,7 +7,7 @@
 
 using namespace pinflow::cli;
 
-TEST_CASE("bench words: any piece of what was filled has them, until one byte of it is another") {
+TEST_CASE("bench words: any part of the filled bytes matches, until one of its bytes changes") {
     constexpr std::uint64_t size_bytes = (std::uint64_t{1} << 20) + 13;  // more than one task
     constexpr std::uint64_t seed = 7;
     std::vector<std::byte> filled(size_bytes);

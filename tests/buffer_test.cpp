@@ -118,7 +118,7 @@ TEST_CASE("buffer: memory given back after an event stays until the event has pa
     });
 }
 
-TEST_CASE("buffer: empty ones and moved ones hold nothing") {
+TEST_CASE("buffer: empty and moved-from buffers hold nothing") {
     on_each_device([](const device& device) {
         const stream stream(device);
         const device_buffer empty(0, stream);
@@ -138,7 +138,7 @@ TEST_CASE("buffer: empty ones and moved ones hold nothing") {
     });
 }
 
-TEST_CASE("buffer: asking for more than there is says so") {
+TEST_CASE("buffer: a request for more memory than exists throws, and later requests work") {
     on_each_device([](const device& device) {
         const stream stream(device);
         CHECK_THROWS_AS(device_buffer(std::uint64_t{1} << 50, stream), error);

@@ -48,7 +48,7 @@ struct logged {
 
 }  // namespace
 
-TEST_CASE("call_errors: tells of each call with errors once, in the order of the calls") {
+TEST_CASE("call_errors: reports each call with errors once, in the order of the calls") {
     on_each_device([](const device& device) {
         logged with(device);
         with.log.check();
@@ -67,8 +67,7 @@ TEST_CASE("call_errors: tells of each call with errors once, in the order of the
     });
 }
 
-TEST_CASE(
-    "call_errors: tells nothing of a call before its stream has come there, and of others all the same") {
+TEST_CASE("call_errors: does not report a call before its stream has reached it, but reports other calls") {
     on_each_device([](const device& device) {
         logged with(device);
         const stream stuck(device);
@@ -105,7 +104,7 @@ TEST_CASE("call_errors: what is kept for one waiter is reported to no other") {
     });
 }
 
-TEST_CASE("call_errors: of what goes wrong on threads the first counts, before wrong indices") {
+TEST_CASE("call_errors: the first exception of a thread is reported, before wrong indices") {
     on_each_device([](const device& device) {
         logged with(device);
         const auto call = with.add(1);
@@ -124,7 +123,7 @@ TEST_CASE("call_errors: of what goes wrong on threads the first counts, before w
     });
 }
 
-TEST_CASE("call_errors: nobody hears of a call that is forgotten, and its memory is used again") {
+TEST_CASE("call_errors: a forgotten call is not reported, and its memory is reused") {
     on_each_device([](const device& device) {
         logged with(device);
         const auto forgotten = with.log.begin();

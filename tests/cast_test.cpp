@@ -49,7 +49,7 @@ void for_each_real(Body body) {
                              bfloat16_bits, float8_e4m3fn_bits, float8_e5m2_bits>();
 }
 
-/// Numbers of that type in memory: all codes of the short ones, otherwise any bits, and what is special.
+/// Numbers of that type in memory: all codes of short types, otherwise random bits and special values.
 template <typename T>
 std::vector<std::byte> numbers_of() {
     std::vector<std::byte> bytes;
@@ -99,8 +99,7 @@ T number_at(const std::byte* bytes) {
     }
 }
 
-/// Casts to memory that is not aligned, from memory that is not, and checks that nothing beside it is
-/// written.
+/// Casts from unaligned to unaligned memory, and checks that no other bytes are written.
 std::vector<std::byte> cast(const dtype& from, const std::vector<std::byte>& source, const dtype& to) {
     constexpr std::byte untouched{0xA5};
     const std::uint64_t count = source.size() / from.size_bytes();
@@ -141,7 +140,7 @@ TEST_CASE("cast: elements of every type of number become those of every other, a
     });
 }
 
-TEST_CASE("cast: any count, none too") {
+TEST_CASE("cast: takes any number of elements, including none") {
     const dtype single = dtype::of<float>();
     const dtype half(dtype_kind::floating, 2);
     const std::vector<std::byte> source = numbers_of<float>();

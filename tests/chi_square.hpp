@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-/// How many standard deviations a chi-square statistic lies from what chance gives, when cell i is expected
-/// to be met expected[i] times (Wilson and Hilferty, "The distribution of chi-square", 1931, whose cube root
-/// is close to normal for few cells as well).
+/// The distance of a chi-square statistic from its mean in standard deviations. expected[i] is the expected
+/// count of cell i. Wilson and Hilferty, "The distribution of chi-square", 1931, whose cube root is close to
+/// normal for few cells as well.
 inline double deviations(std::span<const std::uint64_t> counts, std::span<const double> expected) {
     double chi_square = 0;
     for (std::size_t cell = 0; cell < counts.size(); ++cell) {

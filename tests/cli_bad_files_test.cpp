@@ -55,7 +55,7 @@ void check_refused(const std::string& command, const std::string& path, const st
     CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-/// By every command; under a sanitizer, where a process takes long to start, by one after the other in turn.
+/// Runs every command; under a sanitizer, where a process takes long to start, one command in turn.
 void check_refused(const std::string& path) {
     static constexpr std::array commands{"inspect", "stream", "convert"};
     static std::size_t turn = 0;
@@ -68,8 +68,8 @@ void check_refused(const std::string& path) {
     }
 }
 
-/// By inspect, when cut after every STEP bytes (under a sanitizer after every fifth of these), but not when
-/// whole.
+/// Checks that inspect refuses the file cut after every STEP bytes (under a sanitizer after every fifth of
+/// these), but accepts the whole file.
 void check_refused_when_cut(const std::string& path, const std::string& whole, std::size_t step) {
     if (sanitized) step *= 5;
     for (std::size_t size = 0; size < whole.size(); size += step) {
@@ -247,7 +247,7 @@ TEST_CASE("cli: refuses every bad member of an npz file with one line, within a 
     zip_bytes::put(lying_bomb.bytes, lying_bomb.locals[0] + 22, promised, 4);
     zip_bytes::put(lying_bomb.bytes, lying_bomb.entries[0] + 24, promised, 4);
 
-    // inspect and stream look at the header alone; what is wrong with the data shows when it is read
+    // inspect and stream read only the header; wrong data is found when it is read
     enum class shows { in_header, in_data };
     struct bad_member {
         std::string name;
@@ -291,7 +291,7 @@ TEST_CASE("cli: refuses every bad member of an npz file with one line, within a 
         CHECK(listed["reason"].get<std::string>().size() > 0);
     }
 
-    // the data of a stored member is mapped, and its checksum taken when all of it is read
+    // the data of a stored member is mapped, and its checksum verified when all of it is read
     auto stored = zip_bytes::make({{"a.npy", array}});
     stored.bytes[stored.datas[0] + array.size() - 1] = 'y';
     write_file(folder / "stored with a wrong CRC", stored.bytes);
@@ -372,7 +372,7 @@ TEST_CASE("cli: refuses every bad safetensors file with one line, within a secon
 
 // ---- what is no file --------------------------------------------------------------------------------------
 
-TEST_CASE("cli: refuses what is not a regular file, and never waits for it") {
+TEST_CASE("cli: refuses anything but a regular file, and never waits for it") {
     const temporary_folder folder;
     const std::string fifo = folder / "fifo";
     REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
@@ -391,7 +391,7 @@ TEST_CASE("cli: refuses what is not a regular file, and never waits for it") {
     CHECK(nameless.one_error_line());
 }
 
-TEST_CASE("cli: names with line ends still make one line") {
+TEST_CASE("cli: the error for a file name with line ends is still one line") {
     const temporary_folder folder;
     const tool_result result = run_tool({"inspect", folder / "two\nlines\r\x1b[31m"});
     CHECK(result.status == 1);

@@ -27,7 +27,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// The tool on its way, with a folder for temporary files of its own. Killed at the end of its life.
+/// A running tool with its own folder for temporary files. The destructor kills it.
 class running_bench {
  public:
     running_bench(const std::string& folder, const cli::arguments& more,
@@ -48,7 +48,7 @@ class running_bench {
         child_ = ::fork();
         if (child_ == -1) throw std::runtime_error("cannot fork");
         if (child_ != 0) return;
-        // from here on only what a fork allows
+        // only async-signal-safe calls from here on
         for (const int signal : {SIGINT, SIGTERM, SIGHUP})
             std::signal(signal, SIG_DFL);  // it may be ignored here
         for (const int signal : ignored_signals)
@@ -67,7 +67,7 @@ class running_bench {
         ::waitpid(child_, &status_, 0);
     }
 
-    /// Waits until `condition` holds. @throws runtime_error when that takes minutes, or the tool ends before.
+    /// Waits until `condition` holds. @throws runtime_error if that takes minutes, or if the tool ends first.
     template <typename Condition>
     void wait_until(Condition condition) {
         while (!condition()) {
@@ -84,7 +84,7 @@ class running_bench {
     }
     std::string errors() const { return npy_bytes::read_file(errors_path_); }
 
-    /// Whether the file that was made is mapped, which a loader does that streams it.
+    /// Whether the made file is mapped, as it is while a loader streams it.
     bool streams() const {
         std::ifstream maps("/proc/" + std::to_string(child_) + "/maps");
         for (std::string line; std::getline(maps, line);) {
@@ -112,7 +112,7 @@ class running_bench {
     bool ended_ = false;
 };
 
-/// What the files of a folder have together.
+/// The total size of a folder's files.
 std::uint64_t bytes_in(const temporary_folder& folder) {
     std::uint64_t total = 0;
     for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
@@ -162,7 +162,7 @@ TEST_CASE("bench: a signal that is ignored, as nohup does, stays so while the fi
     CHECK(cli::names_in(folder.path()).empty());
 }
 
-TEST_CASE("bench: a folder for temporary files that cannot be used is one sentence that names it") {
+TEST_CASE("bench: an unusable folder for temporary files is reported in one sentence that names it") {
     const temporary_folder folder;
     const std::string file = folder / "file", long_name = folder / std::string(1000, 'x');
     npy_bytes::write_file(file, "");

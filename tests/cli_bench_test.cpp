@@ -38,7 +38,7 @@ nlohmann::json bench(const cli::arguments& more, const std::string& batches = "4
 
 }  // namespace
 
-TEST_CASE("bench: measures every kind of work where none is named, and the link of the same run") {
+TEST_CASE("bench: measures every kind of work if none is named, and the link of the same run") {
     const temporary_folder folder;
     ::setenv("TMPDIR", folder.path().c_str(), 1);
     const nlohmann::json all = bench({});
@@ -67,7 +67,7 @@ TEST_CASE("bench: measures every kind of work where none is named, and the link 
           std::set<std::string>{"copy", "pin", "stream", "shuffled", "gather", "scatter", "duplex", "plan"});
 }
 
-TEST_CASE("bench: streams the file that is named, and leaves it") {
+TEST_CASE("bench: streams a named file, and does not remove it") {
     const temporary_folder folder;
     const std::string path = folder / "a.npy";
     npy_bytes::write_file(path, cli::npy("<u2", "(1000, 8)", cli::counting_bytes(16000)));
@@ -77,7 +77,7 @@ TEST_CASE("bench: streams the file that is named, and leaves it") {
     CHECK(cli::names_in(folder.path()) == std::set<std::string>{"a.npy"});
 }
 
-TEST_CASE("bench: one work by a route that is named, in words") {
+TEST_CASE("bench: prints the result of one work by a named route as text") {
     const tool_result result = run_tool(small_bench({"gather", "--route", "staged"}));
     CHECK(result.status == 0);
     CHECK(result.errors.empty());
@@ -87,7 +87,7 @@ TEST_CASE("bench: one work by a route that is named, in words") {
     CHECK(result.output.find("scatter") == std::string::npos);
 }
 
-TEST_CASE("bench: half of the batches that are known travel together, however many there are") {
+TEST_CASE("bench: half of the known batches travel together, whatever their number") {
     for (const auto& [work, batches, known, words] : std::vector<std::array<std::string, 4>>{
              {"gather", "5", "3", "5 x 500 rows of 512 B from 0.00 GiB, 3 known, 1 together"},
              {"scatter", "5", "7", "5 x 500 rows of 512 B from 0.00 GiB, 5 known, 3 together"},
@@ -107,7 +107,7 @@ TEST_CASE("bench: fewer than two batches known ahead are refused, as the next is
     }
 }
 
-TEST_CASE("bench: the plan of a batch and of a group is reported, and once where they are the same") {
+TEST_CASE("bench: the plans of a batch and of a group are reported, once if they are the same") {
     for (const auto& [known, plans] : {std::pair("2", 2U), std::pair("3", 2U), std::pair("4", 4U)}) {
         CAPTURE(known);
         std::set<std::string> told;
@@ -119,7 +119,7 @@ TEST_CASE("bench: the plan of a batch and of a group is reported, and once where
     }
 }
 
-TEST_CASE("bench: blocks and the staged share are those that are named") {
+TEST_CASE("bench: uses the blocks and the staged share of the flags") {
     const nlohmann::json plans =
         bench({"plan", "--route", "hybrid", "--blocks", "24", "--staged-share", "0.25"})["results"];
     REQUIRE(plans.size() >= 2);
@@ -133,7 +133,7 @@ TEST_CASE("bench: blocks and the staged share are those that are named") {
         CHECK_FALSE(bench({work, "--route", "hybrid", "--blocks", "3", "--staged-share", "0.9"}).empty());
 }
 
-TEST_CASE("bench: blocks and a staged share that cannot be are refused") {
+TEST_CASE("bench: impossible blocks and staged shares are refused") {
     for (const auto& [flag, value, words] : std::vector<std::array<std::string, 3>>{
              {"--blocks", "0", "--blocks takes a whole number from 1 to 4294967295, not '0'"},
              {"--blocks", "4294967296", "whole number from 1 to 4294967295, not '4294967296'"},
@@ -155,7 +155,7 @@ TEST_CASE("bench: blocks and a staged share that cannot be are refused") {
     }
 }
 
-TEST_CASE("bench: a table smaller than a batch, and a file that is not there, are one line") {
+TEST_CASE("bench: a table smaller than a batch, and a missing file, are reported in one line") {
     for (const auto& [command, words] : std::vector<std::pair<cli::arguments, std::string>>{
              {{"bench", "gather", "--device", "host", "--table", "512", "--batch", "2"},
               "fewer than a batch"},
@@ -170,7 +170,7 @@ TEST_CASE("bench: a table smaller than a batch, and a file that is not there, ar
     }
 }
 
-TEST_CASE("bench: what is empty or 0 is no file, size or kind of work") {
+TEST_CASE("bench: empty or 0 values of files, sizes and kinds of work are refused") {
     for (const auto& [more, words] : std::vector<std::pair<cli::arguments, std::string>>{
              {{"stream", "--file", ""}, "--file takes the path of a file, not ''"},
              {{"gather", "--table", ""}, "--table takes a positive number of bytes"},
@@ -187,7 +187,7 @@ TEST_CASE("bench: what is empty or 0 is no file, size or kind of work") {
     }
 }
 
-TEST_CASE("bench: what does not fit into the memory or on the disk is reported before anything is measured") {
+TEST_CASE("bench: too little memory or disk space is reported before anything is measured") {
     for (const auto& [more, words] : std::vector<std::pair<cli::arguments, std::string>>{
              {{"gather", "--row-bytes", "8388608TiB"}, "has 1 row of 9223372036854775808 bytes, fewer than"},
              {{"gather", "--row-bytes", "8388608TiB", "--batch", "1"}, "GiB free; --table, --row-bytes"},
@@ -207,7 +207,7 @@ TEST_CASE("bench: what does not fit into the memory or on the disk is reported b
     }
 }
 
-TEST_CASE("bench: as many batches as can be counted are cut to those that there are") {
+TEST_CASE("bench: the largest number of batches is reduced to the existing batches") {
     // a plan has no batches, those of duplex are apart, and a file has no more rows than it has
     const std::string most = "18446744073709551615";
     CHECK_FALSE(bench({"plan"}, most)["results"].empty());
@@ -218,7 +218,7 @@ TEST_CASE("bench: as many batches as can be counted are cut to those that there 
     CHECK(streamed["results"].size() == 2);
 }
 
-TEST_CASE("bench: what was measured before something failed is reported, and then the failure") {
+TEST_CASE("bench: results measured before a failure are reported, and then the failure") {
     cli::arguments command = small_bench({"--file", "/nowhere/a.npy", "--json"});
     const tool_result result = run_tool(command);
     CHECK(result.status == 1);
@@ -237,7 +237,7 @@ TEST_CASE("bench: what was measured before something failed is reported, and the
 }
 
 TEST_CASE("bench: rows of any length are scattered to where they belong, and no others change") {
-    // of which none, some and all begin at a multiple of 8 bytes, as words do
+    // rows of which none, some or all begin at a multiple of 8 bytes
     for (const char* row_bytes : {"1", "7", "13", "24", "4097"}) {
         for (const char* work : {"scatter", "duplex"}) {
             CAPTURE(row_bytes);

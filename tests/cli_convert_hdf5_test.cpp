@@ -194,7 +194,7 @@ TEST_CASE("convert: one dataset becomes a file of any format, however its path i
     }
 }
 
-TEST_CASE("convert: what only libhdf5 can read is converted, and a damaged chunk leaves what was there") {
+TEST_CASE("convert: datasets that only libhdf5 reads are converted, and a damaged chunk keeps the old file") {
     ++cases_run;
     const temporary_folder made;
     REQUIRE(run_h5py("hdf5_metadata_files.py", {"write", made.path().string()}) == 0);
@@ -272,7 +272,8 @@ TEST_CASE("convert: any order and byte order becomes a dataset in C order, littl
     CHECK(names_in(folder.path()).size() == 10);  // nothing temporary is left
 }
 
-TEST_CASE("convert: the arrays of a file keep their names as paths, one alone is called data or as is said") {
+TEST_CASE(
+    "convert: several arrays keep their names as paths, a single array is called data or as OUT names it") {
     ++cases_run;
     const temporary_folder folder;
     const std::string in = folder / "in.npz", out = folder / "out.h5", back = folder / "back.npz";
@@ -322,7 +323,7 @@ TEST_CASE("convert: --align chooses where a dataset begins, --deflate how its ch
     }
 }
 
-TEST_CASE("convert: a HDF5 file comes out whole of many pieces, in bounded memory") {
+TEST_CASE("convert: an HDF5 file is written whole from many pieces, in bounded memory") {
     ++cases_run;
     const temporary_folder folder;
     const std::string in = folder / "in.npy", out = folder / "out.h5";
@@ -354,7 +355,8 @@ TEST_CASE("convert: a HDF5 file comes out whole of many pieces, in bounded memor
 
 // ---- what is left ----------------------------------------------------------------------------------------
 
-TEST_CASE("convert: onto itself a HDF5 file loses no dataset, and changes whole or not at all") {
+TEST_CASE(
+    "convert: an HDF5 file converted onto itself loses no dataset, and is replaced whole or not at all") {
     ++cases_run;
     const temporary_folder folder;
     const std::string path = folder / "a.h5";
@@ -400,7 +402,7 @@ TEST_CASE("convert: onto itself a HDF5 file loses no dataset, and changes whole 
     CHECK(pinflow::list_arrays(folder / "b.h5").size() == 1);
 }
 
-TEST_CASE("convert: what HDF5 cannot hold is exit status 1, before it takes any time") {
+TEST_CASE("convert: arrays that HDF5 cannot hold are exit status 1 at once") {
     ++cases_run;
     const temporary_folder folder;
     const auto path = [&](const char* name) { return std::string(folder / name); };
@@ -471,7 +473,7 @@ TEST_CASE("convert: wrong usage with HDF5 files is exit status 2, and touches no
     CHECK(names_in(folder.path()) == std::set<std::string>{"in.npy"});
 }
 
-TEST_CASE("convert: a HDF5 file that may not grow is an error, and leaves nothing behind") {
+TEST_CASE("convert: an HDF5 file that may not grow is an error, and leaves nothing behind") {
     ++cases_run;
     const temporary_folder folder;
     const std::string in = folder / "in.npy", out = folder / "out.h5";

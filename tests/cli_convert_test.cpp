@@ -16,7 +16,7 @@
 #include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
-// Rewriting arrays: what comes out, and what is left when nothing can.
+// Rewriting arrays: the output, and the files left after failures.
 
 namespace {
 
@@ -125,7 +125,7 @@ TEST_CASE("convert: structured types stay whole in .npy, and their fields can be
     check_fails(1, {"convert", in + ":z", out}, {"'z'", "'x'"});
 }
 
-TEST_CASE("convert: the arrays of an archive keep their names, one alone is called data") {
+TEST_CASE("convert: the arrays of an archive keep their names, a single array is called data") {
     const temporary_folder folder;
     const std::string in = folder / "in.npz";
     write_file(in, zip_bytes::make({{"small.npy", npy("|u1", "(3,)", "123")},
@@ -182,7 +182,7 @@ TEST_CASE("convert: an archive of many small arrays, and one of none") {
     check_fails(1, {"convert", in, folder / "out.npy"}, {"no array"});
 }
 
-TEST_CASE("convert: what a safetensors file says of itself is handed on") {
+TEST_CASE("convert: the metadata of a safetensors file is kept") {
     const temporary_folder folder;
     const std::string in = folder / "in.safetensors", out = folder / "out.safetensors";
     write_file(in, cli::safetensors(R"({"__metadata__":{"format":"pt","by \"x\"":"\u00e9"},)"
@@ -195,7 +195,7 @@ TEST_CASE("convert: what a safetensors file says of itself is handed on") {
     check_content(read_back(out), {"bfloat16", "(2,)", "abcd"});
 }
 
-TEST_CASE("convert: a tensor without a name stays one among others") {
+TEST_CASE("convert: a tensor with an empty name is kept in safetensors, and refused in .npz") {
     const temporary_folder folder;
     const std::string in = folder / "in.safetensors", out = folder / "out.safetensors";
     write_file(in, cli::safetensors(R"({"":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
@@ -209,7 +209,7 @@ TEST_CASE("convert: a tensor without a name stays one among others") {
     check_fails(1, {"convert", in, folder / "out.npz"}, {"empty"});
 }
 
-TEST_CASE("convert: casts numbers, and takes bytes for another type before that") {
+TEST_CASE("convert: reinterprets bytes as another type, then casts numbers") {
     const temporary_folder folder;
     const std::string in = folder / "in.npy", out = folder / "out.npy";
     write_file(in, npy("<f4", "(4,)", bytes_of<float>({1.5F, -1e9F, 300.5F, 65504.F})));
@@ -281,7 +281,7 @@ TEST_CASE("convert: a file of many pieces comes out whole, in bounded memory") {
 
 // ---- what is left -----------------------------------------------------------------------------------------
 
-TEST_CASE("convert: onto its own input, under whatever name, gives the new file and loses none") {
+TEST_CASE("convert: onto its own input, under any of its names, writes the new file and loses no array") {
     const temporary_folder folder;
     const std::string path = folder / "a.npy", hard = folder / "hard.npy", soft = folder / "soft.npy";
     const std::string old = npy(">i4", "(2, 3)", reversed(counting_bytes(24), 4));
@@ -346,7 +346,7 @@ TEST_CASE("convert: a member is named with and without .npy, and folders in an a
     CHECK(pinflow::list_arrays(out).front().name == "w");
 }
 
-TEST_CASE("convert: what cannot be converted is exit status 1, and everything stays as it was") {
+TEST_CASE("convert: arrays that cannot be converted are exit status 1, and all files stay as they were") {
     const temporary_folder folder;
     const auto path = [&](const char* name) { return std::string(folder / name); };
     write_file(path("a.npy"), npy("<f4", "(2, 3)", counting_bytes(24)));
@@ -413,7 +413,7 @@ TEST_CASE("convert: what cannot be converted is exit status 1, and everything st
     CHECK(read_file(path("crc.npz")) == wrong.bytes);
 }
 
-TEST_CASE("convert: a file that changes meanwhile is an error, and leaves what was there") {
+TEST_CASE("convert: an input that changes during conversion is an error, and keeps the old output") {
     const temporary_folder folder;
     const std::string in = folder / "in.npy", out = folder / "out.npy";
     write_file(in, npy("|u1", "(16777216,)", counting_bytes(16'777'216)));

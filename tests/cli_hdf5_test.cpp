@@ -57,8 +57,8 @@ int run_program(std::vector<std::string> arguments) {
 
 constexpr const char* script = "hdf5_metadata_files.py";
 
-/// The files, written once for all tests, and one whose million chunks, of which one was written, take
-/// libhdf5 more than half a second.
+/// The files, written once for all tests. One has a million chunks, of which one was written; libhdf5 takes
+/// more than half a second for it.
 const temporary_folder& files() {
     static const temporary_folder folder;
     static const int status = run_h5py(script, {"write", folder.path().string()});
@@ -115,7 +115,7 @@ std::string thrown(Ask ask) {
 
 // ---- other processes --------------------------------------------------------------------------------------
 
-/// What /proc says of a process, after its name: state, parent, ...; empty when it is gone.
+/// The fields of a process in /proc after its name: state, parent, ...; empty if it is gone.
 std::vector<std::string> status_of(::pid_t process) {
     const std::string path = fmt::format("/proc/{}/stat", process);
     std::ifstream file(path);
@@ -136,7 +136,7 @@ std::vector<std::string> status_of(::pid_t process) {
     return -1;
 }
 
-/// How long it has computed, in clock ticks.
+/// The CPU time of a process in clock ticks.
 long computed(::pid_t process) {
     const auto status = status_of(process);
     return status.size() > 12 ? std::stol(status[11]) + std::stol(status[12]) : 0;
@@ -190,7 +190,7 @@ TEST_CASE("cli hdf5: a child describes every dataset as libhdf5 does in this pro
     CHECK(read > 2);
 }
 
-TEST_CASE("cli hdf5: a child refuses what libhdf5's side does in this process, in the same words") {
+TEST_CASE("cli hdf5: a child refuses the same datasets as libhdf5 in this process, in the same words") {
     ++cases_run;
     hdf5_in_child access(tool());
     unsigned compared = 0;
@@ -209,7 +209,7 @@ TEST_CASE("cli hdf5: a child refuses what libhdf5's side does in this process, i
           thrown([&] { pinflow::detail::list_hdf5_datasets(input_file(none)); }));
 }
 
-TEST_CASE("cli hdf5: a child lists what libhdf5's side does in this process") {
+TEST_CASE("cli hdf5: a child lists the same datasets as libhdf5 in this process") {
     ++cases_run;
     hdf5_in_child access(tool());
     for (const auto& line : lines_of("listed.txt")) {
@@ -276,9 +276,9 @@ TEST_CASE("cli hdf5: a child refuses a file that is not the one that was opened"
 
 // ---- the process ------------------------------------------------------------------------------------------
 
-TEST_CASE("cli hdf5: a child has limits, and nothing but what it needs") {
+TEST_CASE("cli hdf5: a child runs under limits, and has only the descriptors that it needs") {
     ++cases_run;
-    // more than it may have open, which all of the tool's children get
+    // more descriptors than the child may have open; all of the tool's children inherit them
     std::vector<int> inherited(40);
     for (int& descriptor : inherited)
         descriptor = ::open("/dev/null", O_RDONLY);
@@ -330,12 +330,12 @@ TEST_CASE("cli hdf5: a child that computes ends when the tool is killed") {
         REQUIRE(WIFSIGNALED(status));
         REQUIRE(::waitpid(child, &status, 0) == child);
         CHECK(WIFEXITED(status));
-        CHECK(WEXITSTATUS(status) == 2);  // not 0: it did not come to an answer
+        CHECK(WEXITSTATUS(status) == 2);  // not 0: it has sent no answer
     }
     ::prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0);
 }
 
-TEST_CASE("cli hdf5: the hidden command of the child does nothing for anyone but the tool") {
+TEST_CASE("cli hdf5: the hidden command of the child works only for the tool") {
     ++cases_run;
     cli::check_fails(2, {"hdf5-metadata"}, {"there is no command 'hdf5-metadata'"});
     cli::check_fails(2, {"hdf5-metadata", "--help"});
@@ -343,7 +343,7 @@ TEST_CASE("cli hdf5: the hidden command of the child does nothing for anyone but
     // a descriptor of that number which is no socket
     CHECK(run_program({"/bin/sh", "-c", "exec \"$0\" hdf5-metadata 3</dev/null 2>/dev/null", PINFLOW_TOOL}) ==
           2);
-    // and one that is, of somebody who says something else
+    // and a socket whose other side sends something else
     CHECK(run_program({"/usr/bin/python3", "-c",
                        "import os, socket, subprocess, sys\n"
                        "os.dup2(0, 3)\n"  // so that neither end is
@@ -358,7 +358,7 @@ TEST_CASE("cli hdf5: the hidden command of the child does nothing for anyone but
 
 // ---- the tool ---------------------------------------------------------------------------------------------
 
-TEST_CASE("cli hdf5: inspects and streams what lies in HDF5 files") {
+TEST_CASE("cli hdf5: inspects and streams datasets of HDF5 files") {
     ++cases_run;
     const std::string library = files() / "library.h5";
     const auto named = cli::run_json({"inspect", library + ":scaleoffset"});
@@ -381,7 +381,7 @@ TEST_CASE("cli hdf5: inspects and streams what lies in HDF5 files") {
     fs::current_path(before);
 }
 
-TEST_CASE("cli hdf5: damaged chunks that libhdf5 would make up elements for are one line of error") {
+TEST_CASE("cli hdf5: damaged chunks for which libhdf5 would invent elements are a one-line error") {
     ++cases_run;
     const auto lines = lines_of("damaged.txt");
     CHECK(lines.size() > 6);
@@ -399,7 +399,7 @@ TEST_CASE("cli hdf5: works with standard descriptors closed, SIGCHLD ignored and
     const std::string library = (files() / "library.h5").string() + ":scaleoffset";
     CHECK(run_program({"/bin/sh", "-c", "exec \"$0\" inspect \"$1\" <&- 2>&- >/dev/null", PINFLOW_TOOL,
                        library}) == 0);
-    // a parent that ignores the end of children leaves that to the tool
+    // the tool inherits an ignored SIGCHLD from such a parent
     CHECK(run_program({"/usr/bin/python3", "-c",
                        "import os, signal, sys\n"
                        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"

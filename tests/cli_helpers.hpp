@@ -93,7 +93,7 @@ inline std::set<std::string> names_in(const std::filesystem::path& folder) {
     return names;
 }
 
-/// Appends to a file again and again while it lives: a writer that comes in between.
+/// Appends to a file again and again during its lifetime: a concurrent writer.
 class restless_file {
  public:
     explicit restless_file(const std::string& path)

@@ -16,14 +16,14 @@
 #include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// Valid files that few people have: what the tool does with them, or why it refuses them.
+// Unusual but valid files: the tool's results, or its reasons for refusing them.
 
 namespace {
 
 using npy_bytes::write_file;
 
-/// A tensor of three bytes, and 90 MB of metadata: one text, or many. Nothing of that size is left when this
-/// returns, as a child's memory counts from before it runs the tool.
+/// A tensor of three bytes and 90 MB of metadata: one text, or many. Frees its memory before it returns,
+/// because a child's peak memory includes this process's memory at the fork.
 void write_large_metadata(const std::string& path, bool one_text) {
     constexpr std::size_t metadata_bytes = 90'000'000;
     std::string json = R"({"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"__metadata__":{)";
@@ -126,7 +126,7 @@ TEST_CASE("cli: convert asks for free space before it writes") {
     CHECK(cli::names_in(folder.path()) == std::set<std::string>{"large.npy"});
 }
 
-TEST_CASE("cli: characters that change a terminal are spelled out in text, in errors and in JSON") {
+TEST_CASE("cli: control characters of a terminal are escaped in text, in errors and in JSON") {
     const temporary_folder folder;
     const std::string path = folder / "names.safetensors";
     // CSI, an override of direction, an isolate, a mark, and what is harmless

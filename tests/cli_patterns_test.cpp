@@ -103,7 +103,7 @@ TEST_CASE("cli patterns: inspect describes all files as one array, and says how 
     CHECK(text.output.find("npy, 12 files") != std::string::npos);
 }
 
-TEST_CASE("cli patterns: files that do not fit, or do not exist, are one line, and nothing is written") {
+TEST_CASE("cli patterns: mismatched and missing files are a one-line error, and nothing is written") {
     const temporary_folder folder;
     write_parts(folder, 2);
     write_file(folder / "part-2.npy", npy("<i2", "(2, 4)", std::string(16, 'x')));
@@ -128,7 +128,7 @@ TEST_CASE("cli patterns: convert refuses to write a file that another run would 
     CHECK(!std::filesystem::exists(folder / "part-all.npy"));
 }
 
-TEST_CASE("cli patterns: what the shell has made of an unquoted pattern is answered with a hint") {
+TEST_CASE("cli patterns: a pattern that the shell has expanded is reported with a hint") {
     const temporary_folder folder;
     write_parts(folder, 20);
     arguments same{"stream", "--device", "host"};
@@ -148,7 +148,7 @@ TEST_CASE("cli patterns: what the shell has made of an unquoted pattern is answe
     CHECK(run_json({"stream", "--device", "host", folder / "part-3.npy"})["notes"].empty());
 }
 
-TEST_CASE("cli patterns: a folder is answered with the pattern of its files") {
+TEST_CASE("cli patterns: the error for a folder names the pattern of its files") {
     const temporary_folder folder;
     write_parts(folder, 2);
     const std::string path = folder / "";

@@ -17,7 +17,7 @@
 #include "tests/cli_helpers.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// Orders, shards, and going on from a saved state, by the tool.
+// Orders, shards and resuming from a saved state, by the tool.
 
 namespace {
 
@@ -52,7 +52,7 @@ cli::arguments with(cli::arguments command, const cli::arguments& more) {
 
 using variables = std::vector<std::pair<const char*, const char*>>;
 
-/// Sets variables of the environment, as what starts ranks does, for as long as it lives.
+/// Sets environment variables as a launcher of ranks does, during its lifetime.
 class environment {
  public:
     explicit environment(const variables& set) {
@@ -72,7 +72,7 @@ class environment {
     std::vector<const char*> names_;
 };
 
-/// Whether the process is the tool, and has a handler of its own for the signal, as /proc says.
+/// Whether the process is the tool and has its own handler for the signal, according to /proc.
 bool catches(::pid_t process, int signal) {
     const std::string status = read_file("/proc/" + std::to_string(process) + "/status");
     const std::size_t at = status.find("SigCgt:");
@@ -195,8 +195,7 @@ TEST_CASE("cli: a run that continues from a saved state streams exactly the rows
                     "4"})["rows"] == row_count);
 }
 
-TEST_CASE(
-    "cli: ranks that end after so many batches save the same state, also those without a part of a tail") {
+TEST_CASE("cli: ranks that end after --max-batches save the same state, even without rows of a tail") {
     const temporary_folder folder;
     write_file(folder / "ten.npy", npy("<f4", "(10, 1)", cli::counting_bytes(40)));
     const json whole = run_json({"stream", "--device", "host", folder / "ten.npy", "--epochs", "3"});
@@ -222,7 +221,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("cli: a saved state brings its order, and refuses another, and other data") {
+TEST_CASE("cli: a saved state brings its order, and refuses another order and other data") {
     const rows_in_file rows;
     const std::string state = rows.folder / "state.json";
     run_json({"stream", "--device", "host", rows.file, "--order", "windowed", "--window", "100", "--seed",
@@ -253,7 +252,7 @@ TEST_CASE("cli: a saved state brings its order, and refuses another, and other d
                      {state, "the data differ"});
 }
 
-TEST_CASE("cli: a state that is absent, damaged, or cannot be written is one line") {
+TEST_CASE("cli: a state that is absent, damaged or cannot be written is a one-line error") {
     const rows_in_file rows;
     const std::string state = rows.folder / "state.json";
     cli::check_fails(1, {"stream", "--device", "host", rows.file, "--load-state", state}, {state});
@@ -326,7 +325,7 @@ TEST_CASE("cli: SIGINT and SIGTERM end a run that saves its state, which then sa
         REQUIRE(!saved.is_discarded());
         const std::uint64_t epoch = saved["epoch"], position = saved["position"];
         CHECK(streamed["rows"] == epoch * row_count + position);
-        // the rest of that epoch, and the part of it that was streamed, are all rows
+        // the streamed part and the rest of that epoch are all rows
         const json rest = run_json({"stream", "--device", "host", rows.file, "--load-state", state,
                                     "--epochs", std::to_string(epoch + 1)});
         CHECK(rest["rows"] == row_count - position);

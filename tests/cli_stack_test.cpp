@@ -61,7 +61,7 @@ TEST_CASE("cli stack: files of one sample each are streamed as one file of all s
     CHECK(stream({folder / "image-*.npy"})["rows"] == 40);
 }
 
-TEST_CASE("cli stack: without a pattern it is a usage error") {
+TEST_CASE("cli stack: --stack without a pattern is a usage error") {
     const temporary_folder folder;
     write_samples(folder, 2);
     check_fails(2, {"stream", folder / "images.npy", "--stack"}, {"--stack needs a pattern"});
@@ -70,7 +70,7 @@ TEST_CASE("cli stack: without a pattern it is a usage error") {
     check_fails(2, {"stream", "--stack"});
 }
 
-TEST_CASE("cli stack: what is wrong with the files is reported") {
+TEST_CASE("cli stack: files that cannot be stacked are reported") {
     const temporary_folder folder;
     write_samples(folder, 3);
     write_file(folder / "image-3.npy", npy("|u1", "(3, 2)", "abcdef"));

@@ -24,8 +24,8 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
 constexpr std::uint64_t row_elements = 1024;  // 4 KiB
 constexpr std::uint64_t row_bytes = row_elements * sizeof(std::uint32_t);
-/// What the tool takes besides, more in one run than in another: the allocator's caches, threads' stacks, the
-/// list of chunks.
+/// Other memory of the tool, which varies between runs: the allocator's caches, threads' stacks, the list of
+/// chunks.
 constexpr std::uint64_t slack_bytes = 16 * mebibyte;
 
 /// Rows of which no two are alike, but that compress well.
@@ -112,7 +112,7 @@ TEST_CASE("cli: a compressed dataset is streamed within the memory allowed, with
     CHECK(unlimited.peak_bytes > 256 * mebibyte);
 }
 
-TEST_CASE("cli: memory that is too little for a dataset's chunks is refused, and says how much they take") {
+TEST_CASE("cli: too little memory for a dataset's chunks is refused, and the error says how much they take") {
     const temporary_folder folder;
     write_hdf5(folder / "a.h5", 0, 4096, 4096);  // one chunk of 16 MiB
     const auto result = run_tool({"stream", folder / "a.h5", "--memory", "64MiB"});

@@ -13,7 +13,7 @@
 #include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
-// What `pinflow stream` prints, the digest above all, which others compare.
+// The output of `pinflow stream`, above all the digest, which users compare.
 
 namespace {
 
@@ -218,7 +218,7 @@ TEST_CASE("cli: the digest is the same for every order, batch size, slot count, 
     CHECK(digest_of({file, "--pin-budget", "ulimit"}) == expected);
 }
 
-TEST_CASE("cli: the digest holds every batch, also one that takes longer than those after it") {
+TEST_CASE("cli: the digest includes every batch, even a batch that takes longer than the next ones") {
     const temporary_folder folder;
     const std::string rows =
         counting_bytes(std::size_t{65} << 18);  // 64 rows for one stream, one for the other
@@ -229,7 +229,7 @@ TEST_CASE("cli: the digest holds every batch, also one that takes longer than th
     }
 }
 
-TEST_CASE("cli: an array without a batch to deliver streams in no time") {
+TEST_CASE("cli: an array without a batch to deliver is streamed at once") {
     const temporary_folder folder;
     write_file(folder / "a.npy", npy("|u1", "(3,)", "123"));
     const json result = run_json({"stream", folder / "a.npy", "--tail", "drop", "--epochs", "2"});
@@ -240,7 +240,7 @@ TEST_CASE("cli: an array without a batch to deliver streams in no time") {
     CHECK(result["epoch_seconds"] == json({0.0, 0.0}));
 }
 
-TEST_CASE("cli: stream refuses arrays that have no rows to take, or not equally many") {
+TEST_CASE("cli: stream refuses arrays without rows to take, or with different numbers of rows") {
     const temporary_folder folder;
     write_file(folder / "two.npy", npy("|u1", "(2, 3)", counting_bytes(6)));
     write_file(folder / "three.npy", npy("|u1", "(3,)", "123"));

@@ -344,7 +344,7 @@ TEST_CASE("cli: inspect describes the one array of an archive as that of an npy 
     }
 }
 
-TEST_CASE("cli: inspect tells structured types as numpy spells them, and describes their fields") {
+TEST_CASE("cli: inspect prints structured types as numpy spells them, and describes their fields") {
     const temporary_folder folder;
     const std::string file = folder / "a.npy";
     const std::string header = npy("[('x', '>i2'), ('y', '|u1', (3,))]", "(2,)", "");

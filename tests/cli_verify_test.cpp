@@ -40,7 +40,7 @@ int run_xxhsum(const temporary_folder& folder, const std::string& arguments) {
 
 }  // namespace
 
-TEST_CASE("verify: writes the line that xxhsum prints, and finds it right") {
+TEST_CASE("verify: writes the line that xxhsum prints, and accepts it") {
     const temporary_folder folder;
     const std::string path = folder / "a.npy";
     write_file(path, "hello");
@@ -57,7 +57,7 @@ TEST_CASE("verify: writes the line that xxhsum prints, and finds it right") {
     check_ok(folder / "none");
 }
 
-TEST_CASE("verify: takes the checksum over the whole of a file of many pieces") {
+TEST_CASE("verify: hashes the whole of a file of many pieces") {
     const temporary_folder folder;
     const std::string path = folder / "large";
     std::string content = cli::counting_bytes((std::size_t{5} << 20) + 12345);
@@ -130,7 +130,7 @@ TEST_CASE("verify: refuses what is not a regular file, and wrong usage") {
     CHECK(cli::names_in(folder.path()) == std::set<std::string>{"a"});
 }
 
-TEST_CASE("verify: a file that changes meanwhile is an error") {
+TEST_CASE("verify: a file that changes during the check is an error") {
     const temporary_folder folder;
     const std::string path = folder / "a";
     write_file(path, "");
@@ -181,7 +181,7 @@ TEST_CASE("verify: odd names are written so that xxhsum finds the file") {
     check_ok(folder / "two\nlines\\\r");
 }
 
-TEST_CASE("verify: what xxhsum writes is found right") {
+TEST_CASE("verify: accepts the lines that xxhsum writes") {
     const temporary_folder folder;
     write_file(folder / "a.npy", cli::counting_bytes(300'000));
     if (run_xxhsum(folder, "-H2 a.npy") == 127) {

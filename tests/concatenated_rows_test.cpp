@@ -148,7 +148,7 @@ TEST_CASE("concatenated_rows: have the extents of all sources, or none") {
     CHECK(
         contains_all(converted->no_extents_reason(),
                      {"cannot be taken in place", "'" + (folder / "three").string() + "'", "is big-endian"}));
-    // of a source without rows nothing has to lie anywhere
+    // a source without rows needs no extents
     CHECK(concatenate({one, make("three", ">f4", 0), two})->extents().size() == 2);
     CHECK(concatenate({rows, two})->extents().size() == 3);
     CHECK(concatenate({std::make_shared<recording_rows>(1), std::make_shared<recording_rows>(2)})
@@ -185,7 +185,7 @@ TEST_CASE("concatenated_rows: one source is returned as it is") {
     CHECK(concatenate({source}) == source);
 }
 
-TEST_CASE("concatenated_rows: sources that do not go together are refused, and named") {
+TEST_CASE("concatenated_rows: incompatible sources are refused, and named") {
     const temporary_folder folder;
     random_engine random(3);
     const auto make = [&](const std::string& name, const std::string& descr, const shape_vector& shape) {
@@ -266,7 +266,7 @@ TEST_CASE("concatenated_rows: one truncated file is an error and not a signal") 
            std::vector<std::byte>(expected_two.bytes.begin(), expected_two.bytes.begin() + 8)));
 }
 
-TEST_CASE("concatenated_rows: keep what they are read from alive") {
+TEST_CASE("concatenated_rows: keep their sources alive") {
     const temporary_folder folder;
     random_engine random(5);
     std::vector<std::byte> wanted;

@@ -9,5 +9,5 @@
 void launch_spin(const volatile int* flag, cudaStream_t stream);
 /// Writes `value` to *address in device memory.
 void launch_store(unsigned* address, unsigned value, cudaStream_t stream);
-/// Writes where nothing is: an error that CUDA does not recover from.
+/// Writes to an invalid address: an error that CUDA does not recover from.
 void launch_fault(cudaStream_t stream);

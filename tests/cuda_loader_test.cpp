@@ -67,14 +67,13 @@ bool numbers_are_right(const batch& batch, stream_view stream, const pinned_buff
     return std::equal(batch.row_ids().begin(), batch.row_ids().end(), found);
 }
 
-/// The rows of another source, in its pages too; remembers which of them were gathered by the CPU.
+/// The rows of another source, also in its pages. Records which rows the CPU gathered.
 class counted_rows final : public row_source {
  public:
     explicit counted_rows(std::shared_ptr<const row_source> source)
         : source_(std::move(source)), gathered_(source_->row_count()), looked_at_(source_->row_count()) {}
 
-    /// Whether some rows of the batch were gathered, and the others not. Batches are to be asked about in
-    /// order.
+    /// Whether only some rows of the batch were gathered by the CPU. Must be called in the order of batches.
     bool mixed(const batch& batch) {
         std::size_t from_slot = 0;
         for (const std::uint64_t row : batch.row_ids()) {
@@ -162,8 +161,8 @@ TEST_CASE("cuda loader: a batch may hold rows of registered pages and others, an
         }
         CHECK(seen == 2 * rows);
         CHECK(digest.value() == 2 * expected);
-        // in the order of the file a batch is mixed at the edges of the two pieces, one at least, in each
-        // epoch; when shuffled, nearly every one is
+        // in the order of the file, at least one batch in each epoch is mixed, at the edges of the two
+        // pieces; shuffled, nearly every batch is mixed
         INFO(mixed_batches << " batches were mixed, " << batched_copies.load() << " copied at once");
         CHECK(mixed_batches >= (order == order::sequential ? 2U : 50U));
         CHECK(batched_copies.load() >= mixed_batches);

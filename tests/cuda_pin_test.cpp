@@ -128,7 +128,7 @@ TEST_CASE("cuda pin: a file's mapped pages are registered where they are, copied
     check_in_place(map_pattern(folder / "x.bin", 100 * mebibyte + 12'345));
 }
 
-TEST_CASE("cuda pin: so are those of a file in shared memory") {
+TEST_CASE("cuda pin: pages of a file in shared memory are registered where they are, too") {
     const std::filesystem::path path = "/dev/shm/pinflow-cuda-pin-test.bin";
     const auto file = map_pattern(path, 33 * mebibyte + 1);
     std::filesystem::remove(path);
@@ -173,7 +173,7 @@ TEST_CASE("cuda pin: two arrays of one mapping and the same file mapped twice") 
     CHECK_FALSE(known_to_cuda(again->data()));
 }
 
-TEST_CASE("cuda pin: pages that somebody else registered are a reason") {
+TEST_CASE("cuda pin: pages registered by other code are not registered, and the reason says so") {
     const temporary_folder folder;
     const device gpu = device::cuda(0);
     const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
@@ -226,7 +226,7 @@ TEST_CASE("cuda pin: a device that sees other addresses than the host is refused
     CHECK_FALSE(known_to_cuda(file->data()));
 }
 
-TEST_CASE("cuda pin: a file that lost pages is a reason, not a signal") {
+TEST_CASE("cuda pin: a file that lost pages gives a reason, not a signal") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 4 * mebibyte);
     std::filesystem::resize_file(folder / "x.bin", mebibyte);
@@ -258,7 +258,7 @@ TEST_CASE("cuda pin: a file that is 5 % over the budget is registered to 95 %, a
     CHECK(to_host(memory.data(), file->size_bytes(), stream) == pattern_bytes(file->size_bytes()));
 }
 
-TEST_CASE("cuda pin: pieces that a reader has passed are left out where no more is asked for") {
+TEST_CASE("cuda pin: pieces that a reader has passed are left out if no more is requested") {
     const temporary_folder folder;
     const device gpu = device::cuda(0);
     const auto file = map_pattern(folder / "x.bin", 10 * mebibyte);

@@ -38,7 +38,7 @@ namespace {
 
 constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
 
-/// Some of everything that CUDA knows of.
+/// One of each kind of CUDA object.
 struct holdings {
     explicit holdings(const device& gpu) : mark(gpu), staging(8 * mebibyte, gpu), queue(gpu) {
         memory = device_buffer(8 * mebibyte, queue);
@@ -56,7 +56,7 @@ pin_options generous() {
     return options;
 }
 
-/// A kernel faults; every call from then on must say that the process is lost, and ending must work.
+/// A kernel faults. Every later call must say that the process is lost, and the process must end well.
 int meet_sticky_error() {
     const device gpu = device::cuda(0);
     holdings held(gpu);
@@ -78,7 +78,7 @@ int meet_sticky_error() {
     return !first.empty() && !later.empty() ? 0 : 1;
 }
 
-/// Static objects outlive CUDA's runtime, or its runtime them: either must do.
+/// Static objects may outlive CUDA's runtime, or the runtime may outlive them: both must work.
 int end_with_static_objects() {
     static holdings held(device::cuda(0));
     static auto memory = std::make_shared<memory_region>(memory_region::anonymous(mebibyte));
@@ -90,7 +90,7 @@ int end_with_static_objects() {
     return 0;
 }
 
-/// As the tool does: begin, copy a little, end; by the way of exit that leaves work in flight.
+/// Like the tool: begin, copy a little, and exit with work in flight.
 int end_in_flight() {
     holdings held(device::cuda(0));
     for (int i = 0; i < 20; ++i)
@@ -100,8 +100,8 @@ int end_in_flight() {
     std::exit(0);
 }
 
-/// On a device too small for a context of our own, or where that cannot be had, host memory is registered in
-/// the context that everything else runs in: unregistering then waits for all work in it.
+/// If the device is too small for a second context, or it cannot be created, host memory is registered in the
+/// primary context. Unregistering then waits for all work in it.
 int stream_in_primary_context() {
     const detail::cuda::scoped_failure_hook refuse([](std::string_view call) {
         return call == "cuCtxCreate" ? cudaErrorMemoryAllocation : cudaSuccess;
@@ -198,8 +198,8 @@ struct outcome {
     std::string output;
 };
 
-/// This program again, as a new process, in which kernels are loaded when they are first launched, as in
-/// programs that ask for nothing else.
+/// Runs this program as a new process in which kernels are loaded at their first launch, which is CUDA's
+/// default.
 outcome run_child(const std::string& name) {
     const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
     std::FILE* const pipe = ::popen(
@@ -293,7 +293,7 @@ TEST_CASE("cuda process: an error that is not sticky leaves the device usable") 
     mark.synchronize();
 }
 
-TEST_CASE("cuda process: CUDA that is unloading is no error to a destructor") {
+TEST_CASE("cuda process: destructors stay silent while CUDA is unloading") {
     const device gpu = device::cuda(0);
     bool unloading = false;
     const detail::cuda::scoped_failure_hook hook(
@@ -340,7 +340,7 @@ TEST_CASE("cuda process: a process ends well with static objects, and with work 
     }
 }
 
-TEST_CASE("cuda process: where no other context can be had, all is done in the primary one") {
+TEST_CASE("cuda process: if no second context can be created, everything runs in the primary context") {
     const outcome child = run_child("primary");
     INFO(child.output);
     CHECK(child.status == 0);
@@ -357,7 +357,7 @@ TEST_CASE("cuda process: the first loader of a process gathers on the device bes
     CHECK(child.output == "rows right, route direct\n");
 }
 
-TEST_CASE("cuda process: where there are no clusters, rows are gathered by single thread blocks") {
+TEST_CASE("cuda process: without clusters, rows are gathered by single thread blocks") {
     const outcome child = run_child("clusterless");
     INFO(child.output);
     CHECK(child.status == 0);

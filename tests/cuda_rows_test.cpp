@@ -49,7 +49,7 @@ struct plain_table {
     std::vector<std::byte> content;
 };
 
-/// Whether random rows arrive as they are, and go back, by this exchange.
+/// Whether this exchange gathers random rows unchanged and scatters them back.
 bool rows_are_right(row_exchange& exchange, const std::vector<std::byte>& content, id_place place) {
     const device gpu = exchange.device();
     std::mt19937_64 random(60);
@@ -89,7 +89,7 @@ TEST_CASE("cuda rows: an exchange page-locks plain memory for as long as it live
     CHECK(rows_are_right(staged, plain.content, id_place::device));
 }
 
-TEST_CASE("cuda rows: rows lie across the edges of what was registered at once") {
+TEST_CASE("cuda rows: rows across the edges of registered pieces are moved whole") {
     const device gpu = device::cuda(0);
     constexpr std::uint64_t row_bytes = 3 * mebibyte + 4;
     constexpr std::uint64_t row_count = sanitized ? 12 : 45;
@@ -115,7 +115,7 @@ TEST_CASE("cuda rows: rows lie across the edges of what was registered at once")
     }
 }
 
-TEST_CASE("cuda rows: where page-locking fails the staged route remains, and says why") {
+TEST_CASE("cuda rows: if page-locking fails, the staged route remains, and the reason is given") {
     const device gpu = device::cuda(0);
     const temporary_folder folder;
     write_random_rows(folder / "rows.npy", 1000, 50, 62);
@@ -158,7 +158,7 @@ TEST_CASE("cuda rows: a table that is larger than the pin budget is not page-loc
     CHECK_FALSE(contains(large.plan_gather(1000).reason, "pin budget"));
 }
 
-TEST_CASE("cuda rows: the pages of a file stay locked when whoever locked them first is gone") {
+TEST_CASE("cuda rows: the pages of a file stay locked after their first owner is gone") {
     const device gpu = device::cuda(0);
     const temporary_folder folder;
     write_random_rows(folder / "rows.npy", 20'000, 64, 63);
@@ -173,7 +173,8 @@ TEST_CASE("cuda rows: the pages of a file stay locked when whoever locked them f
         CHECK(rows_are_right(exchange, content, place));
 }
 
-TEST_CASE("cuda rows: memory stays locked for each of its exchanges, whoever has locked its pages first") {
+TEST_CASE(
+    "cuda rows: memory stays locked for each of its exchanges, whichever owner locked its pages first") {
     const device gpu = device::cuda(0);
     const plain_table plain(4 * mebibyte);
     std::optional<row_exchange> first(std::in_place, plain.table(64), gpu,
@@ -293,7 +294,7 @@ TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the e
         const guarded_rows rows(gpu, expected);
         exchange.gather(ids_of(ids), rows.data());  // what is made once is there
         exchange.scatter(ids_of(ids), rows.data());
-        /// Has a call of CUDA fail. @return whether the exchange came to it, and whether it threw.
+        /// Makes a CUDA call fail. @return whether the exchange made the call, and whether it threw.
         const auto attempt = [&](std::string_view refused, int when, bool gathers) {
             const guarded_rows destination(gpu, expected.size());
             std::atomic<int> calls = 0;

@@ -82,7 +82,7 @@ unsigned first_word(const std::vector<std::byte>& bytes) {
 DOCTEST_REGISTER_LISTENER("case_counter", 1, case_counter);
 
 int main(int argc, char** argv) {
-    // a kernel loaded when it is first launched may have to wait for one that spins until the test continues
+    // loading a kernel at its first launch may wait for a kernel that spins until the test continues
     ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     if (device::cuda_count() == 0) {
         std::printf("skipped: %s\n", device::no_cuda_reason().c_str());
@@ -137,7 +137,7 @@ TEST_CASE("cuda: the calling thread's device and context stay as they were, even
     }).join();
 }
 
-TEST_CASE("cuda: no status of ours is left for the program's own cudaGetLastError") {
+TEST_CASE("cuda: pinflow leaves no status for the program's own cudaGetLastError") {
     const device gpu = device::cuda(0);
     const stream busy(gpu);
     event mark(gpu);
@@ -154,10 +154,8 @@ TEST_CASE("cuda: no status of ours is left for the program's own cudaGetLastErro
 
 // ---- streams and events -------------------------------------------------------------------------
 
-TEST_CASE(
-    "cuda: a stream that waits for an event sees what was written before it, one that does not sees the "
-    "old" *
-    blocks_copies) {
+TEST_CASE("cuda: a stream that waits for an event sees earlier writes, and old data if it does not wait" *
+          blocks_copies) {
     const device gpu = device::cuda(0);
     const stream writer(gpu);
     const stream waiter(gpu);
@@ -366,14 +364,14 @@ TEST_CASE("cuda: a driver without batch copies is served by single ones") {
     copy_batch_to_device_async(ranges, stream);
     CHECK(asked == 1);
     CHECK(singles == 2);
-    // what lies between was never written: initcheck would say so
+    // the gaps were never written: initcheck would report a read
     CHECK(std::ranges::equal(to_host(memory.data(), 4000, stream), std::span(bytes).first(4000)));
     CHECK(std::ranges::equal(to_host(memory.data() + 5000, 5000, stream), std::span(bytes).subspan(5000)));
 }
 
 // ---- memory -------------------------------------------------------------------------------------
 
-TEST_CASE("cuda: memory released after an event is nobody else's before it") {
+TEST_CASE("cuda: memory released after an event is not reused before the event") {
     const device gpu = device::cuda(0);
     const stream user(gpu);
     const stream other(gpu);
@@ -442,7 +440,7 @@ TEST_CASE("cuda: pinned memory that cannot be registered is allocated by CUDA") 
 
 namespace {
 
-/// Whether `work` comes back while a stream of the device is stuck; the stream is let go after two seconds at
+/// Whether `work` returns while a stream of the device is stuck. The stream is released after two seconds at
 /// most.
 template <typename Work>
 bool returns_while_stuck(const device& gpu, Work work) {

@@ -38,7 +38,7 @@ namespace {
 
 constexpr std::size_t size_bytes = 500;
 
-/// What file number `index` holds: the pattern, from another byte on.
+/// The content of file number `index`: the pattern from another byte on.
 std::vector<std::byte> content_of(std::size_t index) {
     const auto pattern = pattern_bytes(size_bytes + 251);
     const auto begin = pattern.begin() + static_cast<std::ptrdiff_t>(index % 251);
@@ -72,7 +72,7 @@ seam::failure_hook counting_opens(std::string path, std::atomic<int>& count) {
     };
 }
 
-/// Opens so many other files that every descriptor which is idle is closed.
+/// Opens enough other files that every idle descriptor is closed.
 void close_all_others(const temporary_folder& folder) {
     write_bytes(folder / "other", content_of(0));
     file_list files;
@@ -84,7 +84,7 @@ void close_all_others(const temporary_folder& folder) {
 
 // ---- the bound --------------------------------------------------------------------------------------------
 
-TEST_CASE("descriptor_cache: more files than the bound keep no more descriptors than it") {
+TEST_CASE("descriptor_cache: any number of files keeps at most the bound of descriptors open") {
     const temporary_folder folder;
     const scoped_descriptor_limit limit(20);
     const std::size_t before = open_descriptors();
@@ -293,7 +293,7 @@ TEST_CASE("descriptor_cache: a relative path is opened again where it was opened
 
 // ---- too many open files ----------------------------------------------------------------------------------
 
-TEST_CASE("descriptor_cache: where the system has no descriptor left, idle ones are closed") {
+TEST_CASE("descriptor_cache: if the system has no descriptor left, idle descriptors are closed") {
     for (const int error : {EMFILE, ENFILE}) {
         const temporary_folder folder;
         const std::size_t before = open_descriptors();
@@ -312,7 +312,7 @@ TEST_CASE("descriptor_cache: where the system has no descriptor left, idle ones 
     }
 }
 
-TEST_CASE("descriptor_cache: where closing idle descriptors does not help, opening fails with the code") {
+TEST_CASE("descriptor_cache: if closing idle descriptors does not help, opening fails with the code") {
     const temporary_folder folder;
     const std::size_t before = open_descriptors();
     const auto files = open_files(folder, 10);
@@ -405,7 +405,7 @@ TEST_CASE("descriptor_cache: threads that want the same closed file have it open
     CHECK(opened == 1);
 }
 
-TEST_CASE("descriptor_cache: files come and go on several threads") {
+TEST_CASE("descriptor_cache: several threads may open and close files") {
     const temporary_folder folder;
     const scoped_descriptor_limit limit(16);
     const std::size_t before = open_descriptors();

@@ -292,7 +292,7 @@ TEST_CASE("dtype: cannot be made from parts that no type of numpy has") {
 
 // ---- what numpy lacks -------------------------------------------------------------------------------------
 
-TEST_CASE("dtype: names what numpy lacks as ml_dtypes does") {
+TEST_CASE("dtype: names types that numpy lacks as ml_dtypes does") {
     CHECK(dtype::parse("bfloat16") == dtype(dtype_kind::bfloat16, 2));
     CHECK(dtype::parse("float8_e4m3fn") == dtype(dtype_kind::float8_e4m3fn, 1));
     CHECK(dtype::parse("float8_e5m2") == dtype(dtype_kind::float8_e5m2, 1));
@@ -433,7 +433,7 @@ TEST_CASE("dtype: fields live as long as a copy of the type") {
     CHECK(fields[0].name == "a");
 }
 
-TEST_CASE("dtype: refuses fields that cannot be together") {
+TEST_CASE("dtype: refuses fields that cannot be combined") {
     dtype_field titled = field("b", "<f4", 4);
     titled.title = "a";
     struct {

@@ -116,7 +116,7 @@ TEST_CASE("element_stream: delivers any type, shape and order, in C order and li
     }
 }
 
-TEST_CASE("element_stream: reads what is not mapped just the same") {
+TEST_CASE("element_stream: reads arrays that are not mapped, too") {
     const temporary_folder folder;
     random_engine random(1);
     const dtype type = dtype::structured(
@@ -167,7 +167,7 @@ TEST_CASE("element_stream: blocks, runs and tiles that are cut off anywhere fit 
     }
 }
 
-TEST_CASE("element_stream: records pass through memory in pieces, whatever one field of them takes") {
+TEST_CASE("element_stream: records are read in pieces, whatever the size of one of their fields") {
     const temporary_folder folder;
     random_engine random(8);
     // more records than are read at once, fields larger than that, and gaps too wide to read across
@@ -188,7 +188,7 @@ TEST_CASE("element_stream: records pass through memory in pieces, whatever one f
     }
 }
 
-TEST_CASE("element_stream: what is contiguous is read at once, in any order") {
+TEST_CASE("element_stream: contiguous elements are read at once, in any order") {
     const temporary_folder folder;
     random_engine random(2);
     const auto reads = [&](const dtype& type, const shape_vector& shape, bool fortran_order,
@@ -294,7 +294,7 @@ TEST_CASE("element_stream: rows are delivered in pieces of any size, with any me
     }
 }
 
-TEST_CASE("element_stream: a file truncated on the way is an error and not a signal") {
+TEST_CASE("element_stream: a file truncated while it is read is an error and not a signal") {
     const temporary_folder folder;
     random_engine random(4);
     const dtype type =
@@ -320,7 +320,7 @@ TEST_CASE("element_stream: a file truncated on the way is an error and not a sig
     }
 }
 
-TEST_CASE("element_stream: a file that changed on the way is found at the end") {
+TEST_CASE("element_stream: a file changed while it is read is detected at the end") {
     const temporary_folder folder;
     random_engine random(5);
     const auto [source, expected] = make_array(random, folder / "data", dtype::parse("<f4"), {2, 3}, false);
@@ -334,7 +334,7 @@ TEST_CASE("element_stream: a file that changed on the way is found at the end") 
     CHECK_NOTHROW(stream_elements(in_memory(expected), 0)->finish());
 }
 
-TEST_CASE("element_stream: keeps what it reads from alive") {
+TEST_CASE("element_stream: keeps its source alive") {
     const temporary_folder folder;
     random_engine random(6);
     auto [source, expected] = make_array(random, folder / "data", dtype::parse("<f4"), {20, 30}, true);

@@ -26,7 +26,7 @@
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// Rows of many files, as concatenate makes them of sources that lie in files.
+// Rows of many files, as concatenate makes them from sources in files.
 
 using pinflow::array;
 using pinflow::concatenate;
@@ -84,7 +84,7 @@ row_ids all_ids(const pinflow::row_source& rows) {
     return ids;
 }
 
-/// What all extents hold where they are mapped; empty when one is not.
+/// The bytes of all extents if they are mapped; empty if one is not.
 std::vector<std::byte> mapped_content(const pinflow::row_source& rows) {
     std::vector<std::byte> content;
     for (const row_extent& extent : rows.extents()) {
@@ -179,7 +179,7 @@ TEST_CASE("extent_rows: neighbours in one file are read at once") {
     CHECK(reads_of({}) == 0);
 }
 
-TEST_CASE("extent_rows: what passes the limit on mappings is read") {
+TEST_CASE("extent_rows: files beyond the limit on mappings are read") {
     const temporary_folder folder;
     const auto [sources, content] = make_dataset(folder, {10, 20, 0, 30, 40, 50});
     const pinflow::detail::scoped_mapping_limit limit(3);
@@ -194,7 +194,7 @@ TEST_CASE("extent_rows: what passes the limit on mappings is read") {
     CHECK((read(*rows, all_ids(*rows)) == content));
 }
 
-TEST_CASE("extent_rows: what the system refuses to map is read") {
+TEST_CASE("extent_rows: files that the system refuses to map are read") {
     const temporary_folder folder;
     const auto [sources, content] = make_dataset(folder, {10, 20, 30});
     rows_pointer rows;
@@ -334,12 +334,12 @@ TEST_CASE(
     CHECK(contains(sentence_of<pinflow::data_changed>([&] { read(*rows, {0, 60, 100}); }), folder / "1"));
 }
 
-TEST_CASE("extent_rows: a file that became shorter before they were mapped is noticed") {
+TEST_CASE("extent_rows: a file truncated before mapping is detected") {
     const temporary_folder folder;
     const auto [sources, content] = make_dataset(folder, {50, 50, 50});
     fs::resize_file(folder / "2", 20);
     CHECK(contains(sentence_of<pinflow::data_changed>([&] { concatenate(sources); }), folder / "2"));
-    // what is not mapped is noticed when it is read
+    // changes of unmapped files are detected when they are read
     const pinflow::detail::scoped_mapping_limit limit(2);
     const rows_pointer rows = concatenate(sources);
     CHECK((read(*rows, {99}) == rows_of(content, {99})));

@@ -32,7 +32,7 @@ using namespace pinflow;
 
 namespace {
 
-/// What the loader asks of its device, counted.
+/// Counts the loader's requests to its device.
 class locking_backend final : public fake_cuda_backend {
  public:
     detail::fake_locker lock;
@@ -80,7 +80,7 @@ class locking_backend final : public fake_cuda_backend {
     }
 
  private:
-    /// As CUDA gets them.
+    /// As passed to CUDA.
     void note_copies(std::span<const copy_range> ranges) {
         std::vector<copy_range> pieces;
         detail::pin_registry::process().cut(ranges, pieces);
@@ -93,7 +93,7 @@ class locking_backend final : public fake_cuda_backend {
     std::vector<std::span<const std::byte>> copied_;
 };
 
-/// Files of numbered rows, of which each word is the row's number.
+/// Files of numbered rows: each word of a row is the row's number.
 struct numbered_file {
     numbered_file(const temporary_folder& folder, const std::string& name, std::uint64_t rows,
                   std::uint64_t width)
@@ -185,8 +185,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "fake CUDA loader: small rows of files are staged where the copy engine is asked for, beside held "
-    "arrays") {
+    "fake CUDA loader: small rows of files are staged if the copy engine is requested, beside held arrays") {
     const temporary_folder folder;
     for (const std::uint64_t width : {1U, 100U, 1536U}) {
         const numbered_file rows(folder, "rows.npy", 5000, width);
@@ -236,7 +235,7 @@ TEST_CASE(
                 CHECK((report.route == (reads ? route::read : route::staged)) == !has_most);
                 CHECK((report.arrays[0].transfer == others) == !has_most);
                 CHECK((report.pinned_bytes > 0) == (pieces > 0));
-                // a loader begins to fill while it registers, and may stage some rows whatever is registered
+                // a loader begins to fill while it registers, and may stage some rows that are registered
                 // later
                 if (pieces < 1000) CHECK(report.arrays[0].reason.find(others) != std::string::npos);
             }
@@ -284,7 +283,7 @@ TEST_CASE("fake CUDA loader: a registration that does not return leaves a loader
     }
 }
 
-TEST_CASE("fake CUDA loader: a route that is asked for binds every array but held ones") {
+TEST_CASE("fake CUDA loader: a requested route binds every array except held arrays") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 100, words_of_64k);
     const numbered_file label(folder, "label.npy", 100, 1);
@@ -309,7 +308,7 @@ TEST_CASE("fake CUDA loader: a route that is asked for binds every array but hel
         loader_options options = options_for(backend);
         options.route = asked;
         CHECK_THROWS_AS(loader({large.open()}, options), unsupported);
-        // a file that has lost its pages is said to have changed
+        // a file that has lost its pages is reported as changed
         const numbered_file changed(folder, "changed.npy", 100, words_of_64k);
         const array rows = changed.open();
         std::filesystem::resize_file(folder / "changed.npy", 0);
@@ -402,6 +401,7 @@ TEST_CASE("fake CUDA loader: with few batches left pages are not registered") {
     locking_backend backend;
     loader_options options = options_for(backend);
     options.max_batches = 2;
+    options.threads = 4;  // more of them would read
     loader batches({large.open()}, options);
     CHECK(take_all(batches) == 32);
     CHECK(batches.report().arrays[0].transfer == "staged");

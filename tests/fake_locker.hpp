@@ -21,7 +21,7 @@
 #include "src/device/pin_registry.hpp"
 #include "tests/support/file_bytes.hpp"
 
-/// What tests of page-locking share: something that stands in for the driver, and pages.
+/// Shared by tests of page-locking: a stand-in for the driver, and pages.
 namespace pinflow::detail {
 
 inline constexpr std::uint64_t page = 4096;
@@ -100,7 +100,7 @@ class fake_locker final : public page_locker {
     std::size_t unlock_permits = std::numeric_limits<std::size_t>::max() / 2;
     std::size_t fail_at_call = 0;
     std::function<bool(std::span<const std::byte> pages, bool read_only)> refuse;  // as `fail_at_call`
-    bool refuses_all = false;  // what it says of other pages when it refuses some
+    bool refuses_all = false;  // its statement about other pages when it refuses some
     std::size_t strays = 0;
     std::size_t ways_given = 0;  // read after the worker has ended
     bool all_read_only = true;

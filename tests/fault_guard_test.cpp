@@ -35,10 +35,11 @@ using namespace pinflow;
 
 namespace {
 
-/// What a process of its own returns with: the handler is the process's, and a test may end it.
+/// The exit status of a successful child process. Each test runs in a child, because the handler belongs to
+/// the process, and a fault may end it.
 constexpr int as_expected = 0;
 
-/// How a child process ends that runs `body`.
+/// The wait status of a child process that runs `body`.
 int status_of_child(const std::function<int()>& body) {
     const ::pid_t child = ::fork();
     REQUIRE(child >= 0);
@@ -97,7 +98,7 @@ void install(void (*handler)(int)) {
     ::sigaction(SIGBUS, &action, nullptr);
 }
 
-/// Whether the user's own handler is called for a fault of the user's.
+/// Whether the user's handler is called for a fault outside of guarded copies.
 bool users_handler_gets(const volatile std::byte* page) {
     const int before = users_calls;
     if (sigsetjmp(users_end, 1) == 0) static_cast<void>(*page);
@@ -153,7 +154,7 @@ TEST_CASE("fault guard: a fault outside of a copy ends the process, as without i
     CHECK(WTERMSIG(status) == SIGBUS);
 }
 
-TEST_CASE("fault guard: a SIGBUS that somebody sends does what it did without it") {
+TEST_CASE("fault guard: a SIGBUS that a process sends acts as without the guard") {
     int status = status_of_child([] {
         install_fault_guard();
         ::raise(SIGBUS);
@@ -171,7 +172,7 @@ TEST_CASE("fault guard: a SIGBUS that somebody sends does what it did without it
     CHECK(WEXITSTATUS(status) == as_expected);
 }
 
-TEST_CASE("fault guard: a handler that was there before gets the faults of others, and none of ours") {
+TEST_CASE("fault guard: an earlier handler gets all faults but those of guarded copies") {
     check_child([] {
         install(users_handler);
         install_fault_guard();
@@ -194,7 +195,7 @@ TEST_CASE("fault guard: a handler that was there before gets the faults of other
     });
 }
 
-TEST_CASE("fault guard: a handler that comes later is noticed") {
+TEST_CASE("fault guard: a handler that is installed later is detected") {
     check_child([] {
         install_fault_guard();
         install(users_handler);
@@ -205,7 +206,7 @@ TEST_CASE("fault guard: a handler that comes later is noticed") {
     });
 }
 
-TEST_CASE("fault guard: that the handler cannot be installed is an error") {
+TEST_CASE("fault guard: a failure to install the handler is an error") {
     check_child([] {
         const detail::system::scoped_failure_hook hook([](detail::system::call what, std::string_view) {
             return detail::system::injected_failure{.error =

@@ -41,7 +41,7 @@ std::string change_of(const input_file& file) {
     return sentence_of<pinflow::data_changed>([&] { file.check_unchanged(); });
 }
 
-/// The rights of nobody in particular for as long as it lives, when this is root.
+/// Drops root's rights during its lifetime, if this process is root.
 class without_root {
  public:
     without_root() : was_root_(::geteuid() == 0) {
@@ -57,7 +57,7 @@ class without_root {
     bool was_root_;
 };
 
-/// Whether reading without waiting can be asked for on the file's filesystem.
+/// Whether the file's filesystem supports reading without waiting.
 bool cache_can_be_asked(const input_file& file) {
     std::byte byte{};
     const ::iovec piece{&byte, 1};
@@ -254,7 +254,7 @@ TEST_CASE("file: a file that shrinks is noticed by reading, with both sizes") {
     CHECK_NOTHROW(file.read(0, std::span(bytes).first(4'000)));
 }
 
-TEST_CASE("file: no offset, however large, is taken for another one") {
+TEST_CASE("file: the largest offsets are not taken for smaller ones") {
     const temporary_folder folder;
     write_bytes(folder / "data", pattern_bytes(100));
     const input_file file(folder / "data");
@@ -336,7 +336,7 @@ TEST_CASE("file: a file that lost its name and was written to does not pass the 
     CHECK(contains(change_of(file), "it had 100 bytes when it was opened, now it has 99"));
 }
 
-TEST_CASE("file: checking is one question about the path, and another one only when nothing is there") {
+TEST_CASE("file: a check is one call on the path, and a second call only if the path is gone") {
     const temporary_folder folder;
     write_bytes(folder / "data", pattern_bytes(100));
     const input_file file(folder / "data");
@@ -370,7 +370,7 @@ TEST_CASE("file: a check of a certain age is not made again") {
         file.check_unchanged(max_age, start + since_start);
         return checks;
     };
-    CHECK(checks_at(seconds(0), seconds(10)) == 1);  // opening it was no check
+    CHECK(checks_at(seconds(0), seconds(10)) == 1);  // opening does not count as a check
     CHECK(checks_at(seconds(0), seconds(10)) == 0);
     CHECK(checks_at(seconds(9), seconds(10)) == 0);
     CHECK(checks_at(seconds(-5), seconds(1)) == 0);  // another thread was faster
@@ -381,7 +381,7 @@ TEST_CASE("file: a check of a certain age is not made again") {
 
     make_old(folder / "data");
     CHECK(checks_at(seconds(20), seconds(10)) == 0);
-    // a check that fails is not one that was passed
+    // a failed check does not count as a passed check
     for (int time = 0; time < 2; ++time)
         CHECK_THROWS_AS(checks_at(seconds(100), seconds(10)), pinflow::data_changed);
 }
@@ -418,12 +418,12 @@ TEST_CASE("file: reading what the page cache holds waits for no storage") {
         return;
     }
     std::vector<std::byte> bytes(1 << 20);
-    // the cache may decline to answer at once: then some scheduling is counted, but no disk
+    // the cache may refuse to answer at once: then some scheduling time is counted, but no disk time
     CHECK(file.read(0, bytes) < std::chrono::milliseconds(5));
 }
 
-TEST_CASE("file: reads where nobody can ask the page cache") {
-    // tmpfs keeps all its files in the page cache, and says to no reader that it does
+TEST_CASE("file: reads on filesystems where the page cache cannot be queried") {
+    // tmpfs keeps all its files in the page cache, but does not support such reads
     const fs::path path = "/dev/shm/pinflow-file-test-" + std::to_string(::getpid());
     if (::access("/dev/shm", W_OK) != 0) {
         MESSAGE("skipped: /dev/shm cannot be written");

@@ -40,7 +40,7 @@ using pinflow::detail::hdf5_storage;
 
 // ---- children that are none -------------------------------------------------------------------------------
 
-/// A shell that runs `script` as the child; what it writes to descriptor 3 are its answers.
+/// A shell that runs `script` as the child; its answers are the bytes written to descriptor 3.
 hdf5_child_options shell(const std::string& script, std::vector<std::string> arguments = {},
                          std::chrono::milliseconds max_waiting = 60s) {
     arguments.insert(arguments.begin(), {"sh", "-c", script, "sh"});
@@ -52,7 +52,7 @@ hdf5_child_options answering(const std::string& answers_path) {
     return shell("cat \"$1\" >&3; exec cat <&3 >/dev/null", {answers_path});
 }
 
-/// One that takes the first request, gives its answers and crashes.
+/// A shell that takes the first request, sends its answers and crashes.
 hdf5_child_options crashing_after(const hdf5_request& request, const std::string& answers_path,
                                   const std::string& starts_path) {
     const auto bytes = recorded([&](int socket) { send_request(socket, request, no_deadline); }).size();
@@ -132,7 +132,7 @@ TEST_CASE("hdf5 child: each way to die is a sentence of its own") {
     }
 }
 
-TEST_CASE("hdf5 child: one that does not finish in time is killed") {
+TEST_CASE("hdf5 child: a child that does not finish in time is killed") {
     for (const char* const script :
          {"exec sleep 1000", "trap '' TERM INT HUP; while :; do :; done", "printf x >&3; exec sleep 1000"}) {
         CAPTURE(script);
@@ -154,7 +154,7 @@ TEST_CASE("hdf5 child: one that does not finish in time is killed") {
     }
 }
 
-TEST_CASE("hdf5 child: one that takes no request does not hold up its sender") {
+TEST_CASE("hdf5 child: a child that reads no request does not block its sender") {
     hdf5_child child(shell("exec sleep 1000", {}, 100ms));
     const hdf5_request request = request_of(hdf5_question::list, std::string(8'000'000, 'x'));
     CHECK(contains(sentence_of<hdf5_child_lost>([&] { child.ask(request); }), "did not finish within 0.1 s"));
@@ -433,7 +433,7 @@ TEST_CASE("hdf5 child: a reader that is lost stays lost, and an error of its own
     CHECK_THROWS_AS(other(0, 0, std::as_writable_bytes(std::span(destination))), pinflow::invalid_argument);
 }
 
-TEST_CASE("hdf5 child: any threads may ask") {
+TEST_CASE("hdf5 child: any thread may send requests") {
     const some_file file;
     const std::string answers = file.folder / "answers";
     const std::vector<array_listing> none;

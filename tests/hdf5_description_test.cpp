@@ -172,7 +172,7 @@ TEST_CASE("hdf5 description: shapes that are too large are refused") {
     CHECK(refusal(contiguous(), [](auto& d) { d.shape = {0, 10, 1u << 30}; }).empty());
 }
 
-TEST_CASE("hdf5 description: chunks that do not make a grid are refused") {
+TEST_CASE("hdf5 description: chunks that do not form a grid are refused") {
     CHECK(contains(refusal(chunked(), [](auto& d) { d.chunks.pop_back(); }), "cannot have 5 chunks"));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.shape = {9, 9}; }), "cannot have 6 chunks"));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.shape = {0, 7}; }), "cannot have 6 chunks"));
@@ -212,7 +212,7 @@ TEST_CASE("hdf5 description: elements of no bytes are refused, as HDF5 has none"
         CHECK(contains(refusal(contiguous(), [&](auto& d) { d.dtype = type; }), "elements of no bytes"));
 }
 
-TEST_CASE("hdf5 description: what contradicts itself is refused") {
+TEST_CASE("hdf5 description: contradictory fields are refused") {
     CHECK(contains(refusal(contiguous(), [](auto& d) { d.fill.resize(3); }), "a fill value of 3 bytes"));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.filters.resize(33); }), "has 33 filters"));
     const auto contradicts = [](const hdf5_description& description, auto change) {
@@ -307,7 +307,7 @@ TEST_CASE("hdf5 description: the reason says where the bytes are") {
     CHECK(contains(hdf5_storage_reason(empty), "no bytes to map"));
 }
 
-TEST_CASE("hdf5 description: the fuzzer's seeds are what is written now") {
+TEST_CASE("hdf5 description: the fuzzer's seeds equal the current output") {
     // run with PINFLOW_WRITE_SEEDS set, this case writes them
     const auto folder = std::filesystem::path(__FILE__).parent_path() / "fuzz" / "seeds" / "hdf5_description";
     std::map<std::string, std::vector<std::byte>> seeds{{"listings", serialize(listings())}};
@@ -327,9 +327,7 @@ TEST_CASE("hdf5 description: the fuzzer's seeds are what is written now") {
     }
 }
 
-TEST_CASE(
-    "hdf5 description: what must always hold holds for the fuzzer's seeds and findings, and their "
-    "mutations") {
+TEST_CASE("hdf5 description: the invariants hold for the fuzzer's seeds, findings and their mutations") {
     const auto folder = std::filesystem::path(__FILE__).parent_path() / "fuzz";
     std::size_t files = 0;
     for (const auto& inputs :

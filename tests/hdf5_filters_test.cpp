@@ -102,7 +102,7 @@ byte_vector decoded(const std::vector<hdf5_filter>& filters, std::size_t chunk_b
     return result;
 }
 
-/// Some elements, put together from a chunk that is otherwise left shuffled.
+/// Some elements, unshuffled from a chunk that is otherwise left shuffled.
 void check_parts(const hdf5_pipeline& pipeline, std::uint32_t mask, const byte_vector& stored,
                  const byte_vector& bytes, std::mt19937_64& random) {
     const std::uint64_t element_bytes = pipeline.shuffled_bytes(mask);
@@ -161,8 +161,7 @@ TEST_CASE("hdf5_filters: the checksum is that of h5py's files, of any length") {
     }
 }
 
-TEST_CASE(
-    "hdf5_filters: shuffled bytes are put together, whatever the element's size and what is left over") {
+TEST_CASE("hdf5_filters: bytes are unshuffled for any element size and any remainder") {
     std::mt19937_64 random(2);
     for (const std::size_t element_bytes :
          {1u, 2u, 3u, 4u, 5u, 7u, 8u, 12u, 16u, 17u, 24u, 32u, 1000u, 20000u}) {
@@ -178,8 +177,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE(
-    "hdf5_filters: filters are undone backwards, in any combination, and those that were skipped are not") {
+TEST_CASE("hdf5_filters: filters are undone in reverse, in any combination, without the skipped filters") {
     std::mt19937_64 random(3);
     for (int repetition = 0; repetition < 2000; ++repetition) {
         const byte_vector bytes = random_bytes(random, 1 + random() % 3000, random() % 2 == 0);
@@ -211,7 +209,8 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("hdf5_filters: a chunk can be left shuffled where shuffling came first and left nothing over") {
+TEST_CASE(
+    "hdf5_filters: a chunk can be left shuffled if shuffle was the first filter and left no remainder") {
     CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(0) == 4);
     CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(2) == 4);
     CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(1) == 0);
@@ -268,7 +267,7 @@ TEST_CASE("hdf5_filters: lzf is decoded as h5py wrote it") {
     CHECK(!refusal({lzf, fletcher32}, 160, with_checksum(byte_vector())).empty());
 }
 
-TEST_CASE("hdf5_filters: a checksum that libhdf5 1.6.2 wrote with bytes turned around is as good") {
+TEST_CASE("hdf5_filters: a byte-swapped checksum of libhdf5 1.6.2 is accepted") {
     const byte_vector bytes = pattern_bytes(7);
     CHECK((decoded({fletcher32}, 7, with_checksum(bytes)) == bytes));
     const std::uint32_t sum = slow_fletcher32(bytes);
@@ -277,7 +276,8 @@ TEST_CASE("hdf5_filters: a checksum that libhdf5 1.6.2 wrote with bytes turned a
     CHECK(contains(refusal({fletcher32}, 7, with_checksum(bytes, sum ^ 1)), "its Fletcher checksum is "));
 }
 
-TEST_CASE("hdf5_filters: every flipped bit and every cut of deflated data is found, or means nothing") {
+TEST_CASE(
+    "hdf5_filters: every flipped bit of deflated data is refused or changes nothing, every cut is refused") {
     const byte_vector bytes = pattern_bytes(500);
     const byte_vector stored = deflated(shuffled(bytes, 4));
     const std::vector<hdf5_filter> filters{shuffle(4), deflate_filter};
@@ -302,7 +302,7 @@ TEST_CASE("hdf5_filters: every flipped bit and every cut of deflated data is fou
     }
     CHECK(contains(refusal(filters, 501, stored), "its deflate data ends after 500 bytes, 501 are expected"));
     CHECK(contains(refusal(filters, 499, stored), "its deflate data continues after the 499 bytes"));
-    // one of two: how much should come of it is not known, but not too much
+    // one of two filters: its output size is not known, but is limited
     CHECK(contains(refusal({deflate_filter, deflate_filter}, 10, deflated(byte_vector(100000))),
                    "continues after the 4107 bytes"));
 }

@@ -90,7 +90,7 @@ TEST_CASE("hdf5 library filters: n-bit needs its bits, and a type that fits the 
     CHECK(contains(refusal({nbit({1, 4, 0, 12})}, byte_vector(100)), "break off"));
     CHECK(contains(refusal({nbit({9})}, byte_vector(100)), "types of kind 9"));
     CHECK(contains(refusal({{5, "", {2, 0}}}, byte_vector(100)), "has 2 parameters"));
-    // arrays, structures, and what is kept whole
+    // arrays, structures, and types that are stored whole
     CHECK(is_sure({nbit({2, 4, 1, 2, 0, 3, 0})}, byte_vector(8)));
     CHECK(contains(refusal({nbit({2, 4, 1, 2, 0, 3, 0})}, byte_vector(7)), "do not hold 60 bits"));
     CHECK(contains(refusal({nbit({2, 4, 1, 3, 0, 3, 0})}, byte_vector(100)), "arrays of 4 bytes"));
@@ -104,13 +104,13 @@ TEST_CASE("hdf5 library filters: n-bit needs its bits, and a type that fits the 
     CHECK(!is_sure({{5, "", std::vector<std::uint32_t>(256, 3)}}, byte_vector(1)));
 }
 
-TEST_CASE("hdf5 library filters: szip promises a size, and nobody knows whether it keeps that") {
+TEST_CASE("hdf5 library filters: szip declares a size, but its data is never sure") {
     CHECK(!is_sure({szip}, beginning(40, 10)));
     CHECK(contains(refusal({szip}, beginning(41, 10)), "declares 41 decompressed bytes, 40 are expected"));
     CHECK(contains(refusal({szip}, beginning(40, 3)), "breaks off after 3 bytes"));
     CHECK(!is_sure({shuffle, szip}, beginning(40, 10)));
     CHECK(contains(refusal({shuffle, szip}, beginning(44, 10)), "44 decompressed bytes"));
-    CHECK(!is_sure({fletcher32, szip}, beginning(44, 10)));  // not a chunk, but that and more
+    CHECK(!is_sure({fletcher32, szip}, beginning(44, 10)));  // a chunk and its checksum
     CHECK(!is_sure({{32768, "of an application", {}}}, {}));
 }
 

@@ -231,7 +231,7 @@ TEST_CASE(
     CHECK(open_descriptors() == open_before);
 }
 
-TEST_CASE("hdf5: the listing agrees with the descriptions, and says why what it refuses is refused") {
+TEST_CASE("hdf5: the listing agrees with the descriptions, and gives the reason of each refusal") {
     ++cases_run;
     std::map<std::string, std::map<std::string, pinflow::array_listing>> listings;
     std::map<std::string, std::vector<std::string>> orders;
@@ -288,7 +288,7 @@ TEST_CASE("hdf5: the listing agrees with the descriptions, and says why what it 
     }
 }
 
-TEST_CASE("hdf5: data that has a place in the file and a size of 0 is refused, not read as the fill value") {
+TEST_CASE("hdf5: data with an address and a size of 0 is refused, not read as the fill value") {
     ++cases_run;
     const input_file file(files() / "zero_sizes.h5");
     for (const auto& [name, part] :
@@ -344,7 +344,7 @@ TEST_CASE("hdf5: rows that only the library can read are read in any part, and n
     CHECK_THROWS_AS(pinflow::detail::hdf5_library_reader(file, other), pinflow::invalid_argument);
 }
 
-TEST_CASE("hdf5: damaged chunks that the library would make up elements for are refused") {
+TEST_CASE("hdf5: damaged chunks for which the library would invent elements are refused") {
     ++cases_run;
     const auto lines = lines_of("damaged.txt");
     CHECK(lines.size() > 6);
@@ -390,7 +390,7 @@ TEST_CASE("hdf5: an element that is an array is read by the library row by row, 
 
 TEST_CASE("hdf5: a file that is locked for writing is not opened, and the sentence names what helps") {
     ++cases_run;
-    if (std::getenv("HDF5_USE_FILE_LOCKING") != nullptr) return;  // somebody has decided otherwise
+    if (std::getenv("HDF5_USE_FILE_LOCKING") != nullptr) return;  // the user has set the locking
     const fs::path path = files() / "library.h5";
     const int writer = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     REQUIRE(writer != -1);
@@ -411,7 +411,7 @@ TEST_CASE("hdf5: a file whose writer did not close it is refused with what helps
     CHECK(contains(sentence, "h5clear"));
 }
 
-TEST_CASE("hdf5: a file cut short, or that is none, is refused in one line") {
+TEST_CASE("hdf5: a truncated file, or a file that is not HDF5, is refused in one line") {
     ++cases_run;
     const temporary_folder folder;
     const std::string content = read_file(files() / "library.h5");
@@ -433,7 +433,7 @@ TEST_CASE("hdf5: a file cut short, or that is none, is refused in one line") {
     }
 }
 
-TEST_CASE("hdf5: a file that another one replaced since it was opened is not described") {
+TEST_CASE("hdf5: a file that was replaced after opening is not described") {
     ++cases_run;
     const temporary_folder folder;
     fs::copy_file(files() / "library.h5", folder / "file.h5");

@@ -137,7 +137,7 @@ void check_extents(const pinflow::row_source& rows, bytes_view expected) {
 
 }  // namespace
 
-TEST_CASE("hdf5 matrix: every dataset is listed as h5py wrote it, and mappable says the truth") {
+TEST_CASE("hdf5 matrix: every dataset is listed as h5py wrote it, and mappable is right") {
     ++cases_run;
     std::map<fs::path, std::map<std::string, array_listing>> listings;
     unsigned mappable = 0;

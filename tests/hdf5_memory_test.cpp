@@ -46,7 +46,7 @@ class noting_user final : public hdf5_chunk_cache::user {
     std::uint64_t last_shuffled_bytes = 0;
 };
 
-/// Asks for a chunk, and decodes it when nobody has it. @return whether it had to.
+/// Requests a chunk, and decodes it if it is not cached. @return whether it was decoded.
 bool want(hdf5_chunk_cache& cache, const hdf5_chunk_key& key, bool wanted_again) {
     noting_user user;
     hdf5_kept_chunk found;
@@ -95,7 +95,7 @@ TEST_CASE("hdf5_memory: a request for a chunk that is being decoded is served wh
     cache.give_up({2, 5});
 }
 
-TEST_CASE("hdf5_memory: chunks that are wanted once do not push out those that are wanted again") {
+TEST_CASE("hdf5_memory: chunks requested once do not evict chunks requested again") {
     hdf5_chunk_cache cache(16 * cost_bytes);
     for (std::uint64_t index = 0; index < 10; ++index)
         CHECK(want(cache, {1, index}, true));
@@ -133,7 +133,7 @@ TEST_CASE("hdf5_memory: a chunk that is kept shuffled is found as such") {
     }
 }
 
-TEST_CASE("hdf5_memory: a cache never keeps more than it may, but for one chunk") {
+TEST_CASE("hdf5_memory: a cache never exceeds its limit, except for one chunk") {
     std::mt19937_64 random(1);
     for (const std::uint64_t max_bytes :
          {std::uint64_t{1}, cost_bytes - 1, cost_bytes, 3 * cost_bytes, 17 * cost_bytes + 5}) {
@@ -163,7 +163,7 @@ TEST_CASE("hdf5_memory: a cache never keeps more than it may, but for one chunk"
     }
 }
 
-TEST_CASE("hdf5_memory: what a reader kept goes with it, and the others' stays") {
+TEST_CASE("hdf5_memory: a reader's chunks are dropped with it, and those of other readers stay") {
     hdf5_chunk_cache cache(100 * cost_bytes);
     for (std::uint64_t index = 0; index < 5; ++index) {
         want(cache, {1, index}, index % 2 == 0);
@@ -176,7 +176,7 @@ TEST_CASE("hdf5_memory: what a reader kept goes with it, and the others' stays")
     }
 }
 
-TEST_CASE("hdf5_memory: chunks that are given back are taken again, up to a limit, also without the pool") {
+TEST_CASE("hdf5_memory: returned chunks are reused up to a limit, and may outlive the pool") {
     constexpr std::uint64_t size = 1 << 20;
     hdf5_chunk_memory left;
     {
@@ -207,7 +207,7 @@ TEST_CASE("hdf5_memory: chunks that are given back are taken again, up to a limi
     left.reset();
 }
 
-TEST_CASE("hdf5_memory: threads decode as far as there is memory, one at least, in their order") {
+TEST_CASE("hdf5_memory: as many threads decode as memory allows, at least one, in their order") {
     hdf5_memory memory(0, 100);
     CHECK(memory.size_bytes() == 100);
     CHECK(memory.try_begin_decoding(60));
@@ -232,7 +232,7 @@ TEST_CASE("hdf5_memory: threads decode as far as there is memory, one at least, 
     memory.end_decoding(70);
 }
 
-TEST_CASE("hdf5_memory: many threads that decode never take more than there is together") {
+TEST_CASE("hdf5_memory: many decoding threads together never exceed the limit") {
     constexpr std::uint64_t most = 1000;
     hdf5_memory memory(0, most);
     std::atomic<std::uint64_t> taken = 0;

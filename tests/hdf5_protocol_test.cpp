@@ -111,7 +111,7 @@ TEST_CASE(
     CHECK(!received(talkative, std::uint64_t{1} << 40));
 }
 
-TEST_CASE("hdf5 protocol: nobody waits past the deadline, nor for one who is gone") {
+TEST_CASE("hdf5 protocol: a wait ends at the deadline, or when the other side is gone") {
     std::vector<std::byte> room(10'000'000);
     socket_pair sockets;
     CHECK(receive_all(sockets.ends[0], room, in(1ms)) == delivery::late);
@@ -126,7 +126,7 @@ TEST_CASE("hdf5 protocol: nobody waits past the deadline, nor for one who is gon
     CHECK(receive_all(late.ends[0], std::span(room).first(3), in(-1h)) == delivery::done);
 }
 
-TEST_CASE("hdf5 protocol: no memory is taken for content that was only promised") {
+TEST_CASE("hdf5 protocol: no memory is allocated for content that is only announced") {
     socket_pair sockets;
     REQUIRE(send_all(sockets.ends[1], bytes_of("abc"), no_deadline) == delivery::done);
     sockets.close_second();

@@ -32,7 +32,7 @@ unsigned cases_run = 0;
 
 }  // namespace
 
-TEST_CASE("hdf5_rows: damaged chunks are errors that name the chunk and its place") {
+TEST_CASE("hdf5_rows: damaged chunks are errors that name the chunk and its address") {
     ++cases_run;
     std::mt19937_64 random(4);
     for (const char* const name :
@@ -82,7 +82,7 @@ TEST_CASE("hdf5_rows: damaged chunks are errors that name the chunk and its plac
     }
 }
 
-TEST_CASE("hdf5_rows: sizes and places that lie are refused before anything is read or allocated") {
+TEST_CASE("hdf5_rows: false sizes and addresses are refused before anything is read or allocated") {
     ++cases_run;
     const hdf5_file_entry& entry = entry_named("grids/((37, 11), (5, 4))/shuffle,gzip");
     const hdf5_file_entry& plain = entry_named("grids/((37, 11), (5, 4))/none");

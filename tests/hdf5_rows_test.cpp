@@ -252,13 +252,13 @@ TEST_CASE("hdf5_rows: each chunk is decoded once for the rows of a call, and kep
     // room for all 24 chunks of the dataset
     CHECK(decoded(24 * cost_bytes, 3) == 9);
     CHECK(decoded(1 << 20, 5) == 9);
-    // less: only those are kept that were wanted before
+    // less: only chunks that were requested before are kept
     const std::uint64_t twice = decoded(12 * cost_bytes, 2);
     CHECK(twice > 9);
     CHECK(twice <= 18);
     CHECK(decoded(12 * cost_bytes, 5) == twice);
     CHECK(decoded(6 * cost_bytes, 5) > twice);
-    // rows that lie in the file as they are need no decoding, and single ones are not read with their chunk
+    // rows stored as delivered need no decoding, and a single row is read without its chunk
     const hdf5_dataset plain = dataset_of(entry_named("grids/((37, 11), (5, 4))/none"));
     const hdf5_chunk_reader reader(plain.file, plain.description, {memory_of(1 << 20), false});
     const hdf5_row_box box(reader.grid());
@@ -297,8 +297,7 @@ TEST_CASE("hdf5_rows: many threads read the same chunks at once, with little cac
     }
 }
 
-TEST_CASE(
-    "hdf5_rows: pieces of a batch are read inside TBB's tasks, also where there is one thread for all") {
+TEST_CASE("hdf5_rows: pieces of a batch are read inside TBB tasks, even with a single thread") {
     ++cases_run;
     const tbb::global_control threads(tbb::global_control::max_allowed_parallelism, 8);
     for (const int concurrency : {1, 2, 8}) {

@@ -25,8 +25,7 @@ TEST_CASE("hdf5 chunks: the default is as many consecutive elements as 1 MiB hol
     CHECK(hdf5_default_chunk_shape({1, 1}, 3) == shape_vector{1, 1});
 }
 
-TEST_CASE(
-    "hdf5 chunks: what lies outside of the dataset is zeros, also where another chunk was encoded before") {
+TEST_CASE("hdf5 chunks: elements outside of the dataset are zeros, even after another chunk was encoded") {
     using namespace pinflow::detail;
     const shape_vector shape{7, 10, 9}, chunk_shape{3, 4, 5};
     const std::vector<std::byte> ones(7 * 10 * 9 * 2, std::byte{1});

@@ -40,7 +40,7 @@ using dataset = hdf5_writer::dataset;
 
 // ---- what is refused -------------------------------------------------------------------------------------
 
-TEST_CASE("hdf5 writer: names that cannot be are refused, before anything is written too") {
+TEST_CASE("hdf5 writer: impossible names are refused, also before anything is written") {
     const temporary_folder folder;
     hdf5_writer writer(folder / "a.h5");
     const dtype type = dtype::parse("<u2");
@@ -128,7 +128,7 @@ TEST_CASE("hdf5 writer: types that HDF5 or its readers would lose are refused") 
     CHECK(pinflow::list_hdf5(folder / "a.h5").size() == 1);
 }
 
-TEST_CASE("hdf5 writer: chunks, levels, shapes and alignments that cannot be are refused") {
+TEST_CASE("hdf5 writer: impossible chunks, levels, shapes and alignments are refused") {
     const temporary_folder folder;
     const fs::path path = folder / "a.h5";
     hdf5_writer writer(path);
@@ -183,7 +183,7 @@ TEST_CASE("hdf5 writer: a dataset takes all of its elements and no more, and a f
 
 // ---- when something fails --------------------------------------------------------------------------------
 
-TEST_CASE("hdf5 writer: without finish, what was there stays, and nothing else does") {
+TEST_CASE("hdf5 writer: without finish the old file stays, and no other file is left") {
     random_engine random(8);
     const temporary_folder folder;
     write_file(folder / "a.h5", "before");
@@ -209,8 +209,7 @@ TEST_CASE("hdf5 writer: without finish, what was there stays, and nothing else d
     CHECK(::H5Fget_obj_count(static_cast<::hid_t>(H5F_OBJ_ALL), H5F_OBJ_ALL) == 0);
 }
 
-TEST_CASE(
-    "hdf5 writer: the file has the permissions of the one that it replaces, by which it may not be opened") {
+TEST_CASE("hdf5 writer: the file takes the permissions of the old file, even if they forbid opening it") {
     const temporary_folder folder;
     const dataset made{"x", dtype::parse("<f4"), {}};
     for (const fs::perms mode : {fs::perms::owner_read, fs::perms(0640), fs::perms(0)}) {
@@ -228,8 +227,8 @@ TEST_CASE(
 
 namespace {
 
-/// Has every call of that kind fail while `write` makes a file at `path`, or those whose numbers double, and
-/// looks at what is left. @return how many failed.
+/// Makes each call of that kind fail while `write` makes a file at `path`, or only calls 1, 2, 4, ..., and
+/// checks what is left. @return how many failed.
 template <typename Write>
 unsigned check_failures(const fs::path& path, seam::call failing, bool each, Write write) {
     const std::size_t open_before = open_descriptors();
@@ -252,7 +251,7 @@ unsigned check_failures(const fs::path& path, seam::call failing, bool each, Wri
         ++failures;
         CHECK(contains(sentence, "No space left on device"));
         CHECK(contains(sentence, path.parent_path().string()));
-        // if it is the folder that cannot be made durable, the file is there
+        // if only the folder cannot be made durable, the file exists
         const bool complete = failing == seam::call::fsync && number == 2;
         CHECK((read_file(path) == "before") == !complete);
         CHECK(names_in(path.parent_path()) == std::set<std::string>{"a.h5"});
@@ -299,7 +298,7 @@ TEST_CASE("hdf5 writer: whichever system call fails, no file appears, and libhdf
     CHECK(check_failures(path, seam::call::truncate, true, write_nothing) == 1);
 }
 
-TEST_CASE("hdf5 writer: what libhdf5 has written of its own and reads again may fail as well") {
+TEST_CASE("hdf5 writer: a failure while libhdf5 rereads its own metadata is reported, too") {
     const temporary_folder folder;
     const std::vector<std::byte> bytes(2);
     // more groups than libhdf5 keeps in memory
@@ -317,7 +316,7 @@ TEST_CASE("hdf5 writer: what libhdf5 has written of its own and reads again may 
     CHECK(pinflow::list_hdf5(folder / "a.h5").size() == 6000);
 }
 
-TEST_CASE("hdf5 writer: after a failure everything is refused, whatever it is") {
+TEST_CASE("hdf5 writer: after a failure every call is refused") {
     const temporary_folder folder;
     const std::vector<std::byte> bytes(4 << 20);
     for (const unsigned level : {0u, 1u}) {
@@ -365,7 +364,7 @@ TEST_CASE("hdf5 writer: short and interrupted writes and reads change nothing") 
         check_read_back(folder / "a.h5", made, bytes);
 }
 
-TEST_CASE("hdf5 writer: no chunk is missing when the tasks that write are cancelled meanwhile") {
+TEST_CASE("hdf5 writer: no chunk is missing if the writing tasks are cancelled") {
     random_engine random(12);
     const temporary_folder folder;
     const dataset made{"x", dtype::parse("<f4"), {600, 1000}, 1, {100, 100}};

@@ -187,7 +187,7 @@ TEST_CASE("hdf5 writer: h5py opens the floats that numpy lacks, and our reader f
     CHECK(files.met());
 }
 
-TEST_CASE("hdf5 writer: chunks of any shape come out right, at the edges too") {
+TEST_CASE("hdf5 writer: chunks of any shape are right, also at the edges") {
     ++cases_run;
     random_engine random(2);
     expectations files;
@@ -313,7 +313,7 @@ TEST_CASE("hdf5 writer: elements that are contiguous begin at multiples of the a
     }
 }
 
-TEST_CASE("hdf5 writer: many datasets in many groups, deep ones, long names, names of all characters") {
+TEST_CASE("hdf5 writer: writes many datasets, many and deep groups, long names and names of all characters") {
     ++cases_run;
     random_engine random(6);
     expectations files;
@@ -342,7 +342,8 @@ TEST_CASE("hdf5 writer: many datasets in many groups, deep ones, long names, nam
     CHECK(files.met());
 }
 
-TEST_CASE("hdf5 writer: equal arrays make equal files, however they arrive, which old versions can read") {
+TEST_CASE(
+    "hdf5 writer: equal arrays make equal files, however they are written, which old versions can read") {
     ++cases_run;
     random_engine random(7);
     const temporary_folder folder;
@@ -372,7 +373,7 @@ TEST_CASE("hdf5 writer: equal arrays make equal files, however they arrive, whic
     CHECK(names_in(folder.path()).size() == 3);
 }
 
-TEST_CASE("hdf5 writer: a file without datasets is one too") {
+TEST_CASE("hdf5 writer: a file without datasets is valid") {
     ++cases_run;
     const temporary_folder folder;
     hdf5_writer(folder / "a.h5").finish();

@@ -34,7 +34,7 @@ TEST_CASE("host event: an object kept until a mark passes is released when it pa
     CHECK(object.use_count() == 1);
 }
 
-TEST_CASE("host stream: what a piece of work holds is gone when it counts as finished") {
+TEST_CASE("host stream: objects held by a task are destroyed before the task counts as finished") {
     detail::host_stream stream;
     auto held = std::make_shared<int>(1);
     const std::weak_ptr<int> watch = held;
@@ -43,7 +43,7 @@ TEST_CASE("host stream: what a piece of work holds is gone when it counts as fin
     CHECK(watch.expired());
 }
 
-TEST_CASE("host stream: a forked process is refused, as it has no such stream") {
+TEST_CASE("host stream: a forked child is refused, as it has no such stream") {
     const stream stream(device::host());
     stream.synchronize();
     const ::pid_t child = ::fork();

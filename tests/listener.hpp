@@ -2,8 +2,8 @@
 
 #include <doctest/doctest.h>
 
-/// A doctest listener that does nothing. Others overrule what they listen to, and register themselves with
-/// DOCTEST_REGISTER_LISTENER.
+/// A doctest listener that does nothing. Derived listeners override the events that they need, and register
+/// with DOCTEST_REGISTER_LISTENER.
 struct listener : doctest::IReporter {
     explicit listener(const doctest::ContextOptions&) {}
     void report_query(const doctest::QueryData&) override {}

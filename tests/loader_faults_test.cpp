@@ -87,7 +87,7 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("loader: an error nobody asks for does not hold up its end") {
+TEST_CASE("loader: an error that is never fetched does not block its destructor") {
     on_each_device([](const device& device) {
         const detail::scoped_stage_hook hook([](stage at, std::uint64_t batch) {
             if (at == stage::fill && batch == 1) throw std::runtime_error("thrown by the test");
@@ -167,7 +167,7 @@ TEST_CASE("loader: can be destroyed at any moment") {
                     auto batch = loader.next(stream);
                     if (batch && held.empty() && random() % 2 == 0) held.push_back(std::move(*batch));
                 }
-                // in that very stage, when the pipeline gets there by itself
+                // in exactly that stage, when the pipeline reaches it
                 if (moment < taken) reached.wait();
             }
             if (!held.empty() && i % 10 == 0) CHECK(holds_its_rows(held[0], stream));
@@ -285,7 +285,7 @@ TEST_CASE("loader: a file that shrinks, is modified or is replaced in an epoch i
                                              .batch_rows = 10,
                                              .route = route,
                                              .slots = 2,
-                                             .threads = 4,  // many would stage a single epoch
+                                             .threads = 4,  // many threads would stage a single epoch
                                              .pin_budget_bytes = generous_pin_budget});
             const stream stream(device);
             {

@@ -42,7 +42,7 @@ loader_options on_host() {
 
 }  // namespace
 
-TEST_CASE("loader memory: by default a loader takes half of what is left, and says so") {
+TEST_CASE("loader memory: by default a loader takes half of the memory left, and reports it") {
     const auto sources = large_rows();
     unsigned usual = 0;
     {
@@ -62,7 +62,8 @@ TEST_CASE("loader memory: by default a loader takes half of what is left, and sa
 }
 
 TEST_CASE(
-    "loader memory: a loader takes two slots even if they exceed half of what is left, but not all of it") {
+    "loader memory: a loader takes two slots even if they exceed half of the memory left, but not all of "
+    "it") {
     const auto sources = large_rows();
     {
         const scoped_available_memory little(9 * mebibyte);
@@ -79,7 +80,7 @@ TEST_CASE(
     CHECK(loader({sources}, smaller).report().slots == 2);
 }
 
-TEST_CASE("loader memory: slots, memory and threads that were asked for are not reduced but refused") {
+TEST_CASE("loader memory: explicit slots, memory and threads that do not fit are refused, not reduced") {
     const auto sources = large_rows();
     const scoped_available_memory available(30 * mebibyte);
     loader_options options = on_host();

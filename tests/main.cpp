@@ -1,5 +1,5 @@
-// main for every doctest executable: doctest's own, except that a run without a single case has failed (a
-// filter that matches nothing must not look like success).
+// main for every doctest executable: doctest's own, except that a run without any case fails, so that a
+// filter that matches nothing is no success.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
@@ -22,8 +22,7 @@ struct case_counter : listener {
 DOCTEST_REGISTER_LISTENER("case_counter", 1, case_counter);
 
 int main(int argc, char** argv) {
-    // CUDA has all streams share 8 queues unless told otherwise, so that one that a test holds up would hold
-    // up others
+    // by default all CUDA streams share 8 queues, so a stream held by a test would block others
     ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     doctest::Context context(argc, argv);
     const int status = context.run();

@@ -124,7 +124,7 @@ TEST_CASE("mapped_file: is the page cache itself, and shows what is written to t
     CHECK(std::memcmp(mapping.data(), "pinflow", 7) == 0);
 }
 
-TEST_CASE("mapped_file: a system that refuses is a sentence, with its code") {
+TEST_CASE("mapped_file: a refused mapping is reported in a sentence with the system's code") {
     const temporary_folder folder;
     const auto file = make_file(folder);
     const seam::scoped_failure_hook hook([&](seam::call what, std::string_view path) {
@@ -145,7 +145,7 @@ TEST_CASE("mapped_file: a system that refuses is a sentence, with its code") {
                    "cannot map 16 bytes at offset 8 of '" + file->path() + "': Cannot allocate memory"));
 }
 
-TEST_CASE("mapped_file: what the mapping itself fails with reaches the caller as a system failure") {
+TEST_CASE("mapped_file: an error of the mapping call reaches the caller as a system failure") {
     const temporary_folder folder;
     // larger than any address space that the processor has, and sparse
     std::ofstream(folder / "data").flush();

@@ -22,7 +22,7 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("memory limits: what the machine has is read from proc and sys") {
+TEST_CASE("memory limits: the machine's memory is read from proc and sys") {
     const temporary_folder root;
     write_text(root / "proc/self/status", "Name:\tx\nCapEff:\t0000000000000000\n");
     write_text(root / "proc/self/limits",
@@ -86,7 +86,7 @@ TEST_CASE("memory limits: a shortage names what is left; sizes below 1 MiB are n
     CHECK_FALSE(memory_shortage(1 << 20).empty());
 }
 
-TEST_CASE("memory limits: what is available is what the tightest of all bounds leaves") {
+TEST_CASE("memory limits: the tightest bound decides how much memory is available") {
     const temporary_folder root;
     constexpr std::uint64_t gib = std::uint64_t{1} << 30;
     const auto cgroup = [&](const std::string& folder, std::uint64_t max, std::uint64_t current,
@@ -101,7 +101,7 @@ TEST_CASE("memory limits: what is available is what the tightest of all bounds l
     write_text(root / "proc/self/cgroup", "0::/outer/inner\n");
     constexpr std::uint64_t max_reserve = 64 << 20;
     CHECK(read_available_memory(path).size_bytes == 8 * gib - max_reserve);
-    // what is used counts, what can be dropped does not
+    // used memory counts, reclaimable memory does not
     cgroup("sys/fs/cgroup/outer/inner/", 4 * gib, 2 * gib, gib);
     CHECK(read_available_memory(path).size_bytes == 3 * gib - max_reserve);
     CHECK(read_available_memory(path).bound == "the cgroup has left");
@@ -124,7 +124,7 @@ TEST_CASE("memory limits: regions count from when they are made, and not only on
         CHECK(read_available_memory(path).size_bytes == before - gib);
         const auto small = pinflow::memory_region::anonymous(4096);
         CHECK(read_available_memory(path).size_bytes == before - gib - 4096);
-        // a quarter of it has been touched, which the machine counts itself
+        // a quarter of it has been touched, which the system already counts
         const std::uint64_t pages = (gib / 4) / static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
         write_text(root / "proc/self/statm", "100000 " + std::to_string(pages) + " 0 1 0 1 0\n");
         CHECK(read_available_memory(path).size_bytes == before - gib - 4096 + gib / 4);
@@ -144,7 +144,7 @@ TEST_CASE("memory limits: threads are bounded by memory") {
     CHECK(threads_within_memory(0, 4).count == 1);
 }
 
-TEST_CASE("memory limits: this machine tells its own") {
+TEST_CASE("memory limits: the limits of this machine can be read") {
     const memory_limits limits = read_memory_limits();
     REQUIRE(limits.available_bytes);
     CHECK(*limits.available_bytes <= machine_memory_bytes());

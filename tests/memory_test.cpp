@@ -96,7 +96,7 @@ TEST_CASE("memory: a region without bytes is given back as well") {
     CHECK(releases == 1);
 }
 
-TEST_CASE("memory: moving passes the duty to give back on and leaves nothing behind") {
+TEST_CASE("memory: moving a region moves its release, and leaves nothing behind") {
     counted_memory memory;
     {
         memory_region first = memory.region();
@@ -160,8 +160,7 @@ TEST_CASE("memory: anonymous pages are aligned, zero, as many as asked for and w
     }
 }
 
-TEST_CASE(
-    "memory: what huge pages' alignment takes beyond the region goes back at once, the rest at the end") {
+TEST_CASE("memory: the excess of huge-page alignment is unmapped at once, the rest at the end") {
     const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
     constexpr std::size_t count = 64;
     std::vector<memory_region> regions;
@@ -184,8 +183,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE(
-    "memory: sizes that no machine has fail with a sentence, also those that overflow with the alignment") {
+TEST_CASE("memory: impossible sizes fail with a sentence, also if they overflow with the alignment") {
     constexpr std::uint64_t largest = std::numeric_limits<std::uint64_t>::max();
     for (const std::uint64_t size_bytes :
          {std::uint64_t{1} << 60, std::uint64_t{1} << 63, largest - 4 * mebibyte, largest - 2 * mebibyte,
@@ -215,7 +213,7 @@ TEST_CASE("memory: a refused allocation is a sentence with the size and the syst
                    "cannot allocate 4096 bytes of memory: Cannot allocate memory"));
 }
 
-TEST_CASE("memory: huge pages are a wish, and regions do without them") {
+TEST_CASE("memory: huge pages are optional, and regions work without them") {
     const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
         return what == seam::call::madvise ? seam::injected_failure{.error = EINVAL}
                                            : seam::injected_failure{};

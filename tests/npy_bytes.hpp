@@ -10,7 +10,7 @@
 /// .npy files put together by hand, for the tests of readers.
 namespace npy_bytes {
 
-/// Magic, version, length and text: a header as it lies in a file, without any padding of its own.
+/// Magic, version, length and text: a header as in a file, without padding.
 inline std::string header(std::string_view text, unsigned major_version = 1) {
     std::string result("\x93NUMPY");
     result += static_cast<char>(major_version);

@@ -214,7 +214,7 @@ TEST_CASE("npy header: reads structured types as numpy does") {
     CHECK(parse(header(text(nested(32), "()"))).dtype.size_bytes() == 4);
 }
 
-TEST_CASE("npy header: fields lie where the sizes before them add up to") {
+TEST_CASE("npy header: the offset of a field is the sum of the sizes before it") {
     const auto type =
         parse(header(text("[('a', '|S3'), ('', '|V5'), (('t', 'b'), '>f8', (2,)), ('c', [('d', '|u1')])]",
                           "()")))
@@ -496,7 +496,7 @@ TEST_CASE("npy header: reads types without bytes and without fields, and writes 
     CHECK(parse(header(text("'|V0'", "(1099511627776, 7)"))).dtype.size_bytes() == 0);
 }
 
-TEST_CASE("npy header: refuses the oddities that numpy accepts and nobody writes") {
+TEST_CASE("npy header: refuses unusual headers that numpy accepts and no program writes") {
     const std::string good = text("'<f4'", "(2, 3)");
     struct {
         const char* name;
@@ -615,8 +615,7 @@ TEST_CASE("npy header: no hostile length or shape makes it allocate") {
 
 // ---- fuzzing ----------------------------------------------------------------------------------------------
 
-TEST_CASE(
-    "npy header: what must always hold holds for the fuzzer's seeds and findings, and their mutations") {
+TEST_CASE("npy header: the invariants hold for the fuzzer's seeds, findings and their mutations") {
     const auto folder = std::filesystem::path(__FILE__).parent_path() / "fuzz";
     std::size_t files = 0;
     for (const auto& inputs : {folder / "seeds" / "npy_header", folder / "regressions" / "npy_header"}) {
@@ -680,7 +679,7 @@ TEST_CASE("npy header: writes structured types in the oldest version that can ho
     CHECK(version_of("\U0001F600") == 3);
 }
 
-TEST_CASE("npy header: writes what numpy lacks as bytes without a meaning") {
+TEST_CASE("npy header: writes types that numpy lacks as raw bytes") {
     const auto written = [](const pinflow::dtype& type) {
         return parse(pinflow::format_npy_header(type, shape_vector{3})).dtype.descr();
     };

@@ -68,7 +68,7 @@ std::string refusal(const fs::path& path) {
 
 // ---- opening ----------------------------------------------------------------------------------------------
 
-TEST_CASE("npy: opens a file where it lies") {
+TEST_CASE("npy: opens a file in place") {
     const temporary_folder folder;
     const auto values = counted(6);
     const std::string begin = header(text("'<i4'", "(2, 3)") + "\n");
@@ -374,7 +374,7 @@ TEST_CASE("npy writer: pieces may be cut anywhere") {
     }
 }
 
-TEST_CASE("npy writer: holds to what the shape promises") {
+TEST_CASE("npy writer: takes exactly the bytes of its shape") {
     const temporary_folder folder;
     const auto values = counted(5);
     const auto all = as_bytes(values);
@@ -391,7 +391,7 @@ TEST_CASE("npy writer: holds to what the shape promises") {
     CHECK_THROWS_AS(writer.finish(), pinflow::invalid_argument);
 }
 
-TEST_CASE("npy writer: without finish, nothing remains and what was there is still there") {
+TEST_CASE("npy writer: without finish the old file stays, and no other file is left") {
     const temporary_folder folder;
     write_file(folder / "a.npy", "before");
     {
@@ -404,7 +404,7 @@ TEST_CASE("npy writer: without finish, nothing remains and what was there is sti
     CHECK(read_file(folder / "a.npy") == "before");
 }
 
-TEST_CASE("npy writer: two that write the same file do not mix") {
+TEST_CASE("npy writer: two writers of the same file do not mix") {
     const temporary_folder folder;
     const auto one = counted(4);
     const std::vector<std::int32_t> two = {7, 7, 7, 7};
@@ -431,7 +431,7 @@ TEST_CASE("npy writer: refuses shapes that no file can have") {
 
 // ---- rows that are counted --------------------------------------------------------------------------------
 
-TEST_CASE("npy writer: rows are counted as they arrive, and the file is that of a known number") {
+TEST_CASE("npy writer: counted rows give the same file as a known number of rows") {
     const temporary_folder folder;
     const auto type = dtype::of<std::int32_t>();
     for (const std::size_t rows : {0u, 1u, 9u, 10u, 12345u}) {
@@ -454,7 +454,7 @@ TEST_CASE("npy writer: rows are counted as they arrive, and the file is that of 
     CHECK(files_in(folder.path()) == 2);
 }
 
-TEST_CASE("npy writer: a row may be one element, and more than is collected") {
+TEST_CASE("npy writer: a row may be one element, or larger than the buffer") {
     const temporary_folder folder;
     const auto values = counted(1 << 20);
     auto elements = pinflow::npy_writer::of_rows(folder / "a.npy", dtype::of<std::int32_t>(), {});
@@ -469,7 +469,7 @@ TEST_CASE("npy writer: a row may be one element, and more than is collected") {
     CHECK((payload(open_npy(folder / "a.npy")) == values));
 }
 
-TEST_CASE("npy writer: a row that is not whole is not finished") {
+TEST_CASE("npy writer: finish refuses a row that is not whole") {
     const temporary_folder folder;
     const std::string path = folder / "a.npy";
     const auto values = counted(6);

@@ -149,7 +149,7 @@ TEST_CASE("npz and numpy: every array that numpy wrote opens equal, however it w
     CHECK(mapped > 250);
 }
 
-TEST_CASE("npz and numpy: every archive that pinflow wrote is one for numpy, zipfile and unzip") {
+TEST_CASE("npz and numpy: numpy, zipfile and unzip read every archive that pinflow wrote") {
     ++cases_run;
     const temporary_folder folder;
     std::ofstream manifest(folder / "manifest.txt");

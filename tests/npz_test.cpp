@@ -92,7 +92,7 @@ std::vector<std::byte> vector_of(std::string_view text) {
 
 // ---- opening ----------------------------------------------------------------------------------------------
 
-TEST_CASE("npz: a stored member is mapped where it lies") {
+TEST_CASE("npz: a stored member is mapped in place") {
     const temporary_folder folder;
     const zip_bytes::archive made =
         zip_bytes::make({{.name = "before.npy", .content = int_npy({1}, counted(1))},
@@ -236,7 +236,7 @@ TEST_CASE("npz: a member answers to its name with and without .npy") {
                    "two members answer to the name 'a'"));
 }
 
-TEST_CASE("npz: several are opened in the order of their names, the deflated ones side by side") {
+TEST_CASE("npz: several members are opened in the order of their names, deflated members in parallel") {
     const temporary_folder folder;
     std::vector<zip_bytes::member> members;
     std::vector<std::string> names;
@@ -337,7 +337,7 @@ TEST_CASE("npz: lists what every member is, or why it cannot be opened") {
 
 // ---- damage -----------------------------------------------------------------------------------------------
 
-TEST_CASE("npz: refuses a deflated member that is not what it promises") {
+TEST_CASE("npz: refuses a deflated member that contradicts its directory entry") {
     const temporary_folder folder;
     const std::string content = int_npy({1000}, counted(1000));
     const zip_bytes::archive made =
@@ -426,7 +426,7 @@ TEST_CASE("npz: a file cut off after any byte is refused") {
     }
 }
 
-TEST_CASE("npz: a file cut off while it is read is a change, not a crash") {
+TEST_CASE("npz: a file cut off while it is read is reported as changed, and does not crash") {
     const temporary_folder folder;
     const std::string path = (folder / "a.npz").string();
     const std::string content = int_npy({1'000'000}, counted(1'000'000));
@@ -491,7 +491,7 @@ TEST_CASE("npz: a member larger than memory is refused at once") {
                    "the member 'a.npy' of 70368744177"));
 }
 
-TEST_CASE("npz: members that do not fit the memory that is left together are refused at once") {
+TEST_CASE("npz: members that together exceed the memory left are refused at once") {
     const temporary_folder folder;
     const auto member = [](const char* name, std::uint64_t mebibytes) {
         const std::string shape = "(" + std::to_string(mebibytes << 20) + ",)";
@@ -561,7 +561,7 @@ TEST_CASE("npz writer: what it writes is mapped at a multiple of the alignment")
     CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);
 }
 
-TEST_CASE("npz writer: holds to what the shapes promise") {
+TEST_CASE("npz writer: takes exactly the bytes of its shapes") {
     const temporary_folder folder;
     pinflow::npz_writer writer(folder / "a.npz");
     const auto bytes = vector_of("0123456789");
@@ -591,7 +591,7 @@ TEST_CASE("npz writer: holds to what the shapes promise") {
         CHECK_THROWS_AS(pinflow::npz_writer(folder / "b.npz", alignment), pinflow::invalid_argument);
 }
 
-TEST_CASE("npz writer: without finish, nothing remains and what was there is still there") {
+TEST_CASE("npz writer: without finish the old file stays, and no other file is left") {
     const temporary_folder folder;
     write_file(folder / "a.npz", "before");
     {
@@ -606,7 +606,7 @@ TEST_CASE("npz writer: without finish, nothing remains and what was there is sti
 
 // ---- the fuzzer's findings --------------------------------------------------------------------------------
 
-TEST_CASE("npz: what must always hold holds for the fuzzer's seeds and findings, and their mutations") {
+TEST_CASE("npz: the invariants hold for the fuzzer's seeds, findings and their mutations") {
     const auto folder = fs::path(__FILE__).parent_path() / "fuzz";
     std::size_t files = 0;
     for (const auto& inputs :

@@ -201,7 +201,7 @@ TEST_CASE("open patterns: files of all formats can be mixed, and stay mapped") {
 
 // ---- stacks -----------------------------------------------------------------------------------------------
 
-TEST_CASE("open patterns: numbers that were saved one a file are a vector") {
+TEST_CASE("open patterns: files of one number each become a vector") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     write_parts(folder, 12, "()", 1);
@@ -215,7 +215,7 @@ TEST_CASE("open patterns: numbers that were saved one a file are a vector") {
     CHECK_THROWS_AS(open_stacked(at + "/part-0.npy"), pinflow::unsupported);
 }
 
-TEST_CASE("open patterns: a file that is named is opened as ever") {
+TEST_CASE("open patterns: a named file is opened as without patterns") {
     const temporary_folder folder;
     write_parts(folder, 2, "(3, 2)", 6);
     const rows_pointer rows = open_stacked(folder / "part-1.npy");
@@ -223,7 +223,7 @@ TEST_CASE("open patterns: a file that is named is opened as ever") {
     CHECK(rows->row_shape() == shape_vector{2});
 }
 
-TEST_CASE("open patterns: what cannot be stacked is refused, and named") {
+TEST_CASE("open patterns: files that cannot be stacked are refused, and named") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     write_parts(folder, 3, "(3, 2)", 6);
@@ -347,7 +347,7 @@ TEST_CASE("open patterns: datasets of HDF5 files are stacked, however they are s
     CHECK_THROWS_AS(open_rows(at + "/part-*.h5:label"), pinflow::unsupported);
 }
 
-TEST_CASE("open patterns: other formats hold no more descriptors than the bound either") {
+TEST_CASE("open patterns: other formats also keep at most the bound of descriptors open") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     const pinflow::detail::scoped_descriptor_limit limit(16);
@@ -377,7 +377,7 @@ TEST_CASE("open patterns: other formats hold no more descriptors than the bound 
 
 // ---- what a pattern is ------------------------------------------------------------------------------------
 
-TEST_CASE("open patterns: a text is a pattern if it has wildcards, and no file that exists is meant") {
+TEST_CASE("open patterns: a path with wildcards is a pattern unless a file has that name") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     write_parts(folder, 2, "(1,)", 1);

@@ -103,7 +103,7 @@ using integers = std::vector<std::int32_t>;
 
 // ---- formats ----------------------------------------------------------------------------------------------
 
-TEST_CASE("open: a file is what its content says, whatever it is called") {
+TEST_CASE("open: the content decides the format of a file, not its name") {
     const temporary_folder folder;
     write_npy(folder / "a.npz", counting(0, 3), {3});
     write_npz(folder / "b.npy", {"x"});
@@ -174,7 +174,7 @@ TEST_CASE("open: a damaged beginning is reported by the reader that knows most a
     }
 }
 
-TEST_CASE("open: refuses what is no file in one sentence, and never waits for it") {
+TEST_CASE("open: refuses anything but a file in one sentence, and never waits for it") {
     const temporary_folder folder;
     REQUIRE(::mkfifo((folder / "fifo").c_str(), 0600) == 0);
     fs::create_symlink("nowhere", folder / "dangling");
@@ -265,7 +265,7 @@ TEST_CASE("open: a structured .npy file is one array, and its fields answer to t
                    "plain.npy': it is an .npy file, whose one array has no name and no fields"));
 }
 
-TEST_CASE("open: a name behind a colon is answered with the call that takes it") {
+TEST_CASE("open: the error for a path with a colon and a name shows the call that takes the name") {
     const temporary_folder folder;
     write_npz(folder / "a.npz", {"labels", "images"});
     const std::string sentence =
@@ -382,7 +382,7 @@ TEST_CASE("open: numbers that differ in leading zeros only still have one order"
     CHECK(elements_of(at + "/*.npy") == integers{-2, -1, 0, 1});
 }
 
-TEST_CASE("open: a file with the very name of a pattern is that file") {
+TEST_CASE("open: a path with wildcards is a file if a file has exactly that name") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     write_npy(folder / "a*.npy", counting(7, 1), {1});
@@ -394,7 +394,7 @@ TEST_CASE("open: a file with the very name of a pattern is that file") {
     CHECK(elements_of(at + "/a\\**.npy") == integers{7});
 }
 
-TEST_CASE("open: NAME behind a pattern is taken of every file") {
+TEST_CASE("open: a NAME after a pattern applies to every file") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     write_npz(folder / "part-2.npz", {"x", "y"});
@@ -465,8 +465,7 @@ TEST_CASE("open: elements of any format can be streamed") {
     CHECK_THROWS_AS(streamed("a.npy", "x"), pinflow::invalid_argument);
 }
 
-TEST_CASE(
-    "open: the elements of several arrays come from the file that was opened, not from one in its place") {
+TEST_CASE("open: the elements of several arrays come from the opened file, not from its replacement") {
     const temporary_folder folder;
     for (const std::string file : {"a.npz", "a.safetensors"}) {
         CAPTURE(file);

@@ -28,12 +28,12 @@ using npy_bytes::write_file;
 using pinflow::detail::output_file;
 using sys::call;
 
-/// Whether the file has no name until it is complete, or a temporary one, as where a file system has no
-/// others.
+/// Whether the file has no name until it is complete, or a temporary name, as on file systems without
+/// O_TMPFILE.
 enum class until_complete { unnamed, temporary_name };
 constexpr std::array both{until_complete::unnamed, until_complete::temporary_name};
 
-/// Asks `other` what happens to every call but the one that decides that.
+/// Passes every call except the deciding call to `other`.
 sys::failure_hook hook_for(until_complete kind, sys::failure_hook other = {}) {
     return [kind, other](call what, std::string_view path) {
         if (what == call::open_unnamed && kind == until_complete::temporary_name) {
@@ -95,7 +95,7 @@ TEST_CASE("output file: has no name until it is complete, so that nothing is lef
     CHECK(read_file(folder / "a").size() == 3 << 20);
 }
 
-TEST_CASE("output file: is thrown away without a commit") {
+TEST_CASE("output file: is discarded without a commit") {
     for (const until_complete kind : both) {
         const temporary_folder folder;
         const sys::scoped_failure_hook hook(hook_for(kind));
@@ -227,7 +227,7 @@ TEST_CASE("output file: short writes are continued") {
     CHECK(read_file(folder / "a") == text);
 }
 
-TEST_CASE("output file: takes the permissions of what it replaces, and otherwise those that are usual") {
+TEST_CASE("output file: takes the permissions of the old file, or the usual permissions if there is none") {
     const ::mode_t before = ::umask(027);
     for (const until_complete kind : both) {
         const temporary_folder folder;
@@ -242,7 +242,7 @@ TEST_CASE("output file: takes the permissions of what it replaces, and otherwise
     ::umask(before);
 }
 
-TEST_CASE("output file: a temporary name shows nobody more than the file that it is to replace") {
+TEST_CASE("output file: a temporary file is no more readable than the file that it replaces") {
     const temporary_folder folder;
     write_file(folder / "a", "before");
     REQUIRE(::chmod((folder / "a").c_str(), 0600) == 0);

@@ -115,7 +115,7 @@ TEST_CASE("permutation: all orders of a few elements are equally likely") {
     }
 }
 
-TEST_CASE("permutation: neighbours in position are strangers") {
+TEST_CASE("permutation: neighbouring positions have unrelated elements") {
     for (const std::uint64_t size : {16U, 100U, 256U, 257U}) {
         CAPTURE(size);
         const std::uint64_t keys = 400 * size;

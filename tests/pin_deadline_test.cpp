@@ -29,7 +29,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A mapped file, and when the last owner has let go of it.
+/// A mapped file that records when its last owner has released it.
 class watched_file {
  public:
     watched_file(const std::filesystem::path& path, std::uint64_t size_bytes)
@@ -65,7 +65,7 @@ pin_options impatient(std::uint64_t piece_bytes = page) {
 
 }  // namespace
 
-TEST_CASE("pin: a registration that does not return is given up, and its memory is left alone") {
+TEST_CASE("pin: a registration that does not return is abandoned, and its memory is not touched") {
     const temporary_folder folder;
     watched_file file(folder / "x.bin", 8 * page);
     fake_locker locker;
@@ -134,7 +134,7 @@ TEST_CASE("pin: pages that hang in another object's registration are refused, an
     std::optional<pin_worker> stuck(std::in_place, std::vector{file.range()}, locker, registry, impatient(),
                                     &generous);
     CHECK_FALSE(stuck->wait());
-    // what its mapping is kept by is the stuck one's
+    // the stuck registration keeps its mapping alive
     std::optional<pin_worker> second(std::in_place, std::vector{file.unowned_range()}, locker, registry,
                                      impatient(), &generous);
     CHECK_FALSE(second->wait());

@@ -91,7 +91,7 @@ TEST_CASE("pin: RLIMIT_MEMLOCK bounds what is registered only on request") {
     CHECK(same.wait());
 }
 
-TEST_CASE("pin: what others have registered is missing from the budget, and the reason says so") {
+TEST_CASE("pin: other registrations reduce the budget, and the reason says so") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
     const auto other = map_pattern(folder / "y.bin", 2 * mebibyte);
@@ -182,7 +182,7 @@ TEST_CASE("pin: all or nothing ends at the first piece that is refused") {
     CHECK(worker.report().registered_bytes == page);
 }
 
-TEST_CASE("pin: a refusal that all pages of a kind would meet ends the attempts for that kind alone") {
+TEST_CASE("pin: a refusal that applies to all pages of a kind ends the attempts for that kind only") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 40 * page);
     const auto memory = std::make_shared<memory_region>(memory_region::anonymous(40 * page));
@@ -312,7 +312,7 @@ TEST_CASE("pin order: the nearer a reader is, the more pieces are left out, and 
     CHECK_FALSE(passed.take(8)->is_ahead);
 }
 
-TEST_CASE("pin order: a reader that begins anew finds what was left out registered ahead of him") {
+TEST_CASE("pin order: after a reader restarts, skipped pieces are registered ahead of it") {
     pin_order order(100, true);
     for (std::size_t reader = 0; reader < 99; reader += 3)
         order.take(reader);
@@ -325,8 +325,7 @@ TEST_CASE("pin order: a reader that begins anew finds what was left out register
     CHECK(step->index < 12);
 }
 
-TEST_CASE(
-    "pin order: whoever reads faster than pieces are registered finds most of them registered in time") {
+TEST_CASE("pin order: a reader faster than registration finds most pieces registered in time") {
     // so many pieces are read while another is registered, and three are under way
     for (const double read_a_piece : {1.3, 2.0, 2.5}) {
         CAPTURE(read_a_piece);
@@ -397,7 +396,7 @@ TEST_CASE("pin: pieces that a reader has passed are registered last, from the fr
     CHECK(locker.ways_given > 0);
 }
 
-TEST_CASE("pin: passed pieces are left out where the rest is not wanted, which is no failure") {
+TEST_CASE("pin: passed pieces are left out if the rest is not requested, which is no failure") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 10 * page);
     pin_registry registry;

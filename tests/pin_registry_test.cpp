@@ -25,7 +25,7 @@ std::string acquire(pin_registry& registry, fake_locker& locker, std::span<const
 
 }  // namespace
 
-TEST_CASE("pin: pages that two holders share are registered once, and until the last one lets go") {
+TEST_CASE("pin: pages that two holders share are registered once, until the last holder releases them") {
     const auto memory = memory_region::anonymous(16 * page);
     fake_locker locker;
     pin_registry registry;
@@ -84,7 +84,7 @@ TEST_CASE("pin: a failed request leaves nothing behind") {
 }
 
 TEST_CASE(
-    "pin: the owner is kept until its pages are unregistered, also when somebody else holds them last") {
+    "pin: the owner is kept alive until its pages are unregistered, even if another holder is the last") {
     auto memory = std::make_shared<memory_region>(memory_region::anonymous(4 * page));
     const std::weak_ptr<memory_region> watched = memory;
     const std::span<const std::byte> pages = memory->bytes();
@@ -229,7 +229,7 @@ TEST_CASE("pin: a hundred holders can set thousands of pieces aside") {
     CHECK(registry.reserved_bytes() == 0);
 }
 
-TEST_CASE("pin: the registry knows what overlaps something registered") {
+TEST_CASE("pin: the registry detects ranges that overlap a registration") {
     fake_locker locker;
     pin_registry registry;
     const memory_region memory = memory_region::anonymous(32 * page);
@@ -292,7 +292,7 @@ TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {
     memory.reset();
     registry.release(held);
     CHECK_FALSE(still_there.expired());
-    // who asks for them again has them, and may have more luck
+    // a new request for them succeeds, and may be able to unlock them
     locker.unlocks = true;
     held.clear();
     const auto again = still_there.lock()->bytes();
@@ -302,7 +302,7 @@ TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {
     CHECK(locker.calls == 1);
 }
 
-TEST_CASE("pin: a locker that throws is a reason, and leaves nothing busy") {
+TEST_CASE("pin: an exception of the locker becomes the reason, and leaves nothing busy") {
     struct throwing_locker final : page_locker {
         std::optional<pin_refusal> lock(std::span<const std::byte>, bool) override {
             throw device_error("it went away");

@@ -55,7 +55,7 @@ class extents_only final : public row_source {
 
 }  // namespace
 
-TEST_CASE("pin: what is registered so far can be asked for while the rest is waited for") {
+TEST_CASE("pin: the registered bytes can be queried during a wait for the rest") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 10 * page + 17, 100);
     fake_locker locker;

@@ -23,7 +23,7 @@ bool should_count(const id_vector& ids, std::size_t index, kept_duplicate which)
 
 }  // namespace
 
-TEST_CASE("place_rows: rows of any size and alignment are copied both ways, and nothing beside them") {
+TEST_CASE("place_rows: rows of any size and alignment are copied both ways, and no other bytes are") {
     const device host = device::host();
     std::mt19937_64 random(50);
     for (std::uint64_t row_bytes = 1; row_bytes <= 300; ++row_bytes) {

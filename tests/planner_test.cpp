@@ -23,7 +23,7 @@
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/row_tables.hpp"
 
-// What the planner says, and what it measures, on a device that is the host under another name.
+// Plans and measurements of the planner, on a device that is the host under another name.
 
 using namespace pinflow;
 using detail::exchange_state;
@@ -32,15 +32,15 @@ using detail::row_workload;
 
 namespace {
 
-/// A device that the planner measures, as nothing is known of it. It keeps account of what it is asked for,
-/// and has as much memory as a test leaves it.
+/// A device that the planner has to measure, as it has no profile of it. Counts what is requested of it, and
+/// has as much memory as a test allows.
 class measured_backend final : public fake_cuda_backend {
  public:
     /// The largest piece of device memory, and of page-locked memory.
     std::uint64_t max_allocated_bytes = ~std::uint64_t{0};
     std::uint64_t max_pinned_bytes = ~std::uint64_t{0};
     bool broken = false;
-    /// Called before device memory is taken, which a measurement begins with.
+    /// Called before device memory is allocated, the first step of a measurement.
     std::function<void()> before_allocating = [] {};
     unsigned refused = 0;      ///< pieces
     unsigned gathers = 0;      ///< from the table itself
@@ -111,7 +111,7 @@ constexpr std::uint64_t table_bytes = std::uint64_t{1} << 20;
 /// Too little for slots that are worth measuring.
 constexpr std::uint64_t tiny_staging_bytes = 64 << 10;
 
-/// An exchange of rows of 64 bytes, and whether planning for 1000 of them measures.
+/// Makes an exchange of rows of 64 bytes. @return whether planning for 1000 rows measures.
 bool measures(measured_backend& backend, const row_exchange_options& options, std::size_t misalignment = 0,
               const row_workload& workload = gather_of(1000)) {
     const guarded_table table(device::host(), table_bytes, misalignment);
@@ -123,7 +123,7 @@ bool measures(measured_backend& backend, const row_exchange_options& options, st
 
 }  // namespace
 
-TEST_CASE("planner: measures once for what is alike in all that rates depend on") {
+TEST_CASE("planner: measures once for exchanges that agree in all parameters that rates depend on") {
     measured_backend backend;
     constexpr row_exchange_options usual{.threads = 2, .staging_bytes = std::uint64_t{1} << 20};
     CHECK(measures(backend, usual));
@@ -174,7 +174,7 @@ TEST_CASE("planner: does not try slots that staging_bytes leave too small") {
     CHECK(backend.rows_staged > 0);
 }
 
-TEST_CASE("planner: where there is no memory to measure in, rows go directly, and that is tried once") {
+TEST_CASE("planner: without memory to measure in, rows take the direct route, and measuring is tried once") {
     constexpr std::uint64_t count = 10'000;
     std::mt19937_64 random(7);
     const auto content = random_bytes(table_bytes, random);
@@ -250,7 +250,7 @@ TEST_CASE("planner: a plan that is known is given while another is measured") {
     CHECK(measured.get().reason.starts_with("measured"));
 }
 
-TEST_CASE("planner: what several ask for at once is measured once") {
+TEST_CASE("planner: simultaneous requests are measured once") {
     measured_backend once;
     CHECK(measures(once, {.threads = 1}));
     measured_backend backend;
@@ -272,7 +272,7 @@ TEST_CASE("planner: what several ask for at once is measured once") {
     CHECK(backend.gathers == once.gathers);
 }
 
-TEST_CASE("planner: a measurement that fails is left to the next who asks") {
+TEST_CASE("planner: a failed measurement is repeated at the next request") {
     measured_backend backend;
     const guarded_table table(device::host(), table_bytes);
     exchange_state first(row_table(table.bytes(), row_bytes), backend.device(), {});
@@ -307,7 +307,7 @@ TEST_CASE("planner: measures with a million rows at most, however small they are
     CHECK(plan_of(exchange, scatter_of(std::uint64_t{1} << 31)).gbps == plan.gbps);
     const std::lock_guard lock(exchange.mutex);
     CHECK(batches_worth_taking(exchange, scatter_of(3 * million)) == 1);
-    // so many that the bytes of 64 batches are more than 64 bits can tell
+    // so many that the bytes of 64 batches overflow 64 bits
     CHECK(batches_worth_taking(exchange, scatter_of(std::uint64_t{1} << 62)) == 1);
     CHECK(batches_worth_taking(exchange, scatter_of(~std::uint64_t{0})) == 1);
     CHECK(backend.gathers == before);
@@ -315,7 +315,7 @@ TEST_CASE("planner: measures with a million rows at most, however small they are
     CHECK(detail::measured_rows(row_table(table.bytes(), million), 4) == 4);
 }
 
-TEST_CASE("planner: what is measured has the blocks and the staged share that were set") {
+TEST_CASE("planner: measures with the blocks and the staged share that were set") {
     measured_backend backend;
     const guarded_table table(device::host(), table_bytes);
     {
@@ -336,7 +336,7 @@ TEST_CASE("planner: what is measured has the blocks and the staged share that we
     CHECK(contains(plan.reason, "0.25 of the rows staged, as set") == (plan.route == row_route::hybrid));
 }
 
-TEST_CASE("planner: a route that is forced has the blocks and the staged share that were set") {
+TEST_CASE("planner: a forced route uses the blocks and the staged share that were set") {
     on_each_device([](const device& device) {
         const guarded_table table(device, table_bytes);
         const auto planned = [&](const row_exchange_options& options, const row_workload& workload) {
@@ -367,7 +367,7 @@ TEST_CASE("planner: a route that is forced has the blocks and the staged share t
     });
 }
 
-TEST_CASE("planner: rows that are asked to come directly are sorted unless each is a page or more") {
+TEST_CASE("planner: with the direct route requested, rows are sorted unless each is a page or more") {
     measured_backend backend;
     std::mt19937_64 random(12);
     const auto content = random_bytes(std::size_t{4096} * 4080, random);
@@ -394,7 +394,7 @@ TEST_CASE("planner: rows that are asked to come directly are sorted unless each 
     }
 }
 
-TEST_CASE("planner: few thread blocks move rows, and more where there is much to do for each byte") {
+TEST_CASE("planner: few thread blocks move rows, and more if there is much work for each byte") {
     const auto planned = [](std::span<std::byte> rows, std::uint64_t row_size_bytes,
                             const row_workload& workload) {
         exchange_state exchange(row_table(rows, row_size_bytes), device::host(),
@@ -463,7 +463,7 @@ TEST_CASE("planner: sums and batches that are not aligned take more thread block
     };
     CHECK(blocks_of_long_gather(0) == blocks{4});
     CHECK(blocks_of_long_gather(4) == blocks{8});
-    // through slots all threads that there is work for
+    // through slots: all threads that have work
     CHECK(blocks_of({.route = row_route::staged}, duplicate_policy::sum) == blocks{0});
 }
 
@@ -492,7 +492,7 @@ TEST_CASE("planner: rows are moved right with any blocks and staged share") {
     });
 }
 
-TEST_CASE("planner: a staged share that is no part of the rows is refused") {
+TEST_CASE("planner: a staged share below 0, or of 1 or more, is refused") {
     const guarded_table table(device::host(), table_bytes);
     for (const double share : {-0.1, 1.0, 2.0, std::numeric_limits<double>::quiet_NaN(),
                                std::numeric_limits<double>::infinity()}) {
@@ -522,7 +522,7 @@ TEST_CASE("planner: the hybrid route is taken in both directions") {
     });
 }
 
-TEST_CASE("planner: rows are scattered by the route, and in the parts, that the plan says") {
+TEST_CASE("planner: rows are scattered by the plan's route and staged share") {
     measured_backend backend;
     std::mt19937_64 random(15);
     const guarded_table table(device::host(), table_bytes);

@@ -16,11 +16,11 @@
 #include "tests/support/limits.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// Limits that need a seam. The others are in api/loader/verdict_test.cpp.
+// Limits that can be tested only through the seam. The others are in api/loader/verdict_test.cpp.
 using namespace pinflow;
 using namespace limits;
 
-TEST_CASE("report: a slow disk is the storage's") {
+TEST_CASE("report: time of a slow disk counts as storage") {
     const temporary_folder folder;
     write_npy(folder / "rows.npy", numbered_rows(batch_rows * batch_count).view());
     const array rows = open_npy(folder / "rows.npy");
@@ -56,7 +56,7 @@ TEST_CASE("report: a file system that is slow to open and to stat files is disti
     });
 }
 
-TEST_CASE("report: copies that take their time are the link's, and the CPU's where there is none") {
+TEST_CASE("report: slow copies count as link, or as CPU if there is no link") {
     const array rows = numbered_rows(batch_rows * batch_count);
     on_each_device([&](const device& device) {
         const bool has_link = device.kind() != device_kind::host;

@@ -12,7 +12,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("rows: a call made by a TBB task takes up no other task meanwhile, which might call too") {
+TEST_CASE("rows: a call made by a TBB task starts no other task, which might also make a call") {
     constexpr std::uint64_t row_count = 300;
     // several tasks' worth; loops that are not isolated are found in a run of five, on two cores
     constexpr std::size_t id_count = 300'000;

@@ -70,7 +70,7 @@ struct exchanged {
     row_exchange exchange;
 };
 
-/// Whether the files of a table may be touched where they lie whatever happens to them: page-locked.
+/// Whether the files of a table may be touched in place even if they change: they are page-locked.
 bool is_page_locked(const device& device, row_route route) {
     return device.kind() != device_kind::host && route != row_route::staged;
 }
@@ -101,7 +101,7 @@ std::vector<wrong_ids> every_wrong_list() {
 
 }  // namespace
 
-TEST_CASE("row_table: refuses what makes no whole rows, or no whole elements") {
+TEST_CASE("row_table: refuses bytes that are not whole rows, or not whole elements") {
     std::vector<std::byte> memory(120);
     const auto refused = [&](std::size_t size_bytes, std::uint64_t row_size_bytes,
                              const dtype& element = dtype::of<std::byte>()) {
@@ -126,7 +126,7 @@ TEST_CASE("row_table: refuses what makes no whole rows, or no whole elements") {
     CHECK(table.owner() == nullptr);
 }
 
-TEST_CASE("row_table: a table of a source keeps it, and is for reading") {
+TEST_CASE("row_table: a table of a source keeps it alive, and is read-only") {
     std::shared_ptr<const row_source> source = numbered_rows(10, 3);
     const std::weak_ptr<const row_source> seen = source;
     auto table = std::make_unique<row_table>(std::move(source));
@@ -229,7 +229,7 @@ TEST_CASE("rows: null pointers are refused before the call returns, unless nothi
     });
 }
 
-TEST_CASE("rows: a wrong index of any batch keeps back all batches of a group") {
+TEST_CASE("rows: a wrong index in any batch stops all batches of a group") {
     on_each_route([](const device& device, row_route route) {
         exchanged with(device, route);
         const stream stream(device);
@@ -301,7 +301,7 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("rows: the position of a wrong index in device memory is that in the whole group") {
+TEST_CASE("rows: the position of a wrong index in device memory is counted over the whole group") {
     on_each_device([](const device& device) {
         // long rows that are asked to come directly are not sorted
         for (const auto& [route, size_bytes] : {std::pair(row_route::direct, row_bytes),
@@ -328,7 +328,7 @@ TEST_CASE("rows: the position of a wrong index in device memory is that in the w
     });
 }
 
-TEST_CASE("rows: of a group with indices in both places, those in host memory are refused at once") {
+TEST_CASE("rows: in a group with host and device indices, wrong host indices are refused at once") {
     on_each_device([](const device& device) {
         exchanged with(device);
         const id_list on_device(device, {1, 99'999}, id_place::device);
@@ -348,8 +348,7 @@ TEST_CASE("rows: of a group with indices in both places, those in host memory ar
     });
 }
 
-TEST_CASE("rows: a call that has gone wrong is reported although one before it has not begun" *
-          blocks_a_stream) {
+TEST_CASE("rows: a failed call is reported even if an earlier call has not begun" * blocks_a_stream) {
     on_each_device([](const device& device) {
         exchanged with(device, row_route::direct);
         const stream stuck(device);
@@ -374,7 +373,7 @@ TEST_CASE("rows: a call that has gone wrong is reported although one before it h
     });
 }
 
-TEST_CASE("rows: each of several calls that went wrong is reported, the oldest first" * blocks_a_stream) {
+TEST_CASE("rows: each of several failed calls is reported, the oldest first" * blocks_a_stream) {
     on_each_device([](const device& device) {
         exchanged with(device);
         const stream stream(device);
@@ -399,7 +398,7 @@ TEST_CASE("rows: each of several calls that went wrong is reported, the oldest f
 
 // ---- what cannot be done ------------------------------------------------------------------------
 
-TEST_CASE("rows: calls that cannot be are refused in a sentence, and nothing moves") {
+TEST_CASE("rows: impossible calls are refused in a sentence, and nothing moves") {
     on_each_route([](const device& device, row_route route) {
         exchanged with(device, route);
         const stream stream(device);
@@ -473,7 +472,7 @@ TEST_CASE("rows: a file that changed under its table is reported by the next cal
 TEST_CASE("rows: a file that is truncated before its rows are gathered is an error and not a signal" *
           blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
-        // on the host device the direct part touches the mapping, as is said of it
+        // on the host device the direct part touches the mapping, as documented
         const bool reads = route == row_route::staged || route == row_route::automatic;
         if (!is_page_locked(device, route) && !reads) return;
         const temporary_folder folder;
@@ -535,8 +534,8 @@ TEST_CASE("rows: a disk that fails is reported once for each call, and later cal
 
 namespace {
 
-/// A device that page-locks. What it would gather from locked pages, which it can whatever happens to their
-/// file, is left out.
+/// A device that page-locks. Gathers from locked pages, which succeed whatever happens to the file, are left
+/// out.
 class locking_backend final : public fake_cuda_backend {
  public:
     detail::fake_locker lock;

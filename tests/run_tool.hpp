@@ -57,7 +57,7 @@ inline tool_result run_tool(const std::vector<std::string>& arguments,
     const auto before = std::chrono::steady_clock::now();
     const pid_t child = ::fork();
     if (child == -1) throw std::runtime_error("cannot fork");
-    if (child == 0) {  // from here on only what a fork allows
+    if (child == 0) {  // only async-signal-safe calls from here on
         const int flags = O_WRONLY | O_CREAT;
         const int output =
             surroundings.output_pipe_closed ? unread[1] : ::open(output_path.c_str(), flags, 0600);

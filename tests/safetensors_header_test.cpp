@@ -85,7 +85,7 @@ TEST_CASE("safetensors header: knows every type of the format, and names those t
     }
 }
 
-TEST_CASE("safetensors header: accepts what is unusual but right") {
+TEST_CASE("safetensors header: accepts unusual but valid headers") {
     const std::string scalar = entry("a", "U8", "[]", "[0,1]");
     const std::vector<std::pair<std::string, std::string>> table{
         {"no tensors", file_of("{}")},
@@ -298,7 +298,7 @@ TEST_CASE("safetensors header: is parsed from pieces of any size, without its me
     }
 }
 
-TEST_CASE("safetensors header: what is wrong in metadata that is not kept is refused at the same byte") {
+TEST_CASE("safetensors header: an error in metadata that is not kept is reported at the same byte") {
     const auto refusals = [](const std::string& json) {
         const std::string file = file_of(json);
         const auto refused = [&](pinflow::detail::safetensors_metadata wanted) {
@@ -350,8 +350,7 @@ TEST_CASE("safetensors header: strings are checked as the JSON library checks th
 
 // ---- fuzzing ----------------------------------------------------------------------------------------------
 
-TEST_CASE(
-    "safetensors header: what must always hold holds for the fuzzer's seeds and findings, and mutations") {
+TEST_CASE("safetensors header: the invariants hold for the fuzzer's seeds, findings and their mutations") {
     const auto folder = std::filesystem::path(__FILE__).parent_path() / "fuzz";
     std::size_t files = 0;
     for (const auto& inputs :

@@ -46,7 +46,7 @@ std::string bytes_of(const pinflow::array& array) {
 
 // ---- opening ----------------------------------------------------------------------------------------------
 
-TEST_CASE("safetensors: opens a tensor where it lies in the file") {
+TEST_CASE("safetensors: opens a tensor in place") {
     const temporary_folder folder;
     const std::string path = folder / "model.safetensors";
     const std::string json =
@@ -132,7 +132,7 @@ TEST_CASE("safetensors: opening reads the header alone, and refuses before it re
     CHECK(pinflow::list_safetensors(path).empty());
 }
 
-TEST_CASE("safetensors: refuses a file that was cut after any byte, and any byte more") {
+TEST_CASE("safetensors: refuses a file that is cut after any byte, or has an extra byte") {
     const temporary_folder folder;
     const std::string whole = file_of(
         "{" + entry("a", "F32", "[2]", "[0,8]") + "," + entry("b", "U8", "[]", "[8,9]") + "}", "123456789");
@@ -189,7 +189,7 @@ TEST_CASE("safetensors: what is written reads back, aligned") {
     CHECK(fs::file_size(path) == 4096);
 }
 
-TEST_CASE("safetensors: the writer refuses what the format lacks, by name") {
+TEST_CASE("safetensors: the writer refuses types and names that the format lacks") {
     const temporary_folder folder;
     const std::string path = folder / "refused.safetensors";
     const auto refused = [&](const std::vector<tensor>& tensors, std::uint64_t alignment = 4096,
@@ -292,7 +292,7 @@ std::vector<std::string> lines_of(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("safetensors: files that a few lines of Python wrote open equal, and what is written they read") {
+TEST_CASE("safetensors: pinflow and a few lines of Python read each other's files") {
     const temporary_folder folder;
     const int status = run_python({"write", folder.path().string()});
     if (status == 127) {

@@ -88,7 +88,7 @@ TEST_CASE("sampler: shuffled takes every row once, differently in every epoch an
     CHECK(epoch_of(first, 0) == orders[0]);
 }
 
-TEST_CASE("sampler: listed is the list, in every epoch, with what it repeats and leaves out") {
+TEST_CASE("sampler: listed gives the list in every epoch, including repeated and missing rows") {
     const row_list list{7, 0, 7, 7, 3};
     const auto sampler = sampler::listed(8, list);
     CHECK(sampler.row_count() == 8);
@@ -105,7 +105,7 @@ TEST_CASE("sampler: listed is the list, in every epoch, with what it repeats and
                        {"the list of rows", "row 1 at position 0,", "the data has 0 rows"}));
 }
 
-TEST_CASE("sampler: an order of one's own is taken as it is") {
+TEST_CASE("sampler: a custom order is used unchanged") {
     const auto sampler = sampler::custom(4, std::make_shared<countdown>(4));
     CHECK(sampler.position_count() == 8);
     CHECK(epoch_of(sampler, 0) == row_list{0, 3, 2, 1, 0, 3, 2, 1});
@@ -113,7 +113,7 @@ TEST_CASE("sampler: an order of one's own is taken as it is") {
     CHECK(sampler.identity().name == "countdown/3");
 }
 
-TEST_CASE("sampler: a row that does not exist in an order of one's own is an error that names it") {
+TEST_CASE("sampler: a row past the end in a custom order is an error that names the row") {
     // of 5 rows, for data that have 4
     const auto sampler = sampler::custom(4, std::make_shared<countdown>(5));
     row_list rows(4);
@@ -133,7 +133,7 @@ TEST_CASE("sampler: a row that does not exist in an order of one's own is an err
     CHECK_THROWS_AS(sampler::custom(4, nullptr), invalid_argument);
 }
 
-TEST_CASE("sampler: an order of one's own has a name with a version, and none of pinflow's") {
+TEST_CASE("sampler: a custom order needs a name with a version, and not one of pinflow's") {
     for (const char* good : {"curriculum/1", "a/0", "Hard-first_2.b/20261121"}) {
         CHECK(refused_name(good) == "");
     }
@@ -205,7 +205,7 @@ TEST_CASE("sampler: refuses positions past the end of an epoch") {
                        {"3 rows from position 8", "an epoch has 10"}));
 }
 
-TEST_CASE("sampler: data without rows, and of more than can be shuffled") {
+TEST_CASE("sampler: accepts data without rows, and refuses more rows than can be shuffled") {
     for (const sampler& sampler :
          {sampler::sequential(0), sampler::shuffled(0, 1), sampler::windowed(0, 1, 10)}) {
         CHECK(sampler.position_count() == 0);

@@ -29,8 +29,8 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 template <typename Small>
 class code_table {
  public:
-    /// From the definition: fields of the given sizes, exponent 0 for subnormals; `first_special` is the
-    /// first code that is no number.
+    /// From the definition: fields of the given sizes, exponent 0 for subnormals. `first_special` is the
+    /// first code that is not a finite number.
     code_table(int exponent_bits, int mantissa_bits, unsigned first_special) : first_special_(first_special) {
         const int bias = (1 << (exponent_bits - 1)) - 1;
         for (unsigned code = 0; code <= first_special; ++code) {
@@ -42,7 +42,7 @@ class code_table {
         }
     }
 
-    /// The number of a finite code; of the first that is not, what it would be.
+    /// The number of a finite code; for the first code that is not finite, the number that would follow.
     wide value(unsigned code) const { return values_[code]; }
     unsigned first_special() const { return first_special_; }
 
@@ -206,7 +206,7 @@ TEST_CASE("scalar: every code of a small float is widened to the number it means
     });
 }
 
-TEST_CASE("scalar: a small float becomes another one as its number does") {
+TEST_CASE("scalar: a small float is converted to another small float by its number") {
     for_each_small([]<typename From>(From) {
         for_each_small([]<typename To>(To) {
             if constexpr (!std::is_same_v<From, To>) {
@@ -243,7 +243,7 @@ TEST_CASE("scalar: numbers at, halfway between, and next to those of a small flo
     });
 }
 
-TEST_CASE("scalar: rounding a double once is not rounding it twice") {
+TEST_CASE("scalar: a double is rounded once, not twice by way of float") {
     const double just_above_a_midpoint = 1 + std::ldexp(1.0, -11) + std::ldexp(1.0, -40);
     CHECK(code_of<half_bits>(just_above_a_midpoint) == 0x3C01);
     CHECK(code_of<half_bits>(static_cast<float>(just_above_a_midpoint)) == 0x3C00);
@@ -282,7 +282,7 @@ TEST_CASE("scalar: random doubles round to nearest even") {
     });
 }
 
-TEST_CASE("scalar: what is too large for a small float becomes infinite, or NaN where there is no infinity") {
+TEST_CASE("scalar: numbers too large for a small float become infinity, or NaN if it has no infinity") {
     for (const double number : {1e6, 1e300, infinity}) {
         CHECK(code_of<half_bits>(number) == 0x7C00);
         CHECK(code_of<half_bits>(static_cast<float>(-number)) == 0xFC00);
@@ -349,7 +349,7 @@ TEST_CASE("scalar: a NaN stays one, becomes quiet, and keeps its sign and the pa
 }
 
 #ifdef __FLT16_MANT_DIG__
-TEST_CASE("scalar: half floats are what the compiler's are") {
+TEST_CASE("scalar: half floats equal the compiler's") {
     __extension__ using half = _Float16;
     unsigned wrong = 0;
     for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += 1009) {
@@ -477,7 +477,7 @@ TEST_CASE("scalar: integers become integers within the limits") {
 
 // ---- booleans, complex numbers, byte order ------------------------------------------------------------
 
-TEST_CASE("scalar: a boolean is whether a number is not zero, and becomes 0 or 1") {
+TEST_CASE("scalar: a number becomes true if it is not zero, and a boolean becomes 0 or 1") {
     for_each_integer([]<typename Integer>(Integer) {
         CHECK_FALSE(cast_scalar<bool>(Integer{0}));
         for (int bit = 0; bit < size_bits<Integer>; ++bit) {

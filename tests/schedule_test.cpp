@@ -223,7 +223,7 @@ TEST_CASE("schedule: after any interruption, the same batches come at the same s
 }
 
 TEST_CASE(
-    "schedule: so many steps end all ranks at the same position, with a part of the last one or without") {
+    "schedule: after any number of steps all ranks are at the same position, even without rows in the last") {
     std::mt19937_64 random(7);
     for (int i = 0; i < draws; ++i) {
         schedule_terms terms = draw(random);
@@ -296,7 +296,7 @@ TEST_CASE("schedule: at the end of all epochs, and past it, nothing is left") {
     CHECK(schedule({.position_count = 10, .batch_rows = 3, .epochs = 0}).batch_count() == 0);
 }
 
-TEST_CASE("schedule: numbers that need all of 64 bits are right") {
+TEST_CASE("schedule: is right for numbers that need all of 64 bits") {
     constexpr unsigned world = ~0U;
     const auto check = [&](std::uint64_t position_count, std::uint64_t batch_rows) {
         CAPTURE(batch_rows);
@@ -325,7 +325,7 @@ TEST_CASE("schedule: numbers that need all of 64 bits are right") {
     check((std::uint64_t{1} << 62) - 1, ~std::uint64_t{0});
 }
 
-TEST_CASE("schedule: refuses what cannot be, in a sentence") {
+TEST_CASE("schedule: refuses impossible terms in one sentence") {
     const auto refusal = [](const schedule_terms& terms) {
         try {
             const schedule schedule(terms);

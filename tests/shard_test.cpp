@@ -63,7 +63,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("shard: is taken from what torchrun, MPI or Slurm tell their processes") {
+TEST_CASE("shard: is read from the variables of torchrun, MPI or Slurm") {
     CHECK(shard_in({{"RANK", "3"}, {"WORLD_SIZE", "8"}}) == shard{3, 8});
     CHECK(shard_in({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}) == shard{0, 1});
     CHECK(shard_in({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}) == shard{1, 2});
@@ -77,13 +77,13 @@ TEST_CASE("shard: the innermost launcher counts") {
           shard{3, 8});
 }
 
-TEST_CASE("shard: an environment that says nothing is an error that names what was looked for") {
+TEST_CASE("shard: an environment without a launcher's variables is an error that names the variables") {
     const std::string sentence = refusal({});
     for (const char* const name : every_variable)
         CHECK(contains(sentence, name));
 }
 
-TEST_CASE("shard: half a pair is an error that names both variables") {
+TEST_CASE("shard: one variable without the other is an error that names both") {
     const std::string no_world = refusal({{"RANK", "2"}});
     CHECK(contains(no_world, "RANK is '2', but WORLD_SIZE is not set"));
     // and no other launcher is asked then
@@ -92,7 +92,7 @@ TEST_CASE("shard: half a pair is an error that names both variables") {
     CHECK(contains(refusal({{"SLURM_PROCID", "0"}}), "SLURM_NTASKS is not set"));
 }
 
-TEST_CASE("shard: what is no number, or no rank of the world, is an error that says so") {
+TEST_CASE("shard: a value that is no number, or no rank of the world, is an error that says so") {
     for (const char* const value : {"", " 1", "1 ", "-1", "+1", "1.0", "0x1", "one", "4294967296", "1\n"}) {
         CAPTURE(value);
         CHECK(contains(refusal({{"RANK", value}, {"WORLD_SIZE", "8"}}), "RANK is '"));

@@ -105,7 +105,7 @@ TEST_CASE("side_by_side_mapping: parts of all sizes follow each other without a 
     CHECK(mappings_of(folder.path().string()).empty());
 }
 
-TEST_CASE("side_by_side_mapping: equal parts lie at a constant distance") {
+TEST_CASE("side_by_side_mapping: equal parts are mapped at a constant distance") {
     const temporary_folder folder;
     std::vector<file_part> parts;
     for (std::size_t index = 0; index < 20; ++index)
@@ -116,7 +116,7 @@ TEST_CASE("side_by_side_mapping: equal parts lie at a constant distance") {
     }
 }
 
-TEST_CASE("side_by_side_mapping: of nothing maps nothing") {
+TEST_CASE("side_by_side_mapping: without parts nothing is mapped") {
     const temporary_folder folder;
     const side_by_side_mapping of_nothing;
     const side_by_side_mapping of_no_parts(std::vector<file_part>{});

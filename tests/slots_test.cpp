@@ -39,7 +39,7 @@ slot* take_one(slot_pool& pool) {
     return taken.empty() ? nullptr : taken.front();
 }
 
-/// What the pipeline does with a slot, on this thread.
+/// Runs the pipeline's steps for a slot on this thread.
 slot& fill(slot_pool& pool, const stream& stream, std::uint64_t number, bool last = false) {
     REQUIRE(pool.wait_for_free() == 1);
     slot* const taken = take_one(pool);
@@ -55,7 +55,7 @@ slot& fill(slot_pool& pool, const stream& stream, std::uint64_t number, bool las
     return *taken;
 }
 
-/// From here on the data of a slot is waited for on a device that is not the host.
+/// From this size on, a lease waits for the data on a device that is not the host.
 constexpr std::uint64_t large_slot_bytes = std::uint64_t{8} << 20;
 
 /// A device that is not the host, and tells of the threads that wait for its events.
@@ -76,7 +76,7 @@ class awaited_backend final : public fake_cuda_backend {
 
 }  // namespace
 
-TEST_CASE("slots: come out in the order in which they were delivered, and go round") {
+TEST_CASE("slots: are leased in the order in which they were delivered, and are reused") {
     on_each_device([](const device& device) {
         const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 64, .device_side_bytes = 64});
         const stream copies(device);
@@ -125,7 +125,7 @@ TEST_CASE("slots: a slot is not free before the consumer's streams have passed i
     });
 }
 
-TEST_CASE("slots: several are waited for together, unless the consumer has nothing left") {
+TEST_CASE("slots: the pipeline waits for several slots together, unless the consumer has no batch left") {
     awaited_backend backend;
     const device device = backend.device();
     const auto pool = make_pool(device, {.count = 4, .host_side_bytes = 0, .device_side_bytes = 64});
@@ -167,7 +167,7 @@ TEST_CASE("slots: several are waited for together, unless the consumer has nothi
     CHECK(take_one(*pool) != nullptr);
 }
 
-TEST_CASE("slots: a consumer that has nothing left is not kept waiting for streams that do not pass") {
+TEST_CASE("slots: a stuck stream does not delay a consumer that has no batch left") {
     awaited_backend backend;
     const auto pool =
         make_pool(backend.device(), {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
@@ -212,8 +212,8 @@ TEST_CASE("slots: the consumer's stream waits until the data is there") {
     });
 }
 
-TEST_CASE("slots: a slot can be asked for with its data, and the time is the link's, not the consumer's") {
-    // what a consumer and a driver have waited when the data took so long
+TEST_CASE("slots: a lease can wait for the slot's data, and the wait counts as link, not as consumer") {
+    // the waits of a consumer and a driver if the data took this long
     const auto waited = [](const device& device, bool with_data, std::chrono::milliseconds length) {
         const auto pool = make_pool(
             device,
@@ -260,7 +260,7 @@ TEST_CASE("slots: a slot can be asked for with its data, and the time is the lin
     check(backend.device(), false);  // a large one comes with its data in any case
 }
 
-TEST_CASE("slots: on a GPU, one of a group of 8 MiB or more is leased only once its data is there") {
+TEST_CASE("slots: on a GPU, a slot of a group of 8 MiB or more is leased only once its data is there") {
     awaited_backend backend;
     unsigned waits = 0;
     // whether the data had come with the lease, and whether that waited
@@ -354,7 +354,7 @@ TEST_CASE("slots: a batch whose data cannot be waited for comes the next time") 
 }
 
 TEST_CASE(
-    "slots: who waits for data sees that another consumer took it, and that the slot was filled again") {
+    "slots: a thread waiting for data notices that another consumer took it and the slot was refilled") {
     awaited_backend backend;
     const auto pool = make_pool(backend.device(),
                                 {.count = 2, .host_side_bytes = 0, .device_side_bytes = large_slot_bytes});
@@ -416,7 +416,7 @@ TEST_CASE("slots: taking the last slot ends another thread's hopeless wait") {
     const slot_lease first(pool, *pool->lease());
     int refused = 0;
     std::vector<slot*> got(2);
-    // two threads ask, one batch comes: whoever does not get it must not wait for ever
+    // two threads ask, one batch comes: the other thread must not wait for ever
     std::mutex mutex;
     std::vector<std::thread> threads;
     for (int i = 0; i < 2; ++i) {
@@ -460,7 +460,7 @@ TEST_CASE("slots: an error comes after the batches before it, once, and ends eve
     CHECK(pool->lease() == nullptr);
 }
 
-TEST_CASE("slots: a lease that could not be used comes again, before what follows it") {
+TEST_CASE("slots: a lease that could not be used is repeated before later batches") {
     const device device = device::host();
     const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);
@@ -551,7 +551,7 @@ TEST_CASE("slots: stopping ends every wait") {
     gate.open();
 }
 
-TEST_CASE("slots: batches whose data has come are counted, whatever is taken or comes again meanwhile") {
+TEST_CASE("slots: batches with arrived data are counted right while others are taken or repeated") {
     awaited_backend backend;
     const auto pool = make_pool(backend.device(),
                                 {.count = 4, .host_side_bytes = 0, .device_side_bytes = large_slot_bytes});

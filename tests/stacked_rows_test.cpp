@@ -215,7 +215,7 @@ TEST_CASE("stacked_rows: one source is one row, and empty ones are rows without 
     }
 }
 
-TEST_CASE("stacked_rows: what does not go together is refused, and named") {
+TEST_CASE("stacked_rows: incompatible sources are refused, and named") {
     const temporary_folder folder;
     random_engine random(9);
     const auto make = [&](const std::string& name, const std::string& descr, const shape_vector& shape) {

@@ -116,7 +116,7 @@ TEST_CASE("stages: one thread steps all batches of several epochs through, in an
         std::vector<unsigned> seen(95, 0);
         std::uint64_t batches = 0;
         while (batches < 30) {
-            // steps until nothing is left to do but for the consumer, or, at the end, one slot at a time
+            // steps until only the consumer can continue, or, at the end, one slot at a time
             while (loader.work->step(together)) {
             }
             while (loader.work->step(1)) {
@@ -139,7 +139,8 @@ TEST_CASE("stages: one thread steps all batches of several epochs through, in an
     }
 }
 
-TEST_CASE("stages: an order and rows that fail stay with their batch, and those before it are delivered") {
+TEST_CASE(
+    "stages: errors of the order and of rows stay with their batch, and earlier batches are delivered") {
     for (const auto where : {detail::stage::sample, detail::stage::fill, detail::stage::deliver}) {
         CAPTURE(static_cast<int>(where));
         const detail::scoped_stage_hook hook([=](detail::stage at, std::uint64_t batch) {
@@ -173,7 +174,7 @@ TEST_CASE("stages: rows that cannot be read fail their own batch of a group, and
     CHECK_THROWS_AS(loader.pool->lease(), data_changed);
 }
 
-TEST_CASE("stages: no more groups are under way than there are") {
+TEST_CASE("stages: no more groups are in flight than exist") {
     fixture loader({numbered_rows(100)}, {.device = device::host(), .batch_rows = 10}, 6, 2);
     slot_group* const first = loader.work->sample(1);
     slot_group* const second = loader.work->sample(1);

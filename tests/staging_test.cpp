@@ -96,7 +96,7 @@ TEST_CASE("staging: all streams begin behind the user's, which continues behind 
     });
 }
 
-TEST_CASE("staging: its destructor waits for what it was given to do") {
+TEST_CASE("staging: its destructor waits for enqueued work") {
     on_each_device([](const device& device) {
         const stream user(device);
         std::atomic<bool> done = false;
@@ -119,7 +119,7 @@ TEST_CASE("staging: its destructor waits for what it was given to do") {
     });
 }
 
-TEST_CASE("staging: an exchange keeps to the memory that it may take, as far as two rows allow") {
+TEST_CASE("staging: an exchange stays within its memory limit, unless two rows exceed the limit") {
     on_each_device([](const device& device) {
         std::vector<std::byte> memory(1 << 16);
         const auto buffer_bytes = [&](std::uint64_t row_bytes, std::uint64_t staging_bytes) {

@@ -65,7 +65,7 @@ std::string content_of(const std::filesystem::path& path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// What is said of `text` when a file holds it.
+/// The error for a file with the content `text`.
 template <typename Failure>
 std::string refusal(const std::string& text) {
     const temporary_folder folder;
@@ -175,7 +175,7 @@ TEST_CASE("state: a damaged file is reported in a sentence with its path") {
         return refusal<format_error>(text);
     };
     CHECK(contains(refusal<format_error>(""), "it is not JSON"));
-    // of two values for one key nobody can say which one was meant, at whatever depth
+    // two values for one key are ambiguous, at any depth
     for (const char* const key : {"epoch", "seed", "hash"}) {
         std::string text = some_state().to_json();
         const std::string quoted = quoted_key(key);
@@ -208,7 +208,7 @@ TEST_CASE("state: a damaged file is reported in a sentence with its path") {
     CHECK_THROWS_AS(loader_state::load("missing.json"), system_failure);
 }
 
-TEST_CASE("state: that of a newer pinflow is told apart from a damaged one") {
+TEST_CASE("state: a state of a newer pinflow is distinguished from a damaged state") {
     nlohmann::json object = nlohmann::json::parse(some_state().to_json());
     object["pinflow_loader_state"] = 2;
     const std::string sentence = refusal<unsupported>(object.dump());
@@ -236,7 +236,7 @@ TEST_CASE("state: bytes that are cut off or flipped never do more than throw") {
     }
 }
 
-TEST_CASE("state: the fingerprint of a copy is the same, wherever it is and however it is stored") {
+TEST_CASE("state: a copy has the same fingerprint, wherever and however it is stored") {
     const temporary_folder folder;
     write_random_rows(folder / "rows.npy", 1000, 16, 1);
     std::filesystem::copy_file(folder / "rows.npy", folder / "copy.npy");
@@ -250,10 +250,10 @@ TEST_CASE("state: the fingerprint of a copy is the same, wherever it is and howe
     CHECK(hash_of(numbered_rows(100)) == hash_of(std::make_shared<scripted_rows>(100)));
 }
 
-TEST_CASE("state: any row may be one of those that are looked at, so that data of every size have some") {
+TEST_CASE("state: the fingerprint samples rows from data of every size, and may sample any row") {
     for (const std::uint64_t count : {1U, 2U, 15U, 16U, 17U, 31U, 1000U}) {
         CAPTURE(count);
-        // all rows of few; of many, different ones from all over
+        // all rows of small data; of large data, rows from everywhere
         std::vector<std::uint64_t> rows(count);
         unsigned seen = 0;
         const std::uint64_t before = hash_of(array_of(rows, {count}));
@@ -340,7 +340,7 @@ TEST_CASE("state: is refused for other data, another order, seed or window, in a
     CHECK(contains(refusal_of({rows}, listed, of_list), "the order differs"));
 }
 
-TEST_CASE("state: what differs may be the device, the route, the batch size, the shard and the tail") {
+TEST_CASE("state: resumes with another device, route, batch size, shard or tail") {
     on_each_device([](const device& device) {
         const array rows = numbered_rows(100);
         loader_options options{.device = device::host(), .batch_rows = 10, .order = order::shuffled};
@@ -360,7 +360,7 @@ TEST_CASE("state: what differs may be the device, the route, the batch size, the
     });
 }
 
-TEST_CASE("state: is a batch's, and a loader's from its beginning to its end") {
+TEST_CASE("state: batches have a state, and a loader has one from its beginning to its end") {
     on_each_device([](const device& device) {
         const loader_options options{
             .device = device, .batch_rows = 10, .order = order::shuffled, .epochs = 2};
@@ -415,7 +415,7 @@ TEST_CASE("state: outlives its loader with the batch, and may be asked for by se
     }
 }
 
-TEST_CASE("state: data that cannot be read for it, or that have changed, are an error of its own") {
+TEST_CASE("state: data that cannot be read, or that has changed, is a separate error") {
     const auto source = std::make_shared<scripted_rows>(100);
     bool changed = false;
     source->on_check = [&] {

@@ -45,7 +45,7 @@ TEST_CASE("stream: enqueuing does not wait, synchronising does") {
     });
 }
 
-TEST_CASE("stream: two streams run independently, and in order where one waits for the other's event") {
+TEST_CASE("stream: two streams run independently, and in order if one waits for the other's event") {
     on_each_device([](const device& device) {
         const stream first(device);
         const stream second(device);
@@ -193,7 +193,7 @@ TEST_CASE("stream: work may be enqueued from several threads") {
     });
 }
 
-TEST_CASE("stream: events and streams of different devices do not mix, which is said") {
+TEST_CASE("stream: events and streams of different devices are refused together") {
     if (device::cuda_count() == 0) {
         MESSAGE("skipped: there is no second device");
         return;

@@ -82,7 +82,7 @@ std::error_code code_of(Function function) {
 
 }  // namespace
 
-TEST_CASE("system: every call passes the seam, with the path that it is about") {
+TEST_CASE("system: every call passes the seam, with its path") {
     const temporary_folder folder;
     const std::string path = folder / "data";
     const std::string renamed = folder / "renamed";
@@ -135,7 +135,7 @@ TEST_CASE("system: every call passes the seam, with the path that it is about") 
     CHECK((counts == expected));
 }
 
-TEST_CASE("system: a hook is asked no more once it is gone") {
+TEST_CASE("system: a hook is not called after its destruction") {
     const temporary_folder folder;
     const std::string path = folder / "data";
     write_bytes(path, pattern_bytes(10));
@@ -152,7 +152,7 @@ TEST_CASE("system: a hook is asked no more once it is gone") {
     CHECK(seam::status(file.descriptor, path).st_size == 10);
 }
 
-TEST_CASE("system: injected errors become sentences with what was tried, and the code") {
+TEST_CASE("system: injected errors become sentences with the attempted call and the code") {
     const temporary_folder folder;
     const std::string path = folder / "data";
     const std::string other = folder / "other";
@@ -324,7 +324,8 @@ TEST_CASE("system: a file gets its name from a thread whose main thread has othe
     CHECK(content_of(folder / "named") == "pinflow");
 }
 
-TEST_CASE("system: where a file must have a name is distinguished from a folder that cannot be written to") {
+TEST_CASE(
+    "system: a filesystem without unnamed files is distinguished from a folder that cannot be written to") {
     const temporary_folder folder;
     const std::string path = folder.path().string();
     for (const int error : {EOPNOTSUPP, EISDIR}) {
@@ -338,7 +339,7 @@ TEST_CASE("system: where a file must have a name is distinguished from a folder 
                    "cannot create a file in '" + path + "': Permission denied"));
 }
 
-TEST_CASE("system: a failure says what would help, where something is known to help") {
+TEST_CASE("system: the message of a failure names the remedy, if one is known") {
     const temporary_folder folder;
     const std::string path = folder / "data";
     for (const auto& [error, help] : std::map<int, std::string>{{EMFILE, "ulimit -n"},
@@ -421,7 +422,7 @@ TEST_CASE("system: reading ends at the end of the file, at any offset that a num
     CHECK(::lseek(file.descriptor, 0, SEEK_CUR) == 0);
 }
 
-TEST_CASE("system: with a hook in place nothing is answered from the page cache behind its back") {
+TEST_CASE("system: with a hook in place no read bypasses it through the page cache") {
     const temporary_folder folder;
     const std::string path = folder / "data";
     write_bytes(path, pattern_bytes(10));
@@ -451,7 +452,7 @@ TEST_CASE("system: files are mapped side by side over reserved addresses") {
     seam::unmap(addresses, 3 * page);
 }
 
-TEST_CASE("system: knows how many descriptors there may be") {
+TEST_CASE("system: knows the limit on open descriptors") {
     ::rlimit limit{};
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
     CHECK(seam::max_descriptors() == limit.rlim_cur);

@@ -98,8 +98,7 @@ TEST_CASE("planner of samples: rows of small files are gathered by a kernel, in 
     CHECK(with_rows(1) == transfer::kernel);
 }
 
-TEST_CASE(
-    "planner of samples: small pieces of files are not for the copy engine, also where it is asked for") {
+TEST_CASE("planner of samples: the copy engine never copies small pieces of files, even if requested") {
     array_facts memory = mapped(4 * kib, gib);
     memory.is_file_backed = memory.has_files = memory.has_any_file = false;
     array_facts both = memory;
@@ -188,7 +187,7 @@ TEST_CASE("planner of samples: small arrays of files are held beside the largest
     CHECK(transfers(little, {images, mapped(8, 2 * mib), mapped(8, mib)}) == flags{false, false, true});
 }
 
-TEST_CASE("planner of samples: what cannot be taken where it lies is staged, decoded or refused") {
+TEST_CASE("planner of samples: rows that cannot be taken in place are staged, decoded or refused") {
     array_facts array = mapped(256 * kib, gib);
     array.is_mapped = array.is_partly_mapped = false;
     array.extent_count = 0;
@@ -206,7 +205,7 @@ TEST_CASE("planner of samples: what cannot be taken where it lies is staged, dec
     CHECK_THROWS_AS(plan_of(asked(gpu, transfer::read), array), unsupported);
 }
 
-TEST_CASE("planner of samples: what is asked for is taken, whatever would be faster") {
+TEST_CASE("planner of samples: a requested route is taken even if another route is faster") {
     const array_facts small = mapped(3 * kib, gib);
     for (const transfer how : {transfer::copy_engine, transfer::kernel}) {
         CHECK(transfer_of(asked(gpu, how), small) == how);
@@ -240,7 +239,7 @@ TEST_CASE("planner of samples: batches are filled in groups of some bytes, in a 
     CHECK(plan_groups(tiny, plans, 4 * kib).max_slots == 20);
 }
 
-TEST_CASE("planner of samples: threads follow what there is to do") {
+TEST_CASE("planner of samples: the number of threads follows the work") {
     CHECK(count_threads({.copies = true}, 16) == 16);
     CHECK(count_threads({.copies = true, .registers = true}, 16) == 8);
     CHECK(count_threads({.copies = true, .registers = true}, 4) == 3);

@@ -171,7 +171,7 @@ TEST_CASE("weighted: equal proportions are one order, other weights are another"
     CHECK(identity({1, 2, 3}) != identity({1, 2, 3}, 1));
 }
 
-TEST_CASE("weighted: refuses weights that mean nothing, and names the row") {
+TEST_CASE("weighted: refuses invalid weights, and names the row") {
     const double infinity = std::numeric_limits<double>::infinity();
     CHECK(contains_all(refusal({1, -1e-300}),
                        {"cannot draw rows", "row 1 is -1e-300,", "finite and not negative"}));

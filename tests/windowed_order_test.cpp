@@ -205,7 +205,7 @@ TEST_CASE("windowed: every row comes at every position equally often, those of a
     }
 }
 
-TEST_CASE("windowed: which chunks share a window is left to chance, across epochs and seeds") {
+TEST_CASE("windowed: the chunks that share a window are random across epochs and seeds") {
     // 64 chunks of 2 rows in 4 windows: the windows of two chunks, and of one chunk in two epochs or seeds
     constexpr std::uint64_t trials = 20'000;
     const auto window_of = [](const row_list& rows, std::uint64_t row) {
@@ -257,7 +257,7 @@ TEST_CASE("windowed: rows that are neighbours in the data are anywhere within th
     CHECK(deviations(row_list{together, 30'000 - together}, expected) < 5);
 }
 
-TEST_CASE("windowed: what comes first in a window tells nothing of the next window") {
+TEST_CASE("windowed: the first rows of a window do not predict the next window") {
     // two windows of 16 chunks of 32 rows: how far apart, within their chunks, the rows are that come first
     const auto sampler = sampler::windowed(1024, 23, 512);
     row_list distances(32);

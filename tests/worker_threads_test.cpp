@@ -110,7 +110,7 @@ TEST_CASE("worker_threads: after fork there is one thread, and the reason names 
     }));
 }
 
-TEST_CASE("worker_threads: a refusal is not remembered once threads can be had again") {
+TEST_CASE("worker_threads: a refusal is forgotten once threads can be started again") {
     CHECK(holds_in_child([] {
         const std::size_t before = first_thread_count();
         {

@@ -194,7 +194,7 @@ TEST_CASE("zip directory: refuses bytes before the archive, as numpy does") {
     CHECK(contains(refusal("PK\3\4" + std::string(100, '\0')), "cut off"));
 }
 
-TEST_CASE("zip directory: refuses what no archive can be") {
+TEST_CASE("zip directory: refuses bytes that cannot be an archive") {
     // part of an archive, offset in it, value, size of the field, and what the sentence says
     enum class part : std::uint8_t { local, entry, end64, locator, end };
     struct {
@@ -280,7 +280,7 @@ TEST_CASE("zip directory: refuses what no archive can be") {
     }
 }
 
-TEST_CASE("zip directory: refuses an end record that lies") {
+TEST_CASE("zip directory: refuses a false end record") {
     struct {
         std::size_t offset;
         std::uint64_t value;
@@ -324,7 +324,7 @@ TEST_CASE("zip directory: refuses an end record that lies") {
     CHECK(contains(refusal(made.bytes), "does not fit before its end record"));
 }
 
-TEST_CASE("zip directory: refuses zip64 fields that lie") {
+TEST_CASE("zip directory: refuses false zip64 fields") {
     const std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
     struct {
         std::string extra;
@@ -373,7 +373,7 @@ TEST_CASE("zip directory: refuses names that lead out of a folder, and two of on
          "?'"}));
 }
 
-TEST_CASE("zip directory: no size is allocated that only a record promises") {
+TEST_CASE("zip directory: does not allocate a size that only a record claims") {
     // a file of 8 EiB, all zeros but its ends, that claims to be one directory
     const std::uint64_t file_size = std::uint64_t{1} << 62;
     const std::uint64_t end64_offset = file_size - 98;

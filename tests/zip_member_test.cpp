@@ -93,7 +93,7 @@ TEST_CASE("zip member: one inflater does several members, larger and smaller") {
     }
 }
 
-TEST_CASE("zip member: an empty one is read") {
+TEST_CASE("zip member: an empty member is read") {
     const std::string data = zip_bytes::deflate("");
     CHECK(read_in_pieces(entry_of(data, ""), data, 1, 1).empty());
     CHECK(read_in_pieces(entry_of("", "", false), "", 1, 1).empty());
@@ -114,7 +114,7 @@ TEST_CASE("zip member: finish reads what is left, so that the CRC-32 is checked"
     CHECK_THROWS_AS(bad.read(begin), pinflow::invalid_argument);
 }
 
-TEST_CASE("zip member: refuses data that is not what the directory promises") {
+TEST_CASE("zip member: refuses data that contradicts the directory") {
     const std::string content = letters(50'000);
     const std::string data = zip_bytes::deflate(content, 20'000);
     const zip_entry entry = entry_of(data, content);
@@ -192,7 +192,7 @@ TEST_CASE("zip member: refuses sizes that cannot both be true before anything is
                        {"member 'a.npy'", "is stored", "to have 4 bytes", "to take 3"}));
 }
 
-TEST_CASE("zip member: what compresses best is read") {
+TEST_CASE("zip member: the most compressible data is read") {
     // eight million zeros as zlib deflates them, 1029.7 times shorter
     const std::string content(8'000'000, '\0');
     const std::string data = std::string("\xed\xc1\x01\x0d\x00\x00\x00\xc2\xa0\xf7\x4f\x6d\x0e\x37\xa0", 15) +
@@ -202,7 +202,7 @@ TEST_CASE("zip member: what compresses best is read") {
     CHECK((inflate(entry_of(data, content), data) == content));
 }
 
-TEST_CASE("zip member: says what it does not know") {
+TEST_CASE("zip member: names the features that it does not support") {
     struct {
         std::uint16_t version;
         std::uint16_t flags;

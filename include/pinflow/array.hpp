@@ -22,8 +22,8 @@ class row_source;
 /// Lengths of the axes, in elements.
 using shape_vector = std::vector<std::uint64_t>;
 
-/// Elements of a shape: the product of its lengths, 1 for no axes. @throws invalid_argument when the lengths
-/// other than 0 make 2^64 or more, as numpy does.
+/// The number of elements of a shape: the product of its lengths, 1 for no axes.
+/// @throws invalid_argument if the product of the lengths other than 0 is 2^64 or more, as numpy does.
 std::uint64_t element_count(std::span<const std::uint64_t> shape);
 /// Bytes between neighbours along each axis of a C-order array; a length of 0 counts as 1.
 /// @throws invalid_argument when the array would take 2^63 bytes or more.
@@ -35,34 +35,36 @@ std::vector<std::int64_t> fortran_strides_bytes(std::span<const std::uint64_t> s
 /// "(3, 4)", "(3,)", "()": numpy's spelling.
 std::string to_string(std::span<const std::uint64_t> shape);
 
-/// Somebody else's elements: address, type, shape and strides. It owns nothing, and says nothing about which
-/// device the address belongs to; whoever hands it out does. A moved-from view has no elements.
+/// Borrowed elements: address, type, shape and strides. It does not own the memory, and does not know the
+/// device of the address; the function that returns the view documents the device. A moved-from view has no
+/// elements.
 class array_view {
  public:
     /// A C-order view.
     array_view(const std::byte* data, pinflow::dtype type, shape_vector shape);
-    /// Any order; strides are bytes between neighbours along each axis, one an axis.
+    /// A view in any order. Strides are bytes between neighbours along each axis, one stride per axis.
     /// @throws invalid_argument if there is not exactly one stride per axis, or if the elements take 2^63
     /// bytes or more.
     array_view(const std::byte* data, pinflow::dtype type, shape_vector shape,
                std::vector<std::int64_t> strides_bytes);
 
-    /// Null when there are no bytes, or none in the address space.
+    /// Null if there are no bytes, or if they are not in the address space.
     const std::byte* data() const noexcept { return data_; }
     const pinflow::dtype& dtype() const noexcept { return dtype_; }
     const shape_vector& shape() const noexcept { return shape_; }
     const std::vector<std::int64_t>& strides_bytes() const noexcept { return strides_bytes_; }
-    /// Elements.
+    /// The number of elements.
     std::uint64_t size() const noexcept { return size_; }
-    /// Payload: elements times their size.
+    /// Bytes of all elements, without gaps.
     std::uint64_t size_bytes() const noexcept { return size_ * dtype_.size_bytes(); }
-    /// Whether the elements lie in C order without gaps (so does every array with fewer than two elements).
+    /// Whether the elements are in C order without gaps; always true for fewer than two elements.
     bool c_contiguous() const;
-    /// Whether they lie in Fortran order without gaps.
+    /// Whether the elements are in Fortran order without gaps.
     bool fortran_contiguous() const;
 
-    /// The elements as T, in C order. @throws invalid_argument when T is not the element type, the elements
-    /// are big-endian, not in C order, or not aligned for T.
+    /// The elements as T, in C order.
+    /// @throws invalid_argument if T is not the element type, or if the elements are big-endian, not in C
+    /// order, or not aligned for T.
     template <typename T>
     const T* as() const {
         check_readable_as(pinflow::dtype::of<T>(), alignof(T));
@@ -79,26 +81,26 @@ class array_view {
     detail::empty_on_move<std::uint64_t> size_;
 };
 
-/// An array and what keeps its bytes alive: a mapping of a file, or memory. Copies share the bytes, which are
-/// never written through it. Opening one reads a header and maps the rest. Thread-safe, as it is immutable.
+/// An array that keeps its bytes alive: a mapping of a file, or memory. Copies share the bytes, which are
+/// never written through it. Opening a file reads the header and maps the data. Immutable, so thread-safe.
 /// A moved-from array has no elements: `view` throws invalid_argument, `rows` throws unsupported.
 class array {
  public:
-    /// Elements in host memory that this array takes over, in C order.
-    /// @throws invalid_argument when the region is smaller than the shape asks for.
+    /// Takes over host memory that holds the elements in C order.
+    /// @throws invalid_argument if the region is smaller than the shape needs.
     array(memory_region memory, pinflow::dtype type, shape_vector shape);
 
     /// The same in C or Fortran order, with this `reason`.
     static array of_memory(memory_region memory, pinflow::dtype type, shape_vector shape, bool fortran_order,
                            std::string reason);
 
-    /// Elements of an open file from `offset_bytes` on, in C or Fortran order: mapped when the system allows
-    /// it, otherwise readable as rows only (see `reason`).
-    /// @throws format_error when the file ends before the last element.
+    /// Opens the elements of an open file from `offset_bytes` on, in C or Fortran order. They are mapped if
+    /// the system allows it; otherwise they can only be read as rows (see `reason`).
+    /// @throws format_error if the file ends before the last element.
     static array of_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
                          pinflow::dtype type, shape_vector shape, bool fortran_order = false);
-    /// The same without a mapping, so that only its rows can be read: for one of many files, which
-    /// `concatenate` and `stack` map together.
+    /// The same without a mapping, so that only the rows can be read. For one of many files that
+    /// `concatenate` or `stack` then maps together.
     static array of_file_unmapped(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
                                   pinflow::dtype type, shape_vector shape, bool fortran_order = false);
 
@@ -109,28 +111,29 @@ class array {
     bool mapped() const noexcept { return mapped_; }
     /// One sentence that says why the array is or is not mapped.
     const std::string& reason() const noexcept { return reason_; }
-    /// The elements in place; valid while this array or a copy of it lives. If the file is
-    /// truncated, reading the lost pages raises SIGBUS: use `rows` if that can happen.
-    /// @throws unsupported when the array is not mapped.
+    /// The elements in place; valid while this array or a copy of it lives. If the file is truncated, reading
+    /// the lost pages raises SIGBUS: use `rows` if that can happen.
+    /// @throws unsupported if the array is not mapped.
     const array_view& view() const;
-    /// The file behind it; null for an array in memory.
+    /// The file of the array; null for an array in memory.
     const std::shared_ptr<const input_file>& file() const noexcept { return file_; }
-    /// Where the first element lies in the file.
+    /// The offset of the first element in the file.
     std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
-    /// Bytes between neighbours along each axis, in the file as in memory; also when nothing is mapped.
+    /// Bytes between neighbours along each axis, in the file and in memory; also valid if nothing is mapped.
     const std::vector<std::int64_t>& strides_bytes() const noexcept { return view_.strides_bytes(); }
 
-    /// The same bytes taken for another type of the same size: bfloat16 for `|V2`, int64 for `<M8[ns]`.
-    /// Nothing is copied. @throws invalid_argument when the sizes differ.
+    /// Reinterprets the same bytes as another type of the same size: `|V2` as bfloat16, `<M8[ns]` as int64.
+    /// Nothing is copied.
+    /// @throws invalid_argument if the sizes differ.
     array view_as(const pinflow::dtype& type) const;
     /// One field of a structured array, as a strided view of the same bytes; the axes of a field that is an
-    /// array come last. `name` may lead into nested fields: "position.x".
-    /// @throws invalid_argument when there is no such field; the message names those that exist.
+    /// array come last. `name` may be a path into nested fields: "position.x".
+    /// @throws invalid_argument if there is no such field; the message names the existing fields.
     array field(std::string_view name) const;
 
-    /// The array as a source of rows, along its first axis: what a loader takes. Big-endian elements are
-    /// delivered little-endian, and a field's elements next to each other; neither can be copied in place, so
-    /// that the source has no extents. The source keeps the bytes alive.
+    /// The array as a source of rows along its first axis, for a loader. Big-endian elements are delivered
+    /// little-endian, and the elements of a field contiguous. Such rows cannot be copied in place, so the
+    /// source has no extents. The source keeps the bytes alive.
     /// @throws unsupported for an array without axes, or in Fortran order with more than one axis.
     std::shared_ptr<const row_source> rows() const;
     operator std::shared_ptr<const row_source>() const { return rows(); }

@@ -13,21 +13,22 @@ namespace pinflow {
 class device_buffer {
  public:
     device_buffer() noexcept = default;
-    /// Uninitialised memory, aligned to 256 bytes, that may be used in `stream`'s order from now on, and
-    /// anywhere once the stream has come this far. Does not wait. The stream need not outlive the buffer.
+    /// Allocates uninitialised memory, aligned to 256 bytes. It can be used in `stream`'s order at once, and
+    /// on other streams once `stream` has reached this point. Does not wait. The stream need not outlive the
+    /// buffer.
     /// @throws device_error if a GPU is out of memory; system_failure if the host device is.
     device_buffer(std::uint64_t size_bytes, stream_view stream);
     device_buffer(device_buffer&& other) noexcept;
     device_buffer& operator=(device_buffer&& other) noexcept;
     device_buffer(const device_buffer&) = delete;
     device_buffer& operator=(const device_buffer&) = delete;
-    /// Gives the memory back at once: all work on it must have finished.
+    /// Releases the memory at once: all work on it must have finished.
     ~device_buffer();
 
     std::byte* data() const noexcept { return data_; }
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
 
-    /// Gives the memory back once `events` have passed. Never waits, unless host memory is exhausted; the
+    /// Releases the memory once `events` have passed. Never waits, unless host memory is exhausted. The
     /// events may be destroyed afterwards.
     void release_after(std::span<const event> events) noexcept;
 
@@ -47,14 +48,15 @@ class device_buffer {
 class pinned_buffer {
  public:
     pinned_buffer() noexcept = default;
-    /// Zero-filled, aligned to 4096 bytes. @throws device_error if so much cannot be page-locked
-    /// for a GPU; system_failure if the host device is out of memory.
+    /// Allocates zero-filled memory, aligned to 4096 bytes.
+    /// @throws device_error if that much cannot be page-locked for a GPU.
+    /// @throws system_failure if the host device is out of memory.
     pinned_buffer(std::uint64_t size_bytes, pinflow::device device);
     pinned_buffer(pinned_buffer&& other) noexcept;
     pinned_buffer& operator=(pinned_buffer&& other) noexcept;
     pinned_buffer(const pinned_buffer&) = delete;
     pinned_buffer& operator=(const pinned_buffer&) = delete;
-    /// Gives the memory back at once: all copies from and to it must have finished.
+    /// Releases the memory at once: all copies from and to it must have finished.
     ~pinned_buffer();
 
     std::byte* data() const noexcept { return data_; }
@@ -68,8 +70,8 @@ class pinned_buffer {
 };
 
 /// Enqueues a copy of `source`, in host memory, to device memory at `destination`. Does not wait: both must
-/// stay valid, and the source unchanged, until the stream has passed it. Truly asynchronous from pinned
-/// memory only.
+/// stay valid, and the source unchanged, until the stream has passed the copy. The copy is truly asynchronous
+/// only from pinned memory.
 void copy_to_device_async(std::byte* destination, std::span<const std::byte> source, stream_view stream);
 
 /// Enqueues a copy of device memory at `source` to `destination` in host memory. Does not wait, as above.
@@ -82,7 +84,7 @@ struct copy_range {
     std::uint64_t size_bytes;
 };
 
-/// Enqueues many copies to the device as one piece of work, in no order among themselves; the destinations
+/// Enqueues many copies to the device as one operation. They run in no particular order; the destinations
 /// must not overlap. `ranges` itself is read before the call returns. Does not wait, as above.
 void copy_batch_to_device_async(std::span<const copy_range> ranges, stream_view stream);
 

@@ -13,7 +13,7 @@
 
 namespace pinflow {
 
-/// What an element is; the values are the letters that numpy uses for the same kinds.
+/// The kind of an element. The values are the letters that numpy uses for the same kinds.
 enum class dtype_kind : char {
     boolean = 'b',
     signed_integer = 'i',
@@ -33,14 +33,14 @@ enum class dtype_kind : char {
 
 struct dtype_field;
 
-/// The type of an array's elements: kind, size, byte order, for times the unit, and for structured types the
-/// fields. A small value; equal values are equal types.
+/// The type of an array's elements: kind, size, byte order, the unit of times, and the fields of structured
+/// types. A small value; equal values are equal types.
 class dtype {
  public:
-    /// A type from its parts. `unit` is numpy's, without brackets ("ns", "25s"), for times only; empty is
-    /// numpy's generic unit. Types of which order has no meaning (one byte, byte strings, opaque) ignore
+    /// A type from its parts. `unit` is numpy's, without brackets ("ns", "25s"), and for times only; empty
+    /// means numpy's generic unit. Types without a byte order (one byte, byte strings, opaque) ignore
     /// `order`.
-    /// @throws invalid_argument when no such type exists (a 3-byte float).
+    /// @throws invalid_argument if no such type exists (a 3-byte float).
     dtype(dtype_kind kind, std::uint64_t size_bytes, std::endian order = std::endian::little,
           std::string_view unit = {});
 
@@ -50,9 +50,9 @@ class dtype {
     /// and fields that overlap, are not in order or do not fit.
     static dtype structured(std::vector<dtype_field> fields, std::uint64_t size_bytes);
 
-    /// Reads numpy's spelling: `<f4`, `>i8`, `|S10`, `<U5`, `<M8[ns]`, `|V7`, also `=f4`, `f4` and `float32`;
-    /// and `bfloat16`, `float8_e4m3fn`, `float8_e5m2`, as ml_dtypes names what numpy lacks, also `>bfloat16`.
-    /// The source of the grammar is numpy's array-protocol type strings.
+    /// Reads numpy's spelling: `<f4`, `>i8`, `|S10`, `<U5`, `<M8[ns]`, `|V7`, also `=f4`, `f4` and `float32`.
+    /// Also reads ml_dtypes' names of types that numpy lacks: `bfloat16`, `>bfloat16`, `float8_e4m3fn`,
+    /// `float8_e5m2`. The source of the grammar is numpy's array-protocol type strings.
     /// @throws format_error for what numpy rejects; unsupported for pickled objects and lists of fields.
     static dtype parse(std::string_view descr);
 
@@ -64,9 +64,10 @@ class dtype {
     /// Bytes of one element. 0 for `|S0`, `<U0`, `|V0`, and for structured types whose fields all have 0
     /// bytes.
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
-    /// Byte order of each number within an element; little where order has no meaning.
+    /// Byte order of each number within an element; little for types without a byte order.
     std::endian order() const noexcept { return order_; }
-    /// Bytes of the numbers that byte order applies to (4 for `<U5` and `<c8`); 1 where order has no meaning.
+    /// Bytes of the numbers that byte order applies to (4 for `<U5` and `<c8`); 1 for types without a byte
+    /// order.
     std::uint64_t swap_size_bytes() const noexcept;
     /// Time unit without brackets ("ns"); empty for other kinds and for the generic unit.
     const std::string& unit() const noexcept { return unit_; }
@@ -74,13 +75,13 @@ class dtype {
     bool is_structured() const noexcept { return fields_ != nullptr; }
     /// The fields of a structured type; empty for all others. They live as long as any copy of the type.
     std::span<const dtype_field> fields() const noexcept;
-    /// The same type, little-endian, its fields too.
+    /// The same type in little-endian order, including its fields.
     dtype little_endian() const;
-    /// Whether all of it is little-endian, or order has no meaning.
+    /// Whether every number in it is little-endian or has no byte order.
     bool is_little_endian() const noexcept;
-    /// numpy's spelling, byte order included: `<f4`, `|b1`, `>U5`, `<M8[25s]`; a structured type as the list
-    /// that numpy.dtype takes, `[('a', '<f4'), ('b', '<i2', (3,))]`, gaps as fields named '' of type `|V`;
-    /// `bfloat16`, `float8_e4m3fn`, `float8_e5m2`, and `>bfloat16` when big-endian.
+    /// numpy's spelling, with byte order: `<f4`, `|b1`, `>U5`, `<M8[25s]`. A structured type is the list that
+    /// numpy.dtype takes, `[('a', '<f4'), ('b', '<i2', (3,))]`, with gaps as fields named '' of type `|V`.
+    /// Types that numpy lacks are `bfloat16`, `float8_e4m3fn`, `float8_e5m2`, and `>bfloat16` if big-endian.
     std::string descr() const;
 
     friend bool operator==(const dtype& a, const dtype& b);
@@ -97,12 +98,13 @@ class dtype {
 /// One field of a structured type.
 struct dtype_field {
     std::string name;
-    std::string title;  ///< a second name that numpy allows; mostly empty
+    std::string title;  ///< a second name that numpy allows; usually empty
     dtype type;
-    std::vector<std::uint64_t> shape;  ///< of a field that is an array itself; empty for one element
+    std::vector<std::uint64_t> shape;  ///< the shape of an array field; empty for a single element
     std::uint64_t offset_bytes = 0;    ///< within the element
 
-    /// Bytes that the field takes. @throws invalid_argument for more than numpy allows.
+    /// The size of the field in bytes.
+    /// @throws invalid_argument if it is larger than numpy allows.
     std::uint64_t size_bytes() const;
     friend bool operator==(const dtype_field&, const dtype_field&) = default;
 };

@@ -4,8 +4,8 @@
 
 namespace pinflow::detail {
 
-/// A plain value, such as a pointer or a count, that is T() once it was moved from. Members of this type let
-/// a class keep its default moves and still be empty afterwards.
+/// A plain value, such as a pointer or a count, that becomes T() when it is moved from. A class with such
+/// members can use default moves and still be empty afterwards.
 template <typename T>
 class empty_on_move {
  public:

@@ -6,8 +6,8 @@
 
 namespace pinflow {
 
-/// The base of everything pinflow throws. `what()` is a full sentence: what was tried, on what (path, offset,
-/// shape), what happened and, where it is known, what would help.
+/// The base class of all exceptions of pinflow. `what()` is a full sentence: the operation, its object (path,
+/// offset, shape), what happened and, if known, what would help.
 class error : public std::runtime_error {
  public:
     using std::runtime_error::runtime_error;
@@ -25,19 +25,19 @@ class system_failure : public error {
     std::error_code code_;
 };
 
-/// The bytes of a file are not what its format or its own header promises.
+/// The bytes of a file contradict its format or its own header.
 class format_error : public error {
  public:
     using error::error;
 };
 
-/// The input is valid, but pinflow (or this build of it) has no way to do what was asked with it.
+/// The input is valid, but pinflow (or this build of it) does not support the operation on it.
 class unsupported : public error {
  public:
     using error::error;
 };
 
-/// The caller asked for something that contradicts itself or the data.
+/// The arguments of a call contradict each other or the data.
 class invalid_argument : public error {
  public:
     using error::error;

@@ -2,15 +2,14 @@
 
 namespace pinflow {
 
-/// Lets pinflow copy rows straight from the mapping of a file, which is faster than reading them, by handling
-/// the SIGBUS of a file that was truncated meanwhile. Without it the library reads mapped files with pread
-/// wherever the CPU copies rows. The first call installs a signal handler for the process, later calls do
-/// nothing.
+/// Installs a SIGBUS handler so that pinflow can copy rows directly from mapped files, which is faster than
+/// reading them with pread. The handler catches the SIGBUS of a file that is truncated meanwhile. Without it,
+/// the CPU reads rows of mapped files with pread. Only the first call has an effect.
 ///
 /// The handler acts only on a thread that is copying rows for pinflow: the copy fails there, and the rows are
 /// read again with pread, which reports what is wrong as data_changed or system_failure. Any other SIGBUS
-/// goes to the handler that was installed before, or does what it would have done without ours. If the
-/// program replaces the handler later, pinflow notices and goes back to pread.
+/// goes to the previous handler, or has the effect that it would have without ours. If the program replaces
+/// the handler later, pinflow detects that and uses pread again.
 ///
 /// Thread-safe. @throws system_failure if the handler cannot be installed.
 void install_fault_guard();

@@ -18,7 +18,7 @@ class cached_descriptor;
 
 }  // namespace detail
 
-/// What tells a file, and one state of it, from others.
+/// Identifies a file and one state of its contents.
 struct file_identity {
     std::uint64_t device = 0;
     std::uint64_t inode = 0;
@@ -31,7 +31,7 @@ struct file_identity {
 /// Keeps the descriptor of an input_file open. The file must outlive it. A moved-from lease is empty.
 class descriptor_lease {
  public:
-    /// The descriptor, for reading; -1 when the lease is empty. Its position belongs to nobody: use pread.
+    /// The descriptor, for reading; -1 if the lease is empty. Its file position is undefined: use pread.
     int get() const noexcept;
 
  private:
@@ -52,8 +52,9 @@ class descriptor_lease {
 /// Reopening checks that it is still the same file.
 class input_file {
  public:
-    /// Opens `path`. @throws system_failure when it cannot be opened, format_error when it is not a regular
-    /// file.
+    /// Opens `path`.
+    /// @throws system_failure if it cannot be opened.
+    /// @throws format_error if it is not a regular file.
     explicit input_file(const std::filesystem::path& path);
     input_file(const input_file&) = delete;
     input_file& operator=(const input_file&) = delete;
@@ -61,28 +62,27 @@ class input_file {
 
     /// The path as it was given, for messages.
     const std::string& path() const noexcept { return path_; }
-    /// Size when the file was opened.
+    /// The size of the file when it was opened.
     std::uint64_t size_bytes() const noexcept { return identity_.size_bytes; }
-    /// What it was when it was opened.
+    /// The identity of the file when it was opened.
     const file_identity& identity() const noexcept { return identity_; }
 
     /// Keeps the descriptor open while the lease lives.
-    /// @throws data_changed and system_failure when the file must be opened again, and is another one or
-    /// cannot be opened.
+    /// @throws data_changed if the file must be reopened and is another file by now.
+    /// @throws system_failure if it cannot be reopened.
     descriptor_lease lease_descriptor() const;
 
     /// Fills `destination` from the page cache or the disk.
     /// @return the time spent waiting for storage: zero when every byte was in the page cache.
-    /// @throws system_failure when reading fails, data_changed when the file ends before the destination is
-    /// full; what lease_descriptor throws.
+    /// @throws system_failure if reading fails; data_changed if the file ends before the destination is full;
+    /// what lease_descriptor throws.
     std::chrono::nanoseconds read(std::uint64_t offset_bytes, std::span<std::byte> destination) const;
 
-    /// Asks the system about the path.
-    /// @throws data_changed when size or modification time differ from those at opening, or when another file
-    /// has taken the path's place. A file whose name is merely gone passes: it holds its data while its
-    /// descriptor is open, or a mapping of it exists.
+    /// Checks the path for changes since the file was opened. A deleted file passes: it keeps its data while
+    /// its descriptor is open, or a mapping of it exists.
+    /// @throws data_changed if size or modification time have changed, or if the path names another file.
     void check_unchanged() const;
-    /// The same, unless the file passed a check less than `max_age` before `now`: then it does nothing.
+    /// The same, but does nothing if the file passed a check less than `max_age` before `now`.
     /// @throws as check_unchanged().
     void check_unchanged(std::chrono::nanoseconds max_age, std::chrono::steady_clock::time_point now) const;
 

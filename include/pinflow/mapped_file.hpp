@@ -10,23 +10,24 @@
 
 namespace pinflow {
 
-/// How a mapping will be read; passed on to madvise.
+/// How a mapping will be read; passed to madvise.
 enum class access_advice { normal, sequential, random, will_need };
 
-/// A read-only shared mapping of a part of a file: the page cache itself, nothing is loaded or copied. The
-/// bytes stay valid while this object lives, whatever happens to the file's name; when the file is truncated,
-/// touching lost pages from the CPU raises SIGBUS, so pinflow itself reads through input_file::read.
+/// A read-only shared mapping of a part of a file: the pages of the page cache, without a copy. The bytes
+/// stay valid while this object lives, even if the file is renamed or deleted. If the file is truncated,
+/// reading the lost pages from the CPU raises SIGBUS, so pinflow itself reads with input_file::read.
 /// Thread-safe once constructed.
 class mapped_file {
  public:
-    /// Maps [offset_bytes, offset_bytes + size_bytes) of `file`; no alignment is asked of the offset, and a
-    /// size of zero maps nothing. @throws format_error when the range passes the end of the file,
-    /// system_failure when the system refuses (address space, map count).
+    /// Maps [offset_bytes, offset_bytes + size_bytes) of `file`. The offset needs no alignment. A size of 0
+    /// maps nothing.
+    /// @throws format_error if the range passes the end of the file.
+    /// @throws system_failure if the system refuses (address space, map count).
     mapped_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes, std::uint64_t size_bytes);
 
     const std::shared_ptr<const input_file>& file() const noexcept { return file_; }
     std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
-    /// The first byte asked for; null when nothing is mapped.
+    /// The first mapped byte; null if nothing is mapped.
     const std::byte* data() const noexcept { return region_.data(); }
     std::uint64_t size_bytes() const noexcept { return region_.size_bytes(); }
     std::span<const std::byte> bytes() const noexcept { return region_.bytes(); }

@@ -6,12 +6,12 @@
 
 namespace pinflow {
 
-/// A piece of host memory and the way to give it back: one move-only type for anonymous pages, mappings and
-/// pinned memory. Moving is cheap and leaves the source empty. Not synchronised: one thread at a time may
-/// move it.
+/// Owns a piece of host memory and the function that releases it: one move-only type for anonymous pages,
+/// mappings and pinned memory. Moving is cheap and leaves the source empty. Not thread-safe: only one thread
+/// at a time may move it.
 class memory_region {
  public:
-    /// Gives memory back; must not throw.
+    /// Releases the memory; must not throw.
     using release_function = void (*)(std::byte* data, std::uint64_t size_bytes, void* context) noexcept;
 
     memory_region() noexcept = default;
@@ -25,8 +25,9 @@ class memory_region {
     memory_region& operator=(const memory_region&) = delete;
     ~memory_region();
 
-    /// Zero-filled private pages, aligned to 4096 bytes (2 MiB from that size on, where huge pages are asked
-    /// for). An empty region for 0 bytes. @throws system_failure when the system has no such memory.
+    /// Allocates zero-filled private pages, aligned to 4096 bytes. From 2 MiB on they are aligned to 2 MiB,
+    /// and huge pages are requested. Returns an empty region for 0 bytes.
+    /// @throws system_failure if the system cannot provide the memory.
     static memory_region anonymous(std::uint64_t size_bytes);
 
     std::byte* data() const noexcept { return data_; }

@@ -17,39 +17,42 @@ namespace detail {
 class pin_worker;
 }
 
-/// Host memory to register where it lies: a shared mapping of a file, or memory of the process's own.
+/// Host memory to register in place: a shared mapping of a file, or the process's own memory.
 struct pin_range {
     std::span<const std::byte> bytes;
     std::string description;  ///< for messages: "'x.npy'"
-    /// What keeps the bytes mapped, for as long as they are registered. Without one they must outlive the
-    /// object that registers them.
+    /// Keeps the bytes mapped while they are registered. Without an owner, the bytes must outlive the object
+    /// that registers them.
     std::shared_ptr<const void> owner;
 };
 
 /// The ranges of `source` that are in the address space, in order of its rows, kept alive by the source.
-/// Extents that follow each other without a page between them are one range, so that thousands of small files
-/// that are mapped side by side are registered in large pieces.
+/// Consecutive extents without a page between them are one range, so that thousands of small files that are
+/// mapped side by side are registered in large pieces.
 std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source);
 
-/// What bounds the pin budget beside the memory that the machine and the cgroup have left.
+/// Further limit on the pin budget, besides the memory that the machine and the cgroup have left.
 enum class pin_limit : std::uint8_t {
-    memory,   ///< nothing else
+    memory,   ///< no further limit
     memlock,  ///< RLIMIT_MEMLOCK, which CUDA's driver does not enforce for registered pages
 };
 
 struct pin_options {
-    /// Upper bound on what pinflow registers in this process, in bytes; never more than the machine and the
-    /// cgroup have left. 0: three quarters of that.
+    /// Upper bound on the memory that pinflow registers in this process, in bytes; never more than the
+    /// machine and the cgroup have left. 0: three quarters of that.
     std::uint64_t budget_bytes = 0;
     /// `memlock` lowers the budget to RLIMIT_MEMLOCK, unless the process has CAP_IPC_LOCK.
     pin_limit limit = pin_limit::memory;
     /// False registers nothing unless everything fits the budget, and stops at the first piece that is
-    /// refused. True registers what it can, so that a file 5 % over the budget has 95 % of its rows pinned.
+    /// refused. True registers as many pieces as possible, so that a file 5 % over the budget has 95 % of its
+    /// rows pinned.
     bool allow_partial = true;
-    /// Bytes registered by one call. After each piece, copies can use it, and stopping is possible. A
-    /// `budget_bytes` below 16 pieces has smaller ones, down to 1 MiB.
+    /// Bytes registered by one call. Copies can use each piece as soon as it is registered, and the threads
+    /// can be stopped between pieces. If `budget_bytes` is less than 16 pieces, pieces are smaller, down to 1
+    /// MiB.
     std::uint64_t piece_bytes = std::uint64_t{64} << 20;
-    /// Where registering begins, in one of the ranges: what lies before comes last. Null: at the front.
+    /// The address in one of the ranges at which registering begins; the bytes before it are registered last.
+    /// Null: the front.
     const std::byte* begin_at = nullptr;
     /// Whether to register, at the end, the pieces that a reader had passed before they were registered (see
     /// pinned_pages::set_reader_position). False leaves them out.
@@ -62,13 +65,13 @@ struct pin_options {
 struct pin_report {
     bool finished = false;  ///< nothing more will be registered
     bool complete = false;  ///< everything is registered
-    bool failed = false;    ///< something that was to be registered is not
+    bool failed = false;    ///< a part that should be registered is not
     std::uint64_t total_bytes = 0;
     std::uint64_t registered_bytes = 0;
     std::chrono::nanoseconds duration{};
-    /// Empty until finished. "registered read-only, 3.1 GiB, 0.10 s" if complete; otherwise how much is
-    /// registered, and why not the rest: "registered read-only, 7.6 GiB of 8.0 GiB (95 %), 0.25 s: the pin
-    /// budget of 7.6 GiB has no room for more (three quarters of the memory that is available)".
+    /// Empty until finished. "registered read-only, 3.1 GiB, 0.10 s" if complete; otherwise it says how much
+    /// is registered, and why the rest is not: "registered read-only, 7.6 GiB of 8.0 GiB (95 %), 0.25 s: the
+    /// pin budget of 7.6 GiB has no room for more (three quarters of the memory that is available)".
     std::string reason;
 };
 
@@ -78,27 +81,26 @@ struct pin_run {
     std::uint64_t size_bytes = 0;
 };
 
-/// Host pages registered with a CUDA device in place: the copy engine, and kernels, read the mapped pages
-/// themselves, at the addresses that the host uses (checked for every piece: a device on which they differ is
-/// refused). Nothing is copied. The pages of all CUDA devices are shared: registered once, every device can
-/// read them.
+/// Registers host pages with a CUDA device in place, without copying them. The copy engine and kernels read
+/// the mapped pages at the addresses that the host uses. This is checked for every piece: a device with other
+/// addresses is refused. Once a page is registered, every CUDA device can read it.
 ///
-/// Registration runs piece by piece on a thread of its own from construction on, while another thread brings
-/// the next pieces into memory; `covers` says at any time what can be copied already. What cannot be
-/// registered is no error but a reason: `report`, or `require` if it has to work. Pages registered by pinflow
-/// before, by another object, are counted and not registered twice.
+/// From construction on, one thread registers piece by piece, while another thread reads the next pieces into
+/// memory. `covers` says at any time whether bytes can be copied already. A failed registration throws
+/// nothing: `report` has the reason, and `require` throws it. Pages that pinflow has already registered for
+/// another object are counted as registered, and not registered again.
 ///
-/// Order of destruction: copies must have finished; the destructor stops the threads, which takes about a
-/// piece, unregisters, and only then lets go of the owners. If the driver does not return within
-/// pin_options::piece_deadline, the destructor returns nevertheless. The thread, the owners and the pin
-/// budget are then left alone until the driver returns, if ever.
+/// Copies must have finished before destruction. The destructor stops the threads (which takes about as long
+/// as one piece), unregisters the pages, and then releases the owners. If the driver does not return within
+/// pin_options::piece_deadline, the destructor returns anyway. The thread, the owners and the share of the
+/// pin budget are then kept until the driver returns, if ever.
 ///
 /// Move-only. A moved-from object has nothing registered: `wait`, `wait_for`, `require` and `report`
 /// throw invalid_argument. Members may be called from several threads. After fork, the child can only destroy
-/// it, which leaves everything as it is.
+/// the object, which has no effect on the registration.
 class pinned_pages {
  public:
-    /// Starts registering `ranges`. A host device registers nothing, and says so.
+    /// Starts registering `ranges`. For the host device nothing is registered, and `report` says so.
     /// @throws invalid_argument if pin_options::piece_deadline is not above 0, or if the pin limit is out of
     /// range.
     pinned_pages(std::vector<pin_range> ranges, pinflow::device device, const pin_options& options = {});
@@ -110,7 +112,7 @@ class pinned_pages {
 
     /// Whether all `size_bytes` at `data` are registered by now. Never waits, takes no lock.
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
-    /// The run of bytes from `data` on, at most `size_bytes`, that are in the same state as the first one:
+    /// The run of bytes from `data` on, at most `size_bytes`, that have the same state as the first byte:
     /// registered by now, or not. Never waits, takes no lock.
     pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     /// Bytes registered without a gap from the first range's first byte on, in the ranges' order. Never
@@ -125,12 +127,15 @@ class pinned_pages {
     bool finished() const noexcept;
     /// Whether everything is registered: pin_report::complete, without a lock.
     bool all_registered() const noexcept;
-    /// Waits until nothing more will be registered. @return whether everything is.
+    /// Waits until nothing more will be registered.
+    /// @return whether everything is registered.
     bool wait() const;
-    /// Waits until all `size_bytes` at `data` are registered, nothing more will be, or the time is over.
+    /// Waits until all `size_bytes` at `data` are registered, until nothing more will be registered, or until
+    /// `timeout` has passed.
     /// @return whether they are registered.
     bool wait_for(const std::byte* data, std::uint64_t size_bytes, std::chrono::nanoseconds timeout) const;
-    /// Waits as `wait`. @throws unsupported, with the reason, unless everything is registered.
+    /// Waits as `wait` does.
+    /// @throws unsupported, with the reason, unless everything is registered.
     void require() const;
     pin_report report() const;
 

@@ -23,30 +23,30 @@ namespace detail {
 class exchange_state;
 }
 
-/// How rows travel between a table in host memory and a device.
+/// How rows are copied between a table in host memory and a device.
 enum class row_route {
-    automatic,  ///< the planner chooses, from what it measures once
-    direct,     ///< the device reads and writes the rows where they lie: they must be page-locked
-    /// The copy engine, row by row; with indices in host memory. On CUDA rows of files go direct: CUDA copies
-    /// what is short with the CPU, which must not touch a truncated file.
+    automatic,  ///< the planner measures once and chooses
+    direct,     ///< the device reads and writes the rows in place; they must be page-locked
+    /// The copy engine copies row by row; indices must be in host memory. On CUDA, rows of files take the
+    /// route `direct` instead: CUDA copies short rows with the CPU, which must not touch a truncated file.
     copy,
-    staged,  ///< the CPU gathers rows into page-locked memory, or places them from there; the copy engine
-             ///< carries that
-    hybrid,  ///< direct and staged, each for a part of the rows, at the same time
+    staged,  ///< the CPU gathers rows into page-locked staging memory, or scatters them from there; the copy
+             ///< engine moves the staging memory
+    hybrid,  ///< direct and staged at the same time, each for a part of the rows
 };
 
 /// "auto", "direct", "copy", "staged", "hybrid".
 std::string_view to_string(row_route route) noexcept;
 
-/// What a scatter does with an index that it is given more than once.
+/// What a scatter does with a repeated index.
 enum class duplicate_policy {
-    last,   ///< the row given last, in the order of the indices, is written
-    sum,    ///< the rows' sum is written, added up in the order of the indices (small floats: as float)
+    last,   ///< the last row with that index is written, in the order of the indices
+    sum,    ///< the sum of the rows is written, added in the order of the indices (small floats: as float)
     error,  ///< nothing is written
 };
 
 namespace detail {
-/// 64-bit numbers one after the other in host memory, which stays when the range itself goes.
+/// A contiguous range of 64-bit numbers in host memory that stays valid after the range object is destroyed.
 template <typename Range>
 concept row_number_range =
     std::ranges::contiguous_range<Range> && std::ranges::sized_range<Range> &&
@@ -85,16 +85,17 @@ class row_ids {
     bool on_device_ = false;
 };
 
-/// Rows of one size, one after the other in host memory. A moved-from table has no rows.
+/// Contiguous rows of one size in host memory. A moved-from table has no rows.
 class row_table {
  public:
-    /// The rows of a mapped file, or of an array in memory, for gathering. @throws invalid_argument for
-    /// a null pointer, and for an inconsistent source (its sizes, row counts or extents disagree);
-    /// unsupported if it is not mapped in one piece.
+    /// The rows of a mapped file, or of an array in memory, for gathering.
+    /// @throws invalid_argument for a null pointer, and for an inconsistent source (its sizes, row counts or
+    /// extents disagree).
+    /// @throws unsupported unless it is mapped in one piece.
     explicit row_table(std::shared_ptr<const row_source> source);
-    /// `rows`, which may be written: the process's own memory, preferably a pinned_buffer. `element` is the
+    /// A writable table: `rows` is the process's own memory, preferably a pinned_buffer. `element` is the
     /// element type of a row; only duplicate_policy::sum needs it. `owner` keeps the memory alive. Without an
-    /// owner, the memory must outlive everything that the table is given to.
+    /// owner, the memory must outlive the table, its copies and every row_exchange of them.
     /// @throws invalid_argument unless `rows` is a whole number of rows, and a row of elements.
     row_table(std::span<std::byte> rows, std::uint64_t row_size_bytes,
               pinflow::dtype element = dtype::of<std::byte>(), std::shared_ptr<const void> owner = nullptr);
@@ -107,9 +108,9 @@ class row_table {
     bool writable() const noexcept { return writable_; }
     /// For messages: a path, or "a table in memory".
     const std::string& description() const noexcept { return description_; }
-    /// Of a mapped file or an array; otherwise null.
+    /// The source that the table was made from; null for memory given as `rows`.
     const std::shared_ptr<const row_source>& source() const noexcept { return source_; }
-    /// What keeps the memory; null when nothing does.
+    /// The owner of the memory; null if there is none.
     const std::shared_ptr<const void>& owner() const noexcept { return owner_; }
 
  private:
@@ -125,90 +126,90 @@ class row_table {
 
 struct row_exchange_options {
     row_route route = row_route::automatic;
-    /// Threads that gather and place rows on the staged route; 0: as many as the process may use.
+    /// Threads that gather and scatter rows on the staged route. 0: as many as the process may use.
     unsigned threads = 0;
-    /// Upper bound on the page-locked memory of the staged route, which takes as much device memory again.
-    /// If an eighth of the host memory that is left is less, that is the bound. The memory is taken on first
-    /// use, and again for each further stream whose calls are in flight at the same time.
+    /// Upper bound on the page-locked memory of the staged route, at most an eighth of the host memory that
+    /// is left. The route takes the same amount of device memory. The memory is allocated on first use, and
+    /// again for each further stream whose calls are in flight at the same time.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
-    /// Upper bound on what pinflow page-locks in this process, as pin_options::budget_bytes; 0: its default.
+    /// Upper bound on the memory that pinflow page-locks in this process, as pin_options::budget_bytes. 0:
+    /// the default.
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
-    /// Thread blocks that move rows on the direct and hybrid routes, on CUDA. 0 lets the planner choose.
+    /// Thread blocks that copy rows on the direct and hybrid routes, on CUDA. 0 lets the planner choose.
     /// Scatter blocks have 256 threads; gather blocks have 1024, or 512 if an address or size is not a
     /// multiple of 16 bytes. If the GPU has thread block clusters, an even number of 1024-thread blocks is
     /// launched in clusters of two. Such a launch waits until another kernel has freed two neighbouring SMs.
     /// An odd number is launched without clusters and does not wait for that.
     unsigned blocks = 0;
-    /// The part of the rows that the hybrid route moves by the staged one, below 1; 0: the planner's, which
-    /// is 0.4 when the hybrid route is asked for, as nothing is measured then.
+    /// The share of the rows, below 1, that the hybrid route copies by the staged route. 0 lets the planner
+    /// choose. If `route` is `hybrid`, nothing is measured and the planner chooses 0.4.
     double staged_share = 0;
 };
 
-/// One batch of a group: its indices, and where its rows go to or come from in device memory.
+/// One batch of a group: its indices, and the device memory that its rows are copied to or from.
 struct row_gather {
     row_ids ids;
-    std::byte* destination;  ///< ids.size() rows, one after the other
+    std::byte* destination;  ///< ids.size() contiguous rows
 };
 struct row_scatter {
     row_ids ids;
     const std::byte* source;
 };
 
-/// What moves the rows of a call, and why.
+/// The route of a call's rows, and the reason for it.
 struct row_plan {
     row_route route = row_route::automatic;
-    bool sorted = false;  ///< rows are taken in the order of their addresses, equal ones once
-    /// Thread blocks of the direct part; 0: as many as there is work for. Sums, and batches that are not at
-    /// multiples of 16 bytes, take more where the options set none.
+    bool sorted = false;  ///< rows are read in the order of their addresses, repeated rows once
+    /// Thread blocks of the direct part. 0: as many as there is work for. If the options set no number, sums
+    /// and batches that are not aligned to 16 bytes use more.
     unsigned blocks = 0;
-    double staged_share = 0;  ///< of the rows, on the hybrid route
-    unsigned batches = 1;     ///< how many to group: the fewest within 3 % of the best rate
+    double staged_share = 0;  ///< share of the rows that is staged, on the hybrid route
+    unsigned batches = 1;     ///< how many to group: the smallest number within 3 % of the best rate
     /// GB/s (1e9 bytes). Measured for gathers; estimated from measured gathers for scatters. 0 if nothing was
     /// measured.
     double gbps = 0;
-    std::string reason;  ///< one sentence; says what the options set
+    std::string reason;  ///< one sentence; names the values that the options set
 };
 
-/// Moves rows between a table in host memory and a device, by their numbers: `gather` to the device,
-/// `scatter` back.
+/// Copies rows between a table in host memory and a device by index: `gather` to the device, `scatter` back.
 ///
 /// Indices are checked before any row is touched. Indices in host memory are read and checked before the
-/// call returns. Indices in device memory are checked when the stream reaches the call: if any is wrong,
-/// the call moves nothing, and `check`, or the next call, throws.
+/// call returns. Indices in device memory are checked when the stream reaches the call: if any is out of
+/// range, the call copies nothing, and `check`, or the next call, throws.
 ///
 /// Asynchronous calls only enqueue: on the given stream, and on streams of the exchange that are ordered with
 /// it in both directions. The table, destinations, sources and indices in device memory must stay valid until
-/// the stream has passed the call. Indices in host memory and lists of batches can be reused when the call
-/// returns, and the stream may be destroyed then. Exchanges and streams are not synchronised with each other:
-/// the caller must not let two of them write the same memory at the same time.
+/// the stream has passed the call. When the call returns, indices in host memory and lists of batches can be
+/// reused, and the stream may be destroyed. Exchanges and streams are not synchronised with each other: the
+/// caller must make sure that no two of them write the same memory at the same time.
 ///
 /// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, a call
-/// blocks until the stream continues. The staged route enqueues some seven operations for each piece of rows
-/// (8 MiB, less if staging_bytes is small).
+/// blocks until the stream continues. The staged route enqueues about seven operations for each piece of rows
+/// (8 MiB, or less if staging_bytes is small).
 ///
 /// The constructor page-locks a table that is not page-locked yet (read-only if it is a mapped file), unless
 /// the route is `staged`. If that fails, only the staged route remains, and row_plan::reason says why. Pages
 /// that pinflow has already registered for another object stay registered while the exchange exists. Memory
-/// page-locked by others (a pinned_buffer, cudaHostRegister) must stay page-locked as long.
+/// that was page-locked otherwise (a pinned_buffer, cudaHostRegister) must also stay page-locked that long.
 ///
-/// The first call for a row size and count measures for some tenths of a second, once in a process. It takes
-/// device memory for up to 512 MiB of rows.
+/// The first call for a row size and count runs a measurement of some tenths of a second, once in a process.
+/// The measurement takes device memory for up to 512 MiB of rows.
 ///
 /// Truncated files: on the host device, the routes direct, copy and hybrid access the mapped pages if they
-/// are set explicitly, and then raise SIGBUS. Otherwise rows are read with pread. On CUDA, the CPU's part of
-/// the routes staged and hybrid is read with pread too, or copied under the fault guard if it is installed.
-/// Kernels read registered pages, which a truncation does not take away.
+/// are set explicitly, so that a truncated file raises SIGBUS. Otherwise rows are read with pread. On CUDA,
+/// the CPU's part of the routes staged and hybrid is read with pread too, or copied under the fault guard if
+/// it is installed. Kernels read registered pages, which stay valid when the file is truncated.
 ///
-/// Beside what is said with them, calls throw what `check` throws, invalid_argument for null pointers unless
-/// there are no indices, and device_error. Members may be called from several threads; calls are enqueued one
-/// at a time. The destructor waits until the streams have passed the calls. Calls on one that was moved from
-/// throw invalid_argument, and its table is empty.
+/// Besides the errors named with them, calls throw the errors of `check`, device_error, and invalid_argument
+/// for null pointers unless there are no indices. Members may be called from several threads; calls are
+/// enqueued one at a time. The destructor waits until the streams have passed the calls. Calls on a
+/// moved-from exchange throw invalid_argument, and its table is empty.
 class row_exchange {
  public:
-    /// The first one of a CUDA device loads kernels, for which CUDA may wait for all of the device's streams.
-    /// @throws unsupported when the route asked for cannot work: the message says why.
+    /// The first exchange of a CUDA device loads kernels. CUDA may wait for all of the device's streams then.
+    /// @throws unsupported if the route in the options cannot work; the message says why.
     row_exchange(row_table table, pinflow::device device, const row_exchange_options& options = {});
     row_exchange(row_exchange&&) noexcept;
     row_exchange& operator=(row_exchange&&) noexcept;
@@ -216,25 +217,28 @@ class row_exchange {
     row_exchange& operator=(const row_exchange&) = delete;
     ~row_exchange();
 
-    /// Row ids[i] of the table becomes row i of `destination`, in device memory of ids.size() rows, any
-    /// alignment, that do not overlap the indices. Has finished when it returns. @throws invalid_argument for
-    /// indices outside the table: how many, and the first; and for a destination that overlaps the table;
-    /// unsupported for indices in device memory on the route copy.
+    /// Copies row ids[i] of the table to row i of `destination`. Returns when the copy has finished.
+    /// @param destination device memory for ids.size() rows, with any alignment; it must not overlap the
+    /// indices.
+    /// @throws invalid_argument for indices out of range (the message says how many, and names the first),
+    /// and for a destination that overlaps the table.
+    /// @throws unsupported for indices in device memory on the route `copy`.
     void gather(row_ids ids, std::byte* destination);
-    /// The same in `stream`'s order: `destination` is written when the stream comes to the call, and whole
-    /// when it has passed it.
+    /// The same in `stream`'s order: `destination` is written when the stream reaches the call, and complete
+    /// when the stream has passed it.
     void gather_async(row_ids ids, std::byte* destination, stream_view stream);
     /// Gathers several batches as one group, which is faster for small rows of large tables. If the plan
-    /// sorts rows, a row that several batches want crosses the link once. Batches are moved 64 at a time. A
-    /// wrong index in device memory stops only its 64 batches, and its position is counted within them.
+    /// sorts rows, a row that several batches need crosses the link once. Batches are copied 64 at a time. An
+    /// index in device memory that is out of range stops only its 64 batches, and the error counts its
+    /// position within them.
     void gather_group_async(std::span<const row_gather> batches, stream_view stream);
 
-    /// Row i of `source`, in device memory, becomes row ids[i] of the table.
-    /// @throws invalid_argument for indices outside the table, for a repeated index if `policy` is `error`,
-    /// and for a source that overlaps the table.
+    /// Copies row i of `source`, in device memory, to row ids[i] of the table.
+    /// @throws invalid_argument for indices out of range, for a repeated index if `policy` is `error`, and
+    /// for a source that overlaps the table.
     /// @throws unsupported if the table is read-only, or if the route is `copy` and `policy` is not `last`.
-    /// Also if `policy` is `sum`, unless the elements are little-endian float16, bfloat16, float32, float64
-    /// or 32- or 64-bit integers, and the rows and `source` are aligned to them.
+    /// @throws unsupported if `policy` is `sum`, unless the elements are little-endian float16, bfloat16,
+    /// float32, float64 or 32- or 64-bit integers, and the rows and `source` are aligned to them.
     void scatter(row_ids ids, const std::byte* source, duplicate_policy policy = duplicate_policy::last);
     /// The same in `stream`'s order: `source` is read when the stream reaches the call, and the table is
     /// complete when the stream has passed it.
@@ -244,14 +248,13 @@ class row_exchange {
     void scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
                              stream_view stream);
 
-    /// Throws the errors of asynchronous calls that have finished. Does not wait for other calls.
-    /// Every gather and scatter does this first.
-    /// @throws what was wrong with the indices of such a call, or with reading its rows: the oldest call
-    /// first, each call once.
+    /// Throws the errors of asynchronous calls that have finished: of the oldest call first, and once for
+    /// each call. Does not wait for other calls. Every gather and scatter does this first.
+    /// @throws the error in the indices of such a call, or in reading its rows.
     /// @throws data_changed if the table's file has changed.
     void check();
 
-    /// The plan for `batches` batches of `batch_rows` rows moved as one group, with indices in host memory.
+    /// The plan for `batches` batches of `batch_rows` rows copied as one group, with indices in host memory.
     /// row_plan::batches says how many are worth grouping. Calls with indices in device memory are measured
     /// separately and may get another plan.
     /// If nothing is measured yet, this measures for about a second and reads rows of the table.

@@ -14,23 +14,25 @@ class event;
 /// Work may be enqueued from several threads.
 class stream_view {
  public:
-    /// Names an existing stream of `device` by its native handle: a cudaStream_t, see pinflow/cuda.hpp.
+    /// A view of an existing stream of `device`, given by its native handle (a cudaStream_t; see
+    /// pinflow/cuda.hpp).
     stream_view(pinflow::device device, void* native_handle) noexcept
         : device_(device), native_handle_(native_handle) {}
 
     const pinflow::device& device() const noexcept { return device_; }
     void* native_handle() const noexcept { return native_handle_; }
 
-    /// Work enqueued from now on starts only after `event`'s last record so far, whatever becomes of the
-    /// event afterwards. Does not wait on the calling thread.
+    /// Makes work enqueued from now on start only after `event`'s last record so far. Later records, or
+    /// destroying the event, change nothing. Does not block the calling thread.
     void wait(const event& event) const;
-    /// Returns when all work enqueued so far has finished. @throws device_error when some of it failed.
+    /// Returns when all work enqueued so far has finished.
+    /// @throws device_error if any of it failed.
     void synchronize() const;
     /// Whether all work enqueued so far has finished; never waits.
     bool done() const;
-    /// Runs `work` on a host thread once everything enqueued before has finished; work enqueued after waits
-    /// for it. `work` must not throw and must not call CUDA. What it refers to must stay until it has run.
-    /// Does not wait. For computing on batches of the host device, and for tests; on CUDA it stalls the
+    /// Enqueues `work`, which a host thread runs once all earlier work has finished; later work waits for it.
+    /// `work` must not throw and must not call CUDA. Objects that it refers to must live until it has run.
+    /// Does not wait. For computing on batches of the host device, and for tests: on CUDA it stalls the
     /// stream for some ten microseconds.
     void host_function_async(std::function<void()> work) const;
 
@@ -39,8 +41,8 @@ class stream_view {
     void* native_handle_;
 };
 
-/// A stream of our own, non-blocking with respect to CUDA's legacy default stream. Move-only; the destructor
-/// waits for what is enqueued. A moved-from stream has no work: all but `device` throw invalid_argument.
+/// Owns a stream, which does not synchronise with CUDA's legacy default stream. Move-only; the destructor
+/// waits for the enqueued work. On a moved-from stream, all members but `device` throw invalid_argument.
 class stream {
  public:
     explicit stream(pinflow::device device);
@@ -56,7 +58,7 @@ class stream {
         return view_;
     }
     const pinflow::device& device() const noexcept { return view_.device(); }
-    /// As stream_view.
+    /// The members below are as in stream_view.
     void wait(const event& event) const { view().wait(event); }
     void synchronize() const { view().synchronize(); }
     bool done() const { return view().done(); }
@@ -72,8 +74,8 @@ class stream {
 };
 
 /// A mark in a stream that host threads and other streams can wait for. Move-only. One thread at a time may
-/// record it; waiting is safe from any thread. An event never recorded counts as done. One that was moved
-/// from has no native handle: recording it and waiting for it throw invalid_argument.
+/// record it; waiting is safe from any thread. An event that was never recorded counts as done. A moved-from
+/// event has no native handle: recording it and waiting for it throw invalid_argument.
 class event {
  public:
     explicit event(pinflow::device device);
@@ -86,13 +88,14 @@ class event {
     const pinflow::device& device() const noexcept { return device_; }
     void* native_handle() const noexcept { return native_handle_; }
 
-    /// Marks the work enqueued on `stream` so far; forgets the mark made before. Does not wait. The stream
+    /// Marks the work enqueued on `stream` so far, and replaces the previous mark. Does not wait. The stream
     /// may be destroyed afterwards.
-    /// @throws invalid_argument when the stream belongs to another device.
+    /// @throws invalid_argument if the stream belongs to another device.
     void record(stream_view stream);
     /// Returns when the last mark has been passed.
     void synchronize() const;
-    /// The same, but gives up after `timeout`. @return whether the mark has been passed.
+    /// The same, but returns after `timeout` at the latest.
+    /// @return whether the mark has been passed.
     bool synchronize_for(std::chrono::microseconds timeout) const;
     /// Whether the last mark has been passed; never waits.
     bool done() const;

@@ -14,7 +14,7 @@ here = os.path.dirname(os.path.abspath(__file__))
 results = sys.argv[1] if len(sys.argv) > 1 else os.path.join(here, "RESULTS.md")
 target = sys.argv[2] if len(sys.argv) > 2 else os.path.join(here, "chart.svg")
 
-# what a row of the table begins with, and its name in the chart; "the same" stands for the row before it
+# the beginning of a table row, and its name in the chart; "the same" refers to the row before it
 works = [
     ("stream 8 GiB, 64 rows", 1, "sequential epochs, rows of 256 KiB"),
     ("shuffled, the same file", 1, "shuffled epochs, rows of 256 KiB"),

@@ -47,7 +47,7 @@ def refuse(why):
 
 
 def around_the_table():
-    """What stands in --results before the table and behind it."""
+    """The text of --results before and after the table."""
     with open(options.results, "r+") as file:  # which is to be written, too
         text = file.read()
     before, begin_found, rest = text.partition(begin)
@@ -89,7 +89,7 @@ def run_peers():
     command = [sys.executable, os.path.join(here, "baselines.py"), "--dir", folder, "--gib", str(options.gib),
                "--keep", "--only", "link,pin,stream,shuffled,rows"]
     print("$", " ".join(command[1:]), flush=True)
-    # frameworks warn a lot: what they say is shown only when the program fails
+    # frameworks print many warnings: they are shown only if the program fails
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             for line in process.stdout:
@@ -147,7 +147,7 @@ if not os.path.exists(stream_file):
     import numpy
     made = numpy.lib.format.open_memmap(stream_file, mode="w+", dtype=numpy.float32, shape=(options.gib * 4096, 256, 256))
     random = numpy.random.default_rng(1)
-    for first in range(0, len(made), 256):  # no two samples are alike, so that one in another's place is noticed
+    for first in range(0, len(made), 256):  # all samples differ, so that a misplaced sample is detected
         made[first:first + 256] = random.random(made[first:first + 256].shape, dtype=numpy.float32)
     del made
 size = f"{options.gib} GiB"

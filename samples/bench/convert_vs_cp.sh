@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # convert_vs_cp.sh PINFLOW [FOLDER]
 #
-# Measures `pinflow convert IN.npy OUT.npy` against `cp --reflink=never` followed by `sync` of the copy: the same file, in
-# turns, each first every other time. Both end with the data on the disk. Prints every time, the medians and their ratio
-# (how fast convert is, in parts of cp's rate). Settings, from the environment:
+# Measures `pinflow convert IN.npy OUT.npy` against `cp --reflink=never` followed by `sync` of the copy: the same file,
+# in turns, with alternating order. Both end with the data on the disk. Prints each time, the medians and their ratio
+# (convert's rate over cp's). Settings, from the environment:
 #   GIB           size of the file (4); FOLDER needs twice that
 #   REPETITIONS   of each (5)
-#   DROP          1: writes the input's pages out of memory before each (needs root), so that both read the disk
+#   DROP          1: drops the input from the page cache before each run (needs root), so that both read the disk
 set -euo pipefail
 
 pinflow=${1:?usage: convert_vs_cp.sh PINFLOW [FOLDER]}
@@ -26,8 +26,8 @@ header="{'descr': '|u1', 'fortran_order': False, 'shape': ($((bytes >> 12)), 409
 "$pinflow" convert "$folder/made.npy" "$in"
 rm "$folder/made.npy"
 
-# timed COMMAND...: its seconds, neither file being there before. (Both were made just before, so that the pages that they
-# took are at hand: a virtual machine may have to ask its host for others, at a tenth of the speed.)
+# timed COMMAND...: its seconds, after removing both output files. (Both were written just before, so free pages are at
+# hand: a virtual machine may have to request new pages from its host, at a tenth of the speed.)
 timed() {
     local begin end
     rm -f "$copy" "$out"

@@ -131,11 +131,11 @@ def rows_of(cell):
     return int(min(size // cell.row, 4 * 2**20)) // cell.files * cell.files
 
 
-made = {}  # files by what is in them
+made = {}  # files by their content
 
 
 def files_of(cell):
-    """The arguments that name the cell's arrays; the files are made once and heated."""
+    """The arguments that name the cell's arrays; the files are made once and read into the page cache."""
     count = rows_of(cell)
     key = (cell.row, count, cell.files, cell.stack)
     if key not in made:
@@ -152,7 +152,7 @@ def files_of(cell):
             for at in range(0, flat.size, block.size):
                 flat[at:at + block.size] = block[:flat.size - at]
             rows = array.reshape(per_file if not cell.stack else 1, cell.row)
-            if cell.row >= 8:  # no two rows are alike, so that one in another's place is noticed
+            if cell.row >= 8:  # all rows differ, so that a misplaced row is detected
                 numbers = numpy.arange(number * len(rows), (number + 1) * len(rows), dtype=numpy.int64)
                 rows[:, :8] = numbers.view(numpy.uint8).reshape(-1, 8)
             del array, flat, rows

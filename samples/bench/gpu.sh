@@ -2,8 +2,8 @@
 # gpu.sh [configure|build|test|memcheck|racecheck|initcheck|soak|bench]...
 #
 # Builds, tests and measures on a CUDA host. The host needs no package registry: missing distribution packages are
-# expected, unpacked, below .gpu-deps/ in the repository's root. Phases are given as arguments; all of them without
-# any. Each takes less than ten minutes, and can be run on its own after `configure build`. Settings, from the environment:
+# expected, unpacked, below .gpu-deps/ in the repository's root. The arguments are phases; without arguments all of them
+# run. Each takes less than ten minutes, and can run on its own after `configure build`. Settings, from the environment:
 #   BUILD       the build folder (build/gpu)
 #   DATA        where the large files are made and kept (BUILD/data)
 #   ROWS        rows of 256 KiB of the measured file (32768, which is 8 GiB)
@@ -30,7 +30,7 @@ say() {
     printf '== %s\n' "$*"
 }
 
-# run LIMIT COMMAND...: with a time limit; remembers a failure, whose status is in $last, and goes on.
+# run LIMIT COMMAND...: with a time limit; counts a failure, puts the status into $last, and continues.
 run() {
     local limit=$1 status=0
     shift
@@ -69,12 +69,12 @@ run_tests() {
     run 340 ctest --test-dir "$build" --output-on-failure --timeout 120 -j 4 -E '^cuda_test$'
 }
 
-# sanitize TOOL: tests built to take less work, as for the host's sanitizers. Left out: children that fault on purpose,
-# work that takes minutes under instrumentation, a test of a kernel that is to be still running when its launch returns,
-# which the tool does not allow, and row tests that hold a stream while they wait for another: the tool waits for both.
-# Under initcheck also those that copy behind a held stream, as it waits for the copy: the suite "copies behind a blocked stream".
-# Under racecheck also two whose threads call at the same time: it loses track of a launch, and counts that as its error.
-# What it looks for is among the threads of one block.
+# sanitize TOOL: tests built to take less work, as for the host's sanitizers. Left out: children that fault on purpose;
+# work that takes minutes under instrumentation; a test whose kernel must still run when its launch returns, because
+# under the tool launches block; and row tests that hold a stream while they wait for another, because the tool waits
+# for both. Under initcheck, also tests that copy behind a held stream, because it waits for the copy: the suite "copies
+# behind a blocked stream". Under racecheck, also two tests whose threads call at the same time: it loses track of a
+# launch, and counts that as an error. It only looks for races among the threads of one block.
 sanitize() {
     local tool=$1 test
     local left_out='cuda process*,*hundreds of megabytes*,*worked on at a time*,*legacy default stream'
@@ -113,8 +113,8 @@ sanitize() {
     done
 }
 
-# measure NAME ARGUMENTS...: one run of `pinflow stream`, its figures into the table; in $first and $rest the GB/s of the
-# first epoch and the median of the others, in $digest one epoch's digest.
+# measure NAME ARGUMENTS...: runs `pinflow stream` once and adds its figures to the table. Sets $first and $rest to the
+# GB/s of the first epoch and the median of the others, and $digest to one epoch's digest.
 measure() {
     local name=$1 output
     shift
@@ -145,8 +145,8 @@ print("%-34s epoch 1 %6.1f  then %6.1f GB/s  pin %.2f s  %s: %s  digest %s" % (
 ' <<<"$output")")
 }
 
-# A hundred processes that stream a little, four at a time: each ends well and with the same digest, and what they
-# locked and allocated is gone.
+# Runs a hundred processes that stream a little, four at a time: each must succeed with the same digest, and their
+# locked and allocated memory must be freed.
 soak() {
     mkdir -p "$data"
     local file=$data/soak.npy results=$build/soak.txt status=0 before after
@@ -157,7 +157,7 @@ soak() {
     }
     before=$(held_memory)
     say "100 processes of pinflow stream"
-    # what xargs returns says whether each of them ended well, after its last line too
+    # the status of xargs tells whether each process succeeded, including its exit after the last line
     seq 100 | xargs -P 4 -I {} timeout --kill-after=5 60 "$build/bin/pinflow" stream "$file" --device cuda:0 \
         --batch 32 --order shuffled --seed {} --json >"$results" || status=$?
     after=$(held_memory)

@@ -1,6 +1,5 @@
-// pinflow's half of hdf5_vs_h5py.py: reads a dataset as a whole, or some of its rows, and prints the seconds
-// that it took from opening the file on, CPU seconds of all threads, and the CRC-32 of what was read. Does so
-// twice.
+// pinflow's half of hdf5_vs_h5py.py: reads a dataset as a whole, or some of its rows. Prints the seconds
+// since opening the file, the CPU seconds of all threads, and the CRC-32 of the bytes read. Does this twice.
 
 #include <zlib.h>
 

@@ -108,8 +108,8 @@ def measure(sides):
 
 
 def show(what, size, seconds, least=None):
-    """Prints the rounds of pinflow, which comes first, and others. @return whether it is `least` times as fast as the
-    first of those."""
+    """Prints the rounds of all sides, pinflow first. @return whether it is `least` times as fast as
+    the second side."""
     print(f"{what}; load average {os.getloadavg()[0]:.1f}")
     medians = [[statistics.median(took) for took in zip(*each)] for each in seconds.values()]
     first_wall, first_cpu = medians[0]
@@ -125,7 +125,7 @@ def show(what, size, seconds, least=None):
 
 
 def random_ids(seed, count, rows):
-    """Rows in any order, each but once; and the same sorted."""
+    """Rows in random order, each at most once; and the same rows sorted."""
     ids = np.random.default_rng(seed).choice(rows, count, replace=False)
     return ids, np.sort(ids)
 

@@ -1,11 +1,11 @@
-// Streaming a hot file through the loader on the host device, against a plain memcpy of the same rows from
-// the same mapping, with as many threads, to as much memory as the loader's slots have. Rows of 256 KiB, 64 a
-// batch, no digest while the clock runs; every epoch of the shuffled order has a permutation of its own.
+// Compares streaming a hot file through the loader on the host device with a plain memcpy of the same rows
+// from the same mapping, with the same number of threads and the same amount of memory. Rows of 256 KiB, 64 a
+// batch, no digest while the clock runs. Each epoch of the shuffled order has its own permutation.
 //
 //     host_stream_bench [--gib N] [--folder FOLDER] [--threads N] [Google Benchmark's flags]
 //
-// The column CPU is the time of all threads together. Fails when the delivered bytes are not those of the
-// file, or when the loader's median is under 0.8 of memcpy's.
+// The column CPU is the time of all threads together. Fails if the delivered bytes differ from the file's, or
+// if the loader's median is under 0.8 of memcpy's.
 
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
@@ -139,9 +139,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 std::atomic<std::uint64_t> next_seed = 2;  // so that no two repetitions share a permutation
 
-/// An iteration is an epoch. The loader lives across epochs and the first one is not timed, as slots and page
-/// tables are warm in memcpy's case too; it may begin an iteration at most its slots ahead, and ends it no
-/// further behind.
+/// An iteration is an epoch. The loader lives across epochs. The first epoch is not timed, because memcpy's
+/// memory and page tables are warm, too. An iteration may begin with at most all slots filled ahead, and ends
+/// no further behind.
 void stream_epochs(benchmark::State& state, const workload& work, pinflow::order order) {
     pinflow::loader loader =
         make_loader(work, order, next_seed++, 1 + static_cast<std::uint64_t>(state.max_iterations));
@@ -162,8 +162,8 @@ void stream_epochs(benchmark::State& state, const workload& work, pinflow::order
     set_bytes(state, work);
 }
 
-/// The threads take the next few rows from a common counter, so that none stands idle while another is held
-/// up, and copy them to a part of the memory that is theirs, so that none waits for another.
+/// The threads take the next few rows from a common counter, so that none is idle while another is delayed.
+/// Each copies to its own part of the memory, so that none waits for another.
 void memcpy_epochs(benchmark::State& state, const workload& work, pinflow::order order) {
     constexpr std::uint64_t rows_at_once = 4;  // 1 MiB
     const std::uint64_t places = std::max(std::uint64_t{1}, work.slots * batch_rows / work.threads);
@@ -241,7 +241,7 @@ class comparing_reporter : public benchmark::ConsoleReporter {
     std::map<std::string, double> median_gbps;
 };
 
-/// Prints the ratio of two medians. @return whether it is what must hold.
+/// Prints the ratio of two medians. @return whether it meets the bound.
 bool compare(const std::map<std::string, double>& median_gbps, const std::string& order) {
     const auto loader = median_gbps.find("loader/" + order);
     const auto plain = median_gbps.find("memcpy/" + order);
@@ -312,7 +312,7 @@ int main(int argc, char** argv) try {
         ->Arg(1000)
         ->Arg(1'000'000)
         ->Arg(1'000'000'000)
-        ->Arg((1 << 30) + 1)  // the worst: every second number that the network gives is outside
+        ->Arg((1 << 30) + 1)  // the worst case: every second number of the network is out of range
         ->Arg(std::int64_t{1} << 40);
     const std::vector<double> weights(1'000'000, 0.1);
     for (const auto& [name, sampler] :

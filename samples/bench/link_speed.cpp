@@ -1,8 +1,8 @@
 // link_speed [FILE]
 //
-// How fast this machine moves bytes to the first CUDA device, and back: what every figure of a stream is held
-// against. Through pinflow's own device layer. FILE, some GiB of anything, is registered in place and copied
-// from as well. Prints one "name value unit" a line; exit 77 without a CUDA device.
+// Measures how fast this machine moves bytes to the first CUDA device and back, through pinflow's own device
+// layer. Streaming figures are compared with this. FILE, some GiB of any content, is also registered in place
+// and copied from. Prints one "name value unit" a line; exit 77 without a CUDA device.
 
 #include <algorithm>
 #include <chrono>
@@ -26,7 +26,7 @@ using namespace pinflow;
 constexpr std::uint64_t kibibyte = 1024;
 constexpr std::uint64_t mebibyte = 1024 * kibibyte;
 
-/// Median over some runs of the seconds that `work` takes, `work` having waited for what it enqueued.
+/// The median seconds of several runs of `work`, which must wait for what it enqueues.
 template <typename Work>
 double median_seconds(int runs, Work work) {
     work();

@@ -1,8 +1,8 @@
 // overlap FILE
 //
-// Whether the loader's copies and a consumer's kernels run at the same time: how long a step takes when each
-// batch of 64 rows is copied only, when a kernel as long as that copy runs only, and with both. FILE is an
-// .npy of large rows, read before. Prints one "name value unit" a line; exit 77 without a CUDA device.
+// Measures whether the loader's copies and a consumer's kernels overlap: the time of a step with only the
+// copy of a batch of 64 rows, with only a kernel as long as that copy, and with both. FILE is an .npy of
+// large rows, in the page cache. Prints one "name value unit" a line; exit 77 without a CUDA device.
 
 #include <algorithm>
 #include <chrono>

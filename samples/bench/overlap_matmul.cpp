@@ -1,10 +1,10 @@
 // overlap_matmul FILE
 //
-// What batches that arrive cost a consumer who computes: the steps of a bf16 matrix product, 8192 cubed, by
-// cuBLAS, alone, and while a loader brings the rows of FILE (an .npy, read before; large rows come by the
-// copy engine, rows of less than 48 KiB by kernels) in random order. With batches that take twice as long to
-// copy as the product takes, so that the copy is the limit, as long, and half as long. Prints one
-// "name value unit" a line; exit 77 without a CUDA device.
+// Measures how much arriving batches slow a computing consumer: steps of a bf16 matrix product, 8192 cubed,
+// by cuBLAS, alone and while a loader streams the rows of FILE in random order. FILE is an .npy in the page
+// cache; the copy engine moves large rows, kernels move rows under 48 KiB. Batches take twice as long to copy
+// as the product (so that the copy is the limit), as long, and half as long. Prints one "name value unit" a
+// line; exit 77 without a CUDA device.
 
 #include <cublas_v2.h>
 
@@ -165,7 +165,7 @@ void measure(const char* path) {
         const double again = product_seconds(product);
         print(name + "both, a step", 1e3 * both, "ms");
         print(name + "product alone, again", 1e3 * again, "ms");
-        // a run of the product that others disturbed must not hide that both took longer
+        // a disturbed run of the product must not hide that both together took longer
         print(name + "both, of the longer one", both / std::max(copy, std::min(alone, again)), "");
     }
 }

@@ -1,10 +1,10 @@
 // table_memory [GIB]
 //
-// What memory a table of rows is best kept in: GIB GiB (5) of pinflow's own page-locked memory, of plain
-// anonymous pages, of a file in a tmpfs, and of huge pages of 2 MiB where some can be had (the kernel's
-// nr_hugepages). For each the seconds until it is there, zeroed and written to, the seconds of page-locking
-// it, and the rate at which rows of 512 bytes are gathered from it: 64 batches of 131072 fresh ones, 8
-// together, whose contents are compared. Prints one line for each; exit 77 without a CUDA device.
+// Measures which memory is best for a table of rows: GIB GiB (5) of pinflow's own page-locked memory, of
+// plain anonymous pages, of a file in a tmpfs, and of huge pages of 2 MiB if the kernel has any
+// (nr_hugepages). Prints for each the seconds until it is allocated, zeroed and written, the seconds of
+// page-locking it, and the rate of gathering rows of 512 bytes from it: 64 batches of 131072 fresh rows, 8
+// together, with contents compared. Prints one line for each; exit 77 without a CUDA device.
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,8 +1,8 @@
 // take_batches FILE[:NAME]... [--device D] [--batch N] [--order O] [--epochs N] [--threads N] [--route R]
 //              [--held N] [--digest] [--legacy] [--stack]
 //
-// A consumer that does nothing but take batches, as a training loop does: what everyday.py times. Prints one
-// JSON object: seconds and CPU seconds of each epoch, what a batch holds, and how each array travelled.
+// A consumer that only takes batches, as a training loop does; everyday.py times it. Prints one JSON object:
+// seconds and CPU seconds of each epoch, the size of a batch, and the transfer of each array.
 //
 // --digest reads every batch on the device, and prints the digest of all. --held N keeps N batches leased at
 // a time. --legacy consumes on CUDA's legacy default stream.

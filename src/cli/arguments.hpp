@@ -21,8 +21,8 @@ class usage_error : public error {
     using error::error;
 };
 
-/// Parses what follows a command's name into the options of `app`. @return false when help was asked for,
-/// which has been printed then. @throws usage_error.
+/// Parses the arguments after a command's name into the options of `app`. @return false if help was
+/// requested, which has been printed. @throws usage_error.
 bool parse(CLI::App& app, const std::vector<std::string>& arguments);
 
 /// Reads a whole decimal number without a sign. @throws usage_error, naming `flag`, for anything else.
@@ -32,11 +32,11 @@ std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uin
 /// Reads a positive number of bytes: "1048576", "1024KiB", "1MiB", also with GiB or TiB. @throws usage_error.
 std::uint64_t parse_byte_count(std::string_view flag, std::string_view text);
 
-/// "auto", "host", "cuda:N". @throws usage_error for other names and where the build has no such device;
-/// device_error where the machine has none.
+/// "auto", "host", "cuda:N". @throws usage_error for other names, and if the build has no such device;
+/// device_error if the machine has none.
 device parse_device(const std::string& name);
 
-/// Whether something answers to `path`; false when that cannot be found out.
+/// Whether `path` exists; false if that cannot be determined.
 bool exists(const std::string& path);
 
 }  // namespace pinflow::cli

@@ -30,7 +30,7 @@ namespace {
 struct work {
     std::string_view name;
     void (*run)(const bench_options&, const link_rates&, const bench_report&);
-    /// Refuses at once what cannot work.
+    /// Refuses impossible options before any work.
     void (*check)(const bench_options&) = [](const bench_options&) {};
 };
 
@@ -156,8 +156,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     return parsed;
 }
 
-/// Runs all of `chosen`. @return the failure that ended it early, and its sentence; empty when there was
-/// none.
+/// Runs all of `chosen`. @return the failure that ended it early, with its sentence; empty if there was none.
 std::pair<std::exception_ptr, std::string> run_all(const std::vector<const work*>& chosen,
                                                    const bench_options& options, const link_rates& link,
                                                    const bench_report& report) {

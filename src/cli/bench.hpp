@@ -16,9 +16,9 @@ namespace pinflow::cli {
 
 struct bench_options {
     pinflow::device device = device::best();
-    std::string file;               ///< stream, shuffled, pin; empty: one is made, and removed
+    std::string file;               ///< for stream, shuffled and pin; empty: a file is made, and removed
     std::uint64_t table_bytes = 0;  ///< of tables, and of the file that is made
-    std::uint64_t row_bytes = 0;    ///< 0: what the work is usually measured with
+    std::uint64_t row_bytes = 0;    ///< 0: the usual value for the work
     std::uint64_t batch_rows = 0;   ///< the same
     std::uint64_t batches = 64;     ///< gather, scatter, duplex
     unsigned known = 8;             ///< batches that are known ahead, 2 at least
@@ -29,7 +29,7 @@ struct bench_options {
     unsigned repetitions = 3;
 };
 
-/// Of its numbers 0 is one that was not measured.
+/// A number of 0 was not measured.
 struct bench_result {
     std::string work;
     double gbps = 0;
@@ -58,8 +58,8 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
 void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report);
 void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report);
 
-/// Looks, before anything is measured, whether stream and shuffled can make their file. @throws
-/// system_failure when the folder for temporary files is not there, or has no room for it.
+/// Checks before any measurement that stream and shuffled can make their file. @throws system_failure if the
+/// folder for temporary files does not exist or has too little space.
 void check_stream(const bench_options& options);
 /// The ways that rows travel in a kind of work.
 struct row_ways {

@@ -26,7 +26,7 @@ double rate(std::uint64_t size_bytes, double seconds) {
     return static_cast<double>(size_bytes) / seconds / 1e9;
 }
 
-/// The median of the seconds that `work` takes, which waits for what it enqueues, after a first time.
+/// The median seconds of `work` after a warm-up run. `work` must wait for what it enqueues.
 template <typename Work>
 double median_seconds(int repetitions, Work work) {
     work();

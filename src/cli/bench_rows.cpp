@@ -24,7 +24,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// Sizes of the work, with what is usual where nothing was asked for.
+/// Sizes of the work, with defaults for options that were not given.
 struct sizes {
     /// @throws invalid_argument when the table is too small for the batches.
     sizes(const bench_options& options, row_ways of)
@@ -62,8 +62,8 @@ struct sizes {
     std::uint64_t row_count = 0;
 
     unsigned known() const { return static_cast<unsigned>(std::min<std::uint64_t>(max_known, batches)); }
-    /// Batches of a group, which travel together: half of those that are known, as the group after the one
-    /// that travels is known too.
+    /// Batches of a group, which travel together: half of the known batches, because the group after the
+    /// group in flight is known, too.
     unsigned together() const {
         return static_cast<unsigned>(std::min<std::uint64_t>(max_known / 2, batches));
     }
@@ -78,8 +78,7 @@ struct sizes {
 
 using id_list = std::vector<std::uint64_t>;
 
-/// Row lists of one repetition: for each batch, rows in a random order of its own. No row is twice in a
-/// batch.
+/// Row lists of one repetition: each batch has its own random order of rows. No row is twice in a batch.
 std::vector<id_list> fresh_lists(const sizes& sizes, std::uint64_t repetition) {
     std::vector<id_list> lists(sizes.batches, id_list(sizes.batch_rows));
     tbb::parallel_for(std::uint64_t{0}, sizes.batches, [&](std::uint64_t batch) {
@@ -88,7 +87,7 @@ std::vector<id_list> fresh_lists(const sizes& sizes, std::uint64_t repetition) {
     return lists;
 }
 
-/// The same from one order of the table, from its batch `first` on: no row is in two of them.
+/// The same from one order of the table, starting at its batch `first`: no row is in two batches.
 std::vector<id_list> lists_apart(const sizes& sizes, std::uint64_t seed, std::uint64_t first) {
     std::vector<id_list> lists(sizes.batches, id_list(sizes.batch_rows));
     const auto rows = sampler::shuffled(sizes.row_count, seed);
@@ -119,11 +118,11 @@ class group_stream {
 
  private:
     stream stream_;
-    std::array<event, 2> passed_;  ///< by the last group of an even, and of an odd number
+    std::array<event, 2> passed_;  ///< by the last even-numbered group, and the last odd-numbered group
     unsigned next_ = 0;
 };
 
-/// A table, batches for it in device memory, and the way between them.
+/// A table, its batches in device memory, and the exchange between them.
 class exchange_bench {
  public:
     exchange_bench(const bench_options& options, const sizes& of)
@@ -144,8 +143,8 @@ class exchange_bench {
 
     row_exchange& exchange() { return exchange_; }
 
-    /// Gathers all batches, group after group. @return seconds, from the first indices that are handed over
-    /// until the last row has arrived; the same below.
+    /// Gathers all batches, group after group. @return seconds from passing the first indices until the last
+    /// row has arrived; the same below.
     double gather(const std::vector<id_list>& ids) {
         const auto start = clock::now();
         for (std::uint64_t first = 0; first < ids.size(); first += sizes_.together())
@@ -190,7 +189,7 @@ class exchange_bench {
         stream_.synchronize();
     }
 
-    /// Other contents for each batch, and in each repetition.
+    /// Different contents for each batch and each repetition.
     void fill_sources(std::uint64_t repetition) {
         for (std::uint64_t batch = 0; batch < sources_.size(); ++batch) {
             fill_with_words(slot_.bytes(), source_seed(repetition, batch));
@@ -208,7 +207,7 @@ class exchange_bench {
         }
     }
 
-    /// The same of a table that was written: of rows that several batches wrote, the last counts.
+    /// The same check for a written table: if several batches wrote a row, the last batch counts.
     void check_scattered(const std::vector<id_list>& ids, std::uint64_t repetition) {
         std::vector<bool> seen(sizes_.row_count);
         for (std::uint64_t batch = ids.size(); batch-- > 0;) {
@@ -322,7 +321,7 @@ void check_rows(const bench_options& options, row_ways ways) {
     const double rows =
         directions * static_cast<double>(sizes.batches) * static_cast<double>(sizes.batch_rows);
     const double batch_bytes = rows * static_cast<double>(sizes.row_bytes);
-    // the table, a batch to compare with, the numbers of the rows, and two marks a row
+    // the table, a batch for comparison, the row numbers, and two marks a row
     double host_bytes = static_cast<double>(sizes.table_bytes()) + rows * sizeof(std::uint64_t);
     if (directions > 0) host_bytes += static_cast<double>(sizes.batch_bytes());
     if (ways.to_host) host_bytes += static_cast<double>(sizes.row_count) / 4;

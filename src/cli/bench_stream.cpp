@@ -48,7 +48,7 @@ std::string temporary_folder() {
 /// What `remove_and_end` removes; written only while that is not installed.
 std::array<char, PATH_MAX> path_to_remove;
 
-/// A handler: as if the signal had not been caught, but for the file.
+/// A signal handler: removes the file, then ends the process as without a handler.
 void remove_and_end(int signal) {
     ::unlink(path_to_remove.data());
     std::signal(signal, SIG_DFL);
@@ -99,15 +99,15 @@ class temporary_file {
 
     const std::string& path() const { return path_; }
 
-    /// Appends `bytes`, and waits until they are on storage: so that measuring does not compete with writing,
-    /// and that a signal never has to wait for more than a piece.
+    /// Appends `bytes`, and waits until they are on storage. So measuring does not compete with writing, and
+    /// a signal waits for at most one piece.
     void write(std::span<const std::byte> bytes) const {
         detail::system::write_all(descriptor_, path_, bytes);
         detail::system::sync(descriptor_, path_);
     }
 
  private:
-    /// A name that nobody else uses, so that it can be removed before the file is known to be there.
+    /// A unique name, so that it can be removed before the file is known to exist.
     static std::string new_path() {
         std::random_device random;
         return fmt::format("{}/pinflow-bench-{}-{:08x}{:08x}.npy", temporary_folder(), ::getpid(), random(),
@@ -232,7 +232,7 @@ void bench_stream(const bench_options& options, bool shuffled, const link_rates&
     loader_options how;
     how.device = device::host();
     how.batch_rows = options.batch_rows == 0 ? 64 : options.batch_rows;
-    // the digest of all rows, by another way; this also brings the file into the page cache
+    // the digest of all rows, computed separately; this also reads the file into the page cache
     const std::uint64_t expected = stream_epochs(file, how).digests[0];
 
     how.device = options.device;

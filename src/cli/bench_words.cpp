@@ -9,7 +9,7 @@ namespace pinflow::cli {
 
 namespace {
 
-/// What fill_with_words puts at `place_bytes`: splitmix64's finaliser.
+/// The word that fill_with_words writes at `place_bytes`: splitmix64's finaliser.
 std::uint64_t word_at(std::uint64_t place_bytes, std::uint64_t seed) {
     std::uint64_t z = seed * 0xD1342543DE82EF95 + (place_bytes + 1) * 0x9E3779B97F4A7C15;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;

@@ -104,7 +104,7 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
         "  pinflow convert --dtype float32 a.npy a.safetensors:weights");
     if (!parse(app, arguments)) return std::nullopt;
 
-    // what can be wrong without looking at a file comes first
+    // errors that need no look at a file come first
     target_argument target = parse_target(out);
     target_layout layout;
     if (app.count("--align") > 0) layout.alignment_bytes = parse_byte_count("--align", alignment);
@@ -219,7 +219,7 @@ std::vector<conversion> plan(const convert_arguments& arguments,
         conversions.push_back(plan_one(arguments, each.name, each.name, *each.dtype, each.shape));
     }
     if (target.format == file_format::safetensors) {
-        // which allows no gaps: behind larger elements smaller ones are always aligned
+        // no gaps are allowed, but smaller elements after larger elements are always aligned
         std::multimap<std::uint64_t, conversion, std::greater<>> by_size;  // equal ones keep their order
         for (conversion& each : conversions)
             by_size.emplace(each.target.dtype.size_bytes(), std::move(each));
@@ -236,7 +236,7 @@ bool same_file(const std::string& a, const std::string& b) {
     return std::filesystem::equivalent(a, b, ignored);
 }
 
-/// A file with one named array takes the place of another: what else that one holds would be lost.
+/// A file with one named array would replace the old file, whose other arrays would be lost.
 void check_nothing_is_lost(const source_argument& source, const target_argument& target) {
     if (source.is_pattern() && ::fnmatch(source.path.c_str(), target.path.c_str(), FNM_PATHNAME) == 0) {
         throw invalid_argument(fmt::format(
@@ -288,7 +288,7 @@ std::uint64_t payload_bytes(const target_array& array) {
     return element_count(array.shape) * array.dtype.size_bytes();
 }
 
-/// What one safetensors file hands on to the next.
+/// The metadata that one safetensors file passes on to the next.
 text_map metadata_of(const convert_arguments& arguments) {
     if (arguments.source.format != file_format::safetensors ||
         arguments.target.format != file_format::safetensors) {

@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t max_slots = 16;
 /// Large enough for the system to read ahead in large requests.
 constexpr std::uint64_t usual_piece_bytes = std::uint64_t{4} << 20;
-/// Where memory is short.
+/// If memory is short.
 constexpr std::uint64_t min_piece_bytes = std::uint64_t{64} << 10;
 
 }  // namespace
@@ -53,8 +53,8 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
     const auto elements_of = [&](std::uint64_t piece) {
         return std::min(piece_elements, elements - piece * piece_elements);
     };
-    // At most `slots` pieces are on their way and they leave in order, so that the piece which had this slot
-    // before has left by the time that the next one is read into it.
+    // At most `slots` pieces are in flight, and they leave in order. So the previous piece of a slot has left
+    // before the next piece is read into it.
     const auto slot_of = [&](std::uint64_t piece) -> slot& { return slots_[piece % slots]; };
 
     std::uint64_t next = 0;

@@ -19,9 +19,9 @@ class element_pipeline {
     /// again.
     element_pipeline();
 
-    /// Reads all of `source`, whose elements are of the type `from` whatever the stream itself calls them,
-    /// casts them to `to` and passes them on in order. `write` is called by one thread at a time, though not
-    /// by the same one.
+    /// Reads all of `source` as elements of the type `from`, whatever type the stream has, casts them to `to`
+    /// and passes them on in order. `write` is called by one thread at a time, but not always by the same
+    /// thread.
     /// @throws what reading, casting and writing throw; nothing runs any more then.
     void run(pinflow::detail::element_stream& source, const dtype& from, const dtype& to,
              const std::function<void(std::span<const std::byte>)>& write);

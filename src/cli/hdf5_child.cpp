@@ -34,8 +34,7 @@ namespace {
 
 // ---- starting ---------------------------------------------------------------------------------------------
 
-/// What the child finds: its socket, nothing to read or to print to, and signals as if nobody had touched
-/// them.
+/// The child's surroundings: its socket, no standard input or output, and default signal handling.
 class spawn_settings {
  public:
     explicit spawn_settings(int socket) {
@@ -66,7 +65,7 @@ class spawn_settings {
         ::sigfillset(&all);
         check(::posix_spawnattr_setsigmask(&attributes_, &none));
         check(::posix_spawnattr_setsigdefault(&attributes_, &all));
-        // a group of its own: what a terminal sends to the tool's is for the tool to decide about
+        // its own process group: the tool decides about signals from the terminal
         check(::posix_spawnattr_setpgroup(&attributes_, 0));
         check(::posix_spawnattr_setflags(
             &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP));
@@ -209,7 +208,7 @@ void hdf5_child::exchange(const hdf5_request& request, std::uint64_t max_bytes, 
                   ? take(head->content_bytes, until)
                   : receive_content(socket_, head->content_bytes, sentence, until));
     } catch (...) {
-        end();  // memory may be exhausted here: what is left of this answer would be taken for the next one
+        end();  // if memory is exhausted here, the rest of this answer would be read as the next answer
         throw;
     }
     if (head->kind == hdf5_answer_kind::answered) return;
@@ -279,7 +278,7 @@ std::unique_ptr<hdf5_child> start_for(const std::string& path, const hdf5_child_
 
 hdf5_in_child::hdf5_in_child(hdf5_child_options options) : options_(std::move(options)) {}
 
-/// What `parse` makes of the answer; if that throws format_error, libhdf5 must have overwritten it.
+/// The parsed answer. If `parse` throws format_error, libhdf5 must have overwritten the answer.
 template <typename Parse>
 auto hdf5_in_child::ask(const hdf5_request& request, Parse parse) {
     const std::lock_guard lock(mutex_);
@@ -289,7 +288,7 @@ auto hdf5_in_child::ask(const hdf5_request& request, Parse parse) {
         try {
             answer = child_->ask(request);
         } catch (const format_error&) {
-            child_.reset();  // who knows what a damaged file has done to it
+            child_.reset();  // a damaged file may have corrupted it
             throw;
         }
         try {

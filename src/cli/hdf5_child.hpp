@@ -21,18 +21,18 @@
 /// tool has threads, and may have CUDA. If the child fails, the tool reports one error line.
 namespace pinflow::cli {
 
-/// The first argument of a tool that is such a child, and the descriptor of the socket it listens to.
+/// The first argument of the child, and the descriptor of the socket that it listens to.
 inline constexpr std::string_view hdf5_child_command = "hdf5-metadata";
 inline constexpr int hdf5_child_socket = 3;
 
 /// CPU time limit of one request to libhdf5. Locating 2^24 chunks, or listing a million datasets, takes about
 /// 25 s.
 inline constexpr std::chrono::seconds max_hdf5_computing{60};
-/// How long an answer may take in all: a disk may be slow.
+/// The time limit of a whole answer; a disk may be slow.
 inline constexpr std::chrono::seconds max_hdf5_waiting{300};
 /// Address space. HDF5 allows chunks of up to 4 GiB, for which room is set aside.
 inline constexpr std::uint64_t max_hdf5_memory_bytes = std::uint64_t{8} << 30;
-/// Of the rows that one answer brings, unless a single row is larger.
+/// The size limit of the rows in one answer, unless a single row is larger.
 inline constexpr std::uint64_t max_hdf5_rows_bytes = std::uint64_t{8} << 20;
 
 struct hdf5_child_options {
@@ -61,10 +61,10 @@ class hdf5_child {
     /// -1 when it is gone.
     ::pid_t process() const noexcept { return process_; }
 
-    /// Asks for a description, for listings, or that a dataset be kept open, and waits for the answer.
-    /// @throws hdf5_child_lost, also when it was lost before; what the child's side of libhdf5 has thrown.
+    /// Requests a description, listings, or that a dataset is kept open, and waits for the answer.
+    /// @throws hdf5_child_lost, also if it was lost before; the exception of libhdf5's side in the child.
     std::vector<std::byte> ask(const hdf5_request& request);
-    /// Asks for rows, which have to fill `destination`. @throws as the other.
+    /// Requests rows, which have to fill `destination`. @throws like the other overload.
     void ask(const hdf5_request& request, std::span<std::byte> destination);
 
     /// Ends it, as it cannot be trusted any more. @throws hdf5_child_lost.
@@ -83,9 +83,9 @@ class hdf5_child {
     std::string lost_reason_ = "the process that reads it by libhdf5 was given up";
 };
 
-/// Has libhdf5 asked by child processes, from any thread: one for all lists and descriptions, which is
-/// started when the first is asked for, and again when it was lost or has found a file damaged; one for each
-/// dataset that only libhdf5 can read, for as long as it is open.
+/// Calls libhdf5 in child processes, from any thread. One child serves all lists and descriptions. It is
+/// started at the first request, and again after it was lost or found a file damaged. Each dataset that only
+/// libhdf5 can read has its own child while it is open.
 class hdf5_in_child final : public detail::hdf5_access {
  public:
     explicit hdf5_in_child(hdf5_child_options options = {});
@@ -108,8 +108,8 @@ class hdf5_in_child final : public detail::hdf5_access {
 /// HDF5.
 void open_hdf5_in_child();
 
-/// Serves the tool that started this process, until that ends it or is gone itself. Returns, having done
-/// nothing, when this process is no such child.
+/// Serves the tool that started this process, until the tool ends it or exits. Returns at once if this
+/// process is not such a child.
 void serve_as_hdf5_child();
 
 }  // namespace pinflow::cli

@@ -27,7 +27,7 @@ namespace pinflow::cli {
 
 namespace {
 
-/// Exit statuses; nobody but the tool sees them, and that only when it did not cause them.
+/// Exit statuses. Only the tool sees them, and only if it did not end the child itself.
 enum end_status : int { served = 0, not_served = 1, parent_gone = 2 };
 
 // Sanitizers reserve terabytes of address space.
@@ -66,8 +66,8 @@ std::uint64_t child_address_limit_bytes() {
 void lower_limits() {
     constexpr ::rlim_t max_descriptors = 32;       // the standard ones, the socket, and files of libhdf5
     ::prctl(PR_SET_NAME, "pinflow-hdf5");          // instead of "exe"
-    ::prctl(PR_SET_DUMPABLE, 0);                   // which also keeps those out that collect dumps by a pipe
-    ::close_range(hdf5_child_socket + 1, ~0U, 0);  // what the tool was started with, and does not know of
+    ::prctl(PR_SET_DUMPABLE, 0);                   // also disables core-dump handlers that use a pipe
+    ::close_range(hdf5_child_socket + 1, ~0U, 0);  // descriptors that the tool inherited and does not know of
     lower_limit(RLIMIT_CORE, 0);
     lower_limit(RLIMIT_FSIZE, 0);
     lower_limit(RLIMIT_NOFILE, max_descriptors);
@@ -79,7 +79,7 @@ void prefer_for_oom_kill() {
     std::ofstream("/proc/self/oom_score_adj") << "1000\n";
 }
 
-/// Grants the time that one question may take, on top of what was used for others.
+/// Grants the CPU time of one request, in addition to the time used before.
 void grant_computing() {
     ::rusage used{};
     ::rlimit limit{};
@@ -89,8 +89,8 @@ void grant_computing() {
     if (::setrlimit(RLIMIT_CPU, &limit) != 0) ::_exit(not_served);
 }
 
-/// Ends this process when the tool is gone, whatever libhdf5 is doing. PR_SET_PDEATHSIG would not do: it
-/// comes when the thread is gone that started this process.
+/// Ends this process when the tool has exited, whatever libhdf5 is doing. PR_SET_PDEATHSIG is not enough: it
+/// is sent when the thread that started this process exits.
 void end_with_parent() {
     const auto wait_for_end = [] {
         ::pollfd parent{hdf5_child_socket, POLLRDHUP, 0};
@@ -150,7 +150,7 @@ delivery send_sentence(hdf5_answer_kind kind, std::string_view sentence, int err
     return send_answer(hdf5_child_socket, kind, std::as_bytes(std::span(sentence)), error_number);
 }
 
-/// Answers with what `serve` has, or with what it throws.
+/// Sends the answer of `serve`, or the exception that it throws.
 delivery reply(server& serve, const hdf5_request& request) {
     try {
         const std::vector<std::byte> content = serve.answer(request);

@@ -1,6 +1,6 @@
 #include "src/cli/hdf5_child.hpp"
 
-/// What a build without HDF5 has of it.
+/// The functions in a build without HDF5.
 namespace pinflow::cli {
 
 void open_hdf5_in_child() {}

@@ -17,7 +17,7 @@ using std::chrono::steady_clock;
 
 constexpr std::uint64_t request_mark = 0x0001'5135'6866'6e70;  // "pnfh5Q", 1
 constexpr std::uint64_t answer_mark = 0x0001'4135'6866'6e70;   // "pnfh5A", 1
-/// Of what a path, or a name and a description without chunks, can be.
+/// The size limit of a path, or of a name and a description without chunks.
 constexpr std::uint64_t max_request_bytes = std::uint64_t{1} << 30;
 
 struct request_head {
@@ -37,8 +37,8 @@ std::span<std::byte> bytes_of(Head& head) {
     return std::as_writable_bytes(std::span(&head, 1));
 }
 
-/// Waits until the socket is ready for `events`. It is asked even when the deadline has passed already: time
-/// also passes while a process is stopped.
+/// Waits until the socket is ready for `events`. Polls it once even if the deadline has passed, as time also
+/// passes while a process is stopped.
 delivery wait_for(int socket, short events, hdf5_deadline until) {
     while (true) {
         int timeout_ms = -1;

@@ -11,9 +11,10 @@
 
 #include "pinflow/file.hpp"
 
-/// What the tool and the process that asks libhdf5 for it say to each other through a socket: requests and
-/// answers in turns, each a head of fixed size and what that announces. Both are the same program, so that
-/// numbers are as they lie in memory. The tool trusts no answer, as libhdf5 may have written anywhere.
+/// The protocol between the tool and the child process that calls libhdf5, through a socket: requests and
+/// answers in turns, each a head of fixed size and the content that it announces. Both sides are the same
+/// program, so numbers are sent as they are in memory. The tool trusts no answer, because libhdf5 may have
+/// written anywhere.
 namespace pinflow::cli {
 
 // ---- bytes ------------------------------------------------------------------------------------------------
@@ -54,7 +55,7 @@ struct hdf5_request {
 };
 
 delivery send_request(int socket, const hdf5_request& request, hdf5_deadline until);
-/// Waits for the next one; empty when the other side is gone, or sends what is none.
+/// Waits for the next request; empty if the other side is gone, or sends something else.
 std::optional<hdf5_request> receive_request(int socket);
 
 // ---- answers ----------------------------------------------------------------------------------------------
@@ -77,7 +78,8 @@ struct hdf5_answer_head {
     std::uint64_t content_bytes = 0;
 };
 
-/// Of a description or of listings: room for as many chunks as one may have, and for a million listings.
+/// The size limit of a description or of listings: enough for the largest number of chunks, and for a million
+/// listings.
 inline constexpr std::uint64_t max_answer_bytes = std::uint64_t{1} << 30;
 inline constexpr std::uint64_t max_sentence_bytes = std::uint64_t{1} << 16;
 

@@ -7,8 +7,8 @@
 
 namespace pinflow::cli {
 
-/// One line of JSON, keys in the order given. Bytes of file names that are no UTF-8 become U+FFFD, as JSON
-/// has no way to carry them; what would change a terminal is spelled `\u202e`.
+/// One line of JSON, keys in the order given. Bytes of file names that are not UTF-8 become U+FFFD, because
+/// JSON cannot represent them. Characters that would change a terminal are escaped, as `\u202e`.
 inline std::string json_line(const nlohmann::ordered_json& value) {
     return escaped_json(value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)) + "\n";
 }

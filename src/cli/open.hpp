@@ -27,14 +27,14 @@ source_argument find_source(const std::string& text);
 /// @throws usage_error if --stack was given for what is no pattern.
 void check_stacks(bool stack, const source_argument& source);
 
-/// The names of arrays, for a sentence: all of them, or the first few.
+/// The names of arrays for a message: all of them, or the first few.
 std::string names_of(const std::vector<array_listing>& arrays);
 
-/// What to do about many files that the shell has made of a pattern, as the end of a sentence.
+/// The advice if the shell has expanded a pattern to many files, as the end of a sentence.
 inline constexpr std::string_view quote_pattern =
     "quote a pattern of several files ('part-*.npy'), so that pinflow opens them as one array";
 
-/// Opens what one argument of `stream` means, which may be a pattern. @throws as find_source and open_rows.
+/// Opens the array of one argument of `stream`, which may be a pattern. @throws as find_source and open_rows.
 std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options);
 
 }  // namespace pinflow::cli

@@ -139,11 +139,11 @@ bool progress_line::due() const {
 }
 
 void progress_line::show(std::string_view text) {
-    // what does not fit would begin a new line each time
+    // a line that does not fit would wrap to a new line each time
     ::winsize size{};
     if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1)
         text = text.substr(0, size.ws_col - 1U);
-    // a shorter text must cover all of the one before
+    // a shorter text must overwrite all of the previous text
     const std::string line = fmt::format("\r{:<{}}", text, width_);
     width_ = text.size();
     std::fwrite(line.data(), 1, line.size(), stderr);

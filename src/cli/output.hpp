@@ -21,7 +21,7 @@ std::string escaped_json(std::string_view json);
 void print(std::string_view text);
 
 /// Writes the line "pinflow: error: SENTENCE" to standard error, escaped, and cut after some 2,000 characters
-/// with a note that it was. Never throws: without the memory for it the sentence is left out.
+/// with a note. Never throws: if memory is exhausted, the sentence is left out.
 void print_error(std::string_view sentence) noexcept;
 
 /// "48 bytes", "3.1 GiB".
@@ -30,8 +30,8 @@ std::string readable_size(std::uint64_t size_bytes);
 /// "1 batch", "2 batches".
 std::string readable_count(std::uint64_t count, std::string_view singular, std::string_view plural);
 
-/// A line on standard error that says how far long work is, replaced as it advances; nothing unless that is a
-/// terminal.
+/// A progress line on standard error, replaced as the work advances. Prints nothing unless standard error is
+/// a terminal.
 class progress_line {
  public:
     progress_line();
@@ -40,7 +40,7 @@ class progress_line {
     progress_line(const progress_line&) = delete;
     progress_line& operator=(const progress_line&) = delete;
 
-    /// Whether it is time to say something new.
+    /// Whether it is time for an update.
     bool due() const;
     void show(std::string_view text);
 

@@ -4,10 +4,10 @@
 
 namespace pinflow::cli {
 
-/// Notes SIGINT and SIGTERM, as long as it lives, instead of letting them end the process. Whoever insists,
-/// more than a second after the first, ends it; repeats within that second are taken for the same request, as
-/// some supervisors signal a process and then its group. Signals that are ignored stay ignored. One at a
-/// time.
+/// Records SIGINT and SIGTERM during its lifetime, so that they do not end the process. A repeated signal
+/// more than a second after the first ends it. Repeats within that second count as the same request, because
+/// some supervisors signal a process and then its group. Ignored signals stay ignored. Only one object may
+/// exist at a time.
 class stop_request {
  public:
     stop_request();

@@ -93,7 +93,7 @@ struct stream_result {
     std::uint64_t bytes = 0;
     std::uint64_t batches = 0;
     double seconds = 0;
-    std::vector<double> epoch_seconds;  ///< of the epochs that this run had a part in
+    std::vector<double> epoch_seconds;  ///< of the epochs that this run streamed from
     std::uint64_t digest = 0;
     std::string stopped_by;  ///< "max-batches", "SIGINT", "SIGTERM"; empty: by the end
 
@@ -101,8 +101,8 @@ struct stream_result {
     double gbps() const { return seconds > 0 ? static_cast<double>(bytes) / seconds / 1e9 : 0; }
 };
 
-/// Notes when the device has consumed all that was enqueued on the consumer's streams so far, on a stream of
-/// its own, so that neither they nor the calling thread wait for it.
+/// Records on its own stream when the device has consumed everything enqueued on the consumer's streams so
+/// far. Neither they nor the calling thread wait for it.
 class consumption_clock {
  public:
     explicit consumption_clock(const device& device) : mark_(device), stream_(device) {}
@@ -156,12 +156,12 @@ class progress {
     progress_line line_;
 };
 
-/// Takes the batches that `batches` has, from `first_epoch` on, computing the digest in turns on two streams.
+/// Takes all batches of `batches`, from `first_epoch` on, and computes the digest on two streams in turns.
 stream_result consume(loader& batches, std::uint64_t first_epoch, const loader_options& options) {
     const device& device = batches.device();
     digest digest(device);
     consumption_clock consumption(device);
-    // declared after what they work on: they wait for their work before it goes
+    // declared after the data they work on: their destructors wait before it is freed
     const std::array<stream, 2> streams{stream(device), stream(device)};
     progress progress(batches.row_total());
     stream_result result;
@@ -223,7 +223,7 @@ nlohmann::ordered_json arrays_as_json(const loader_report& report) {
     return arrays;
 }
 
-/// What a user may not have meant.
+/// Notes about likely mistakes of the user.
 std::vector<std::string> notes_on(const stream_result& result, const stream_arguments& arguments) {
     std::vector<std::string> notes;
     if (arguments.files.size() >= many_arrays) {
@@ -341,7 +341,7 @@ void stream_files(const argument_list& arguments) {
     if (not_saved) std::rethrow_exception(not_saved);
     if (const int signal = saves ? stop_request::signal() : 0; signal != 0) {
         stop.reset();
-        std::raise(signal);  // whoever waits for this process learns that it was ended
+        std::raise(signal);  // the parent process learns which signal ended it
     }
 }
 

@@ -97,7 +97,7 @@ void check_can_be_saved(const std::string& path) {
     }
 }
 
-/// The order of a saved state, for what flags leave open.
+/// Takes order, seed and window from a saved state unless flags set them.
 void take_order(const CLI::App& app, const loader_state& state, const std::string& path,
                 loader_options& options) {
     const std::string name = state.order.name.substr(0, state.order.name.find('/'));

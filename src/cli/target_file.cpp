@@ -31,13 +31,13 @@ std::optional<file_format> format_by_extension(const std::string& path) {
     return std::nullopt;
 }
 
-/// The least that the arrays take in a file.
+/// A lower bound of the arrays' size in a file.
 std::uint64_t min_file_bytes(std::span<const target_array> arrays, const target_layout& layout) {
     std::uint64_t payload_bytes = 0;
     for (const target_array& each : arrays)
         payload_bytes =
             pinflow::detail::saturated(element_count(each.shape), each.dtype.size_bytes(), payload_bytes);
-    // deflate makes at most 258 bytes of 2 bits: what might fit must not be refused
+    // deflate codes at most 258 bytes in 2 bits: a file that might fit must not be refused
     constexpr std::uint64_t max_deflate_ratio = 1032;
     return layout.deflate_level == 0 ? payload_bytes : payload_bytes / max_deflate_ratio;
 }

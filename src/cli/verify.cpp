@@ -58,9 +58,8 @@ std::string checksum_of(const input_file& file) {
 
 // ---- the line beside the file -----------------------------------------------------------------------------
 
-/// The line that `xxhsum -H2 NAME` prints in the file's own folder. A line end in the name is escaped as
-/// xxhsum does from 0.8.2 on, and with it what else is escaped then; other names are left as they are, so
-/// that the versions without escapes read them too.
+/// The line that `xxhsum -H2 NAME` prints in the file's own folder. A name with a line end is escaped as by
+/// xxhsum 0.8.2 and later. Other names stay unescaped, so that older versions read them, too.
 std::string line_for(const std::string& path, std::string_view checksum) {
     std::string name = std::filesystem::path(path).filename().string();
     if (name == "stdin") name = "./stdin";  // which xxhsum takes for standard input
@@ -84,8 +83,8 @@ std::string line_for(const std::string& path, std::string_view checksum) {
     return fmt::format("\\{}  {}\n", checksum, escaped_name);
 }
 
-/// The checksum in a line as xxhsum prints it; empty when it is no such line. The name in it is not looked
-/// at: both files may have been moved together.
+/// The checksum in a line of xxhsum; empty if the line has another format. The name in it is ignored: both
+/// files may have been moved together.
 std::optional<std::string> checksum_in(std::string_view text) {
     if (text.ends_with('\n')) text.remove_suffix(1);
     if (text.starts_with('\\')) text.remove_prefix(1);

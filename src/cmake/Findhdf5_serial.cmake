@@ -1,5 +1,5 @@
-# Finds HDF5's C library, the flavour without MPI where distributions have both: the target hdf5_serial::hdf5. CMake's own
-# FindHDF5 needs C as a language of whoever asks, and takes the flavour that its compiler wrapper names.
+# Finds HDF5's C library as the target hdf5_serial::hdf5, without MPI if the distribution has both flavours. CMake's own
+# FindHDF5 needs C as a language of the calling project, and takes the flavour of its compiler wrapper.
 find_path(hdf5_serial_INCLUDE_DIR hdf5.h PATH_SUFFIXES hdf5/serial)
 find_library(hdf5_serial_LIBRARY NAMES hdf5_serial hdf5)
 mark_as_advanced(hdf5_serial_INCLUDE_DIR hdf5_serial_LIBRARY)

@@ -1,4 +1,5 @@
-# Finds out whether the CUDA device can be built, and says so once. Sets PINFLOW_HAVE_CUDA in the including scope.
+# Checks whether the CUDA device can be built, and prints the result once. Sets PINFLOW_HAVE_CUDA in the including
+# scope.
 
 set(PINFLOW_HAVE_CUDA OFF)
 set(pinflow_cuda_oldest 12.8)  # cudaMemcpyBatchAsync
@@ -47,7 +48,7 @@ else()
   message(STATUS "CUDA device: left out, PINFLOW_CUDA is ${PINFLOW_CUDA}")
 endif()
 
-# What a target needs to use CUDA's runtime: linked statically, so that programs start where there is no driver.
+# Links a target with CUDA's runtime, statically, so that programs start on machines without a driver.
 function(pinflow_use_cuda target)
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY None)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>)
@@ -72,7 +73,7 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/rows.cu
     src/device/cuda/sort_rows.cu)
   target_compile_definitions(${target} PRIVATE PINFLOW_HAVE_CUDA=1)
-  # pinflow/cuda.hpp includes CUDA's headers; an installed copy leaves finding them to whoever includes it
+  # pinflow/cuda.hpp includes CUDA's headers; users of an installed copy find them themselves
   target_include_directories(${target} SYSTEM PUBLIC "$<BUILD_INTERFACE:${CUDAToolkit_INCLUDE_DIRS}>")
   pinflow_use_cuda(${target})
 endfunction()
@@ -91,17 +92,17 @@ function(pinflow_add_cuda_tests)
   add_test(NAME cuda_test COMMAND cuda_test)
   set_tests_properties(cuda_test PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77 LABELS cuda)
 
-  # how fast this machine's link is: what every figure of a stream is held against
+  # measures this machine's link, with which streaming figures are compared
   add_executable(link_speed ${PROJECT_SOURCE_DIR}/samples/bench/link_speed.cpp)
   target_include_directories(link_speed PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(link_speed PRIVATE pinflow::pinflow pinflow_warnings)
 
-  # which memory a table of rows is best kept in
+  # measures which memory is best for a table of rows
   add_executable(table_memory ${PROJECT_SOURCE_DIR}/samples/bench/table_memory.cpp)
   target_include_directories(table_memory PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(table_memory PRIVATE pinflow::pinflow pinflow_warnings)
 
-  # whether copies and a consumer's kernels run at the same time
+  # measures whether copies and a consumer's kernels overlap
   add_executable(overlap ${PROJECT_SOURCE_DIR}/samples/bench/overlap.cpp ${PROJECT_SOURCE_DIR}/samples/bench/busy.cu)
   target_include_directories(overlap PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(overlap PRIVATE pinflow::pinflow pinflow_warnings)

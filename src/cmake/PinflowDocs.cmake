@@ -1,5 +1,5 @@
-# The target `docs`: the API reference of the public headers, as HTML in docs/html of the build folder. It fails on what
-# Doxygen warns of: parameters that do not exist, links that lead nowhere.
+# The target `docs`: the API reference of the public headers, as HTML in docs/html of the build folder. Doxygen's
+# warnings are errors: unknown parameters, broken links.
 
 find_package(Doxygen QUIET)
 if(NOT DOXYGEN_FOUND)

@@ -1,4 +1,5 @@
-# Finds out whether HDF5 files can be read and written, and says so once. Sets PINFLOW_HAVE_HDF5 in the including scope.
+# Checks whether HDF5 files can be read and written, and prints the result once. Sets PINFLOW_HAVE_HDF5 in the including
+# scope.
 
 set(PINFLOW_HAVE_HDF5 OFF)
 set(pinflow_hdf5_oldest 1.10.5)  # H5Dget_num_chunks
@@ -22,7 +23,7 @@ else()
   message(STATUS "HDF5: left out, PINFLOW_HDF5 is ${PINFLOW_HDF5}")
 endif()
 
-# pinflow_add_hdf5(TARGET): the readers and writers, or what says that they are not there.
+# pinflow_add_hdf5(TARGET): adds the readers and writers, or replacements that report their absence.
 function(pinflow_add_hdf5 target)
   if(NOT PINFLOW_HAVE_HDF5)
     target_sources(${target} PRIVATE formats/hdf5_missing.cpp)

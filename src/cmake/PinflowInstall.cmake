@@ -42,7 +42,7 @@ file(RELATIVE_PATH pc_prefix_of_file /${pc_folder} /)
 string(REGEX REPLACE "/$" "" pc_prefix_of_file "${pc_prefix_of_file}")
 set(pc_libraries -lpinflow_loader -lpinflow_rows -lpinflow_formats -lpinflow_device -lpinflow_core)
 set(pc_cuda_libdir "")
-if(static_libraries)  # they leave their private libraries to whoever links them
+if(static_libraries)  # their users link the private libraries
   set(pc_names deflate z)
   if(PINFLOW_HAVE_HDF5)
     cmake_path(GET hdf5_serial_LIBRARY STEM pc_hdf5)

@@ -24,8 +24,8 @@ namespace {
 
 constexpr auto max_bytes = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
-/// `factor` times the lengths, where a length of 0 counts as 1, as it does for numpy: what is too large in
-/// one order of the axes is so in each. Empty when it passes 2^64.
+/// The product of `factor` and the lengths; empty if it exceeds 2^64. As in numpy, a length of 0 counts as 1,
+/// so that the result does not depend on the order of the axes.
 std::optional<std::uint64_t> extended_product(std::span<const std::uint64_t> shape, std::uint64_t factor) {
     for (const std::uint64_t length : shape) {
         if (length != 0 && !detail::multiply(factor, length, factor)) return std::nullopt;
@@ -45,7 +45,7 @@ void check_fits_strides(std::span<const std::uint64_t> shape, std::uint64_t item
     }
 }
 
-/// Strides when the axes `order` visits grow from the fastest to the slowest.
+/// Strides of axes that are given in `order`, from the fastest to the slowest.
 template <typename Axes>
 std::vector<std::int64_t> packed_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes,
                                          Axes axis_at) {
@@ -55,7 +55,7 @@ std::vector<std::int64_t> packed_strides(std::span<const std::uint64_t> shape, s
     for (std::size_t step = 0; step < shape.size(); ++step) {
         const std::size_t axis = axis_at(step);
         strides[axis] = static_cast<std::int64_t>(stride);
-        // an axis of length 0 leaves nothing to step over; counting it as 1 keeps the others' strides useful
+        // counting a length of 0 as 1 keeps the strides of the other axes useful
         stride *= std::max<std::uint64_t>(shape[axis], 1);
     }
     return strides;
@@ -107,7 +107,7 @@ array_view::array_view(const std::byte* data, pinflow::dtype type, shape_vector 
         throw invalid_argument(fmt::format("a view of shape {} needs {} strides, not {}", to_string(shape_),
                                            shape_.size(), strides_bytes_.size()));
     }
-    check_fits_strides(shape_, dtype_.size_bytes());  // a stride of 0 asks for no memory
+    check_fits_strides(shape_, dtype_.size_bytes());  // with strides of 0, no memory bounds the size
 }
 
 bool array_view::c_contiguous() const {
@@ -157,7 +157,8 @@ array array::of_memory(memory_region memory, pinflow::dtype type, shape_vector s
 
 namespace {
 
-/// The bytes of an array. @throws format_error when the file ends before them.
+/// The size of an array in bytes.
+/// @throws format_error if the file ends before its last byte.
 std::uint64_t size_bytes_within(const input_file& file, std::uint64_t offset_bytes,
                                 const pinflow::dtype& type, const shape_vector& shape) {
     const std::uint64_t size_bytes =
@@ -194,7 +195,7 @@ array array::of_file_unmapped(std::shared_ptr<const input_file> file, std::uint6
                       nullptr, "it was opened without a mapping");
 }
 
-/// `mapping` is null when there is none.
+/// `mapping` is null if the file is not mapped.
 array array::of_mapping(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
                         pinflow::dtype type, shape_vector shape, bool fortran_order,
                         std::shared_ptr<const mapped_file> mapping, std::string reason) {
@@ -236,7 +237,7 @@ array array::view_as(const pinflow::dtype& type) const {
     }
     array result = *this;
     result.view_ = array_view(view_.data(), type, shape(), strides_bytes());
-    // another type may ask for another alignment
+    // another type may need another alignment
     if (file_ && mapped_ && is_packed(view_)) {
         result.reason_ = detail::mapping_reason(type, offset_bytes_, size_bytes());
     }
@@ -245,7 +246,7 @@ array array::view_as(const pinflow::dtype& type) const {
 
 namespace {
 
-/// The field of `type` that `name` begins with, all of it or up to a dot; null when there is none.
+/// The field of `type` whose name is `name`, or the part of `name` before a dot; null if there is none.
 const dtype_field* find_field(const dtype& type, std::string_view name) {
     for (std::size_t end = name.size(); end != 0 && end != name.npos; end = name.rfind('.', end - 1)) {
         const auto field = std::ranges::find(type.fields(), name.substr(0, end), &dtype_field::name);
@@ -290,7 +291,7 @@ array array::field(std::string_view name) const {
         rest.remove_prefix(found ? rest.size() : field->name.size() + 1);
     }
     array result = *this;
-    // where there are no elements, there is nothing at the field's offset either
+    // without elements, there is no byte at the field's offset either
     const std::uint64_t moved_bytes = view_.size() > 0 ? offset_bytes : 0;
     const std::byte* const data = view_.data() ? view_.data() + moved_bytes : nullptr;
     result.view_ = array_view(data, *type, std::move(shape), std::move(strides));

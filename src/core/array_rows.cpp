@@ -15,10 +15,11 @@ namespace pinflow {
 
 namespace {
 
-/// The rows of one array, or all of it as one row. They have one extent if they lie as they are delivered.
+/// The rows of one array, or the whole array as one row. There is one extent if the rows are stored as
+/// delivered.
 class array_rows final : public row_source {
  public:
-    /// The last `row_axes` axes are those of a row; at most one is left.
+    /// The last `row_axes` axes are the axes of a row; at most one other axis is allowed.
     array_rows(array source, detail::strided_reader reader, std::size_t row_axes)
         : array_(std::move(source)),
           dtype_(array_.dtype().little_endian()),
@@ -90,7 +91,7 @@ std::chrono::nanoseconds array_rows::read_rows(std::span<const std::uint64_t> id
     std::chrono::nanoseconds waited{};
     detail::scratch_memory scratch;
     for (std::size_t first = 0; first < ids.size();) {
-        // rows that follow each other are one piece
+        // consecutive rows are one piece
         std::size_t last = first + 1;
         while (last < ids.size() && ids[last] == ids[last - 1] + 1)
             ++last;

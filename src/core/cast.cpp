@@ -20,7 +20,7 @@ using real_types = std::tuple<bool, std::int8_t, std::int16_t, std::int32_t, std
                               bfloat16_bits, float8_e4m3fn_bits, float8_e5m2_bits>;
 constexpr std::size_t real_type_count = std::tuple_size_v<real_types>;
 
-/// The place in real_types of the elements' type, or of their parts; empty when elements of it are not cast.
+/// The index in real_types of the type, or of the parts of a complex type. Empty if the type cannot be cast.
 std::optional<std::size_t> real_type_index(const dtype& type) noexcept {
     if (!type.is_little_endian()) return std::nullopt;
     const auto of_size = [&](std::size_t first, auto... sizes) -> std::optional<std::size_t> {

@@ -12,7 +12,7 @@ namespace pinflow::detail {
 bool can_cast(const dtype& from, const dtype& to) noexcept;
 
 /// Casts `count` elements at `source` to `to`, by the scalar rules of src/core/scalar.hpp:
-/// floats round to nearest even, integers saturate. The two must not overlap; alignment is of no concern.
+/// floats round to nearest even, integers saturate. The two must not overlap; any alignment is allowed.
 /// Thread-safe.
 /// @throws invalid_argument unless can_cast(from, to).
 void cast_elements(const dtype& from, const std::byte* source, const dtype& to, std::byte* destination,

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-/// Arithmetic that tells when it overflows.
+/// Arithmetic that detects overflow.
 namespace pinflow::detail {
 
 /// @return whether a * b fits; `result` is set only then. May alias an operand.
@@ -26,7 +26,7 @@ namespace pinflow::detail {
     return unit_bytes == 0 ? bytes == 0 : bytes % unit_bytes == 0;
 }
 
-/// a * b + c, or the largest number there is.
+/// a * b + c, or 2^64 - 1 if that overflows.
 [[nodiscard]] constexpr std::uint64_t saturated(std::uint64_t a, std::uint64_t b,
                                                 std::uint64_t c = 0) noexcept {
     std::uint64_t result = 0;

@@ -15,7 +15,7 @@ namespace {
 
 using source_pointer = std::shared_ptr<const row_source>;
 
-/// The rows of sources of which some are in memory, or cannot be taken in place.
+/// The rows of sources of which some are in memory, or are not stored as delivered.
 class concatenated_rows final : public row_source {
  public:
     explicit concatenated_rows(std::vector<source_pointer> sources);
@@ -32,7 +32,7 @@ class concatenated_rows final : public row_source {
                                    [](const source_pointer& source) { return source->file_backed(); });
     }
     std::uint64_t memory_bytes() const noexcept override {
-        std::uint64_t max_bytes = 0;  // which they share
+        std::uint64_t max_bytes = 0;  // they share it
         for (const source_pointer& source : sources_)
             max_bytes = std::max(max_bytes, source->memory_bytes());
         return max_bytes;
@@ -52,7 +52,7 @@ class concatenated_rows final : public row_source {
     std::vector<source_pointer> sources_;
     detail::row_locator locator_;  // of sources
     std::vector<row_extent> extents_;
-    detail::side_by_side_mapping mapping_;  // of extents that their sources have not mapped
+    detail::side_by_side_mapping mapping_;  // of extents that the sources have not mapped
 };
 
 concatenated_rows::concatenated_rows(std::vector<source_pointer> sources) : sources_(std::move(sources)) {
@@ -88,7 +88,7 @@ std::chrono::nanoseconds concatenated_rows::read_rows(std::span<const std::uint6
     std::chrono::nanoseconds waited{};
     std::vector<std::uint64_t> ids_within;
     for (std::size_t first = 0; first < ids.size(); first += ids_within.size()) {
-        // ids that follow each other are one call for as long as they stay in one source
+        // consecutive ids are one call as long as they are in one source
         const auto [index, row] = locator_.find(ids[first]);
         const std::uint64_t begin = ids[first] - row;
         const std::uint64_t row_count = sources_[index]->row_count();

@@ -63,7 +63,7 @@ void cached_descriptor::acquire(const open_function& open) {
         throw;
     }
     recently_used_.store(true, std::memory_order_relaxed);
-    // on top of those that other threads add for a moment, to find it closed
+    // adds, since other threads may have incremented the count for a moment, to find it closed
     state_.fetch_add(is_open + 1, std::memory_order_release);
 }
 
@@ -74,7 +74,8 @@ std::chrono::nanoseconds time_spent_opening() noexcept {
 // ---- all of them ------------------------------------------------------------------------------------------
 
 descriptor_cache& descriptor_cache::process() {
-    // never destroyed: files may outlive every other object; not allocated, as a destructor may ask first
+    // never destroyed: files may outlive every other object; not on the heap: the first use may be in a
+    // destructor
     alignas(descriptor_cache) static std::byte place[sizeof(descriptor_cache)];
     static descriptor_cache& cache = *::new (static_cast<void*>(place)) descriptor_cache;
     return cache;
@@ -89,7 +90,7 @@ void descriptor_cache::enter(cached_descriptor& entry) {
     std::size_t count = 0;
     {
         const std::lock_guard lock(mutex_);
-        entry.position_ = entries_.insert(hand_, &entry);  // the last one that the hand comes to
+        entry.position_ = entries_.insert(hand_, &entry);  // the hand reaches it last
         count = entries_.size();
     }
     std::size_t max_count = max_open();
@@ -98,7 +99,7 @@ void descriptor_cache::enter(cached_descriptor& entry) {
         system::raise_max_descriptors(std::min(4 * count, max_raised_limit));
         max_count = max_open();
     }
-    // closed before the new one is opened, so that the bound holds at every moment
+    // close before the new one is opened, so that the bound always holds
     while (close_one_beyond(max_count)) {
     }
 }
@@ -144,9 +145,9 @@ bool descriptor_cache::close_one_beyond(std::size_t max_count) noexcept {
     return true;
 }
 
-/// Takes out the descriptor that the hand comes to first of those that are idle. Empty when all are in use.
+/// Removes the first idle descriptor that the hand reaches. Empty if all are in use.
 std::optional<int> descriptor_cache::evict() noexcept {
-    // the second time around, none is spared for having been used
+    // in the second round, recently used descriptors are closed too
     for (std::size_t steps = 2 * entries_.size(); steps > 0; --steps) {
         if (hand_ == entries_.end()) hand_ = entries_.begin();
         cached_descriptor& entry = **hand_;

@@ -14,8 +14,8 @@
 
 namespace pinflow::detail {
 
-/// The descriptor of one file. It may be closed whenever nobody uses it, and is then opened again for the
-/// next use. Uses may begin and end on any thread.
+/// The descriptor of one file. It may be closed while it is unused, and is reopened for the next use. Uses
+/// may begin and end on any thread.
 class cached_descriptor {
  public:
     /// Opens the file. @return the descriptor, which the cache will close.
@@ -24,7 +24,7 @@ class cached_descriptor {
     cached_descriptor() = default;
     cached_descriptor(const cached_descriptor&) = delete;
     cached_descriptor& operator=(const cached_descriptor&) = delete;
-    /// Closes the descriptor. No use may be left.
+    /// Closes the descriptor. All uses must have ended.
     ~cached_descriptor();
 
     /// Begins a use if the descriptor is open. Takes no lock. @return whether a use has begun.
@@ -37,9 +37,9 @@ class cached_descriptor {
             recently_used_.store(true, std::memory_order_relaxed);
         return true;
     }
-    /// Begins a use; calls `open` if the descriptor is closed, after others were closed to make room.
-    /// When the process or the system has too many open files, idle descriptors are closed and `open` is
-    /// called again. @throws what `open` throws.
+    /// Begins a use. If the descriptor is closed, closes others to make room and calls `open`. If the process
+    /// or the system has too many open files, closes idle descriptors and calls `open` again.
+    /// @throws what `open` throws.
     void acquire(const open_function& open);
     /// Ends a use.
     void release() noexcept { state_.fetch_sub(1, std::memory_order_release); }
@@ -55,30 +55,32 @@ class cached_descriptor {
     std::atomic<std::uint32_t> state_ = 0;  // is_open, plus the number of uses
     std::atomic<bool> recently_used_ = false;
     int descriptor_ = -1;
-    std::mutex opening_;                                // held by the one thread that opens it
-    std::list<cached_descriptor*>::iterator position_;  // among those of the cache, while it is open
+    std::mutex opening_;                                // held by the thread that opens it
+    std::list<cached_descriptor*>::iterator position_;  // in the cache's list, while it is open
 };
 
-/// Time that the calling thread has spent with opening files for a use, in all.
+/// Total time that the calling thread has spent opening files for a use.
 std::chrono::nanoseconds time_spent_opening() noexcept;
 
 /// The open descriptors of all files of this process, and the bound on their number: half of RLIMIT_NOFILE,
-/// at least 16. The soft limit is raised towards the hard one when that bound is reached, to 65,536 at most.
-/// Chooses whose to close by a clock: its hand passes over those that were used since it last came by.
+/// at least 16. When that bound is reached, the soft limit is raised towards the hard limit, to 65,536 at
+/// most. The clock algorithm chooses the descriptor to close: the hand skips descriptors that were used since
+/// its last pass.
 class descriptor_cache {
  public:
     static descriptor_cache& process();
 
-    /// How many descriptors stay open at most, unless more are in use.
+    /// The maximum number of open descriptors, unless more are in use.
     static std::size_t max_open();
 
     /// Enters a descriptor that is about to be opened, and closes others until the bound holds.
     void enter(cached_descriptor& entry);
-    /// Takes back what `enter` did, for a descriptor that could not be opened.
+    /// Undoes `enter`, for a descriptor that could not be opened.
     void forget(cached_descriptor& entry) noexcept;
-    /// Closes the descriptor if it is open; its last call.
+    /// Closes the descriptor if it is open. The last call for this descriptor.
     void close(cached_descriptor& entry) noexcept;
-    /// Closes half of the descriptors if so many are idle. @return whether any was closed.
+    /// Closes half of the descriptors, or fewer if fewer are idle.
+    /// @return whether any was closed.
     bool close_half() noexcept;
 
  private:
@@ -87,12 +89,12 @@ class descriptor_cache {
     void remove(std::list<cached_descriptor*>::iterator position) noexcept;
 
     const ::pid_t owner_ = ::getpid();
-    std::mutex mutex_;                       // in a forked process it may be held for ever
+    std::mutex mutex_;                       // may be locked for ever in a forked process
     std::list<cached_descriptor*> entries_;  // open, or being opened
-    std::list<cached_descriptor*>::iterator hand_ = entries_.begin();  // what is looked at next
+    std::list<cached_descriptor*>::iterator hand_ = entries_.begin();  // the next candidate
 };
 
-/// For tests: replaces the bound on open descriptors for its lifetime; one at a time.
+/// For tests: replaces the bound on open descriptors for its lifetime. Only one may exist at a time.
 class scoped_descriptor_limit {
  public:
     explicit scoped_descriptor_limit(std::size_t max_open);

@@ -20,9 +20,9 @@ namespace pinflow {
 
 namespace {
 
-/// numpy keeps the size of an element, and the multiplier of a unit, in a C int.
+/// numpy stores the size of an element, and the multiplier of a unit, in a C int.
 constexpr std::uint64_t largest_int = std::numeric_limits<std::int32_t>::max();
-/// As many axes as numpy 2 allows in the array that a field is; numpy 1 allows 32.
+/// numpy 2's limit on the axes of an array field; numpy 1 allows 32.
 constexpr std::size_t max_axes = 64;
 
 constexpr std::array<std::string_view, 13> time_units = {"Y",  "M",  "W",  "D",  "h",  "m", "s",
@@ -69,7 +69,7 @@ std::optional<std::uint64_t> parse_number(std::string_view text) noexcept {
     return value;
 }
 
-/// `unit` as numpy writes it: "1ns" is "ns". Empty when there is no such unit.
+/// `unit` as numpy writes it: "1ns" is "ns". Empty if there is no such unit.
 std::optional<std::string> normal_unit(std::string_view unit) {
     const std::size_t digits = std::min(unit.find_first_not_of("0123456789"), unit.size());
     const std::string_view name = unit.substr(digits);
@@ -86,7 +86,7 @@ struct type_name {
     std::uint64_t size_bytes;
 };
 
-/// The names that say their size: those of numpy's whose meaning no platform changes.
+/// numpy's type names with a size; their meaning is the same on every platform.
 constexpr type_name type_names[] = {
     {"bool", dtype_kind::boolean, 1},
     {"int8", dtype_kind::signed_integer, 1},
@@ -106,7 +106,7 @@ constexpr type_name type_names[] = {
     {"complex256", dtype_kind::complex, 32},
 };
 
-/// What numpy lacks, as ml_dtypes names it.
+/// ml_dtypes' names of types that numpy lacks.
 constexpr type_name other_type_names[] = {
     {"bfloat16", dtype_kind::bfloat16, 2},
     {"float8_e4m3fn", dtype_kind::float8_e4m3fn, 1},
@@ -119,7 +119,7 @@ std::optional<dtype_kind> kind_of_letter(char letter) noexcept {
     return static_cast<dtype_kind>(letter);
 }
 
-/// What follows "M8" or "datetime64": nothing, or a unit in brackets. Empty when it is neither.
+/// Parses the text after "M8" or "datetime64": nothing, or a unit in brackets. Empty for any other text.
 std::optional<std::string> parse_bracketed_unit(std::string_view text) {
     if (text.empty() || text == "[generic]") return std::string();
     if (!text.starts_with('[') || !text.ends_with(']')) return std::nullopt;
@@ -153,7 +153,7 @@ std::optional<dtype> parse_letter_and_size(std::string_view text, std::endian or
         unit = std::move(*parsed_unit);
         text = text.substr(0, size_end);
     }
-    // what numpy spells |S0, <U0 and |V0; of the other kinds no type has that size
+    // numpy writes |S0, <U0 and |V0; no other kind has a type of size 0
     auto size_bytes = text.substr(1) == "0" ? std::optional<std::uint64_t>(0) : parse_number(text.substr(1));
     if (!size_bytes || *size_bytes > largest_int) return std::nullopt;
     if (*kind == dtype_kind::unicode) *size_bytes *= 4;  // counted in characters
@@ -163,8 +163,8 @@ std::optional<dtype> parse_letter_and_size(std::string_view text, std::endian or
 
 // ---- structured types -------------------------------------------------------------------------------------
 
-/// Text as Python's repr() spells it, so that headers come out as numpy's. Of what lies past Latin-1 Python
-/// escapes a few characters that are written as they are here, which reads back the same.
+/// Text as Python's repr() writes it, so that headers equal numpy's. Python also escapes a few characters
+/// beyond Latin-1, which are written unescaped here and read back the same.
 std::string python_string(std::string_view text) {
     const char quote = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
     std::string result(1, quote);
@@ -184,7 +184,8 @@ std::string python_string(std::string_view text) {
     return result + quote;
 }
 
-/// @throws invalid_argument when no field can be called that, or another one is already.
+/// Checks the name of a field.
+/// @throws invalid_argument if it is not a valid name, or if another field has it.
 void check_name(std::string_view name, std::set<std::string_view>& names) {
     if (name.empty()) throw invalid_argument("a field of a structured type cannot have an empty name");
     if (!detail::count_code_points(name)) {
@@ -209,7 +210,7 @@ std::string field_descr(const dtype_field& field) {
                                : fmt::format("({}, {}, {})", name, type, to_string(field.shape));
 }
 
-/// A list of fields as numpy spells it, which names offsets only by the gaps before them.
+/// A list of fields as numpy writes it: offsets appear only as gaps before fields.
 std::string structured_descr(std::span<const dtype_field> fields, std::uint64_t size_bytes) {
     std::string list;
     std::uint64_t end = 0;
@@ -276,7 +277,7 @@ dtype dtype::parse(std::string_view descr) {
                               : descr.starts_with('>') ? std::endian::big
                                                        : std::endian::native;
 
-    // "O8" and "O4" are how numpy once spelled it
+    // numpy once wrote "O8" and "O4"
     if (bare == "O" || bare == "O4" || bare == "O8" || descr == "object") {
         throw unsupported(
             fmt::format("type {} means Python objects, stored as a pickle that would have to be executed to "
@@ -359,7 +360,7 @@ std::uint64_t dtype_field::size_bytes() const {
         throw invalid_argument(fmt::format("the field {} is an array of {}, which numpy rejects",
                                            detail::quote(name), type.descr()));
     }
-    // lengths of 0 are left out at first, so that what the other axes would need is countable anyway
+    // lengths of 0 are left out at first, so that the size of the other axes is checked in any case
     std::uint64_t size = std::max<std::uint64_t>(type.size_bytes(), 1);
     bool empty = type.size_bytes() == 0;
     for (const std::uint64_t length : shape) {

@@ -17,9 +17,9 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Units from this size on are read one by one as fast as in blocks.
+/// From this size on, units are read one by one as fast as in blocks.
 constexpr std::uint64_t large_unit_bytes = 64 << 10;
-/// A block that is worth reordering; taken also when less memory is granted.
+/// The smallest block worth reordering; used even if `memory_bytes` is less.
 constexpr std::uint64_t min_block_bytes = 64 << 10;
 
 class array_elements final : public element_stream {
@@ -58,11 +58,11 @@ class array_elements final : public element_stream {
     scratch_memory scratch_;
     std::uint64_t position_bytes_ = 0;
 
-    // where C order is not the order in the source: as much as memory holds, read ahead and put in order
+    // if the source is not in C order: reads ahead and reorders as much as the memory holds
     bool in_blocks_;
     std::uint64_t max_block_bytes_;
     memory_region block_memory_;
-    std::span<const std::byte> block_;  // what of it is not delivered yet
+    std::span<const std::byte> block_;  // the part of it not delivered yet
 };
 
 void array_elements::read(std::span<std::byte> destination) {

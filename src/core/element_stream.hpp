@@ -10,8 +10,8 @@
 
 namespace pinflow::detail {
 
-/// The elements of one array in C order and little-endian, read once from the front to the back, in memory
-/// that does not grow with the array: what conversion reads from. Not thread-safe.
+/// Reads the elements of one array once, in C order and little-endian, in memory that does not grow with the
+/// array. The source of conversions. Not thread-safe.
 class element_stream {
  public:
     element_stream() = default;
@@ -19,23 +19,23 @@ class element_stream {
     element_stream& operator=(const element_stream&) = delete;
     virtual ~element_stream() = default;
 
-    /// Of the elements as they are delivered: little-endian.
+    /// The type of the delivered elements; always little-endian.
     virtual const pinflow::dtype& dtype() const noexcept = 0;
     virtual const shape_vector& shape() const noexcept = 0;
-    /// Fills `destination`, a whole number of elements, with those that come next.
-    /// @throws invalid_argument past the end, data_changed, system_failure, format_error.
+    /// Fills `destination`, a whole number of elements, with the next elements.
+    /// @throws invalid_argument past the end; data_changed, system_failure, format_error.
     virtual void read(std::span<std::byte> destination) = 0;
-    /// @throws what is wrong with the array, if only its end shows it (a checksum, a file that changed
-    /// meanwhile); to be called after the last element.
+    /// Makes the checks that need the whole array. Call it after the last element.
+    /// @throws format_error for a wrong checksum, data_changed for a file that changed meanwhile.
     virtual void finish() = 0;
 };
 
-/// Of any opened array: in C or Fortran order, strided, big-endian, without axes. Files are read with pread.
-/// `memory_bytes` bounds what reordering may take.
+/// Makes a stream of any array: in C or Fortran order, strided, big-endian, without axes. Files are read with
+/// pread. `memory_bytes` bounds the memory for reordering.
 std::unique_ptr<element_stream> stream_elements(const array& array, std::uint64_t memory_bytes);
 
-/// Of rows, one after the other; the shape is (row_count, row_shape...). `memory_bytes` bounds what is read
-/// at a time, which is one row at least.
+/// Makes a stream of rows, in order; the shape is (row_count, row_shape...). `memory_bytes` bounds the bytes
+/// read at a time, which are at least one row.
 std::unique_ptr<element_stream> stream_rows(std::shared_ptr<const row_source> rows,
                                             std::uint64_t memory_bytes);
 

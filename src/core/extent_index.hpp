@@ -8,7 +8,7 @@
 
 namespace pinflow::detail {
 
-/// Finds the extent that a row lies in. Borrows the extents.
+/// Finds the extent of a row. Borrows the extents.
 class extent_index {
  public:
     explicit extent_index(std::span<const row_extent> extents) : extents_(extents) {
@@ -17,12 +17,12 @@ class extent_index {
             static_cast<void>(locator_.add(extent.row_count));
     }
 
-    /// A row: number `index` of `extent`.
+    /// Row number `index` of `extent`.
     struct location {
         const row_extent* extent;
         std::uint64_t index;
     };
-    /// Where one of the rows lies.
+    /// The location of a row.
     location find(std::uint64_t row) const noexcept {
         if (extents_.size() == 1) return {extents_.data(), row};
         const auto [part, index] = locator_.find(row);

@@ -55,9 +55,10 @@ class extent_rows final : public row_source {
     std::uint64_t row_size_bytes_;
     std::string description_;
     std::vector<row_extent> extents_;
-    row_locator locator_;                                             // of extents
-    std::vector<std::shared_ptr<const input_file>> files_;            // each once
-    std::vector<std::shared_ptr<const row_source>> without_extents_;  // and without rows: only to be checked
+    row_locator locator_;                                   // of extents
+    std::vector<std::shared_ptr<const input_file>> files_;  // without repeats
+    std::vector<std::shared_ptr<const row_source>>
+        without_extents_;  // and without rows; only for check_unchanged
     side_by_side_mapping mapping_;
 };
 
@@ -78,10 +79,10 @@ void extent_rows::add_extents(sources_view sources) {
             }
         }
     }
-    // without rows they are nowhere else, but still lie in a file
+    // a source without rows has no other extent, but still has a file
     if (extents_.empty() && empty.file) extents_.push_back({empty.file, empty.offset_bytes, 0, nullptr});
     for (const row_extent& extent : extents_)
-        static_cast<void>(locator_.add(extent.row_count));  // not more than were counted
+        static_cast<void>(locator_.add(extent.row_count));  // cannot overflow: the rows were counted before
 }
 
 void extent_rows::add_extent(const row_extent& extent) {
@@ -102,7 +103,7 @@ std::chrono::nanoseconds extent_rows::read_rows(std::span<const std::uint64_t> i
     std::chrono::nanoseconds waited{};
     std::size_t count = 0;
     for (std::size_t first = 0; first < ids.size(); first += count) {
-        // rows that follow each other in the file are one piece
+        // consecutive rows in the file are one piece
         const auto [index, row] = locator_.find(ids[first]);
         const row_extent& extent = extents_[index];
         const std::uint64_t max_count = std::min<std::uint64_t>(ids.size() - first, extent.row_count - row);
@@ -134,14 +135,14 @@ void check_row_request(const row_source& rows, std::span<const std::uint64_t> id
 
 side_by_side_mapping map_extents(std::span<row_extent> extents, std::uint64_t row_size_bytes) {
     std::vector<file_part> parts;
-    std::vector<std::pair<std::size_t, std::size_t>> mapped;  // an extent, and the part that holds it
+    std::vector<std::pair<std::size_t, std::size_t>> mapped;  // (extent, part that holds it)
     for (std::size_t index = 0; index < extents.size(); ++index) {
         const row_extent& extent = extents[index];
         if (!extent.file || extent.data != nullptr || extent.row_count == 0 || row_size_bytes == 0) continue;
         const std::uint64_t end_bytes = saturated(extent.row_count, row_size_bytes, extent.offset_bytes);
         if (parts.empty() || parts.back().file != extent.file) {
             parts.push_back({extent.file, extent.offset_bytes, end_bytes});
-        } else {  // chunks of one dataset, say: what lies between them takes nothing but addresses
+        } else {  // chunks of one dataset, for example: the gaps take only addresses
             parts.back().begin_bytes = std::min(parts.back().begin_bytes, extent.offset_bytes);
             parts.back().end_bytes = std::max(parts.back().end_bytes, end_bytes);
         }

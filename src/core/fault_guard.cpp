@@ -24,7 +24,7 @@ struct guard_frame {
 /// not allocate.
 [[gnu::tls_model("initial-exec")]] constinit thread_local std::atomic<guard_frame*> current_frame = nullptr;
 
-/// What SIGBUS did before our handler was installed. Written once, before that.
+/// The action for SIGBUS before our handler was installed. Written once, before that.
 struct sigaction previous_action;
 
 void restore_default(int signal) {
@@ -33,14 +33,15 @@ void restore_default(int signal) {
     ::sigaction(signal, &default_action, nullptr);
 }
 
-/// Does what would have happened without our handler.
+/// Has the effect that the signal would have without our handler.
 void pass_on(int signal, siginfo_t* info, void* context) {
-    const bool is_fault = info->si_code > 0;  // of an instruction, which would fault again; otherwise sent
-    // whatever SA_SIGINFO says: the two share their place
+    const bool is_fault =
+        info->si_code > 0;  // from an instruction, which would fault again; otherwise sent by a process
+    // for either value of SA_SIGINFO: the two handlers share a union
     const bool has_function = previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN;
     if (!has_function) {
         if (previous_action.sa_handler == SIG_IGN && !is_fault) return;
-        // the kernel ends a process that ignores a fault, too
+        // the kernel also ends a process that ignores a fault
         restore_default(signal);
         if (!is_fault) ::raise(signal);
         return;

@@ -2,16 +2,16 @@
 
 #include <memory>
 
-/// Copying from mapped files whose pages may be lost at any moment.
+/// Copies from mapped files that may be truncated at any time.
 namespace pinflow::detail {
 
-/// Whether the guard is active and works on this thread: a fault of a thread that blocks SIGBUS ends the
-/// process, whatever the handler.
+/// Whether the guard is active and works on this thread. If a thread blocks SIGBUS, a fault on it ends the
+/// process, even with a handler.
 bool is_guarded_thread() noexcept;
 
-/// Runs `work(context)`. If it touches a page that its file has lost, the rest of it is left out.
-/// `work` must hold nothing that needs a destructor, and must take no lock.
-/// @return whether it ran to its end. Always true without pinflow's handler, if the process survives.
+/// Runs `work(context)`. If it touches a page past the end of a truncated file, the rest of it is skipped.
+/// `work` must hold no object with a destructor, and must take no lock.
+/// @return whether it ran to its end. Without pinflow's handler always true, if the process survives.
 bool run_guarded(void (*work)(const void* context), const void* context) noexcept;
 
 /// The same for a function object.

@@ -42,7 +42,7 @@ file_identity identity_of(const struct ::stat& status) noexcept {
             static_cast<std::uint64_t>(status.st_size), nanoseconds_of(status.st_mtim)};
 }
 
-/// Opens the file at `place`, called `path` in sentences, and has `check` look at its status.
+/// Opens the file at `place`, which messages call `path`, and calls `check` with its status.
 template <typename Check>
 int open_checked(const std::string& place, const std::string& path, Check check) {
     const int descriptor = detail::system::open_for_reading(place);
@@ -69,7 +69,7 @@ int descriptor_lease::get() const noexcept {
 
 input_file::input_file(const std::filesystem::path& path)
     : path_(path.string()), descriptor_(std::make_unique<detail::cached_descriptor>()) {
-    // without a working directory there is no absolute path: the name as it is finds the same file, or none
+    // without a working directory there is no absolute path: the relative path finds the same file, or none
     std::error_code no_folder;
     absolute_path_ = std::filesystem::absolute(path, no_folder).string();
     if (no_folder) absolute_path_ = path_;
@@ -125,7 +125,7 @@ std::chrono::nanoseconds input_file::read(std::uint64_t offset_bytes,
             count = detail::system::read_cached_at(descriptor, offset_bytes, destination, cache_can_be_asked);
         }
         if (!count || *count == 0) {
-            // the copying within the call is the CPU's: what the thread did not compute it waited for
+            // copying within the call is CPU time: the rest of the call was waiting
             const auto cpu_before = thread_cpu_time();
             const auto before = clock::now();
             count = detail::system::read_at(descriptor, path_, offset_bytes, destination);

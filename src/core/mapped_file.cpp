@@ -20,8 +20,8 @@ namespace {
 
 namespace ipc = boost::interprocess;
 
-/// Our own descriptor, in the form that Boost's mapped_region takes: its file_mapping would open the file
-/// without O_CLOEXEC and block on a FIFO.
+/// Passes our own descriptor to Boost's mapped_region. Boost's file_mapping would open the file without
+/// O_CLOEXEC, and block on a FIFO.
 class descriptor_mapping {
  public:
     explicit descriptor_mapping(int descriptor) : descriptor_(descriptor) {}
@@ -38,7 +38,7 @@ void release_mapping(std::byte*, std::uint64_t, void* context) noexcept {
 }
 
 memory_region map(const input_file& file, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
-    // Boost maps past the end of a file without a word, so the range is checked here
+    // Boost maps past the end of a file without an error, so the range is checked here
     if (offset_bytes > file.size_bytes() || size_bytes > file.size_bytes() - offset_bytes) {
         throw format_error(fmt::format("cannot map {} bytes at offset {} of '{}': the file has {} bytes",
                                        size_bytes, offset_bytes, file.path(), file.size_bytes()));

@@ -9,7 +9,7 @@
 
 namespace pinflow::detail {
 
-/// Why an array of a file's own bytes is in the address space, and what is to be known about it there.
+/// One sentence for array::reason of a mapped array; mentions a misaligned offset.
 inline std::string mapping_reason(const dtype& type, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
     if (size_bytes == 0) return "there are no bytes to map";
     const std::uint64_t number_bytes = type.swap_size_bytes();

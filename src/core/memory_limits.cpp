@@ -21,7 +21,7 @@ void keep_smaller(std::optional<std::uint64_t>& least, std::uint64_t value) {
     least = std::min(value, least.value_or(std::numeric_limits<std::uint64_t>::max()));
 }
 
-/// Where a version of cgroups says what a group may use, and what it uses.
+/// The files of one cgroup version that hold a group's limit and its usage.
 struct cgroup_files {
     std::string_view mount;
     std::string_view limit;
@@ -36,7 +36,7 @@ constexpr cgroup_files version_1{
     "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
     "total_cache ",          "total_shmem ",          "total_slab_reclaimable "};  // which it does not list
 
-/// The path of the group that has the controller "memory" in version 1, by /proc/self/cgroup.
+/// The path of the group with the controller "memory" in version 1, from /proc/self/cgroup.
 std::string_view memory_group(std::string_view membership) {
     while (!membership.empty()) {
         std::string_view line = membership.substr(0, membership.find('\n'));
@@ -56,7 +56,7 @@ std::string_view memory_group(std::string_view membership) {
 /// A limit on any level binds.
 void read_groups(const std::string& root, std::string group, const cgroup_files& files,
                  memory_limits& limits) {
-    constexpr std::uint64_t unlimited = std::uint64_t{1} << 62;  // version 1 has a number for it
+    constexpr std::uint64_t unlimited = std::uint64_t{1} << 62;  // version 1 writes a large number
     if (!group.starts_with('/')) group.clear();
     for (;;) {
         std::string folder = root;
@@ -71,7 +71,7 @@ void read_groups(const std::string& root, std::string group, const cgroup_files&
             const auto statistic = [&](std::string_view label) {
                 return parse_number(word_after(statistics, label)).value_or(0);
             };
-            // the page cache but for tmpfs, and what the kernel remembers of files
+            // the page cache without tmpfs, and reclaimable slab
             const std::uint64_t file = statistic(files.page_cache), shared = statistic(files.shared);
             const std::uint64_t droppable = file - std::min(file, shared) + statistic(files.slab);
             const std::uint64_t used = *current - std::min(*current, droppable);
@@ -82,7 +82,7 @@ void read_groups(const std::string& root, std::string group, const cgroup_files&
     }
 }
 
-/// Of either version: only one of them has the controller for memory.
+/// Reads both versions: only one of them has the memory controller.
 void read_cgroups(const std::string& root, memory_limits& limits) {
     const std::string membership = read_proc_text(root + "/proc/self/cgroup");
     read_groups(root, std::string(word_after(membership, "0::")), version_2, limits);
@@ -97,10 +97,10 @@ std::optional<std::uint64_t> read_machine(const std::string& root) {
     return *kibibytes * 1024;
 }
 
-/// What the process takes by /proc/self/statm.
+/// The memory of the process, from /proc/self/statm.
 struct own_memory {
     std::uint64_t address_bytes = 0;
-    std::uint64_t anonymous_bytes = 0;  ///< resident, and no file's
+    std::uint64_t anonymous_bytes = 0;  ///< resident, not backed by a file
 };
 
 own_memory read_own_memory(const std::string& root) {
@@ -146,7 +146,7 @@ available_memory read_available_memory(const std::string& root) {
     const std::uint64_t regions = region_memory_bytes;
     const std::uint64_t untouched = regions - std::min(regions, own.anonymous_bytes);
     available.size_bytes -= std::min(available.size_bytes, untouched);
-    // addresses are taken before they are touched
+    // RLIMIT_AS counts addresses before they are touched
     if (const auto max_bytes = system::max_address_bytes()) {
         const std::uint64_t left = *max_bytes - std::min(*max_bytes, own.address_bytes);
         if (left < available.size_bytes) available = {left, "`ulimit -v` leaves"};
@@ -176,7 +176,7 @@ void require_memory(std::uint64_t size_bytes, std::string_view subject, std::str
 }
 
 thread_allowance threads_within_memory(unsigned asked, unsigned default_count) {
-    // a stack, what the kernel keeps of a thread, and the allocator's cache
+    // a stack, the kernel's data for a thread, and the allocator's cache
     constexpr std::uint64_t thread_bytes = 256 << 10;
     if (asked != 0) {
         const std::uint64_t size_bytes = asked * thread_bytes;
@@ -184,7 +184,7 @@ thread_allowance threads_within_memory(unsigned asked, unsigned default_count) {
                        "ask for fewer threads");
         return {asked, {}};
     }
-    // an eighth for the threads themselves: their data takes more
+    // an eighth for the threads themselves: their data needs more
     const available_memory available = read_available_memory();
     const std::uint64_t fitting = available.size_bytes / 8 / thread_bytes;
     if (fitting >= default_count) return {default_count, {}};

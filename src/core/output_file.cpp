@@ -21,7 +21,7 @@ constexpr std::size_t max_collected_bytes = std::size_t{1} << 20;
     throw system_failure(fmt::format("cannot write '{}': {}", path, why), std::make_error_code(error));
 }
 
-/// Begins the sentence of an error with the file that is to be written.
+/// Puts the path of the output file in front of error messages.
 template <typename Step>
 void naming(const std::string& path, Step step) {
     try {
@@ -31,7 +31,8 @@ void naming(const std::string& path, Step step) {
     }
 }
 
-/// A name that no other process or file of this process uses now; one that a killed process left may exist.
+/// A name that no other process, and no other file of this process, uses now. A killed process may have left
+/// such a file.
 std::string temporary_name() {
     static std::atomic<std::uint64_t> count = 0;
     return fmt::format(".pinflow-{}-{}.tmp", ::getpid(), count++);
@@ -58,8 +59,8 @@ output_file::output_file(const std::filesystem::path& path) : path_(path.string(
     final_path_ = (absolute.empty() ? path : absolute).string();
     folder_ = absolute.empty() ? "." : absolute.parent_path().string();
 
-    // rename would put a file in the place of a device or a pipe just as well
-    std::optional<::mode_t> mode;  // of the file that is replaced, whose readers stay the same
+    // rename would also replace a device or a pipe
+    std::optional<::mode_t> mode;  // of the replaced file, so that the same users can read it
     if (const auto status = system::status_of_path(final_path_)) {
         mode = status->st_mode & 07777U;
         if (S_ISDIR(status->st_mode)) fail(path_, "it is a folder", std::errc::is_a_directory);
@@ -146,7 +147,7 @@ void output_file::commit() {
         system::sync(descriptor_, path_);
         naming(path_, [&] {
             if (temporary_path_.empty()) {
-                // a name can only be given that is not taken, while renaming replaces what is there
+                // linkat needs an unused name, but rename replaces an existing file
                 take_temporary_name([&](const std::string& name) { system::give_name(descriptor_, name); });
             }
             system::rename(temporary_path_, final_path_);

@@ -3,10 +3,10 @@
 #include <string>
 #include <string_view>
 
-/// Text from a file, made safe for a sentence.
+/// Makes text from a file safe for messages.
 namespace pinflow::detail {
 
-/// `text` between quotes, on one line and not too long: what is not printable ASCII becomes `?`.
+/// `text` in quotes, on one line, cut after 60 characters. A byte that is not printable ASCII becomes `?`.
 inline std::string quote(std::string_view text) {
     constexpr std::size_t longest = 60;
     std::string result = "'";

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t line_bytes = 64;
 #endif
 
-/// Rows of a size that the compiler knows: one load and one store each.
+/// Rows of a compile-time size: one load and one store each.
 template <std::size_t SizeBytes>
 void copy_small(std::span<const std::byte* const> rows, std::byte* destination) noexcept {
     for (const std::byte* const row : rows) {

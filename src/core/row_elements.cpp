@@ -15,7 +15,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Rows that are read at a time take so much memory, if that is granted.
+/// The size of a block of rows to read at once, if `memory_bytes` allows it.
 constexpr std::uint64_t wanted_block_bytes = 8 << 20;
 
 shape_vector shape_of(const row_source& rows) {
@@ -62,7 +62,7 @@ class row_elements final : public element_stream {
     void finish() override { rows_->check_unchanged(); }
 
  private:
-    /// Reads the rows that come next, as many as `destination` holds.
+    /// Reads the next rows, as many as `destination` holds.
     void read_rows(std::span<std::byte> destination) {
         ids_.resize(destination.size() / rows_->row_size_bytes());
         std::iota(ids_.begin(), ids_.end(), next_row_);
@@ -85,7 +85,7 @@ class row_elements final : public element_stream {
     std::uint64_t next_row_ = 0;
     std::vector<std::uint64_t> ids_;
     memory_region memory_;
-    std::span<const std::byte> rest_;  ///< of the block, what is not delivered yet
+    std::span<const std::byte> rest_;  ///< the part of the block not delivered yet
 };
 
 }  // namespace

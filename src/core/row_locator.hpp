@@ -9,11 +9,12 @@
 
 namespace pinflow::detail {
 
-/// Finds the part that holds a row, among parts whose rows follow each other: at once if all parts but the
-/// last have equally many rows, otherwise by binary search.
+/// Finds the part that holds a row, among parts with consecutive rows. Constant time if all parts but the
+/// last have the same number of rows, otherwise a binary search.
 class row_locator {
  public:
-    /// Adds a part behind the others. @return whether the number of all rows fits; if not, nothing is added.
+    /// Adds a part after the others.
+    /// @return whether the total number of rows fits 64 bits; if not, nothing is added.
     [[nodiscard]] bool add(std::uint64_t row_count) {
         std::uint64_t end = row_count;
         if (!ends_.empty() && !detail::add(end, ends_.back(), end)) return false;
@@ -26,14 +27,14 @@ class row_locator {
         return true;
     }
 
-    /// Of all parts.
+    /// The number of rows in all parts.
     std::uint64_t row_count() const noexcept { return ends_.empty() ? 0 : ends_.back(); }
 
     struct location {
         std::size_t part = 0;
         std::uint64_t row = 0;  ///< within the part
     };
-    /// Where a row less than `row_count()` lies.
+    /// The location of a row below `row_count()`.
     location find(std::uint64_t row) const noexcept {
         if (equal_rows_ > 0) {
             const std::uint64_t part = std::min<std::uint64_t>(row / equal_rows_, ends_.size() - 1);
@@ -44,8 +45,8 @@ class row_locator {
     }
 
  private:
-    std::vector<std::uint64_t> ends_;  // of each part, in numbers of all rows
-    std::uint64_t equal_rows_ = 0;     // that each part but the last has; 0 if they differ
+    std::vector<std::uint64_t> ends_;  // of each part, as a row number
+    std::uint64_t equal_rows_ = 0;     // rows of each part but the last; 0 if they differ
 };
 
 }  // namespace pinflow::detail

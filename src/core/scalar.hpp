@@ -9,15 +9,15 @@
 #define PINFLOW_DETAIL_HOST_DEVICE
 #endif
 
-/// Conversions of one number, for the host and for CUDA (C++17), where both give the same bits.
+/// Conversions of one number, for the host and for CUDA (C++17). Both give the same bits.
 ///
-/// To a float: rounded once, to nearest, ties to even (IEEE 754-2019, 4.3.1), whatever it comes from. What
-/// rounds beyond the largest finite number becomes infinite, and in float8_e4m3fn, which has no infinities,
-/// NaN, as ml_dtypes does and as the OCP 8-bit Floating Point Specification (OFP8) 1.0 calls non-saturating.
-/// A NaN stays one, is quiet, and keeps its sign; its payload as far as it fits (IEEE 754-2019, 6.2.3),
-/// except that bfloat16 and the 8-bit floats hold no payload, as in ml_dtypes. To an integer: truncated
-/// toward zero, what is out of range becomes the nearest limit, NaN 0. To bool: whether it is not zero.
-/// Complex numbers: each part by itself.
+/// To a float: every source is rounded once, to nearest, ties to even (IEEE 754-2019, 4.3.1). A value that
+/// rounds beyond the largest finite number becomes infinite. In float8_e4m3fn, which has no infinities, it
+/// becomes NaN, as in ml_dtypes (non-saturating in the OCP 8-bit Floating Point Specification (OFP8) 1.0). A
+/// NaN becomes a quiet NaN with the same sign, and with the payload as far as it fits (IEEE 754-2019, 6.2.3);
+/// bfloat16 and the 8-bit floats hold no payload, as in ml_dtypes. To an integer: truncated toward zero; a
+/// value out of range becomes the nearest limit, and NaN becomes 0. To bool: true if not zero. Complex
+/// numbers: each part separately.
 ///
 /// The floating-point environment must be the default: rounding to nearest, subnormals not flushed.
 namespace pinflow::detail {
@@ -162,17 +162,16 @@ PINFLOW_DETAIL_HOST_DEVICE inline To bits_as(From value) noexcept {
     return result;
 }
 
-// What follows chooses by masks, not by conditions: compilers vectorise no loop in which an operation on
-// floats is needed on one side of a condition only, and baseline x86 has no vectors of comparisons of 64
-// bits.
+// The code below selects by masks, not by conditions. Compilers do not vectorise a loop that needs a float
+// operation on only one side of a condition, and baseline x86 has no vector comparison of 64-bit integers.
 
-/// 1 when a < b, otherwise 0; both must be less than half of what a word holds.
+/// 1 if a < b, otherwise 0. Both must be less than half of the word's range.
 template <typename Word>
 PINFLOW_DETAIL_HOST_DEVICE inline Word less(Word a, Word b) noexcept {
     return (a - b) >> (size_bits<Word> - 1);
 }
 
-/// `a` when `condition` is 1, `b` when it is 0.
+/// `a` if `condition` is 1, `b` if it is 0.
 template <typename Word>
 PINFLOW_DETAIL_HOST_DEVICE inline Word select(Word condition, Word a, Word b) noexcept {
     return b ^ ((a ^ b) & (Word{0} - condition));
@@ -196,8 +195,9 @@ PINFLOW_DETAIL_HOST_DEVICE inline To narrow_float(From value) noexcept {
     const word last_kept_bit = magnitude >> dropped_bits & 1;
     word result =
         (magnitude - rebias + ((word{1} << (dropped_bits - 1)) - 1) + last_kept_bit) >> dropped_bits;
-    if constexpr (rebias != 0) {  // otherwise the subnormal numbers of both have the same exponent
-        // The last bit of `base` is worth as much as that of a subnormal result: adding it rounds there.
+    if constexpr (rebias != 0) {  // otherwise subnormal numbers of both have the same exponent
+        // The last bit of `base` has the value of the last bit of a subnormal result, so adding `base` rounds
+        // there.
         constexpr word base =
             static_cast<word>(1 - to::bias - to::mantissa_bits + from::mantissa_bits + from::bias)
             << from::mantissa_bits;
@@ -227,7 +227,7 @@ PINFLOW_DETAIL_HOST_DEVICE inline float widen_float(From value) noexcept {
     const word sign = (bits ^ magnitude) << (32 - size_bits<From>);
 
     word result = (magnitude << added_bits) + rebias;
-    if constexpr (rebias != 0) {  // otherwise subnormal numbers stay such
+    if constexpr (rebias != 0) {  // otherwise subnormal numbers stay subnormal
         constexpr word last_bit = static_cast<word>(1 - from::bias - from::mantissa_bits + to::bias)
                                   << to::mantissa_bits;
         const float subnormal =
@@ -243,8 +243,8 @@ PINFLOW_DETAIL_HOST_DEVICE inline float widen_float(From value) noexcept {
     return bits_as<float>(sign | select(less(last_number, magnitude), nan, result));
 }
 
-/// A float as a double or the other way round. The hardware does it, but for NaNs, of which processors
-/// differ.
+/// Converts a float to a double, or a double to a float. The hardware converts all but NaNs, for which
+/// processors differ.
 template <typename To, typename From>
 PINFLOW_DETAIL_HOST_DEVICE inline To resize_float(From value) noexcept {
     using from = float_format<From>;
@@ -268,7 +268,7 @@ PINFLOW_DETAIL_HOST_DEVICE inline To resize_float(From value) noexcept {
 
 // ---- integers -----------------------------------------------------------------------------------
 
-/// A float or double as the integer nearest to it that is not further from zero.
+/// Converts a float or double to an integer: truncates toward zero and saturates; NaN becomes 0.
 template <typename To, typename From>
 PINFLOW_DETAIL_HOST_DEVICE inline To truncate_float(From value) noexcept {
     constexpr From above = 2 * static_cast<From>(std::uint64_t{1} << (value_bits<To> - 1));
@@ -318,7 +318,7 @@ template <typename Part>
 inline constexpr bool is_complex<complex_parts<Part>> = true;
 
 /// `value` as a `To`: of bool, the integers, float, double, the small floats, or complex_parts to
-/// complex_parts. In memory, any byte but 0 is a true boolean: it must not be read as a bool.
+/// complex_parts. In memory, any byte but 0 is true, so a boolean must not be read as a bool.
 template <typename To, typename From>
 PINFLOW_DETAIL_HOST_DEVICE inline To cast_scalar(From value) noexcept {
     static_assert(is_complex<To> == is_complex<From>, "complex numbers are cast to complex numbers only");

@@ -23,7 +23,7 @@ std::optional<std::uint64_t> max_mappings_of_tests;
 
 std::atomic<std::uint64_t> mappings_in_use = 0;
 
-/// @return how many of `wanted` may be made.
+/// @return how many of the `wanted` mappings are allowed.
 std::uint64_t take_mappings(std::uint64_t wanted) {
     const std::uint64_t max_count = max_side_by_side_mappings();
     std::uint64_t used = mappings_in_use;
@@ -57,8 +57,8 @@ page_range pages_of(const file_part& part, std::uint64_t page_bytes) {
     return {offset_bytes, end_bytes - offset_bytes};
 }
 
-/// The part's descriptor, of a file that is as long as it must be: pages past its end could be mapped, but
-/// not be touched.
+/// The descriptor of a part, after checking that the file is long enough: pages past its end could be mapped,
+/// but not touched.
 descriptor_lease lease_long_enough(const file_part& part) {
     descriptor_lease lease = part.file->lease_descriptor();
     const auto size_bytes =
@@ -83,9 +83,9 @@ struct side_by_side_mapping::pages {
         give_mappings_back(mappings);
     }
 
-    /// Gives up all from `kept_bytes` on, where a part of `lost_bytes` could not be mapped over the reserved
-    /// addresses. Whether these are still reserved is not known, so they are never unmapped: they may belong
-    /// to somebody else by now.
+    /// Gives up all addresses from `kept_bytes` on, after a part of `lost_bytes` could not be mapped over
+    /// them. It is unknown whether the addresses of that part are still reserved. They may belong to another
+    /// mapping by now, so they are never unmapped.
     void cut_off(std::uint64_t kept_bytes, std::uint64_t lost_bytes, std::uint64_t kept_mappings) noexcept {
         const std::uint64_t rest_bytes = size_bytes - kept_bytes - lost_bytes;
         if (rest_bytes > 0) system::unmap(data + kept_bytes + lost_bytes, rest_bytes);

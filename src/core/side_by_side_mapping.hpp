@@ -17,26 +17,26 @@ struct file_part {
     std::uint64_t end_bytes = 0;
 };
 
-/// Parts of files, mapped shared and read-only in one range of addresses: the pages of one part follow those
-/// of the part before, in order, with nothing between them. So page-locking can register across files, and
-/// parts of equal size and offset lie at a constant distance.
+/// Maps parts of files, shared and read-only, in one address range: the pages of each part directly follow
+/// the pages of the part before. So page-locking can register across files, and parts of equal size and
+/// offset are at a constant distance.
 ///
-/// The mappings of a process are limited (vm.max_map_count). These take at most half of them in the whole
-/// process. The parts that are mapped are always the first ones: from the part on that passes that limit, or
-/// that the system refuses to map, none is. Thread-safe once constructed.
+/// The number of mappings of a process is limited (vm.max_map_count). All objects of this class together use
+/// at most half of it. If a part exceeds that limit, or if the system refuses to map it, this part and all
+/// later parts stay unmapped. Thread-safe once constructed.
 class side_by_side_mapping {
  public:
     /// Maps nothing.
     side_by_side_mapping() noexcept;
-    /// Maps what it can of `parts`.
-    /// @throws format_error when a part passes the end that its file had when it was opened, data_changed
-    /// when the file is shorter by now; what input_file::lease_descriptor throws.
+    /// Maps as many of `parts` as possible.
+    /// @throws format_error if a part exceeds the size of its file at opening; data_changed if the file is
+    /// shorter by now; what input_file::lease_descriptor throws.
     explicit side_by_side_mapping(std::span<const file_part> parts);
     side_by_side_mapping(side_by_side_mapping&&) noexcept;
     side_by_side_mapping& operator=(side_by_side_mapping&&) noexcept;
     ~side_by_side_mapping();
 
-    /// Where part number `index` begins; null when it is not mapped.
+    /// The first byte of part number `index`; null if it is not mapped.
     const std::byte* data(std::size_t index) const noexcept { return data_[index]; }
 
  private:
@@ -46,10 +46,10 @@ class side_by_side_mapping {
     std::vector<const std::byte*> data_;  // of each part
 };
 
-/// How many files this process may have mapped side by side: half of vm.max_map_count.
+/// The maximum number of side-by-side mappings in this process: half of vm.max_map_count.
 std::uint64_t max_side_by_side_mappings();
 
-/// For tests: replaces that number for its lifetime; one at a time.
+/// For tests: replaces that number for its lifetime. Only one may exist at a time.
 class scoped_mapping_limit {
  public:
     explicit scoped_mapping_limit(std::uint64_t max_mappings);

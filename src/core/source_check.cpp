@@ -21,7 +21,7 @@ namespace {
 void check_row_size(const row_source& source) {
     std::uint64_t row_bytes = source.dtype().size_bytes();
     bool fits = true;
-    // a length of 0 leaves no bytes, however long the others are
+    // with a length of 0 there are no bytes, however large the other lengths
     if (std::ranges::find(source.row_shape(), 0U) != source.row_shape().end()) {
         row_bytes = 0;
     } else {
@@ -65,7 +65,7 @@ void check_extents(const row_source& source) {
     std::uint64_t row_count = 0;
     for (std::size_t index = 0; index < extents.size(); ++index) {
         const row_extent& extent = extents[index];
-        // an overflowing sum is more rows than any source has
+        // if the sum overflows, there are more rows than any source has
         if (!add(row_count, extent.row_count, row_count) || row_count > source.row_count()) {
             refuse(source, fmt::format("it has {} rows, and its first {} extents have more",
                                        source.row_count(), index + 1));

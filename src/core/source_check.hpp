@@ -4,7 +4,7 @@
 
 namespace pinflow::detail {
 
-/// Checks that the members of a source are consistent, before anything is sized or read by them.
+/// Checks that the members of a source are consistent, before they are used to allocate or read.
 /// @throws invalid_argument, with the source's description and the numbers, if
 /// - row_size_bytes differs from what row_shape and dtype take, or a size overflows 64 bits;
 /// - the extents have more or fewer rows than the source;

@@ -6,18 +6,19 @@
 #include "pinflow/array.hpp"
 #include "pinflow/row_source.hpp"
 
-/// Arrays that are rows of a larger one.
+/// Makes whole arrays the rows of a larger array.
 namespace pinflow::detail {
 
-/// A whole array as one row, also one without axes or in Fortran order. Big-endian elements are delivered
-/// little-endian, elements in another order in C order; such a row has no extent.
+/// A whole array as one row; the array may have no axes, or be in Fortran order. Big-endian elements are
+/// delivered little-endian, and other orders in C order; such a row has no extent.
 std::shared_ptr<const row_source> one_row_of(const array& source);
 
 /// All rows of a source as one row. Has an extent if the source has exactly one.
-/// @throws invalid_argument when such a row has 2^63 bytes or more.
+/// @throws invalid_argument if the row has 2^63 bytes or more.
 std::shared_ptr<const row_source> one_row_of(std::shared_ptr<const row_source> source);
 
-/// Sources of one row each, one after the other. @throws as pinflow::stack.
+/// Concatenates sources of one row each.
+/// @throws as pinflow::stack.
 std::shared_ptr<const row_source> stack_rows(std::vector<std::shared_ptr<const row_source>> rows);
 
 }  // namespace pinflow::detail

@@ -22,7 +22,7 @@ class whole_source final : public row_source {
     explicit whole_source(source_pointer source) : source_(std::move(source)) {
         row_shape_.push_back(source_->row_count());
         row_shape_.insert(row_shape_.end(), source_->row_shape().begin(), source_->row_shape().end());
-        // refuses what would overflow
+        // throws if the size overflows
         static_cast<void>(c_strides_bytes(row_shape_, dtype().size_bytes()));
         row_size_bytes_ = element_count(row_shape_) * dtype().size_bytes();
         const auto extents = source_->extents();
@@ -53,7 +53,7 @@ class whole_source final : public row_source {
     source_pointer source_;
     shape_vector row_shape_;
     std::uint64_t row_size_bytes_ = 0;
-    row_extent extent_;  // of no rows if the source has none, or several
+    row_extent extent_;  // without rows unless the source has exactly one extent
 };
 
 std::chrono::nanoseconds whole_source::read_rows(std::span<const std::uint64_t> ids,
@@ -66,7 +66,7 @@ std::chrono::nanoseconds whole_source::read_rows(std::span<const std::uint64_t> 
 }
 
 std::chrono::nanoseconds whole_source::read_whole(std::span<std::byte> destination) const {
-    // not all at once: the numbers of small rows would take as much memory as the rows
+    // in parts: the ids of small rows would take as much memory as the rows
     constexpr std::uint64_t max_ids = 64 << 10;
     const std::uint64_t count = source_->row_count();
     const std::uint64_t source_row_bytes = source_->row_size_bytes();

@@ -11,11 +11,11 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Storage and page cache hand out whole pages: what lies between two units of one page costs nothing.
+/// Storage and page cache read whole pages: a gap between two units of one page costs nothing.
 constexpr std::uint64_t widest_gap_bytes = 4096;
-/// Units from this size on are read straight to where they belong.
+/// From this size on, units are read directly to their destination.
 constexpr std::uint64_t large_unit_bytes = 16 << 10;
-/// What is written together when order changes: a few cache lines, since their ends are shared.
+/// Bytes written together when reordering: a few cache lines, since runs share the lines at their ends.
 constexpr std::uint64_t write_bytes = 256;
 constexpr std::uint64_t cache_line_bytes = 64;
 
@@ -33,7 +33,7 @@ void copy_units(const plane& plane, Size unit_bytes) {
         const std::byte* from = plane.source + outer * plane.outer_source_stride;
         std::byte* to = plane.destination + outer * plane.outer_destination_stride;
         for (std::uint64_t inner = 0; inner < plane.inner_count; ++inner) {
-            std::memcpy(to, from, unit_bytes);  // of a size known here, as a rule
+            std::memcpy(to, from, unit_bytes);  // usually of a compile-time size
             from += plane.inner_source_stride;
             to += unit_bytes;
         }
@@ -67,22 +67,22 @@ class strided_read {
     strided_read(const strided_reader& reader, scratch_memory& scratch)
         : reader_(reader), scratch_(scratch) {}
 
-    /// The bytes [begin_bytes, begin_bytes + destination.size()) of what one index of the axis above `level`
-    /// stands for, which begins at `source_bytes`.
+    /// Reads the bytes [begin_bytes, begin_bytes + destination.size()) of one index of the axis above
+    /// `level`, whose data begins at `source_bytes`.
     void read_range(std::size_t level, std::uint64_t source_bytes, std::uint64_t begin_bytes,
                     std::span<std::byte> destination);
 
     std::chrono::nanoseconds waited() const noexcept { return waited_; }
 
  private:
-    /// An axis of the box that is read at once.
+    /// An axis of a box, which is read at once.
     struct box_axis {
         std::uint64_t count;
         std::uint64_t source_stride;
         std::uint64_t destination_stride;
-        std::uint64_t tile = 1;         ///< how many of it are read together
-        std::uint64_t tile_stride = 0;  ///< between them, where they are copied from
-        std::uint64_t tile_count = 1;   ///< the same of the tile at hand, which may be cut off
+        std::uint64_t tile = 1;         ///< how many indices are read together
+        std::uint64_t tile_stride = 0;  ///< between indices, in the scratch memory
+        std::uint64_t tile_count = 1;   ///< of the current tile, which may be cut off
     };
 
     void fetch(std::uint64_t source_bytes, std::span<std::byte> destination);
@@ -96,10 +96,10 @@ class strided_read {
     scratch_memory& scratch_;
     std::chrono::nanoseconds waited_{};
 
-    // the box at hand
+    // the current box
     std::vector<box_axis> axes_;  // from the largest stride in the source to the smallest
-    std::size_t last_ = 0;        // which of them is the innermost as delivered
-    std::size_t next_ = 0;        // which of the others is the innermost in the source
+    std::size_t last_ = 0;        // the axis that is innermost as delivered
+    std::size_t next_ = 0;        // the other axis that is innermost in the source
     bool last_apart_ = false;     // whether its items are read one by one, since they lie far apart
 };
 
@@ -131,7 +131,7 @@ bool strided_reader::in_order() const noexcept {
 std::uint64_t strided_reader::block_end(std::uint64_t begin_bytes, std::uint64_t max_bytes) const noexcept {
     for (const auto& [count, stride_bytes, item_bytes] : axes_) {
         if (item_bytes > max_bytes) continue;
-        // the slices of an axis as parts of nearly one size, that all runs may be as long as they can be
+        // divides the slices of an axis into parts of nearly equal size, so that all runs are long
         const std::uint64_t parts = (count - 1) / (max_bytes / item_bytes) + 1;
         const std::uint64_t part_bytes = ((count - 1) / parts + 1) * item_bytes;
         const std::uint64_t whole_bytes = count * item_bytes;
@@ -194,8 +194,8 @@ void strided_read::read_box(std::size_t level, std::uint64_t count, std::uint64_
     read_tiles(0, source_bytes, destination);
 }
 
-/// A tile is what is read before it is put in order: runs of neighbours along the axes of small strides, and
-/// so many of them along the last axis that whole cache lines can be written.
+/// Chooses the tiles. A tile is read before it is reordered: runs of neighbours along the axes of small
+/// strides, and enough runs along the last axis to write whole cache lines.
 void strided_read::choose_tiles() {
     box_axis& last = axes_[last_];
     const std::uint64_t last_tile =
@@ -220,7 +220,7 @@ void strided_read::choose_tiles() {
     last.tile = last_tile;
     last.tile_stride = last.source_stride;
     if (reader_.data_ != nullptr) return;
-    // an odd number of cache lines apart, so that the runs do not compete for the same places in a cache
+    // an odd number of cache lines apart, so that the runs do not compete for the same cache sets
     last.tile_stride = ((run_bytes + cache_line_bytes - 1) / cache_line_bytes | 1) * cache_line_bytes;
 }
 

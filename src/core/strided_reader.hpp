@@ -11,7 +11,7 @@
 
 namespace pinflow::detail {
 
-/// Memory for what is read before it is put in order; grows to what is needed, at most
+/// Memory for elements that are read before they are reordered. Grows as needed, to at most
 /// `strided_reader::scratch_bytes` and a few cache lines. For one thread at a time.
 class scratch_memory {
  public:
@@ -28,26 +28,28 @@ class scratch_memory {
     std::uint64_t size_bytes_ = 0;
 };
 
-/// Reads the elements of an array in C order, byte order untouched, whatever order they lie in: fields with
-/// others between them, Fortran order. Files are read with pread, neighbours together where only little lies
-/// between them. Keeps the array alive. Thread-safe.
+/// Reads the elements of an array of any strides in C order, in their stored byte order: fields of
+/// structures, Fortran order. Files are read with pread; elements with small gaps between them are read
+/// together. Keeps the array alive. Thread-safe.
 class strided_reader {
  public:
-    /// What is read at once before it is put in order; small enough to stay in a core's cache.
+    /// Bytes that are read at once before they are reordered; small enough to stay in a core's cache.
     static constexpr std::uint64_t scratch_bytes = 512 << 10;
 
     explicit strided_reader(array source);
 
-    /// Whether C order is the order that the elements lie in, with gaps or without.
+    /// Whether the elements are stored in C order, with or without gaps.
     bool in_order() const noexcept;
-    /// Bytes that are contiguous in C order wherever they begin at a multiple of this number.
+    /// Size of a unit: bytes that are contiguous in the source, if they begin at a multiple of this size in C
+    /// order.
     std::uint64_t unit_bytes() const noexcept { return unit_bytes_; }
-    /// The end of a range that begins at `begin_bytes`, takes at most `max_bytes` (or one unit) and is good
-    /// to read at once when the elements are not in order: of whole slices, as far as they fit.
+    /// The end of a range to read at once if the elements are not in order: it begins at `begin_bytes`, has
+    /// at most `max_bytes` (or one unit), and consists of whole slices as far as they fit.
     std::uint64_t block_end(std::uint64_t begin_bytes, std::uint64_t max_bytes) const noexcept;
 
     /// Fills `destination` with the bytes from `begin_bytes` on, counted in C order.
-    /// @return the time spent waiting for storage. @throws what input_file::read throws.
+    /// @return the time spent waiting for storage.
+    /// @throws what input_file::read throws.
     std::chrono::nanoseconds read(std::uint64_t begin_bytes, std::span<std::byte> destination,
                                   scratch_memory& scratch) const;
 
@@ -55,13 +57,13 @@ class strided_reader {
     struct axis {
         std::uint64_t count;
         std::uint64_t stride_bytes;  ///< in the source
-        std::uint64_t item_bytes;    ///< of all that one index stands for, as delivered
+        std::uint64_t item_bytes;    ///< delivered bytes of one index
     };
 
     array array_;
     const std::byte* data_;     // of an array in memory
-    std::uint64_t unit_bytes_;  // delivered as they lie: elements, or as many of them as are contiguous
-    std::vector<axis> axes_;    // over units, from the outermost to the innermost; none of one index
+    std::uint64_t unit_bytes_;  // of a unit: one element, or as many elements as are contiguous
+    std::vector<axis> axes_;    // over units, from the outermost to the innermost, without axes of length 1
 
     friend class strided_read;
 };

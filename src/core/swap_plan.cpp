@@ -26,7 +26,7 @@ void swap_word(std::byte* data) noexcept {
     std::memcpy(data, &word, sizeof(Word));
 }
 
-/// `count` words, one after the other, in each of `repetitions` places.
+/// Swaps `count` contiguous words in each of `repetitions` positions.
 template <typename Word>
 void swap_words(std::byte* data, std::uint64_t count, std::uint64_t repetitions, std::uint64_t stride_bytes) {
     if (count * sizeof(Word) == stride_bytes) {
@@ -43,7 +43,7 @@ void swap_words(std::byte* data, std::uint64_t count, std::uint64_t repetitions,
     }
 }
 
-/// The same of numpy's long double.
+/// The same for numpy's long double.
 void swap_long_words(std::byte* data, std::uint64_t size_bytes, std::uint64_t count,
                      std::uint64_t repetitions, std::uint64_t stride_bytes) {
     for (; repetitions > 0; --repetitions, data += stride_bytes) {
@@ -65,7 +65,7 @@ void swap_plan::append_steps(std::vector<step>& steps, const dtype& type, std::u
     if (!type.is_structured()) {
         const std::uint64_t size_bytes = type.swap_size_bytes();
         count *= type.size_bytes() / size_bytes;
-        // numbers of one size that follow each other are one step, whichever fields they belong to
+        // contiguous numbers of one size are one step, even across fields
         if (!steps.empty() && steps.back().nested.empty() && steps.back().size_bytes == size_bytes &&
             steps.back().offset_bytes + steps.back().count * size_bytes == offset_bytes) {
             steps.back().count += count;
@@ -77,7 +77,7 @@ void swap_plan::append_steps(std::vector<step>& steps, const dtype& type, std::u
             append_steps(steps, field.type, offset_bytes + field.offset_bytes,
                          field.size_bytes() / std::max<std::uint64_t>(field.type.size_bytes(), 1));
         }
-    } else {  // a loop, since a header of few bytes can ask for any number of repetitions
+    } else {  // a nested loop: a short header can declare any number of repetitions
         step repeated{offset_bytes, type.size_bytes(), count, {}};
         append_steps(repeated.nested, type, 0, 1);
         if (!repeated.nested.empty()) steps.push_back(std::move(repeated));
@@ -106,7 +106,7 @@ void swap_plan::apply_steps(std::span<const step> steps, std::byte* first, std::
 
 void swap_plan::apply(std::span<std::byte> elements) const noexcept {
     if (steps_.empty()) return;
-    // field by field for as many elements as a core's first cache holds
+    // field by field, for as many elements as the L1 cache holds
     constexpr std::uint64_t cached_bytes = 16 << 10;
     const std::uint64_t at_once = std::max<std::uint64_t>(cached_bytes / item_size_bytes_, 1);
     const std::uint64_t count = elements.size() / item_size_bytes_;

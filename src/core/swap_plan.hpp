@@ -9,19 +9,19 @@
 
 namespace pinflow::detail {
 
-/// What has to be turned around to make elements of a type little-endian, worked out once: of structured
-/// types, which numbers at which offsets. Applying it is thread-safe.
+/// The byte swaps that make elements of a type little-endian, computed once: for structured types, the offset
+/// and size of each number. Applying it is thread-safe.
 class swap_plan {
  public:
     explicit swap_plan(const dtype& type);
 
-    /// Whether the elements are little-endian as they are.
+    /// Whether the elements are already little-endian.
     bool empty() const noexcept { return steps_.empty(); }
-    /// Makes `elements`, a whole number of them, little-endian in place.
+    /// Makes `elements`, a whole number of elements, little-endian in place.
     void apply(std::span<std::byte> elements) const noexcept;
 
  private:
-    /// Within an element: `count` numbers, one after the other, or as many repetitions of `nested`.
+    /// Within an element: `count` contiguous numbers, or `count` repetitions of `nested`.
     struct step {
         std::uint64_t offset_bytes = 0;
         std::uint64_t size_bytes = 0;  ///< of a number, or of a repetition

@@ -32,7 +32,7 @@ injected_failure ask_hook(call what, std::string_view path) {
     return found;
 }
 
-/// Takes errno as a value first: formatting may change it.
+/// Takes errno by value first: formatting may change it.
 template <typename... Arguments>
 [[noreturn]] void fail(int error, fmt::format_string<Arguments...> attempted, Arguments&&... arguments) {
     const std::error_code code(error, std::generic_category());
@@ -41,8 +41,8 @@ template <typename... Arguments>
         code);
 }
 
-/// Calls `function(size)` until no signal interrupts it; the hook may shorten the size, or have the call fail
-/// instead, with errno set as usual.
+/// Calls `function(size)` until no signal interrupts it. The hook may shorten the size, or make the call fail
+/// with errno set as usual.
 template <typename Function>
 ::ssize_t transfer(call what, std::string_view path, std::size_t size, Function function) {
     ::ssize_t result = -1;
@@ -64,8 +64,8 @@ int attempt(call what, std::string_view path, Function function) {
     return static_cast<int>(transfer(what, path, 0, [&](std::size_t) { return function(); }));
 }
 
-/// The part of `destination` that a file can fill from there on: none reaches past the largest offset, and -1
-/// would have preadv2 read at the descriptor's own position.
+/// The part of `destination` that a file can fill from that offset on: no file reaches past the largest
+/// offset. With an offset of -1, preadv2 would read at the descriptor's position.
 std::span<std::byte> within_any_file(std::uint64_t offset_bytes, std::span<std::byte> destination) noexcept {
     constexpr auto end = static_cast<std::uint64_t>(std::numeric_limits<::off_t>::max());
     return destination.first(std::min<std::uint64_t>(destination.size(), end - std::min(offset_bytes, end)));
@@ -139,9 +139,9 @@ void set_mode(int descriptor, const std::string& path, ::mode_t mode) {
 }
 
 void close(int descriptor) noexcept {
-    ask_hook(call::close, {});  // to be counted: there is no error to inject
-    // not retried after EINTR: Linux has released the descriptor by then, and it may be somebody else's
-    // already
+    ask_hook(call::close, {});  // only counts the call: there is no error to inject
+    // not retried after EINTR: Linux has released the descriptor by then, and another thread may already own
+    // it
     ::close(descriptor);
 }
 
@@ -175,14 +175,14 @@ std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offse
 
 std::optional<std::size_t> read_cached_at(int descriptor, std::uint64_t offset_bytes,
                                           std::span<std::byte> destination, bool& supported) {
-    // a hook stands for storage: whatever it wants to happen happens in read_at
+    // a hook simulates storage: read_at calls it
     if (hook_is_installed()) return std::nullopt;
     const auto reachable = within_any_file(offset_bytes, destination);
     if (reachable.empty()) return 0;
     const ::iovec piece{reachable.data(), reachable.size()};
     const ::ssize_t count = ::preadv2(descriptor, &piece, 1, static_cast<::off_t>(offset_bytes), RWF_NOWAIT);
     if (count >= 0) return static_cast<std::size_t>(count);
-    // EAGAIN is the page cache's "not here"; errors proper come again, with a sentence, from read_at
+    // EAGAIN: not in the page cache. read_at reports real errors
     if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) supported = false;
     return std::nullopt;
 }
@@ -256,7 +256,7 @@ std::optional<std::uint64_t> free_bytes(const std::string& folder) {
     constexpr std::uint64_t zfs = 0x2FC12FC1;
     constexpr std::uint64_t bcachefs = 0xCA451A4E;
     constexpr std::uint64_t f2fs = 0xF2F52010;
-    constexpr std::uint64_t overlayfs = 0x794C7630;  // on top of any of them
+    constexpr std::uint64_t overlayfs = 0x794C7630;  // its lower filesystem may be any of them
     const auto type = static_cast<std::uint64_t>(status.f_type) & 0xFFFFFFFF;
     const bool may_compress =
         type == btrfs || type == zfs || type == bcachefs || type == f2fs || type == overlayfs;
@@ -293,7 +293,7 @@ std::optional<std::uint64_t> max_address_bytes() noexcept {
 
 void advise(const std::byte* data, std::uint64_t size_bytes, int advice) noexcept {
     if (ask_hook(call::madvise, {}).error != 0) return;
-    // madvise wants the page's beginning
+    // madvise needs the beginning of a page
     const auto address = reinterpret_cast<std::uintptr_t>(data);
     const std::uintptr_t slack = address % static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
     static_cast<void>(::madvise(reinterpret_cast<void*>(address - slack), size_bytes + slack, advice));

@@ -18,7 +18,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// Threads that each stay until all were started.
+/// Threads that stay until all have started.
 struct trial {
     explicit trial(unsigned max_count) {
         ids.reserve(max_count);
@@ -53,8 +53,8 @@ void* take_part(void* shared) {
     return nullptr;
 }
 
-/// Waits until the kernel has forgotten a thread that was joined: it counts against the limit of a cgroup for
-/// some microseconds longer.
+/// Waits until the kernel has released a joined thread, which counts against the cgroup's limit for some
+/// microseconds longer.
 void wait_until_released(::pid_t id, clock::time_point deadline) {
     const std::string entry = fmt::format("/proc/self/task/{}", id);
     while (::access(entry.c_str(), F_OK) == 0 && clock::now() < deadline)

@@ -9,8 +9,8 @@
 /// UTF-8 as RFC 3629 defines it: no overlong forms, no surrogates, nothing past U+10FFFF.
 namespace pinflow::detail {
 
-/// The code point at `position`, which moves past it; nothing when the bytes there are malformed.
-/// `position` must lie within the text.
+/// Reads the code point at `position`, and moves `position` past it. Empty if the bytes there are malformed.
+/// `position` must be within the text.
 inline std::optional<std::uint32_t> next_code_point(std::string_view text, std::size_t& position) noexcept {
     const auto byte_at = [&](std::size_t at) { return std::uint32_t{static_cast<unsigned char>(text[at])}; };
     const std::uint32_t lead = byte_at(position++);
@@ -27,7 +27,7 @@ inline std::optional<std::uint32_t> next_code_point(std::string_view text, std::
     return code;
 }
 
-/// How many code points `text` has; nothing when it is malformed.
+/// The number of code points in `text`; empty if it is malformed.
 inline std::optional<std::uint64_t> count_code_points(std::string_view text) noexcept {
     std::uint64_t count = 0;
     for (std::size_t position = 0; position < text.size(); ++count) {
@@ -36,7 +36,7 @@ inline std::optional<std::uint64_t> count_code_points(std::string_view text) noe
     return count;
 }
 
-/// Appends a code point that is none of the surrogates.
+/// Appends a code point, which must not be a surrogate.
 inline void append_utf8(std::string& text, std::uint32_t code) {
     const auto append = [&](std::uint32_t byte) { text += static_cast<char>(byte); };
     if (code < 0x80) {

@@ -36,7 +36,7 @@ unsigned allowed_count() {
         tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
 }
 
-/// How many threads fit into the address space with their heaps, where that is limited.
+/// How many threads, with their heaps, fit into the address space if that is limited.
 unsigned fitting_threads() {
     const auto limit_bytes = system::max_address_bytes();
     constexpr std::uint64_t max_count = 1 << 20;
@@ -83,7 +83,7 @@ class start_barrier {
 class worker_pool {
  public:
     static worker_pool& process() {
-        static worker_pool& pool = *new worker_pool;  // never destroyed: workers may come late
+        static worker_pool& pool = *new worker_pool;  // never destroyed: a worker may start late
         return pool;
     }
 
@@ -141,7 +141,7 @@ class worker_pool {
     tbb::task_arena keeper_;
     start_barrier barrier_;
     std::atomic<bool> has_tried_ = false;
-    std::unique_ptr<tbb::global_control> bound_;  ///< if there are fewer than cores
+    std::unique_ptr<tbb::global_control> bound_;  ///< set if there are fewer workers than cores
 };
 
 }  // namespace

@@ -15,16 +15,17 @@ namespace pinflow::detail {
 
 class page_locker;
 
-/// One array of a batch as the digest reads it: `row_count` rows of `row_size_bytes`, one after the other.
+/// One array of a batch, as the digest reads it: rows of `row_size_bytes`, contiguous.
 struct digest_array {
     const std::byte* rows = nullptr;
     std::uint64_t row_size_bytes = 0;
 };
 
-/// What a device has to be able to do; the public classes of device.hpp, stream.hpp and buffer.hpp are thin
-/// owners over it. One object for each device, alive until the process ends; every member may be called from
-/// any thread. Streams and events are opaque pointers that the backend made (or, for streams, foreign handles
-/// of its kind).
+/// Operations of a device. The public classes of device.hpp, stream.hpp and buffer.hpp are thin owners over
+/// it.
+/// There is one object per device, and it lives until the process ends. Any thread may call any member.
+/// Streams and events are opaque pointers made by the backend. A stream may also be a foreign handle of the
+/// backend's kind.
 class device_backend {
  public:
     virtual ~device_backend() = default;
@@ -35,7 +36,7 @@ class device_backend {
     virtual device::memory_sizes memory() const = 0;
 
     virtual void* create_stream() = 0;
-    /// Waits for what is enqueued, then destroys.
+    /// Waits for the enqueued work, then destroys the stream.
     virtual void destroy_stream(void* stream) noexcept = 0;
     virtual void synchronize_stream(void* stream) = 0;
     virtual bool stream_done(void* stream) = 0;
@@ -45,7 +46,8 @@ class device_backend {
     virtual void destroy_event(void* event) noexcept = 0;
     virtual void record_event(void* event, void* stream) = 0;
     virtual void stream_wait_event(void* stream, void* event) = 0;
-    /// Waits at most `timeout`; @return whether the event has passed.
+    /// Waits at most `timeout`.
+    /// @return whether the event has passed.
     virtual bool synchronize_event_for(void* event, std::chrono::microseconds timeout) = 0;
     virtual void synchronize_event(void* event) = 0;
     virtual bool event_done(void* event) = 0;
@@ -70,38 +72,43 @@ class device_backend {
     virtual void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
                                 void* stream) = 0;
     virtual void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) = 0;
-    /// What page-locks host memory where it lies, for this device; null if the device reads it in any case.
+    /// The locker that page-locks host memory in place for this device; null if the device reads all host
+    /// memory.
     virtual page_locker* locker() = 0;
-    /// Whether the device can read `size_bytes` of host memory at `data` under its host address, for as long
-    /// as its owner keeps it allocated or registered. On CUDA, false for pages that pinflow has registered:
-    /// their holder may release them. Hold such pages through pinned_pages.
+    /// Whether the device can read `size_bytes` of host memory at `data` under its host address. The answer
+    /// holds as long as the owner keeps the memory allocated or registered.
+    /// On CUDA this is false for pages that pinflow has registered, because their holder may release them.
+    /// Hold such pages through pinned_pages.
     virtual bool reaches(const std::byte* data, std::uint64_t size_bytes) = 0;
 
-    // Rows by index. Everything that the following work on is in device memory but for the rows of tables,
-    // and stays valid until the stream has passed; structures are read before the call returns.
+    // Rows by index. All arguments below point to device memory, except for the rows of tables. The memory
+    // must stay valid until the stream has passed. Structures are read before the call returns.
 
-    /// Loads the kernels that the functions below launch. Otherwise CUDA loads a kernel at its first launch,
-    /// and waits for all streams then. If a stream is held back until that launch returns, neither ever ends.
+    /// Loads the kernels that the functions below launch. Without this, CUDA loads a kernel at its first
+    /// launch and waits for all streams. If a stream is held back until that launch returns, this is a
+    /// deadlock.
     virtual void prepare_rows() = 0;
-    /// Counts the indices that are not below `row_count` in *errors.
+    /// Counts the indices that are `row_count` or more, in *errors.
     virtual void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                             index_errors* errors, void* stream) = 0;
-    /// Writes the indices in ascending order, equal ones in that of their positions, and their positions.
-    /// `count` is below 2^32.
+    /// Writes the indices in ascending order, and the position of each. Equal indices stay in the order of
+    /// their positions. `count` is below 2^32.
     virtual void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                            std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) = 0;
-    /// Counts the indices of a sorted order that occurred before in *errors.
+    /// Counts the repeated indices of a sorted order, in *errors.
     virtual void refuse_repeated_rows(const row_order& order, index_errors* errors, void* stream) = 0;
-    /// Adds the indices at the positions that were found, from the unsorted `ids`.
+    /// Copies the wrong indices from the unsorted `ids` to *errors, by the positions that were found.
     virtual void record_wrong_ids(const std::uint64_t* ids, index_errors* errors, void* stream) = 0;
-    /// From the table to the batches: each row to its position; of a sorted order, to the first one only.
+    /// Copies rows from the table to the batches, each to its position. In a sorted order, equal indices are
+    /// copied to the first position only.
     virtual void gather_rows(const row_transfer& transfer, void* stream) = 0;
-    /// From tables in device memory to the batches.
+    /// Copies rows from tables in device memory to the batches.
     virtual void gather_held(const held_gather& gather, void* stream) = 0;
-    /// After the gathers of all parts of a sorted order: to the other positions, from the first.
+    /// Copies the rows of equal indices from their first position to the others. Enqueued after the gathers
+    /// of all parts of a sorted order.
     virtual void repeat_rows(const row_transfer& transfer, void* stream) = 0;
-    /// From the batches to the table. The order is sorted. `type` is that of a sum's elements, to whose size
-    /// everything is aligned then.
+    /// Copies rows from the batches to the table. The order must be sorted. For a sum, `type` is the type of
+    /// the elements, and everything is aligned to its size.
     virtual void scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
                               void* stream) = 0;
 };
@@ -109,9 +116,11 @@ class device_backend {
 /// The host's backend.
 device_backend& host_backend();
 
-/// The backend of CUDA device `index`. @throws device_error when there is none. Only in builds with CUDA.
+/// The backend of CUDA device `index`. Only in builds with CUDA.
+/// @throws device_error if there is no such device.
 device_backend& cuda_backend(int index);
-/// How many CUDA devices can be used, and if none, why. Only in builds with CUDA.
+/// The number of usable CUDA devices. Only in builds with CUDA.
+/// @param none_reason receives the reason if there are none.
 int cuda_device_count(std::string* none_reason) noexcept;
 
 }  // namespace pinflow::detail

@@ -35,14 +35,14 @@ device_buffer::~device_buffer() {
 
 namespace {
 
-/// Waits on the calling thread instead: enqueuing a release needs memory, and none is left.
+/// Waits on the calling thread, because enqueuing a release needs memory and none is left.
 void wait_for(std::span<const event> events) noexcept {
     try {
         for (const event& event : events) {
             if (event.native_handle() != nullptr) event.synchronize();
         }
     } catch (const device_error&) {
-        return;  // a failed device reads nothing any more
+        return;  // a failed device no longer reads memory
     }
 }
 

@@ -34,7 +34,7 @@ bool is_long(const digest_array& array) noexcept {
     return array.row_size_bytes / word_bytes >= 2 * words_a_task;
 }
 
-/// The hash's share of the row's size and of the bytes behind its last whole word.
+/// The contribution of the row's size, and of the bytes after its last whole word, to its hash.
 std::uint64_t hash_of_rest(const std::byte* row, std::uint64_t size_bytes) noexcept {
     const std::uint64_t whole_words = size_bytes / word_bytes;
     const std::uint64_t rest = size_bytes % word_bytes;
@@ -117,7 +117,8 @@ std::optional<std::uint64_t> digest_of_rows(std::span<const digest_array> arrays
         return tbb::parallel_reduce(
             tbb::blocked_range<std::uint64_t>(0, row_count, samples_a_task), std::uint64_t{0},
             [&](const auto& range, std::uint64_t sum) {
-                // the parts of a long row are tasks, and no task may begin under another one's guard
+                // the parts of a long row are tasks, and a task must not begin under the guard of another
+                // task
                 if (has_long) return sum + digest_of_long_rows(arrays, range.begin(), range.end());
                 return sum +
                        guarded([&] { return digest_of_short_rows(arrays, range.begin(), range.end()); });

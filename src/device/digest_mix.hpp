@@ -11,8 +11,8 @@
 /// The digest's arithmetic, one scalar function for the host and for CUDA.
 namespace pinflow::detail {
 
-/// 2^64 divided by the golden ratio: what splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom
-/// number generators", 2014) steps by.
+/// 2^64 divided by the golden ratio: the increment of splitmix64 (Steele, Lea, Flood, "Fast splittable
+/// pseudorandom number generators", 2014).
 inline constexpr std::uint64_t digest_gamma = 0x9E3779B97F4A7C15;
 
 /// splitmix64's finaliser.
@@ -25,13 +25,14 @@ PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t digest_mix(std::uint64_t z) n
     return z;
 }
 
-/// What word number `index` of a row adds to the row's hash.
+/// The contribution of word number `index` of a row to the row's hash.
 PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t digest_word(std::uint64_t word,
                                                                std::uint64_t index) noexcept {
     return digest_mix(word + (index + 1) * digest_gamma);
 }
 
-/// What the row of array number `index`, with hash `row_hash`, adds to its sample before the sample is mixed.
+/// The contribution of a row of array number `index`, with hash `row_hash`, to its sample before the final
+/// mix.
 PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t digest_part(std::uint64_t row_hash,
                                                                std::uint64_t index) noexcept {
     return digest_mix(row_hash + (index + 1) * digest_gamma);

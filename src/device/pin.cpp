@@ -47,7 +47,7 @@ std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& sourc
     for (const row_extent& extent : source->extents()) {
         if (extent.data == nullptr || extent.row_count == 0) continue;
         const std::span bytes(extent.data, extent.row_count * source->row_size_bytes());
-        // a file's pages are registered in another way than memory beside them
+        // pages of a file are registered differently from other memory, so they are not joined
         const bool of_file = extent.file != nullptr;
         if (!ranges.empty() && of_file == last_of_file && detail::touches(ranges.back().bytes, bytes)) {
             std::span<const std::byte>& joined = ranges.back().bytes;

@@ -13,15 +13,15 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Pieces that are populated before the one that is being registered is done. Populating is faster than
-/// registering (40 to 50 GB/s beside 30), so that a few are enough.
+/// The most pieces that are populated ahead of the piece being registered. Populating is faster than
+/// registering (40 to 50 GB/s against 30), so a few are enough.
 constexpr std::size_t max_pieces_ahead = 3;
-/// After so many refusals the rest is not tried: a file that has lost its pages would be refused to its end.
+/// After this many refusals the rest is not tried: all remaining pages of a truncated file would be refused.
 constexpr std::uint64_t max_refusals = 16;
 
 std::uint64_t piece_size(const pin_options& options) {
     std::uint64_t size_bytes = options.piece_bytes;
-    // a budget is filled to within a sixteenth, if it is not tiny
+    // small pieces, so that at most a sixteenth of a budget stays unused, unless the budget is tiny
     constexpr std::uint64_t min_bytes = std::uint64_t{1} << 20;
     if (options.budget_bytes != 0 && options.allow_partial)
         size_bytes = std::min(size_bytes, std::max(options.budget_bytes / 16, min_bytes));
@@ -62,7 +62,7 @@ pin_job::pin_job(std::vector<pin_range> ranges, std::string reason)
 }
 
 pin_job::~pin_job() {
-    // there is something left only if the thread hung, and has come back when the owner was gone
+    // pages are held here only if the thread hung and returned after the owner had gone
     if (holds_pages()) release();
 }
 
@@ -218,7 +218,7 @@ void pin_job::register_pieces(pin_order& order) {
             continue;
         }
         if (!register_piece(wanted)) return;
-        // what will be refused need not be brought into memory
+        // pieces that would be refused need not be populated
         if (is_refused_kind_[wanted.read_only ? 1 : 0])
             order.leave_out([&](std::size_t index) { return pieces_[index].read_only == wanted.read_only; });
     }
@@ -242,7 +242,7 @@ bool pin_job::register_piece(const judged_piece& wanted) {
     }
     if (wanted.read_only) read_only_.store(true, std::memory_order_relaxed);
     piece.set_registered();
-    // a reader's copies go through the same driver
+    // a reader's copies use the same driver
     if (tracker_.reader()) locker_->give_way();
     return true;
 }
@@ -255,7 +255,7 @@ void pin_job::begin_call(const char* verb, const pin_piece& piece) {
         current_ = {verb, piece, pin_clock::now()};
         watch_.begin(later(current_.began, options_.piece_deadline));
     }
-    changed_.notify_all();  // of the piece before, and of the new deadline
+    changed_.notify_all();  // the previous piece is done, and the deadline is new
 }
 
 bool pin_job::end_call() {
@@ -264,7 +264,7 @@ bool pin_job::end_call() {
     return in_time;
 }
 
-/// By the thread, or with the lock held.
+/// Called by the thread, or with the lock held.
 std::string pin_job::describe_call(const char* outcome) const {
     return fmt::format("{} {} bytes, {} bytes into {}, {} {:.1f} s", current_.verb,
                        current_.piece.pages().size(), current_.piece.offset_bytes(),

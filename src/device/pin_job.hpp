@@ -23,12 +23,12 @@
 
 namespace pinflow::detail {
 
-/// The registration of some ranges: what one thread does (`run`, later `release`), and what all others see of
-/// it. The thread and the owner share it, because the thread may hang in the driver: it then keeps the job,
-/// and with it the mappings, when the owner has left.
+/// Registers some ranges on one thread (`run`, later `release`), and shows all others the progress. The
+/// thread and the owner share the job, because the thread may hang in the driver. It then keeps the job and
+/// the mappings alive after the owner has gone.
 class pin_job {
  public:
-    /// What the machine says; asked once, by the thread.
+    /// Memory limits and mappings of this machine. The thread asks for them once.
     struct machine_answers {
         memory_limits limits;
         std::string maps;
@@ -37,7 +37,7 @@ class pin_job {
 
     pin_job(std::vector<pin_range> ranges, page_locker& locker, pin_registry& registry,
             const pin_options& options, ask_machine ask);
-    /// One that registers nothing, for this reason.
+    /// Makes a job that registers nothing, for this reason.
     pin_job(std::vector<pin_range> ranges, std::string reason);
     ~pin_job();
     pin_job(const pin_job&) = delete;
@@ -51,14 +51,16 @@ class pin_job {
 
     // ---- for its owner ----
 
-    /// Ends the job without `run`, which could not be started.
+    /// Ends the job if `run` could not be started.
     void refuse(std::string reason);
     /// Makes `run` return soon.
     void stop() noexcept { stop_.store(true, std::memory_order_relaxed); }
-    /// Waits for `run`. @return false when it hangs, and must be left alone.
+    /// Waits for `run`.
+    /// @return false if `run` hangs. The thread must then be left alone.
     bool wait_for_run();
     bool holds_pages() const noexcept { return !held_.empty() || !reserved_.empty(); }
-    /// Waits for `release`. @return false when it hangs, and must be left alone.
+    /// Waits for `release`.
+    /// @return false if `release` hangs. The thread must then be left alone.
     bool wait_for_release();
 
     // ---- for everybody ----
@@ -80,17 +82,17 @@ class pin_job {
         bool read_only = false;
         bool shared = false;
     };
-    /// What the thread does that may not return.
+    /// The thread's current call, which may not return.
     struct current_call {
         const char* verb = "";  ///< "registering"
         pin_piece piece{};
         pin_clock::time_point began;
     };
-    /// Why not everything is registered: what was met first, and how often something was.
+    /// Why not everything is registered: the first reason, and the number of reasons.
     struct shortfall {
         std::string reason;
         std::uint64_t count = 0;
-        bool ends_early = false;  ///< there were too many refusals to try the rest
+        bool ends_early = false;  ///< too many refusals: the rest was not tried
 
         void add(std::string why);
         std::string text() const;
@@ -100,10 +102,10 @@ class pin_job {
     void judge(pin_order& order, const process_mappings& mappings);
     void reserve(pin_order& order, const pin_budget& budget);
     void register_pieces(pin_order& order);
-    /// @return false when no other piece is worth trying.
+    /// @return false if no other piece is worth trying.
     bool register_piece(const judged_piece& wanted);
     void begin_call(const char* verb, const pin_piece& piece);
-    /// @return false when it has been given up.
+    /// @return false if the call has been given up.
     bool end_call();
     std::string describe_call(const char* outcome) const;
     std::string summary(std::chrono::nanoseconds duration, const std::string& why) const;
@@ -122,10 +124,10 @@ class pin_job {
     std::atomic<bool> stop_ = false;
     std::atomic<bool> finished_ = false;
     std::atomic<bool> complete_ = false;
-    std::atomic<bool> read_only_ = false;  ///< whether read-only pages are among those registered
+    std::atomic<bool> read_only_ = false;  ///< whether read-only pages are registered
     mutable call_watch watch_;             ///< of `run`
     mutable call_watch release_watch_;
-    mutable std::mutex mutex_;  // of what follows
+    mutable std::mutex mutex_;  // guards the members below, down to released_
     mutable std::condition_variable changed_;
     current_call current_;
     std::string reason_;
@@ -133,11 +135,11 @@ class pin_job {
     bool failed_ = false;
     bool released_ = false;
 
-    // the thread's own until `run` has returned
+    // used by the thread only, until `run` has returned
     std::vector<judged_piece> pieces_;
     shortfall shortfall_;
-    bool leaves_out_ = false;                ///< some pieces are not to be registered
-    std::array<bool, 2> is_refused_kind_{};  ///< of pages that are not read-only, and that are
+    bool leaves_out_ = false;                ///< some pieces are left unregistered by choice
+    std::array<bool, 2> is_refused_kind_{};  ///< [0]: writable pages, [1]: read-only pages
     std::uint64_t refusal_count_ = 0;
     std::optional<pin_populator> populator_;
     pin_registry::holds held_;

@@ -57,17 +57,16 @@ std::optional<process_mappings::mapping> process_mappings::parse(std::string_vie
                    parse_number(fields[4]).value_or(0) != 0};
 }
 
-/// What the driver did with each kind on driver 580, CUDA 13.0, Linux 6.18.
+/// The rules follow tests of each kind of mapping with driver 580, CUDA 13.0, Linux 6.18.
 page_verdict process_mappings::verdict_of(const mapping& pages) {
     if (!pages.readable) return {.refusal = "it is mapped without the right to read"};
     if (pages.shared) {
-        // a writable one is taken as it is: the driver accepts it in shared memory and refuses it at once on
-        // a disk
+        // writable mappings are tried: the driver accepts shared memory, and refuses files on a disk at once
         return {.read_only = !pages.writable, .shared = true, .refusal = {}};
     }
     if (pages.of_file) {
-        // the worst combination: registering a private file mapping copies all of it when it is writable, and
-        // does not come back at all when it is read-only
+        // registering a private file mapping copies all of it if it is writable, and never returns if it is
+        // read-only
         return {.refusal =
                     "it is a private mapping of a file, and only shared mappings can be registered in place"};
     }

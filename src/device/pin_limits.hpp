@@ -18,26 +18,28 @@ struct pin_budget {
     std::string source;  ///< "RLIMIT_MEMLOCK", as the end of a sentence
 };
 
-/// How much may be pinned in all: `setting_bytes`, or if that is 0 three quarters of what the machine and the
-/// cgroup have left; never more than they have left. pin_limit::memlock also applies RLIMIT_MEMLOCK, which
-/// CUDA's driver ignores: on most distributions it is 8 MiB, too little for anything worth pinning.
+/// Chooses how many bytes may be pinned in total: `setting_bytes`, or, if that is 0, three quarters of the
+/// memory that the machine and the cgroup have left. The budget never exceeds the memory left.
+/// pin_limit::memlock also applies RLIMIT_MEMLOCK. CUDA's driver ignores that limit, which is 8 MiB on most
+/// distributions: too little to be useful.
 pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const memory_limits& limits);
 
 /// Whether pages can be registered in place, and how.
 struct page_verdict {
-    bool read_only = false;  ///< to be registered with the read-only flag: a file mapped for reading
-    bool shared = false;     ///< a mapping of a file, or of shared memory: what is written to it is kept
-    std::string refusal;     ///< empty, or why they must not be registered, as the end of a sentence
+    bool read_only = false;  ///< register with the read-only flag: a file mapped for reading
+    bool shared = false;     ///< a mapping of a file or of shared memory: writes persist
+    std::string refusal;     ///< why they must not be registered, as the end of a sentence; empty if they may
 };
 
-/// The mappings of this process, parsed once and searched by address: a data set of 10,000 files has as many.
+/// The mappings of this process, parsed once and searched by address. A data set of 10,000 files has 10,000
+/// mappings.
 class process_mappings {
  public:
     /// @param maps the text of /proc/self/maps; empty if it cannot be read
     explicit process_mappings(std::string_view maps);
 
-    /// Refuses the combinations that fail, hang or copy: see `verdict_of`. `pages` may span several mappings
-    /// of one kind.
+    /// Decides whether `pages` can be registered. Refuses mappings whose registration fails, hangs or copies:
+    /// see `verdict_of`. `pages` may span several mappings of one kind.
     page_verdict judge(std::span<const std::byte> pages) const;
 
  private:
@@ -55,7 +57,7 @@ class process_mappings {
     std::vector<mapping> mappings_;  // by their addresses
 };
 
-/// The text of /proc/self/maps; empty when it cannot be read.
+/// The text of /proc/self/maps; empty if it cannot be read.
 std::string read_own_maps();
 
 /// "3.1 GiB"

@@ -14,7 +14,7 @@ namespace pinflow::detail {
 /// Skipped pieces are taken last, from the front, or never.
 class pin_order {
  public:
-    /// Of `count` pieces, from `first` on; those before come last.
+    /// Orders `count` pieces, beginning at piece `first`. Pieces before `first` come last.
     pin_order(std::size_t count, bool registers_rest, std::size_t first = 0)
         : next_(first), first_(first), registers_rest_(registers_rest) {
         for (std::size_t index = 0; index < count; ++index)
@@ -31,30 +31,32 @@ class pin_order {
 
     struct step {
         std::size_t index;
-        bool is_ahead;  ///< of the reader, when it was taken
+        bool is_ahead;  ///< the piece was ahead of the reader when it was taken
     };
-    /// Takes the next piece; nothing if there is none. `reader` is the piece that is being read, if any is.
+    /// Takes the next piece.
+    /// @param reader the piece that is being read, if any
+    /// @return nothing if no piece is left to register.
     std::optional<step> take(std::optional<std::size_t> reader) {
         if (!reader) {
             const auto next = take_from(first_, true);
             return next ? next : take_from(0, true);
         }
-        // several threads tell where they read: only a large step back is a new beginning
+        // several threads report their position, so only a large step back means that reading restarted
         if (*reader + wanted_lead < last_reader_) next_ = *reader;
         last_reader_ = *reader;
         const std::size_t lead = next_ > *reader ? next_ - *reader : 0;
         const std::size_t left_out = lead >= wanted_lead ? 0 : lead >= wanted_lead / 2 ? 1 : 2;
         if (const auto ahead = take_from(std::max(next_ + left_out, *reader + 1), true)) return ahead;
-        // the last ones are under way: those left out come next, if there is time
+        // all pieces further ahead are taken: skipped pieces come next, if they are far enough ahead
         if (const auto ahead = take_from(*reader + wanted_lead / 2, true)) return ahead;
         if (registers_rest_) return take_from(0, false);
         return {};
     }
-    /// Whether the reader has left a piece behind that was taken ahead of it.
+    /// Whether the reader has passed a piece that was taken ahead of it.
     bool is_passed(std::size_t index, std::optional<std::size_t> reader) const noexcept {
         return reader && index < *reader;
     }
-    /// Puts back a piece that the reader has passed meanwhile.
+    /// Puts back a piece that the reader has passed.
     void put_back(std::size_t index) { waiting_.insert(index); }
 
  private:

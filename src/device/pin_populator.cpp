@@ -22,7 +22,7 @@ constexpr int populate_read = 22;  // Linux 5.14, newer than some C libraries
 constexpr int populate_write = 23;
 #endif
 
-/// Brought in by one call: few enough to stop soon on a slow disk.
+/// Bytes per madvise call, small enough to stop soon on a slow disk.
 constexpr std::size_t part_bytes = std::size_t{4} << 20;
 
 }  // namespace
@@ -81,9 +81,9 @@ void pin_populator::run() noexcept {
     }
 }
 
-/// Cold pages of a file are read from the disk; new ones of memory are zeroed, by all cores. Those of files
-/// and of shared memory are only read: to write to them would change the file. Pages that a truncated file
-/// has lost are left to the registration's own error.
+/// Reads cold pages of a read-only file mapping from the disk on this thread. All other pages are brought in
+/// with all cores. Pages of files and of shared memory are only read, because a write would change the file.
+/// For pages that a truncated file has lost, the registration reports the error.
 void pin_populator::populate(const request& wanted) const noexcept {
     const int how = wanted.read_only || wanted.shared ? populate_read : populate_write;
     const std::span<const std::byte> pages = wanted.pages;

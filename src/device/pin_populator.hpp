@@ -11,14 +11,14 @@
 
 namespace pinflow::detail {
 
-/// Brings pages into the page table on a thread of its own, while others are registered: outside the driver's
-/// lock, in which everybody else would have to wait for the disk. If the thread cannot be started, nothing is
-/// done, and registering the pages brings them in.
+/// Brings pages into the page table on its own thread, while other pages are registered. This keeps disk
+/// reads outside the driver's lock, which would block all other calls. If the thread cannot be started, the
+/// populator does nothing, and the registration brings the pages in.
 class pin_populator {
  public:
-    /// `stop` ends the work early.
+    /// @param stop ends the work early once it is true; must outlive the populator
     explicit pin_populator(const std::atomic<bool>& stop);
-    /// Waits for the thread, which leaves out what it has not begun.
+    /// Waits for the thread, which skips the requests that it has not begun.
     ~pin_populator();
     pin_populator(const pin_populator&) = delete;
     pin_populator& operator=(const pin_populator&) = delete;
@@ -29,7 +29,7 @@ class pin_populator {
         bool shared;
     };
     void add(const request& wanted);
-    /// Waits for the first request that has not been waited for yet.
+    /// Waits for the oldest request that has not been waited for yet.
     void wait_for_next();
 
  private:

@@ -12,7 +12,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// First address, and the one past the last.
+/// The first address, and the address after the last byte.
 std::pair<std::uintptr_t, std::uintptr_t> address_range_of(std::span<const std::byte> bytes) noexcept {
     const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
     return {begin, begin + bytes.size()};
@@ -22,7 +22,7 @@ std::span<const std::byte> bytes_between(std::uintptr_t begin, std::uintptr_t en
     return {reinterpret_cast<const std::byte*>(begin), end - begin};
 }
 
-/// What holds up one registration is likely to hold up the next one, so that others are not worth trying.
+/// The cause of one delay is likely to delay other registrations too, so the refusal applies to all pages.
 pin_refusal refuse_busy(std::chrono::nanoseconds waited) {
     return {
         fmt::format("another holder has been registering or unregistering some of these pages for {:.1f} s",
@@ -30,7 +30,8 @@ pin_refusal refuse_busy(std::chrono::nanoseconds waited) {
         true};
 }
 
-/// What a locker threw. @throws unless that is an exception of the standard library.
+/// Converts an exception of a locker.
+/// @throws the exception again if it is not a std::exception.
 pin_refusal refusal_of(const std::exception_ptr& error) {
     try {
         std::rethrow_exception(error);
@@ -69,7 +70,7 @@ std::optional<pin_refusal> pin_registry::acquire_locked(
     const std::shared_ptr<const void>& owner, holds& taken, std::chrono::nanoseconds busy_deadline) {
     const auto [begin, end] = address_range_of(pages);
     for (std::uintptr_t at = begin; at < end;) {
-        taken.reserve(taken.size() + 1);  // so that what is counted below is noted
+        taken.reserve(taken.size() + 1);  // so that push_back below cannot throw
         auto next = intervals_.upper_bound(at);
         if (next != intervals_.begin() && std::prev(next)->second.end > at) {
             auto& [start, there] = *std::prev(next);
@@ -77,7 +78,7 @@ std::optional<pin_refusal> pin_registry::acquire_locked(
                 const auto waited = pin_clock::now() - there.busy_since;
                 if (waited >= busy_deadline) return refuse_busy(waited);
                 changed_.wait_until(lock, later(there.busy_since, busy_deadline));
-                continue;  // it may be gone by now
+                continue;  // the interval may have been removed
             }
             ++there.users;
             taken.push_back(start);
@@ -130,8 +131,9 @@ void pin_registry::release_locked(std::unique_lock<std::mutex>& lock,
         const auto there = intervals_.find(start);
         there->second.busy = false;
         changed_.notify_all();
-        if (!unlocked) continue;  // they may still be locked: they stay known, and mapped
-        // the owner goes last: it may unmap the pages, and may do anything else, so without the lock
+        // if they may still be locked, the interval stays, and the pages stay mapped
+        if (!unlocked) continue;
+        // released last and without the lock: the owner may unmap the pages, and runs foreign code
         std::shared_ptr<const void> owner = std::move(there->second.owner);
         intervals_.erase(there);
         count_.store(intervals_.size(), std::memory_order_release);
@@ -168,7 +170,7 @@ std::size_t pin_registry::size() const {
     return intervals_.size();
 }
 
-/// The end of the interval that holds `address`, or the begin of the next one.
+/// The end of the interval that contains `address`; otherwise the beginning of the next one.
 std::uintptr_t pin_registry::edge_after(std::uintptr_t address) const {
     const auto next = intervals_.upper_bound(address);
     if (next != intervals_.begin() && std::prev(next)->second.end > address)

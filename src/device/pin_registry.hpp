@@ -22,74 +22,77 @@ namespace pinflow::detail {
 /// Why pages cannot be registered.
 struct pin_refusal {
     std::string reason;            ///< the end of a sentence
-    bool same_for_others = false;  ///< all other pages that are read-only as these would be refused, too
+    bool same_for_others = false;  ///< also for all other pages with the same read-only flag
 };
 
-/// Page-locks host memory where it lies, for a device; the seam between the registry and CUDA.
+/// Page-locks host memory in place, for a device. The seam between the registry and CUDA.
 class page_locker {
  public:
     virtual ~page_locker() = default;
-    /// Registers whole pages. `read_only` is for pages that the device must not write: those of a file.
-    /// @return nothing if they are registered. Never throws for what the system refuses.
+    /// Registers whole pages. `read_only` is for pages that the device must not write, such as pages of a
+    /// file.
+    /// @return nothing if the pages are registered. A refusal by the system is returned, not thrown.
     virtual std::optional<pin_refusal> lock(std::span<const std::byte> pages, bool read_only) = 0;
-    /// @return false when the pages may still be locked, and so must stay mapped for good.
+    /// @return false if the pages may still be locked. They must then stay mapped for good.
     virtual bool unlock(std::span<const std::byte> pages) noexcept = 0;
-    /// Waits between two calls for a moment, in which others can use the device.
+    /// Pauses briefly between two calls, so that others can use the device.
     virtual void give_way() noexcept = 0;
 };
 
-/// CUDA's, for device `index`; it outlives everything. Only in builds with CUDA.
+/// The locker of CUDA device `index`. It is never destroyed. Only in builds with CUDA.
 page_locker& cuda_page_locker(int index);
 
-/// Which host pages are registered with CUDA by pinflow, process-wide: intervals of pages that never overlap,
-/// counted, so that arrays which share pages can come and go in any order. Thread-safe; no lock is held while
-/// pages are locked.
+/// Keeps the host pages that pinflow has registered with CUDA, process-wide. Pages form intervals that never
+/// overlap. Holders of each interval are counted, so that arrays that share pages can come and go in any
+/// order. Thread-safe. No lock is held while pages are locked.
 class pin_registry {
  public:
-    /// The process's own; it outlives everything.
+    /// The registry of the process. It is never destroyed.
     static pin_registry& process();
 
-    /// Intervals that a holder counts on, by their addresses.
+    /// Intervals that a holder uses, by their first addresses.
     using holds = std::vector<std::uintptr_t>;
 
-    /// Registers those of `pages` (whole pages) that are not registered yet, and counts on all of them. What
-    /// is added to `held` must be given to `release`. `owner` keeps the memory mapped until its pages are
-    /// unregistered. Pages that another holder is registering or unregistering are waited for, until that has
-    /// taken `busy_deadline`.
-    /// @return nothing if all are registered; nothing is held otherwise.
+    /// Registers those of `pages` (whole pages) that are not registered yet, and counts a holder for all of
+    /// them. If another holder is registering or unregistering some pages, the call waits until that
+    /// operation has taken `busy_deadline`.
+    /// @param owner keeps the memory mapped until its pages are unregistered
+    /// @param held receives the intervals, which must be given to `release`
+    /// @return nothing if all pages are registered. After a refusal, the call holds no pages.
     std::optional<pin_refusal> acquire(page_locker& locker, std::span<const std::byte> pages, bool read_only,
                                        const std::shared_ptr<const void>& owner, holds& held,
                                        std::chrono::nanoseconds busy_deadline = std::chrono::seconds(30));
-    /// Counts down; unregisters the intervals that nobody counts on any more.
+    /// Removes a holder of these intervals. Unregisters the intervals that have no holder left.
     void release(std::span<const std::uintptr_t> held) noexcept;
 
-    /// Sets `pages` of a budget aside, to be acquired: see pin_reservations::add.
+    /// Reserves `pages` of a budget before they are acquired: see pin_reservations::add.
     bool reserve(std::span<const std::byte> pages, std::uint64_t budget_bytes);
     /// Undoes one successful `reserve` of the same pages.
     void give_back(std::span<const std::byte> pages) noexcept;
-    /// Bytes that are reserved now, by all holders together.
+    /// Bytes reserved now by all holders together.
     std::uint64_t reserved_bytes() const;
-    /// Whether some of `bytes` are registered by pinflow, and so may cease to be when their holders have
-    /// gone.
+    /// Whether pinflow has registered some of `bytes`. Their registration may end when their holders release
+    /// them.
     bool knows(std::span<const std::byte> bytes) const;
-    /// Intervals registered now.
+    /// The number of intervals registered now.
     std::size_t size() const;
 
-    /// Appends `ranges` to `pieces`: neighbours joined, and cut where the source passes from one registration
-    /// to the next, because CUDA promises nothing for a copy that does. Ranges of size 0 are left out.
+    /// Appends `ranges` to `pieces`. Joins neighbours, and cuts them at each boundary between two
+    /// registrations of the source, because CUDA does not guarantee copies across such a boundary. Leaves out
+    /// ranges of size 0.
     void cut(std::span<const copy_range> ranges, std::vector<copy_range>& pieces) const;
 
  private:
     struct interval {
         std::uintptr_t end = 0;
         std::uint64_t users = 0;
-        bool busy = false;  ///< being registered or unregistered: neither there nor gone
+        bool busy = false;  ///< being registered or unregistered
         pin_clock::time_point busy_since;
         page_locker* locker = nullptr;
         std::shared_ptr<const void> owner;
     };
 
-    /// Adds to `taken` what it has counted, also if it throws or refuses. Returns with the lock.
+    /// Adds the counted intervals to `taken`, even if it throws or refuses. Returns with the lock held.
     std::optional<pin_refusal> acquire_locked(std::unique_lock<std::mutex>& lock, page_locker& locker,
                                               std::span<const std::byte> pages, bool read_only,
                                               const std::shared_ptr<const void>& owner, holds& taken,
@@ -100,7 +103,7 @@ class pin_registry {
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::map<std::uintptr_t, interval> intervals_;  // by their first address
-    std::atomic<std::size_t> count_ = 0;            // of intervals_, to be read without the lock
+    std::atomic<std::size_t> count_ = 0;            // size of intervals_, readable without the lock
     pin_reservations reserved_;
 };
 

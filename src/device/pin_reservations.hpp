@@ -7,23 +7,24 @@
 
 namespace pinflow::detail {
 
-/// Pages that holders have set aside of a budget. Those that several have set aside count once, as they are
-/// registered once. A call takes O(log n) for n reservations, and a step for each edge of others within its
-/// pages. Not thread-safe.
+/// Pages that holders have reserved from a budget. Pages reserved by several holders count once, because they
+/// are registered once. With n reservations, a call takes O(log n) plus one step for each edge of another
+/// reservation within its pages. Not thread-safe.
 class pin_reservations {
  public:
-    /// Sets `pages` aside. @return false, and does nothing, if pages among them that nobody has set aside yet
-    /// would exceed `budget_bytes` together with those that somebody has.
+    /// Reserves `pages`.
+    /// @return false, without reserving anything, if `pages` contains unreserved pages and the total reserved
+    /// would exceed `budget_bytes`.
     bool add(std::span<const std::byte> pages, std::uint64_t budget_bytes);
-    /// Gives back `pages` of an earlier `add`, by one of their holders.
+    /// Removes one reservation of `pages`, made by an earlier `add`.
     void remove(std::span<const std::byte> pages) noexcept;
-    /// Of all pages that somebody has set aside.
+    /// The size of all reserved pages.
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
 
  private:
     struct edge {
-        std::uint64_t holders = 0;  ///< of the pages from here to the next edge
-        std::uint64_t uses = 0;  ///< reservations that begin or end here: it stays as long as there are some
+        std::uint64_t holders = 0;  ///< holders of the pages from here to the next edge
+        std::uint64_t uses = 0;     ///< reservations that begin or end here; at 0 the edge is removed
     };
     using edges = std::map<std::uintptr_t, edge>;
 

@@ -53,7 +53,8 @@ pin_tracker::pin_tracker(std::vector<pin_range> ranges, std::uint64_t piece_byte
         if (a.begin != b.begin) return std::less<>()(a.begin, b.begin);
         return std::greater<>()(a.end, b.end);
     });
-    // a range within another one, such as a file that is given twice, would hide what lies behind it
+    // a range within another one, such as a file given twice, would hide the rest of the outer range from
+    // `find`
     const std::byte* covered_to = nullptr;
     std::erase_if(by_address_, [&](const address_interval& each) {
         if (!std::less<>()(covered_to, each.end)) return true;
@@ -71,7 +72,7 @@ std::vector<pin_piece> pin_tracker::pieces() const {
     return pieces;
 }
 
-/// The range that holds the byte at `data`, or null.
+/// The range that contains the byte at `data`, or null.
 tracked_range* pin_tracker::find(const std::byte* data) const noexcept {
     const auto after = std::ranges::upper_bound(by_address_, data, std::less<>(), &address_interval::begin);
     if (after == by_address_.begin() || !std::less<>()(data, std::prev(after)->end)) return nullptr;

@@ -12,11 +12,11 @@
 
 namespace pinflow::detail {
 
-/// A range, the whole pages that it lies on, and which pieces of them are registered.
+/// A range, the whole pages that contain it, and the state of each piece of these pages.
 struct tracked_range {
     tracked_range(pin_range what, std::uint64_t size_of_piece);
 
-    /// Bytes of the range before the piece `index` of its pages, at most all.
+    /// The number of bytes of the range before piece `index`; at most the size of the range.
     std::uint64_t bytes_before(std::uint64_t index) const noexcept;
     std::uint64_t registered_bytes() const noexcept;
     /// The pages of piece `index`.
@@ -28,11 +28,11 @@ struct tracked_range {
     pin_range range;
     std::span<const std::byte> pages;
     std::uint64_t piece_bytes;
-    std::vector<std::atomic<bool>> registered;  ///< one a piece
-    std::size_t first_piece = 0;                ///< among those of all ranges
+    std::vector<std::atomic<bool>> registered;  ///< one per piece
+    std::size_t first_piece = 0;                ///< index of its first piece among the pieces of all ranges
 };
 
-/// What is registered at a time.
+/// The unit of registration: one piece of a range.
 struct pin_piece {
     tracked_range* tracked;
     std::uint64_t index;
@@ -44,8 +44,8 @@ struct pin_piece {
     }
 };
 
-/// Which bytes of some ranges are registered: one thread tells, through their pieces, and any other asks,
-/// without a lock.
+/// Tracks which bytes of some ranges are registered. One thread marks pieces as registered; any thread may
+/// query, without a lock.
 class pin_tracker {
  public:
     /// @param piece_bytes a multiple of the page size
@@ -61,9 +61,9 @@ class pin_tracker {
     std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
     void set_reader_position(const std::byte* data) noexcept;
-    /// The piece that holds the byte at `data`, among all; nothing if none does.
+    /// The index, among all pieces, of the piece that contains the byte at `data`; nothing if none does.
     std::optional<std::size_t> piece_at(const std::byte* data) const noexcept;
-    /// The piece that is being read, among all; nothing before set_reader_position was called.
+    /// The index, among all pieces, of the piece being read; nothing before the first set_reader_position.
     std::optional<std::size_t> reader() const noexcept {
         const std::size_t piece = reader_piece_.load(std::memory_order_relaxed);
         return piece == nobody ? std::nullopt : std::optional(piece);
@@ -78,7 +78,7 @@ class pin_tracker {
     tracked_range* find(const std::byte* data) const noexcept;
 
     std::vector<std::unique_ptr<tracked_range>> ranges_;  // as given
-    std::vector<address_interval> by_address_;            // but for those that lie within another one
+    std::vector<address_interval> by_address_;            // without ranges that lie within another
     std::uint64_t total_bytes_ = 0;
     static constexpr std::size_t nobody = ~std::size_t{0};
     std::atomic<std::size_t> reader_piece_ = nobody;

@@ -14,7 +14,7 @@ pin_worker::machine_answers pin_worker::this_machine() {
 }
 
 pin_worker::pin_worker(const std::vector<pin_range>& ranges, std::string reason) : process_(::getpid()) {
-    std::vector<pin_range> unowned;  // nothing needs to stay mapped
+    std::vector<pin_range> unowned;  // nothing is registered, so nothing needs to stay mapped
     for (const pin_range& range : ranges)
         unowned.push_back({range.bytes, range.description, nullptr});
     job_ = std::make_shared<pin_job>(std::move(unowned), std::move(reason));
@@ -34,7 +34,7 @@ pin_worker::pin_worker(std::vector<pin_range> ranges, page_locker& locker, pin_r
 pin_worker::~pin_worker() {
     if (!thread_.joinable()) return;
     if (::getpid() != process_) {
-        // the thread exists in the parent only: nothing can be waited for, nor unregistered
+        // the thread exists only in the parent: it cannot be joined, and pages cannot be unregistered
         thread_.detach();
         static_cast<void>(new std::shared_ptr<pin_job>(job_));
         return;

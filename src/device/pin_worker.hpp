@@ -11,8 +11,8 @@
 
 namespace pinflow::detail {
 
-/// What stands behind pinned_pages: owns the thread that registers. The registry, the locker and the
-/// machine's answers are given, so that tests can stand in for them.
+/// Implements pinned_pages and owns the registering thread. The registry, the locker and `ask` are
+/// parameters, so that tests can replace them.
 class pin_worker {
  public:
     using machine_answers = pin_job::machine_answers;
@@ -21,7 +21,7 @@ class pin_worker {
 
     pin_worker(std::vector<pin_range> ranges, page_locker& locker, pin_registry& registry,
                const pin_options& options, ask_machine ask = &this_machine);
-    /// One that registers nothing, for this reason.
+    /// Makes a worker that registers nothing, for this reason.
     pin_worker(const std::vector<pin_range>& ranges, std::string reason);
     ~pin_worker();
     pin_worker(const pin_worker&) = delete;

@@ -8,7 +8,7 @@
 namespace pinflow {
 
 void stream_view::wait(const event& event) const {
-    // an event of another device can be waited for by any stream of the same kind, as in CUDA
+    // as in CUDA, a stream can wait for an event of another device of the same kind
     if (event.device().kind() != device_.kind()) {
         throw invalid_argument(fmt::format("a stream of {} cannot wait for an event of {}", device_.name(),
                                            event.device().name()));

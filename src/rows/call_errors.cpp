@@ -11,7 +11,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Most row numbers that are wrong are negative ones, of signed integers.
+/// Prints large numbers as signed: most wrong row numbers were negative signed integers.
 std::string spelled(std::uint64_t id) {
     constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
     return id > most ? fmt::format("{}", static_cast<std::int64_t>(id)) : fmt::format("{}", id);
@@ -32,7 +32,7 @@ call_errors::~call_errors() {
         try {
             each->there_.synchronize();
         } catch (const error&) {
-            return;  // nothing runs any more on a device that has failed
+            return;  // a failed device runs nothing any more
         }
     }
 }

@@ -12,14 +12,14 @@
 
 namespace pinflow::detail {
 
-/// What calls found wrong after they had returned, until somebody asks. For one thread at a time, but for
+/// Keeps errors that are found after a call has returned, until `check`. For one thread at a time, except
 /// `call::add`.
 class call_errors {
  public:
     call_errors(pinflow::device device, pinned_scratch& memory) : device_(device), memory_(memory) {}
     call_errors(const call_errors&) = delete;
     call_errors& operator=(const call_errors&) = delete;
-    /// Waits until the streams have passed the calls.
+    /// Waits until the streams have completed the calls.
     ~call_errors();
 
     /// One call that may go wrong.
@@ -28,9 +28,9 @@ class call_errors {
         call(pinned_scratch::block& memory, pinflow::device device, std::uint64_t waiter)
             : memory_(memory), there_(device), waiter_(waiter) {}
 
-        /// What is wrong with its indices: in page-locked memory, nothing at first.
+        /// The errors of its indices, in page-locked memory; none at first.
         index_errors* errors() const noexcept { return reinterpret_cast<index_errors*>(memory_.data()); }
-        /// Something that went wrong on a thread of our own: the first counts. From any thread.
+        /// Adds an exception from one of pinflow's threads. Only the first one is kept. Thread-safe.
         void add(std::exception_ptr failure) noexcept;
 
      private:
@@ -45,13 +45,14 @@ class call_errors {
         std::exception_ptr failure_;
     };
 
-    /// Begins a call. Its error is thrown by `check(waiter)` with the same number; 0: by `check()`.
+    /// Begins a call. `check(waiter)` with the same number throws its error; for 0, `check()` does.
     std::shared_ptr<call> begin(std::uint64_t waiter = 0);
-    /// What went wrong is known once `stream` has come this far. The call was one of `count` indices; `what`
-    /// begins the sentence.
+    /// Makes `check` report the errors of the call once `stream` has completed the work enqueued so far. The
+    /// call had `count` indices. `what` begins the message.
     void expect(std::shared_ptr<call> begun, std::string what, std::uint64_t count, std::uint64_t row_count,
                 stream_view stream);
-    /// Nobody is to hear of the call, whose memory is used until `stream` has come this far.
+    /// Drops the call without reporting it. Its memory is in use until `stream` has completed the work
+    /// enqueued so far.
     void forget(const call& begun, stream_view stream);
 
     /// Throws the error of the waiter's oldest finished call that failed, and forgets that call. Does nothing

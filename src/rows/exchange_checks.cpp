@@ -10,12 +10,12 @@
 #include "src/core/worker_threads.hpp"
 #include "src/rows/exchange_state.hpp"
 
-/// What is refused before anything of a call is enqueued.
+/// The checks of a call before anything is enqueued.
 namespace pinflow::detail {
 
 namespace {
 
-/// With the lock held: isolated as the copying of indices is.
+/// Called with the lock held, so it is isolated like copy_ids.
 std::uint64_t count_outside(std::span<const std::uint64_t> ids, std::uint64_t row_count) {
     start_worker_threads();
     return tbb::this_task_arena::isolate([&] {
@@ -59,13 +59,13 @@ sum_type exchange_state::sum_type_of(const dtype& type) {
         type.descr()));
 }
 
-/// Before anything is enqueued.
+/// Checks a call before anything is enqueued.
 void exchange_state::check_call(row_direction direction, std::span<const batch> batches,
                                 duplicate_policy policy, stream_view stream) const {
     std::uint64_t count = 0;
     bool ids_on_device = false;
     for (std::size_t i = 0; i < batches.size(); ++i) {
-        if (i % row_parts::max == 0) count = 0;  // these many travel together
+        if (i % row_parts::max == 0) count = 0;  // at most this many batches travel together
         const std::uint64_t added = batches[i].ids.size();
         if (added > max_rows_of_call - count) {
             throw invalid_argument(fmt::format(
@@ -111,7 +111,7 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
     check_ids(direction, batches);
 }
 
-/// Refuses batches that overlap the table: whether a row is read before it is overwritten would be undefined.
+/// Refuses batches that overlap the table: the order of reads and writes would be undefined.
 void exchange_state::check_apart(row_direction direction, std::span<const batch> batches) const {
     const auto table_begin = reinterpret_cast<std::uintptr_t>(table_.data());
     const std::uintptr_t table_end = table_begin + table_.size_bytes();
@@ -140,7 +140,7 @@ void exchange_state::check_sums(std::span<const batch> batches) const {
     }
 }
 
-/// Those that are in host memory.
+/// Checks the indices in host memory.
 void exchange_state::check_ids(row_direction direction, std::span<const batch> batches) const {
     const std::uint64_t row_count = table_.row_count();
     std::uint64_t outside = 0;

@@ -26,11 +26,11 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// What is measured with at most, so that it takes neither long nor much memory.
+/// The most that is measured with, to limit time and memory.
 constexpr std::uint64_t max_measured_bytes = std::uint64_t{512} << 20;
 constexpr std::uint64_t max_measured_rows = std::uint64_t{1} << 20;
 
-/// Moves fresh random rows by each of some plans, in memory of its own.
+/// Measures plans by gathering new random rows into its own memory.
 class measurement {
  public:
     measurement(exchange_state& exchange, std::uint64_t count)
@@ -41,12 +41,12 @@ class measurement {
 
     double measured_bytes() const { return static_cast<double>(count_ * row_bytes_); }
 
-    /// GB a second of two gathers, one behind the other; the median of three times, after a first one.
+    /// The rate of two consecutive gathers in GB/s: the median of three runs after a warm-up run.
     double gbps_of(const transfer_plan& plan) {
         return gbps_of(plan, [&] { return random_ids(); });
     }
 
-    /// GB a second of rows that lie one behind the other: no route is faster than that.
+    /// The rate for contiguous rows in GB/s, an upper limit for every route.
     double gbps_in_order(const transfer_plan& plan) {
         return gbps_of(plan, [&] { return neighbouring_ids(); });
     }
@@ -108,7 +108,7 @@ std::string told(const rated_plan& rated) {
     return fmt::format("{}{} {:.1f}", to_string(plan.route), plan.sorted ? " sorted" : "", plan.gbps);
 }
 
-/// The fastest of the gathers. The table is only read.
+/// Measures the gather plans and returns the fastest. Reads the table only.
 rated_plan measure_gather(exchange_state& exchange, const call_facts& call, std::uint64_t count) {
     measurement measurement(exchange, count);
     std::vector<rated_plan> tried;
@@ -128,7 +128,7 @@ rated_plan measure_gather(exchange_state& exchange, const call_facts& call, std:
     return best;
 }
 
-/// Scatters are not measured, as that would write to the table: they are judged by gathers.
+/// Estimates a scatter from measured gathers, because measuring a scatter would write to the table.
 rated_plan derive_scatter(exchange_state& exchange, const call_facts& call, std::uint64_t count) {
     measurement measurement(exchange, count);
     call_facts gather = call;
@@ -160,16 +160,16 @@ rated_plan measure(exchange_state& exchange, const call_facts& call, std::uint64
     } catch (const fatal_device_error&) {
         throw;
     } catch (const device_error& failure) {
-        // the call itself may need far less: it must not fail for want of a measurement
+        // the call may need far less memory, so it must not fail because of the measurement
         return {plan_unmeasured(call, fmt::format("not measured: {}", failure.what())), 0};
     } catch (const system_failure& failure) {
-        // the same of the host device, whose memory is the system's
+        // the same for the host device, which uses system memory
         if (failure.code() != std::errc::not_enough_memory) throw;
         return {plan_unmeasured(call, fmt::format("not measured: {}", failure.what())), 0};
     }
 }
 
-/// What measurements are kept by: all that a rate depends on.
+/// The key of a measurement: everything that a rate depends on.
 struct measured_key {
     std::string device;
     row_direction direction;
@@ -205,7 +205,7 @@ measured_key key_of(const exchange_state& exchange, const row_workload& workload
             .staged_share = exchange.options().staged_share};
 }
 
-/// What was measured. Its lock is held for moments only, as every call looks here for its plan.
+/// The plans measured so far. Its lock is held only briefly, because every call looks up its plan here.
 class known_plans {
  public:
     std::optional<rated_plan> find(const measured_key& key) {
@@ -229,7 +229,7 @@ rated_plan measured_plan(exchange_state& exchange, const call_facts& call, const
     static std::mutex& measuring = *new std::mutex;
     const measured_key key = key_of(exchange, workload);
     if (std::optional<rated_plan> plan = known.find(key)) return *std::move(plan);
-    // two that measure at the same time would each see half of the link
+    // two simultaneous measurements would each see half of the link
     const std::lock_guard lock(measuring);
     if (std::optional<rated_plan> plan = known.find(key)) return *std::move(plan);
     rated_plan plan = measure(exchange, call, workload.count);
@@ -237,7 +237,7 @@ rated_plan measured_plan(exchange_state& exchange, const call_facts& call, const
     return plan;
 }
 
-/// Adds to the reason what of the plan the caller set.
+/// Adds to the reason the settings of the plan that the caller chose.
 void tell_what_was_set(transfer_plan& plan, const row_exchange_options& options) {
     const transfer_part* const kernel = plan.find(transfer::kernel);
     if (options.blocks != 0 && kernel != nullptr)
@@ -283,7 +283,7 @@ rated_plan plan_rows(exchange_state& exchange, const row_workload& workload) {
 unsigned batches_worth_taking(exchange_state& exchange, const row_workload& batch) {
     constexpr unsigned max_batches = 64;
     constexpr double nearly = 0.97;
-    std::vector<double> rates;  // of 1, 2, 4, ... batches
+    std::vector<double> rates;  // rates of 1, 2, 4, ... batches
     for (unsigned batches = 1; batches <= max_batches; batches *= 2) {
         row_workload together = batch;
         together.count = saturated(batch.count, batches);

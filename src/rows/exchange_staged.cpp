@@ -16,14 +16,14 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Bytes that are worth a task of their own.
+/// The number of bytes that one task moves.
 constexpr std::uint64_t bytes_of_task = 256 << 10;
 
 bool refused(const index_errors& errors) {
     return errors.outside_count != 0 || errors.repeated_count != 0;
 }
 
-/// What a kernel does with the rows of `piece`, which lie one after the other in a buffer's device memory.
+/// The kernel's transfer for the rows of `piece`, which are contiguous in the buffer's device memory.
 row_transfer through(const staging_ring::buffer& buffer, row_transfer whole, const row_piece& piece) {
     whole.table = {buffer.on_device.data(), piece.end - piece.begin, piece.row_size_bytes};
     whole.begin = piece.begin;
@@ -33,7 +33,7 @@ row_transfer through(const staging_ring::buffer& buffer, row_transfer whole, con
     return whole;
 }
 
-/// Calls `work` with parts of `rows`, side by side.
+/// Calls `work` with parts of `rows`, in parallel.
 template <typename Work>
 void for_parts(const row_piece& rows, tbb::task_arena& arena, Work work) {
     const std::uint64_t grain = std::max<std::uint64_t>(bytes_of_task / rows.row_size_bytes, 1);
@@ -50,7 +50,7 @@ void for_parts(const row_piece& rows, tbb::task_arena& arena, Work work) {
 
 }  // namespace
 
-/// On a host function's thread, without the lock.
+/// Runs on a host function's thread, without the lock.
 void exchange_state::gather_piece(const row_piece& rows, kept_duplicate which, std::byte* buffer) {
     const bool from_file = reads_file();
     for_parts(rows, arena_, [&](const row_piece& part, std::uint64_t offset_bytes) {
@@ -71,7 +71,7 @@ void exchange_state::scatter_piece(const row_piece& rows, kept_duplicate which, 
     });
 }
 
-/// In the order of the call, straight to the destinations.
+/// Copies rows in the order of the call, from the buffers straight to the destinations.
 void exchange_state::gather_staged_unsorted(row_call& call) {
     staging_ring& ring = take_ring(call);
     begin_errors(call);
@@ -120,8 +120,8 @@ row_piece exchange_state::order_for_cpu(row_call& call, std::uint64_t begin) {
     return {{ids, call.count}, begin, call.count, table_.row_size_bytes()};
 }
 
-/// The indices of the order from `begin` on; the ring was taken before what the device does by itself was
-/// enqueued on the call's stream.
+/// Gathers the rows of the order from index `begin` on. The ring must have been taken before the kernel's
+/// part is enqueued on the call's stream, so that staging does not wait for the kernel.
 void exchange_state::gather_staged(row_call& call, std::uint64_t begin) {
     staging_ring& ring = *call.ring;
     const row_piece all = order_for_cpu(call, begin);
@@ -154,7 +154,7 @@ void exchange_state::gather_staged(row_call& call, std::uint64_t begin) {
     ring.end_before(call.stream);
 }
 
-/// As gather_staged, the other way.
+/// Scatters the rows of the order from index `begin` on.
 void exchange_state::scatter_staged(row_call& call, std::uint64_t begin) {
     staging_ring& ring = *call.ring;
     const row_piece all = order_for_cpu(call, begin);

@@ -18,8 +18,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// With the lock held, so that the thread must not take up a task of the caller's meanwhile, which might call
-/// too.
+/// Called with the lock held, so it is isolated: another task of the caller on this thread could call the
+/// exchange and deadlock.
 void copy_ids(std::span<const std::uint64_t> ids, std::byte* to) {
     tbb::this_task_arena::isolate([&] {
         tbb::parallel_for(tbb::blocked_range<std::size_t>(0, ids.size(), exchange_state::ids_of_task),
@@ -30,13 +30,13 @@ void copy_ids(std::span<const std::uint64_t> ids, std::byte* to) {
     });
 }
 
-/// Pieces that rows travel through buffers in: large enough for the copy engine, small enough to overlap.
+/// The size of a staging buffer: large enough for the copy engine, small enough to overlap work.
 constexpr std::uint64_t piece_bytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t min_buffers = 2;
 constexpr std::uint64_t max_buffers = 16;
 
-/// Limits `staging_bytes` to an eighth of the memory that is left: a host ring takes twice that, and there
-/// may be several.
+/// Limits `staging_bytes` to an eighth of the available memory. On the host device a ring takes twice that,
+/// and there may be several rings.
 std::uint64_t within_memory(std::uint64_t staging_bytes) {
     return std::min(staging_bytes, read_available_memory().size_bytes / 8);
 }
@@ -76,7 +76,7 @@ bool exchange_state::reads_file() const noexcept {
 }
 
 void exchange_state::page_lock() {
-    // pages of a file are held in any case, whoever else has registered them
+    // pages of a file are always held here, even if someone else has registered them
     const bool may_go = reads_file() && device_.kind() != device_kind::host;
     if (!may_go && device_.backend().reaches(table_.data(), table_.size_bytes())) return;
     if (options_.route == row_route::staged) {
@@ -91,7 +91,7 @@ void exchange_state::page_lock() {
     if (!pages_->wait()) {
         not_reached_reason_ =
             fmt::format("{} is not page-locked: {}", table_.description(), pages_->report().reason);
-        pages_.reset();  // a part of the table is of no use
+        pages_.reset();  // registering a part of the table is useless
     }
 }
 
@@ -118,7 +118,7 @@ std::uint64_t exchange_state::rows_of_piece(const staging_ring& ring) const {
 }
 
 row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) {
-    // more than one call takes are moved as that many
+    // larger counts are planned like the largest call
     batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, max_rows_of_call);
     const std::uint64_t count = std::min<std::uint64_t>(batch_rows * std::max(batches, 1U), max_rows_of_call);
     row_plan chosen = to_row_plan(plan_rows(*this, {direction, count, true}));
@@ -198,7 +198,7 @@ void exchange_state::enqueue_as(const transfer_plan& plan, row_direction directi
     }
 }
 
-/// Copies the indices that are in host memory, which are the caller's again when the call returns.
+/// Copies the indices in host memory, so that the caller may reuse them when the call returns.
 void exchange_state::take_ids(row_call& call) {
     std::uint64_t host_id_count = 0;
     for (const batch& each : call.batches) {
@@ -218,10 +218,10 @@ void exchange_state::begin_errors(row_call& call) {
     if (!call.errors) call.errors = errors_.begin(call.waiter);
 }
 
-/// Brings the indices to the device, checks those that were there, and sorts them.
+/// Copies the indices to the device, checks those that were already there, and sorts them.
 void exchange_state::order_on_device(row_call& call) {
     device_backend& backend = device_.backend();
-    // what is known already need not wait for what the stream still does
+    // indices in host memory need not wait for earlier work of the stream
     const stream_view preparing = call.ids_on_device ? call.stream : preparing_.view();
     void* const stream = preparing.native_handle();
     const bool sorted = call.is_sorted();
@@ -289,7 +289,7 @@ void exchange_state::order_on_device(row_call& call) {
         call.transfer.blocks = kernel->blocks;
 }
 
-/// Once the call's stream has come this far.
+/// Returns the call's memory once its stream has completed the work enqueued so far.
 void exchange_state::give_back(row_call& call) {
     if (call.host_ids != nullptr) pinned_.give_back(*call.host_ids, call.stream);
     if (call.sorted_ids != nullptr) pinned_.give_back(*call.sorted_ids, call.stream);
@@ -305,7 +305,7 @@ void exchange_state::finish(row_call& call) {
                    call.count, table_.row_count(), call.stream);
 }
 
-/// What has been enqueued of a call that cannot be enqueued whole still uses its memory.
+/// Returns the memory of a call that failed while it was being enqueued: the enqueued part still uses it.
 void exchange_state::abandon(row_call& call) noexcept {
     try {
         if (call.ring != nullptr) call.ring->end_before(call.stream);
@@ -314,15 +314,15 @@ void exchange_state::abandon(row_call& call) noexcept {
         call.stream.wait(prepared);
         give_back(call);
         if (call.errors) errors_.forget(*call.errors, call.stream);
-        // whoever waits for a call may free what it works on when it throws
+        // the caller of a synchronous call may free its memory when the call throws
         if (call.stream.native_handle() == own_stream_.view().native_handle()) own_stream_.synchronize();
     } catch (...) {
-        // the caller hears of what came first; but memory that is still used must not be freed
+        // the caller gets the first error; memory still in use must not be freed, so wait
         const auto wait_for = [](stream_view stream) {
             try {
                 stream.synchronize();
             } catch (const error&) {
-                return;  // nothing runs any more on a device that has failed
+                return;  // a failed device runs nothing any more
             }
         };
         wait_for(preparing_);
@@ -333,7 +333,7 @@ void exchange_state::abandon(row_call& call) noexcept {
 
 // ---- in an order that the device has --------------------------------------------------------------------
 
-/// The first rows by the device itself, the others through buffers, side by side.
+/// Moves the first rows by kernel and, at the same time, the others through staging buffers.
 void exchange_state::move_in_order(row_call& call) {
     const transfer_part* const staged_part = call.plan.find(transfer::staged);
     const double share = staged_part == nullptr ? 0.0 : staged_part->share;
@@ -341,7 +341,7 @@ void exchange_state::move_in_order(row_call& call) {
         std::min(call.count, static_cast<std::uint64_t>(share * static_cast<double>(call.count)));
     const std::uint64_t direct = call.count - staged;
     const bool has_staged = direct < call.count;
-    if (has_staged) take_ring(call);  // which waits for nothing that follows
+    if (has_staged) take_ring(call);  // does not wait for the work enqueued below
     if (direct > 0) {
         row_transfer transfer = call.transfer;
         transfer.end = direct;
@@ -356,7 +356,7 @@ void exchange_state::move_in_order(row_call& call) {
 void exchange_state::move_by_kernel(const row_call& call, row_transfer transfer, stream_view stream) {
     device_backend& backend = device_.backend();
     const bool sum = !call.is_gather() && call.policy == duplicate_policy::sum;
-    // the plan knows neither the policy nor where the batches lie
+    // the plan does not depend on the policy or the addresses of the batches, so correct it here
     const bool is_busy = sum || !is_aligned(transfer);
     if (is_busy && transfer.blocks != 0 && options_.blocks == 0)
         transfer.blocks = std::max(transfer.blocks, busy_blocks(facts_of(*this, call.direction, true)));
@@ -382,7 +382,7 @@ void exchange_state::copy_row_by_row(row_call& call) {
             ranges.push_back({on_device(i), table_.data() + ids[i] * row_bytes, row_bytes});
         return copy_batch_to_device_async(ranges, call.stream);
     }
-    // copies of one batch are in no order among themselves, so that only the last of equal ones goes
+    // copies of one batch run in any order, so only the last of equal indices is copied
     std::vector<std::uint32_t> order(call.count);
     for (std::uint32_t i = 0; i < call.count; ++i)
         order[i] = i;

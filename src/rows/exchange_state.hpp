@@ -24,16 +24,16 @@ namespace pinflow::detail {
 
 enum class row_direction : std::uint8_t { gather, scatter };
 
-/// What a row_exchange is: every route, enqueued. Members are called with `mutex` held, unless they say
-/// otherwise.
+/// Implements row_exchange: enqueues calls on every route. Members are called with `mutex` held, unless they
+/// say otherwise.
 class exchange_state {
  public:
     exchange_state(row_table table, pinflow::device device, const row_exchange_options& options);
 
-    /// What one call takes, of all batches that travel together.
+    /// The most rows of one call, in all batches that travel together.
     static constexpr std::uint64_t max_rows_of_call = std::numeric_limits<std::uint32_t>::max();
 
-    /// Indices that are worth a task of their own.
+    /// The number of indices that one task copies or checks.
     static constexpr std::size_t ids_of_task = 16384;
 
     /// One batch, in either direction.
@@ -41,35 +41,37 @@ class exchange_state {
         row_ids ids;
         std::byte* rows;
     };
-    /// `waiter` is whom its errors are for: see call_errors.
+    /// Enqueues batches. `waiter` is the number that reports their errors: see call_errors.
     void enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                  stream_view stream, std::uint64_t waiter = 0);
-    /// By this plan, whatever the options say; up to row_parts::max batches that are known to be right.
+    /// Enqueues batches with this plan, whatever the options say. Takes up to row_parts::max batches, which
+    /// must have passed the checks.
     void enqueue_as(const transfer_plan& plan, row_direction direction, std::span<const batch> batches,
                     duplicate_policy policy, stream_view stream, std::uint64_t waiter = 0);
-    /// Enqueues one batch, waits for it, and throws what went wrong with it. Takes the lock itself.
+    /// Enqueues one batch, waits for it, and throws its error. Takes the lock itself.
     void run(row_direction direction, const batch& only, duplicate_policy policy);
-    /// The plan for `batches` batches of `batch_rows` rows, with what it says of grouping.
+    /// The plan for `batches` batches of `batch_rows` rows, with the number of batches worth moving together.
     row_plan plan(row_direction direction, std::uint64_t batch_rows, unsigned batches);
     void check();
 
     const row_table& table() const noexcept { return table_; }
     const pinflow::device& device() const noexcept { return device_; }
     const row_exchange_options& options() const noexcept { return options_; }
-    /// Whether the device reads the table where it lies; otherwise why not.
+    /// Whether the device reads the table in place. If not, `not_reached_reason` tells why.
     bool reached() const noexcept { return not_reached_reason_.empty(); }
     const std::string& not_reached_reason() const noexcept { return not_reached_reason_; }
-    /// Whether the table lies in a file. Whoever truncates that takes its pages from the CPU, locked or not.
+    /// Whether the table lies in a file. If the file is truncated, the CPU faults on the lost pages, even if
+    /// they are locked.
     bool reads_file() const noexcept;
     std::uint64_t staging_buffer_bytes() const noexcept;
-    /// For calls that are waited for.
+    /// The stream of synchronous calls.
     stream_view own_stream() const noexcept { return own_stream_; }
     int thread_count() const { return arena_.max_concurrency(); }
 
     std::mutex mutex;
 
  private:
-    /// One call on its way.
+    /// One call while it is being enqueued.
     struct row_call {
         row_direction direction;
         std::span<const batch> batches;
@@ -80,20 +82,20 @@ class exchange_state {
 
         row_parts parts{};
         std::uint64_t count = 0;
-        bool ids_on_device = false;  ///< of some batch
-        /// The indices of all batches in host memory, one behind the other; those on the device are left out.
+        bool ids_on_device = false;  ///< the indices of some batch
+        /// The indices of all batches that have them in host memory, contiguous.
         pinned_scratch::block* host_ids = nullptr;
         device_scratch scratch{};
         row_transfer transfer{};
-        std::shared_ptr<call_errors::call> errors = nullptr;  ///< null: nothing can go wrong any more
-        staging_ring* ring = nullptr;                         ///< on the staged route, and the hybrid one
-        pinned_scratch::block* sorted_ids = nullptr;  ///< of the order, in host memory, for the CPU's part
+        std::shared_ptr<call_errors::call> errors = nullptr;  ///< null: no error is possible
+        staging_ring* ring = nullptr;                         ///< for the staged and hybrid routes
+        pinned_scratch::block* sorted_ids = nullptr;  ///< indices of the order, in host memory, for the CPU
 
         const std::uint64_t* ids_in_host_memory() const noexcept {
             return reinterpret_cast<const std::uint64_t*>(host_ids->data());
         }
         bool is_gather() const noexcept { return direction == row_direction::gather; }
-        /// Whether the device, or the CPU, takes the rows in the order of their addresses.
+        /// Whether the device or the CPU moves the rows in the order of their addresses.
         bool is_sorted() const noexcept { return plan.parts.front().sorted || !is_gather(); }
     };
 
@@ -129,7 +131,7 @@ class exchange_state {
     row_table table_;
     pinflow::device device_;
     row_exchange_options options_;
-    std::uint64_t staging_bytes_;  ///< of the options, or less when memory is short
+    std::uint64_t staging_bytes_;  ///< as in the options, or less if memory is short
     std::optional<pinned_pages> pages_;
     std::string not_reached_reason_;
     std::uint64_t last_waiter_ = 0;
@@ -139,7 +141,7 @@ class exchange_state {
     tbb::task_arena arena_;
     stream own_stream_;
     stream preparing_;
-    // what their streams work on is above
+    // last: its streams use the members above
     std::optional<staging_rings> rings_;
 };
 

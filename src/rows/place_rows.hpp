@@ -6,8 +6,7 @@
 
 namespace pinflow::detail {
 
-/// Indices `begin` ... `end` - 1 of a sorted or unsorted list, whose rows lie one after the other in a
-/// buffer.
+/// Indices `begin` ... `end` - 1 of a sorted or unsorted list. Their rows are contiguous in a buffer.
 struct row_piece {
     std::span<const std::uint64_t> ids;
     std::uint64_t begin = 0;
@@ -18,12 +17,12 @@ struct row_piece {
 /// Which of several neighbouring equal indices takes effect.
 enum class kept_duplicate : std::uint8_t { all, first, last };
 
-/// Copies rows from a table to their places in a buffer. Stores bypass the caches, as the buffer is read by
-/// the copy engine. One thread's work.
+/// Copies rows from a table to their places in a buffer, on the calling thread. Stores bypass the caches,
+/// because the copy engine reads the buffer.
 void gather_on_cpu(const std::byte* table, const row_piece& rows, kept_duplicate which,
                    std::byte* buffer) noexcept;
 
-/// Copies rows from their places in a buffer to a table, also past the caches.
+/// Copies rows from their places in a buffer to a table. Stores bypass the caches.
 void scatter_on_cpu(std::byte* table, const row_piece& rows, kept_duplicate which,
                     const std::byte* buffer) noexcept;
 

@@ -48,7 +48,7 @@ row_table::row_table(std::shared_ptr<const row_source> source)
         throw unsupported(fmt::format("rows cannot be taken from {} by their addresses: it {}", description_,
                                       why.empty() ? "is not mapped in one piece" : why));
     }
-    data_ = const_cast<std::byte*>(extents[0].data);  // not writable: nothing here writes
+    data_ = const_cast<std::byte*>(extents[0].data);  // not writable: nothing writes through this
 }
 
 row_table::row_table(std::span<std::byte> rows, std::uint64_t row_size_bytes, pinflow::dtype element,

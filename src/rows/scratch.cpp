@@ -12,14 +12,14 @@ pinned_scratch::~pinned_scratch() {
         try {
             each.used_.synchronize();
         } catch (const error&) {
-            return;  // nothing runs any more on a device that has failed
+            return;  // a failed device runs nothing any more
         }
     }
 }
 
 pinned_scratch::block& pinned_scratch::take(std::uint64_t size_bytes) {
     constexpr std::uint64_t min_bytes = 4096;
-    block* best = nullptr;  // the smallest: a large one may be asked for next
+    block* best = nullptr;  // the smallest that fits, to keep large blocks for later
     for (block& each : blocks_) {
         if (each.taken_ || each.memory_.size_bytes() < size_bytes) continue;
         if (best != nullptr && best->memory_.size_bytes() <= each.memory_.size_bytes()) continue;

@@ -12,14 +12,14 @@
 
 namespace pinflow::detail {
 
-/// Page-locked blocks for what travels with a call: indices, errors. A block is used again once the streams
-/// that used it have passed. For one thread at a time.
+/// Page-locked blocks for the indices and errors of calls. A block is reused once the streams that used it
+/// have passed. For one thread at a time.
 class pinned_scratch {
  public:
     explicit pinned_scratch(pinflow::device device) : device_(device) {}
     pinned_scratch(const pinned_scratch&) = delete;
     pinned_scratch& operator=(const pinned_scratch&) = delete;
-    /// Waits until the streams have passed what they use.
+    /// Waits until the streams no longer use the blocks.
     ~pinned_scratch();
 
     class block {
@@ -35,11 +35,12 @@ class pinned_scratch {
         bool taken_ = false;
     };
 
-    /// A block of at least `size_bytes` that is the caller's until `give_back`. @throws device_error.
+    /// Takes a block of at least `size_bytes`. The caller owns it until `give_back`.
+    /// @throws device_error.
     block& take(std::uint64_t size_bytes);
-    /// The block may be taken again when `stream` has come this far.
+    /// Returns a block. It is reused once `stream` has completed the work enqueued so far.
     void give_back(block& used, stream_view stream);
-    /// The block is used by nobody any more.
+    /// Returns a block that no stream uses any more.
     static void give_back(block& used) noexcept { used.taken_ = false; }
 
  private:
@@ -50,16 +51,18 @@ class pinned_scratch {
 /// One piece of device memory, cut into parts for one call.
 class device_scratch {
  public:
-    /// Adds a part of so many bytes, aligned to 256, before `allocate`. @return its number.
+    /// Adds a part of `size_bytes`, aligned to 256 bytes. Must be called before `allocate`.
+    /// @return its number.
     std::size_t add(std::uint64_t size_bytes);
-    /// Takes the memory, in the order of `stream`. @throws device_error.
+    /// Allocates the memory, in the order of `stream`.
+    /// @throws device_error.
     void allocate(stream_view stream);
     std::byte* part(std::size_t number) const noexcept { return memory_.data() + offsets_[number]; }
     template <typename Value>
     Value* part_as(std::size_t number) const noexcept {
         return reinterpret_cast<Value*>(part(number));
     }
-    /// Gives it back once `stream` has come this far.
+    /// Frees the memory once `stream` has completed the work enqueued so far.
     void release(stream_view stream);
 
  private:

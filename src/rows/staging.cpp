@@ -16,8 +16,8 @@ staging_ring::staging_ring(pinflow::device device, std::uint64_t buffer_bytes, u
     buffers_.reserve(buffers);
     for (unsigned i = 0; i < buffers; ++i) {
         const buffer& added = buffers_.emplace_back(device, buffer_bytes, copies_, cpu_[i % cpu_.size()]);
-        // what a scatter leaves out, equal rows or those of a refused call, is copied to the host too, though
-        // nobody looks at it
+        // zeroed, because a scatter also copies unwritten rows to the host: equal rows, and rows of a refused
+        // call
         device.backend().fill_zero(added.on_device.data(), buffer_bytes, copies().native_handle());
     }
 }

@@ -11,13 +11,13 @@
 
 namespace pinflow::detail {
 
-/// Page-locked buffers through which rows pass piece by piece: the CPU works on some while the copy engine
-/// works on others. The CPU's work are host functions on two streams in turn: while one function has ended
-/// and the next of its stream has not begun, that of the other stream continues (a fifth faster than one
-/// stream: samples/bench/RESULTS.md). For one thread at a time.
+/// Page-locked buffers through which rows pass piece by piece. The CPU works on some while the copy engine
+/// works on others. The CPU's work runs as host functions on two streams in turn, so that one stream is busy
+/// during the gap between two functions of the other. Two streams are a fifth faster than one
+/// (samples/bench/RESULTS.md). For one thread at a time.
 class staging_ring {
  public:
-    /// `buffer_bytes` each, and as much device memory beside it, zero at first.
+    /// Allocates buffers of `buffer_bytes`, each with as much device memory, which is zero at first.
     staging_ring(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers);
     staging_ring(const staging_ring&) = delete;
     staging_ring& operator=(const staging_ring&) = delete;
@@ -26,16 +26,16 @@ class staging_ring {
 
     std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
     stream_view copies() const noexcept { return copies_; }
-    /// All of them.
+    /// All streams of the ring.
     std::array<stream_view, 3> streams() const noexcept { return {cpu_[0], cpu_[1], copies_}; }
 
-    /// All streams continue only after what is enqueued on `user` so far.
+    /// Makes all streams wait for the work enqueued on `user` so far.
     void begin_after(stream_view user);
-    /// Those of the CPU do, after what `event` was recorded behind.
+    /// Makes the streams of host functions wait for `event`.
     void cpu_waits_for(const event& event);
-    /// `user` continues only after what is enqueued on all of them.
+    /// Makes `user` wait for the work enqueued on all streams of the ring.
     void end_before(stream_view user);
-    /// Whether nothing is enqueued that has not passed.
+    /// Whether all enqueued work is done.
     bool done() const;
 
     struct buffer {
@@ -47,16 +47,16 @@ class staging_ring {
               free(device) {}
         pinned_buffer host;
         device_buffer on_device;
-        stream_view cpu;  ///< whose host functions work on this buffer
-        event filled;     ///< by whichever stream comes first
-        event free;       ///< by the other one
+        stream_view cpu;  ///< the stream whose host functions work on this buffer
+        event filled;     ///< recorded by the stream that writes the buffer
+        event free;       ///< recorded by the stream that reads it
     };
     /// The next buffer. The stream that fills it must wait for `free` first.
     buffer& next() { return buffers_[next_++ % buffers_.size()]; }
 
  private:
     std::uint64_t buffer_bytes_;
-    std::vector<buffer> buffers_;  // they go after the streams that use them
+    std::vector<buffer> buffers_;  // destroyed after the streams that use them
     std::size_t next_ = 0;
     std::array<stream, 2> cpu_;
     stream copies_;
@@ -71,13 +71,14 @@ class staging_rings {
     staging_rings(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers)
         : device_(device), buffer_bytes_(buffer_bytes), buffers_(buffers) {}
 
-    /// The ring that `stream` used last, one that nobody uses any more, or another one. @throws device_error.
+    /// Returns the ring that `stream` used last, otherwise an idle ring, otherwise a new one.
+    /// @throws device_error.
     staging_ring& take(stream_view stream);
 
  private:
     struct ring {
         std::unique_ptr<staging_ring> buffers;
-        void* stream;  ///< that used it last
+        void* stream;  ///< the stream that used it last
     };
 
     pinflow::device device_;

@@ -15,7 +15,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Thread blocks: few, so that rows in flight are neighbours and most multiprocessors are free for others.
+/// The default number of thread blocks: few, so that rows in flight are neighbours and most SMs stay free for
+/// other kernels.
 unsigned usual_blocks(const call_facts& call, const link_profile& profile) {
     if (!call.is_aligned) return busy_blocks(call, profile);
     if (call.is_scatter && call.table_bytes > profile.large_table_bytes) return busy_blocks(call, profile);
@@ -23,7 +24,7 @@ unsigned usual_blocks(const call_facts& call, const link_profile& profile) {
     return is_long ? profile.long_gather_blocks : profile.gather_blocks;
 }
 
-/// Which arrays are held: small ones of files, beside a larger one, the smallest first.
+/// Chooses the arrays to hold: small arrays of files beside a larger one, the smallest first.
 std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_facts> arrays,
                               const link_profile& profile) {
     const auto size_of = [&](std::size_t i) { return saturated(arrays[i].row_bytes, arrays[i].row_count); };
@@ -32,14 +33,14 @@ std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_
     std::ranges::sort(by_size, [&](std::size_t a, std::size_t b) {
         return size_of(a) != size_of(b) ? size_of(a) > size_of(b) : a < b;
     });
-    by_size.erase(by_size.begin());  // the largest is what is streamed
+    by_size.erase(by_size.begin());  // the largest array is streamed
     std::uint64_t left = profile.max_held_bytes;
-    // what a limit leaves is for slots first
+    // with a memory limit, most of the memory is for slots
     if (sample.memory_bytes != 0) left = std::min(left, sample.memory_bytes / 4);
     std::vector<bool> held(arrays.size(), false);
     for (const std::size_t i : by_size | std::views::reverse) {
         if (!arrays[i].is_file_backed || size_of(i) > left) continue;
-        if (arrays[i].bytes_left < size_of(i) / 8) continue;  // most of it would be read for nothing
+        if (arrays[i].bytes_left < size_of(i) / 8) continue;  // most of its rows would never be delivered
         held[i] = true;
         left -= size_of(i);
     }
@@ -61,7 +62,8 @@ std::string why_not(transfer how, const sample_facts& sample, const array_facts&
     return {};
 }
 
-/// How pages are registered while their rows are delivered; nothing if that is not worth it.
+/// Plans how pages are registered while their rows are delivered.
+/// @return nothing if registration is not worth it.
 std::optional<registration> plan_registration(const sample_facts& sample, const array_facts& array,
                                               const link_profile& profile) {
     const auto size_bytes = static_cast<double>(saturated(array.row_bytes, array.row_count));
@@ -72,12 +74,12 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
     // at the same time
     if (!comes_again && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
     if (!sample.is_in_order) {
-        // a row lies anywhere: registering helps once about half of the pages are there
+        // in random order, registration helps once about half of the pages are registered
         const bool is_over_before = bytes_left / stage_gbps < size_bytes / profile.register_gbps / 2;
         if (is_over_before) return std::nullopt;
         return registration{};
     }
-    // pieces are registered ahead of the reader; those that are late are staged
+    // pieces are registered ahead of the reader; pieces that are late are staged
     const bool is_awaited = sample.cores <= profile.registering_cores;
     return registration{.is_awaited = is_awaited,
                         .registers_rest = is_awaited || comes_again,
@@ -105,7 +107,7 @@ transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array)
         "the host device needs one copy, by pread into the slot, as the fault guard is not installed");
 }
 
-/// How many rows lie one after the other, on average. Batches and extents end at different rows.
+/// The average number of contiguous rows. Batches and extents end at different rows.
 std::uint64_t rows_together(const sample_facts& sample, const array_facts& array) {
     if (!sample.is_in_order) return 1;
     if (array.extent_count <= 1) return std::min(sample.batch_rows, array.row_count);
@@ -210,7 +212,7 @@ bool is_awaited(bool on_host, std::uint64_t group_bytes, const link_profile& pro
 
 namespace {
 
-/// The parts of a route, with what the options set.
+/// The plan for a route, with the settings of the options.
 transfer_plan plan_of(row_route route, bool sorted, const call_facts& call, const link_profile& profile,
                       std::string reason = {}) {
     const unsigned blocks = call.blocks != 0 ? call.blocks : usual_blocks(call, profile);
@@ -224,7 +226,7 @@ transfer_plan plan_of(row_route route, bool sorted, const call_facts& call, cons
     return plan;
 }
 
-/// Whether rows are sorted by a route that nothing was measured for.
+/// Whether a route that was not measured sorts rows.
 bool sorts_unmeasured(row_route route, const call_facts& call, const link_profile& profile) {
     if (call.is_scatter || route == row_route::hybrid) return true;
     return route == row_route::direct && call.row_bytes < profile.min_long_bytes;
@@ -266,7 +268,7 @@ bool tries_staging(const call_facts& call, const link_profile& profile) noexcept
 std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_profile& profile) {
     std::vector<transfer_plan> plans{plan_of(row_route::direct, false, call, profile),
                                      plan_of(row_route::direct, true, call, profile)};
-    if (call.reads_file) return plans;  // nothing by the CPU, which it may be truncated under
+    if (call.reads_file) return plans;  // not by the CPU: it would fault if the file is truncated
     if (call.has_host_ids && call.row_bytes >= profile.min_copied_row_bytes)
         plans.push_back(plan_of(row_route::copy, false, call, profile));
     if (tries_staging(call, profile))
@@ -277,7 +279,7 @@ std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_
 transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps,
                                const link_profile& profile) {
     call_facts shared = call;
-    // the two share the link: each gets the part that it can do in the same time
+    // the two share the link: the shares are chosen so that both finish at the same time
     if (shared.staged_share == 0)
         shared.staged_share = std::clamp(staged_gbps / (kernel_gbps + staged_gbps), 0.1, 0.6);
     return plan_of(row_route::hybrid, true, shared, profile);
@@ -293,7 +295,7 @@ const rated_plan& fastest(std::span<const rated_plan> measured, const link_profi
 
 rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link,
                          const link_profile& profile) {
-    // both at once gained some percent at most, and is left out
+    // the hybrid route gained only some percent, so it is not considered
     const double direct = std::min(kernel_gbps * profile.scatter_of_direct, link);
     const double staged = std::min(staged_gbps * profile.scatter_of_staged, link);
     const bool stages = staged > direct * profile.min_gain;

@@ -10,69 +10,69 @@
 #include "src/rows/link_profile.hpp"
 #include "src/rows/transfer_plan.hpp"
 
-/// Decides how rows travel. Pure functions of facts: nothing here measures, or touches a device or a file.
-/// Every rule is in transfer_planner.cpp.
+/// Decides how rows travel, with pure functions of facts. Nothing here measures or accesses a device or a
+/// file. Every rule is in transfer_planner.cpp.
 namespace pinflow::detail {
 
 // ---- the arrays of a sample ------------------------------------------------------------------------------
 
-/// What is known of one array.
+/// Facts about one array.
 struct array_facts {
-    std::string name;  ///< as it begins a sentence: "'x.npy'"
+    std::string name;  ///< begins a message: "'x.npy'"
     std::uint64_t row_bytes = 0;
     std::uint64_t row_count = 0;
-    std::uint64_t bytes_left = 0;    ///< that this loader has still to deliver
-    std::uint64_t extent_count = 1;  ///< pieces that the rows lie in, without a gap within a piece; 0: none
+    std::uint64_t bytes_left = 0;    ///< bytes that this loader still has to deliver
+    std::uint64_t extent_count = 1;  ///< contiguous pieces that contain the rows; 0: none
     bool is_file_backed = false;
-    bool is_mapped = false;         ///< every row lies in the address space as it is delivered
+    bool is_mapped = false;         ///< every row is mapped in its delivered form
     bool is_partly_mapped = false;  ///< some do
-    bool is_decoded = false;        ///< only row_source::read_rows gives rows
-    bool has_files = false;         ///< every row can be read from a file as it is delivered
+    bool is_decoded = false;        ///< rows are available only through row_source::read_rows
+    bool has_files = false;         ///< every row can be read from a file in its delivered form
     bool has_any_file = false;      ///< some can
-    bool is_aligned = true;         ///< every row lies at a multiple of 16 bytes, and has such a size
-    std::string not_mapped_reason;  ///< the end of a sentence that begins with `name`
+    bool is_aligned = true;         ///< addresses and sizes of all rows are multiples of 16 bytes
+    std::string not_mapped_reason;  ///< the end of a message that begins with `name`
 };
 
-/// What is known of a sample and the machine.
+/// Facts about a sample and the machine.
 struct sample_facts {
     bool on_host = false;
-    bool is_in_order = false;                      ///< the rows of a batch follow each other
-    std::uint64_t batch_rows = 1;                  ///< of the largest batch
-    std::uint64_t epoch_batches = 1;               ///< in an epoch
+    bool is_in_order = false;                      ///< the rows of a batch are consecutive
+    std::uint64_t batch_rows = 1;                  ///< rows of the largest batch
+    std::uint64_t epoch_batches = 1;               ///< batches per epoch
     unsigned cores = 1;                            ///< threads that the loader may use
     bool is_guarded = false;                       ///< the fault guard is active
-    std::uint64_t memory_bytes = 0;                ///< that the loader may take; 0: the default
-    std::optional<transfer> asked = std::nullopt;  ///< by the route option
+    std::uint64_t memory_bytes = 0;                ///< memory that the loader may use; 0: the default
+    std::optional<transfer> asked = std::nullopt;  ///< the transfer that the route option asks for
 };
 
-/// One plan for each array, in their order. Of the arrays the largest is never held.
-/// @throws unsupported, with a sentence, if the transfer that was asked for cannot work.
+/// Makes one plan per array, in the order of the arrays. The largest array is never held.
+/// @throws unsupported if the requested transfer cannot work.
 std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<const array_facts> arrays,
                                        const link_profile& profile = {});
 
-/// Batches that are filled, copied and announced together, and the slots for that.
+/// The number of batches that are filled, copied and announced together, and the slots for them.
 struct group_plan {
-    unsigned batches = 1;    ///< at most, of one group
-    unsigned max_slots = 0;  ///< unless the caller says how many
+    unsigned batches = 1;    ///< the most batches of one group
+    unsigned max_slots = 0;  ///< unless the caller sets the number
 };
 group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
                        std::uint64_t batch_bytes, const link_profile& profile = {});
 
-/// What keeps the CPU busy at a time.
+/// The current work of the CPU.
 struct work_facts {
     bool copies = false;     ///< the CPU moves rows of some array
-    bool registers = false;  ///< pages are being registered beside it
+    bool registers = false;  ///< pages are being registered at the same time
 };
-/// Threads that the stages of a loader are run by.
+/// The number of threads that run the stages of a loader.
 unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile = {}) noexcept;
 
-/// Whether `next` waits on the calling thread for the data of groups of `group_bytes`, and not only on its
+/// Whether `next` blocks the calling thread for the data of groups of `group_bytes`, instead of only its
 /// stream.
 bool is_awaited(bool on_host, std::uint64_t group_bytes, const link_profile& profile = {}) noexcept;
 
 // ---- calls of a row exchange -----------------------------------------------------------------------------
 
-/// What is known of a call.
+/// Facts about a call.
 struct call_facts {
     bool is_scatter = false;
     bool on_host = false;
@@ -82,37 +82,37 @@ struct call_facts {
     std::uint64_t row_bytes = 0;
     std::uint64_t table_bytes = 0;
     std::uint64_t staging_buffer_bytes = 0;
-    std::string not_reached_reason;  ///< why the device cannot read the table where it lies; empty if it can
-    // what the options say
+    std::string not_reached_reason;  ///< why the device cannot read the table in place; empty if it can
+    // from the options
     row_route asked = row_route::automatic;
     unsigned blocks = 0;
     double staged_share = 0;
 };
 
-/// The plan for a call, if it takes no measurement.
+/// The plan for a call; nothing if the plan needs a measurement.
 std::optional<transfer_plan> plan_call(const call_facts& call, const link_profile& profile = {});
-/// For a call that could not be measured.
+/// The plan for a call that could not be measured.
 transfer_plan plan_unmeasured(const call_facts& call, std::string reason, const link_profile& profile = {});
 
-/// A plan and what it reached, in GB (1e9 bytes) a second.
+/// A plan and its rate in GB/s (1 GB is 1e9 bytes).
 struct rated_plan {
     transfer_plan plan;
     double gbps = 0;
 };
-/// Gathers that are worth measuring: two by kernel, of which the second is sorted, then others.
+/// The gather plans that are worth measuring: kernel unsorted, kernel sorted, then others.
 std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_profile& profile = {});
-/// Kernel and staging at once, by what each reached alone.
+/// The hybrid plan: kernel and staging at once, with shares by the rate that each reached alone.
 transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps,
                                const link_profile& profile = {});
-/// The first that is clearly faster than those before it.
+/// Chooses a plan. A later plan replaces an earlier one only if it is faster by `min_gain` of the profile.
 const rated_plan& fastest(std::span<const rated_plan> measured, const link_profile& profile = {});
 /// Chooses the transfer of a scatter from the measured throughput of sorted gathers, by kernel and staged.
-/// `link` is the throughput of rows in order, the upper limit of both. A rate of 0 means not measured.
+/// `link` is the throughput of rows in order, which limits both. A rate of 0 means not measured.
 rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link,
                          const link_profile& profile = {});
 /// Whether staging buffers of this size are worth measuring.
 bool tries_staging(const call_facts& call, const link_profile& profile = {}) noexcept;
-/// Thread blocks for kernels with more work for each byte than a copy: unaligned batches, and sums.
+/// Thread blocks for kernels that do more work per byte than a copy: unaligned batches and sums.
 unsigned busy_blocks(const call_facts& call, const link_profile& profile = {}) noexcept;
 
 }  // namespace pinflow::detail

@@ -125,7 +125,7 @@ TEST_CASE("contradicting sources: a table in memory needs memory") {
     CHECK_NOTHROW(row_table(std::span(nothing, 0), 16));
 }
 
-TEST_CASE("contradicting sources: what fits together is taken") {
+TEST_CASE("contradicting sources: consistent sources are accepted") {
     const auto source = std::make_shared<claimed_rows>();
     loader rows({source}, on_host());
     const auto first = rows.next();

@@ -105,7 +105,7 @@ constexpr std::array hidden_failures{
     hidden_failure{"cu", "pinned_memory::allocate", "memory that cannot be registered is allocated by CUDA"},
 };
 
-/// Creates an object in memory shared with child processes that are forked later. It is never unmapped.
+/// Creates an object in memory shared with children forked later. It is never unmapped.
 template <typename Object>
 Object& make_shared_object() {
     void* const memory =
@@ -153,7 +153,7 @@ class campaign {
         result_ = &make_shared_object<run_result>();
     }
 
-    /// Runs without faults: what a right run gives, and how many calls there are to fail.
+    /// Runs without faults: the right result, and the number of calls that can fail.
     struct baseline {
         file_map files;
         std::string printed;
@@ -365,7 +365,7 @@ class campaign {
             result.add_finding("it succeeded, though this failure is not declared as one that is hidden");
     }
 
-    /// In one piece, as other processes print too.
+    /// Prints in one piece, because other processes print, too.
     static void report(const scenario& what, const injection::target& target, const run_result& result) {
         std::string text = fmt::format(
             "FINDING {}: {}\n    {}{}{}, thread {}, number {}\n", what.name, result.finding.data(),

@@ -247,7 +247,7 @@ def digest_by_h5py(path, name):
 
 
 def fill_free_memory(fill):
-    """What malloc gives from now on has that byte in it, also the small blocks that it keeps at hand."""
+    """Fills memory that malloc returns from now on with that byte, including its cached small blocks."""
     C_LIBRARY.mallopt(M_PERTURB, ~fill & 255 if fill else 0)
     blocks = []
     for size in [size for size in range(24, 4096, 16) for _ in range(9)]:
@@ -258,7 +258,8 @@ def fill_free_memory(fill):
 
 
 def digest_now(path, name, limit, fill=0):
-    """The same by another process, whose memory has that byte in it. @return it, or why there is none."""
+    """Reads the same in another process, whose memory is filled with that byte. @return the result, or why
+    there is none."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -345,12 +346,12 @@ def by_library(settings, path, name):
 
 
 def made_up_by_h5py(settings, path, name):
-    """Whether what it reads depends on what its memory was filled with."""
+    """Whether the data read depends on the fill byte of the memory."""
     return len({digest_now(path, name, settings.limit, fill) for fill in FILLS}) > 1
 
 
 def check(settings, path, name, undamaged):
-    """@return what came of both commands, in a few words each."""
+    """@return the outcomes of both commands, in a few words each."""
     listing = run(settings.tool, settings.limit, "inspect", str(path))
     words = ["inspect: " + ("done" if isinstance(listing, dict) else kind_of_failure(listing))]
     dataset = listed(listing, name)

@@ -92,7 +92,7 @@ std::string_view name_of(call what) {
     return "call";
 }
 
-/// What such a call fails with most often; every second open with EMFILE.
+/// The most frequent error of such a call; every second open fails with EMFILE.
 int usual_error(call what, unsigned number) {
     switch (what) {
         case call::open:

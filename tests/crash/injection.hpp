@@ -30,7 +30,7 @@ struct target {
     bool cuda_only = false;   ///< calls of the system are neither counted nor made to fail
 };
 
-/// What happened in a process, in memory that it shares with the one that judges it.
+/// The events of a process, in memory shared with the process that judges it.
 struct record {
     std::array<std::atomic<unsigned>, max_threads> calls{};  ///< of each thread
     std::atomic<unsigned> thread_count = 0;
@@ -41,7 +41,8 @@ struct record {
     std::array<std::uint64_t, max_stacks> stacks{};
 };
 
-/// Records what this process calls and allocates and makes `what` fail, for its lifetime. One at a time.
+/// Records the calls and allocations of this process and makes `what` fail, during its lifetime. Only one
+/// object may exist at a time.
 class scope {
  public:
     scope(record& shared, const target& what);

@@ -9,7 +9,7 @@
 #   descriptors  ulimit -n, from where `--version` runs
 #   locked       ulimit -l, from 0 KiB
 #   processes    a pids cgroup of version 1, from 1
-# Without a MODE all of them. One that needs a cgroup that cannot be made here is skipped with a message.
+# Without a MODE, all modes run. A mode is skipped with a message if its cgroup cannot be made here.
 set -uo pipefail
 
 pinflow=$(realpath -- "${1:?usage: resource_limits.sh PINFLOW [STEPS] [MODE...]}")
@@ -95,8 +95,8 @@ limit() { :; }
 
 digest_of() { grep -o '"digest":"[0-9a-f]*"' "$1"; }
 
-# is_right ARGUMENTS...: whether the run gave the result of the first run of its kind, which it becomes if there is none. The
-# corpus runs without limits first.
+# is_right ARGUMENTS...: whether the result equals that of the first run of its kind. The first run sets it. The corpus
+# runs without limits first.
 is_right() {
     local key=$2 expected
     case $1 in
@@ -184,7 +184,7 @@ sweep_memory() {
     limit() { echo "$BASHPID" >"$group/cgroup.procs"; }
     make_large
     for ((step = 1; step <= steps; ++step)); do
-        # from the largest down, so that a short sweep has it
+        # from the largest down, so that a short sweep includes the largest
         local size_bytes
         size_bytes=$(between "$step" $((256 << 20)) $((16 << 20)))
         echo 0 >"$group/memory.force_empty"

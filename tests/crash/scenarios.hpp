@@ -15,12 +15,12 @@ struct scenario {
     std::string name;
     /// Reads the files of `inputs`, works in `outputs`, and prints to standard output.
     step run;
-    /// What has to lie in `outputs` before; made without faults.
+    /// Prepares `outputs`, without faults.
     step prepare = [](const std::filesystem::path&, const std::filesystem::path&) {};
     /// Whether a run that fails may have printed its result: what was streamed before a state could not be
     /// saved.
     bool prints_before_failing = false;
-    /// Whether its result tells of a failure that it hides: that an array cannot be mapped.
+    /// Whether its result reports a failure that does not stop it: that an array cannot be mapped.
     bool prints_hidden_failures = false;
     /// Whether it ends before all is delivered. Failures of reads ahead of the consumer are then not
     /// reported.
@@ -33,7 +33,7 @@ std::vector<scenario> all(const std::string& device);
 /// Writes the files that the scenarios read.
 void write_inputs(const std::filesystem::path& inputs);
 
-/// What a run has printed without what differs from run to run, such as times.
+/// The output of a run without parts that differ between runs, such as times.
 std::string comparable(const std::string& printed);
 
 }  // namespace scenarios

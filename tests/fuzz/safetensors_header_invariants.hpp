@@ -75,7 +75,7 @@ inline std::string broken_for(std::string_view bytes, std::uint64_t file_size_by
     }
 }
 
-/// The largest number below 2^61 that stands in a text: mostly where the data ends.
+/// The largest number below 2^61 in a text: usually the end of the data.
 inline std::uint64_t largest_number(std::string_view text) {
     constexpr std::uint64_t most = std::uint64_t{1} << 61;
     std::uint64_t largest = 0;
@@ -91,8 +91,8 @@ inline std::uint64_t largest_number(std::string_view text) {
     return largest;
 }
 
-/// The same for a file of exactly these bytes; and for the bytes as the JSON of a file whose length and data
-/// suit it, so that not every change of either makes the file a bad one.
+/// The same for a file of exactly these bytes, and for the bytes as the JSON of a file with matching length
+/// and data, so that not every mutation makes the file invalid.
 inline std::string broken_for(std::string_view bytes) {
     std::string broken = broken_for(bytes, bytes.size());
     if (!broken.empty()) return broken;

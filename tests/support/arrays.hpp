@@ -27,8 +27,7 @@ pinflow::array array_of(const std::vector<T>& elements, pinflow::shape_vector sh
     return {std::move(memory), pinflow::dtype::of<T>(), std::move(shape)};
 }
 
-/// Rows of `width` 64-bit words that all hold the row's number: what was delivered can be told from its
-/// content.
+/// Rows of `width` 64-bit words that all hold the row's number, so that a delivered row identifies itself.
 inline pinflow::array numbered_rows(std::uint64_t row_count, std::uint64_t width = 4) {
     std::vector<std::uint64_t> elements(row_count * width);
     for (std::size_t i = 0; i < elements.size(); ++i) {
@@ -52,7 +51,7 @@ inline void write_random_rows(const std::filesystem::path& path, std::uint64_t r
     writer.finish();
 }
 
-/// Streams what `loader` still has to give. @return the digest, computed on the loader's device.
+/// Streams the remaining batches of `loader`. @return the digest, computed on the loader's device.
 inline std::uint64_t digest_of(pinflow::loader& loader) {
     const pinflow::stream stream(loader.device());
     pinflow::digest digest(loader.device());

@@ -27,8 +27,7 @@ void on_each_device(Body body) {
     }
 }
 
-/// Holds whoever waits for it until it is opened; opens by itself at the end, so that a failed test does not
-/// hang.
+/// Blocks waiting threads until it is opened. The destructor opens it, so that a failed test does not hang.
 class gate {
  public:
     gate() = default;

@@ -15,7 +15,7 @@
 #include "devices.hpp"
 #include "pinflow/loader/loader.hpp"
 
-/// What a loader says is its limit, when one thing of a test's choice takes much longer than all others.
+/// The limit that a loader reports if one chosen step takes much longer than all others.
 
 namespace limits {
 
@@ -43,8 +43,8 @@ inline void compute_for(milliseconds time) {
     }
 }
 
-/// What takes this long for a batch is the limit, where all else takes microseconds: the first, unless the
-/// machine is so busy that threads wait as long for a core.
+/// A step that takes this long for a batch is the limit, as all others take microseconds. The first value
+/// suffices unless the machine is so busy that threads wait as long for a core.
 inline constexpr std::array<milliseconds, 3> slownesses{milliseconds(8), milliseconds(40), milliseconds(200)};
 inline constexpr std::uint64_t batch_rows = 10;
 inline constexpr std::uint64_t batch_count = 12;
@@ -77,8 +77,8 @@ inline bool is_limit(const pinflow::loader_report& report, std::string_view what
     return report.verdict().starts_with("the " + std::string(what) + " is the limit: ");
 }
 
-/// Checks that the verdict on what `run(slowness)` reports is `what`, for which half of the time or more was
-/// spent in `wait`.
+/// Checks that the verdict of the report of `run(slowness)` is `what`, and that `wait` is at least half of
+/// the time.
 template <typename Run>
 void check_limit(std::string_view what, std::chrono::nanoseconds pinflow::loader_report::* wait, Run run) {
     std::string verdicts;

@@ -21,8 +21,8 @@
 #include "pinflow/rows.hpp"
 #include "sanitized.hpp"
 
-/// Tables and batches of rows between sentinels, lists of row numbers, and what moving rows should give, by
-/// plain loops.
+/// Tables and batches of rows between sentinels, lists of row numbers, and the expected results of moving
+/// rows, by plain loops.
 
 inline constexpr std::array every_route{pinflow::row_route::automatic, pinflow::row_route::direct,
                                         pinflow::row_route::copy, pinflow::row_route::staged,
@@ -110,7 +110,7 @@ class guarded_rows {
     std::byte* data() const { return memory_.data() + begin_; }
     std::size_t size_bytes() const { return size_bytes_; }
 
-    /// What it holds now; whoever writes to it must have finished.
+    /// Its current content; all writers must have finished.
     std::vector<std::byte> content() const {
         std::vector<std::byte> copy;
         const auto rows = whole(copy).subspan(begin_, size_bytes_);
@@ -126,7 +126,7 @@ class guarded_rows {
     }
 
  private:
-    /// All of the memory: where it is when that is on the host, otherwise in `copy`.
+    /// All of the memory: in place if it is host memory, otherwise in `copy`.
     std::span<const std::byte> whole(std::vector<std::byte>& copy) const {
         if (device_.kind() == pinflow::device_kind::host) return {memory_.data(), memory_.size_bytes()};
         return copy = to_host(memory_.data(), memory_.size_bytes(), pinflow::stream(device_));

@@ -10,17 +10,17 @@
 
 namespace pinflow {
 
-/// What a file says of one array in it, before any of its data is touched.
+/// The description of one array in a file, from metadata alone.
 struct array_listing {
-    std::string name;                     ///< empty for the one array of a .npy file
-    std::optional<pinflow::dtype> dtype;  ///< empty when it cannot be opened
+    std::string name;                     ///< empty for the array of a .npy file
+    std::optional<pinflow::dtype> dtype;  ///< empty if it cannot be opened
     shape_vector shape;
     bool fortran_order = false;
     std::optional<std::uint64_t>
-        offset_bytes;              ///< where the data lies in the file, when it lies there as it is
+        offset_bytes;  ///< offset of the data; empty unless the file holds it uncompressed in one piece
     std::uint64_t size_bytes = 0;  ///< of the payload
     bool mappable = false;
-    /// One sentence: why it is mappable, why not, or why it cannot be opened at all.
+    /// One sentence: why the array is mappable, why it is not, or why it cannot be opened at all.
     std::string reason;
 };
 

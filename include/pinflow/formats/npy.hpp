@@ -13,64 +13,65 @@
 
 namespace pinflow {
 
-/// What the header of a .npy file says. The source of the format is numpy's "NPY format" enhancement proposal
-/// and numpy.lib.format.
+/// The contents of a .npy header. The source of the format is numpy's "NPY format" enhancement proposal and
+/// numpy.lib.format.
 struct npy_header {
     pinflow::dtype dtype;
     bool fortran_order = false;
     shape_vector shape;
-    /// Where the data begins: the size of magic, version, length and header text.
+    /// The offset of the data: the size of magic, version, length and header text.
     std::uint64_t data_offset_bytes = 0;
 };
 
-/// Parses a header, a pure function of the file's first bytes. `bytes` may be any prefix of the file that
-/// holds the whole header, and may continue past it; `file_size_bytes` is the size of the whole file, against
-/// which every length is checked before anything is allocated.
-/// @throws format_error (a message without the path) when the bytes are not a header that numpy would
-/// accept, and unsupported for pickled objects.
+/// Parses a header: a pure function of the file's first bytes. Checks every length against the file size
+/// before it allocates.
+/// @param bytes any prefix of the file that holds the whole header.
+/// @param file_size_bytes the size of the whole file.
+/// @throws format_error (a message without the path) if the bytes are not a header that numpy would accept.
+/// @throws unsupported for pickled objects.
 npy_header parse_npy_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
-/// The header's bytes, as numpy writes them: the oldest version that can hold it, padded so that the data
-/// begins at a multiple of `alignment_bytes` (a power of two from 16 to 8192; 64 is numpy's own). bfloat16
-/// and the 8-bit floats are written as `|V2` and `|V1`, as ml_dtypes does. Its size is the same for every
-/// length of the axis that can grow: the first one, or the last one in Fortran order.
-/// @throws invalid_argument for what numpy would not read, and for big-endian bfloat16.
+/// Formats a header as numpy does: in the oldest version that can hold it, padded so that the data begins at
+/// a multiple of `alignment_bytes` (a power of two from 16 to 8192; numpy uses 64). bfloat16 and the 8-bit
+/// floats are written as `|V2` and `|V1`, as ml_dtypes does. The header has the same size for every length of
+/// the axis that can grow: the first axis, or the last one in Fortran order.
+/// @throws invalid_argument for a header that numpy would not read, and for big-endian bfloat16.
 std::string format_npy_header(const pinflow::dtype& type, std::span<const std::uint64_t> shape,
                               bool fortran_order = false, std::uint64_t alignment_bytes = 64);
 
-/// Opens a .npy file (versions 1.0 to 3.0): reads the header and maps the data, which is not touched, so that
-/// this takes the same time for any size.
+/// Opens a .npy file (versions 1.0 to 3.0): reads the header and maps the data without reading it. The time
+/// does not depend on the size.
 /// @throws system_failure, format_error, unsupported; each message names the path.
 array open_npy(const std::filesystem::path& path);
 
-/// Writes an array as a .npy file, atomically: to an unnamed file in the same folder (a
-/// temporary one if the filesystem has no unnamed files), fsync, rename, fsync of the folder.
-/// A Fortran-order view is written in Fortran order, a view without either order in C order.
-/// @throws system_failure when the file cannot be written; what was at `path` is then still there.
+/// Writes an array as a .npy file, atomically: writes an unnamed file in the same folder (a temporary file if
+/// the filesystem has no unnamed files), then fsync, rename, and fsync of the folder. A Fortran-order view is
+/// written in Fortran order, a view in neither order in C order.
+/// @throws system_failure if the file cannot be written; an existing file at `path` is then unchanged.
 void write_npy(const std::filesystem::path& path, const array_view& view);
 
-/// Writes a .npy file whose elements arrive in pieces, atomically as write_npy. Not thread-safe. One that was
-/// moved from throws invalid_argument.
+/// Writes a .npy file whose elements arrive in pieces, atomically as write_npy. Not thread-safe. A moved-from
+/// writer throws invalid_argument.
 class npy_writer {
  public:
-    /// Begins a C-order file of that type and shape beside `path`.
+    /// Begins a C-order file of this type and shape in the folder of `path`.
     npy_writer(const std::filesystem::path& path, const pinflow::dtype& type, shape_vector shape,
                std::uint64_t alignment_bytes = 64);
-    /// Begins a C-order file of rows that are counted as they arrive, each of `row_shape`: `finish` writes
-    /// their number into the header, as the length of the first axis.
-    /// @throws invalid_argument when a row has no bytes, so that nothing could be counted.
+    /// Begins a C-order file of any number of rows of `row_shape`. `finish` writes the number of rows into
+    /// the header, as the length of the first axis.
+    /// @throws invalid_argument if a row has no bytes, since such rows cannot be counted.
     static npy_writer of_rows(const std::filesystem::path& path, const pinflow::dtype& type,
                               const shape_vector& row_shape, std::uint64_t alignment_bytes = 64);
     npy_writer(npy_writer&&) noexcept;
     npy_writer& operator=(npy_writer&&) noexcept;
-    /// Without `finish`, what was written is thrown away.
+    /// Discards the file unless `finish` has returned.
     ~npy_writer();
 
-    /// Appends elements; pieces may be cut anywhere. @throws invalid_argument past the size that the shape
-    /// promises.
+    /// Appends elements; a piece may end within an element.
+    /// @throws invalid_argument for more bytes than the shape has.
     void write(std::span<const std::byte> bytes);
-    /// Makes the file durable under its name. @throws invalid_argument when bytes are missing, of the shape
-    /// or of the last row; system_failure.
+    /// Makes the file durable under its name.
+    /// @throws invalid_argument if bytes of the shape or of the last row are missing; system_failure.
     void finish();
 
  private:

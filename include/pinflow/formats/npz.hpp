@@ -15,48 +15,50 @@
 
 namespace pinflow {
 
-/// The arrays of a .npz file (a zip of .npy members), in the order of its directory, under their names
-/// without ".npy". Reads the directory and each member's .npy header, of a deflated member no more than that.
-/// What is wrong with one member (it is no array, damaged, encrypted, or compressed in a way that pinflow
-/// does not know) is the reason in its listing. The source of the format is PKWARE's APPNOTE.TXT 6.3.
-/// @throws system_failure, format_error for what is wrong with the archive (no directory, entries that lie
-/// outside the file or overlap, names that are absolute or lead upwards, two members of one name, bytes
-/// before or behind it); each message names the path.
+/// Lists the arrays of a .npz file (a zip of .npy members), in the order of its directory, by their names
+/// without ".npy". Reads only the directory and each member's .npy header. If a member is no array, is
+/// damaged or encrypted, or uses an unknown compression method, its listing has the reason. The source of the
+/// format is PKWARE's APPNOTE.TXT 6.3.
+/// @throws format_error for a damaged archive: no directory, entries that are outside the file or overlap,
+/// names that are absolute or lead upwards, two members of one name, bytes before or after the archive.
+/// @throws system_failure. Each message names the path.
 std::vector<array_listing> list_npz(const std::filesystem::path& path);
 
-/// Opens one array; `name` may end in ".npy". A stored member is mapped where it lies; a deflated one is
-/// inflated into memory of the process's own, never more than its header promises, and its CRC-32 checked.
-/// (The CRC of a mapped member is not checked, since that would read it: see `pinflow verify`.)
-/// @throws invalid_argument when there is no such member; what list_npz throws; unsupported; format_error for
-/// a member whose size or CRC-32 is wrong.
+/// Opens one array; `name` may end in ".npy". A stored member is mapped in place. A deflated member is
+/// inflated into the process's own memory, never beyond the size in its header, and its CRC-32 is checked.
+/// The CRC-32 of a mapped member is not checked, since that would read all of it (`pinflow verify` checks
+/// it).
+/// @throws invalid_argument if there is no such member.
+/// @throws format_error for a member whose size or CRC-32 is wrong.
+/// @throws unsupported; what list_npz throws.
 array open_npz(const std::filesystem::path& path, std::string_view name);
 
-/// Opens several, the deflated ones side by side on all cores. In the order of `names`.
+/// Opens several arrays, in the order of `names`; inflates deflated members in parallel on all cores.
 std::vector<array> open_npz(const std::filesystem::path& path, std::span<const std::string> names);
 inline std::vector<array> open_npz(const std::filesystem::path& path,
                                    std::initializer_list<const char*> names) {
     return open_npz(path, std::vector<std::string>(names.begin(), names.end()));
 }
 
-/// Writes a .npz file of stored (not compressed) members, each array's data beginning at a multiple of 4096
-/// so that it can be mapped; atomically, as write_npy. numpy reads it, and so does unzip. zip64 where sizes
-/// need it. Not thread-safe. A moved-from writer throws invalid_argument.
+/// Writes a .npz file of stored (uncompressed) members, atomically as write_npy. The data of each array
+/// begins at a multiple of `alignment_bytes`, so that it can be mapped. numpy and unzip can read the file; it
+/// uses zip64 if sizes need it. Not thread-safe. A moved-from writer throws invalid_argument.
 class npz_writer {
  public:
     explicit npz_writer(const std::filesystem::path& path, std::uint64_t alignment_bytes = 4096);
     npz_writer(npz_writer&&) noexcept;
     npz_writer& operator=(npz_writer&&) noexcept;
-    /// Without `finish`, what was written is thrown away.
+    /// Discards the file unless `finish` has returned.
     ~npz_writer();
 
-    /// Begins the member `name`.npy, a C-order array; the one before must be complete.
-    /// @throws invalid_argument for a name that is empty, taken, absolute or leads upwards.
+    /// Begins the member `name`.npy, a C-order array. The member before must be complete.
+    /// @throws invalid_argument for a name that is empty, already used, absolute, or leads upwards.
     void begin(std::string_view name, const pinflow::dtype& type, const shape_vector& shape);
-    /// Appends elements of the member begun last; pieces may be cut anywhere. @throws invalid_argument past
-    /// the size that the shape promises.
+    /// Appends elements to the current member; a piece may end within an element.
+    /// @throws invalid_argument for more bytes than the shape has.
     void write(std::span<const std::byte> bytes);
-    /// Writes the directory and makes the file durable under its name. @throws invalid_argument when bytes
-    /// are missing, system_failure.
+    /// Writes the directory and makes the file durable under its name.
+    /// @throws invalid_argument if bytes are missing; system_failure.
     void finish();
 
  private:

@@ -29,67 +29,69 @@ struct safetensors_entry {
     friend bool operator==(const safetensors_entry&, const safetensors_entry&) = default;
 };
 
-/// What the header of a safetensors file says. The source of the format is the README of
-/// huggingface/safetensors.
+/// The contents of a safetensors header. The source of the format is the README of huggingface/safetensors.
 struct safetensors_header {
     std::vector<safetensors_entry> tensors;       ///< in the order of their data; empty ones by name
     std::map<std::string, std::string> metadata;  ///< "__metadata__"
 };
 
-/// Parses a header, a pure function of the file's first bytes. `bytes` may be any prefix of the file that
-/// holds the whole header, `file_size_bytes` is the size of the whole file, against which every length is
-/// checked before anything is allocated.
-/// @throws format_error (a message without the path) for anything that the reference implementation rejects:
-/// holes, overlaps, sizes that do not fit shape and type, unknown types, invalid JSON, a header above 100 MB.
-/// Also for headers that it accepts against its own specification: two tensors of one name, two texts of
-/// one name in "__metadata__", a header that does not begin with '{', a tensor described by a list.
-/// Also for shapes of more than 64 axes, or of 2^61 bytes or more (a length of 0 counts as 1).
+/// Parses a header: a pure function of the file's first bytes. Checks every length against the file size
+/// before it allocates.
+/// @param bytes any prefix of the file that holds the whole header.
+/// @param file_size_bytes the size of the whole file.
+/// @throws format_error (a message without the path) for every header that the reference implementation
+/// rejects: holes, overlaps, sizes that do not fit shape and type, unknown types, invalid JSON, a header
+/// above 100 MB. Also for headers that it accepts although its specification forbids them: two tensors of one
+/// name, two texts of one name in "__metadata__", a header that does not begin with '{', a tensor described
+/// by a list. Also for shapes of more than 64 axes, or of 2^61 bytes or more (a length of 0 counts as 1).
 safetensors_header parse_safetensors_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
-/// The tensors of a file, in the order of their data; one of a type that pinflow lacks (F4, F6_E2M3, F8_E8M0,
-/// ...) is listed with that reason. @throws system_failure, format_error; each message names the path.
+/// Lists the tensors of a file, in the order of their data. A tensor of a type that pinflow lacks (F4,
+/// F6_E2M3, F8_E8M0, ...) is listed with that reason.
+/// @throws system_failure, format_error; each message names the path.
 std::vector<array_listing> list_safetensors(const std::filesystem::path& path);
 
-/// Opens one tensor, mapped where it lies. @throws invalid_argument when there is none of that name;
-/// unsupported for a type that pinflow lacks; as above.
+/// Opens one tensor, mapped in place.
+/// @throws invalid_argument if there is no tensor of that name.
+/// @throws unsupported for a type that pinflow lacks; what list_safetensors throws.
 array open_safetensors(const std::filesystem::path& path, std::string_view name);
 
-/// Opens several, having read the header once. In the order of `names`.
+/// Opens several tensors, in the order of `names`; reads the header once.
 std::vector<array> open_safetensors(const std::filesystem::path& path, std::span<const std::string> names);
 inline std::vector<array> open_safetensors(const std::filesystem::path& path,
                                            std::initializer_list<const char*> names) {
     return open_safetensors(path, std::vector<std::string>(names.begin(), names.end()));
 }
 
-/// Writes a safetensors file whose tensors' elements arrive in pieces; atomically, as write_npy. Not
-/// thread-safe. A moved-from writer throws invalid_argument.
+/// Writes a safetensors file whose elements arrive in pieces, atomically as write_npy. Not thread-safe. A
+/// moved-from writer throws invalid_argument.
 class safetensors_writer {
  public:
-    /// A tensor to come: C order, little-endian.
+    /// A tensor to be written: C order, little-endian.
     struct tensor {
         std::string name;
         pinflow::dtype dtype;
         shape_vector shape;
     };
 
-    /// Begins a file of these tensors, in this order. The first one's data begins at a multiple of
-    /// `alignment_bytes` (the header is padded with spaces); the others follow without gaps, as the format
-    /// demands, so that one behind a smaller type may be misaligned: put larger types first.
+    /// Begins a file of these tensors, in this order. The data of the first tensor begins at a multiple of
+    /// `alignment_bytes` (the header is padded with spaces). The others follow without gaps, as the format
+    /// demands. A tensor after one of a smaller type may therefore be misaligned: put larger types first.
     /// @throws invalid_argument for two tensors of one name, names that are not UTF-8, types that the format
-    /// lacks, big-endian ones, and an alignment that is not a power of two from 8 to 2 MiB.
+    /// lacks, big-endian types, and an alignment that is not a power of two from 8 to 2 MiB.
     safetensors_writer(const std::filesystem::path& path, std::span<const tensor> tensors,
                        const std::map<std::string, std::string>& metadata = {},
                        std::uint64_t alignment_bytes = 4096);
     safetensors_writer(safetensors_writer&&) noexcept;
     safetensors_writer& operator=(safetensors_writer&&) noexcept;
-    /// Without `finish`, what was written is thrown away.
+    /// Discards the file unless `finish` has returned.
     ~safetensors_writer();
 
-    /// Appends elements, one tensor after the other; pieces may be cut anywhere. @throws invalid_argument
-    /// past the end.
+    /// Appends elements, one tensor after the other; a piece may end anywhere.
+    /// @throws invalid_argument past the end.
     void write(std::span<const std::byte> bytes);
-    /// Makes the file durable under its name. @throws invalid_argument when bytes are missing,
-    /// system_failure.
+    /// Makes the file durable under its name.
+    /// @throws invalid_argument if bytes are missing; system_failure.
     void finish();
 
  private:

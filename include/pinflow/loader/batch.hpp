@@ -19,9 +19,9 @@ class digest;
 
 /// Some samples on a device, leased: the memory is not reused until the lease has ended and the consumer's
 /// streams have passed it. Move-only; may be handed to another thread and may outlive its loader. The lease
-/// ends with `release` or the destructor, neither of which waits: what is enqueued by then on the streams
-/// named to `loader::next` and `used_on` is waited for by the loader, not by the caller. These streams must
-/// live until the lease ends, and may be destroyed then.
+/// ends with `release` or the destructor. Neither waits: before it reuses the slot, the loader waits for the
+/// work enqueued by then on the streams given to `loader::next` and `used_on`. These streams must live until
+/// the lease ends, and may be destroyed then.
 class batch {
  public:
     batch(batch&&) noexcept;
@@ -30,10 +30,10 @@ class batch {
     batch& operator=(const batch&) = delete;
     ~batch();
 
-    /// Samples in this batch: the loader's batch size, or less at the end of an epoch. 0, as all counts, once
+    /// Samples in this batch: the loader's batch size, or less at the end of an epoch. All counts are 0 once
     /// released.
     std::uint64_t row_count() const noexcept;
-    /// Arrays of a sample.
+    /// The number of arrays in a sample.
     std::size_t array_count() const noexcept;
     /// The rows of array `index`: C order, little-endian, shape (row_count, ...), at addresses of the
     /// loader's device. Valid while the lease lasts. @throws invalid_argument when there is no such array.
@@ -48,7 +48,7 @@ class batch {
         check_on_host(index);
         return {(*this)[index].template as<T>(), static_cast<std::size_t>((*this)[index].size())};
     }
-    /// Which rows of the sources these are, in the order they lie here; host memory.
+    /// The row numbers of the samples in the sources, in the order of the samples; in host memory.
     std::span<const std::uint64_t> row_ids() const noexcept;
     /// The epoch, counted from 0.
     std::uint64_t epoch() const noexcept;
@@ -65,8 +65,9 @@ class batch {
     /// device_error in a process forked later.
     loader_state state() const;
 
-    /// Names a further stream that reads this batch: it waits for the data, and the slot will wait for it.
-    /// The stream must outlive the lease. @throws invalid_argument for a stream of another device.
+    /// Names a further stream that reads this batch. The stream waits for the data, and the slot is not
+    /// reused before the stream has passed the end of the lease. The stream must outlive the lease.
+    /// @throws invalid_argument for a stream of another device.
     void used_on(stream_view stream);
     /// Ends the lease; the batch is empty afterwards. Does not wait.
     void release() noexcept;
@@ -77,7 +78,7 @@ class batch {
  private:
     void check_on_host(std::size_t index) const;
 
-    friend class digest;  // which reads views of files under the fault guard
+    friend class digest;  // reads views of files under the fault guard
 
     std::unique_ptr<detail::slot_lease> lease_;
 };

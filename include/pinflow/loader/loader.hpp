@@ -21,71 +21,72 @@ namespace pinflow {
 struct loader_options {
     pinflow::device device = pinflow::device::best();
     std::uint64_t batch_rows = 64;
-    /// sequential, shuffled or windowed; the others are given as `sampler`.
+    /// sequential, shuffled or windowed. For any other order, set `sampler`.
     pinflow::order order = order::sequential;
     std::uint64_t seed = 0;
-    /// Of the windowed order. 0: 64 MiB of samples.
+    /// Window of the windowed order, in rows. 0: 64 MiB of samples.
     std::uint64_t window_rows = 0;
-    /// Any order, made for as many rows as the sources have. If it is set, `order`, `seed` and
+    /// Any order, for the row count of the sources. If it is set, `order`, `seed` and
     /// `window_rows` must keep their defaults.
     std::optional<pinflow::sampler> sampler = std::nullopt;
     /// Epochs in total, including those delivered before `resume_from`.
     std::uint64_t epochs = 1;
-    /// The most steps to deliver, counted from where the loader begins. A step in which this rank has no
-    /// batch counts as well, so that all ranks end at the same position.
+    /// The maximum number of steps to deliver, counted from where the loader begins. A step in which this
+    /// rank has no batch counts as well, so that all ranks end at the same position.
     std::optional<std::uint64_t> max_batches = std::nullopt;
     /// The part of each epoch that this loader delivers.
     pinflow::shard shard = {};
     pinflow::tail tail = tail::partial;
-    /// Where to continue, from batch::state or loader::state; without it, at the beginning. The order and its
-    /// seed and window must be those of the state, and the data the same; everything else may differ. With
-    /// the same batch size, shard and tail the same batches come as without an interruption; with others the
-    /// same samples.
+    /// Where to continue, from batch::state or loader::state. If empty, the loader begins at the beginning.
+    /// The order, its seed and window, and the data must be those of the state; everything else may differ.
+    /// With the same batch size, shard and tail, the loader delivers the same batches as without an
+    /// interruption; otherwise the same samples.
     std::optional<loader_state> resume_from = std::nullopt;
     pinflow::route route = route::automatic;
     /// Upper bound on the memory of all slots, in bytes.
     /// 0 means 1 GiB, or half of the memory that is left (machine, cgroup, `ulimit -v`) if that is less.
-    /// The default always allows two slots if they fit into what is left. If `slots` is given, that decides.
-    /// If rows may be staged for a GPU, each slot also has a pinned side of the same size on the host.
+    /// The default always allows two slots if they fit into the memory that is left. If `slots` is set, it
+    /// decides. If rows may be staged for a GPU, each slot also has a pinned staging buffer of the same size.
     std::uint64_t memory_bytes = 0;
-    /// Batches that can exist at once, being filled, waiting or leased; at least 2. 0: by memory, from 2 to
-    /// 8, fewer if memory is short (loader_report::slots_reason). Small batches are filled in groups: then up
-    /// to 256, but at most the batches of an epoch.
+    /// The number of batches that can exist at once (being filled, ready or leased); at least 2. 0 chooses 2
+    /// to 8 by memory, fewer if memory is short (loader_report::slots_reason). Small batches are filled in
+    /// groups: then up to 256 slots, but at most the batches of an epoch.
     unsigned slots = 0;
     /// Threads that gather rows. 0 means one for each core, fewer if memory is short.
     /// A number above the core count raises oneTBB's limit for the process while the loader lives.
     /// If the system starts fewer, the loader works with those; see loader_report::threads_reason.
     unsigned threads = 0;
     /// Upper bound on the memory that pinflow registers with CUDA in this process, as
-    /// pin_options::budget_bytes. What does not fit takes the staged route.
+    /// pin_options::budget_bytes. Rows that do not fit take the staged route.
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
 };
 
-/// Delivers the rows of one or several sources as batches on a device, ahead of the consumer, in memory that
-/// is bounded by the slots. A pipeline (sample, gather, copy, deliver) runs on threads of its own from
-/// construction on.
+/// Delivers the rows of one or several sources as batches on a device, ahead of the consumer. The slots bound
+/// its memory. From construction on, a pipeline (sample, gather, copy, deliver) runs on its own threads.
 ///
-/// The loader keeps its sources alive. A batch keeps what it needs of the loader and the sources, so that it
-/// may outlive both. Memory that a source only borrows (row_extent::data without an owner) must outlive the
-/// loader and its batches.
+/// The loader keeps its sources alive. A batch keeps the parts of the loader and the sources that it needs
+/// alive, so that it may outlive both. Memory that a source only borrows (row_extent::data without an owner)
+/// must outlive the loader and its batches.
 ///
-/// `next` may be called from several threads. The destructor stops the pipeline wherever it is;
-/// leased batches stay valid. It does not wait for the consumer's streams (on a GPU of less than 10 GiB,
-/// where pinflow has no CUDA context of its own for page-locked memory, CUDA does). In a process forked
-/// later, a loader cannot be used: `next` says so, and the destructor leaves everything as it is. One that
-/// was moved from delivers nothing: `next`, `report` and `state` throw invalid_argument, counts are 0.
+/// `next` may be called from several threads. The destructor stops the pipeline at any point; leased batches
+/// stay valid. It does not wait for the consumer's streams. (On a GPU of less than 10 GiB, pinflow has no
+/// CUDA context of its own for page-locked memory, and CUDA waits.) In a process forked later, a loader
+/// cannot be used: `next` throws, and the destructor leaves everything as it is. A moved-from loader delivers
+/// nothing: `next`, `report` and `state` throw invalid_argument, and counts are 0.
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal.
     /// The first loader on a CUDA device whose rows a kernel gathers loads the kernels. CUDA may wait for all
     /// of the device's streams then.
-    /// @throws invalid_argument for options that contradict each other or the sources; state_mismatch for a
-    /// state of other data or of another order; unsupported for a route that cannot work here; data_changed
-    /// if pages that a route needs cannot be registered because their file has changed; device_error;
-    /// system_failure if the slots or threads take more memory than the machine and its cgroup have left;
-    /// where there is a state, what reading some rows throws.
+    /// @throws invalid_argument for options that contradict each other or the sources.
+    /// @throws state_mismatch for a state of other data or of another order.
+    /// @throws unsupported for a route that cannot work here.
+    /// @throws data_changed if pages that a route needs cannot be registered because their file has changed.
+    /// @throws system_failure if the slots or threads need more memory than the machine and its cgroup have
+    /// left.
+    /// @throws device_error; if `resume_from` is set, also the errors of reading some rows.
     explicit loader(std::vector<std::shared_ptr<const row_source>> sources,
                     const loader_options& options = {});
     loader(loader&&) noexcept;
@@ -93,8 +94,8 @@ class loader {
     ~loader();
 
     /// Returns the next batch, or nothing when all epochs are over. `stream` is made to wait for the data.
-    /// When the lease ends, the slot waits for the work that `stream` holds then, so the stream must outlive
-    /// the lease.
+    /// When the lease ends, the slot waits for the work that is on `stream` at that time, so the stream must
+    /// outlive the lease.
     ///
     /// The calling thread waits until the copy of the batch is enqueued. On a GPU, if the batches of a group
     /// have 8 MiB or more, it waits until the data has arrived: a waiting stream polls over PCIe and takes up
@@ -103,16 +104,17 @@ class loader {
     /// An error in the pipeline is thrown here once, after all batches before it. After that, `next` returns
     /// nothing. If a wait fails, or `stream` cannot be made to wait, the batch is not lost: the next call
     /// returns it.
-    /// @throws all_slots_leased when the consumer holds every slot; what the pipeline met: data_changed, ...
+    /// @throws all_slots_leased if the consumer holds every slot; the errors of the pipeline: data_changed,
+    /// ...
     std::optional<batch> next(stream_view stream);
-    /// The same for a consumer without a stream: the data is there when it returns.
+    /// The same for a consumer without a stream: returns when the data has arrived.
     std::optional<batch> next();
 
-    /// The samples of the data. Thread-safe, as all members below.
+    /// The number of samples in the data. Thread-safe, like all members below.
     std::uint64_t row_count() const noexcept;
-    /// The batches of this shard in an epoch that is taken from its beginning.
+    /// The number of batches of this shard in a whole epoch.
     std::uint64_t batches_per_epoch() const noexcept;
-    /// The batches, and the samples in them, that this loader delivers from where it began to its end.
+    /// The number of batches, and of samples in them, that this loader delivers from its start to its end.
     std::uint64_t batch_total() const noexcept;
     std::uint64_t row_total() const noexcept;
     const pinflow::device& device() const noexcept;

@@ -4,15 +4,15 @@
 
 namespace pinflow {
 
-/// How rows travel from the file to the device.
+/// How rows are copied from the file to the device.
 enum class route {
-    automatic,  ///< the fastest that this machine allows
-    direct,     ///< where they lie: on the host a view of the mapping (sequential order only; truncation can
-                ///< then fault); on CUDA the device itself reads registered pages into the slot, in any order
-    copy,       ///< the copy engine reads registered pages, pieces of a file of less than 32 KiB are staged;
-                ///< on the host: read from the file into the slot
-    staged,     ///< gathered by the CPU into a pinned slot, then copied by the device's stream
-    read,       ///< read from the file into a pinned slot, whether or not it is mapped
+    automatic,  ///< the fastest route that this machine allows
+    direct,     ///< in place: on the host a view of the mapping (sequential order only; reading a truncated
+             ///< file can raise SIGBUS); on CUDA a kernel reads registered pages into the slot, in any order
+    copy,    ///< the copy engine reads registered pages; pieces of a file below 32 KiB are staged; on the
+             ///< host, rows are read from the file into the slot
+    staged,  ///< gathered by the CPU into a pinned slot, then copied by the device's stream
+    read,    ///< read from the file into a pinned slot, whether or not it is mapped
 };
 
 /// "auto", "direct", "copy", "staged", "read".

@@ -9,7 +9,7 @@
 
 namespace pinflow {
 
-/// The order of rows within an epoch; sampler's functions of these names say what each is.
+/// The order of rows within an epoch. The functions of `sampler` with these names describe each order.
 enum class order {
     sequential,
     shuffled,
@@ -22,11 +22,11 @@ enum class order {
 /// "sequential", "shuffled", "windowed", "listed", "weighted", "custom".
 std::string_view to_string(order order) noexcept;
 
-/// A permutation of 0 ... size-1 that is computed, not stored: any position costs the same and no memory is
-/// used. A keyed bijection (a Feistel network of alternating halves on the smallest sufficient number of
-/// bits, walked along its cycle until it lands inside; Black and Rogaway, "Ciphers with Arbitrary Finite
-/// Domains", 2002). The same size and key give the same permutation everywhere and for ever: this is version
-/// 1 of the order "shuffled".
+/// A permutation of 0 ... size-1 that is computed, not stored: every position costs the same, and no memory
+/// is used. It is a keyed bijection: a Feistel network of alternating halves on the smallest sufficient
+/// number of bits, applied again until the result is below `size` (cycle walking; Black and Rogaway, "Ciphers
+/// with Arbitrary Finite Domains", 2002). The same size and key always give the same permutation, on every
+/// machine: this is version 1 of the order "shuffled".
 class permutation {
  public:
     static constexpr std::uint64_t max_size = std::uint64_t{1} << 62;
@@ -66,13 +66,13 @@ class row_sequence {
     row_sequence& operator=(const row_sequence&) = delete;
     virtual ~row_sequence() = default;
 
-    /// What it is and in which version, as "curriculum/1": letters, digits, '-', '_' and '.', a slash, and a
-    /// number that changes whenever the rows do. A saved state is taken up only by an order of this name.
+    /// The name and version of the order, such as "curriculum/1": letters, digits, '-', '_' and '.', a slash,
+    /// and a version number. Change the number whenever the order gives other rows: a saved state resumes
+    /// only with an order of the same name.
     virtual std::string name() const = 0;
-    /// The positions of an epoch; the same for every epoch.
+    /// The number of positions in an epoch; the same for every epoch.
     virtual std::uint64_t position_count() const = 0;
-    /// Writes the rows at positions first, first + 1, ... of `epoch` to `rows`. What it throws ends the
-    /// loader.
+    /// Writes the rows at positions first, first + 1, ... of `epoch` to `rows`. An exception ends the loader.
     virtual void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const = 0;
 };
 
@@ -82,7 +82,7 @@ struct order_identity {
     std::string name;  ///< the order and its version: "shuffled/1", or row_sequence::name()
     std::uint64_t seed = 0;
     std::uint64_t window_rows = 0;
-    std::uint64_t position_count = 0;  ///< the positions of an epoch
+    std::uint64_t position_count = 0;  ///< positions in an epoch
     std::uint64_t content = 0;         ///< XXH3 of the list or of the table of weights; 0 for other orders
 
     bool operator==(const order_identity&) const = default;
@@ -91,24 +91,24 @@ struct order_identity {
 /// For messages: "windowed/1, seed 3, windows of 4096 rows, 50000 positions".
 std::string to_string(const order_identity& identity);
 
-/// What a loader takes where it is given no window: 64 MiB of rows, at least one.
+/// The default window of a loader: 64 MiB of rows, at least one row.
 std::uint64_t default_window_rows(std::uint64_t row_size_bytes) noexcept;
 
-/// Which row comes at which position: a pure function of the order and its parameters, the seed, the epoch
-/// and the position, which never changes under a version of the order. Cheap to copy; thread-safe.
+/// Gives the row at each position: a pure function of the order and its parameters, the seed, the epoch and
+/// the position. The function of a version of an order never changes. Cheap to copy; thread-safe.
 class sampler {
  public:
     /// 0, 1, 2, ... in every epoch.
     static sampler sequential(std::uint64_t row_count);
 
-    /// Every row once, in an order of its own for each seed and epoch: that of a `permutation`. Takes no
+    /// Every row once, in the order of a `permutation`, which differs for each seed and epoch. Takes no
     /// memory.
     /// @throws invalid_argument for more than 2^62 rows.
     static sampler shuffled(std::uint64_t row_count, std::uint64_t seed);
 
     /// Every row once, from a small part of the data at a time: chunks of consecutive rows in shuffled order,
     /// and the rows of some 16 chunks (a window) shuffled among each other before those of the next window.
-    /// For data that storage or the page cache gives faster in large pieces. Takes no memory; any position
+    /// For data that storage or the page cache reads faster in large pieces. Takes no memory; every position
     /// costs the same.
     ///
     /// A chunk has window_rows / 16 rows, at least one. In each epoch the first chunk begins at another row,
@@ -121,7 +121,7 @@ class sampler {
     ///
     /// What is not mixed: the rows of one chunk come within one window, less than `window_rows` positions
     /// apart, and a batch has only rows of its window's chunks. If the data is sorted (by label, by time), a
-    /// batch sees only 16 places in it.
+    /// batch has rows from only 16 parts of it.
     ///
     /// A window of all rows or more is a plain shuffle. So is a window of less than 32 rows, since its chunks
     /// are single rows.
@@ -135,34 +135,35 @@ class sampler {
 
     /// Rows drawn with replacement, one for each of `position_count` positions: row i with probability
     /// weights[i] / (sum of the weights), independently of other positions, epochs and seeds. There are as
-    /// many rows as weights. Exact to 2^-62 of the sum: what is less than that counts as 0, and a weight of 0
-    /// never comes. Takes 16 bytes a row, which copies of the sampler share (and 24 more while it is made).
+    /// many rows as weights. Probabilities are exact to 2^-62 of the sum: a smaller weight counts as 0, and a
+    /// row of weight 0 is never drawn. Takes 16 bytes per row, which copies of the sampler share, and 24 more
+    /// during construction.
     ///
     /// Walker's alias method ("An efficient method for generating discrete random variables with general
-    /// distributions", 1977), its table made as by Vose ("A linear algorithm for generating random numbers
-    /// with a given distribution", 1991) but in integers; the random numbers are Philox4x32-10 of (seed,
-    /// epoch, position) (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
-    /// @throws invalid_argument for a weight that is negative or not finite, and when none is above 0
-    /// although there are positions.
+    /// distributions", 1977). The table is built as by Vose ("A linear algorithm for generating random
+    /// numbers with a given distribution", 1991) but in integers; the random numbers are Philox4x32-10 of
+    /// (seed, epoch, position) (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+    /// @throws invalid_argument for a weight that is negative or not finite, and if none is above 0 although
+    /// `position_count` is.
     static sampler weighted(std::span<const double> weights, std::uint64_t position_count,
                             std::uint64_t seed);
 
-    /// A user's order of the rows of data with `row_count` rows. Copies of the sampler share `rows`.
-    /// @throws invalid_argument for a null pointer, and for a name that is not as row_sequence::name asks or
-    /// is pinflow's.
+    /// A user-defined order of data with `row_count` rows. Copies of the sampler share `rows`.
+    /// @throws invalid_argument for a null pointer, and for a name that does not follow row_sequence::name or
+    /// that pinflow uses itself.
     static sampler custom(std::uint64_t row_count, std::shared_ptr<const row_sequence> rows);
 
     pinflow::order order() const noexcept { return order_; }
-    /// The rows of the data: all that rows_at gives are below.
+    /// The number of rows in the data; rows_at gives only lower numbers.
     std::uint64_t row_count() const noexcept { return row_count_; }
-    /// The positions of an epoch: row_count() for sequential, shuffled and windowed.
+    /// The number of positions in an epoch; row_count() for sequential, shuffled and windowed.
     std::uint64_t position_count() const noexcept { return identity_.position_count; }
     /// The same for equal orders of equal parameters.
     const order_identity& identity() const noexcept { return identity_; }
 
     /// Writes the rows at positions first, first + 1, ... of `epoch` to `rows`.
-    /// @throws invalid_argument when these pass position_count(), or when a custom order gives a row that is
-    /// not below row_count(); what a custom order throws.
+    /// @throws invalid_argument if positions are out of range, or if a custom order gives a row that is not
+    /// below row_count(); what a custom order throws.
     void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const;
 
  private:

@@ -12,10 +12,10 @@ namespace pinflow {
 
 /// Identifies one array of a sample among arrays with the same number of rows.
 struct array_fingerprint {
-    std::string description;               ///< where it was, for messages only: a copy elsewhere is the same
+    std::string description;               ///< as row_source::description; only for messages, never compared
     std::string dtype;                     ///< as dtype::descr
     std::vector<std::uint64_t> row_shape;  ///< in elements
-    std::uint64_t hash = 0;                ///< XXH3 of some rows spread over all, as they are delivered
+    std::uint64_t hash = 0;                ///< XXH3 of some rows, spread over the array, as delivered
 };
 
 /// Identifies the data of a loader. Data that was moved, or stored in another format, has the same
@@ -29,7 +29,7 @@ struct data_fingerprint {
 /// batch size or the number of processes. So all ranks have the same state after the same step, and a run
 /// can resume with more or fewer ranks. A plain value.
 struct loader_state {
-    /// Of the JSON text; a newer one is refused.
+    /// Version of the JSON text; a newer version is refused.
     static constexpr std::uint64_t format_version = 1;
 
     order_identity order;
@@ -39,16 +39,19 @@ struct loader_state {
     std::uint64_t position = 0;
     data_fingerprint data;
 
-    /// A small JSON object, of several lines.
+    /// The state as a small JSON object of several lines.
     std::string to_json() const;
-    /// @throws format_error when `text` is not what `to_json` gives; unsupported for a version of another
-    /// pinflow.
+    /// Reads the text that `to_json` returns.
+    /// @throws format_error for any other text.
+    /// @throws unsupported for a version that this pinflow does not know.
     static loader_state from_json(std::string_view text);
 
     /// Writes the JSON text to a file that appears under its name complete or not at all.
     /// @throws system_failure.
     void save(const std::filesystem::path& path) const;
-    /// @throws system_failure when the file cannot be read; as from_json, the message naming the path.
+    /// Reads a file that `save` wrote.
+    /// @throws system_failure if the file cannot be read; what from_json throws, with the path in the
+    /// message.
     static loader_state load(const std::filesystem::path& path);
 };
 

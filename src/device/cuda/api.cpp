@@ -40,7 +40,7 @@ void remember_if_fatal(cudaError_t status) noexcept {
     if (is_fatal(status)) first_fatal.compare_exchange_strong(none, status);
 }
 
-/// Makes one call unless it is refused or a test has it fail.
+/// Makes one call, unless it is refused or a test makes it fail.
 template <typename Function>
 cudaError_t attempt(std::string_view call, Function function) noexcept {
     if (forked()) return cudaErrorInitializationError;
@@ -56,7 +56,7 @@ cudaError_t attempt(std::string_view call, Function function) noexcept {
     return status;
 }
 
-/// Blocks in clusters of two.
+/// The configuration of a launch in clusters of two blocks.
 struct paired_launch {
     paired_launch(unsigned blocks, unsigned threads, cudaStream_t stream) noexcept {
         cluster.id = cudaLaunchAttributeClusterDimension;
@@ -76,8 +76,8 @@ struct paired_launch {
     cudaLaunchConfig_t config{};
 };
 
-/// The driver's functions that the runtime has no counterpart for. Asked for by name: linking libcuda would
-/// keep the program from starting on a machine without a driver.
+/// Driver functions without a counterpart in the runtime. They are looked up by name: a program linked with
+/// libcuda would not start on a machine without a driver.
 struct driver_functions {
     cudaError_t status = cudaSuccess;
     CUresult(CUDAAPI* retain_primary)(CUcontext*, CUdevice) = nullptr;
@@ -112,7 +112,7 @@ const driver_functions& driver() noexcept {
     return functions;
 }
 
-/// The driver's numbers are the runtime's for everything that these calls can return.
+/// For all results of these calls, driver and runtime use the same numbers.
 cudaError_t from_driver(CUresult result) noexcept {
     return static_cast<cudaError_t>(result);
 }
@@ -227,7 +227,7 @@ cudaError_t push_context(CUcontext context) noexcept {
 
 cudaError_t pop_context() noexcept {
     CUcontext popped = nullptr;
-    // not an attempt: what was pushed must come off even after a sticky error
+    // not an attempt: the context must be popped even after a sticky error
     const auto pop = driver().pop_current;
     return pop == nullptr ? cudaErrorInitializationError : from_driver(pop(&popped));
 }
@@ -300,8 +300,7 @@ cudaError_t create_pool(cudaMemPool_t& pool, int device, std::uint64_t keep_byte
         cudaError_t status = cudaMemPoolCreate(&pool, &properties);
         if (status != cudaSuccess) return status;
         status = cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep_bytes);
-        // reuse must never make a stream wait for another one behind our back: that could close a circle of
-        // waits
+        // reuse must not add dependencies between streams: they could cause a deadlock
         int no = 0;
         if (status == cudaSuccess) {
             status = cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &no);
@@ -360,7 +359,7 @@ cudaError_t copy_batch(std::span<void*> destinations, std::span<const void*> sou
     return attempt("cudaMemcpyBatchAsync", [&] {
         cudaMemcpyAttributes attributes{};
         attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-        std::size_t first_copy = 0;  // that the attributes are for
+        std::size_t first_copy = 0;  // index of the first copy that the attributes apply to
 #if CUDART_VERSION >= 13000
         return cudaMemcpyBatchAsync(destinations.data(), sources.data(), sizes.data(), sizes.size(),
                                     &attributes, &first_copy, 1, stream);

@@ -14,20 +14,21 @@
 
 #include "src/core/hooks.hpp"
 
-/// The one layer that calls CUDA. Every call returns its status, which `check` turns into a sentence. Each
-/// passes a seam where tests inject faults, is refused in a forked child, and is refused for good after a
-/// sticky error. No call leaves a status of ours behind for the program's own cudaGetLastError. All functions
-/// may be called from any thread.
+/// The only layer that calls CUDA. Every call returns its status; `check` turns a failure into an exception.
+/// Every call passes a seam where tests inject failures. Calls are refused in a forked child and after a
+/// sticky error. No failure of these calls remains visible to the program's own cudaGetLastError. Any thread
+/// may call these functions.
 namespace pinflow::detail::cuda {
 
 // ---- the seam -----------------------------------------------------------------------------------
 
-/// Asked before each call, by the name of CUDA's function ("cudaHostRegister"); cudaSuccess lets it happen,
-/// any other status is what the call then fails with. May be called from several threads at once.
+/// Called before each CUDA call, with the name of the CUDA function ("cudaHostRegister"). If it returns
+/// cudaSuccess, the call is made; otherwise the call fails with the returned status. May be called from
+/// several threads at once.
 using failure_hook = std::function<cudaError_t(std::string_view call)>;
 
-/// Installs a hook for its lifetime; a sticky error that it injected is forgotten at the end. For tests. Of
-/// several, the last is asked first. If it lets the call happen, the others are asked.
+/// Installs a hook for its lifetime. For tests. Its end clears a sticky error that the hook injected. The
+/// hook installed last is called first; if it returns cudaSuccess, the others are called.
 class scoped_failure_hook {
  public:
     explicit scoped_failure_hook(failure_hook hook);
@@ -43,11 +44,11 @@ class scoped_failure_hook {
 
 /// Whether no later call in this process can succeed after `status` (CUDA calls such errors sticky).
 bool is_fatal(cudaError_t status) noexcept;
-/// "cudaErrorInvalidValue (invalid argument)", with what is known about the reason; the end of a sentence.
+/// The end of a message, such as "cudaErrorInvalidValue (invalid argument)", with the reason if it is known.
 std::string cause(cudaError_t status);
 /// @throws fatal_device_error after a sticky error, otherwise device_error.
 [[noreturn]] void fail(std::string_view attempt, cudaError_t status);
-/// Throws a sentence that begins with the formatted attempt unless `status` is cudaSuccess.
+/// Throws, as `fail`, unless `status` is cudaSuccess. The message begins with the formatted attempt.
 template <typename... Arguments>
 void check(cudaError_t status, fmt::format_string<Arguments...> attempt, Arguments&&... arguments) {
     if (status != cudaSuccess) fail(fmt::format(attempt, std::forward<Arguments>(arguments)...), status);
@@ -61,9 +62,9 @@ void check(cudaError_t status, fmt::format_string<Arguments...> attempt, Argumen
 [[nodiscard]] cudaError_t memory_info(std::size_t& free_bytes, std::size_t& total_bytes) noexcept;
 /// Whether this build has code for the current device in `kernel`.
 [[nodiscard]] cudaError_t kernel_runs(const void* kernel) noexcept;
-/// The device's primary context, the one that the runtime and all frameworks use; kept alive for the process.
+/// Retains the device's primary context, which the runtime and all frameworks use, until the process ends.
 [[nodiscard]] cudaError_t retain_primary_context(CUcontext& context, int device) noexcept;
-/// Another context of the device, which is not made current. It lives as long as the process.
+/// Creates another context of the device without making it current. It lives as long as the process.
 [[nodiscard]] cudaError_t create_context(CUcontext& context, int device) noexcept;
 [[nodiscard]] cudaError_t current_context(CUcontext& context) noexcept;
 [[nodiscard]] cudaError_t push_context(CUcontext context) noexcept;
@@ -71,16 +72,16 @@ void check(cudaError_t status, fmt::format_string<Arguments...> attempt, Argumen
 
 // ---- streams and events -------------------------------------------------------------------------
 
-/// Whether `stream` is the legacy default stream, which some calls do not take.
+/// Whether `stream` is the legacy default stream, which some calls do not accept.
 bool is_legacy_stream(cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t create_stream(cudaStream_t& stream) noexcept;
 [[nodiscard]] cudaError_t destroy_stream(cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t synchronize_stream(cudaStream_t stream) noexcept;
-/// cudaSuccess when all is done, cudaErrorNotReady when not.
+/// @return cudaSuccess if all enqueued work is done, cudaErrorNotReady if it is not.
 [[nodiscard]] cudaError_t query_stream(cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t launch_host_function(cudaStream_t stream, cudaHostFn_t function,
                                                void* data) noexcept;
-/// Work enqueued from now on waits until *word has counted up to `value`; `word` is pinned host memory.
+/// Makes work enqueued from now on wait until *word is at least `value`. `word` is in pinned host memory.
 [[nodiscard]] cudaError_t stream_wait_value(cudaStream_t stream, const std::uint32_t* word,
                                             std::uint32_t value) noexcept;
 [[nodiscard]] cudaError_t create_event(cudaEvent_t& event) noexcept;
@@ -91,7 +92,7 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 
 // ---- memory -------------------------------------------------------------------------------------
 
-/// A pool of device memory that keeps up to `keep_bytes` of what was freed.
+/// Creates a pool of device memory that keeps up to `keep_bytes` of freed memory.
 [[nodiscard]] cudaError_t create_pool(cudaMemPool_t& pool, int device, std::uint64_t keep_bytes) noexcept;
 [[nodiscard]] cudaError_t allocate(void*& data, std::size_t size_bytes, cudaMemPool_t pool,
                                    cudaStream_t stream) noexcept;
@@ -103,10 +104,10 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t host_device_pointer(void*& device_pointer, void* data) noexcept;
 [[nodiscard]] cudaError_t copy(void* destination, const void* source, std::size_t size_bytes,
                                cudaMemcpyKind kind, cudaStream_t stream) noexcept;
-/// What kind of memory lies at `data`; cudaMemoryTypeUnregistered for host memory that CUDA does not know.
+/// Tells the kind of memory at `data`: cudaMemoryTypeUnregistered for host memory that CUDA does not know.
 [[nodiscard]] cudaError_t pointer_attributes(cudaPointerAttributes& attributes, const void* data) noexcept;
-/// One call for many copies between the host and the device; the three lists are of the same length, at least
-/// 1, and no size is 0. Not for the legacy default stream.
+/// Makes many copies between the host and the device with one call. The three lists have the same length, at
+/// least 1, and no size is 0. The legacy default stream is not allowed.
 [[nodiscard]] cudaError_t copy_batch(std::span<void*> destinations, std::span<const void*> sources,
                                      std::span<std::size_t> sizes, cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t fill_zero(void* data, std::size_t size_bytes, cudaStream_t stream) noexcept;
@@ -115,12 +116,12 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 
 [[nodiscard]] cudaError_t launch(const void* kernel, dim3 blocks, unsigned threads, void** arguments,
                                  cudaStream_t stream) noexcept;
-/// Whether the device has clusters, of which two blocks of this kernel make one. Loads the kernel.
+/// Whether the device can run this kernel in clusters of two blocks. Loads the kernel.
 [[nodiscard]] bool runs_in_pairs(const void* kernel, unsigned threads) noexcept;
-/// For those: an even number of blocks in clusters of two, which lie on neighbouring multiprocessors.
+/// Launches an even number of blocks in clusters of two, on neighbouring SMs. Requires `runs_in_pairs`.
 [[nodiscard]] cudaError_t launch_pairs(const void* kernel, unsigned blocks, unsigned threads,
                                        void** arguments, cudaStream_t stream) noexcept;
-/// Sorts indices, as sort_pairs of sort_rows.hpp does.
+/// Sorts indices like sort_pairs of sort_rows.hpp.
 [[nodiscard]] cudaError_t sort_ids(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* ids,
                                    std::uint64_t* sorted_ids, const std::uint32_t* positions,
                                    std::uint32_t* sorted_positions, std::uint64_t count, int bits,

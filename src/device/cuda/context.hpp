@@ -4,26 +4,27 @@
 
 namespace pinflow::detail::cuda {
 
-/// One device's primary context, and the way to work in it without touching what the calling thread has made
-/// current: the context is pushed and popped, so that not even a thread without a context is left with one.
+/// Runs functions in a context of one device, by default the primary one. The context is pushed and popped,
+/// so that the calling thread's current context, or lack of one, does not change.
 class context {
  public:
-    /// @throws device_error when the device cannot be used.
+    /// @throws device_error if the device cannot be used.
     explicit context(int device);
 
     /// The context in which host memory is registered for `device`: a second context, not the primary one.
-    /// While memory is registered in a context, nobody can use that context, not even to enqueue a copy.
+    /// While a registration runs in a context, all other calls in that context block, even enqueuing a copy.
     /// Unregistering waits for all work in it. Registered memory is known in every context.
     /// The first call creates the context. That takes 0.1 s and about 500 MiB of device memory. If this is
-    /// more than a twentieth of all device memory or half of the free, or if creation fails, the primary
-    /// context is used from then on. @throws device_error if the device cannot be used.
+    /// more than a twentieth of all device memory or half of the free memory, or if creation fails, the
+    /// primary context is used from then on.
+    /// @throws device_error if the device cannot be used.
     static const context& for_host_memory(int device);
 
     int device() const noexcept { return device_; }
     bool is_primary() const noexcept { return primary_; }
 
-    /// Calls `function` with the device current. @return its status, or why the device could not be made
-    /// current.
+    /// Calls `function` with the device current.
+    /// @return its status, or the status of the failure to make the device current.
     template <typename Function>
     [[nodiscard]] cudaError_t run(Function function) const noexcept {
         const scope current(handle_);

@@ -25,10 +25,10 @@ namespace pinflow::detail {
 namespace cuda {
 namespace {
 
-/// Older devices have no code in any build of ours.
+/// The oldest supported compute capability: no build has code for older devices.
 constexpr int oldest_capability = 8;
-/// Freed device memory that the pool keeps for the next allocation; the rest goes back to the driver, and so
-/// to whatever else runs in the process, at the next synchronisation.
+/// Freed device memory that the pool keeps for later allocations. The rest returns to the driver at the next
+/// synchronisation, for use by others in the process.
 constexpr std::uint64_t pool_keeps_bytes = std::uint64_t{64} << 20;
 
 cudaStream_t stream_of(void* handle) {
@@ -122,9 +122,9 @@ class backend final : public device_backend {
               "cannot make a stream of cuda:{} wait", index());
     }
 
-    /// Asks instead of using cudaEventSynchronize, which cannot give up and either burns a core or wakes up
-    /// late. The first moments are spun through, as copies of a batch end within them; what takes longer
-    /// costs the sleeper some tens of microseconds.
+    /// Polls instead of using cudaEventSynchronize, which has no timeout and either occupies a core or wakes
+    /// up late. It spins at first, because copies of a batch often end within this time. After that it sleeps
+    /// between polls, which may add some tens of microseconds.
     bool synchronize_event_for(void* event, std::chrono::microseconds timeout) override {
         constexpr std::chrono::microseconds spinning{50};
         constexpr std::chrono::microseconds pause{5};
@@ -156,14 +156,14 @@ class backend final : public device_backend {
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
         void* data = nullptr;
         const cudaError_t status = context_.run([&] {
-            // a new event for each call, so that no lock is needed: recording in a full stream blocks, and
-            // would block every thread that waits for the lock
+            // a new event per call needs no lock: recording in a full stream blocks, and with a lock would
+            // block every thread that waits for it
             cudaEvent_t allocated = nullptr;
             const cudaError_t created = cuda::create_event(allocated);
             if (created != cudaSuccess) return created;
             const cudaError_t first = cuda::allocate(data, size_bytes, pool_, stream_of(stream));
             cudaError_t ordered = first;
-            // the stream that frees must have seen the allocation, whatever becomes of `stream`
+            // `releases_` must be ordered after the allocation, even if `stream` is destroyed
             if (ordered == cudaSuccess) ordered = cuda::record_event(allocated, stream_of(stream));
             if (ordered == cudaSuccess) ordered = cuda::stream_wait_event(releases_, allocated);
             if (first == cudaSuccess && ordered != cudaSuccess)
@@ -187,7 +187,7 @@ class backend final : public device_backend {
     void release_after(std::byte* data, std::uint64_t, std::span<void* const> events) noexcept override {
         static_cast<void>(context_.run([&] {
             for (void* const event : events) {
-                // memory that somebody may still use is rather lost than given to somebody else
+                // memory that may still be in use is leaked rather than reused
                 const cudaError_t status = cuda::stream_wait_event(releases_, event_of(event));
                 if (status != cudaSuccess) return status;
             }
@@ -226,8 +226,7 @@ class backend final : public device_backend {
     }
 
     void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) override {
-        // cut where the host's side passes from one registration to the next, as that of a copy to the device
-        // is
+        // cut at the boundaries between registrations of the host's side, like copies to the device
         std::vector<copy_range> to_cut;
         to_cut.reserve(ranges.size());
         for (const host_copy_range& range : ranges) {
@@ -272,7 +271,7 @@ class backend final : public device_backend {
         const auto known = [&] { return pin_registry::process().knows({data, size_bytes}); };
         if (size_bytes == 0) return true;
         if (known()) return false;
-        // CUDA answers for one byte at a time: one of each page, or of so many as are asked for in
+        // CUDA answers for one byte at a time: ask for one byte per page, at most as many as take some
         // milliseconds
         constexpr std::uint64_t page_bytes = 4096;
         constexpr std::uint64_t max_questions = 65536;
@@ -280,7 +279,7 @@ class backend final : public device_backend {
         for (std::uint64_t at = 0; at < size_bytes; at += step) {
             if (!reached(data + at)) return false;
         }
-        return reached(data + size_bytes - 1) && !known();  // nor registered since
+        return reached(data + size_bytes - 1) && !known();  // and not registered by pinflow meanwhile
     }
 
     // ---- rows by index --------------------------------------------------------------------------
@@ -369,7 +368,7 @@ class backend final : public device_backend {
             }),
                            row_count);
         }
-        // in chunks, so that the rows' hashes take little memory however many rows there are
+        // in chunks, so that the hashes of many rows take little memory
         constexpr std::uint64_t max_hashes = std::uint64_t{1} << 21;
         const std::uint64_t chunk_rows =
             std::max(max_hashes / std::max<std::uint64_t>(arrays.size(), 1), std::uint64_t{1});
@@ -399,8 +398,8 @@ class backend final : public device_backend {
         return status;
     }
 
-    /// In calls of some hundred copies each: with 512 copies of 12 KiB in one, driver 580 is half as fast,
-    /// and has crashed (samples/bench/NOTEBOOK.md).
+    /// Makes the copies in calls of at most 256. With 512 copies of 12 KiB in one call, driver 580 is half as
+    /// fast, and it has crashed (samples/bench/NOTEBOOK.md).
     template <typename Range>
     cudaError_t copy_at_once(std::span<const Range> pieces, cudaStream_t stream) const {
         constexpr std::size_t max_copies = 256;
@@ -440,7 +439,7 @@ class backend final : public device_backend {
         });
     }
 
-    /// One launch: for small batches it costs as much as all else that they take.
+    /// Adds the digest with one launch, because for small batches a launch costs as much as everything else.
     cudaError_t add_digest_at_once(std::span<const digest_array> arrays, std::uint64_t sample_bytes,
                                    std::uint64_t row_count, std::uint64_t* sum,
                                    cudaStream_t stream) const noexcept {
@@ -456,8 +455,8 @@ class backend final : public device_backend {
                       digest_threads, arguments, stream);
     }
 
-    /// Rows first ... first + rows - 1 of every array: their hashes into scratch memory, then the samples
-    /// into *sum.
+    /// Adds the samples of rows first ... first + rows - 1 to *sum. The rows' hashes are written to scratch
+    /// memory first.
     cudaError_t add_digest_of(std::span<const digest_array> arrays, std::uint64_t first, std::uint64_t rows,
                               std::uint64_t* sum, cudaStream_t stream) const noexcept {
         const std::uint64_t hashes_bytes =
@@ -492,8 +491,7 @@ class backend final : public device_backend {
             return launch(digest_rows_by_thread(), blocks_for(rows, digest_threads), digest_threads,
                           arguments, stream);
         }
-        // parts small enough to keep every multiprocessor busy with a batch, and large enough to make few
-        // atomics
+        // parts are small enough for a batch to occupy every SM, and large enough to need few atomics
         constexpr std::uint64_t min_part = 4096;
         constexpr std::uint64_t largest_part = 65536;
         const std::uint64_t even = rows * array.row_size_bytes / (std::uint64_t{multiprocessors_} * 64);
@@ -507,7 +505,7 @@ class backend final : public device_backend {
                       arguments, stream);
     }
 
-    /// Enough blocks for `units` of work, but no more than a few waves: the kernels continue by themselves.
+    /// Enough blocks for `units` of work, but no more than a few waves: the kernels loop over the rest.
     unsigned blocks_for(std::uint64_t units, std::uint64_t units_of_block) const noexcept {
         const std::uint64_t needed = (units + units_of_block - 1) / units_of_block;
         return static_cast<unsigned>(
@@ -524,7 +522,7 @@ class backend final : public device_backend {
     std::mutex rows_mutex_;
     bool rows_loaded_ = false;
 
-    cudaStream_t releases_ = nullptr;  // where memory is freed: what this stream waits for, nobody else does
+    cudaStream_t releases_ = nullptr;  // frees memory, so that no other stream has to wait for its events
 };
 
 }  // namespace

@@ -2,9 +2,9 @@
 
 #include "src/device/digest_mix.hpp"
 
-// Memory-bound by design: whole words are read 16 bytes at a time where the row's address allows it, with
-// several loads in flight; sums leave a warp by one atomic, without shared memory. All indices are 64 bits
-// wide.
+// These kernels are memory-bound by design. They read whole words, 16 bytes at a time if the row's address
+// allows it, with several loads in flight. A warp adds its sum with one atomic, without shared memory. All
+// indices are 64 bits wide.
 
 namespace pinflow::detail::cuda {
 
@@ -13,8 +13,7 @@ namespace {
 constexpr unsigned warp_threads = 32;
 constexpr unsigned whole_warp = 0xFFFFFFFFU;
 
-/// The bytes that may be read: those of one array. Neighbouring rows may be touched, memory beside the array
-/// never.
+/// The bytes of one array. Loads may touch neighbouring rows, but no memory outside the array.
 struct readable {
     const unsigned char* begin;
     const unsigned char* end;
@@ -44,8 +43,8 @@ __device__ std::uint64_t any_word(const readable& limits, const unsigned char* a
     return word;
 }
 
-/// What the bytes [begin, end) of a row add to its hash, as far as thread `lane` of `Lanes` reads them.
-/// `begin` is a multiple of 16.
+/// The contribution of bytes [begin, end) of a row to its hash, as far as thread `lane` of `Lanes` reads
+/// them. `begin` is a multiple of 16.
 template <unsigned Lanes>
 __device__ std::uint64_t sum_of_part(const readable& limits, const unsigned char* row, std::uint64_t begin,
                                      std::uint64_t end, unsigned lane) {
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(digest_threads)
     const unsigned lane = threadIdx.x % warp_threads;
     const std::uint64_t warps = std::uint64_t{gridDim.x} * (blockDim.x / warp_threads);
     const std::uint64_t units = array.row_count * array.parts;
-    // every thread of a warp has the same unit, so that the warp stays whole for its sum
+    // all threads of a warp have the same unit, so that all take part in the warp's sum
     for (std::uint64_t unit =
              std::uint64_t{blockIdx.x} * (blockDim.x / warp_threads) + threadIdx.x / warp_threads;
          unit < units; unit += warps) {
@@ -120,13 +119,13 @@ __global__ void __launch_bounds__(digest_threads)
     }
 }
 
-/// The sum over the threads that read one row, of which there are `Lanes`: in thread 0 of them.
+/// The sum over the `Lanes` threads that read one row. Only thread 0 of them has the result.
 template <unsigned Lanes>
 __device__ std::uint64_t sum_of_lanes(std::uint64_t value, std::uint64_t* warp_sums) {
     value = warp_sum(value);
     if (Lanes == warp_threads) return value;
     const unsigned warp = threadIdx.x / warp_threads;
-    __syncthreads();  // the sums of the row before have been read
+    __syncthreads();  // the sums of the previous row have been read
     if (threadIdx.x % warp_threads == 0) warp_sums[warp] = value;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -137,7 +136,7 @@ __device__ std::uint64_t sum_of_lanes(std::uint64_t value, std::uint64_t* warp_s
     return value;
 }
 
-/// Whole samples at once, each by `Lanes` threads: a warp, or all of a block.
+/// Adds whole samples. Each is read by `Lanes` threads: a warp or a block.
 template <unsigned Lanes>
 __global__ void __launch_bounds__(digest_threads)
     whole_samples(digest_sample work, std::uint64_t row_count, unsigned long long* sum) {

@@ -1,14 +1,14 @@
 #include "src/device/cuda/held_rows.hpp"
 
-// Rows of tables in device memory: nothing waits for the link here, and one launch does for all tables. A row
-// is copied in the largest pieces that divide its size: its address and its destination are multiples of them
-// too.
+// Gathers rows of tables in device memory. Nothing here waits for the link, and one launch serves all tables.
+// A row is copied in the largest pieces that divide its size; its address and destination are multiples of
+// the piece size too.
 
 namespace pinflow::detail::cuda {
 
 namespace {
 
-/// Copies rows in pieces of the size of `Piece`, one a thread at a time.
+/// Copies rows in pieces of the size of `Piece`. Each thread copies one piece at a time.
 template <typename Piece>
 __device__ void gather_pieces(const held_gather& work, const held_table& table) {
     const std::uint64_t pieces_of_row = table.row_size_bytes / sizeof(Piece);

@@ -6,7 +6,7 @@ namespace pinflow::detail::cuda {
 
 inline constexpr unsigned held_threads = 256;
 
-/// kernel(held_gather), with a row of blocks for each table.
+/// kernel(held_gather): blockIdx.y selects the table.
 const void* gather_held();
 
 }  // namespace pinflow::detail::cuda

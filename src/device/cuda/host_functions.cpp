@@ -24,7 +24,8 @@ cudaError_t host_functions::enqueue(std::function<void()> work, cudaStream_t str
         }
         owned.release();  // NOLINT(bugprone-unused-return-value): run_tasks owns it now
         const cudaError_t waiting = stream_wait_value(stream, done.word, done.next);
-        // what the function uses is the caller's again when this fails; on a broken device it may never run
+        // after a failure, the caller may free what the function uses, so wait for it; on a broken device it
+        // may never run
         if (waiting != cudaSuccess && !is_fatal(waiting)) {
             const std::atomic_ref<std::uint32_t> word(*done.word);
             while (word.load(std::memory_order_acquire) < done.next)
@@ -39,8 +40,8 @@ std::mutex& host_functions::mutex_of(cudaStream_t stream) {
     return enqueue_mutexes_[stream];
 }
 
-/// Flags come from pinned memory, a page at a time; allocated without the lock, as CUDA may wait for a
-/// function then that is still to be handed over, which takes the lock.
+/// Takes a flag from pinned memory, which is allocated one page at a time. The allocation runs without the
+/// lock, because CUDA may wait for a host function that needs the lock in `give_task`.
 cudaError_t host_functions::take_flag(flag& taken) {
     constexpr std::size_t page_bytes = 4096;
     for (;;) {
@@ -78,13 +79,13 @@ void host_functions::give_task(task* ready) {
     changed_.notify_one();
     if (!another_thread) return;
     try {
-        // every function that waits needs a thread of its own
+        // a function may wait, so each one needs its own thread
         system::start_thread("runs host functions of streams", [this] { run_tasks(); }).detach();
         const std::lock_guard lock(mutex_);
         ++threads_;
     } catch (...) {
-        // the next of the threads that there are takes it; CUDA's own, on which nothing may call CUDA, only
-        // where there is none
+        // an existing thread takes the task later; if there is none, it runs on CUDA's thread, which must not
+        // call CUDA
         std::unique_lock lock(mutex_);
         if (threads_ == 0 && !ready_.empty()) run_task(lock);
     }
@@ -100,14 +101,14 @@ void host_functions::run_tasks() {
     }
 }
 
-/// The next one, without the lock meanwhile.
+/// Runs the next task. Releases the lock while it runs.
 void host_functions::run_task(std::unique_lock<std::mutex>& lock) {
     std::unique_ptr<task> taken(ready_.front());
     ready_.pop_front();
     lock.unlock();
     [&]() noexcept { taken->work(); }();
     flag done = taken->done;
-    taken.reset();  // what the function holds is gone when the stream continues
+    taken.reset();  // destroyed before the stream continues
     std::atomic_ref<std::uint32_t>(*done.word).store(done.next, std::memory_order_release);
     ++done.next;
     lock.lock();

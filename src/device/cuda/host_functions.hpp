@@ -14,9 +14,9 @@
 namespace pinflow::detail::cuda {
 
 /// Runs functions on host threads in a stream's order. CUDA may run all host functions on one thread, so a
-/// function that waits would block those of all other streams. Here CUDA's host function only hands `work`
-/// to a thread of our own. The stream waits for a word in pinned memory, which that thread writes afterwards.
-/// Thread-safe. Never destroyed, because its threads never end.
+/// function that waits would block the functions of all other streams. Here CUDA's host function only hands
+/// `work` to a thread of our own. The stream waits for a word in pinned memory, which that thread writes
+/// afterwards. Thread-safe. Never destroyed, because its threads never end.
 class host_functions {
  public:
     explicit host_functions(const context& context) : context_(context) {}
@@ -26,8 +26,7 @@ class host_functions {
     [[nodiscard]] cudaError_t enqueue(std::function<void()> work, cudaStream_t stream);
 
  private:
-    /// A word that streams wait for; it only ever counts up, so that it can be used again as soon as it is
-    /// written.
+    /// A word that streams wait for. It only counts up, so that it can be reused as soon as it is written.
     struct flag {
         std::uint32_t* word;
         std::uint32_t next;
@@ -46,7 +45,7 @@ class host_functions {
     void run_task(std::unique_lock<std::mutex>& lock);
 
     const context& context_;
-    std::mutex mutex_;  // of what follows
+    std::mutex mutex_;  // guards all members below
     /// Held while a function and the stream's wait for it are enqueued, so that nothing comes between them.
     /// One mutex per stream: a thread that enqueues on a full stream blocks until the stream continues. It
     /// must not block threads that use other streams. A later stream at the same address reuses the mutex.

@@ -13,13 +13,13 @@ namespace pinflow::detail {
 namespace cuda {
 namespace {
 
-/// Whether `status` says something about the device, the driver or the process, and nothing about the pages.
+/// Whether the failure concerns the device, the driver or the process, and not the pages.
 bool is_same_for_others(cudaError_t status) noexcept {
     return is_fatal(status) || status == cudaErrorNotSupported || status == cudaErrorInitializationError ||
            status == cudaErrorCudartUnloading;
 }
 
-/// Registers with cudaHostRegister, for all devices, in the context for host memory of one.
+/// Registers pages with cudaHostRegister for all devices, in one device's context for host memory.
 class locker final : public page_locker {
  public:
     explicit locker(int device) : primary_(device), context_(context::for_host_memory(device)) {
@@ -38,7 +38,7 @@ class locker final : public page_locker {
         cudaError_t status = context_.run([&] { return host_register(data, pages.size(), read_only); });
         if (status == cudaSuccess) {
             registered = true;
-            // where copies and kernels will use them
+            // asked in the context in which copies and kernels use them
             status = primary_.run([&] { return host_device_pointer(device_pointer, data); });
         }
         if (status == cudaSuccess && device_pointer == data) return {};
@@ -54,7 +54,7 @@ class locker final : public page_locker {
     }
 
     void give_way() noexcept override {
-        // the lock of a context is unfair: others waiting for it are awake in this time
+        // the lock of a context is unfair: this pause lets waiting threads wake up and take it
         if (context_.is_primary()) std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
 

@@ -25,9 +25,10 @@ constexpr int populate_write = MADV_POPULATE_WRITE;
 constexpr int populate_write = 23;  // Linux 5.14, newer than some C libraries
 #endif
 
-/// Locking more than there is would not fail but have the system kill some process.
+/// Throws if the system lacks this much memory: locking it would not fail, but make the system kill a
+/// process.
 void check_available(std::uint64_t size_bytes) {
-    constexpr std::uint64_t small_bytes = std::uint64_t{64} << 20;  // not worth the asking
+    constexpr std::uint64_t small_bytes = std::uint64_t{64} << 20;  // too small to check
     if (size_bytes < small_bytes) return;
     const std::string shortage = memory_shortage(size_bytes);
     if (!shortage.empty())
@@ -42,9 +43,8 @@ memory_region anonymous(std::uint64_t size_bytes) {
     }
 }
 
-/// Faults pages in, by all cores: rather here than by the registration, which does so on one thread and holds
-/// the driver's lock meanwhile. Isolated: whoever asks for memory may hold locks that the caller's other
-/// tasks want.
+/// Faults pages in with all cores. Otherwise the registration does it on one thread while it holds the
+/// driver's lock. Isolated, because the caller may hold locks that its other tasks need.
 void populate(std::byte* data, std::uint64_t size_bytes) {
     constexpr std::uint64_t piece_bytes = std::uint64_t{64} << 20;
     const std::uint64_t pieces = (size_bytes + piece_bytes - 1) / piece_bytes;
@@ -103,8 +103,7 @@ void pinned_memory::release(std::byte* data) noexcept {
     const bool ours = static_cast<bool>(region);
     const context& context = context::for_host_memory(device_);  // the one that allocate used
     const cudaError_t status = context.run([&] { return ours ? host_unregister(data) : host_free(data); });
-    // pages that CUDA still counts as registered must not be mapped anew by somebody else: they are rather
-    // lost, as the process is, for CUDA
+    // pages that CUDA still treats as registered must not be unmapped and reused: leak them
     if (ours && status != cudaSuccess) static_cast<void>(new (std::nothrow) memory_region(std::move(region)));
 }
 

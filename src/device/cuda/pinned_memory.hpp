@@ -10,13 +10,14 @@
 
 namespace pinflow::detail::cuda {
 
-/// Page-locked memory for staging: anonymous huge pages, registered, which copies small pieces faster than
-/// what cudaHostAlloc gives; that is the second choice. Thread-safe.
+/// Allocates page-locked memory for staging. Registered anonymous huge pages are preferred, because small
+/// pieces are copied faster than with cudaHostAlloc, which is the fallback. Thread-safe.
 class pinned_memory {
  public:
     explicit pinned_memory(int device) : device_(device) {}
 
-    /// Zero-filled, aligned to 4096 bytes. @throws device_error.
+    /// Allocates zero-filled memory, aligned to 4096 bytes.
+    /// @throws device_error.
     std::byte* allocate(std::uint64_t size_bytes);
     void release(std::byte* data) noexcept;
 

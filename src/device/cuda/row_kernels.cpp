@@ -10,8 +10,8 @@ namespace pinflow::detail::cuda {
 
 namespace {
 
-/// For kernels that stay within device memory: so many blocks are faster than the link, and find room beside
-/// whatever else computes.
+/// The most blocks of kernels that use device memory only. This many are faster than the link, and leave room
+/// for other kernels.
 constexpr unsigned max_local_blocks = 64;
 
 /// Threads that move one row.
@@ -26,7 +26,7 @@ unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
 
 unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) const noexcept {
     const std::uint64_t needed = (threads + block_threads - 1) / block_threads;
-    // no more than a few waves: the kernels continue by themselves
+    // no more than a few waves: the kernels loop over the rest
     return static_cast<unsigned>(std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 16));
 }
 
@@ -40,7 +40,7 @@ cudaError_t row_kernels::load(cudaStream_t stream) noexcept {
         if (const cudaError_t status = kernel_runs(kernel); status != cudaSuccess) return status;
     }
     gathers_in_pairs_ = runs_in_pairs(cuda::gather_rows(true), gather_threads(true));
-    // the sort's own kernels, of which a short list takes others than a long one
+    // loads the kernels of the sort: short and long lists use different ones
     for (const std::uint64_t count : {std::uint64_t{1}, std::uint64_t{1} << 17}) {
         const std::uint64_t ids_bytes = count * sizeof(std::uint64_t);
         void* memory = nullptr;
@@ -68,7 +68,7 @@ cudaError_t row_kernels::check_rows(const std::uint64_t* ids, std::uint64_t coun
 cudaError_t row_kernels::sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                                    std::uint64_t* sorted_ids, std::uint32_t* positions,
                                    cudaStream_t stream) const noexcept {
-    // an index that is too large is a fault: where it comes to lie does not matter
+    // too large indices are errors, so their position in the order does not matter
     const int bits = std::max(1, static_cast<int>(std::bit_width(row_count)));
     std::size_t scratch_bytes = 0;
     cudaError_t status =
@@ -122,7 +122,7 @@ cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t 
 }
 
 cudaError_t row_kernels::gather_held(const held_gather& gather, cudaStream_t stream) const noexcept {
-    std::uint64_t max_bytes = 0;  // of a table
+    std::uint64_t max_bytes = 0;  // bytes of the largest table's rows
     for (const held_table& table : std::span(gather.tables, gather.table_count))
         max_bytes = std::max(max_bytes, gather.count * table.row_size_bytes);
     constexpr std::uint64_t bytes_of_thread = 16;

@@ -8,14 +8,14 @@
 
 namespace pinflow::detail::cuda {
 
-/// Launches the kernels of rows.hpp, and sorts, on one device: to be called with its context current.
+/// Launches the kernels of rows.hpp and sorts indices, on one device. The device's context must be current.
 class row_kernels {
  public:
-    /// `pool` is where scratch memory comes from, in the order of the streams.
+    /// Scratch memory is allocated from `pool`, in stream order.
     row_kernels(cudaMemPool_t pool, unsigned multiprocessors) noexcept
         : pool_(pool), multiprocessors_(multiprocessors) {}
 
-    /// Loads all kernels; waits for `stream`. Before anything else.
+    /// Loads all kernels and waits for `stream`. Must be called before the other functions.
     cudaError_t load(cudaStream_t stream) noexcept;
     cudaError_t check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                            index_errors* errors, cudaStream_t stream) const noexcept;
@@ -34,7 +34,7 @@ class row_kernels {
 
  private:
     unsigned blocks_for(std::uint64_t threads, unsigned block_threads = row_threads) const noexcept;
-    /// `pairs`: of blocks, if there is an even number of them.
+    /// `pairs`: launch the blocks in pairs if their number is even.
     cudaError_t launch_moving(const void* kernel, unsigned threads, bool pairs, const row_transfer& transfer,
                               cudaStream_t stream) const noexcept;
 

@@ -1,11 +1,10 @@
 #include "src/core/scalar.hpp"
 #include "src/device/cuda/rows.hpp"
 
-// What limits these kernels is the link, and for small rows of large tables the translation of addresses: few
-// blocks, each row's bytes in flight at once, and an order in which neighbours in time are neighbours in
-// memory serve it best (measured: samples/bench/RESULTS.md). Everything in device memory is free beside that.
-// Host memory is touched in aligned pieces of 16 bytes wherever a row covers them. All indices are 64 bits
-// wide.
+// The link limits these kernels; for small rows of large tables, address translation does. Few blocks are
+// fastest, with all bytes of a row in flight at once, and rows in the order of their addresses (measured:
+// samples/bench/RESULTS.md). Accesses to device memory cost nothing beside that. Host memory is accessed in
+// aligned pieces of 16 bytes if the row covers them. All indices are 64 bits wide.
 
 namespace pinflow::detail::cuda {
 
@@ -30,12 +29,12 @@ __device__ std::uint64_t position_of(const row_order& order, std::uint64_t index
     return order.positions == nullptr ? index : order.positions[index];
 }
 
-/// Whether an index before this one is the same.
+/// Whether the previous index is the same.
 __device__ bool is_repeated(const row_order& order, std::uint64_t index) {
     return order.sorted && index > 0 && order.ids[index - 1] == order.ids[index];
 }
 
-/// Whether an index behind this one is the same.
+/// Whether the next index is the same.
 __device__ bool is_overwritten(const row_order& order, std::uint64_t index) {
     return order.sorted && index + 1 < order.count && order.ids[index + 1] == order.ids[index];
 }
@@ -52,7 +51,7 @@ __device__ unsigned char* table_row(const row_transfer& work, std::uint64_t row)
     return reinterpret_cast<unsigned char*>(work.table.rows) + row * work.table.row_size_bytes;
 }
 
-/// The table's row for the index at `index` of the order.
+/// The table's row for entry `index` of the order.
 __device__ unsigned char* host_row(const row_transfer& work, std::uint64_t index) {
     if (work.table.by_address) return reinterpret_cast<unsigned char*>(work.order.ids[index]);
     return table_row(work, work.compact ? index - work.begin : work.order.ids[index]);
@@ -60,23 +59,24 @@ __device__ unsigned char* host_row(const row_transfer& work, std::uint64_t index
 
 // ---- 16 bytes of any alignment ---------------------------------------------------------------------------
 
-/// 16 bytes that can be taken apart.
+/// 16 bytes with access to their parts.
 union word {
     uint4 whole;
     unsigned quarter[4];
     unsigned char byte[word_bytes];
 };
 
-/// A row in host memory as aligned words: the first and the last may belong to its neighbours in part.
+/// A row in host memory as aligned words. Parts of the first and the last word may belong to neighbouring
+/// rows.
 struct host_words {
     unsigned char* row;
     std::uint64_t row_bytes;
 
-    __device__ unsigned before() const {  // bytes of the first word that lie before the row
+    __device__ unsigned before() const {  // bytes of the first word before the row
         return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(row) % word_bytes);
     }
     __device__ std::uint64_t count() const { return (before() + row_bytes + word_bytes - 1) / word_bytes; }
-    /// Of word `index`: the bytes [begin, end) are the row's.
+    /// The bytes [begin, end) of word `index` belong to the row.
     __device__ unsigned begin(std::uint64_t index) const { return index == 0 ? before() : 0; }
     __device__ unsigned end(std::uint64_t index) const {
         const std::uint64_t rest = before() + row_bytes - index * word_bytes;
@@ -105,7 +105,7 @@ __device__ void store(unsigned char* destination, const word& value, unsigned be
     }
 }
 
-/// The bytes [begin, end) at `source`, at the same places of a word.
+/// Loads bytes [begin, end) at `source` to the same bytes of a word.
 __device__ word load(const unsigned char* source, unsigned begin, unsigned end) {
     word value;
     const auto address = reinterpret_cast<std::uintptr_t>(source);
@@ -127,8 +127,8 @@ __device__ word load(const unsigned char* source, unsigned begin, unsigned end) 
     return value;
 }
 
-/// An aligned word of host memory that has bytes of a row in it: the whole of it in one piece, unless it
-/// reaches out of the table. Of whole pages it never does.
+/// Loads an aligned word of host memory that contains bytes of a row. The whole word is loaded at once,
+/// unless it extends beyond the table. With rows by address it never does, because whole pages are readable.
 __device__ word load_host(const row_transfer& work, const host_words& words, std::uint64_t index) {
     const unsigned char* const at = words.at(index);
     const bool inside = work.table.by_address || (at >= table_row(work, 0) &&
@@ -165,9 +165,9 @@ __global__ void record_wrong(const std::uint64_t* ids, index_errors* errors) {
     if (errors->repeated_count != 0) errors->repeated_id = ids[~errors->repeated_complement];
 }
 
-/// Moves `rows_at_once` rows by a group of `lanes` threads, 16 bytes a thread at a time: `begin_row(k)` says
-/// how many words the k-th of them has, 0 for none, then come load(k, word) for all of them and store(k,
-/// word, value).
+/// Moves `rows_at_once` rows with a group of `lanes` threads, 16 bytes per thread at a time. `begin_row(k)`
+/// returns the number of words of the k-th row, or 0 to skip it. Then it calls load(k, word) for all rows,
+/// and store(k, word, value) for all rows.
 template <typename Mover, typename BeginRow>
 __device__ void move_some(const Mover& mover, BeginRow begin_row, unsigned lanes, unsigned lane) {
     std::uint64_t words[rows_at_once];
@@ -190,7 +190,7 @@ __device__ void move_some(const Mover& mover, BeginRow begin_row, unsigned lanes
     }
 }
 
-/// Goes through a launch's rows in its order; the mover's `begin_row(k, index)` says whether one is moved.
+/// Moves the rows of a launch in its order. The mover's `begin_row(k, index)` returns 0 for rows to skip.
 template <typename Mover>
 __device__ void move_rows(const row_launch& launch, Mover mover) {
     const row_transfer& work = launch.transfer;
@@ -207,7 +207,7 @@ __device__ void move_rows(const row_launch& launch, Mover mover) {
     }
 }
 
-/// Between rows of which both sides, and their size, are multiples of 16 bytes.
+/// Moves rows whose size and addresses on both sides are multiples of 16 bytes.
 struct aligned_mover {
     const unsigned char* from[rows_at_once];
     unsigned char* to[rows_at_once];
@@ -223,12 +223,13 @@ struct aligned_mover {
     }
 };
 
-/// Between rows of any alignment: words are those of the host's row, whichever side that is.
+/// Moves rows of any alignment, as words of the host's row, which may be source or destination.
 struct any_mover {
     host_words host[rows_at_once];
     unsigned char* device[rows_at_once];
 
-    /// Where word `at` of the host's row begins in the device's; before the row for the first one.
+    /// The address in the device's row of word `at` of the host's row. For the first word it may lie before
+    /// the row.
     __device__ unsigned char* on_device(unsigned k, std::uint64_t at) const {
         return device[k] + at * word_bytes - host[k].before();
     }
@@ -302,7 +303,7 @@ struct scatterer<false> : any_mover {
     }
 };
 
-/// Repeated rows: from the position of the first to those of the others, all in device memory.
+/// Copies repeated rows from the first position to the others, within device memory.
 template <bool Aligned>
 struct repeater;
 
@@ -340,7 +341,7 @@ struct repeater<false> : any_mover {
     __device__ explicit repeater(const row_transfer& transfer) : work(transfer) {}
 
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t first, std::uint64_t index) {
-        // the side that is written is the one whose words are aligned
+        // words are aligned on the side that is written
         host[k] = {device_row(work, position_of(work.order, index)), work.table.row_size_bytes};
         device[k] = device_row(work, position_of(work.order, first));
         return host[k].count();
@@ -402,7 +403,7 @@ __global__ void __launch_bounds__(row_threads) repeat(row_launch launch) {
 
 // ---- sums ------------------------------------------------------------------------------------------------
 
-/// What values are added up in: sums of small floats are rounded once.
+/// The type that sums are computed in. Sums of 16-bit floats are rounded once.
 template <typename Value>
 struct accumulator {
     using type = Value;
@@ -420,7 +421,8 @@ struct accumulator<half_bits> : small_accumulator<half_bits> {};
 template <>
 struct accumulator<bfloat16_bits> : small_accumulator<bfloat16_bits> {};
 
-/// A group of threads for each index; those that are not repeated add up all that follow.
+/// Each index has a group of threads. The group of the first of equal indices adds up the rows of all of
+/// them.
 template <typename Value>
 __global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
     const row_transfer& work = launch.transfer;
@@ -441,7 +443,7 @@ __global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
             };
             const Value first = value(index);
             if (repeated || !is_overwritten(order, index)) {
-                to[at] = first;  // alone: the very bits
+                to[at] = first;  // one value: its bits are kept
                 continue;
             }
             typename sum::type total = sum::widen(first);

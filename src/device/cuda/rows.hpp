@@ -4,19 +4,19 @@
 
 #include "src/device/row_work.hpp"
 
-/// The kernels that gather and scatter rows, in the form that cudaLaunchKernel takes them: see rows.cu.
+/// The kernels that gather and scatter rows, as pointers for cudaLaunchKernel: see rows.cu.
 namespace pinflow::detail::cuda {
 
-/// Threads in a block of each of the kernels,
+/// Threads per block, for all kernels except gather_rows.
 inline constexpr unsigned row_threads = 256;
-/// but of gather_rows: they mostly wait for the link, and the fewer multiprocessors they do that on, the more
-/// are left to whoever computes meanwhile. Rows that are not aligned need more registers.
+/// Threads per block of gather_rows. These threads mostly wait for the link: large blocks occupy fewer SMs
+/// and leave more of them to other kernels. Unaligned rows need more registers, so their blocks are smaller.
 constexpr unsigned gather_threads(bool aligned) {
     return aligned ? 1024 : 512;
 }
 
-/// What a kernel is given. A group of `lanes` threads, a power of two up to 32, moves a row, 16 bytes a
-/// thread at a time.
+/// Arguments of a kernel. A group of `lanes` threads moves a row, 16 bytes per thread at a time. `lanes` is a
+/// power of two up to 32.
 struct row_launch {
     row_transfer transfer;
     unsigned lanes = 32;
@@ -26,18 +26,20 @@ struct row_launch {
 const void* check_rows();
 /// kernel(std::uint32_t* positions, std::uint64_t count): 0, 1, 2, ...
 const void* number_rows();
-/// kernel(const row_order, index_errors*): equal neighbours of a sorted order are errors.
+/// kernel(const row_order, index_errors*): counts equal neighbours of a sorted order as errors.
 const void* refuse_repeated_rows();
-/// kernel(const std::uint64_t* ids, index_errors*), one thread: adds the indices at the positions found.
+/// kernel(const std::uint64_t* ids, index_errors*), one thread: copies the wrong indices, by the positions
+/// found.
 const void* record_wrong_ids();
-/// kernel(row_launch): rows to their positions, of equal ones in a sorted order to the first only. `aligned`:
-/// everything is a multiple of 16 bytes.
+/// kernel(row_launch): copies rows to their positions. In a sorted order, equal indices are copied to the
+/// first position only. `aligned`: all addresses and sizes are multiples of 16 bytes.
 const void* gather_rows(bool aligned);
-/// kernel(row_launch): what gather_rows of a sorted order left out, from where it brought the row to.
+/// kernel(row_launch): copies the rows that gather_rows of a sorted order left out, from their first
+/// position.
 const void* repeat_rows(bool aligned);
-/// kernel(row_launch): from the last of the positions of each row.
+/// kernel(row_launch): writes each row from the last of its positions.
 const void* scatter_rows(bool aligned);
-/// kernel(row_launch): the sum over the positions of each row, in their order.
+/// kernel(row_launch): writes the sum over the positions of each row, in their order.
 const void* scatter_sums(sum_type type);
 
 }  // namespace pinflow::detail::cuda

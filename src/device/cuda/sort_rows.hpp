@@ -7,8 +7,8 @@
 
 namespace pinflow::detail::cuda {
 
-/// Sorts indices by their lowest `bits` bits, stably, and their positions with them. With `scratch` null only
-/// `scratch_bytes` is set, to what it must have. Called by the layer of api.hpp alone.
+/// Sorts indices, with their positions, by their lowest `bits` bits. The sort is stable. If `scratch` is
+/// null, only `scratch_bytes` is set, to the required size. Only the layer of api.hpp calls it.
 cudaError_t sort_pairs(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* ids,
                        std::uint64_t* sorted_ids, const std::uint32_t* positions,
                        std::uint32_t* sorted_positions, std::uint64_t count, int bits, cudaStream_t stream);

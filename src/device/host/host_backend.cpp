@@ -65,7 +65,7 @@ class host final : public device_backend {
 
     void* create_stream() override { return new host_stream; }
     void destroy_stream(void* stream) noexcept override {
-        // in a forked process its locks may be held for ever: it is left as it is
+        // in a forked process its locks may be held for ever, so it is leaked
         if (!stream_of(stream).forked()) delete &stream_of(stream);
     }
     void synchronize_stream(void* stream) override { stream_of(stream).synchronize(); }
@@ -138,7 +138,7 @@ class host final : public device_backend {
                     void* stream) override {
         stream_of(stream).enqueue(
             [copy = std::vector<digest_array>(arrays.begin(), arrays.end()), row_count, sum] {
-                // pinflow::digest handles mapped rows itself, as it can name their file
+                // pinflow::digest handles mapped rows itself, because it can name their file
                 const std::uint64_t added = digest_of_rows(copy, row_count).value_or(0);
                 std::atomic_ref(*sum).fetch_add(added, std::memory_order_relaxed);
             });
@@ -197,7 +197,7 @@ class host final : public device_backend {
     }
 
     std::byte* keep(std::uint64_t size_bytes) {
-        // calls of a row exchange take less, and must not pay for the check each time
+        // small allocations of row exchanges skip the check because of its cost
         constexpr std::uint64_t asked_from_bytes = std::uint64_t{8} << 20;
         if (size_bytes >= asked_from_bytes)
             require_memory(size_bytes, fmt::format("cannot allocate a buffer of {} bytes", size_bytes),
@@ -222,8 +222,7 @@ class host final : public device_backend {
 }  // namespace
 
 device_backend& host_backend() {
-    static host& backend =
-        *new host;  // never destroyed: buffers of static lifetime may outlast any order of exit
+    static host& backend = *new host;  // never destroyed: static buffers may be destroyed later
     return backend;
 }
 

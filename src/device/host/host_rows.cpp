@@ -15,14 +15,14 @@ namespace pinflow::detail::host_rows {
 
 namespace {
 
-/// Bytes that are worth a task of their own.
+/// The number of bytes that one task moves.
 constexpr std::uint64_t bytes_of_task = 64 << 10;
 
 bool refused(const index_errors* errors) {
     return errors != nullptr && (errors->outside_count != 0 || errors->repeated_count != 0);
 }
 
-/// Counts one fault, and keeps the lowest position.
+/// Counts one error, and keeps the lowest position.
 void note(unsigned long long& count, unsigned long long& complement, std::uint64_t position) {
     std::atomic_ref(count).fetch_add(1);
     const std::atomic_ref lowest(complement);
@@ -55,7 +55,7 @@ std::byte* host_row(const row_transfer& work, std::uint64_t index) {
     return work.table.rows + row * work.table.row_size_bytes;
 }
 
-/// Calls `move(index)` for all indices of a transfer, side by side.
+/// Calls `move(index)` for all indices of a transfer, in parallel.
 template <typename Move>
 void for_each_index(const row_transfer& work, Move move) {
     if (refused(work.errors) || work.table.row_size_bytes == 0) return;

@@ -4,8 +4,8 @@
 
 #include "src/device/row_work.hpp"
 
-/// Gathering and scattering on the host device, by all cores: what device_backend's functions of the same
-/// names enqueue.
+/// Gathers and scatters rows on the host device, with all cores. The functions of the same names in
+/// device_backend enqueue these.
 namespace pinflow::detail::host_rows {
 
 void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, index_errors* errors);

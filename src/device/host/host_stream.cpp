@@ -69,7 +69,7 @@ void host_stream::run() {
         queue_.pop_front();
         lock.unlock();
         work();
-        work = nullptr;  // what it holds goes before the work counts as finished
+        work = nullptr;  // destroyed before the work counts as finished
         lock.lock();
         ++finished_;
         progress_.notify_all();
@@ -77,7 +77,7 @@ void host_stream::run() {
 }
 
 void host_mark::pass() {
-    decltype(kept_) dropped;  // destroyed after the lock is gone
+    decltype(kept_) dropped;  // destroyed after the lock is released
     const std::lock_guard lock(mutex_);
     passed_ = true;
     dropped.swap(kept_);

@@ -14,11 +14,11 @@
 
 namespace pinflow::detail {
 
-/// One record of an event in a stream: passed or not yet. Shared by the event and by the work it was recorded
-/// in, so that an event may be destroyed, or recorded elsewhere, at any time.
+/// One recording of an event in a stream, passed or not yet. Shared by the event and the stream's work, so
+/// that an event may be destroyed or recorded elsewhere at any time.
 class host_mark {
  public:
-    /// Called by the stream when it has come here.
+    /// Called by the stream when it reaches the mark.
     void pass();
     bool passed() const;
     void wait() const;
@@ -34,21 +34,23 @@ class host_mark {
     std::vector<std::shared_ptr<void>> kept_;
 };
 
-/// An ordered queue of work with a thread of its own: what a stream is on the host.
+/// The host's stream: an ordered queue of work with its own thread.
 class host_stream {
  public:
     host_stream();
     host_stream(const host_stream&) = delete;
     host_stream& operator=(const host_stream&) = delete;
-    /// Runs what is enqueued, then ends. Not to be called in a forked process.
+    /// Runs the enqueued work, then ends the thread. Must not run in a forked process.
     ~host_stream();
-    /// Whether this is a process forked after the stream was made, which has no such thread.
+    /// Whether this process was forked after the stream was made, and so lacks the stream's thread.
     bool forked() const noexcept;
 
-    /// `work` must not throw. @throws device_error in a process forked after the stream was made.
+    /// Enqueues `work`, which must not throw.
+    /// @throws device_error in a process forked after the stream was made.
     void enqueue(std::function<void()> work);
-    /// Passes `mark` behind the work enqueued so far: at once if all of that has finished, without waking the
-    /// stream's thread. @throws as enqueue.
+    /// Passes `mark` after the work enqueued so far. If that work has finished, the mark passes at once,
+    /// without waking the stream's thread.
+    /// @throws as enqueue.
     void record(std::shared_ptr<host_mark> mark);
     /// Waits for all work enqueued before the call.
     void synchronize();
@@ -68,12 +70,12 @@ class host_stream {
     std::thread thread_;  // last: it uses everything above
 };
 
-/// An event: its last mark. Safe to use from any thread.
+/// An event, as its last mark. Thread-safe.
 class host_event {
  public:
-    /// `mark` is the last one from now on.
+    /// Makes `mark` the last one.
     void set_last_mark(std::shared_ptr<host_mark> mark);
-    /// Null when there is none.
+    /// Null if the event was never recorded.
     std::shared_ptr<host_mark> last_mark() const;
 
  private:

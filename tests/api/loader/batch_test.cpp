@@ -16,7 +16,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("batch: a leased one is not overwritten while a stream is still to read it" * blocks_copies) {
+TEST_CASE("batch: a leased batch is not overwritten before a stream has read it" * blocks_copies) {
     on_each_device([](const device& device) {
         for (const route route : {route::automatic, route::staged}) {
             loader loader(
@@ -57,7 +57,7 @@ TEST_CASE("batch: a leased one is not overwritten while a stream is still to rea
     });
 }
 
-TEST_CASE("batch: a stream named with used_on is waited for as well" * blocks_copies) {
+TEST_CASE("batch: a slot also waits for streams named with used_on" * blocks_copies) {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(40, 256)}, {.device = device, .batch_rows = 10, .slots = 2});
         const stream main(device);
@@ -86,7 +86,7 @@ TEST_CASE("batch: a stream named with used_on is waited for as well" * blocks_co
     });
 }
 
-TEST_CASE("batch: holding every slot is reported instead of waiting for ever, and can be mended") {
+TEST_CASE("batch: next throws if the caller holds every slot, and works after a release") {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10, .slots = 3});
         const stream stream(device);
@@ -106,7 +106,7 @@ TEST_CASE("batch: holding every slot is reported instead of waiting for ever, an
     });
 }
 
-TEST_CASE("batch: the end comes also to a consumer that holds every slot") {
+TEST_CASE("batch: a consumer that holds every slot gets the end, too") {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(30)}, {.device = device, .batch_rows = 10, .slots = 3});
         const stream stream(device);
@@ -124,7 +124,7 @@ TEST_CASE("batch: the end comes also to a consumer that holds every slot") {
     });
 }
 
-TEST_CASE("batch: one outlives its loader, and may go to another thread") {
+TEST_CASE("batch: a batch outlives its loader, and may move to another thread") {
     on_each_device([](const device& device) {
         std::optional<batch> kept;
         const stream stream(device);
@@ -180,7 +180,7 @@ TEST_CASE("batch: the CPU reads elements on the host device, and is refused them
     });
 }
 
-TEST_CASE("batch: on a GPU the data of a large one is there when next returns, with a stream too") {
+TEST_CASE("batch: on a GPU the data of a large batch is there when next returns, even with a stream") {
     if (device::cuda_count() == 0) {
         MESSAGE("skipped: there is no CUDA device");
         return;

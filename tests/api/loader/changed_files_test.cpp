@@ -53,14 +53,13 @@ void make(change change, const std::filesystem::path& path) {
     }
 }
 
-/// Written long ago, so that a change shows however coarse the file system's clock is.
+/// Sets an old write time, so that a change is detected however coarse the file system's clock is.
 void make_old(const std::filesystem::path& path) {
     std::filesystem::last_write_time(path,
                                      std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
 }
 
-/// Writes the file again, as a new one, since some mapping may still be of the old one: of zeros, which take
-/// no space.
+/// Writes a new file of zeros, which takes no space. A mapping of the old file may still exist.
 void write_anew(const std::filesystem::path& path, const dtype& type, const shape_vector& shape) {
     std::filesystem::remove(path);
     write_npy_bytes(path, type, shape, {});
@@ -129,7 +128,8 @@ void for_every_route(const std::vector<std::shared_ptr<const row_source>>& sourc
 
 TEST_CASE("changed files: a change of one array of a sample is an error before the epoch has ended") {
     const temporary_folder folder;
-    // both sides of what a GPU takes from the mapped pages, and labels that are small enough to be kept
+    // row sizes below and above the limit for copies from the mapped pages, and labels small enough to be
+    // held
     const std::vector<std::vector<changing_array>> samples{
         {{"images.npy", dtype::of<std::uint8_t>(), {row_count, 3, 32, 32}},
          {"labels.npy", dtype::of<std::int64_t>(), {row_count}}},
@@ -176,7 +176,7 @@ TEST_CASE("changed files: a change of one file of many is an error before the ep
             write_anew(path_of(number), type, shape);
         const auto open_all = [&] { return std::vector{open_rows((folder / "part-*.npy").string())}; };
         for_every_route(open_all(), [&](const loader_options& options) {
-            // in the order of the files: one that has been delivered, one that is next, and the last
+            // in the order of the files: a delivered file, the next file, and the last file
             for (const std::uint64_t changed : {std::uint64_t{0}, file_count / 2, file_count - 1}) {
                 for (const change change : every_change) {
                     INFO("file " << changed << ", change " << static_cast<int>(change));
@@ -189,7 +189,7 @@ TEST_CASE("changed files: a change of one file of many is an error before the ep
     }
 }
 
-TEST_CASE("changed files: a change is an error for whoever comes next, when several threads take batches") {
+TEST_CASE("changed files: with several consumer threads, exactly one gets the error of a change") {
     const temporary_folder folder;
     const auto path = folder / "rows.npy";
     const dtype type = dtype::of<float>();
@@ -222,8 +222,7 @@ TEST_CASE("changed files: a change is an error for whoever comes next, when seve
     });
 }
 
-TEST_CASE(
-    "changed files: one that changed before its loader was made is an error by the end of the first epoch") {
+TEST_CASE("changed files: a file changed before its loader was made is an error by the end of epoch 1") {
     const temporary_folder folder;
     const auto path = folder / "rows.npy";
     write_anew(path, dtype::of<float>(), {row_count, 768});

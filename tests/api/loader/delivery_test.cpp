@@ -75,7 +75,7 @@ TEST_CASE("loader: keeps the arrays of a sample together, with their types and s
     });
 }
 
-TEST_CASE("loader: may be asked from several threads, which share the rows") {
+TEST_CASE("loader: several threads may call next, and share the rows") {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(1000)},
                       {.device = device, .batch_rows = 7, .order = order::shuffled, .epochs = 2, .slots = 6});
@@ -121,7 +121,7 @@ TEST_CASE("loader: a dropped tail is the last rows of the order, and nothing els
     });
 }
 
-TEST_CASE("loader: no rows, no epochs and a dropped tail that is everything end at once") {
+TEST_CASE("loader: ends at once without rows, without epochs, or if the dropped tail is everything") {
     on_each_device([](const device& device) {
         const stream stream(device);
         for (const loader_options& options :

@@ -21,7 +21,7 @@ using namespace pinflow;
 
 namespace {
 
-/// What a file holds behind its header.
+/// The bytes of a file after its header.
 std::vector<std::byte> elements_in(const std::filesystem::path& path) {
     std::ifstream file(path, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -32,7 +32,7 @@ std::vector<std::byte> elements_in(const std::filesystem::path& path) {
 
 }  // namespace
 
-TEST_CASE("digest: of an epoch is that of the files' bytes, by every route, in every order and batch size") {
+TEST_CASE("digest: an epoch has the digest of the files' bytes, by every route, order and batch size") {
     std::mt19937_64 random(20);
     for (const std::uint64_t row_bytes : {8U, 3000U, 65'536U}) {
         CAPTURE(row_bytes);
@@ -64,7 +64,7 @@ TEST_CASE("digest: of an epoch is that of the files' bytes, by every route, in e
     }
 }
 
-TEST_CASE("digest: of samples that are converted or decoded is that of the bytes delivered") {
+TEST_CASE("digest: converted or decoded samples have the digest of the delivered bytes") {
     std::mt19937_64 random(21);
     constexpr std::uint64_t row_count = 150;
     const temporary_folder folder;
@@ -82,7 +82,7 @@ TEST_CASE("digest: of samples that are converted or decoded is that of the bytes
     });
 }
 
-TEST_CASE("digest: those of all ranks add up to that of the epoch, with any number of ranks") {
+TEST_CASE("digest: the digests of any number of ranks add up to the epoch's digest") {
     std::mt19937_64 random(22);
     constexpr std::uint64_t row_count = 203;
     const temporary_folder folder;

@@ -119,7 +119,7 @@ TEST_CASE("digest: is the same for every order, batch size, slot count, thread c
     });
 }
 
-TEST_CASE("digest: swapped words, swapped labels, a changed bit and a moved boundary show") {
+TEST_CASE("digest: differs after swapped words, swapped labels, a changed bit or a moved boundary") {
     on_each_device([](const device& device) {
         const loader_options options{.device = device};
         const rows content = random_rows(10, 16, 7);

@@ -17,7 +17,7 @@
 #include "pinflow/loader/loader.hpp"
 #include "sanitized.hpp"
 
-// Errors of what a loader reads from, and loaders that end early.
+// Errors of a loader's sources, and loaders that end early.
 using namespace pinflow;
 
 namespace {
@@ -30,7 +30,7 @@ struct own_error : std::runtime_error {
     using runtime_error::runtime_error;
 };
 
-/// Numbered rows of which one cannot be read.
+/// Numbered rows, one of which cannot be read.
 class broken_rows final : public row_source {
  public:
     explicit broken_rows(std::uint64_t broken_row) : broken_row_(broken_row), rows_(total_rows) {}
@@ -87,7 +87,7 @@ void check_breaks_after(std::uint64_t batches, std::vector<std::shared_ptr<const
     CHECK(loader.report().batches == batches);
 }
 
-/// Calls `body(options)` for the routes that rows of one's own can take, and for one thread and for four.
+/// Calls `body(options)` for the routes of custom row sources, with one thread and with four.
 template <typename Body>
 void for_routes_of_own_rows(Body body) {
     on_each_device([&](const device& device) {
@@ -178,7 +178,7 @@ TEST_CASE("errors: a source that says it has changed ends the loader, without an
     });
 }
 
-TEST_CASE("errors: batches that are held when an error comes stay as they are") {
+TEST_CASE("errors: held batches stay intact after an error") {
     for_routes_of_own_rows([](const loader_options& options) {
         const stream stream(options.device);
         std::vector<batch> held;
@@ -196,7 +196,7 @@ TEST_CASE("errors: batches that are held when an error comes stay as they are") 
     });
 }
 
-TEST_CASE("errors: one that nobody asks for does not hold up the loader's end") {
+TEST_CASE("errors: an error that is never fetched does not block the loader's destructor") {
     for_routes_of_own_rows([](const loader_options& options) {
         for (const std::uint64_t broken_row : {0U, 15U, 95U})
             const loader never_asked({std::make_shared<broken_rows>(broken_row)}, options);

@@ -17,7 +17,7 @@ using namespace pinflow;
 
 namespace {
 
-/// What a forked process finds. @return 0, or the number of the step that went wrong.
+/// Runs in a forked child. @return 0, or the number of the failed step.
 int use_in_child(std::unique_ptr<loader>& parents, std::optional<batch>& held, const stream& stream,
                  const array& rows) {
     const auto refused = [](auto function) {
@@ -46,7 +46,7 @@ int use_in_child(std::unique_ptr<loader>& parents, std::optional<batch>& held, c
 
 }  // namespace
 
-TEST_CASE("loader: a forked process is refused, as it cannot use it, and ends, while its parent continues") {
+TEST_CASE("loader: a forked child is refused and exits, and the parent continues") {
     const temporary_folder folder;
     // rows that a GPU takes from the mapped pages, and ones that are gathered in memory of the parent's own
     write_npy(folder / "large.npy", numbered_rows(100, 8192).view());
@@ -80,7 +80,7 @@ TEST_CASE("loader: a forked process is refused, as it cannot use it, and ends, w
             CHECK(holds_its_rows(*held, stream));
             held.reset();
             std::uint64_t seen = 0;
-            // fork makes private pages copy-on-write: those that are locked must stay the parent's own
+            // fork makes private pages copy-on-write: locked pages must stay with the parent
             while (const auto batch = parents->next(stream)) {
                 CHECK(holds_its_rows(*batch, stream));
                 seen += batch->row_count();

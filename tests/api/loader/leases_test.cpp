@@ -56,7 +56,7 @@ void for_every_route(Body body) {
 
 }  // namespace
 
-TEST_CASE("leases: batches that are held stay as they are, whatever their number") {
+TEST_CASE("leases: any number of held batches stays intact") {
     for_every_route([](const known_sample& sample, const device& device, order order, route route) {
         constexpr unsigned slots = 5;
         for (const std::size_t held_count : {1U, 3U, slots - 1, slots}) {
@@ -202,11 +202,12 @@ TEST_CASE("leases: consumers with a stream and without one take turns") {
     });
 }
 
-TEST_CASE("leases: several threads hold and release batches as they like, and share all of them") {
+TEST_CASE("leases: several threads hold and release batches in any order, and share all of them") {
     for_every_route([](const known_sample& sample, const device& device, order order, route route) {
         constexpr std::uint64_t epochs = 3;
         constexpr unsigned thread_count = 4;
-        // each of them holds one batch less than its share of the slots, so that none finds all of them taken
+        // each thread holds one batch less than its share of the slots, so that no thread finds all slots
+        // taken
         constexpr unsigned held_by_each = 2;
         loader_options options = options_with_slots(device, order, route, thread_count * (held_by_each + 1));
         options.epochs = epochs;

@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::uint64_t file_count = sanitized ? 60 : 300;
 
-/// Random rows for .npy files of different numbers of rows, none among them, as many in all as there are
-/// `rows`. The files' names are to be ordered by the numbers in them.
+/// Writes random rows to .npy files of different numbers of rows, including 0, with `rows` rows in all. The
+/// order of the files is that of the numbers in their names.
 known_array files_of(const temporary_folder& folder, const std::string& name, std::string_view descr,
                      const shape_vector& row_shape, const std::vector<std::uint64_t>& rows_of_each,
                      std::mt19937_64& random) {
@@ -87,7 +87,7 @@ TEST_CASE("many files: rows of files of any length follow each other, in the ord
     }
 }
 
-TEST_CASE("many files: their rows come with labels of one file, and with ones that are cut elsewhere") {
+TEST_CASE("many files: rows come with labels from one file, and from files split at other rows") {
     std::mt19937_64 random(3);
     const temporary_folder folder;
     const auto counts = draw_row_counts(random);
@@ -99,7 +99,7 @@ TEST_CASE("many files: their rows come with labels of one file, and with ones th
     check_loaders_of({files_of(folder, "label", "<i4", {}, other_counts, random), rows});
 }
 
-TEST_CASE("many files: big-endian ones and fields are converted, whichever file they come from") {
+TEST_CASE("many files: big-endian elements and fields are converted, whichever file they are in") {
     std::mt19937_64 random(4);
     const temporary_folder folder;
     const auto counts = draw_row_counts(random);
@@ -107,7 +107,7 @@ TEST_CASE("many files: big-endian ones and fields are converted, whichever file 
                       npy_label_field(folder / "labels.npy", sum(counts), random)});
 }
 
-TEST_CASE("many files: pages that lie in many mappings are delivered like those of one") {
+TEST_CASE("many files: rows in many mappings are delivered as from one mapping") {
     // rows of 64 KiB, which a GPU can take from the mapped pages
     std::mt19937_64 random(5);
     const temporary_folder folder;

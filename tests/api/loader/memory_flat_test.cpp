@@ -29,7 +29,7 @@ void make_sparse_npy(const std::filesystem::path& path, std::uint64_t rows) {
     std::filesystem::resize_file(path, header.size() + rows * 65536 * sizeof(float));
 }
 
-/// The most anonymous memory seen while all of `path` is streamed, and what the slots take of it at most.
+/// The largest anonymous memory while all of `path` is streamed, and the upper bound of the slots' part.
 struct seen_memory {
     std::uint64_t peak_bytes = 0;
     std::uint64_t slot_bytes = 0;
@@ -58,7 +58,7 @@ TEST_CASE("memory: streaming 8 GiB takes no more anonymous memory than 1 GiB may
                         << " bytes, 8 GiB: " << large.peak_bytes << " bytes");
         CHECK(small.peak_bytes > before);
         CHECK(large.slot_bytes == small.slot_bytes);
-        // not every slot need be used, as the one that was given back last is filled first
+        // not every slot need be used, because the last released slot is filled first
         CHECK(large.peak_bytes < before + large.slot_bytes + (std::uint64_t{16} << 20));
     }
 }

@@ -15,7 +15,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("loader: says whom it waited for when the consumer is slow") {
+TEST_CASE("loader: reports that it waited for a slow consumer") {
     on_each_device([](const device& device) {
         const auto source = std::make_shared<scripted_rows>(100);
         loader loader({source}, {.device = device, .batch_rows = 10, .slots = 2});
@@ -42,7 +42,7 @@ TEST_CASE("loader: says whom it waited for when the consumer is slow") {
     });
 }
 
-TEST_CASE("report: what was handed out adds up, and the route is the one asked for") {
+TEST_CASE("report: the counts of delivered batches add up, and the route is the requested route") {
     std::mt19937_64 random(60);
     constexpr std::uint64_t row_count = 205;
     const temporary_folder folder;
@@ -100,7 +100,7 @@ TEST_CASE("report: what was handed out adds up, and the route is the one asked f
     });
 }
 
-TEST_CASE("report: a loader that has ended reports the same from then on") {
+TEST_CASE("report: stays the same after the loader has ended") {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(95)}, {.device = device, .batch_rows = 10});
         const stream stream(device);
@@ -116,7 +116,7 @@ TEST_CASE("report: a loader that has ended reports the same from then on") {
     });
 }
 
-TEST_CASE("report: counts what several threads were given") {
+TEST_CASE("report: counts the batches of all consumer threads") {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(1003)}, {.device = device, .batch_rows = 10, .slots = 8});
         std::atomic<std::uint64_t> rows = 0;

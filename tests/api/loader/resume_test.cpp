@@ -280,8 +280,7 @@ TEST_CASE("resume: a seed gives one order, on every device, by every route and f
     }
 }
 
-TEST_CASE(
-    "resume: options make the same orders as samplers do, and a window that depends on the data alone") {
+TEST_CASE("resume: options give the same orders as samplers, with a window that depends only on the data") {
     const array rows = numbered_rows(500);
     const auto delivered_by = [&](const loader_options& options) {
         row_lists delivered;
@@ -302,7 +301,7 @@ TEST_CASE(
     CHECK(both.state().order == sampler::windowed(500, 3, default_window_rows((1 << 16) + 32)).identity());
 }
 
-TEST_CASE("resume: a loader refuses orders and shards that contradict the rest, in a sentence") {
+TEST_CASE("resume: a loader refuses contradictory orders and shards in one sentence") {
     const auto refusal = [](loader_options options) -> std::string {
         options.device = device::host();
         try {

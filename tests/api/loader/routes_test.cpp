@@ -112,8 +112,7 @@ TEST_CASE("loader: a GPU is fed from the mapped pages, from slots, and from both
     CHECK(small.report().reason.find("registered") != std::string::npos);
 }
 
-TEST_CASE(
-    "loader: on the direct route, a batch may end on the stream that reads it, as the last of everything") {
+TEST_CASE("loader: on the direct route, a stream's task may release the last batch after all else is gone") {
     const temporary_folder folder;
     write_npy(folder / "rows.npy", numbered_rows(100).view());
     const stream stream(device::host());
@@ -134,7 +133,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "loader: on the direct route, the mapping stays until the streams have passed, without anybody waiting") {
+    "loader: on the direct route, the mapping stays until the streams have passed, and no thread waits") {
     const temporary_folder folder;
     write_npy(folder / "rows.npy", numbered_rows(100).view());
     const stream stream(device::host());

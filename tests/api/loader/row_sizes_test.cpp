@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::array<std::uint64_t, 8> every_row_size{1, 8, 100, 512, 3000, 4096, 12'288, 65'536};
 
-/// Rows that take some 2 MiB, or somewhat more when there are few of them.
+/// Rows of some 2 MiB in all, or somewhat more if there are few rows.
 std::uint64_t row_count_for(std::uint64_t row_bytes) {
     const std::uint64_t max_bytes = std::uint64_t{sanitized ? 1 : 2} << 20;
     return std::clamp<std::uint64_t>(max_bytes / row_bytes, 67, sanitized ? 501 : 3001);
@@ -72,8 +72,7 @@ TEST_CASE("row sizes: rows of any size come by every route, by one thread and by
     });
 }
 
-TEST_CASE(
-    "row sizes: slots fit into the memory that is allowed, and rows come through however few there are") {
+TEST_CASE("row sizes: slots fit into the allowed memory, and rows are delivered with any number of slots") {
     for_every_row_size(8, [](const known_sample& sample, const device& device) {
         constexpr std::uint64_t batch_rows = 20;
         const std::uint64_t batch_bytes = batch_rows * sample[0].source->row_size_bytes();

@@ -27,7 +27,7 @@
 #include "pinflow/row_source.hpp"
 #include "row_lists.hpp"
 
-/// Samples of which a test knows every byte, and what a loader has to deliver of them.
+/// Samples with known bytes, and the batches that a loader has to deliver.
 
 /// One array of a sample.
 struct known_array {
@@ -50,7 +50,7 @@ inline std::vector<std::shared_ptr<const pinflow::row_source>> sources_of(const 
 
 // ---- arrays -------------------------------------------------------------------------------------
 
-/// Turns each number of a type around, where that type is big-endian.
+/// Reverses the bytes of each big-endian number.
 inline void make_little_endian(const pinflow::dtype& type, std::span<std::byte> elements) {
     if (type.order() == std::endian::little) return;
     for (std::size_t at = 0; at < elements.size(); at += type.swap_size_bytes())
@@ -173,7 +173,7 @@ inline pinflow::sampler sampler_of(const pinflow::loader_options& options, std::
     return pinflow::sampler::sequential(row_count);
 }
 
-/// Options for one of these orders, with a seed and a window of the tests'.
+/// Options for one of these orders, with the tests' seed and window.
 inline pinflow::loader_options options_for(const pinflow::device& device, pinflow::order order) {
     return {.device = device,
             .order = order,
@@ -187,8 +187,8 @@ inline constexpr std::array every_plain_order{pinflow::order::sequential, pinflo
 
 // ---- what is delivered --------------------------------------------------------------------------
 
-/// Whether a batch has the arrays of `sample`, with their types and shapes, and in them the rows whose
-/// numbers it says it has. The data must be there when `stream` comes to it.
+/// Whether a batch has the arrays of `sample` with their types and shapes, and the rows of its row numbers.
+/// The data must be there when `stream` reaches it.
 inline bool holds_rows_of(const known_sample& sample, const pinflow::batch& batch,
                           pinflow::stream_view stream) {
     if (batch.array_count() != sample.size() || batch.row_ids().size() != batch.row_count()) return false;
@@ -213,8 +213,8 @@ inline bool holds_rows_of(const known_sample& sample, const pinflow::batch& batc
     return true;
 }
 
-/// Takes every batch of a loader of `sample` with `options`, from the first to the last: each must come in
-/// its place, with the rows that the order gives, and their bytes.
+/// Takes every batch of a loader of `sample` with `options`: each must come in its order, with the rows of
+/// the order and their bytes.
 inline void check_every_batch(pinflow::loader& loader, const known_sample& sample,
                               const pinflow::loader_options& options) {
     const std::uint64_t row_count = sample[0].source->row_count();

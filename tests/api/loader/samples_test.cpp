@@ -11,7 +11,7 @@
 #include "sanitized.hpp"
 #include "temporary_folder.hpp"
 
-// Samples of several arrays, of which each has its own kind of rows.
+// Samples of several arrays with different kinds of rows.
 using namespace pinflow;
 
 namespace {

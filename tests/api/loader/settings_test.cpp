@@ -12,7 +12,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("loader: refuses what contradicts itself, in a sentence") {
+TEST_CASE("loader: refuses contradictory options in one sentence") {
     on_each_device([](const device& device) {
         const auto refuses = [&](std::vector<std::shared_ptr<const row_source>> sources,
                                  loader_options options, const std::string& why) {
@@ -42,7 +42,7 @@ TEST_CASE("loader: refuses what contradicts itself, in a sentence") {
     });
 }
 
-TEST_CASE("loader: its memory is bounded by the slots it says it has") {
+TEST_CASE("loader: its memory is bounded by its reported slots") {
     const array rows = numbered_rows(1000, 128);  // 1 KiB a row
     on_each_device([&](const device& device) {
         const loader few({rows}, {.device = device,

@@ -31,7 +31,7 @@ loader_report report_with(int storage, int cpu, int link, int consumer, int wall
 
 }  // namespace
 
-TEST_CASE("report: the verdict names what is waited for most, in words") {
+TEST_CASE("report: the verdict names the longest wait in words") {
     CHECK(contains_all(report_with(0, 0, 0, 92, 100).verdict(),
                        {"consumer is the limit", "the loader waited 92%"}));
     CHECK(contains_all(report_with(68, 3, 0, 5, 100).verdict(),
@@ -53,7 +53,7 @@ TEST_CASE("report: the verdict names what is waited for most, in words") {
                        {"storage is the limit", "the consumer waited 100%", "100% of that", "reads"}));
 }
 
-TEST_CASE("report: rates are by the wall time, and none before there is any") {
+TEST_CASE("report: rates are by wall time, and 0 without any wall time") {
     loader_report report = report_with(0, 0, 0, 0, 4);
     report.bytes = 1000;
     report.rows = 10;
@@ -63,7 +63,7 @@ TEST_CASE("report: rates are by the wall time, and none before there is any") {
     CHECK(report.bytes_per_second() == 0.0);
 }
 
-TEST_CASE("report: a source that blocks is the storage's, although it does not say what it waited for") {
+TEST_CASE("report: time in a source that blocks counts as storage, although it reports no wait") {
     const auto rows = std::make_shared<scripted_rows>(batch_rows * batch_count);
     on_each_device([&](const device& device) {
         check_limit("storage", &loader_report::storage_wait, [&](milliseconds slowness) {
@@ -73,7 +73,7 @@ TEST_CASE("report: a source that blocks is the storage's, although it does not s
     });
 }
 
-TEST_CASE("report: a source that computes is the CPU's") {
+TEST_CASE("report: time in a source that computes counts as CPU") {
     const auto rows = std::make_shared<scripted_rows>(batch_rows * batch_count);
     on_each_device([&](const device& device) {
         check_limit("CPU", &loader_report::cpu_wait, [&](milliseconds slowness) {
@@ -83,7 +83,7 @@ TEST_CASE("report: a source that computes is the CPU's") {
     });
 }
 
-TEST_CASE("report: an order that is slow to compute is the CPU's") {
+TEST_CASE("report: time in an order that is slow to compute counts as CPU") {
     class slow_order final : public row_sequence {
      public:
         explicit slow_order(milliseconds slowness) : slowness_(slowness) {}
@@ -119,7 +119,7 @@ TEST_CASE("report: a consumer that computes is the limit, and the loader waits f
     });
 }
 
-TEST_CASE("report: a consumer whose stream is behind is the limit, although it is kept waiting itself") {
+TEST_CASE("report: a consumer whose stream lags is the limit, although its thread waits") {
     const array rows = numbered_rows(batch_rows * batch_count);
     on_each_device([&](const device& device) {
         check_limit("consumer", &loader_report::consumer_wait, [&](milliseconds slowness) {
@@ -130,7 +130,7 @@ TEST_CASE("report: a consumer whose stream is behind is the limit, although it i
     });
 }
 
-TEST_CASE("report: what the consumer has yet to take counts as waiting for it, also while it lasts") {
+TEST_CASE("report: batches not yet taken count as waiting for the consumer, also during the wait") {
     // all of it fits into the slots, so that the loader is done soon
     loader loader({numbered_rows(40)}, {.device = device::host(), .batch_rows = 10, .slots = 8});
     CHECK(loader.report().wall_time == std::chrono::nanoseconds(0));
@@ -150,10 +150,10 @@ TEST_CASE("report: what the consumer has yet to take counts as waiting for it, a
     const loader_report report = loader.report();
     CHECK(is_limit(report, "consumer"));
     compute_for(milliseconds(5));
-    CHECK(loader.report().wall_time == report.wall_time);  // it ended when that was told
+    CHECK(loader.report().wall_time == report.wall_time);  // the report ends with the end of the data
 }
 
-TEST_CASE("report: says how many batches lay ready") {
+TEST_CASE("report: says how many batches were ready") {
     loader loader({numbered_rows(40)}, {.device = device::host(), .batch_rows = 10, .slots = 4});
     static_cast<void>(loader.next());
     // all that can be ready is

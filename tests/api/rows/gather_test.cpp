@@ -52,7 +52,7 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("rows: a group of batches is gathered as each of them would be, empty ones among them") {
+TEST_CASE("rows: a group of batches is gathered like its single batches, including empty batches") {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(2);
         for (const std::uint64_t row_bytes : {1U, 7U, 64U, 513U, 4096U}) {
@@ -88,10 +88,10 @@ TEST_CASE("rows: a group of batches is gathered as each of them would be, empty 
     });
 }
 
-TEST_CASE("rows: repeated ones come to all of their places, whatever their size and number") {
+TEST_CASE("rows: a repeated row is gathered to all of its positions, for any size and number of rows") {
     on_each_device([](const device& device) {
         std::mt19937_64 random(7);
-        // more than are looked at in one go, and few of them, of which each is looked at by itself
+        // more rows than are checked in one step, and few rows, which are checked one by one
         constexpr std::size_t many = sanitized ? 20'000 : 50'000;
         for (const auto& [row_bytes, row_count, count] :
              {std::tuple<std::uint64_t, std::uint64_t, std::size_t>{1, 200, many},
@@ -146,7 +146,7 @@ TEST_CASE("rows: many rows pass through few slots without overwriting each other
     });
 }
 
-TEST_CASE("rows: what an earlier call left in memory is not taken for a row of this one") {
+TEST_CASE("rows: memory left by an earlier call is not taken for a row") {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(6);
         const auto content = random_bytes(std::size_t{100} * 8, random);
@@ -165,7 +165,7 @@ TEST_CASE("rows: what an earlier call left in memory is not taken for a row of t
     });
 }
 
-TEST_CASE("rows: those of a mapped file are gathered by every route") {
+TEST_CASE("rows: every route gathers rows of a mapped file") {
     const temporary_folder folder;
     constexpr std::uint64_t row_count = 500;
     constexpr std::uint64_t width = 33;
@@ -192,7 +192,7 @@ TEST_CASE("rows: those of a mapped file are gathered by every route") {
     });
 }
 
-TEST_CASE("rows: those of an array in memory are gathered, also when they have no bytes") {
+TEST_CASE("rows: rows of an array in memory are gathered, even if they have no bytes") {
     on_each_route([](const device& device, row_route route) {
         const array numbers = numbered_rows(100, 3);
         const guarded_rows rows(device, 5 * 24);
@@ -220,7 +220,7 @@ TEST_CASE("rows: a table without rows gathers none of them") {
     });
 }
 
-TEST_CASE("rows: tables of more than 4 GiB, and of more than 2^32 rows, are reached to their ends") {
+TEST_CASE("rows: the last rows of tables above 4 GiB, and above 2^32 rows, are gathered") {
     constexpr std::uint64_t table_bytes = std::uint64_t{6} << 30;
     std::mt19937_64 random(5);
     on_each_device([&](const device& device) {
@@ -279,7 +279,7 @@ TEST_CASE("rows: tables of more than 4 GiB, and of more than 2^32 rows, are reac
     });
 }
 
-TEST_CASE("rows: plans say how rows would travel, and why") {
+TEST_CASE("rows: a plan says how rows would travel, and why") {
     on_each_route([](const device& device, row_route route) {
         const guarded_table table(device, 4096);
         row_exchange exchange(row_table(table.bytes(), 64), device, {.route = route});
@@ -302,7 +302,7 @@ constexpr bool gives_row_ids = std::is_convertible_v<From, row_ids>;
 
 }  // namespace
 
-TEST_CASE("row_ids: any contiguous range of 64-bit numbers in host memory is one, and is borrowed") {
+TEST_CASE("row_ids: borrows any contiguous range of 64-bit integers in host memory") {
     const auto borrows = [](const row_ids& ids, const void* data, std::uint64_t size) {
         return ids.data() == data && ids.size() == size && !ids.on_device();
     };
@@ -335,7 +335,7 @@ TEST_CASE("row_ids: any contiguous range of 64-bit numbers in host memory is one
     CHECK(borrows(ids, constant.data(), 2));
 }
 
-TEST_CASE("row_ids: temporaries that take their numbers with them are refused, and numbers of other types") {
+TEST_CASE("row_ids: refuses temporaries that own their numbers, and numbers of other types") {
     CHECK(gives_row_ids<std::vector<std::uint64_t>&>);
     CHECK(gives_row_ids<std::span<const std::uint64_t>>);
     CHECK(gives_row_ids<row_ids>);

@@ -37,7 +37,7 @@ id_vector different_ids(std::size_t count, std::uint64_t row_count, std::mt19937
     return ids;
 }
 
-/// Where indices lie in each of these calls; the route copy takes them in host memory alone.
+/// The places of the indices in these calls; the route copy takes only host memory.
 id_place resume_position(int call, row_route route) {
     const id_place place = every_id_place[static_cast<std::size_t>(call) % every_id_place.size()];
     return route == row_route::copy && place == id_place::device ? id_place::host : place;
@@ -74,7 +74,7 @@ void on_each_route_and_size(Body body) {
 
 }  // namespace
 
-TEST_CASE("row sizes: one exchange moves many rows and few by turns, there and back") {
+TEST_CASE("row sizes: one exchange moves many and few rows in turns, in both directions") {
     on_each_route_and_size([](const device& device, row_route route, std::uint64_t row_bytes) {
         exchanged with(device, route, row_bytes);
         const stream stream(device);
@@ -145,7 +145,7 @@ TEST_CASE("row sizes: groups of large and small batches are moved as each batch 
     });
 }
 
-TEST_CASE("row sizes: rows of a file are gathered as they lie in it") {
+TEST_CASE("row sizes: rows of a file are gathered unchanged") {
     for (const std::uint64_t row_bytes : {8U, 3000U, 12'288U}) {
         CAPTURE(row_bytes);
         const temporary_folder folder;

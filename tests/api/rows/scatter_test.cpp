@@ -264,7 +264,7 @@ TEST_CASE("rows: sums are added up in the order of the indices, small floats as 
     });
 }
 
-TEST_CASE("rows: a row that is summed alone keeps its very bits") {
+TEST_CASE("rows: a row that is summed alone keeps its exact bits") {
     on_each_summing_route([](const device& device, row_route route) {
         CHECK(std::bit_cast<std::uint32_t>(
                   sum_of<float>(device, route, {std::bit_cast<float>(0x7FA01234U)})) == 0x7FA01234U);
@@ -307,7 +307,7 @@ TEST_CASE("rows: sums go over all batches of a group, and over the pieces of the
     });
 }
 
-TEST_CASE("rows: what cannot be added up is refused, and nothing is written") {
+TEST_CASE("rows: sums of unsupported types and unaligned rows are refused, and nothing is written") {
     on_each_device([](const device& device) {
         const id_vector ids{0, 1, 1};
         const auto refused = [&](std::string_view type, std::uint64_t row_bytes, std::size_t table_off,

@@ -9,11 +9,11 @@
 inline constexpr std::uint64_t row_bytes = 200;
 inline constexpr std::uint64_t row_count = 300;
 
-/// What an exchange writes to too early shows within so many looks at it.
+/// A write that comes too early is seen within this many checks.
 inline constexpr int looks = 50;
 
-/// Room for few rows at a time, though not so few that more is enqueued behind a gate than CUDA takes, which
-/// lets some hundred operations wait in a stream.
+/// Room for few rows at a time. With fewer rows, a call would enqueue more operations behind a gate than CUDA
+/// accepts, which is some hundred in a stream.
 inline pinflow::row_exchange_options through_few_slots(pinflow::row_route route) {
     return {.route = route, .threads = 2, .staging_bytes = 40 * row_bytes};
 }

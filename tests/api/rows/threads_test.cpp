@@ -94,7 +94,7 @@ TEST_CASE("rows: a call that is waited for tells its own faults to its own calle
             threads.emplace_back([&, t] {
                 const guarded_rows rows(device, 10 * row_bytes);
                 for (int i = 0; i < 50; ++i) {
-                    // wrong ones of one's own number, or right ones
+                    // either a thread-specific number of wrong indices, or right indices
                     const bool is_wrong = i % 2 == 0;
                     const id_list ids(device, {1, is_wrong ? 10'000 + t : 2}, id_place::device);
                     const std::string why =
