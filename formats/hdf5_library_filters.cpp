@@ -25,7 +25,7 @@ template <typename... Arguments>
 
 bool only_library_knows(const hdf5_filter* filter) noexcept {
     return filter->id != filter_id::deflate && filter->id != filter_id::shuffle &&
-           filter->id != filter_id::fletcher32 && !(knows_lzf() && filter->id == filter_id::lzf);
+           filter->id != filter_id::fletcher32 && (filter->id != filter_id::lzf || !knows_lzf());
 }
 
 std::uint32_t little_endian(std::span<const std::byte> bytes) noexcept {

@@ -266,7 +266,7 @@ std::vector<array_listing> list_arrays(const std::filesystem::path& path) {
 array open(const std::filesystem::path& path) {
     if (const file_and_name split = split_file_and_name(path.string()); split.named) {
         throw invalid_argument(fmt::format(
-            "cannot open '{}': there is no such file; the array {} of '{}' is opened by open(\"{}\", \"{}\")",
+            R"(cannot open '{}': there is no such file; the array {} of '{}' is opened by open("{}", "{}"))",
             path.string(), quote(split.name), split.path, split.path, split.name));
     }
     const auto file = std::make_shared<const input_file>(path);

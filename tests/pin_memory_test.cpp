@@ -17,7 +17,9 @@ namespace {
 thread_local int successes_before_failure = -1;
 
 void* allocate(std::size_t size) {
-    if (successes_before_failure >= 0 && successes_before_failure-- == 0) throw std::bad_alloc();
+    const bool fails = successes_before_failure == 0;
+    if (successes_before_failure >= 0) --successes_before_failure;
+    if (fails) throw std::bad_alloc();
     if (void* const data = std::malloc(size)) return data;
     throw std::bad_alloc();
 }

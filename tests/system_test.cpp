@@ -163,9 +163,9 @@ TEST_CASE("system: injected errors become sentences with the attempted call and 
     const auto sentence = [&](seam::call what, auto function) {
         const seam::scoped_failure_hook hook(failing(what, EIO));
         CHECK(code_of(function) == std::errc::io_error);
-        const std::string told = sentence_of<pinflow::system_failure>(function);
-        CHECK(told.ends_with(": Input/output error"));
-        return told;
+        std::string message = sentence_of<pinflow::system_failure>(function);
+        CHECK(message.ends_with(": Input/output error"));
+        return message;
     };
     using seam::call;
     CHECK(contains(sentence(call::open, [&] { seam::open_for_reading(path); }), "cannot open " + in_quotes));
