@@ -9,10 +9,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <system_error>
 #include <unordered_set>
 
 #include "src/core/system.hpp"
@@ -210,7 +212,7 @@ void note_stack(record& shared, const call_stack& stack, std::uint64_t hash) {
     if (shared == nullptr || is_inside) return false;
     const inside here;
     if (wanted.what == target::kind::call) return false;
-    const call_stack stack = current_stack(allocation_depth, 3);  // itself, this, operator new
+    const call_stack stack = current_stack(allocation_depth, 4);  // itself, this, allocate, operator new
     const std::uint64_t hash = hash_of(stack);
     if (wanted.what == target::kind::nothing) {
         note_stack(*shared, stack, hash);
@@ -269,7 +271,9 @@ scope::~scope() {
 std::string describe(const call_stack& stack) {
     ::Dl_info program{};
     ::dladdr(reinterpret_cast<void*>(&describe), &program);
-    std::string command = fmt::format("addr2line -Cfipe '{}'", program.dli_fname);
+    std::error_code unknown;  // the program's path may be relative to a folder that it has left
+    const std::string path = std::filesystem::read_symlink("/proc/self/exe", unknown).string();
+    std::string command = fmt::format("addr2line -Cfipe '{}'", path);
     for (void* const address : stack) {
         ::Dl_info info{};
         if (address == nullptr || ::dladdr(address, &info) == 0) break;
@@ -293,7 +297,7 @@ std::string describe(const call_stack& stack) {
 
 namespace {
 
-void* allocate(std::size_t size, std::size_t alignment, bool throws) {
+[[gnu::noinline]] void* allocate(std::size_t size, std::size_t alignment, bool throws) {
     if (injection::fails_here()) {
         if (throws) throw std::bad_alloc();
         return nullptr;
