@@ -35,7 +35,6 @@ if(PINFLOW_CUDA)  # AUTO is true, too
   pinflow_find_cuda(pinflow_no_cuda)
   if(pinflow_no_cuda STREQUAL "")
     enable_language(CUDA)
-    include(PinflowCudaStandard)
     find_package(CUDAToolkit ${pinflow_cuda_oldest} REQUIRED)
     set(PINFLOW_HAVE_CUDA ON)
     message(STATUS "CUDA device: toolkit ${CUDAToolkit_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}")
