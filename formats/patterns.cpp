@@ -1,6 +1,7 @@
 #include "formats/patterns.hpp"
 
 #include <fmt/format.h>
+#include <fnmatch.h>
 #include <glob.h>
 
 #include <algorithm>
@@ -92,6 +93,20 @@ std::vector<std::string> files_of_pattern(const std::string& text) {
         return !paths.empty();
     });
     return paths;
+}
+
+bool pattern_covers(const std::string& text, const std::string& path) {
+    // as absolute paths: "./part-1.npy" is a file of 'part-*.npy', too
+    const auto normal = [](const std::string& name) {
+        std::error_code no_folder;
+        const std::filesystem::path whole = std::filesystem::absolute(name, no_folder);
+        return (no_folder ? std::filesystem::path(name) : whole).lexically_normal().string();
+    };
+    bool covers = false;
+    try_cuts(text, [&](const file_and_name& cut) {
+        return covers = ::fnmatch(normal(cut.path).c_str(), normal(path).c_str(), FNM_PATHNAME) == 0;
+    });
+    return covers;
 }
 
 }  // namespace pinflow::detail

@@ -20,6 +20,9 @@ std::vector<std::string> matches_of(const std::string& pattern);
 /// The files that FILE[:NAME] stands for if FILE is a pattern; see is_pattern. @throws as matches_of.
 std::vector<std::string> files_of_pattern(const std::string& text);
 
+/// Whether a file at `path` belongs to the files that FILE[:NAME] stands for, or would if it existed.
+bool pattern_covers(const std::string& text, const std::string& path);
+
 /// Calls `use` for each way to split `text` into FILE and NAME, from the longest FILE to the shortest, until
 /// it returns true.
 template <typename Use>

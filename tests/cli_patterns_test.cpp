@@ -98,6 +98,7 @@ TEST_CASE("cli patterns: inspect describes all files as one array, and says how 
     CHECK(inspected["shape"] == json({78, 3}));
     CHECK(inspected["size_bytes"] == 468);
     CHECK(inspected["mappable"] == true);
+    CHECK(run_json({"inspect", folder / "part-11*.npy"})["files"] == 1);
     const tool_result text = run_tool({"inspect", folder / "part-*.npy"});
     CHECK(text.status == 0);
     CHECK(text.output.find("npy, 12 files") != std::string::npos);
@@ -126,6 +127,14 @@ TEST_CASE("cli patterns: convert refuses to write a file that another run would 
     check_fails(1, {"convert", folder / "part-*.npy", folder / "part-all.npy"},
                 {"part-all.npy", "part-*.npy"});
     CHECK(!std::filesystem::exists(folder / "part-all.npy"));
+    const std::string dotted = folder / "./part-all.npy";
+    check_fails(1, {"convert", folder / "part-*.npy", dotted}, {"part-*.npy"});
+    for (const char* const number : {"0", "1"}) {
+        const std::string part = folder / ("part-" + std::string(number));
+        CHECK(run_tool({"convert", part + ".npy", part + ".npz:rows"}).status == 0);
+    }
+    check_fails(1, {"convert", folder / "part-*.npz:rows", folder / "part-all.npz"}, {"part-all.npz"});
+    CHECK(run_tool({"convert", folder / "part-*.npz:rows", folder / "all.npz"}).status == 0);
 }
 
 TEST_CASE("cli patterns: a pattern that the shell has expanded is reported with a hint") {

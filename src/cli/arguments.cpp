@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <filesystem>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -94,11 +93,6 @@ device parse_device(const std::string& name) {
     } catch (const unsupported& failure) {  // a build without CUDA; a machine without it is a device_error
         throw usage_error(failure.what());
     }
-}
-
-bool exists(const std::string& path) {
-    std::error_code ignored;
-    return std::filesystem::exists(path, ignored);
 }
 
 }  // namespace pinflow::cli

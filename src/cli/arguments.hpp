@@ -36,7 +36,4 @@ std::uint64_t parse_byte_count(std::string_view flag, std::string_view text);
 /// device_error if the machine has none.
 device parse_device(const std::string& name);
 
-/// Whether `path` exists; false if that cannot be determined.
-bool exists(const std::string& path);
-
 }  // namespace pinflow::cli

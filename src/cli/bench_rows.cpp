@@ -33,14 +33,14 @@ struct sizes {
           batches(options.batches),
           max_known(options.known),
           ways(of) {
-        constexpr std::uint64_t usual_rows = 10'000'000;
-        const std::uint64_t asked_bytes =
-            options.table_bytes == 0 ? detail::saturated(usual_rows, row_bytes) : options.table_bytes;
-        row_count = asked_bytes / row_bytes;
+        constexpr std::uint64_t typical_rows = 10'000'000;
+        const std::uint64_t requested_bytes =
+            options.table_bytes == 0 ? detail::saturated(typical_rows, row_bytes) : options.table_bytes;
+        row_count = requested_bytes / row_bytes;
         if (row_count < batch_rows) {
-            throw invalid_argument(
-                fmt::format("a table of {} bytes has {} of {} bytes, fewer than a batch of {}", asked_bytes,
-                            readable_count(row_count, "row", "rows"), row_bytes, batch_rows));
+            throw invalid_argument(fmt::format(
+                "a table of {} bytes has {} of {} bytes, fewer than a batch of {}", requested_bytes,
+                readable_count(row_count, "row", "rows"), row_bytes, batch_rows));
         }
         if (!ways.to_device || !ways.to_host) return;
         // no row is both read and written, so that what arrives can be checked

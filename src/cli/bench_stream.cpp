@@ -129,11 +129,11 @@ class temporary_file {
 /// The shape of the file that is made.
 struct made_shape {
     explicit made_shape(const bench_options& options) {
-        constexpr std::uint64_t usual_bytes = std::uint64_t{8} << 30;
-        constexpr std::uint64_t usual_row_bytes = std::uint64_t{256} << 10;
-        row_bytes = options.row_bytes == 0 ? usual_row_bytes : options.row_bytes;
-        const std::uint64_t asked_bytes = options.table_bytes == 0 ? usual_bytes : options.table_bytes;
-        rows = std::max<std::uint64_t>(asked_bytes / row_bytes, 1);
+        constexpr std::uint64_t default_bytes = std::uint64_t{8} << 30;
+        constexpr std::uint64_t default_row_bytes = std::uint64_t{256} << 10;
+        row_bytes = options.row_bytes == 0 ? default_row_bytes : options.row_bytes;
+        const std::uint64_t requested_bytes = options.table_bytes == 0 ? default_bytes : options.table_bytes;
+        rows = std::max<std::uint64_t>(requested_bytes / row_bytes, 1);
     }
 
     std::uint64_t size_bytes() const { return rows * row_bytes; }

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <fnmatch.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "formats/element_streams.hpp"
+#include "formats/patterns.hpp"
 #include "formats/safetensors_header.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
@@ -35,8 +35,8 @@ namespace {
 using clock = std::chrono::steady_clock;
 
 std::uint64_t reordering_bytes() {
-    constexpr std::uint64_t usual_bytes = std::uint64_t{64} << 20;
-    return std::min(usual_bytes, pinflow::detail::read_available_memory().size_bytes / 4);
+    constexpr std::uint64_t default_bytes = std::uint64_t{64} << 20;
+    return std::min(default_bytes, pinflow::detail::read_available_memory().size_bytes / 4);
 }
 
 // ---- the command line -------------------------------------------------------------------------------------
@@ -238,12 +238,12 @@ bool same_file(const std::string& a, const std::string& b) {
 
 /// A file with one named array would replace the old file, whose other arrays would be lost.
 void check_nothing_is_lost(const source_argument& source, const target_argument& target) {
-    if (source.is_pattern() && ::fnmatch(source.path.c_str(), target.path.c_str(), FNM_PATHNAME) == 0) {
+    if (source.is_pattern() && pinflow::detail::pattern_covers(source.path, target.path)) {
         throw invalid_argument(fmt::format(
             "cannot write '{}': the pattern '{}' matches it, so that another run would read it as well",
             target.path, source.path));
     }
-    if (!exists(target.path)) return;
+    if (!pinflow::detail::exists(target.path)) return;
     const bool onto_itself = source.name && same_file(source.path, target.path);
     if (!onto_itself && !target.named) return;  // the file as a whole was named, to be replaced
     std::optional<file_format> format;

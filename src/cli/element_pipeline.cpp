@@ -17,7 +17,7 @@ namespace {
 /// Fewer for elements that are larger than a piece. A cast takes as much memory again.
 constexpr std::uint64_t max_slots = 16;
 /// Large enough for the system to read ahead in large requests.
-constexpr std::uint64_t usual_piece_bytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t default_piece_bytes = std::uint64_t{4} << 20;
 /// If memory is short.
 constexpr std::uint64_t min_piece_bytes = std::uint64_t{64} << 10;
 
@@ -25,8 +25,8 @@ constexpr std::uint64_t min_piece_bytes = std::uint64_t{64} << 10;
 
 // an eighth for what is read, so that reads and casts together take at most a quarter
 element_pipeline::element_pipeline()
-    : memory_bytes_(
-          std::min(max_slots * usual_piece_bytes, pinflow::detail::read_available_memory().size_bytes / 8)) {}
+    : memory_bytes_(std::min(max_slots * default_piece_bytes,
+                             pinflow::detail::read_available_memory().size_bytes / 8)) {}
 
 void element_pipeline::run(pinflow::detail::element_stream& source, const dtype& from, const dtype& to,
                            const std::function<void(std::span<const std::byte>)>& write) {
@@ -35,7 +35,7 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
     if (elements == 0 || element_bytes == 0) return;
     const bool casts = from != to;
     // four pieces let the stages run side by side
-    const std::uint64_t piece_bytes = std::clamp(memory_bytes_ / 4, min_piece_bytes, usual_piece_bytes);
+    const std::uint64_t piece_bytes = std::clamp(memory_bytes_ / 4, min_piece_bytes, default_piece_bytes);
     const std::uint64_t piece_elements = std::clamp<std::uint64_t>(piece_bytes / element_bytes, 1, elements);
     const std::uint64_t pieces = (elements - 1) / piece_elements + 1;
     const std::uint64_t slots = std::clamp<std::uint64_t>(memory_bytes_ / (piece_elements * element_bytes), 1,

@@ -47,8 +47,8 @@ delivery wait_for(int socket, short events, hdf5_deadline until) {
                 std::chrono::ceil<std::chrono::milliseconds>(until - steady_clock::now()).count();
             timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, std::numeric_limits<int>::max()));
         }
-        ::pollfd asked{socket, events, 0};
-        const int ready = ::poll(&asked, 1, timeout_ms);
+        ::pollfd polled{socket, events, 0};
+        const int ready = ::poll(&polled, 1, timeout_ms);
         if (ready > 0) return delivery::done;
         if (ready == 0) return delivery::late;
         if (errno != EINTR) return delivery::ended;

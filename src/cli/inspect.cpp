@@ -17,6 +17,7 @@
 #include "src/cli/json.hpp"
 #include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
+#include "src/core/element_stream.hpp"
 
 namespace pinflow::cli {
 
@@ -82,9 +83,9 @@ void describe(ordered_json& object, const array_listing& listed) {
     object["reason"] = reason_for(listed);
 }
 
-std::string one_as_json(file_format format, const array_listing& listed, std::size_t file_count = 1) {
+std::string one_as_json(file_format format, const array_listing& listed, std::size_t file_count = 0) {
     ordered_json object{{"format", to_string(format)}};
-    if (file_count > 1) object["files"] = file_count;
+    if (file_count > 0) object["files"] = file_count;
     describe(object, listed);
     return json_line(object);
 }
@@ -102,9 +103,9 @@ std::string all_as_json(file_format format, const std::vector<array_listing>& li
 // ---- text -------------------------------------------------------------------------------------------------
 
 std::string one_as_text(const std::string& name, file_format format, const array_listing& listed,
-                        std::size_t file_count = 1) {
+                        std::size_t file_count = 0) {
     std::string text = fmt::format("{}\nformat    {}{}\n", escaped(name), to_string(format),
-                                   file_count > 1 ? fmt::format(", {} files", file_count) : "");
+                                   file_count > 0 ? ", " + readable_count(file_count, "file", "files") : "");
     if (listed.dtype) {
         text += fmt::format(
             "dtype     {}\n"
@@ -157,12 +158,11 @@ std::string all_as_text(const std::string& name, file_format format,
 void inspect_pattern(const std::string& text, bool stack, bool json) {
     open_options options;
     options.stack = stack;
-    const auto rows = open_source_rows(text, options);  // says if no file matches
     const std::vector<std::string> paths = pinflow::detail::files_of_pattern(text);
+    const auto rows = open_source_rows(text, options);  // throws if no file matches
     array_listing listed;
     listed.dtype = rows->dtype();
-    listed.shape = {rows->row_count()};
-    listed.shape.insert(listed.shape.end(), rows->row_shape().begin(), rows->row_shape().end());
+    listed.shape = pinflow::detail::shape_of_all_rows(*rows);
     listed.size_bytes = rows->row_count() * rows->row_size_bytes();
     const auto extents = rows->extents();
     const auto mapped = std::ranges::count_if(

@@ -66,10 +66,10 @@ std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::s
         sources.push_back(open_source_rows(file, opening));
         if (options.memory_bytes > 0) take_from_memory(*sources.back(), options);
         if (sources.back()->row_count() != sources.front()->row_count()) {
+            const std::string hint = files.size() < many_arrays ? "" : fmt::format("; {}", quote_pattern);
             throw invalid_argument(fmt::format(
-                "'{}' has {} rows and '{}' has {}: the arrays of a sample need equally many{}{}",
-                files.front(), sources.front()->row_count(), file, sources.back()->row_count(),
-                files.size() < many_arrays ? "" : "; ", files.size() < many_arrays ? "" : quote_pattern));
+                "'{}' has {} rows and '{}' has {}: the arrays of a sample need equally many{}", files.front(),
+                sources.front()->row_count(), file, sources.back()->row_count(), hint));
         }
     }
     return sources;

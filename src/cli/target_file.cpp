@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/patterns.hpp"
 #include "pinflow/error.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/output.hpp"
@@ -64,14 +65,14 @@ void check_free_space(const target_argument& target, std::span<const target_arra
 /// As split_file_and_name, for a file that may not exist yet: then the longest prefix before a colon that
 /// has one of the extensions is the file.
 file_and_name split_target(const std::string& text) {
-    if (exists(text)) return {text, "", false};
+    if (pinflow::detail::exists(text)) return {text, "", false};
     std::optional<file_and_name> found;
     for (std::size_t colon = text.rfind(':'); colon != std::string::npos && colon > 0;
          colon = text.rfind(':', colon - 1)) {
         const std::string path = text.substr(0, colon);
         if (!format_by_extension(path)) continue;
-        if (!found || exists(path)) found = {path, text.substr(colon + 1), true};
-        if (exists(path)) break;
+        if (!found || pinflow::detail::exists(path)) found = {path, text.substr(colon + 1), true};
+        if (pinflow::detail::exists(path)) break;
     }
     return found.value_or(file_and_name{text, "", false});
 }

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/patterns.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "src/cli/arguments.hpp"
@@ -102,7 +103,7 @@ std::optional<std::string> checksum_in(std::string_view text) {
 }
 
 std::string read_checksum(const std::string& path, const std::string& checksum_path) {
-    if (!exists(checksum_path)) {
+    if (!pinflow::detail::exists(checksum_path)) {
         throw invalid_argument(fmt::format(
             "cannot verify '{}': there is no '{}' (pinflow verify --write makes it)", path, checksum_path));
     }

@@ -34,7 +34,10 @@ class element_stream {
 /// pread. `memory_bytes` bounds the memory for reordering.
 std::unique_ptr<element_stream> stream_elements(const array& array, std::uint64_t memory_bytes);
 
-/// Makes a stream of rows, in order; the shape is (row_count, row_shape...). `memory_bytes` bounds the bytes
+/// The shape of all rows as one array: (row_count, row_shape...).
+shape_vector shape_of_all_rows(const row_source& rows);
+
+/// Makes a stream of rows, in order, of the shape shape_of_all_rows. `memory_bytes` bounds the bytes
 /// read at a time, which are at least one row.
 std::unique_ptr<element_stream> stream_rows(std::shared_ptr<const row_source> rows,
                                             std::uint64_t memory_bytes);

@@ -18,18 +18,12 @@ namespace {
 /// The size of a block of rows to read at once, if `memory_bytes` allows it.
 constexpr std::uint64_t wanted_block_bytes = 8 << 20;
 
-shape_vector shape_of(const row_source& rows) {
-    shape_vector shape{rows.row_count()};
-    shape.insert(shape.end(), rows.row_shape().begin(), rows.row_shape().end());
-    return shape;
-}
-
 class row_elements final : public element_stream {
  public:
     row_elements(std::shared_ptr<const row_source> rows, std::uint64_t memory_bytes)
         : rows_(std::move(rows)),
           dtype_(rows_->dtype()),
-          shape_(shape_of(*rows_)),
+          shape_(shape_of_all_rows(*rows_)),
           block_rows_(std::max<std::uint64_t>(1, std::min(wanted_block_bytes, memory_bytes) /
                                                      std::max<std::uint64_t>(1, rows_->row_size_bytes()))) {}
 
@@ -89,6 +83,12 @@ class row_elements final : public element_stream {
 };
 
 }  // namespace
+
+shape_vector shape_of_all_rows(const row_source& rows) {
+    shape_vector shape{rows.row_count()};
+    shape.insert(shape.end(), rows.row_shape().begin(), rows.row_shape().end());
+    return shape;
+}
 
 std::unique_ptr<element_stream> stream_rows(std::shared_ptr<const row_source> rows,
                                             std::uint64_t memory_bytes) {
