@@ -11,9 +11,9 @@ std::size_t hdf5_chunk_cache::key_hash::operator()(const hdf5_chunk_key& key) co
 }
 
 /// Marks a cached chunk as most recently used. In passing_, chunks keep their order.
-const hdf5_kept_chunk& hdf5_chunk_cache::touch(entry_list::iterator place) noexcept {
-    if (place->in_kept) kept_.splice(kept_.begin(), kept_, place);
-    return place->chunk;
+const hdf5_kept_chunk& hdf5_chunk_cache::touch(entry_list::iterator item) noexcept {
+    if (item->in_kept) kept_.splice(kept_.begin(), kept_, item);
+    return item->chunk;
 }
 
 hdf5_chunk_cache::answer hdf5_chunk_cache::ask(const hdf5_chunk_key& key, user& asking, std::size_t work,
@@ -30,12 +30,12 @@ hdf5_chunk_cache::answer hdf5_chunk_cache::ask(const hdf5_chunk_key& key, user& 
         }
         return answer::claimed;
     }
-    const auto place = known->second;
-    if (!place->chunk) {
-        place->promises.push_back({&asking, work});
+    const auto item = known->second;
+    if (!item->chunk) {
+        item->promises.push_back({&asking, work});
         return answer::promised;
     }
-    found = touch(place);
+    found = touch(item);
     return answer::found;
 }
 
@@ -52,26 +52,26 @@ void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) 
     {
         const std::lock_guard lock(mutex_);
         const auto known = by_key_.find(key);
-        const auto place = known->second;
-        promises = std::move(place->promises);
+        const auto item = known->second;
+        promises = std::move(item->promises);
         if (chunk.memory && max_bytes_ > 0) {
-            place->chunk = {std::move(chunk.memory), chunk.bytes.shuffled_bytes};
-            place->cost_bytes = cost_bytes(chunk.size_bytes);
-            place->in_kept = chunk.wanted_again;
-            (chunk.wanted_again ? kept_bytes_ : passing_bytes_) += place->cost_bytes;
+            item->chunk = {std::move(chunk.memory), chunk.bytes.shuffled_bytes};
+            item->cost_bytes = cost_bytes(chunk.size_bytes);
+            item->in_kept = chunk.wanted_again;
+            (chunk.wanted_again ? kept_bytes_ : passing_bytes_) += item->cost_bytes;
             entry_list& to = chunk.wanted_again ? kept_ : passing_;
-            to.splice(to.begin(), decoded_now_, place);
-            drop_what_is_too_much(dropped);
+            to.splice(to.begin(), decoded_now_, item);
+            evict_excess(dropped);
         } else {
             by_key_.erase(known);
-            dropped.splice(dropped.begin(), decoded_now_, place);
+            dropped.splice(dropped.begin(), decoded_now_, item);
         }
     }
     for (const promise& kept : promises)
         kept.to->use(kept.work, chunk.bytes);
 }
 
-void hdf5_chunk_cache::drop_what_is_too_much(entry_list& dropped) noexcept {
+void hdf5_chunk_cache::evict_excess(entry_list& dropped) noexcept {
     while (passing_bytes_ > max_passing_bytes() && passing_.size() > 1)
         drop(passing_, std::prev(passing_.end()), dropped);
     while (passing_bytes_ + kept_bytes_ > max_bytes_ && passing_.size() + kept_.size() > 1) {
@@ -80,10 +80,10 @@ void hdf5_chunk_cache::drop_what_is_too_much(entry_list& dropped) noexcept {
     }
 }
 
-void hdf5_chunk_cache::drop(entry_list& from, entry_list::iterator place, entry_list& dropped) noexcept {
-    (place->in_kept ? kept_bytes_ : passing_bytes_) -= place->cost_bytes;
-    by_key_.erase(place->key);
-    dropped.splice(dropped.begin(), from, place);
+void hdf5_chunk_cache::drop(entry_list& from, entry_list::iterator item, entry_list& dropped) noexcept {
+    (item->in_kept ? kept_bytes_ : passing_bytes_) -= item->cost_bytes;
+    by_key_.erase(item->key);
+    dropped.splice(dropped.begin(), from, item);
 }
 
 void hdf5_chunk_cache::give_up(const hdf5_chunk_key& key) noexcept {
@@ -103,10 +103,10 @@ void hdf5_chunk_cache::forget(std::uint64_t reader) noexcept {
     entry_list dropped;
     const std::lock_guard lock(mutex_);
     for (entry_list* const from : {&passing_, &kept_}) {
-        for (auto place = from->begin(); place != from->end();) {
-            const auto next = std::next(place);
-            if (place->key.reader == reader) drop(*from, place, dropped);
-            place = next;
+        for (auto item = from->begin(); item != from->end();) {
+            const auto next = std::next(item);
+            if (item->key.reader == reader) drop(*from, item, dropped);
+            item = next;
         }
     }
 }

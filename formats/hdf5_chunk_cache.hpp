@@ -115,9 +115,9 @@ class hdf5_chunk_cache {
         std::size_t operator()(const hdf5_chunk_key& key) const noexcept;
     };
 
-    const hdf5_kept_chunk& touch(entry_list::iterator place) noexcept;
-    void drop_what_is_too_much(entry_list& dropped) noexcept;
-    void drop(entry_list& from, entry_list::iterator place, entry_list& dropped) noexcept;
+    const hdf5_kept_chunk& touch(entry_list::iterator item) noexcept;
+    void evict_excess(entry_list& dropped) noexcept;
+    void drop(entry_list& from, entry_list::iterator item, entry_list& dropped) noexcept;
 
     std::uint64_t max_bytes_;
     std::mutex mutex_;

@@ -349,7 +349,7 @@ void hdf5_chunk_read::decode(std::size_t work, std::uint64_t index, worker& mine
     const bool wanted_again =
         reader_.keeps_all_ || (memory != nullptr && reader_.was_decoded_[index].exchange(true));
     const hdf5_chunk_bytes bytes{chunk, shuffled_bytes};
-    if (wanted_again || !pushes_out()) {
+    if (wanted_again || !would_evict()) {
         cache.complete(reader_.key_of(index), {bytes, memory, chunk_bytes, wanted_again});
         copy(work, bytes);
     } else {
@@ -378,7 +378,7 @@ std::uint64_t hdf5_chunk_read::shuffled_bytes_for(std::size_t work, std::uint64_
     return cost_bytes < 2 * grid.chunk_bytes() ? element_bytes : 0;
 }
 
-bool hdf5_chunk_read::pushes_out() const noexcept {
+bool hdf5_chunk_read::would_evict() const noexcept {
     const std::size_t next = next_;
     const std::uint64_t left = last_ - std::min(last_, next);
     const hdf5_chunk_cache& cache = reader_.memory_->cache;

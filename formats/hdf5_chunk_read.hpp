@@ -62,7 +62,7 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
     std::uint64_t shuffled_bytes_for(std::size_t work, std::uint64_t index,
                                      const hdf5_chunk_part& part) const noexcept;
     /// Whether the remaining work of this call would evict a chunk that is decoded for the first time.
-    bool pushes_out() const noexcept;
+    bool would_evict() const noexcept;
     /// The address in the destination to decode a whole chunk to, without a copy; null if there is none.
     std::byte* whole_chunk_destination(std::size_t work, const hdf5_chunk_part& part) const noexcept;
     std::byte* row_at(std::uint64_t position) const noexcept {

@@ -183,7 +183,7 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
     if (status == H5D_SPACE_STATUS_NOT_ALLOCATED) return set_absent();
     // a size of 0 with an offset is damage: libhdf5 would read the bytes at that offset
     const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
-    const ::haddr_t told_offset = ::H5Dget_offset(dataset_.id());
+    const ::haddr_t reported_offset = ::H5Dget_offset(dataset_.id());
     if (stored_bytes != payload_bytes)
         damaged("takes {} bytes, but has {} in the file", payload_bytes, stored_bytes);
     if (payload_bytes > file_.size_bytes()) {
@@ -206,11 +206,11 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
                       rank_ > 0 ? from.id() : H5S_ALL, H5P_DEFAULT, memory_.of(element_bytes_)),
             unreadable);
     const recorded_read read = records.take();
-    const bool agrees =
-        told_offset == read.offset_bytes || told_offset + file_.user_block_bytes() == read.offset_bytes;
+    const bool agrees = reported_offset == read.offset_bytes ||
+                        reported_offset + file_.user_block_bytes() == read.offset_bytes;
     if (read.count != 1 || read.size_bytes != element_bytes_ || !agrees) {
         return leave_to_library(
-            fmt::format("it says that the data lies at byte {}, but reads it elsewhere", told_offset));
+            fmt::format("it says that the data lies at byte {}, but reads it elsewhere", reported_offset));
     }
     description_.storage = hdf5_storage::contiguous;
     description_.offset_bytes = read.offset_bytes;

@@ -94,7 +94,7 @@ class reader {
     /// How many items follow, each of `min_bytes` or more.
     std::size_t count(std::uint64_t min_bytes) {
         const std::uint64_t value = number();
-        if (value > rest_.size() / min_bytes) fail("it promises more than follows");
+        if (value > rest_.size() / min_bytes) fail("it declares more than follows");
         return static_cast<std::size_t>(value);
     }
     template <std::unsigned_integral Narrow>

@@ -43,7 +43,7 @@ hdf5_chunk chunk_finder::find(std::span<const ::hsize_t> position) {
     }
     if (size_bytes == 0) {
         // libhdf5 would return uninitialised memory for a chunk with an offset but no size
-        if (!has_no_place(position)) {
+        if (!is_unallocated(position)) {
             throw format_error(fmt::format("has a chunk of no bytes at {}", spelled(position)));
         }
         return {};
@@ -81,10 +81,10 @@ bool chunk_finder::is_missing(std::span<const ::hsize_t> position) const {
         return true;
     }
     // in case a version of libhdf5 words it differently: slower, but reliable
-    return has_no_place(position);
+    return is_unallocated(position);
 }
 
-bool chunk_finder::has_no_place(std::span<const ::hsize_t> position) const {
+bool chunk_finder::is_unallocated(std::span<const ::hsize_t> position) const {
     unsigned mask = 0;
     ::haddr_t offset = 0;
     ::hsize_t size_bytes = 0;

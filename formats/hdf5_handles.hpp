@@ -139,7 +139,7 @@ class open_file {
     std::uint64_t user_block_bytes_ = 0;
 };
 
-inline constexpr std::size_t usual_chunk_cache_bytes = std::size_t{1} << 20;
+inline constexpr std::size_t default_chunk_cache_bytes = std::size_t{1} << 20;
 
 /// Calls `function`, and puts the path in front of its error messages.
 template <typename Function>
@@ -184,7 +184,7 @@ struct object_identity {
     std::string token;
 };
 /// @return empty if the library fails to identify the object.
-std::optional<object_identity> identity_of(::hid_t place, const char* name, const link_access& links);
+std::optional<object_identity> identity_of(::hid_t location, const char* name, const link_access& links);
 
 /// Opens the dataset at a path.
 /// @throws invalid_argument, unsupported, format_error; messages do not name the file.
@@ -233,7 +233,7 @@ class chunk_finder {
  private:
     bool is_missing(std::span<const ::hsize_t> position) const;
     /// Whether the file gives the chunk neither an offset nor a size.
-    bool has_no_place(std::span<const ::hsize_t> position) const;
+    bool is_unallocated(std::span<const ::hsize_t> position) const;
     bool is_partial(std::span<const ::hsize_t> position) const noexcept;
 
     const open_file& file_;

@@ -89,7 +89,7 @@ void fail(std::string_view attempted) {
 namespace {
 
 // guarded by library_mutex
-std::optional<::H5FD_class_t> usual_driver;
+std::optional<::H5FD_class_t> default_driver;
 bool is_recording = false;
 recorded_read recorded;
 
@@ -100,7 +100,7 @@ extern "C" ::herr_t read_or_record(::H5FD_t* file, ::H5FD_mem_t type, ::hid_t tr
         recorded = {recorded.count + 1, address, size_bytes};
         return 0;
     }
-    return usual_driver->read(file, type, transfer, address, size_bytes, destination);
+    return default_driver->read(file, type, transfer, address, size_bytes, destination);
 }
 
 /// Registers a driver that is a copy of the default driver, except for reading. Registers it for each file,
@@ -108,13 +108,13 @@ extern "C" ::herr_t read_or_record(::H5FD_t* file, ::H5FD_mem_t type, ::hid_t tr
 driver_handle register_driver(const std::string& path) {
     const property_handle access(::H5Pcreate(H5P_FILE_ACCESS), "its properties cannot be made");
     checked(::H5Pset_fapl_sec2(access.id()), "its driver cannot be chosen");
-    if (!usual_driver) {
+    if (!default_driver) {
         ::H5FD_t* const opened = ::H5FDopen(path.c_str(), H5F_ACC_RDONLY, access.id(), HADDR_UNDEF);
         if (opened == nullptr) fail("it cannot be opened");
-        usual_driver = *opened->cls;
+        default_driver = *opened->cls;
         ::H5FDclose(opened);
     }
-    ::H5FD_class_t driver = *usual_driver;
+    ::H5FD_class_t driver = *default_driver;
     driver.name = "pinflow";
     driver.read = read_or_record;
     driver.terminate = nullptr;  // would terminate the default driver
@@ -147,7 +147,7 @@ open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
     checked(::H5Pset_driver(access.id(), driver_.id(), nullptr), "its driver cannot be chosen");
     checked(::H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), "its properties cannot be set");
     // primes, as the library's manual advises; per open dataset
-    const std::size_t slots = chunk_cache_bytes > usual_chunk_cache_bytes ? 12'421 : 521;
+    const std::size_t slots = chunk_cache_bytes > default_chunk_cache_bytes ? 12'421 : 521;
     checked(::H5Pset_cache(access.id(), 0, slots, chunk_cache_bytes, 0.75), "its properties cannot be set");
     // reads that are only recorded must not be buffered for later reads
     checked(::H5Pset_sieve_buf_size(access.id(), 0), "its properties cannot be set");
@@ -209,7 +209,7 @@ std::string hdf5_library_version() {
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name) {
     return hdf5::naming(file, [&] {
         const hdf5::library_lock lock;
-        const hdf5::open_file opened(file, hdf5::usual_chunk_cache_bytes);
+        const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
         hdf5::link_access links;
         const std::string path = normal_path(name);
         const hdf5::object_handle dataset = hdf5::open_dataset(opened, path, links);

@@ -33,15 +33,15 @@ link_access::link_access() : properties_(::H5Pcreate(H5P_LINK_ACCESS), "links ca
             "links cannot be followed");
 }
 
-std::optional<object_identity> identity_of(::hid_t place, const char* name, const link_access& links) {
+std::optional<object_identity> identity_of(::hid_t location, const char* name, const link_access& links) {
     object_identity identity;
 #if H5_VERSION_GE(1, 12, 0)
     ::H5O_info2_t info{};
-    if (::H5Oget_info_by_name3(place, name, &info, H5O_INFO_BASIC, links.id()) < 0) return std::nullopt;
+    if (::H5Oget_info_by_name3(location, name, &info, H5O_INFO_BASIC, links.id()) < 0) return std::nullopt;
     identity.token.assign(reinterpret_cast<const char*>(&info.token), sizeof info.token);
 #else
     ::H5O_info_t info{};
-    if (::H5Oget_info_by_name2(place, name, &info, H5O_INFO_BASIC, links.id()) < 0) return std::nullopt;
+    if (::H5Oget_info_by_name2(location, name, &info, H5O_INFO_BASIC, links.id()) < 0) return std::nullopt;
     identity.token.assign(reinterpret_cast<const char*>(&info.addr), sizeof info.addr);
 #endif
     identity.type = info.type;
@@ -134,7 +134,7 @@ class lister {
     std::vector<array_listing> list();
 
  private:
-    struct place {
+    struct open_group {
         std::string path;  ///< with a slash at its end; empty for the root
         object_handle group;
         std::vector<link> links;
@@ -142,15 +142,15 @@ class lister {
     };
 
     void enter(object_handle group, std::string path);
-    void add(const place& at, const link& found);
-    void add_dataset(const place& at, const link& found, const std::string& path);
+    void add(const open_group& at, const link& found);
+    void add_dataset(const open_group& at, const link& found, const std::string& path);
     void refuse(const std::string& path, std::string reason);
-    std::string not_followed_reason(const place& at, const link& found, const std::string& path);
+    std::string not_followed_reason(const open_group& at, const link& found, const std::string& path);
 
     const open_file& file_;
     link_access links_;
     std::set<std::string> seen_;
-    std::vector<place> places_;  // from the root down
+    std::vector<open_group> open_groups_;  // from the root down
     std::size_t links_left_ = max_links;
     bool gave_up_ = false;
     std::vector<array_listing> listings_;
@@ -178,11 +178,11 @@ void lister::enter(object_handle group, std::string path) {
     checked(status, path.empty() ? "its groups cannot be read"
                                  : fmt::format("the group {} cannot be read", quote(path)));
     links_left_ -= collector.links.size();
-    places_.push_back({std::move(path), std::move(group), std::move(collector.links), 0});
+    open_groups_.push_back({std::move(path), std::move(group), std::move(collector.links), 0});
 }
 
 /// Empty for a link within the file: its target is listed under its own hard link.
-std::string lister::not_followed_reason(const place& at, const link& found, const std::string& path) {
+std::string lister::not_followed_reason(const open_group& at, const link& found, const std::string& path) {
     if (found.type != H5L_TYPE_SOFT && found.type != H5L_TYPE_EXTERNAL) {
         return fmt::format("the link {} is of a kind that pinflow does not know", quote(path));
     }
@@ -220,13 +220,13 @@ std::string lister::not_followed_reason(const place& at, const link& found, cons
                        target, words);
 }
 
-void lister::add_dataset(const place& at, const link& found, const std::string& path) {
+void lister::add_dataset(const open_group& at, const link& found, const std::string& path) {
     const object_handle dataset(::H5Oopen(at.group.id(), found.name.c_str(), links_.id()),
                                 fmt::format("the dataset {} cannot be opened", quote(path)));
     listings_.push_back(hdf5_listing(describe(file_, dataset, path, detail_wanted::listing)));
 }
 
-void lister::add(const place& at, const link& found) {
+void lister::add(const open_group& at, const link& found) {
     const std::string path = at.path + found.name;
     if (found.type != H5L_TYPE_HARD) {
         if (std::string reason = not_followed_reason(at, found, path); !reason.empty())
@@ -239,7 +239,7 @@ void lister::add(const place& at, const link& found) {
         if (!seen_.insert(identity->token).second) return;
         if (identity->type == H5O_TYPE_DATASET) add_dataset(at, found, path);
         if (identity->type != H5O_TYPE_GROUP) return;
-        if (places_.size() > max_depth) {
+        if (open_groups_.size() > max_depth) {
             throw unsupported(fmt::format("the group {} lies in more than {} others, and is not looked into",
                                           quote(path), max_depth));
         }
@@ -259,10 +259,10 @@ std::vector<array_listing> lister::list() {
     if (!root) fail("its root cannot be read");
     seen_.insert(root->token);
     enter({::H5Oopen(file_.id(), "/", links_.id()), "its root cannot be opened"}, {});
-    while (!places_.empty()) {
-        place& at = places_.back();
+    while (!open_groups_.empty()) {
+        open_group& at = open_groups_.back();
         if (at.next == at.links.size()) {
-            places_.pop_back();
+            open_groups_.pop_back();
         } else {
             const link found = std::move(at.links[at.next++]);
             add(at, found);
@@ -278,7 +278,7 @@ std::vector<array_listing> lister::list() {
 std::vector<array_listing> list_hdf5_datasets(const input_file& file) {
     return hdf5::naming(file, [&] {
         const hdf5::library_lock lock;
-        const hdf5::open_file opened(file, hdf5::usual_chunk_cache_bytes);
+        const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
         return hdf5::lister(opened).list();
     });
 }

@@ -22,9 +22,9 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 
 npy_header read_header(const input_file& file) {
     // as long as most headers are: numpy pads them to a multiple of 64 bytes
-    constexpr std::uint64_t usual_size_bytes = 128;
-    static_assert(usual_size_bytes >= detail::npy_preamble_size_bytes);
-    std::vector<std::byte> header(static_cast<std::size_t>(std::min(usual_size_bytes, file.size_bytes())));
+    constexpr std::uint64_t typical_size_bytes = 128;
+    static_assert(typical_size_bytes >= detail::npy_preamble_size_bytes);
+    std::vector<std::byte> header(static_cast<std::size_t>(std::min(typical_size_bytes, file.size_bytes())));
     file.read(0, header);
     const auto preamble =
         std::span<const std::byte>(header).first(std::min(header.size(), detail::npy_preamble_size_bytes));
@@ -167,7 +167,7 @@ struct npy_writer::state {
     std::string promise() const {
         return grows ? fmt::format("a row of shape {} of {} has {} bytes",
                                    to_string(std::span(shape).subspan(1)), type.descr(), unit_bytes)
-                     : fmt::format("shape {} of {} promises {} bytes", to_string(shape), type.descr(),
+                     : fmt::format("shape {} of {} declares {} bytes", to_string(shape), type.descr(),
                                    unit_bytes);
     }
 

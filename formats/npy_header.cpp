@@ -21,9 +21,9 @@ namespace pinflow {
 namespace {
 
 constexpr std::string_view magic = "\x93NUMPY";
-using detail::largest_npy_size;
 using detail::max_npy_axes;
 using detail::max_npy_header_characters;
+using detail::max_npy_size_bytes;
 
 template <typename... Arguments>
 [[noreturn]] void fail(fmt::format_string<Arguments...> sentence, Arguments&&... arguments) {
@@ -84,7 +84,7 @@ void check_size(const npy_header& header, std::uint64_t file_size_bytes) {
     std::uint64_t size_bytes = std::max<std::uint64_t>(item_size_bytes, 1);
     for (const std::uint64_t length : header.shape) {
         if (length == 0) continue;
-        if (!detail::multiply(size_bytes, length, size_bytes) || size_bytes > largest_npy_size) {
+        if (!detail::multiply(size_bytes, length, size_bytes) || size_bytes > max_npy_size_bytes) {
             fail("the shape {} of {}-byte elements is larger than any file", to_string(header.shape),
                  item_size_bytes);
         }
@@ -92,11 +92,11 @@ void check_size(const npy_header& header, std::uint64_t file_size_bytes) {
     if (item_size_bytes == 0 || std::ranges::find(header.shape, 0u) != header.shape.end()) size_bytes = 0;
     if (size_bytes > file_size_bytes - header.data_offset_bytes) {
         std::uint64_t needed = 0;
-        if (!detail::add(header.data_offset_bytes, size_bytes, needed) || needed > largest_npy_size) {
+        if (!detail::add(header.data_offset_bytes, size_bytes, needed) || needed > max_npy_size_bytes) {
             fail("the shape {} of {}-byte elements is larger than any file", to_string(header.shape),
                  item_size_bytes);
         }
-        fail("header promises {} bytes of data, file has {}", size_bytes,
+        fail("header declares {} bytes of data, file has {}", size_bytes,
              file_size_bytes - header.data_offset_bytes);
     }
 }
@@ -179,7 +179,7 @@ std::string format_npy_header(const dtype& type, std::span<const std::uint64_t> 
         throw invalid_argument(
             fmt::format("a .npy file cannot have {} axes: numpy allows {}", shape.size(), max_npy_axes));
     }
-    if (std::ranges::any_of(shape, [](std::uint64_t length) { return length > largest_npy_size; })) {
+    if (std::ranges::any_of(shape, [](std::uint64_t length) { return length > max_npy_size_bytes; })) {
         throw invalid_argument(fmt::format("numpy allows no axis as long as one of {}", to_string(shape)));
     }
 

@@ -236,7 +236,7 @@ class header_parser {
         const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
         const std::string_view digits(begin, static_cast<std::size_t>(end - begin));
         if (digits.empty() || (digits.size() > 1 && digits.front() == '0')) fail_at("a length in the shape");
-        if (error != std::errc() || value > detail::largest_npy_size) {
+        if (error != std::errc() || value > detail::max_npy_size_bytes) {
             fail("the shape has the length {}, which is more than numpy allows", digits.substr(0, 40));
         }
         position_ += digits.size();

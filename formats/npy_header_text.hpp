@@ -12,7 +12,7 @@ inline constexpr std::uint64_t max_npy_header_characters = 10'000;
 /// The limit of numpy 2; numpy 1 allows 32.
 inline constexpr std::size_t max_npy_axes = 64;
 /// numpy keeps lengths and sizes in a signed 64-bit integer.
-inline constexpr std::uint64_t largest_npy_size = INT64_MAX;
+inline constexpr std::uint64_t max_npy_size_bytes = INT64_MAX;
 
 /// Parses the text of a header, a Python dictionary. In version 3 the text is UTF-8 that was already
 /// validated; in other versions it is Latin-1. `data_offset_bytes` of the result is 0.

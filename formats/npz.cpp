@@ -58,7 +58,7 @@ npz_member begin_npz_member(const zip_entry& entry, const read_bytes& read, std:
     // a .npy file may have bytes after its elements, but no writer of archives makes such members, and they
     // could make us inflate bytes that no header declares
     if (member.header.data_offset_bytes + member.payload_bytes != entry.size_bytes) {
-        throw format_error(fmt::format("the member {} has {} bytes, its .npy header promises {}",
+        throw format_error(fmt::format("the member {} has {} bytes, its .npy header declares {}",
                                        quote(entry.name), entry.size_bytes,
                                        member.header.data_offset_bytes + member.payload_bytes));
     }

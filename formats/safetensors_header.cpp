@@ -51,13 +51,13 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
 
     bool key(string_t& name) override {
         key_ = name;
-        if (place_ == place::top && name != detail::safetensors_metadata_name) tensor_.name = name;
+        if (level_ == level::top && name != detail::safetensors_metadata_name) tensor_.name = name;
         return true;
     }
     bool string(string_t& value) override {
-        if (place_ == place::metadata) {
+        if (level_ == level::metadata) {
             take_metadata(value);
-        } else if (place_ == place::tensor && key_ == "dtype") {
+        } else if (level_ == level::tensor && key_ == "dtype") {
             if (!tensor_.type_name.empty()) refuse_second();
             // an empty name would mean "not given" here, and is no valid type
             if (value.empty()) refuse_type(value);
@@ -68,12 +68,12 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         return true;
     }
     bool number_unsigned(number_unsigned_t value) override {
-        if (place_ == place::shape) {
+        if (level_ == level::shape) {
             if (tensor_.shape.size() == max_axes) {
                 fail("the tensor {} has more than {} axes", quote(tensor_.name), max_axes);
             }
             tensor_.shape.push_back(value);
-        } else if (place_ == place::offsets) {
+        } else if (level_ == level::offsets) {
             if (offset_count_ == offsets_.size()) refuse_offset_count();
             offsets_[offset_count_++] = value;
         } else {
@@ -97,9 +97,9 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         return false;  // JSON has none
     }
     bool null() override {
-        if (place_ == place::top && key_ == detail::safetensors_metadata_name) {
+        if (level_ == level::top && key_ == detail::safetensors_metadata_name) {
             enter_metadata();
-            place_ = place::top;
+            level_ = level::top;
         } else {
             take_ignored("null");
         }
@@ -108,39 +108,39 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
 
     bool start_object(std::size_t /*elements*/) override {
         deepen();
-        if (place_ == place::start) {
-            place_ = place::top;
-        } else if (place_ == place::top && key_ == detail::safetensors_metadata_name) {
+        if (level_ == level::start) {
+            level_ = level::top;
+        } else if (level_ == level::top && key_ == detail::safetensors_metadata_name) {
             enter_metadata();
-        } else if (place_ == place::top) {
-            place_ = place::tensor;
+        } else if (level_ == level::top) {
+            level_ = level::tensor;
         } else {
             enter_ignored("an object");
         }
         return true;
     }
     bool end_object() override {
-        if (place_ == place::tensor) complete_tensor();
-        if (place_ == place::tensor || place_ == place::metadata) place_ = place::top;
+        if (level_ == level::tensor) complete_tensor();
+        if (level_ == level::tensor || level_ == level::metadata) level_ = level::top;
         rise();
         return true;
     }
     bool start_array(std::size_t /*elements*/) override {
         deepen();
-        if (place_ == place::tensor && key_ == "shape") {
+        if (level_ == level::tensor && key_ == "shape") {
             if (std::exchange(has_shape_, true)) refuse_second();
-            place_ = place::shape;
-        } else if (place_ == place::tensor && key_ == "data_offsets") {
+            level_ = level::shape;
+        } else if (level_ == level::tensor && key_ == "data_offsets") {
             if (offset_count_ > 0) refuse_second();
-            place_ = place::offsets;
+            level_ = level::offsets;
         } else {
             enter_ignored("a list");
         }
         return true;
     }
     bool end_array() override {
-        if (place_ == place::offsets && offset_count_ != offsets_.size()) refuse_offset_count();
-        if (place_ == place::offsets || place_ == place::shape) place_ = place::tensor;
+        if (level_ == level::offsets && offset_count_ != offsets_.size()) refuse_offset_count();
+        if (level_ == level::offsets || level_ == level::shape) level_ = level::tensor;
         rise();
         return true;
     }
@@ -151,43 +151,43 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     }
 
  private:
-    enum class place { start, top, metadata, tensor, shape, offsets, ignored };
+    enum class level { start, top, metadata, tensor, shape, offsets, ignored };
 
     void deepen() {
         if (++depth_ > max_depth) fail("the header's JSON is nested more than {} deep", max_depth);
     }
     void rise() {
-        if (place_ == place::ignored && depth_ == ignored_depth_) place_ = place::tensor;
+        if (level_ == level::ignored && depth_ == ignored_depth_) level_ = level::tensor;
         --depth_;
     }
     void enter_metadata() {
         if (std::exchange(has_metadata_, true)) fail("the header holds __metadata__ twice");
-        place_ = place::metadata;
+        level_ = level::metadata;
     }
     /// The reference implementation ignores unknown keys of a tensor.
     bool may_be_ignored() const {
-        return place_ == place::ignored ||
-               (place_ == place::tensor && key_ != "dtype" && key_ != "shape" && key_ != "data_offsets");
+        return level_ == level::ignored ||
+               (level_ == level::tensor && key_ != "dtype" && key_ != "shape" && key_ != "data_offsets");
     }
     void enter_ignored(std::string_view what) {
         take_ignored(what);
-        if (place_ != place::ignored) ignored_depth_ = depth_;
-        place_ = place::ignored;
+        if (level_ != level::ignored) ignored_depth_ = depth_;
+        level_ = level::ignored;
     }
     void take_ignored(std::string_view what) const {
         if (may_be_ignored()) return;
-        switch (place_) {
-            case place::top:
+        switch (level_) {
+            case level::top:
                 fail("the header has {} for {}, which should be an object", what, quote(key_));
-            case place::metadata:
+            case level::metadata:
                 fail("the header's __metadata__ has {} for {}, which should be text", what, quote(key_));
-            case place::shape:
-            case place::offsets:
-            case place::tensor:
+            case level::shape:
+            case level::offsets:
+            case level::tensor:
                 fail("the header has {} in the {} of the tensor {}, which should be {}", what, key_,
                      quote(tensor_.name), key_ == "dtype" ? "text" : "a list of whole numbers below 2^64");
-            case place::start:
-            case place::ignored:
+            case level::start:
+            case level::ignored:
                 break;
         }
         fail("its header is not a JSON object");
@@ -210,7 +210,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     /// Hashes of the names in __metadata__, if it is not kept. A deque, since a growing vector would copy
     /// them.
     std::deque<std::array<std::uint64_t, 2>> metadata_names_;
-    place place_ = place::start;
+    level level_ = level::start;
     unsigned depth_ = 0;
     unsigned ignored_depth_ = 0;
     std::string key_;  // the last one

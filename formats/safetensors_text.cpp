@@ -153,7 +153,7 @@ std::size_t safetensors_text::count_shown() {
             continue;
         }
         ++count;
-        if (!take_in_string(byte)) continue;
+        if (!consume_in_string(byte)) continue;
         skips_string_ = true;
         break;
     }
@@ -173,7 +173,7 @@ void safetensors_text::take_outside(unsigned char byte) noexcept {
 }
 
 /// @return whether the rest of the string is skipped.
-bool safetensors_text::take_in_string(unsigned char byte) noexcept {
+bool safetensors_text::consume_in_string(unsigned char byte) noexcept {
     if (byte == '"' && !is_escaped_) {
         in_string_ = false;
         return false;

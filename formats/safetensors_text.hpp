@@ -65,7 +65,7 @@ class safetensors_text final : public std::streambuf {
     void skip();
     void skip_string();
     std::size_t count_shown();
-    bool take_in_string(unsigned char byte) noexcept;
+    bool consume_in_string(unsigned char byte) noexcept;
     void take_outside(unsigned char byte) noexcept;
     [[noreturn]] void refuse(std::uint64_t index) const;
 

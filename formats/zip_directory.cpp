@@ -75,7 +75,7 @@ class record {
 // ---- the archive's end ------------------------------------------------------------------------------------
 
 /// The location of the directory.
-struct directory_place {
+struct directory_location {
     std::uint64_t offset_bytes = 0;
     std::uint64_t size_bytes = 0;
     std::uint64_t entry_count = 0;
@@ -100,13 +100,13 @@ void check_one_disk(std::uint64_t disk, std::uint64_t directory_disk, std::uint6
 
 /// Reads the end record at `position` of the file's last bytes, and the zip64 records right before it.
 /// `tail_offset_bytes` is where these bytes lie in the file.
-directory_place parse_end(std::span<const std::byte> tail, std::size_t position,
-                          std::uint64_t tail_offset_bytes) {
+directory_location parse_end(std::span<const std::byte> tail, std::size_t position,
+                             std::uint64_t tail_offset_bytes) {
     const record end(tail.subspan(position, end_size_bytes));
     std::uint64_t disk = end.u16(4);
     std::uint64_t directory_disk = end.u16(6);
     std::uint64_t count_on_disk = end.u16(8);
-    directory_place place{end.u32(16), end.u32(12), end.u16(10)};
+    directory_location directory{end.u32(16), end.u32(12), end.u16(10)};
     std::uint64_t end_bytes = tail_offset_bytes + position;
 
     const bool room_for_locator = position >= locator_size_bytes;
@@ -134,17 +134,20 @@ directory_place parse_end(std::span<const std::byte> tail, std::size_t position,
         disk = agreed(disk, saturated_16, end64.u32(16), "the disk");
         directory_disk = agreed(directory_disk, saturated_16, end64.u32(20), "the directory's disk");
         count_on_disk = agreed(count_on_disk, saturated_16, end64.u64(24), "the members on this disk");
-        place.entry_count = agreed(place.entry_count, saturated_16, end64.u64(32), "the number of members");
-        place.size_bytes = agreed(place.size_bytes, saturated_32, end64.u64(40), "the directory's size");
-        place.offset_bytes =
-            agreed(place.offset_bytes, saturated_32, end64.u64(48), "the directory's offset");
+        directory.entry_count =
+            agreed(directory.entry_count, saturated_16, end64.u64(32), "the number of members");
+        directory.size_bytes =
+            agreed(directory.size_bytes, saturated_32, end64.u64(40), "the directory's size");
+        directory.offset_bytes =
+            agreed(directory.offset_bytes, saturated_32, end64.u64(48), "the directory's offset");
     }
-    check_one_disk(disk, directory_disk, count_on_disk, place.entry_count);
+    check_one_disk(disk, directory_disk, count_on_disk, directory.entry_count);
 
     std::uint64_t directory_end_bytes = 0;
-    if (!add(place.offset_bytes, place.size_bytes, directory_end_bytes) || directory_end_bytes > end_bytes) {
+    if (!add(directory.offset_bytes, directory.size_bytes, directory_end_bytes) ||
+        directory_end_bytes > end_bytes) {
         fail("its directory of {} bytes at offset {} does not fit before its end record at byte {}",
-             place.size_bytes, place.offset_bytes, end_bytes);
+             directory.size_bytes, directory.offset_bytes, end_bytes);
     }
     if (directory_end_bytes < end_bytes) {
         fail(
@@ -152,14 +155,15 @@ directory_place parse_end(std::span<const std::byte> tail, std::size_t position,
             "archive or into it",
             directory_end_bytes, end_bytes);
     }
-    if (place.entry_count > place.size_bytes / entry_size_bytes) {
-        fail("its directory of {} bytes has no room for {} members", place.size_bytes, place.entry_count);
+    if (directory.entry_count > directory.size_bytes / entry_size_bytes) {
+        fail("its directory of {} bytes has no room for {} members", directory.size_bytes,
+             directory.entry_count);
     }
-    return place;
+    return directory;
 }
 
 /// Finds the end record: the last one whose comment ends at the end of the file.
-directory_place find_directory(std::uint64_t file_size_bytes, const read_bytes& read) {
+directory_location find_directory(std::uint64_t file_size_bytes, const read_bytes& read) {
     constexpr std::uint64_t longest_tail_bytes =
         end64_size_bytes + locator_size_bytes + end_size_bytes + longest_field_bytes;
     std::vector<std::byte> tail(static_cast<std::size_t>(std::min(file_size_bytes, longest_tail_bytes)));
@@ -241,7 +245,7 @@ void read_zip64_field(zip_entry& entry, std::uint32_t& disk, std::span<const std
 /// Parses the entry at the front of `bytes`, which hold the rest of the directory, or at least one entry of
 /// the maximum size.
 /// @return the size of the entry.
-std::size_t parse_entry(std::span<const std::byte> bytes, const directory_place& place,
+std::size_t parse_entry(std::span<const std::byte> bytes, const directory_location& directory,
                         std::vector<zip_entry>& entries) {
     const std::size_t number = entries.size();
     const record fixed(bytes);
@@ -274,9 +278,9 @@ std::size_t parse_entry(std::span<const std::byte> bytes, const directory_place&
 
     std::uint64_t end_bytes = 0;
     if (!add(entry.header_offset_bytes, local_size_bytes, end_bytes) ||
-        !add(end_bytes, entry.compressed_bytes, end_bytes) || end_bytes > place.offset_bytes) {
+        !add(end_bytes, entry.compressed_bytes, end_bytes) || end_bytes > directory.offset_bytes) {
         fail("the member {} of {} bytes at offset {} reaches past byte {}, where the directory begins",
-             quote(entry.name), entry.compressed_bytes, entry.header_offset_bytes, place.offset_bytes);
+             quote(entry.name), entry.compressed_bytes, entry.header_offset_bytes, directory.offset_bytes);
     }
     entries.push_back(std::move(entry));
     return taken;
@@ -284,11 +288,11 @@ std::size_t parse_entry(std::span<const std::byte> bytes, const directory_place&
 
 /// Sets each entry's end to the beginning of the next entry.
 /// @throws format_error if two overlap.
-void separate(std::span<zip_entry> entries, const directory_place& place) {
+void separate(std::span<zip_entry> entries, const directory_location& directory) {
     std::vector<std::size_t> order(entries.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::sort(order, {}, [&](std::size_t index) { return entries[index].header_offset_bytes; });
-    std::uint64_t next_bytes = place.offset_bytes;
+    std::uint64_t next_bytes = directory.offset_bytes;
     const zip_entry* next = nullptr;
     for (std::size_t position = order.size(); position-- > 0;) {
         zip_entry& entry = entries[order[position]];
@@ -338,18 +342,18 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
     if (!record(begin).begins_with(local_signature) && !record(begin).begins_with(end_signature)) {
         fail("it does not begin as a zip archive does");
     }
-    const directory_place place = find_directory(file_size_bytes, read);
-    const std::uint64_t end_bytes = place.offset_bytes + place.size_bytes;
+    const directory_location directory = find_directory(file_size_bytes, read);
+    const std::uint64_t end_bytes = directory.offset_bytes + directory.size_bytes;
 
     // a window that moves over the directory and always holds one entry of the maximum size
-    constexpr std::uint64_t largest_window_bytes = std::uint64_t{1} << 20;
+    constexpr std::uint64_t max_window_bytes = std::uint64_t{1} << 20;
     std::vector<zip_entry> entries;
     std::vector<std::byte> window;
     std::size_t taken = 0;
-    for (std::uint64_t position = place.offset_bytes; position < end_bytes;) {
+    for (std::uint64_t position = directory.offset_bytes; position < end_bytes;) {
         const std::size_t left = window.size() - taken;
         if (left < longest_entry_bytes && left < end_bytes - position) {
-            window.resize(static_cast<std::size_t>(std::min(largest_window_bytes, end_bytes - position)));
+            window.resize(static_cast<std::size_t>(std::min(max_window_bytes, end_bytes - position)));
             read(position, window);
             taken = 0;
             // what is known of each member, its listing and the tables of names, beside those before it
@@ -361,18 +365,19 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
                 fmt::format("its directory cannot be listed: {} members take up to {} bytes of memory",
                             needed_bytes / member_bytes, needed_bytes));
         }
-        if (entries.size() == place.entry_count) {
-            fail("its directory continues after the {} members that its end record promises",
-                 place.entry_count);
+        if (entries.size() == directory.entry_count) {
+            fail("its directory continues after the {} members that its end record declares",
+                 directory.entry_count);
         }
-        const std::size_t entry_bytes = parse_entry(std::span(window).subspan(taken), place, entries);
+        const std::size_t entry_bytes = parse_entry(std::span(window).subspan(taken), directory, entries);
         taken += entry_bytes;
         position += entry_bytes;
     }
-    if (entries.size() != place.entry_count) {
-        fail("its directory has {} members, its end record promises {}", entries.size(), place.entry_count);
+    if (entries.size() != directory.entry_count) {
+        fail("its directory has {} members, its end record declares {}", entries.size(),
+             directory.entry_count);
     }
-    separate(entries, place);
+    separate(entries, directory);
     check_names_differ(entries);
     return entries;
 }

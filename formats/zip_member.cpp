@@ -31,7 +31,7 @@ std::uint32_t crc32_of(std::uint32_t before, std::span<const std::byte> bytes) {
 
 void check_crc32(const zip_entry& entry, std::uint32_t crc32) {
     if (crc32 != entry.crc32) {
-        fail(entry, "is damaged: its CRC-32 is {:08x}, the directory promises {:08x}", crc32, entry.crc32);
+        fail(entry, "is damaged: its CRC-32 is {:08x}, the directory declares {:08x}", crc32, entry.crc32);
     }
 }
 
@@ -144,7 +144,7 @@ void zip_member_reader::read(std::span<std::byte> destination) {
     if (inflation_) {
         const std::size_t count = inflation_->inflate(destination, entry_, read_, position_bytes_);
         if (count < destination.size()) {
-            fail(entry_, "is damaged: its compressed data ends after {} bytes, the directory promises {}",
+            fail(entry_, "is damaged: its compressed data ends after {} bytes, the directory declares {}",
                  entry_.size_bytes - left_bytes_ + count, entry_.size_bytes);
         }
     } else {
@@ -165,7 +165,7 @@ void zip_member_reader::finish() {
         std::byte one_more{};
         if (inflation_->inflate({&one_more, 1}, entry_, read_, position_bytes_) > 0) {
             fail(entry_,
-                 "is damaged: its compressed data continues after the {} bytes that the directory promises",
+                 "is damaged: its compressed data continues after the {} bytes that the directory declares",
                  entry_.size_bytes);
         }
         const std::uint64_t unused = inflation_->compressed_left_bytes + inflation_->stream.avail_in;
@@ -204,13 +204,13 @@ void zip_inflater::inflate(const zip_entry& entry, std::uint64_t data_offset_byt
             break;
         case LIBDEFLATE_INSUFFICIENT_SPACE:
             fail(entry,
-                 "is damaged: its compressed data continues after the {} bytes that the directory promises",
+                 "is damaged: its compressed data continues after the {} bytes that the directory declares",
                  entry.size_bytes);
         default:
             fail(entry, "is damaged: its compressed data is wrong or breaks off");
     }
     if (written < destination.size()) {
-        fail(entry, "is damaged: its compressed data ends after {} bytes, the directory promises {}", written,
+        fail(entry, "is damaged: its compressed data ends after {} bytes, the directory declares {}", written,
              entry.size_bytes);
     }
     if (taken < compressed.size()) {

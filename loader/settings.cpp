@@ -127,7 +127,7 @@ slot_layout lay_out(sources_view sources, const loader_options& options) {
 sample_facts facts_of_sample(const loader_options& options, const slot_layout& layout,
                              const slot_budget& budget, unsigned threads) {
     const bool on_host = options.device.kind() == device_kind::host;
-    const auto asked = [&]() -> std::optional<transfer> {
+    const auto requested = [&]() -> std::optional<transfer> {
         switch (options.route) {
             case route::direct:
                 return on_host ? transfer::view : transfer::kernel;
@@ -152,7 +152,7 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
             .cores = threads,
             .is_guarded = fault_guard_active(),
             .memory_bytes = planned_bytes,
-            .asked = asked()};
+            .requested = requested()};
 }
 
 std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t rows_left) {

@@ -71,7 +71,7 @@ slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
       keep_alive_(std::move(keep_alive)),
       views_sources_(sizes.device_side_bytes == 0),
       awaits_data_(
-          is_awaited(device.kind() == device_kind::host, sizes.max_group_slots * sizes.device_side_bytes)),
+          next_blocks(device.kind() == device_kind::host, sizes.max_group_slots * sizes.device_side_bytes)),
       // on the host, its memory is still in the CPU's cache; on a GPU, it has only just been read
       takes_last_(device.kind() == device_kind::host),
       host_sides_(sizes.count * sizes.host_side_bytes, device) {

@@ -23,7 +23,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* version_key = "pinflow_loader_state";
-constexpr std::uint64_t largest_file_bytes = std::uint64_t{16} << 20;  // larger files are not parsed
+constexpr std::uint64_t max_file_bytes = std::uint64_t{16} << 20;  // larger files are not parsed
 
 [[noreturn]] void fail(const std::string& why) {
     throw format_error(fmt::format("cannot read the state of a loader: {}", why));
@@ -130,7 +130,7 @@ json parse_without_repeated_keys(std::string_view text) {
 
 std::string read_whole(const std::filesystem::path& path) {
     const input_file file(path);
-    if (file.size_bytes() > largest_file_bytes) {
+    if (file.size_bytes() > max_file_bytes) {
         fail(fmt::format("it has {} bytes, which no state has", file.size_bytes()));
     }
     std::string text(file.size_bytes(), '\0');

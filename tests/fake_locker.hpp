@@ -65,7 +65,7 @@ class fake_locker final : public page_locker {
         return unlocks;
     }
 
-    void give_way() noexcept override { ++ways_given; }
+    void yield_driver() noexcept override { ++yield_count; }
 
     std::uint64_t locked_bytes() {
         const std::lock_guard guard(mutex);
@@ -102,7 +102,7 @@ class fake_locker final : public page_locker {
     std::function<bool(std::span<const std::byte> pages, bool read_only)> refuse;  // as `fail_at_call`
     bool refuses_all = false;  // its statement about other pages when it refuses some
     std::size_t strays = 0;
-    std::size_t ways_given = 0;  // read after the worker has ended
+    std::size_t yield_count = 0;  // read after the worker has ended
     bool all_read_only = true;
     bool unlocks = true;
 };

@@ -243,7 +243,7 @@ TEST_CASE("hdf5 description: counts of more than follows, unknown kinds and cont
     for (const std::size_t at : {1u, 5u, 6u, 8u, 10u, 11u, 12u, 13u, 14u}) {
         CAPTURE(at);
         for (const std::uint64_t value : {std::uint64_t{20 * 8}, std::uint64_t{1} << 61, std::uint64_t(-1)})
-            CHECK(contains(with_number(at, value), "promises more than follows"));
+            CHECK(contains(with_number(at, value), "declares more than follows"));
     }
     CHECK(contains(with_number(0, 1), "version mark"));
     CHECK(contains(with_number(2, 'x'), "unknown kind"));

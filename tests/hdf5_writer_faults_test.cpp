@@ -169,8 +169,8 @@ TEST_CASE("hdf5 writer: a dataset takes all of its elements and no more, and a f
         const dataset made{fmt::format("{}", level), dtype::parse("<f4"), {20}, level};
         writer.begin(made);
         writer.write(std::span(bytes).first(50));
-        refuse([&] { writer.begin({"next", made.dtype, {}}); }, "promises 80 bytes, 50 were written");
-        refuse([&] { writer.finish(); }, "of <f4 and shape (20,) promises 80 bytes, 50 were written");
+        refuse([&] { writer.begin({"next", made.dtype, {}}); }, "declares 80 bytes, 50 were written");
+        refuse([&] { writer.finish(); }, "of <f4 and shape (20,) declares 80 bytes, 50 were written");
         refuse([&] { writer.write(std::span(bytes).first(31)); }, "31 bytes are too many after 50 of the 80");
         writer.write(std::span(bytes).first(30));
         refuse([&] { writer.write(std::span(bytes).first(1)); }, "1 bytes are too many after 80 of the 80");

@@ -151,15 +151,15 @@ TEST_CASE("npy header: reads any alignment of the data") {
     }
 }
 
-TEST_CASE("npy header: the file may continue, but must hold what the header promises") {
+TEST_CASE("npy header: the file may continue, but must hold what the header declares") {
     const std::string bytes = header(text("'<f8'", "(16, 32)") + "\n");
     CHECK_NOTHROW(parse(bytes, bytes.size() + 4096));
     CHECK_NOTHROW(parse(bytes, bytes.size() + 4097));
-    CHECK(contains_all(refusal(bytes, bytes.size() + 4095), {"header promises 4096 bytes", "file has 4095"}));
+    CHECK(contains_all(refusal(bytes, bytes.size() + 4095), {"header declares 4096 bytes", "file has 4095"}));
     CHECK_NOTHROW(parse(header(text("'<f8'", "(16, 0)")), header(text("'<f8'", "(16, 0)")).size()));
     const std::string scalar = header(text("'<f8'", "()"));
     CHECK_NOTHROW(parse(scalar, scalar.size() + 8));
-    CHECK(contains_all(refusal(scalar, scalar.size()), {"header promises 8 bytes", "file has 0"}));
+    CHECK(contains_all(refusal(scalar, scalar.size()), {"header declares 8 bytes", "file has 0"}));
 }
 
 TEST_CASE("npy header: the bytes may be a prefix of the file that continues past the header") {

@@ -163,12 +163,12 @@ TEST_CASE("npy: opens a sparse file of 1 TiB in milliseconds and reads only its 
     CHECK(fastest < std::chrono::milliseconds(20));
 }
 
-TEST_CASE("npy: refuses a file shorter than its header promises") {
+TEST_CASE("npy: refuses a file shorter than its header declares") {
     const temporary_folder folder;
     const std::string path = folder / "a.npy";
     write_file(path, header(text("'<f8'", "(512,)")) + std::string(4088, '\0'));
     CHECK(contains_all(refusal(path),
-                       {"cannot open '" + path + "'", "header promises 4096 bytes", "file has 4088"}));
+                       {"cannot open '" + path + "'", "header declares 4096 bytes", "file has 4088"}));
 }
 
 TEST_CASE("npy: refuses what is not a file to read, at once") {
@@ -381,7 +381,7 @@ TEST_CASE("npy writer: takes exactly the bytes of its shape") {
     pinflow::npy_writer writer(folder / "a.npy", dtype::of<std::int32_t>(), {4});
     CHECK_THROWS_AS(writer.write(all), pinflow::invalid_argument);
     writer.write(all.first(15));
-    CHECK_THROWS_WITH_AS(writer.finish(), doctest::Contains("promises 16 bytes, 15 were written"),
+    CHECK_THROWS_WITH_AS(writer.finish(), doctest::Contains("declares 16 bytes, 15 were written"),
                          pinflow::invalid_argument);
     CHECK_FALSE(fs::exists(folder / "a.npy"));
     writer.write(all.subspan(15, 1));

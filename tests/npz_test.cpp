@@ -316,7 +316,7 @@ TEST_CASE("npz: lists what every member is, or why it cannot be opened") {
                                    "the member 'lzma.npy' is compressed by method 14",
                                    "the member 'pickle.npy': ",
                                    "the member 'short.npy': ",
-                                   "the member 'long.npy' has 140 bytes, its .npy header promises 136",
+                                   "the member 'long.npy' has 140 bytes, its .npy header declares 136",
                                    "the member 'damaged.npy' is damaged: its compressed data is wrong",
                                    "the member 'moved.npy' has no header at byte "};
     for (std::size_t index = 3; index < listings.size(); ++index) {
@@ -354,12 +354,12 @@ TEST_CASE("npz: refuses a deflated member that contradicts its directory entry")
         {"CRC-32", made.entries[0] + 16, 1, 4, "the member 'a.npy' is damaged: its CRC-32 is "},
         {"content", made.datas[0] + 2000, 0xAAAA, 2, "the member 'a.npy' is damaged: its CRC-32 is "},
         {"size too large", made.entries[0] + 24, content.size() + 1, 4,
-         "has 4129 bytes, its .npy header promises 4128"},
+         "has 4129 bytes, its .npy header declares 4128"},
         {"size too small", made.entries[0] + 24, content.size() - 1, 4, "the member 'a.npy': "},
         {"a bomb", made.entries[0] + 24, 0xFFFFFFFE, 4,
          "is said to have 4294967294 bytes, which 4133 compressed bytes cannot make"},
         {"a smaller bomb", made.entries[0] + 24, 4'000'000, 4,
-         "has 4000000 bytes, its .npy header promises 4128"},
+         "has 4000000 bytes, its .npy header declares 4128"},
         {"compressed size", made.entries[0] + 20, 2000, 4,
          "the member 'a.npy' is damaged: its compressed data"},
         {"no header there", made.entries[0] + 20, 3, 4, "is said to have 4128 bytes, which 3 compressed"},
@@ -572,7 +572,7 @@ TEST_CASE("npz writer: takes exactly the bytes of its shapes") {
     writer.write(std::span(bytes).first(7));
     for (int step = 0; step < 2; ++step) {
         const auto next = [&] { step == 0 ? writer.finish() : writer.begin("b", dtype::of<float>(), {}); };
-        CHECK(contains(sentence_of<pinflow::invalid_argument>(next), "promises 8 bytes, 7 were written"));
+        CHECK(contains(sentence_of<pinflow::invalid_argument>(next), "declares 8 bytes, 7 were written"));
     }
     writer.write(std::span(bytes).first(1));
     for (const char* const name : {"", "a", "/b", "../b", "b\xFF"}) {

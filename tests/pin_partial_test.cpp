@@ -66,7 +66,7 @@ TEST_CASE("pin: a file that is 5 % over the budget has 95 % of its pages registe
         CAPTURE(report.reason);
         CHECK(contains_all(without_time(report.reason),
                            {"registered read-only", "76.0 KiB of 80.0 KiB (95 %), T s:", "budget of 76.0 KiB",
-                            "no room for more", "budget that was set"}));
+                            "is used up", "budget that was set"}));
         CHECK_FALSE(contains(report.reason, "others use"));
     }
     CHECK(locker.locked_bytes() == 0);
@@ -105,14 +105,14 @@ TEST_CASE("pin: other registrations reduce the budget, and the reason says so") 
     CAPTURE(second.report().reason);
     CHECK(contains_all(without_time(second.report().reason),
                        {"registered read-only", "1.0 MiB of 2.0 MiB (50 %), T s:", "budget of 3.0 MiB",
-                        "no room for more", "others use 2.0 MiB", "budget that was set"}));
+                        "is used up", "others use 2.0 MiB", "budget that was set"}));
     const auto third = map_pattern(folder / "z.bin", mebibyte);
     const pin_worker none({range_of(third)}, locker, registry, options, &generous);
     CHECK_FALSE(none.wait());
     CAPTURE(none.report().reason);
-    CHECK(
-        contains_all(none.report().reason, {"registered nothing of 1.0 MiB", "budget of 3.0 MiB",
-                                            "no room for any", "others use 3.0 MiB", "budget that was set"}));
+    CHECK(contains_all(none.report().reason,
+                       {"registered nothing of 1.0 MiB", "budget of 3.0 MiB", "too small for the first piece",
+                        "others use 3.0 MiB", "budget that was set"}));
 }
 
 TEST_CASE("pin: a budget below 16 pieces has smaller pieces") {
@@ -137,7 +137,7 @@ TEST_CASE("pin: all or nothing registers nothing beyond the budget") {
     CHECK(registry.reserved_bytes() == 0);
     CAPTURE(worker.report().reason);
     CHECK(contains_all(worker.report().reason, {"registered nothing of 4.0 MiB", "budget of 3.0 MiB",
-                                                "no room for all", "budget that was set"}));
+                                                "too small for all pages", "budget that was set"}));
     CHECK_FALSE(contains(worker.report().reason, "others use"));
     options.budget_bytes = 4 * mebibyte;
     const pin_worker fits({range_of(file)}, locker, registry, options, &generous);
@@ -393,7 +393,7 @@ TEST_CASE("pin: pieces that a reader has passed are registered last, from the fr
         CHECK(at > last_ahead);
         if (index > 1) CHECK(at > std::ranges::find(order, file->data() + (index - 1) * page));
     }
-    CHECK(locker.ways_given > 0);
+    CHECK(locker.yield_count > 0);
 }
 
 TEST_CASE("pin: passed pieces are left out if the rest is not requested, which is no failure") {

@@ -308,7 +308,7 @@ TEST_CASE("pin: an exception of the locker becomes the reason, and leaves nothin
             throw device_error("it went away");
         }
         bool unlock(std::span<const std::byte>) noexcept override { return true; }
-        void give_way() noexcept override {}
+        void yield_driver() noexcept override {}
     };
     pin_registry registry;
     throwing_locker throwing;

@@ -45,8 +45,8 @@ sample_facts with_cores(sample_facts sample, unsigned cores) {
     sample.cores = cores;
     return sample;
 }
-sample_facts asked(sample_facts sample, transfer how) {
-    sample.asked = how;
+sample_facts requested(sample_facts sample, transfer how) {
+    sample.requested = how;
     return sample;
 }
 
@@ -103,7 +103,7 @@ TEST_CASE("planner of samples: the copy engine never copies small pieces of file
     memory.is_file_backed = memory.has_files = memory.has_any_file = false;
     array_facts both = memory;
     both.has_any_file = true;
-    for (const auto& sample : {in_order(gpu), asked(in_order(gpu), transfer::copy_engine)}) {
+    for (const auto& sample : {in_order(gpu), requested(in_order(gpu), transfer::copy_engine)}) {
         for (const array_facts& array : {mapped(4 * kib, gib), mapped(256 * kib, gib), both}) {
             const transfer_plan plan = plan_of(sample, array);
             CHECK(plan.main() == transfer::copy_engine);
@@ -112,7 +112,7 @@ TEST_CASE("planner of samples: the copy engine never copies small pieces of file
         }
         CHECK(plan_of(sample, memory).parts.front().min_piece_bytes == 0);
     }
-    CHECK_FALSE(plan_of(asked(in_order(gpu), transfer::copy_engine), memory).fallback);
+    CHECK_FALSE(plan_of(requested(in_order(gpu), transfer::copy_engine), memory).fallback);
 }
 
 TEST_CASE("planner of samples: pages are registered if their rows come often enough") {
@@ -179,8 +179,9 @@ TEST_CASE("planner of samples: small arrays of files are held beside the largest
     in_memory.is_file_backed = false;
     CHECK(transfers(gpu, {images, in_memory}) == flags{false, false});
     // whatever is asked for the others, but views are views of all
-    CHECK(transfers(asked(gpu, transfer::staged), {images, mapped(8, mib)}) == flags{false, true});
-    CHECK(transfers(asked(in_order(host), transfer::view), {images, mapped(8, mib)}) == flags{false, false});
+    CHECK(transfers(requested(gpu, transfer::staged), {images, mapped(8, mib)}) == flags{false, true});
+    CHECK(transfers(requested(in_order(host), transfer::view), {images, mapped(8, mib)}) ==
+          flags{false, false});
     // within a quarter of what the loader may take
     sample_facts little = gpu;
     little.memory_bytes = 4 * mib;
@@ -197,26 +198,26 @@ TEST_CASE("planner of samples: rows that cannot be taken in place are staged, de
     CHECK(transfer_of(gpu, array) == transfer::decode);
     CHECK(transfer_of(host, array) == transfer::decode);
     CHECK(plan_of(gpu, array).reason == "'x.npy' is compressed");
-    CHECK_THROWS_AS(plan_of(asked(gpu, transfer::kernel), array), unsupported);
-    CHECK_THROWS_AS(plan_of(asked(gpu, transfer::copy_engine), array), unsupported);
-    CHECK_THROWS_AS(plan_of(asked(in_order(host), transfer::view), array), unsupported);
-    CHECK_THROWS_AS(plan_of(asked(host, transfer::view), mapped(256 * kib, gib)), unsupported);
+    CHECK_THROWS_AS(plan_of(requested(gpu, transfer::kernel), array), unsupported);
+    CHECK_THROWS_AS(plan_of(requested(gpu, transfer::copy_engine), array), unsupported);
+    CHECK_THROWS_AS(plan_of(requested(in_order(host), transfer::view), array), unsupported);
+    CHECK_THROWS_AS(plan_of(requested(host, transfer::view), mapped(256 * kib, gib)), unsupported);
     array.has_files = false;
-    CHECK_THROWS_AS(plan_of(asked(gpu, transfer::read), array), unsupported);
+    CHECK_THROWS_AS(plan_of(requested(gpu, transfer::read), array), unsupported);
 }
 
 TEST_CASE("planner of samples: a requested route is taken even if another route is faster") {
     const array_facts small = mapped(3 * kib, gib);
     for (const transfer how : {transfer::copy_engine, transfer::kernel}) {
-        CHECK(transfer_of(asked(gpu, how), small) == how);
-        CHECK(plan_of(asked(gpu, how), small).pages->is_required);
+        CHECK(transfer_of(requested(gpu, how), small) == how);
+        CHECK(plan_of(requested(gpu, how), small).pages->is_required);
     }
     for (const transfer how : {transfer::staged, transfer::read}) {
-        CHECK(transfer_of(asked(gpu, how), small) == how);
-        CHECK(transfer_of(asked(host, how), small) == how);
-        CHECK_FALSE(plan_of(asked(gpu, how), small).pages);
+        CHECK(transfer_of(requested(gpu, how), small) == how);
+        CHECK(transfer_of(requested(host, how), small) == how);
+        CHECK_FALSE(plan_of(requested(gpu, how), small).pages);
     }
-    CHECK(transfer_of(asked(in_order(host), transfer::view), small) == transfer::view);
+    CHECK(transfer_of(requested(in_order(host), transfer::view), small) == transfer::view);
 }
 
 TEST_CASE("planner of samples: batches are filled in groups of some bytes, in a bounded number of slots") {
@@ -232,7 +233,7 @@ TEST_CASE("planner of samples: batches are filled in groups of some bytes, in a 
     CHECK(groups(gpu, 256 * kib) == 64);
     CHECK(groups(gpu, 0) == 64);
     CHECK(groups(host, 2 * mib) == 2);
-    CHECK(groups(asked(gpu, transfer::read), 2 * mib) == 16);
+    CHECK(groups(requested(gpu, transfer::read), 2 * mib) == 16);
     sample_facts tiny = gpu;
     tiny.epoch_batches = 20;
     const std::vector<transfer_plan> plans{plan_of(gpu, mapped(4 * kib, gib))};
@@ -255,7 +256,7 @@ TEST_CASE("planner of calls: rows of files are left to the device's kernels") {
                     .table_bytes = gib,
                     .staging_buffer_bytes = mib,
                     .not_reached_reason = {},
-                    .asked = row_route::copy};
+                    .requested = row_route::copy};
     const auto kernels = [&] {
         const std::vector<transfer_plan> plans = gather_candidates(call);
         return std::ranges::count(plans, transfer::kernel, &transfer_plan::main) ==

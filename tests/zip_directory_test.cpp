@@ -290,7 +290,7 @@ TEST_CASE("zip directory: refuses a false end record") {
         {4, 1, 2, "spans several disks"},
         {6, 1, 2, "spans several disks"},
         {8, 1, 2, "spans several disks"},
-        {8, 0x0001'0001, 4, "continues after the 1 members that its end record promises"},
+        {8, 0x0001'0001, 4, "continues after the 1 members that its end record declares"},
         {8, 0, 4, "continues after the 0 members"},
         {8, 0x0003'0003, 4, "its directory of 98 bytes has no room for 3 members"},
         {8, 0xFFFF'FFFF, 4, "has no room for 65535 members"},
@@ -313,7 +313,7 @@ TEST_CASE("zip directory: refuses a false end record") {
     // fewer members than room for them
     archive made = zip_bytes::make({{.name = std::string(60, 'a'), .content = "b"}});
     put(made.bytes, made.end + 8, 0x0002'0002, 4);
-    CHECK(contains_all(refusal(made.bytes), {"directory has 1 members", "end record promises 2"}));
+    CHECK(contains_all(refusal(made.bytes), {"directory has 1 members", "end record declares 2"}));
     // one whose offset and size overflow when they are added
     made = zip_bytes::make({{.name = "a", .content = "b"}}, {}, true);
     put(made.bytes, made.end + 12, 0xFFFFFFFF, 4);

@@ -126,11 +126,11 @@ TEST_CASE("zip member: refuses data that contradicts the directory") {
 
     changed = entry;
     changed.size_bytes += 1;
-    CHECK(contains(refusal(changed, data), "ends after 50000 bytes, the directory promises 50001"));
+    CHECK(contains(refusal(changed, data), "ends after 50000 bytes, the directory declares 50001"));
     CHECK(contains(sentence_of<pinflow::format_error>([&] { inflate(changed, data); }),
-                   "ends after 50000 bytes, the directory promises 50001"));
+                   "ends after 50000 bytes, the directory declares 50001"));
     changed.size_bytes = content.size() - 1;
-    CHECK(contains(refusal(changed, data), "continues after the 49999 bytes that the directory promises"));
+    CHECK(contains(refusal(changed, data), "continues after the 49999 bytes that the directory declares"));
 
     changed = entry;
     changed.compressed_bytes = data.size() + 3;

@@ -20,7 +20,7 @@ inline stream_view from_cuda(cudaStream_t stream, int device) {
 /// host device.
 inline cudaStream_t to_cuda(stream_view stream) {
     if (stream.device().kind() != device_kind::cuda) {
-        throw invalid_argument("a stream of the host device is no CUDA stream");
+        throw invalid_argument("the stream belongs to the host device and has no CUDA stream");
     }
     return static_cast<cudaStream_t>(stream.native_handle());
 }

@@ -101,8 +101,7 @@ struct pin_run {
 class pinned_pages {
  public:
     /// Starts registering `ranges`. For the host device nothing is registered, and `report` says so.
-    /// @throws invalid_argument if pin_options::piece_deadline is not above 0, or if the pin limit is out of
-    /// range.
+    /// @throws invalid_argument if pin_options::piece_deadline is not above 0.
     pinned_pages(std::vector<pin_range> ranges, pinflow::device device, const pin_options& options = {});
     pinned_pages(pinned_pages&&) noexcept;
     pinned_pages& operator=(pinned_pages&&) noexcept;

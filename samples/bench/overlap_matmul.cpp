@@ -139,7 +139,7 @@ double step_seconds(const char* path, const device& gpu, std::uint64_t batch_row
 }
 
 /// A batch of this size, about as long as a product, tells how long a row takes.
-constexpr double usual_batch_bytes = 64 << 20;
+constexpr double typical_batch_bytes = 64 << 20;
 
 void measure(const char* path) {
     const device gpu = device::cuda(0);
@@ -150,9 +150,9 @@ void measure(const char* path) {
     const double alone = product_seconds(product);
     print("product alone", 1e3 * alone, "ms");
     print("product alone", 2 * 8192.0 * 8192.0 * 8192.0 / alone / 1e12, "TFLOP/s");
-    const double usual_rows = std::max(1.0, std::floor(usual_batch_bytes / row_bytes));
+    const double typical_rows = std::max(1.0, std::floor(typical_batch_bytes / row_bytes));
     const double row_seconds =
-        step_seconds(path, gpu, static_cast<std::uint64_t>(usual_rows), nullptr) / usual_rows;
+        step_seconds(path, gpu, static_cast<std::uint64_t>(typical_rows), nullptr) / typical_rows;
     print("batches alone", row_bytes / row_seconds / 1e9, "GB/s");
     for (const double share : {2.0, 1.0, 0.5}) {
         const auto batch_rows = static_cast<std::uint64_t>(std::max(1.0, share * alone / row_seconds));

@@ -21,7 +21,7 @@ namespace pinflow {
 namespace {
 
 /// numpy stores the size of an element, and the multiplier of a unit, in a C int.
-constexpr std::uint64_t largest_int = std::numeric_limits<std::int32_t>::max();
+constexpr std::uint64_t max_int = std::numeric_limits<std::int32_t>::max();
 /// numpy 2's limit on the axes of an array field; numpy 1 allows 32.
 constexpr std::size_t max_axes = 64;
 
@@ -48,10 +48,10 @@ bool size_exists(dtype_kind kind, std::uint64_t size_bytes) noexcept {
         case dtype_kind::datetime:
             return is_one_of(8u);
         case dtype_kind::unicode:
-            return size_bytes % 4 == 0 && size_bytes <= largest_int;
+            return size_bytes % 4 == 0 && size_bytes <= max_int;
         case dtype_kind::bytes:
         case dtype_kind::opaque:
-            return size_bytes <= largest_int;
+            return size_bytes <= max_int;
         case dtype_kind::bfloat16:
             return is_one_of(2u);
         case dtype_kind::float8_e4m3fn:
@@ -76,7 +76,7 @@ std::optional<std::string> normal_unit(std::string_view unit) {
     if (std::ranges::find(time_units, name) == time_units.end()) return std::nullopt;
     if (digits == 0) return std::string(name);
     const auto multiplier = parse_number(unit.substr(0, digits));
-    if (!multiplier || *multiplier > largest_int) return std::nullopt;
+    if (!multiplier || *multiplier > max_int) return std::nullopt;
     return std::string(*multiplier == 1 ? name : unit);
 }
 
@@ -155,7 +155,7 @@ std::optional<dtype> parse_letter_and_size(std::string_view text, std::endian or
     }
     // numpy writes |S0, <U0 and |V0; no other kind has a type of size 0
     auto size_bytes = text.substr(1) == "0" ? std::optional<std::uint64_t>(0) : parse_number(text.substr(1));
-    if (!size_bytes || *size_bytes > largest_int) return std::nullopt;
+    if (!size_bytes || *size_bytes > max_int) return std::nullopt;
     if (*kind == dtype_kind::unicode) *size_bytes *= 4;  // counted in characters
     if (!size_exists(*kind, *size_bytes)) return std::nullopt;
     return dtype(*kind, *size_bytes, order, unit);
@@ -244,9 +244,9 @@ dtype::dtype(dtype_kind kind, std::uint64_t size_bytes, std::endian order, std::
 }
 
 dtype dtype::structured(std::vector<dtype_field> fields, std::uint64_t size_bytes) {
-    if (size_bytes > largest_int) {
+    if (size_bytes > max_int) {
         throw invalid_argument(fmt::format("a structured type cannot have {} bytes: numpy allows at most {}",
-                                           size_bytes, largest_int));
+                                           size_bytes, max_int));
     }
     std::set<std::string_view> names;
     std::uint64_t end = 0;
@@ -366,7 +366,7 @@ std::uint64_t dtype_field::size_bytes() const {
     for (const std::uint64_t length : shape) {
         if (length == 0) {
             empty = true;
-        } else if (!detail::multiply(size, length, size) || size > largest_int) {
+        } else if (!detail::multiply(size, length, size) || size > max_int) {
             throw invalid_argument(
                 fmt::format("the field {} of shape {} and {}-byte elements is larger than numpy allows",
                             detail::quote(name), to_string(shape), type.size_bytes()));

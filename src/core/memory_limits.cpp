@@ -175,14 +175,14 @@ void require_memory(std::uint64_t size_bytes, std::string_view subject, std::str
                          std::make_error_code(std::errc::not_enough_memory));
 }
 
-thread_allowance threads_within_memory(unsigned asked, unsigned default_count) {
+thread_allowance threads_within_memory(unsigned requested, unsigned default_count) {
     // a stack, the kernel's data for a thread, and the allocator's cache
     constexpr std::uint64_t thread_bytes = 256 << 10;
-    if (asked != 0) {
-        const std::uint64_t size_bytes = asked * thread_bytes;
-        require_memory(size_bytes, fmt::format("{} threads take {} bytes of memory", asked, size_bytes),
+    if (requested != 0) {
+        const std::uint64_t size_bytes = requested * thread_bytes;
+        require_memory(size_bytes, fmt::format("{} threads take {} bytes of memory", requested, size_bytes),
                        "ask for fewer threads");
-        return {asked, {}};
+        return {requested, {}};
     }
     // an eighth for the threads themselves: their data needs more
     const available_memory available = read_available_memory();

@@ -55,9 +55,9 @@ struct thread_allowance {
     std::string reason;  ///< why `count` is less than the default; empty if it is not
 };
 
-/// The number of threads to start: `asked`, or if that is 0, `default_count` or fewer if memory is short.
-/// @throws system_failure if memory does not suffice for `asked` threads.
-thread_allowance threads_within_memory(unsigned asked, unsigned default_count);
+/// The number of threads to start: `requested`, or if that is 0, `default_count` or fewer if memory is short.
+/// @throws system_failure if memory does not suffice for `requested` threads.
+thread_allowance threads_within_memory(unsigned requested, unsigned default_count);
 
 /// Bytes of all live regions of memory_region::anonymous, touched or not.
 inline std::atomic<std::uint64_t> region_memory_bytes = 0;

@@ -146,8 +146,8 @@ side_by_side_mapping::side_by_side_mapping(std::span<const file_part> parts)
 
 std::uint64_t max_side_by_side_mappings() {
     if (max_mappings_of_tests) return *max_mappings_of_tests;
-    constexpr std::uint64_t usual_count = 65'530;
-    return parse_number(read_proc_text("/proc/sys/vm/max_map_count")).value_or(usual_count) / 2;
+    constexpr std::uint64_t default_count = 65'530;
+    return parse_number(read_proc_text("/proc/sys/vm/max_map_count")).value_or(default_count) / 2;
 }
 
 scoped_mapping_limit::scoped_mapping_limit(std::uint64_t max_mappings) {

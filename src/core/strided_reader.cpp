@@ -12,7 +12,7 @@ namespace pinflow::detail {
 namespace {
 
 /// Storage and page cache read whole pages: a gap between two units of one page costs nothing.
-constexpr std::uint64_t widest_gap_bytes = 4096;
+constexpr std::uint64_t max_gap_bytes = 4096;
 /// From this size on, units are read directly to their destination.
 constexpr std::uint64_t large_unit_bytes = 16 << 10;
 /// Bytes written together when reordering: a few cache lines, since runs share the lines at their ends.
@@ -205,7 +205,7 @@ void strided_read::choose_tiles() {
     if (run_bytes < large_unit_bytes) {
         for (std::size_t index = axes_.size(); index-- > 0;) {
             box_axis& axis = axes_[index];
-            if (axis.source_stride - run_bytes > widest_gap_bytes) break;
+            if (axis.source_stride - run_bytes > max_gap_bytes) break;
             if (index == last_) last_apart_ = false;
             const std::uint64_t max_bytes =
                 last_apart_ ? strided_reader::scratch_bytes / last_tile : strided_reader::scratch_bytes;

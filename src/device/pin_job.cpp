@@ -176,11 +176,11 @@ void pin_job::reserve(pin_order& order, const pin_budget& budget) {
     const std::uint64_t reserved_bytes = registry_->reserved_bytes();
     const std::uint64_t others_bytes = reserved_bytes - std::min(reserved_bytes, own_bytes);
     shortfall_.add(fmt::format(
-        "the pin budget of {} has no room for {}{} ({})", in_binary_units(budget.size_bytes),
-        !options_.allow_partial ? "all of it"
-        : reserved_.empty()     ? "any of it"
-                                : "more",
-        others_bytes == 0 ? "" : fmt::format(", as others use {} of it", in_binary_units(others_bytes)),
+        "the pin budget of {} {}{} ({})", in_binary_units(budget.size_bytes),
+        !options_.allow_partial ? "is too small for all pages"
+        : reserved_.empty()     ? "is too small for the first piece"
+                                : "is used up",
+        others_bytes == 0 ? "" : fmt::format(", others use {} of it", in_binary_units(others_bytes)),
         budget.source));
     if (options_.allow_partial) return;
     order.clear();
@@ -243,7 +243,7 @@ bool pin_job::register_piece(const judged_piece& wanted) {
     if (wanted.read_only) read_only_.store(true, std::memory_order_relaxed);
     piece.set_registered();
     // a reader's copies use the same driver
-    if (tracker_.reader()) locker_->give_way();
+    if (tracker_.reader()) locker_->yield_driver();
     return true;
 }
 

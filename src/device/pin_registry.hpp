@@ -36,7 +36,7 @@ class page_locker {
     /// @return false if the pages may still be locked. They must then stay mapped for good.
     virtual bool unlock(std::span<const std::byte> pages) noexcept = 0;
     /// Pauses briefly between two calls, so that others can use the device.
-    virtual void give_way() noexcept = 0;
+    virtual void yield_driver() noexcept = 0;
 };
 
 /// The locker of CUDA device `index`. It is never destroyed. Only in builds with CUDA.

@@ -103,7 +103,7 @@ std::string staging_not_tried_reason(const call_facts& call) {
 }
 
 /// "hybrid sorted 43.1"
-std::string told(const rated_plan& rated) {
+std::string described(const rated_plan& rated) {
     const row_plan plan = to_row_plan(rated);
     return fmt::format("{}{} {:.1f}", to_string(plan.route), plan.sorted ? " sorted" : "", plan.gbps);
 }
@@ -121,7 +121,7 @@ rated_plan measure_gather(exchange_state& exchange, const call_facts& call, std:
     }
     std::string rates;
     for (const rated_plan& each : tried)
-        rates += (rates.empty() ? "" : ", ") + told(each);
+        rates += (rates.empty() ? "" : ", ") + described(each);
     rated_plan best = fastest(tried);
     best.plan.reason = fmt::format("measured with {:.0f} MB of random rows, GB/s: {}{}",
                                    measurement.measured_bytes() / 1e6, rates, staging_not_tried_reason(call));
@@ -135,7 +135,7 @@ rated_plan derive_scatter(exchange_state& exchange, const call_facts& call, std:
     gather.is_scatter = false;
     // sorted, as scatters are
     const auto forced = [&](row_route route) {
-        gather.asked = route;
+        gather.requested = route;
         transfer_plan plan = *plan_call(gather);
         plan.parts.front().sorted = true;
         return plan;
@@ -261,7 +261,7 @@ call_facts facts_of(const exchange_state& exchange, row_direction direction, boo
             .table_bytes = table.size_bytes(),
             .staging_buffer_bytes = exchange.staging_buffer_bytes(),
             .not_reached_reason = exchange.not_reached_reason(),
-            .asked = options.route,
+            .requested = options.route,
             .blocks = options.blocks,
             .staged_share = options.staged_share};
 }
@@ -299,18 +299,18 @@ unsigned batches_worth_taking(exchange_state& exchange, const row_workload& batc
 row_plan to_row_plan(const rated_plan& rated) {
     const transfer_part* const kernel = rated.plan.find(transfer::kernel);
     const transfer_part* const staged = rated.plan.find(transfer::staged);
-    row_plan told;
+    row_plan result;
     if (kernel != nullptr) {
-        told.route = staged != nullptr ? row_route::hybrid : row_route::direct;
+        result.route = staged != nullptr ? row_route::hybrid : row_route::direct;
     } else {
-        told.route = staged != nullptr ? row_route::staged : row_route::copy;
+        result.route = staged != nullptr ? row_route::staged : row_route::copy;
     }
-    told.sorted = rated.plan.parts.front().sorted;
-    if (kernel != nullptr) told.blocks = kernel->blocks;
-    if (kernel != nullptr && staged != nullptr) told.staged_share = staged->share;
-    told.gbps = rated.gbps;
-    told.reason = rated.plan.reason;
-    return told;
+    result.sorted = rated.plan.parts.front().sorted;
+    if (kernel != nullptr) result.blocks = kernel->blocks;
+    if (kernel != nullptr && staged != nullptr) result.staged_share = staged->share;
+    result.gbps = rated.gbps;
+    result.reason = rated.plan.reason;
+    return result;
 }
 
 }  // namespace pinflow::detail

@@ -15,7 +15,7 @@
 #include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
 #include "src/rows/call_errors.hpp"
-#include "src/rows/place_rows.hpp"
+#include "src/rows/cpu_rows.hpp"
 #include "src/rows/scratch.hpp"
 #include "src/rows/staging.hpp"
 #include "src/rows/transfer_plan.hpp"

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <ranges>
 
@@ -17,7 +18,7 @@ namespace {
 
 /// The default number of thread blocks: few, so that rows in flight are neighbours and most SMs stay free for
 /// other kernels.
-unsigned usual_blocks(const call_facts& call, const link_profile& profile) {
+unsigned default_blocks(const call_facts& call, const link_profile& profile) {
     if (!call.is_aligned) return busy_blocks(call, profile);
     if (call.is_scatter && call.table_bytes > profile.large_table_bytes) return busy_blocks(call, profile);
     const bool is_long = !call.is_scatter && call.row_bytes >= profile.min_long_bytes;
@@ -30,9 +31,7 @@ std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_
     const auto size_of = [&](std::size_t i) { return saturated(arrays[i].row_bytes, arrays[i].row_count); };
     std::vector<std::size_t> by_size(arrays.size());
     std::iota(by_size.begin(), by_size.end(), std::size_t{0});
-    std::ranges::sort(by_size, [&](std::size_t a, std::size_t b) {
-        return size_of(a) != size_of(b) ? size_of(a) > size_of(b) : a < b;
-    });
+    std::ranges::stable_sort(by_size, std::ranges::greater{}, size_of);
     by_size.erase(by_size.begin());  // the largest array is streamed
     std::uint64_t left = profile.max_held_bytes;
     // with a memory limit, most of the memory is for slots
@@ -51,9 +50,8 @@ std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_
 std::string why_not(transfer how, const sample_facts& sample, const array_facts& array) {
     if (how == transfer::read && !array.has_files)
         return fmt::format("{} has no file to read from", array.name);
-    if (how == transfer::view && !sample.is_in_order) {
+    if (how == transfer::view && !sample.is_in_order)
         return "a view of the mapping holds rows in the order of the file, so it needs the sequential order";
-    }
     const bool needs_mapping =
         how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
     if (needs_mapping && !array.is_mapped) return fmt::format("{} {}", array.name, array.not_mapped_reason);
@@ -70,14 +68,12 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
     const auto bytes_left = static_cast<double>(array.bytes_left);
     const double stage_gbps = std::min(profile.stage_gbps_per_core * sample.cores, profile.max_stage_gbps);
     const bool comes_again = bytes_left > size_bytes;
-    // for a single pass, many cores stage rows at the rate of the link, and faster if no pages are registered
-    // at the same time
+    // for a single pass, many cores stage rows at the rate of the link, faster if nothing is registered
     if (!comes_again && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
     if (!sample.is_in_order) {
         // in random order, registration helps once about half of the pages are registered
         const bool is_over_before = bytes_left / stage_gbps < size_bytes / profile.register_gbps / 2;
-        if (is_over_before) return std::nullopt;
-        return registration{};
+        return is_over_before ? std::nullopt : std::optional(registration{});
     }
     // pieces are registered ahead of the reader; pieces that are late are staged
     const bool is_awaited = sample.cores <= profile.registering_cores;
@@ -91,20 +87,19 @@ transfer_plan only(transfer_part part, std::string reason) {
 }
 
 transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array) {
-    if (sample.asked == transfer::view)
+    if (sample.requested == transfer::view)
         return only({transfer::view},
                     "asked for: batches are views of the mapping, a truncated file faults their reader");
-    if (sample.asked == transfer::staged)
+    if (sample.requested == transfer::staged)
         return only({transfer::staged}, "asked for: rows pass through a staging buffer, as for a GPU");
-    if (sample.asked == transfer::read)
+    if (sample.requested == transfer::read)
         return only({transfer::read}, "asked for: rows are read from the file into the slot");
     if (!array.is_mapped && !array.is_partly_mapped)
         return only({transfer::decode}, "rows are read or decoded into the slot");
-    if (sample.is_guarded || !array.is_file_backed)
-        return only({transfer::slot_copy}, "the host device needs one copy, from the mapping into the slot");
-    return only(
-        {transfer::slot_copy},
-        "the host device needs one copy, by pread into the slot, as the fault guard is not installed");
+    const bool maps = sample.is_guarded || !array.is_file_backed;
+    return only({transfer::slot_copy},
+                maps ? "the host device needs one copy, from the mapping into the slot"
+                     : "the host device reads rows into the slot, as the fault guard is not installed");
 }
 
 /// The average number of contiguous rows. Batches and extents end at different rows.
@@ -123,21 +118,21 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
                             .row_bytes = array.row_bytes,
                             .table_bytes = saturated(array.row_bytes, array.row_count),
                             .not_reached_reason = {}};
-    const transfer_part kernel{transfer::kernel, 1, sorts, usual_blocks(gather, profile)};
+    const transfer_part kernel{transfer::kernel, 1, sorts, default_blocks(gather, profile)};
     const transfer_part engine{.how = transfer::copy_engine,
                                .min_piece_bytes = array.has_any_file ? profile.min_copied_bytes : 0};
-    if (sample.asked == transfer::kernel || sample.asked == transfer::copy_engine) {
-        const bool by_kernel = sample.asked == transfer::kernel;
+    if (sample.requested == transfer::kernel || sample.requested == transfer::copy_engine) {
+        const bool by_kernel = sample.requested == transfer::kernel;
         transfer_plan plan =
             only(by_kernel ? kernel : engine, "asked for: the device reads the mapped pages");
         plan.pages = {.is_required = true, .is_awaited = true};
         if (!by_kernel && array.has_any_file) plan.fallback = transfer::staged;
         return plan;
     }
-    if (sample.asked == transfer::read)
+    if (sample.requested == transfer::read)
         return only({transfer::read}, "asked for: rows are read from the file into a staging buffer");
     const transfer staged = array.is_decoded ? transfer::decode : transfer::staged;
-    if (sample.asked)
+    if (sample.requested)
         return only({staged}, "asked for: rows are gathered into a staging buffer, then copied");
     if (saturated(array.row_bytes, array.row_count) == 0) return only({staged}, "there are no bytes to move");
     if (!array.is_mapped && !array.is_partly_mapped)
@@ -165,13 +160,12 @@ std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<con
     const std::vector<bool> held = choose_held(sample, arrays, profile);
     std::vector<transfer_plan> plans;
     for (std::size_t i = 0; i < arrays.size(); ++i) {
-        if (held[i] && sample.asked != transfer::view) {
+        if (held[i] && sample.requested != transfer::view) {
             plans.push_back(only({transfer::held}, "small: it is kept where batches are consumed"));
             continue;
         }
-        if (const std::string why = sample.asked ? why_not(*sample.asked, sample, arrays[i]) : std::string();
-            !why.empty())
-            throw unsupported(why);
+        const std::string why = sample.requested ? why_not(*sample.requested, sample, arrays[i]) : "";
+        if (!why.empty()) throw unsupported(why);
         plans.push_back(sample.on_host ? plan_on_host(sample, arrays[i])
                                        : plan_on_cuda(sample, arrays[i], profile));
     }
@@ -181,8 +175,7 @@ std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<con
 group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
                        std::uint64_t batch_bytes, const link_profile& profile) {
     const auto has = [&](transfer how) {
-        return std::ranges::any_of(plans,
-                                   [=](const transfer_plan& plan) { return plan.find(how) != nullptr; });
+        return std::ranges::any_of(plans, [=](const auto& plan) { return plan.find(how) != nullptr; });
     };
     if (has(transfer::view)) return {1, profile.min_slots};
     const std::uint64_t wanted_bytes = sample.on_host        ? profile.host_group_bytes
@@ -204,7 +197,7 @@ unsigned count_threads(const work_facts& work, unsigned cores, const link_profil
     return work.copies ? cores : std::min(cores, profile.listing_threads);
 }
 
-bool is_awaited(bool on_host, std::uint64_t group_bytes, const link_profile& profile) noexcept {
+bool next_blocks(bool on_host, std::uint64_t group_bytes, const link_profile& profile) noexcept {
     return !on_host && group_bytes >= profile.min_awaited_bytes;
 }
 
@@ -215,8 +208,8 @@ namespace {
 /// The plan for a route, with the settings of the options.
 transfer_plan plan_of(row_route route, bool sorted, const call_facts& call, const link_profile& profile,
                       std::string reason = {}) {
-    const unsigned blocks = call.blocks != 0 ? call.blocks : usual_blocks(call, profile);
-    const double share = call.staged_share != 0 ? call.staged_share : profile.usual_staged_share;
+    const unsigned blocks = call.blocks != 0 ? call.blocks : default_blocks(call, profile);
+    const double share = call.staged_share != 0 ? call.staged_share : profile.default_staged_share;
     if (route == row_route::copy) return only({transfer::copy_engine}, std::move(reason));
     if (route == row_route::staged) return only({transfer::staged, 1, sorted}, std::move(reason));
     transfer_plan plan = only({transfer::kernel, 1, sorted, blocks}, std::move(reason));
@@ -243,10 +236,11 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
     const auto plan = [&](row_route route, std::string reason) {
         return plan_of(route, call.is_scatter, call, profile, std::move(reason));
     };
-    if (call.asked == row_route::copy && call.reads_file && !call.on_host)
+    if (call.requested == row_route::copy && call.reads_file && !call.on_host)
         return plan_unmeasured(call, "a kernel gathers rows of files, which CUDA may copy by CPU", profile);
-    if (call.asked != row_route::automatic)
-        return plan_of(call.asked, sorts_unmeasured(call.asked, call, profile), call, profile, "asked for");
+    if (call.requested != row_route::automatic)
+        return plan_of(call.requested, sorts_unmeasured(call.requested, call, profile), call, profile,
+                       "asked for");
     if (!call.not_reached_reason.empty()) return plan(row_route::staged, call.not_reached_reason);
     if (call.on_host && call.reads_file)
         return plan(row_route::staged, "rows of a file are read, as it may be truncated at any time");
@@ -287,9 +281,8 @@ transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, doubl
 
 const rated_plan& fastest(std::span<const rated_plan> measured, const link_profile& profile) {
     const rated_plan* best = &measured.front();
-    for (const rated_plan& each : measured) {
+    for (const rated_plan& each : measured)
         if (each.gbps > best->gbps * profile.min_gain) best = &each;
-    }
     return *best;
 }
 

@@ -36,13 +36,13 @@ struct array_facts {
 /// Facts about a sample and the machine.
 struct sample_facts {
     bool on_host = false;
-    bool is_in_order = false;                      ///< the rows of a batch are consecutive
-    std::uint64_t batch_rows = 1;                  ///< rows of the largest batch
-    std::uint64_t epoch_batches = 1;               ///< batches per epoch
-    unsigned cores = 1;                            ///< threads that the loader may use
-    bool is_guarded = false;                       ///< the fault guard is active
-    std::uint64_t memory_bytes = 0;                ///< memory that the loader may use; 0: the default
-    std::optional<transfer> asked = std::nullopt;  ///< the transfer that the route option asks for
+    bool is_in_order = false;                          ///< the rows of a batch are consecutive
+    std::uint64_t batch_rows = 1;                      ///< rows of the largest batch
+    std::uint64_t epoch_batches = 1;                   ///< batches per epoch
+    unsigned cores = 1;                                ///< threads that the loader may use
+    bool is_guarded = false;                           ///< the fault guard is active
+    std::uint64_t memory_bytes = 0;                    ///< memory that the loader may use; 0: the default
+    std::optional<transfer> requested = std::nullopt;  ///< the transfer that the route option asks for
 };
 
 /// Makes one plan per array, in the order of the arrays. The largest array is never held.
@@ -68,7 +68,7 @@ unsigned count_threads(const work_facts& work, unsigned cores, const link_profil
 
 /// Whether `next` blocks the calling thread for the data of groups of `group_bytes`, instead of only its
 /// stream.
-bool is_awaited(bool on_host, std::uint64_t group_bytes, const link_profile& profile = {}) noexcept;
+bool next_blocks(bool on_host, std::uint64_t group_bytes, const link_profile& profile = {}) noexcept;
 
 // ---- calls of a row exchange -----------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ struct call_facts {
     std::uint64_t staging_buffer_bytes = 0;
     std::string not_reached_reason;  ///< why the device cannot read the table in place; empty if it can
     // from the options
-    row_route asked = row_route::automatic;
+    row_route requested = row_route::automatic;
     unsigned blocks = 0;
     double staged_share = 0;
 };

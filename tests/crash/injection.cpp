@@ -95,7 +95,7 @@ std::string_view name_of(call what) {
 }
 
 /// The most frequent error of such a call; every second open fails with EMFILE.
-int usual_error(call what, unsigned number) {
+int typical_error(call what, unsigned number) {
     switch (what) {
         case call::open:
             return number % 2 == 0 ? EMFILE : EACCES;
@@ -243,7 +243,7 @@ struct scope::hooks {
     const auto fail_call = [&shared](call asked, std::string_view path) {
         const inside within;
         if (!is_next_to_fail(shared)) return pinflow::detail::system::injected_failure{};
-        const int error = usual_error(asked, shared.calls[number_of_thread(shared)]);
+        const int error = typical_error(asked, shared.calls[number_of_thread(shared)]);
         note(shared, fmt::format("{} ({}) of '{}'", name_of(asked), ::strerrorname_np(error), path),
              current_stack(max_depth, 1));
         return pinflow::detail::system::injected_failure{.error = error};

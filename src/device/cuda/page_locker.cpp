@@ -53,7 +53,7 @@ class locker final : public page_locker {
         return status == cudaSuccess || status == cudaErrorCudartUnloading;
     }
 
-    void give_way() noexcept override {
+    void yield_driver() noexcept override {
         // the lock of a context is unfair: this pause lets waiting threads wake up and take it
         if (context_.is_primary()) std::this_thread::sleep_for(std::chrono::microseconds(200));
     }

@@ -1,4 +1,4 @@
-#include "src/rows/place_rows.hpp"
+#include "src/rows/cpu_rows.hpp"
 
 #include "src/core/row_copy.hpp"
 

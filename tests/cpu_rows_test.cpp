@@ -1,4 +1,4 @@
-#include "src/rows/place_rows.hpp"
+#include "src/rows/cpu_rows.hpp"
 
 #include <doctest/doctest.h>
 
@@ -23,7 +23,7 @@ bool should_count(const id_vector& ids, std::size_t index, kept_duplicate which)
 
 }  // namespace
 
-TEST_CASE("place_rows: rows of any size and alignment are copied both ways, and no other bytes are") {
+TEST_CASE("cpu_rows: rows of any size and alignment are copied both ways, and no other bytes are") {
     const device host = device::host();
     std::mt19937_64 random(50);
     for (std::uint64_t row_bytes = 1; row_bytes <= 300; ++row_bytes) {
@@ -54,7 +54,7 @@ TEST_CASE("place_rows: rows of any size and alignment are copied both ways, and 
     }
 }
 
-TEST_CASE("place_rows: large rows of any alignment are copied whole") {
+TEST_CASE("cpu_rows: large rows of any alignment are copied whole") {
     const device host = device::host();
     std::mt19937_64 random(51);
     for (const std::uint64_t row_bytes : {1021U, 4096U, 65'537U, 1U << 20}) {
@@ -71,7 +71,7 @@ TEST_CASE("place_rows: large rows of any alignment are copied whole") {
     }
 }
 
-TEST_CASE("place_rows: of equal indices the first, or the last, or all are copied, also across pieces") {
+TEST_CASE("cpu_rows: of equal indices the first, or the last, or all are copied, also across pieces") {
     const device host = device::host();
     std::mt19937_64 random(52);
     constexpr std::uint64_t row_bytes = 13;
