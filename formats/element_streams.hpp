@@ -5,7 +5,7 @@
 #include <memory>
 #include <string_view>
 
-#include "pinflow/row_source.hpp"
+#include "pinflow/formats/listing.hpp"
 #include "src/core/element_stream.hpp"
 
 namespace pinflow::detail {
@@ -34,8 +34,9 @@ class element_file {
 /// @throws as pinflow::open.
 std::unique_ptr<element_file> open_elements(const std::filesystem::path& path);
 
-/// Makes an element_file of rows, as one array without a name: for all files that match a pattern.
-std::unique_ptr<element_file> open_row_elements(std::shared_ptr<const row_source> rows);
+/// Describes the one array of a file.
+/// @throws as list_arrays, and invalid_argument if there is none, or more than one.
+array_listing only_array(const std::filesystem::path& path);
 
 /// Opens a .npz file. `finish` of a stream checks the member's CRC-32, also for a stored member.
 std::unique_ptr<element_file> open_npz_elements(const std::filesystem::path& path);

@@ -106,21 +106,8 @@ array open_npy_field(std::shared_ptr<const input_file> file, std::string_view na
     }
 }
 
-/// The name of the one array of a file whose arrays have names.
 std::string only_name(const std::filesystem::path& path) {
-    const std::vector<array_listing> listings = list_arrays(path);
-    if (listings.size() == 1) return listings.front().name;
-    if (listings.empty()) {
-        throw invalid_argument(fmt::format("cannot open '{}': there is no array in it", path.string()));
-    }
-    constexpr std::size_t max_names = 10;
-    std::string names;
-    for (std::size_t index = 0; index < std::min(listings.size(), max_names); ++index) {
-        names += (index == 0 ? "" : ", ") + quote(listings[index].name);
-    }
-    throw invalid_argument(fmt::format("cannot open '{}' without a name: there are {} arrays in it, {}{}",
-                                       path.string(), listings.size(), names,
-                                       listings.size() > max_names ? ", ..." : ""));
+    return detail::only_array(path).name;
 }
 
 // ---- rows -------------------------------------------------------------------------------------------------
@@ -357,22 +344,22 @@ class hdf5_elements final : public element_file {
     std::filesystem::path path_;
 };
 
-class row_elements_file final : public element_file {
- public:
-    explicit row_elements_file(std::shared_ptr<const row_source> rows) : rows_(std::move(rows)) {}
-
-    std::unique_ptr<element_stream> stream(std::string_view, std::uint64_t memory_bytes) const override {
-        return stream_rows(rows_, memory_bytes);
-    }
-
- private:
-    std::shared_ptr<const row_source> rows_;
-};
-
 }  // namespace
 
-std::unique_ptr<element_file> open_row_elements(std::shared_ptr<const row_source> rows) {
-    return std::make_unique<row_elements_file>(std::move(rows));
+array_listing only_array(const std::filesystem::path& path) {
+    std::vector<array_listing> listings = list_arrays(path);
+    if (listings.size() == 1) return std::move(listings.front());
+    if (listings.empty()) {
+        throw invalid_argument(fmt::format("cannot open '{}': there is no array in it", path.string()));
+    }
+    constexpr std::size_t max_names = 10;
+    std::string names;
+    for (std::size_t index = 0; index < std::min(listings.size(), max_names); ++index) {
+        names += (index == 0 ? "" : ", ") + quote(listings[index].name);
+    }
+    throw invalid_argument(fmt::format("cannot open '{}' without a name: there are {} arrays in it, {}{}",
+                                       path.string(), listings.size(), names,
+                                       listings.size() > max_names ? ", ..." : ""));
 }
 
 std::unique_ptr<element_file> open_elements(const std::filesystem::path& path) {

@@ -86,13 +86,14 @@ std::vector<std::string> matches_of(const std::string& pattern) {
     return paths;
 }
 
-std::vector<std::string> files_of_pattern(const std::string& text) {
-    std::vector<std::string> paths;
+matched_files files_of_pattern(const std::string& text) {
+    matched_files found;
     try_cuts(text, [&](const file_and_name& cut) {
-        paths = matches_of(cut.path);
-        return !paths.empty();
+        found.paths = matches_of(cut.path);
+        if (cut.named) found.name = cut.name;
+        return !found.paths.empty();
     });
-    return paths;
+    return found;
 }
 
 bool pattern_covers(const std::string& text, const std::string& path) {

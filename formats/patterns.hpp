@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,8 +18,13 @@ bool exists(const std::string& path);
 /// @throws system_failure if a folder cannot be read.
 std::vector<std::string> matches_of(const std::string& pattern);
 
+struct matched_files {
+    std::vector<std::string> paths;   ///< empty if no file matches
+    std::optional<std::string> name;  ///< NAME, if there is one
+};
+
 /// The files that FILE[:NAME] stands for if FILE is a pattern; see is_pattern. @throws as matches_of.
-std::vector<std::string> files_of_pattern(const std::string& text);
+matched_files files_of_pattern(const std::string& text);
 
 /// Whether a file at `path` belongs to the files that FILE[:NAME] stands for, or would if it existed.
 bool pattern_covers(const std::string& text, const std::string& path);

@@ -9,7 +9,9 @@
 #include "tests/cli_helpers.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_tool.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/zip_bytes.hpp"
 
 // Patterns of many files in `pinflow convert` and `inspect`, and what is said when the shell has expanded
 // one.
@@ -69,6 +71,47 @@ TEST_CASE("cli patterns: members of archives are named behind the pattern") {
     const std::string whole = folder / "whole.npy";
     CHECK(run_tool({"convert", folder / "part-*.npz:rows", whole}).status == 0);
     CHECK(payload_of(whole, rows) == rows);
+}
+
+TEST_CASE("cli patterns: files of any format, byte order and order of axes are joined, also empty ones") {
+    const temporary_folder folder;
+    const std::string plain("\1\0\2\0\3\0\4\0", 8), big("\0\1\0\2\0\3\0\4", 8);
+    const std::string fortran("\1\0\3\0\2\0\4\0", 8);
+    write_file(folder / "p0.npy", npy("<i2", "(2, 2)", plain));
+    write_file(folder / "p1.npz", zip_bytes::make({{"x.npy", npy(">i2", "(2, 2)", big), true}}).bytes);
+    write_file(folder / "p2.npy", npy("<i2", "(0, 2)", ""));
+    write_file(folder / "p3.npy", npy("<i2", "(2, 2)", fortran, "True"));
+    write_file(folder / "p4.safetensors",
+               cli::safetensors(R"({"x":{"dtype":"I16","shape":[2,2],"data_offsets":[0,8]}})", plain));
+    CHECK(run_tool({"convert", folder / "p*", folder / "whole.npy"}).status == 0);
+    CHECK(run_json({"inspect", folder / "whole.npy"})["shape"] == json({8, 2}));
+    CHECK(payload_of(folder / "whole.npy", plain + plain + plain + plain) == plain + plain + plain + plain);
+    const json inspected = run_json({"inspect", folder / "p*"});
+    CHECK(inspected["shape"] == json({8, 2}));
+    CHECK(inspected["mappable"] == false);
+    CHECK(inspected["reason"].get<std::string>().find("p1.npz") != std::string::npos);
+    write_file(folder / "p5.npy", npy("<i2", "()", plain.substr(0, 2)));
+    check_fails(1, {"convert", folder / "p*", folder / "new.npy"}, {"p5.npy", "--stack"});
+    check_fails(1, {"convert", folder / "p*", folder / "new.npy", "--stack"}, {"p0.npy", "p2.npy"});
+    write_file(folder / "p5.npy", "");
+    check_fails(1, {"convert", folder / "p*", folder / "new.npy"}, {"p5.npy"});
+}
+
+TEST_CASE("cli patterns: deflated members are inflated piece by piece, and a damaged one is an error") {
+    const temporary_folder folder;
+    constexpr std::size_t member_bytes = std::size_t{64} << 20;
+    const std::string content = npy("|u1", "(16384, 4096)", std::string(member_bytes, '\0'));
+    std::string archive = zip_bytes::make({{"x.npy", content, true}}).bytes;
+    for (const char* const name : {"0.npz", "1.npz", "2.npz", "3.npz", "4.npz", "5.npz"})
+        write_file(folder / name, archive);
+    const tool_result converted = run_tool({"convert", folder / "?.npz:x", folder / "whole.npy"});
+    CHECK(converted.status == 0);
+    CHECK(run_json({"inspect", folder / "whole.npy"})["shape"] == json({6 * 16384, 4096}));
+    if (!sanitized) CHECK(converted.peak_bytes < 4 * member_bytes);
+    archive[200] = static_cast<char>(archive[200] ^ 1);
+    write_file(folder / "3.npz", archive);
+    check_fails(1, {"convert", folder / "?.npz", folder / "new.npy"}, {"3.npz"});
+    CHECK(!std::filesystem::exists(folder / "new.npy"));
 }
 
 TEST_CASE("cli patterns: with --stack each file is a row of what convert writes and inspect describes") {

@@ -22,7 +22,6 @@
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/memory.hpp"
-#include "pinflow/row_source.hpp"
 #include "src/core/system.hpp"
 #include "tests/random_arrays.hpp"
 #include "tests/support/file_bytes.hpp"
@@ -267,30 +266,6 @@ TEST_CASE("element_stream: a read past the end, or of half an element, is refuse
         elements.resize(24);
         CHECK((elements == expected.bytes));
         CHECK_NOTHROW(stream->read({}));
-    }
-}
-
-TEST_CASE("element_stream: rows are delivered in pieces of any size, with any memory") {
-    random_engine random(7);
-    std::vector<std::byte> elements(100 * 6);
-    for (std::size_t i = 0; i < elements.size(); ++i)
-        elements[i] = static_cast<std::byte>(i * 7 + i / 251);
-    const std::shared_ptr<const pinflow::row_source> rows = [&] {
-        pinflow::memory_region memory = pinflow::memory_region::anonymous(elements.size());
-        std::memcpy(memory.data(), elements.data(), elements.size());
-        return array(std::move(memory), dtype::parse("<i2"), {100, 3}).rows();
-    }();
-    for (const std::uint64_t memory_bytes : {0U, 7U, 100U, 1U << 20}) {
-        for (const std::uint64_t max_elements : {1U, 2U, 5U, 1000U}) {
-            const auto stream = pinflow::detail::stream_rows(rows, memory_bytes);
-            CHECK(stream->shape() == shape_vector{100, 3});
-            CHECK((read_all(*stream, random, max_elements) == elements));
-            std::vector<std::byte> more(2);
-            CHECK_THROWS_AS(stream->read(more), pinflow::invalid_argument);
-        }
-        const auto stream = pinflow::detail::stream_rows(rows, memory_bytes);
-        std::vector<std::byte> half(3);
-        CHECK_THROWS_AS(stream->read(half), pinflow::invalid_argument);
     }
 }
 

@@ -24,6 +24,7 @@
 #include "src/cli/element_pipeline.hpp"
 #include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
+#include "src/cli/pattern_array.hpp"
 #include "src/cli/target_file.hpp"
 #include "src/core/cast.hpp"
 #include "src/core/memory_limits.hpp"
@@ -352,10 +353,7 @@ std::string note_on(const convert_arguments& arguments, const std::vector<conver
 
 std::unique_ptr<pinflow::detail::element_file> open_source(const convert_arguments& arguments) {
     if (!arguments.source.is_pattern()) return pinflow::detail::open_elements(arguments.source.path);
-    open_options options;
-    options.stack = arguments.stack;
-    options.memory_bytes = std::min(options.memory_bytes, reordering_bytes());
-    return pinflow::detail::open_row_elements(open_source_rows(arguments.source.path, options));
+    return std::make_unique<pattern_array>(arguments.source.path, arguments.stack);
 }
 
 }  // namespace

@@ -8,16 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "formats/patterns.hpp"
 #include "pinflow/error.hpp"
-#include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"
 #include "src/cli/json.hpp"
 #include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
-#include "src/core/element_stream.hpp"
+#include "src/cli/pattern_array.hpp"
 
 namespace pinflow::cli {
 
@@ -32,41 +30,6 @@ std::string reason_for(const array_listing& listed) {
         reason += "; in Fortran order, so its rows are not contiguous and cannot be streamed";
     }
     return reason;
-}
-
-// ---- finding one array ------------------------------------------------------------------------------------
-
-/// Describes a field of a structured .npy file, which has no listing of its own.
-array_listing list_field(const std::string& path, const std::string& name) {
-    const array field = open(path, name);
-    array_listing listing = list_arrays(path).front();
-    listing.name = name;
-    listing.dtype = field.dtype();
-    listing.shape = field.shape();
-    listing.offset_bytes = field.offset_bytes();
-    listing.size_bytes = field.size_bytes();
-    listing.mappable = field.mapped();
-    listing.reason = field.reason();
-    return listing;
-}
-
-array_listing find_array(const source_argument& source) {
-    const std::string& name = *source.name;
-    if (source.format == file_format::npy) return list_field(source.path, name);
-    if (source.format == file_format::hdf5) return list_hdf5(source.path, name);
-    std::vector<array_listing> listed = list_arrays(source.path);
-    auto found = std::ranges::find(listed, name, &array_listing::name);
-    if (found == listed.end() && source.format == file_format::npz && name.ends_with(".npy")) {
-        found = std::ranges::find(listed, name.substr(0, name.size() - 4), &array_listing::name);
-    }
-    if (found == listed.end()) {
-        throw invalid_argument(fmt::format("cannot open '{}' of '{}': it has no such array (it has {})", name,
-                                           source.path, listed.empty() ? "none" : names_of(listed)));
-    }
-    if (!found->dtype) {
-        throw unsupported(fmt::format("cannot open '{}' of '{}': {}", name, source.path, found->reason));
-    }
-    return std::move(*found);
 }
 
 // ---- JSON -------------------------------------------------------------------------------------------------
@@ -154,36 +117,17 @@ std::string all_as_text(const std::string& name, file_format format,
 
 // ---- patterns ---------------------------------------------------------------------------------------------
 
-/// The rows of all files, as one array; of their formats, the first is reported.
 void inspect_pattern(const std::string& text, bool stack, bool json) {
-    open_options options;
-    options.stack = stack;
-    const std::vector<std::string> paths = pinflow::detail::files_of_pattern(text);
-    const auto rows = open_source_rows(text, options);  // throws if no file matches
-    array_listing listed;
-    listed.dtype = rows->dtype();
-    listed.shape = pinflow::detail::shape_of_all_rows(*rows);
-    listed.size_bytes = rows->row_count() * rows->row_size_bytes();
-    const auto extents = rows->extents();
-    const auto mapped = std::ranges::count_if(
-        extents, [](const row_extent& extent) { return extent.data != nullptr || extent.row_count == 0; });
-    listed.mappable = !extents.empty() && static_cast<std::size_t>(mapped) == extents.size();
-    if (listed.mappable) {
-        listed.reason = "rows lie in the files as they are delivered";
-    } else if (mapped > 0) {
-        listed.reason =
-            fmt::format("{} of {} pieces are mapped, the others are read", mapped, extents.size());
-    } else {
-        listed.reason = fmt::format("{} {}", rows->description(), rows->no_extents_reason());
-    }
-    const file_format format = format_of(paths.at(0));
-    print(json ? one_as_json(format, listed, paths.size()) : one_as_text(text, format, listed, paths.size()));
+    const pattern_array whole(text, stack);
+    const array_listing listed = whole.description();
+    print(json ? one_as_json(whole.format(), listed, whole.file_count())
+               : one_as_text(text, whole.format(), listed, whole.file_count()));
 }
 
 }  // namespace
 
 void inspect(const argument_list& arguments) {
-    CLI::App app("Says what lies in a file, and whether it can be mapped. Reads headers only.",
+    CLI::App app("Lists the arrays of a file, and whether each can be mapped. Reads headers only.",
                  "pinflow inspect");
     std::string file;
     bool json = false;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "pinflow/formats/hdf5.hpp"
 #include "src/cli/arguments.hpp"
 
 namespace pinflow::cli {
@@ -18,6 +19,20 @@ void refuse_segment(const std::string& text) {
         throw usage_error(
             fmt::format("this build of pinflow cannot open shared segments, such as '{}'", text));
     }
+}
+
+/// Describes a field of a structured .npy file, which has no listing of its own.
+array_listing list_field(const std::string& path, const std::string& name) {
+    const array field = open(path, name);
+    array_listing listing = list_arrays(path).front();
+    listing.name = name;
+    listing.dtype = field.dtype();
+    listing.shape = field.shape();
+    listing.offset_bytes = field.offset_bytes();
+    listing.size_bytes = field.size_bytes();
+    listing.mappable = field.mapped();
+    listing.reason = field.reason();
+    return listing;
 }
 
 }  // namespace
@@ -47,6 +62,25 @@ std::string names_of(const std::vector<array_listing>& arrays) {
     }
     if (arrays.size() > max_named) names += ", ...";
     return names;
+}
+
+array_listing find_array(const source_argument& source) {
+    const std::string& name = *source.name;
+    if (source.format == file_format::npy) return list_field(source.path, name);
+    if (source.format == file_format::hdf5) return list_hdf5(source.path, name);
+    std::vector<array_listing> listed = list_arrays(source.path);
+    auto found = std::ranges::find(listed, name, &array_listing::name);
+    if (found == listed.end() && source.format == file_format::npz && name.ends_with(".npy")) {
+        found = std::ranges::find(listed, name.substr(0, name.size() - 4), &array_listing::name);
+    }
+    if (found == listed.end()) {
+        throw invalid_argument(fmt::format("cannot open '{}' of '{}': it has no such array (it has {})", name,
+                                           source.path, listed.empty() ? "none" : names_of(listed)));
+    }
+    if (!found->dtype) {
+        throw unsupported(fmt::format("cannot open '{}' of '{}': {}", name, source.path, found->reason));
+    }
+    return std::move(*found);
 }
 
 std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options) {

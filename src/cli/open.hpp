@@ -30,6 +30,10 @@ void check_stacks(bool stack, const source_argument& source);
 /// The names of arrays for a message: all of them, or the first few.
 std::string names_of(const std::vector<array_listing>& arrays);
 
+/// Describes the array that `source`, which is no pattern and has a name, means.
+/// @throws as list_arrays; invalid_argument if there is no such array; unsupported if it cannot be opened.
+array_listing find_array(const source_argument& source);
+
 /// The advice if the shell has expanded a pattern to many files, as the end of a sentence.
 inline constexpr std::string_view quote_pattern =
     "quote a pattern of several files ('part-*.npy'), so that pinflow opens them as one array";

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "pinflow/array.hpp"
-#include "pinflow/row_source.hpp"
 
 namespace pinflow::detail {
 
@@ -33,13 +32,5 @@ class element_stream {
 /// Makes a stream of any array: in C or Fortran order, strided, big-endian, without axes. Files are read with
 /// pread. `memory_bytes` bounds the memory for reordering.
 std::unique_ptr<element_stream> stream_elements(const array& array, std::uint64_t memory_bytes);
-
-/// The shape of all rows as one array: (row_count, row_shape...).
-shape_vector shape_of_all_rows(const row_source& rows);
-
-/// Makes a stream of rows, in order, of the shape shape_of_all_rows. `memory_bytes` bounds the bytes
-/// read at a time, which are at least one row.
-std::unique_ptr<element_stream> stream_rows(std::shared_ptr<const row_source> rows,
-                                            std::uint64_t memory_bytes);
 
 }  // namespace pinflow::detail
