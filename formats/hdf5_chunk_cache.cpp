@@ -55,7 +55,7 @@ void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) 
         const auto item = known->second;
         promises = std::move(item->promises);
         if (chunk.memory && max_bytes_ > 0) {
-            item->chunk = {std::move(chunk.memory), chunk.bytes.shuffled_bytes};
+            item->chunk = {std::move(chunk.memory), chunk.bytes.shuffle_element_bytes};
             item->cost_bytes = cost_bytes(chunk.size_bytes);
             item->in_kept = chunk.wanted_again;
             (chunk.wanted_again ? kept_bytes_ : passing_bytes_) += item->cost_bytes;

@@ -17,16 +17,16 @@ using hdf5_chunk_memory = std::shared_ptr<std::byte>;
 struct hdf5_chunk_bytes {
     const std::byte* data = nullptr;
     /// The element size if the chunk is still shuffled (copying then unshuffles it); otherwise 0.
-    std::uint64_t shuffled_bytes = 0;
+    std::uint64_t shuffle_element_bytes = 0;
 };
 
 /// A cached chunk. It keeps the chunk's memory alive.
 struct hdf5_kept_chunk {
     hdf5_chunk_memory memory;
-    std::uint64_t shuffled_bytes = 0;
+    std::uint64_t shuffle_element_bytes = 0;
 
     explicit operator bool() const noexcept { return memory != nullptr; }
-    hdf5_chunk_bytes bytes() const noexcept { return {memory.get(), shuffled_bytes}; }
+    hdf5_chunk_bytes bytes() const noexcept { return {memory.get(), shuffle_element_bytes}; }
 };
 
 /// Identifies one chunk of one of the readers that share a cache.

@@ -327,17 +327,17 @@ void hdf5_chunk_read::decode(std::size_t work, std::uint64_t index, worker& mine
     const std::uint64_t chunk_bytes = reader_.grid_.chunk_bytes();
     const hdf5_chunk_part part = part_of(work);
     std::byte* chunk = nullptr;
-    std::uint64_t shuffled_bytes = 0;
+    std::uint64_t shuffle_element_bytes = 0;
     hdf5_chunk_memory memory;
     try {
         // a sequential pass over whole chunks does not need them again soon, and would evict other chunks
         if (!reader_.keeps_all_) chunk = whole_chunk_destination(work, part);
         if (chunk == nullptr) {
-            shuffled_bytes = shuffled_bytes_for(work, index, part);
+            shuffle_element_bytes = shuffle_element_bytes_for(work, index, part);
             memory = mine.take_chunk(chunk_bytes);
             chunk = memory.get();
         }
-        decode_into(index, {chunk, chunk_bytes}, shuffled_bytes != 0, mine);
+        decode_into(index, {chunk, chunk_bytes}, shuffle_element_bytes != 0, mine);
     } catch (const std::bad_alloc&) {
         cache.give_up(reader_.key_of(index));
         throw system_failure(reader_.sentence(index, "cannot be decoded: there is no memory for it"),
@@ -348,7 +348,7 @@ void hdf5_chunk_read::decode(std::size_t work, std::uint64_t index, worker& mine
     }
     const bool wanted_again =
         reader_.keeps_all_ || (memory != nullptr && reader_.was_decoded_[index].exchange(true));
-    const hdf5_chunk_bytes bytes{chunk, shuffled_bytes};
+    const hdf5_chunk_bytes bytes{chunk, shuffle_element_bytes};
     if (wanted_again || !would_evict()) {
         cache.complete(reader_.key_of(index), {bytes, memory, chunk_bytes, wanted_again});
         copy(work, bytes);
@@ -359,11 +359,11 @@ void hdf5_chunk_read::decode(std::size_t work, std::uint64_t index, worker& mine
     }
 }
 
-std::uint64_t hdf5_chunk_read::shuffled_bytes_for(std::size_t work, std::uint64_t index,
-                                                  const hdf5_chunk_part& part) const noexcept {
+std::uint64_t hdf5_chunk_read::shuffle_element_bytes_for(std::size_t work, std::uint64_t index,
+                                                         const hdf5_chunk_part& part) const noexcept {
     const hdf5_chunk_grid& grid = reader_.grid_;
     const std::uint64_t element_bytes =
-        reader_.pipeline_.shuffled_bytes(reader_.dataset_->chunks[index].filter_mask);
+        reader_.pipeline_.shuffle_element_bytes(reader_.dataset_->chunks[index].filter_mask);
     if (element_bytes == 0 || grid.item_bytes() % element_bytes != 0 || !reader_.swap_.empty()) return 0;
     // chunks that stay cached are copied from often, which is faster from unshuffled chunks
     if (reader_.keeps_all_) return 0;
@@ -412,9 +412,9 @@ void hdf5_chunk_read::copy(std::size_t work, const hdf5_chunk_bytes& chunk) cons
     const std::uint64_t row_bytes = reader_.grid_.chunk_row_bytes();
     for (const segment& rows : segments_of(work)) {
         const std::uint64_t offset_bytes = rows.first * row_bytes + part.source_offset;
-        if (chunk.shuffled_bytes != 0) {
-            part.copy_shuffled({chunk.data, reader_.grid_.chunk_bytes(), chunk.shuffled_bytes}, offset_bytes,
-                               row_bytes, row_at(rows.position), box_.row_bytes(), rows.count);
+        if (chunk.shuffle_element_bytes != 0) {
+            part.copy_shuffled({chunk.data, reader_.grid_.chunk_bytes(), chunk.shuffle_element_bytes},
+                               offset_bytes, row_bytes, row_at(rows.position), box_.row_bytes(), rows.count);
             continue;
         }
         const std::byte* const source = chunk.data + offset_bytes;

@@ -59,8 +59,8 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
     void decode_into(std::uint64_t index, std::span<std::byte> chunk, bool stays_shuffled, worker& mine);
     /// The element size if only the elements that the work needs should be unshuffled; 0 to unshuffle the
     /// whole chunk.
-    std::uint64_t shuffled_bytes_for(std::size_t work, std::uint64_t index,
-                                     const hdf5_chunk_part& part) const noexcept;
+    std::uint64_t shuffle_element_bytes_for(std::size_t work, std::uint64_t index,
+                                            const hdf5_chunk_part& part) const noexcept;
     /// Whether the remaining work of this call would evict a chunk that is decoded for the first time.
     bool would_evict() const noexcept;
     /// The address in the destination to decode a whole chunk to, without a copy; null if there is none.

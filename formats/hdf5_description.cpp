@@ -210,9 +210,10 @@ std::string how_chunks_are_mapped(const hdf5_description& description) {
                                       description.chunk_shape.begin() + 1);
     if (!hold_rows) return {};
     if (description.chunks.empty())
-        return ", whose rows are mapped chunk by chunk if all chunks were written";
+        return "; open copies it into memory, open_rows maps its rows chunk by chunk if all chunks were "
+               "written";
     const auto missing = std::ranges::count(description.chunks, 0u, &hdf5_chunk::size_bytes);
-    if (missing == 0) return ", whose rows are mapped chunk by chunk";
+    if (missing == 0) return "; open copies it into memory, open_rows maps its rows chunk by chunk";
     return fmt::format(", of which {} of {} were never written, so that its rows are not mapped", missing,
                        description.chunks.size());
 }

@@ -102,7 +102,7 @@ bool hdf5_pipeline::stored_as_is(std::uint32_t filter_mask) const noexcept {
     return std::ranges::all_of(steps_, [&](const step& now) { return (filter_mask & now.mask_bit) != 0; });
 }
 
-std::uint64_t hdf5_pipeline::shuffled_bytes(std::uint32_t filter_mask) const noexcept {
+std::uint64_t hdf5_pipeline::shuffle_element_bytes(std::uint32_t filter_mask) const noexcept {
     const auto first =
         std::ranges::find_if(steps_, [&](const step& now) { return (filter_mask & now.mask_bit) == 0; });
     if (first == steps_.end() || first->how != method::shuffle || first->element_bytes == 1 ||

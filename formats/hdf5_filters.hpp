@@ -48,7 +48,7 @@ class hdf5_pipeline {
     bool stored_as_is(std::uint32_t filter_mask) const noexcept;
     /// The element size of the shuffle filter, if shuffle was applied first to chunks with this filter mask;
     /// 0 if it was not, or if it has no effect.
-    std::uint64_t shuffled_bytes(std::uint32_t filter_mask) const noexcept;
+    std::uint64_t shuffle_element_bytes(std::uint32_t filter_mask) const noexcept;
     /// Checks that the stored size of a chunk is neither too large nor too small for any compression. Call it
     /// before allocating memory for the chunk.
     /// @throws format_error if it is.
@@ -101,7 +101,7 @@ class hdf5_chunk_decoder {
         decode_down_to(0, pipeline, filter_mask, stored, destination);
     }
     /// The same, but leaves the chunk shuffled, for callers that unshuffle only a few elements. Requires that
-    /// pipeline.shuffled_bytes(filter_mask) is not 0.
+    /// pipeline.shuffle_element_bytes(filter_mask) is not 0.
     void decode_shuffled(const hdf5_pipeline& pipeline, std::uint32_t filter_mask,
                          std::span<const std::byte> stored, std::span<std::byte> destination) {
         decode_down_to(1, pipeline, filter_mask, stored, destination);

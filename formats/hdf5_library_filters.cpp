@@ -155,7 +155,9 @@ class nbit_type {
     std::span<const std::uint32_t> left_;
 };
 
-/// @return whether there are as many parameters as can be had of libhdf5.
+/// Checks a chunk against the parameters of its n-bit filter.
+/// @return false, without checking, if there are 256 parameters: pinflow reads no more of them, so that the
+/// list may be cut off.
 bool check_nbit(const hdf5_filter& filter, std::uint64_t chunk_bytes, std::span<const std::byte> input) {
     constexpr std::size_t max_parameters = 256;
     const std::vector<std::uint32_t>& parameters = filter.parameters;

@@ -295,9 +295,9 @@ class chunk_elements final : public block_elements {
 
     hdf5_chunk_reader reader_;
     std::uint64_t item_bytes_;
-    std::size_t axis_ = 0;      // of which a block has several indices, and all of the axes after it
+    std::size_t axis_ = 0;  // a block spans up to `count_` indices of this axis, and all later axes in full
     std::uint64_t axis_bytes_;  // of one index
-    std::uint64_t count_ = 1;   // how many
+    std::uint64_t count_ = 1;
 };
 
 }  // namespace

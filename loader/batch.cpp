@@ -25,8 +25,8 @@ std::size_t batch::array_count() const noexcept {
 const array_view& batch::operator[](std::size_t index) const {
     if (index >= array_count()) {
         throw invalid_argument(
-            lease_ ? fmt::format("array {} was asked of a batch that has {}", index, array_count())
-                   : fmt::format("array {} was asked of a batch that has been released", index));
+            lease_ ? fmt::format("there is no array {}: the batch has {}", index, array_count())
+                   : fmt::format("there is no array {}: the batch has been released", index));
     }
     return lease_->held().arrays[index];
 }
@@ -56,7 +56,7 @@ bool batch::last_of_epoch() const noexcept {
 }
 
 loader_state batch::state() const {
-    if (!lease_) throw invalid_argument("the state was asked of a batch that has been released");
+    if (!lease_) throw invalid_argument("there is no state: the batch has been released");
     return lease_->state();
 }
 

@@ -50,8 +50,9 @@ permutation::permutation(std::uint64_t size, std::uint64_t key) : size_(size) {
     // with few bits, a round mixes little and costs little
     rounds_ = bits <= 8 ? 24 : bits <= 16 ? 12 : 8;
     key_schedule keys(key);
-    // a network of an even number of bits makes even permutations only. The two rotations add the others, and
-    // make every element equally likely at every position, regardless of the network
+    // if both halves have 2 bits or more, each round is an even permutation of 2^n elements, so the network
+    // makes even permutations only. The two rotations add odd ones, and make every element equally likely at
+    // every position
     first_shift_ = keys.next() % size;
     last_shift_ = keys.next() % size;
     for (unsigned round = 0; round < rounds_; ++round) {

@@ -58,9 +58,10 @@ sampler make_sampler(const loader_options& options, sources_view sources) {
         case order::custom:
             break;
     }
-    throw invalid_argument(fmt::format(
-        "the order {} needs more than options say: make a sampler of it, and give the loader that",
-        to_string(options.order)));
+    throw invalid_argument(
+        fmt::format("the order {} needs a sampler: set loader_options::sampler, and leave "
+                    "loader_options::order at its default",
+                    to_string(options.order)));
 }
 
 }  // namespace

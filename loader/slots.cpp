@@ -27,7 +27,7 @@ constexpr std::chrono::microseconds patience{500};
 constexpr std::chrono::microseconds data_look_interval{2000};
 
 std::span<const event> marks_of(const slot& slot) {
-    return {slot.passed.data(), slot.passed_count};
+    return {slot.uses.data(), slot.use_count};
 }
 
 bool is_known_complete(const slot& slot) {
@@ -94,13 +94,13 @@ slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
 slot_pool::~slot_pool() {
     std::size_t mark_count = 0;
     for (const auto& slot : slots_)
-        mark_count += slot->passed_count;
+        mark_count += slot->use_count;
     std::vector<event> marks;
     try {
         marks.reserve(mark_count);
         for (const auto& slot : slots_) {
-            const auto end = slot->passed.begin() + static_cast<std::ptrdiff_t>(slot->passed_count);
-            std::move(slot->passed.begin(), end, std::back_inserter(marks));
+            const auto end = slot->uses.begin() + static_cast<std::ptrdiff_t>(slot->use_count);
+            std::move(slot->uses.begin(), end, std::back_inserter(marks));
         }
         device_sides_.release_after(marks);
     } catch (const std::bad_alloc&) {
@@ -149,7 +149,7 @@ std::size_t slot_pool::wait_for_free(std::size_t together) {
         const std::vector<slot*> given_back = candidates();
         const auto before = times_.now();
         lock.unlock();
-        // each slot is checked once, and no more slots than needed, because a check calls the driver
+        // each slot is checked once, and no more slots than needed, because a check queries the device
         std::size_t passed = 0;
         slot* not_passed = nullptr;
         for (slot* const each : given_back) {
@@ -204,7 +204,7 @@ std::vector<slot*> slot_pool::take_free(std::size_t count) {
     }
     if (taken.size() < count) return {};
     for (slot* const each : taken) {
-        each->passed_count = 0;
+        each->use_count = 0;
         each->has_passed = false;
         each->taken = true;
         each->ready = nullptr;
@@ -407,10 +407,10 @@ slot_lease::~slot_lease() {
     if (slot_ == nullptr) return;
     for (const stream_view& stream : streams_) {
         try {
-            if (slot_->passed.size() == slot_->passed_count) slot_->passed.emplace_back(pool_->device());
+            if (slot_->uses.size() == slot_->use_count) slot_->uses.emplace_back(pool_->device());
             pool_->keep_sources_on(stream);
-            slot_->passed[slot_->passed_count].record(stream);
-            ++slot_->passed_count;
+            slot_->uses[slot_->use_count].record(stream);
+            ++slot_->use_count;
         } catch (...) {
             // without an event, waiting is the only safe way; if that fails, the device has failed and reads
             // nothing

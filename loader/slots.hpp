@@ -36,9 +36,9 @@ struct slot {
     std::byte* device_side = nullptr;  ///< read by the consumer; null if the consumer reads the mapping
     /// Passed when the device side is complete; null: it is complete when delivered.
     std::shared_ptr<const ready_mark> ready;
-    /// Marks in the streams that read the batch; the first `passed_count` belong to the last lease.
-    std::vector<event> passed;
-    std::size_t passed_count = 0;
+    /// Marks in the streams that read the batch; the first `use_count` belong to the last lease.
+    std::vector<event> uses;
+    std::size_t use_count = 0;
     bool has_passed = false;  ///< cached result, for the thread that takes free slots
     bool taken = false;       ///< by the pipeline, but still in the list of free slots
 
@@ -109,7 +109,7 @@ class slot_pool {
     /// @throws all_slots_leased if all slots are leased.
     /// @throws device_error if waiting for the data fails. The next call returns this slot.
     slot* lease(bool with_data = false);
-    /// Ends a lease. The events in slot.passed mark its last uses.
+    /// Ends a lease. The events in slot.uses mark its last uses.
     void end_lease(slot& leased) noexcept;
     /// Undoes the lease of a slot that no stream has used. The slot is delivered again, before later batches.
     void undo_lease(slot& leased);

@@ -25,20 +25,20 @@ windowed_order::windowed_order(std::uint64_t row_count, std::uint64_t seed,
     chunk_rows_ = std::max<std::uint64_t>(1, window_rows / 16);
     chunk_count_ = (row_count - 1) / chunk_rows_ + 1;
     missing_rows_ = chunk_count_ * chunk_rows_ - row_count;
-    const std::uint64_t max_slots = window_rows == row_count ? chunk_count_ : window_rows / chunk_rows_;
-    const std::uint64_t window_count = (chunk_count_ - 1) / max_slots + 1;
-    slots_a_window_ = chunk_count_ / window_count;
+    const std::uint64_t max_chunks = window_rows == row_count ? chunk_count_ : window_rows / chunk_rows_;
+    const std::uint64_t window_count = (chunk_count_ - 1) / max_chunks + 1;
+    chunks_a_window_ = chunk_count_ / window_count;
     larger_windows_ = chunk_count_ % window_count;
 }
 
-windowed_order::window windowed_order::window_of(std::uint64_t slot) const noexcept {
-    const std::uint64_t in_larger = larger_windows_ * (slots_a_window_ + 1);
-    if (slot < in_larger) {
-        const std::uint64_t number = slot / (slots_a_window_ + 1);
-        return {number, number * (slots_a_window_ + 1), slots_a_window_ + 1};
+windowed_order::window windowed_order::window_of(std::uint64_t position) const noexcept {
+    const std::uint64_t in_larger = larger_windows_ * (chunks_a_window_ + 1);
+    if (position < in_larger) {
+        const std::uint64_t number = position / (chunks_a_window_ + 1);
+        return {number, number * (chunks_a_window_ + 1), chunks_a_window_ + 1};
     }
-    const std::uint64_t number = (slot - in_larger) / slots_a_window_;
-    return {larger_windows_ + number, in_larger + number * slots_a_window_, slots_a_window_};
+    const std::uint64_t number = (position - in_larger) / chunks_a_window_;
+    return {larger_windows_ + number, in_larger + number * chunks_a_window_, chunks_a_window_};
 }
 
 void windowed_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const {
@@ -47,31 +47,31 @@ void windowed_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span
     const permutation chunks(chunk_count_, digest_mix(key ^ chunks_salt));
     const std::uint64_t windows_key = digest_mix(key ^ windows_salt);
     const std::uint64_t start = digest_mix(key ^ start_salt) % row_count_;
-    // every slot has chunk_rows_ rows, except the slot of the last chunk. Positions after its window are
-    // shifted
-    const std::uint64_t short_slot = chunks.position_of(chunk_count_ - 1);
-    const window short_window = window_of(short_slot);
+    // every position has chunk_rows_ rows, except the position of the last chunk. Positions after its window
+    // are shifted
+    const std::uint64_t short_position = chunks.position_of(chunk_count_ - 1);
+    const window short_window = window_of(short_position);
     const std::uint64_t short_end =
-        (short_window.first_slot + short_window.slot_count) * chunk_rows_ - missing_rows_;
+        (short_window.first_position + short_window.chunk_count) * chunk_rows_ - missing_rows_;
     std::array<std::uint64_t, max_window_chunks> chunk_begins{};
     while (!rows.empty()) {
         const std::uint64_t shift = first < short_end ? 0 : missing_rows_;
         const window within = window_of((first + shift) / chunk_rows_);
         const bool has_short = within.number == short_window.number;
-        const std::uint64_t begin = within.first_slot * chunk_rows_ - shift;
-        const std::uint64_t size = within.slot_count * chunk_rows_ - (has_short ? missing_rows_ : 0);
-        for (std::uint64_t slot = 0; slot < within.slot_count; ++slot) {
-            chunk_begins[slot] = start + chunks(within.first_slot + slot) * chunk_rows_;
+        const std::uint64_t begin = within.first_position * chunk_rows_ - shift;
+        const std::uint64_t size = within.chunk_count * chunk_rows_ - (has_short ? missing_rows_ : 0);
+        for (std::uint64_t position = 0; position < within.chunk_count; ++position) {
+            chunk_begins[position] = start + chunks(within.first_position + position) * chunk_rows_;
         }
         const std::uint64_t gap_begin =
-            has_short ? (short_slot - within.first_slot + 1) * chunk_rows_ - missing_rows_ : size;
+            has_short ? (short_position - within.first_position + 1) * chunk_rows_ - missing_rows_ : size;
         const permutation shuffled(size, windows_key + within.number * window_step);
         const auto count = std::min<std::uint64_t>(rows.size(), begin + size - first);
         for (std::uint64_t i = 0; i < count; ++i) {
             std::uint64_t offset = shuffled(first - begin + i);
             if (offset >= gap_begin) offset += missing_rows_;
-            const std::uint64_t slot = offset / chunk_rows_;
-            const std::uint64_t row = chunk_begins[slot] + (offset - slot * chunk_rows_);
+            const std::uint64_t position = offset / chunk_rows_;
+            const std::uint64_t row = chunk_begins[position] + (offset - position * chunk_rows_);
             rows[i] = row < row_count_ ? row : row - row_count_;
         }
         first += count;

@@ -10,7 +10,7 @@ namespace pinflow::detail {
 
 /// Implements sampler::windowed, which documents it. Chunks are numbered in the order of the data, beginning
 /// at the row where the epoch's cuts start, and wrapping around. Slots are the chunks' places in the shuffled
-/// order of the epoch. A window is a range of slots.
+/// order of the epoch. A window is a range of positions.
 class windowed_order final : public row_sequence {
  public:
     /// At most this many chunks are in a window.
@@ -27,18 +27,18 @@ class windowed_order final : public row_sequence {
  private:
     struct window {
         std::uint64_t number;
-        std::uint64_t first_slot;
-        std::uint64_t slot_count;
+        std::uint64_t first_position;
+        std::uint64_t chunk_count;
     };
-    window window_of(std::uint64_t slot) const noexcept;
+    window window_of(std::uint64_t position) const noexcept;
 
     std::uint64_t row_count_;
     std::uint64_t seed_;
     std::uint64_t chunk_rows_ = 1;
     std::uint64_t chunk_count_ = 0;
     std::uint64_t missing_rows_ = 0;  ///< rows that the last chunk lacks
-    std::uint64_t slots_a_window_ = 0;
-    std::uint64_t larger_windows_ = 0;  ///< the number of first windows, which have one more slot
+    std::uint64_t chunks_a_window_ = 0;
+    std::uint64_t larger_windows_ = 0;  ///< the number of first windows, which have one more position
 };
 
 }  // namespace pinflow::detail

@@ -125,9 +125,11 @@ TEST_CASE("bench: uses the blocks and the staged share of the flags") {
     REQUIRE(plans.size() >= 2);
     CHECK(plans[0]["work"] == "plan, gather, 1 at a time: hybrid, sorted, 24 blocks, 25 % staged");
     const std::string gather = plans[0]["note"];
-    CHECK(gather.starts_with("asked for; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
+    CHECK(
+        gather.starts_with("set in the options; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
     const std::string scatter = plans[1]["note"];
-    CHECK(scatter.starts_with("asked for; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
+    CHECK(
+        scatter.starts_with("set in the options; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
     // rows come right
     for (const char* work : {"gather", "scatter", "duplex"})
         CHECK_FALSE(bench({work, "--route", "hybrid", "--blocks", "3", "--staged-share", "0.9"}).empty());
@@ -157,8 +159,7 @@ TEST_CASE("bench: impossible blocks and staged shares are refused") {
 
 TEST_CASE("bench: a table smaller than a batch, and a missing file, are reported in one line") {
     for (const auto& [command, words] : std::vector<std::pair<cli::arguments, std::string>>{
-             {{"bench", "gather", "--device", "host", "--table", "512", "--batch", "2"},
-              "fewer than a batch"},
+             {{"bench", "gather", "--device", "host", "--table", "512", "--batch", "2"}, "but a batch needs"},
              {{"bench", "duplex", "--device", "host", "--table", "1024", "--batch", "2"}, "two batches"},
              {{"bench", "stream", "--device", "host", "--file", "/nowhere/a.npy"}, "/nowhere/a.npy"}}) {
         const tool_result result = run_tool(command);
@@ -189,11 +190,12 @@ TEST_CASE("bench: empty or 0 values of files, sizes and kinds of work are refuse
 
 TEST_CASE("bench: too little memory or disk space is reported before anything is measured") {
     for (const auto& [more, words] : std::vector<std::pair<cli::arguments, std::string>>{
-             {{"gather", "--row-bytes", "8388608TiB"}, "has 1 row of 9223372036854775808 bytes, fewer than"},
+             {{"gather", "--row-bytes", "8388608TiB"},
+              "has 1 row of 9223372036854775808 bytes, but a batch needs"},
              {{"gather", "--row-bytes", "8388608TiB", "--batch", "1"}, "GiB free; --table, --row-bytes"},
              {{"gather", "--table", "16777215TiB"}, "the table with its batches would take 1.7"},
              {{"plan", "--table", "16777215TiB"}, "GiB free; --table, --row-bytes, --batch and --batches"},
-             {{"gather", "--batch", "18446744073709551615"}, "fewer than a batch of 18446744073709551615"},
+             {{"gather", "--batch", "18446744073709551615"}, "a batch needs 18446744073709551615"},
              {{"gather", "--batches", "1000000000000000"}, "GiB free; --table, --row-bytes, --batch and"},
              {{"scatter", "--row-bytes", "1", "--batches", "18446744073709551615"}, "GiB free; --table"},
              {{"duplex", "--row-bytes", "1", "--table", "16777215TiB", "--batch", "9223372036854775808"},
@@ -208,7 +210,8 @@ TEST_CASE("bench: too little memory or disk space is reported before anything is
 }
 
 TEST_CASE("bench: the largest number of batches is reduced to the existing batches") {
-    // a plan has no batches, those of duplex are apart, and a file has no more rows than it has
+    // `plan` ignores --batches, `duplex` limits it so that no row is both read and written, and `stream`
+    // takes at most the rows of the file
     const std::string most = "18446744073709551615";
     CHECK_FALSE(bench({"plan"}, most)["results"].empty());
     const std::string note = bench({"duplex"}, most)["results"][0]["note"];

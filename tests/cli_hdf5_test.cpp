@@ -1,5 +1,5 @@
-// What the child process that the tool has opens HDF5 files says of files that h5py wrote is what libhdf5
-// says in this process. Exits with 77 (skipped) where the distribution's Python has no h5py.
+// For files written by h5py, the tool's HDF5 child process must report the same as libhdf5 in this process.
+// Exits with 77 (skipped) where the distribution's Python has no h5py.
 #ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif

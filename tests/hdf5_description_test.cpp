@@ -288,10 +288,11 @@ TEST_CASE("hdf5 description: the reason says where the bytes are") {
     unnamed.chunks = {{512, 64, 0}, {}, {1024, 64, 0}};
     CHECK(contains_all(listed(), {"chunks of shape (4, 4)", "1 of 3 ", "never written", "are not mapped"}));
     unnamed.chunks[1] = {768, 64, 0};
-    CHECK(contains_all(listed(), {"chunks of shape (4, 4)", "mapped chunk by chunk"}));
+    CHECK(contains_all(listed(), {"chunks of shape (4, 4)", "maps its rows chunk by chunk"}));
     CHECK_FALSE(contains(listed(), "if all chunks"));
     unnamed.chunks.clear();
-    CHECK(contains_all(listed(), {"chunks of shape (4, 4)", "mapped chunk by chunk", "if all chunks"}));
+    CHECK(
+        contains_all(listed(), {"chunks of shape (4, 4)", "maps its rows chunk by chunk", "if all chunks"}));
     CHECK_FALSE(contains(listed(), "read by libhdf5"));
     unnamed.shape = {1 << 23, 4};
     CHECK(contains_all(listed(), {"if all chunks", "if few of these", "read by libhdf5"}));

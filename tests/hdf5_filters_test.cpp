@@ -105,7 +105,7 @@ byte_vector decoded(const std::vector<hdf5_filter>& filters, std::size_t chunk_b
 /// Some elements, unshuffled from a chunk that is otherwise left shuffled.
 void check_parts(const hdf5_pipeline& pipeline, std::uint32_t mask, const byte_vector& stored,
                  const byte_vector& bytes, std::mt19937_64& random) {
-    const std::uint64_t element_bytes = pipeline.shuffled_bytes(mask);
+    const std::uint64_t element_bytes = pipeline.shuffle_element_bytes(mask);
     if (element_bytes == 0) return;
     const std::uint64_t count = bytes.size() / element_bytes;
     CHECK(count * element_bytes == bytes.size());
@@ -211,16 +211,16 @@ TEST_CASE("hdf5_filters: filters are undone in reverse, in any combination, with
 
 TEST_CASE(
     "hdf5_filters: a chunk can be left shuffled if shuffle was the first filter and left no remainder") {
-    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(0) == 4);
-    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(2) == 4);
-    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(1) == 0);
-    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffled_bytes(3) == 0);
-    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 401).shuffled_bytes(0) == 0);
-    CHECK(hdf5_pipeline(std::vector{shuffle(1), deflate_filter}, 400).shuffled_bytes(0) == 0);
-    CHECK(hdf5_pipeline(std::vector{deflate_filter, shuffle(4)}, 400).shuffled_bytes(0) == 0);
-    CHECK(hdf5_pipeline(std::vector{fletcher32, shuffle(4)}, 400).shuffled_bytes(0) == 0);
-    CHECK(hdf5_pipeline(std::vector{fletcher32, shuffle(8)}, 400).shuffled_bytes(1) == 8);
-    CHECK(hdf5_pipeline(std::vector<hdf5_filter>{}, 400).shuffled_bytes(0) == 0);
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffle_element_bytes(0) == 4);
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffle_element_bytes(2) == 4);
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffle_element_bytes(1) == 0);
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 400).shuffle_element_bytes(3) == 0);
+    CHECK(hdf5_pipeline(std::vector{shuffle(4), deflate_filter}, 401).shuffle_element_bytes(0) == 0);
+    CHECK(hdf5_pipeline(std::vector{shuffle(1), deflate_filter}, 400).shuffle_element_bytes(0) == 0);
+    CHECK(hdf5_pipeline(std::vector{deflate_filter, shuffle(4)}, 400).shuffle_element_bytes(0) == 0);
+    CHECK(hdf5_pipeline(std::vector{fletcher32, shuffle(4)}, 400).shuffle_element_bytes(0) == 0);
+    CHECK(hdf5_pipeline(std::vector{fletcher32, shuffle(8)}, 400).shuffle_element_bytes(1) == 8);
+    CHECK(hdf5_pipeline(std::vector<hdf5_filter>{}, 400).shuffle_element_bytes(0) == 0);
     // what is left over is an error as before
     hdf5_chunk_decoder decoder;
     byte_vector result(400);

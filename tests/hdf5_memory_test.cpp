@@ -36,7 +36,7 @@ class noting_user final : public hdf5_chunk_cache::user {
     void use(std::size_t work, const hdf5_chunk_bytes& chunk) noexcept override {
         used.insert(work);
         last = *chunk.data;
-        last_shuffled_bytes = chunk.shuffled_bytes;
+        last_shuffled_bytes = chunk.shuffle_element_bytes;
     }
     void ask_again(std::size_t work) noexcept override { again.insert(work); }
 
@@ -119,16 +119,16 @@ TEST_CASE("hdf5_memory: a chunk that is kept shuffled is found as such") {
     hdf5_chunk_cache cache(16 * cost_bytes);
     noting_user user;
     hdf5_kept_chunk found;
-    for (const std::uint64_t shuffled_bytes : {0u, 8u}) {
+    for (const std::uint64_t shuffle_element_bytes : {0u, 8u}) {
         for (const bool wanted_again : {false, true}) {
-            const hdf5_chunk_key key{1, 10 * shuffled_bytes + (wanted_again ? 1 : 0)};
+            const hdf5_chunk_key key{1, 10 * shuffle_element_bytes + (wanted_again ? 1 : 0)};
             CHECK(cache.ask(key, user, 0, found) == answer::claimed);
             const auto memory = chunk_of(std::byte{3});
-            cache.complete(key, {{memory.get(), shuffled_bytes}, memory, chunk_bytes, wanted_again});
+            cache.complete(key, {{memory.get(), shuffle_element_bytes}, memory, chunk_bytes, wanted_again});
             CHECK(cache.ask(key, user, 0, found) == answer::found);
             CHECK(found.bytes().data == memory.get());
-            CHECK(found.bytes().shuffled_bytes == shuffled_bytes);
-            CHECK(cache.peek(key).bytes().shuffled_bytes == shuffled_bytes);
+            CHECK(found.bytes().shuffle_element_bytes == shuffle_element_bytes);
+            CHECK(cache.peek(key).bytes().shuffle_element_bytes == shuffle_element_bytes);
         }
     }
 }

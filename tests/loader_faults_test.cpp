@@ -304,7 +304,7 @@ TEST_CASE("loader: a file that shrinks, is modified or is replaced in an epoch i
         };
         for (int how = 0; how < 4; ++how) {
             is_noticed(how, small_width, route::staged);
-            // registered as the epoch begins, and before: the pages stay the device's when the file loses
+            // pages are registered before or as the epoch begins; the device keeps them when the file loses
             // them
             is_noticed(how, large_width, route::automatic);
             is_noticed(how, large_width, route::copy);

@@ -32,8 +32,8 @@ using detail::row_workload;
 
 namespace {
 
-/// A device that the planner has to measure, as it has no profile of it. Counts what is requested of it, and
-/// has as much memory as a test allows.
+/// A device that the planner measures, because it is not the host. Counts what is requested of it, and has as
+/// much memory as a test allows.
 class measured_backend final : public fake_cuda_backend {
  public:
     /// The largest piece of device memory, and of page-locked memory.
@@ -44,14 +44,14 @@ class measured_backend final : public fake_cuda_backend {
     std::function<void()> before_allocating = [] {};
     unsigned refused = 0;      ///< pieces
     unsigned gathers = 0;      ///< from the table itself
-    unsigned rows_staged = 0;  ///< pieces that were gathered from slots
+    unsigned rows_staged = 0;  ///< pieces that were gathered from staging buffers
     std::uint64_t max_rows = 0;
     std::set<unsigned> blocks;     ///< of the gathers from the table
     std::set<std::uint64_t> ends;  ///< of the same
     unsigned sorts = 0;
     std::set<unsigned> scatter_blocks;
     std::uint64_t rows_scattered_directly = 0;
-    std::uint64_t rows_scattered_to_slots = 0;
+    std::uint64_t rows_scattered_to_staging = 0;
 
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
         before_allocating();
@@ -88,7 +88,7 @@ class measured_backend final : public fake_cuda_backend {
     void scatter_rows(const detail::row_transfer& transfer, detail::repeated_rows repeated,
                       detail::sum_type type, void* stream) override {
         scatter_blocks.insert(transfer.blocks);
-        (transfer.compact ? rows_scattered_to_slots : rows_scattered_directly) +=
+        (transfer.compact ? rows_scattered_to_staging : rows_scattered_directly) +=
             transfer.end - transfer.begin;
         fake_cuda_backend::scatter_rows(transfer, repeated, type, stream);
     }
@@ -108,7 +108,7 @@ row_plan plan_of(exchange_state& exchange, const row_workload& workload) {
 
 constexpr std::uint64_t row_bytes = 64;
 constexpr std::uint64_t table_bytes = std::uint64_t{1} << 20;
-/// Too little for slots that are worth measuring.
+/// Too little for staging buffers that are worth measuring.
 constexpr std::uint64_t tiny_staging_bytes = 64 << 10;
 
 /// Makes an exchange of rows of 64 bytes. @return whether planning for 1000 rows measures.
@@ -131,7 +131,7 @@ TEST_CASE("planner: measures once for exchanges that agree in all parameters tha
     CHECK_FALSE(measures(backend, usual, 0, gather_of(1001)));
     CHECK_FALSE(measures(backend, usual, 16));
     row_exchange_options other = usual;
-    other.staging_bytes = std::uint64_t{16} << 20;  // other slots
+    other.staging_bytes = std::uint64_t{16} << 20;  // other staging buffers
     CHECK(measures(backend, other));
     other.staging_bytes = std::uint64_t{64} << 20;  // as large ones, but more
     CHECK(measures(backend, other));
@@ -152,7 +152,7 @@ TEST_CASE("planner: measures once for exchanges that agree in all parameters tha
     CHECK(measures(backend, usual, 0, {row_direction::gather, 1000, false}));
 }
 
-TEST_CASE("planner: does not try slots that staging_bytes leave too small") {
+TEST_CASE("planner: does not try staging buffers that staging_bytes leave too small") {
     measured_backend backend;
     const guarded_table table(device::host(), table_bytes);
     exchange_state exchange(row_table(table.bytes(), row_bytes), backend.device(),
@@ -179,16 +179,16 @@ TEST_CASE("planner: without memory to measure in, rows take the direct route, an
     std::mt19937_64 random(7);
     const auto content = random_bytes(table_bytes, random);
     const id_vector ids = make_ids(id_order::random, count, table_bytes / row_bytes, random);
-    enum class lacking { rows, slots, page_locked_slots };
-    for (const lacking lack : {lacking::rows, lacking::slots, lacking::page_locked_slots}) {
+    enum class lacking { rows, staging, pinned_staging };
+    for (const lacking lack : {lacking::rows, lacking::staging, lacking::pinned_staging}) {
         CAPTURE(static_cast<int>(lack));
         measured_backend backend;
         const guarded_table table(device::host(), content);
         const guarded_rows rows(device::host(), count * row_bytes);
         row_exchange exchange(row_table(table.bytes(), row_bytes), backend.device());
         if (lack == lacking::rows) backend.max_allocated_bytes = count * row_bytes - 1;
-        if (lack == lacking::slots) backend.max_allocated_bytes = std::uint64_t{1} << 20;
-        if (lack == lacking::page_locked_slots) backend.max_pinned_bytes = std::uint64_t{1} << 20;
+        if (lack == lacking::staging) backend.max_allocated_bytes = std::uint64_t{1} << 20;
+        if (lack == lacking::pinned_staging) backend.max_pinned_bytes = std::uint64_t{1} << 20;
         exchange.gather(ids_of(ids), rows.data());
         CHECK(rows.holds(gathered(content, row_bytes, ids)));
         CHECK(backend.refused == 1);
@@ -208,7 +208,7 @@ TEST_CASE("planner: without memory to measure in, rows take the direct route, an
             CHECK(plan.gbps == 0);
             CHECK(plan.reason.starts_with("not measured: "));
             CHECK(contains(plan.reason,
-                           lack == lacking::page_locked_slots ? "cannot be page-locked" : "no such memory"));
+                           lack == lacking::pinned_staging ? "cannot be page-locked" : "no such memory"));
         }
         CHECK(backend.refused == 2);
         exchange_state long_rows(row_table(table.bytes(), 4096), backend.device(), {});
@@ -347,22 +347,22 @@ TEST_CASE("planner: a forced route uses the blocks and the staged share that wer
         CHECK(plan.route == row_route::hybrid);
         CHECK(plan.staged_share == 0.4);
         CHECK(plan.blocks > 0);
-        CHECK(plan.reason == "asked for");
+        CHECK(plan.reason == "set in the options");
         plan = planned({.route = row_route::hybrid, .blocks = 9, .staged_share = 0.125}, gather_of(10));
         CHECK(plan.staged_share == 0.125);
         CHECK(plan.blocks == 9);
-        CHECK(contains_all(plan.reason,
-                           {"asked for", "9 thread blocks, as set", "0.125 of the rows staged, as set"}));
+        CHECK(contains_all(plan.reason, {"set in the options", "9 thread blocks, as set",
+                                         "0.125 of the rows staged, as set"}));
         for (const row_workload& workload : {gather_of(10), scatter_of(10)}) {
             plan = planned({.route = row_route::direct, .blocks = 9, .staged_share = 0.5}, workload);
             CHECK(plan.blocks == 9);
             CHECK(plan.staged_share == 0);
-            CHECK(contains_all(plan.reason, {"asked for", "9 thread blocks, as set"}));
+            CHECK(contains_all(plan.reason, {"set in the options", "9 thread blocks, as set"}));
             CHECK_FALSE(contains(plan.reason, "staged"));
             plan = planned({.route = row_route::staged, .blocks = 9, .staged_share = 0.5}, workload);
             CHECK(plan.blocks == 0);
             CHECK(plan.staged_share == 0);
-            CHECK(plan.reason == "asked for");
+            CHECK(plan.reason == "set in the options");
         }
     });
 }
@@ -463,7 +463,7 @@ TEST_CASE("planner: sums and batches that are not aligned take more thread block
     };
     CHECK(blocks_of_long_gather(0) == blocks{4});
     CHECK(blocks_of_long_gather(4) == blocks{8});
-    // through slots: all threads that have work
+    // through staging buffers: all threads that have work
     CHECK(blocks_of({.route = row_route::staged}, duplicate_policy::sum) == blocks{0});
 }
 
@@ -516,7 +516,7 @@ TEST_CASE("planner: the hybrid route is taken in both directions") {
             CHECK(plan.route == row_route::hybrid);
             CHECK(plan.sorted);
             CHECK(plan.staged_share == 0.3);
-            CHECK(contains_all(plan.reason, {"asked for", "0.3 of the rows staged, as set"}));
+            CHECK(contains_all(plan.reason, {"set in the options", "0.3 of the rows staged, as set"}));
             CHECK_FALSE(contains(plan.reason, "thread blocks"));
         }
     });
@@ -529,11 +529,11 @@ TEST_CASE("planner: rows are scattered by the plan's route and staged share") {
     const id_vector ids = make_ids(id_order::random, 1000, table_bytes / row_bytes, random);
     const guarded_rows rows(device::host(), ids.size() * row_bytes);
     const auto scatter = [&](row_route route) {
-        backend.rows_scattered_directly = backend.rows_scattered_to_slots = 0;
+        backend.rows_scattered_directly = backend.rows_scattered_to_staging = 0;
         row_exchange exchange(row_table(table.bytes(), row_bytes), backend.device(),
                               {.route = route, .staged_share = route == row_route::hybrid ? 0.25 : 0});
         exchange.scatter(ids_of(ids), rows.data());
-        return std::pair(backend.rows_scattered_directly, backend.rows_scattered_to_slots);
+        return std::pair(backend.rows_scattered_directly, backend.rows_scattered_to_staging);
     };
     CHECK(scatter(row_route::direct) == std::pair<std::uint64_t, std::uint64_t>(1000, 0));
     CHECK(scatter(row_route::staged) == std::pair<std::uint64_t, std::uint64_t>(0, 1000));

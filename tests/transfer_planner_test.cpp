@@ -264,7 +264,7 @@ TEST_CASE("planner of calls: rows of files are left to the device's kernels") {
     };
     CHECK(plan_call(call)->main() == transfer::copy_engine);
     CHECK_FALSE(kernels());
-    call.reads_file = true;
+    call.is_file_backed = true;
     CHECK(plan_call(call)->main() == transfer::kernel);
     CHECK(kernels());
 }

@@ -107,7 +107,7 @@ class array {
     const pinflow::dtype& dtype() const noexcept { return view_.dtype(); }
     const shape_vector& shape() const noexcept { return view_.shape(); }
     std::uint64_t size_bytes() const noexcept { return view_.size_bytes(); }
-    /// Whether the elements are in the address space, so that `view` can be used.
+    /// Whether the elements are in the address space, mapped or in memory, so that `view` can be used.
     bool mapped() const noexcept { return mapped_; }
     /// One sentence that says why the array is or is not mapped.
     const std::string& reason() const noexcept { return reason_; }

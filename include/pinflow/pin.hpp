@@ -71,7 +71,7 @@ struct pin_report {
     std::chrono::nanoseconds duration{};
     /// Empty until finished. "registered read-only, 3.1 GiB, 0.10 s" if complete; otherwise it says how much
     /// is registered, and why the rest is not: "registered read-only, 7.6 GiB of 8.0 GiB (95 %), 0.25 s: the
-    /// pin budget of 7.6 GiB has no room for more (three quarters of the memory that is available)".
+    /// pin budget of 7.6 GiB is used up (three quarters of the memory that is available)".
     std::string reason;
 };
 

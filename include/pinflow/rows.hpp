@@ -197,10 +197,10 @@ struct row_plan {
 /// The first call for a row size and count runs a measurement of some tenths of a second, once in a process.
 /// The measurement takes device memory for up to 512 MiB of rows.
 ///
-/// Truncated files: on the host device, the routes direct, copy and hybrid access the mapped pages if they
-/// are set explicitly, so that a truncated file raises SIGBUS. Otherwise rows are read with pread. On CUDA,
-/// the CPU's part of the routes staged and hybrid is read with pread too, or copied under the fault guard if
-/// it is installed. Kernels read registered pages, which stay valid when the file is truncated.
+/// Truncated files: if the routes direct, copy or hybrid are set on the host device, the CPU reads the mapped
+/// pages, and a truncated file raises SIGBUS. In all other cases the CPU copies rows of files under the fault
+/// guard, or reads them with pread if it is not installed. Kernels read registered pages, which stay valid
+/// when the file is truncated.
 ///
 /// Besides the errors named with them, calls throw the errors of `check`, device_error, and invalid_argument
 /// for null pointers unless there are no indices. Members may be called from several threads; calls are

@@ -6,7 +6,7 @@
 Runs `pinflow bench` (PINFLOW is the program) and baselines.py, which lies beside this, one after the other, and prints one
 table of both; with --results it replaces the table between the two marks in that file, unless something failed or peers were
 skipped. DIR is where the streamed files are made, the first of GIB GiB in samples of 256 KiB: in a folder of the run's own, which
-is removed. Every program's own output is printed as it comes, and the last lines of its errors when it fails.
+is removed. The output of baselines.py is printed as it comes. That of `pinflow bench` is printed when it ends.
 """
 import argparse
 import atexit

@@ -3,13 +3,13 @@
 hdf5_vs_h5py.py PROGRAM [FOLDER]    PROGRAM is hdf5_rows as built; FOLDER takes 3 GB for a while
 
 rows        10,000 random rows of 2 KiB of a contiguous dataset of 10^6 rows
-whole       all of 1 GiB of float32, shuffled and deflated (level 4) in chunks of 1 MiB
+whole       all of 1 GiB of float32, with HDF5's shuffle filter and deflate (level 4), in chunks of 1 MiB
 chunked     1,000 random rows of 4 KiB of that dataset
 
-The last two of two fields: the sum of smooth functions and noise; and the same rounded to two decimals, of which every byte
-has to be decoded, while deflate leaves the noise of the first one as it is.
+`whole` and `chunked` are measured on two datasets. The first is the sum of smooth functions and noise; deflate mostly stores
+its noise bytes. The second is the same data rounded to two decimals; every byte has to be decoded.
 
-Required of pinflow, against h5py's fancy indexing: rows 50 times as fast, whole 3 times, chunked 5 times; of both fields.
+Required of pinflow, against h5py's fancy indexing: rows 50 times as fast, whole 3 times, chunked 5 times, on both datasets.
 
 Files are in the page cache. Time counts from opening the file until the elements are in memory of their own, so that
 nothing is decoded yet; each side does it twice in a row, and the second time counts, as a virtual machine may first have to

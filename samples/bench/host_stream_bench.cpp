@@ -140,8 +140,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 std::atomic<std::uint64_t> next_seed = 2;  // so that no two repetitions share a permutation
 
 /// An iteration is an epoch. The loader lives across epochs. The first epoch is not timed, because memcpy's
-/// memory and page tables are warm, too. An iteration may begin with at most all slots filled ahead, and ends
-/// no further behind.
+/// memory and page tables are warm, too. When an iteration begins,
+/// some slots may be filled already. All but the last iteration also fill slots for the next one.
 void stream_epochs(benchmark::State& state, const workload& work, pinflow::order order) {
     pinflow::loader loader =
         make_loader(work, order, next_seed++, 1 + static_cast<std::uint64_t>(state.max_iterations));

@@ -105,9 +105,9 @@ double product_seconds(const product& product) {
     return median(runs);
 }
 
-/// Seconds a batch over a thousand of them or more, in whole epochs; the first epoch is left out, as pages
-/// are registered in it. Not an epoch at a time: batches come in groups, of which an epoch has one more or
-/// less.
+/// Returns the seconds per batch over at least 1000 batches, in whole epochs. The first epoch is not timed,
+/// because pages are registered during it. The other epochs are timed as one interval, because prefetching
+/// crosses epoch boundaries.
 double step_seconds(const char* path, const device& gpu, std::uint64_t batch_rows, const product* consumer) {
     constexpr std::uint64_t min_steps = 1000;
     const stream idle(gpu);

@@ -2,7 +2,8 @@
 //              [--held N] [--digest] [--legacy] [--stack]
 //
 // A consumer that only takes batches, as a training loop does; everyday.py times it. Prints one JSON object:
-// seconds and CPU seconds of each epoch, the size of a batch, and the transfer of each array.
+// seconds and CPU seconds of each epoch, rows and batches of an epoch, bytes of a sample, the route, the
+// transfer and reason of each array, and the verdict.
 //
 // --digest reads every batch on the device, and prints the digest of all. --held N keeps N batches leased at
 // a time. --legacy consumes on CUDA's legacy default stream.

@@ -39,8 +39,9 @@ struct sizes {
         row_count = requested_bytes / row_bytes;
         if (row_count < batch_rows) {
             throw invalid_argument(fmt::format(
-                "a table of {} bytes has {} of {} bytes, fewer than a batch of {}", requested_bytes,
-                readable_count(row_count, "row", "rows"), row_bytes, batch_rows));
+                "a table of {} bytes has {} of {} bytes, but a batch needs {}: make --table larger or "
+                "--batch smaller",
+                requested_bytes, readable_count(row_count, "row", "rows"), row_bytes, batch_rows));
         }
         if (!ways.to_device || !ways.to_host) return;
         // no row is both read and written, so that what arrives can be checked

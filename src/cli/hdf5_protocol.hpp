@@ -38,7 +38,7 @@ delivery receive_all(int socket, std::span<std::byte> bytes, hdf5_deadline until
 enum class hdf5_question : std::uint64_t {
     list = 1,  ///< the datasets of a file: serialize(listings)
     describe,  ///< the dataset called `about`: serialize(description)
-    open,      ///< keeps the dataset with the serialized description `about` open; there is no answer to it
+    open,      ///< opens the dataset with the serialized description `about` for `read`; the answer is empty
     read,      ///< rows of that dataset, `size_bytes` in all
 };
 

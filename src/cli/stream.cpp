@@ -298,7 +298,8 @@ std::string as_text(const stream_result& result, const loader_report& report, co
     }
     text += fmt::format(
         "ready     {:.1f} batches when one was asked for, {} at most, of {} slots\n"
-        "waited    storage {:.3f} s, files {:.3f} s, cpu {:.3f} s, link {:.3f} s; for the consumer {:.3f} s\n"
+        "waited    consumer: for storage {:.3f} s, checks of files {:.3f} s, cpu {:.3f} s, link {:.3f} s\n"
+        "          loader: for the consumer {:.3f} s\n"
         "verdict   {}\n"
         "digest    {:016x}\n",
         report.mean_ready, report.max_ready, report.slots, as_seconds(report.storage_wait),

@@ -147,9 +147,10 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--route", route_name, "auto|direct|copy|staged|read",
         "How rows travel; one that cannot work is an error");
     add("--memory", memory, "BYTES",
-        "Memory limit for all slots and for decoded chunks of HDF5 files, which may take half of it; with "
-        "KiB,\n"
-        "MiB, GiB or TiB (default: 1GiB, and 512MiB for the chunks of each argument)");
+        "Memory limit for slots and decoded HDF5 chunks together: chunks get half, or more if four need it.\n"
+        "BYTES may end in KiB, MiB, GiB or TiB (default: 1GiB for slots, and up to 512MiB of chunks for "
+        "each\n"
+        "FILE, less if memory is short)");
     add("--pin-budget", pin_budget, "BYTES|ulimit",
         "Most memory to lock for the GPU; ulimit: no more than `ulimit -l` (default: 3/4 of the memory that\n"
         "the machine and the cgroup have left)");

@@ -91,7 +91,7 @@ void pin_job::finish() {
     const std::chrono::nanoseconds duration = pin_clock::now() - start_;
     const bool failed = shortfall_.count > 0;
     std::string why = shortfall_.text();
-    if (!failed && leaves_out_) why = "no more was asked for";
+    if (!failed && leaves_out_) why = "the reader had passed the other pages";
     std::string reason = summary(duration, why);
     {
         const std::lock_guard lock(mutex_);

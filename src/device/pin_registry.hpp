@@ -54,8 +54,8 @@ class pin_registry {
     using holds = std::vector<std::uintptr_t>;
 
     /// Registers those of `pages` (whole pages) that are not registered yet, and counts a holder for all of
-    /// them. If another holder is registering or unregistering some pages, the call waits until that
-    /// operation has taken `busy_deadline`.
+    /// them. If another holder is registering or unregistering some of the pages, the call waits for that
+    /// operation. If the operation takes longer than `busy_deadline`, the call refuses.
     /// @param owner keeps the memory mapped until its pages are unregistered
     /// @param held receives the intervals, which must be given to `release`
     /// @return nothing if all pages are registered. After a refusal, the call holds no pages.

@@ -96,7 +96,7 @@ class measurement {
 };
 
 std::string staging_not_tried_reason(const call_facts& call) {
-    if (call.reads_file) return "; the CPU was not tried: the file may be truncated at any time";
+    if (call.is_file_backed) return "; only the direct route is measured for rows of files";
     if (tries_staging(call)) return {};
     return fmt::format("; staging was not tried: staging_bytes leaves buffers of only {} bytes",
                        call.staging_buffer_bytes);
@@ -177,7 +177,7 @@ struct measured_key {
     int count_magnitude;
     int table_magnitude;
     bool host_ids;
-    bool reads_file;
+    bool is_file_backed;
     bool aligned;  ///< rows can be moved 16 bytes at a time
     int threads;
     std::uint64_t buffer_bytes;
@@ -196,7 +196,7 @@ measured_key key_of(const exchange_state& exchange, const row_workload& workload
             .count_magnitude = static_cast<int>(std::bit_width(measured_rows(table, workload.count))),
             .table_magnitude = static_cast<int>(std::bit_width(table.size_bytes())),
             .host_ids = workload.host_ids,
-            .reads_file = exchange.reads_file(),
+            .is_file_backed = exchange.is_file_backed(),
             .aligned = is_aligned(table.data(), table.row_size_bytes()),
             .threads = exchange.thread_count(),
             .buffer_bytes = exchange.staging_buffer_bytes(),
@@ -256,7 +256,7 @@ call_facts facts_of(const exchange_state& exchange, row_direction direction, boo
             .on_host = exchange.device().kind() == device_kind::host,
             .has_host_ids = host_ids,
             .is_aligned = is_aligned(table.data(), table.row_size_bytes()),
-            .reads_file = exchange.reads_file(),
+            .is_file_backed = exchange.is_file_backed(),
             .row_bytes = table.row_size_bytes(),
             .table_bytes = table.size_bytes(),
             .staging_buffer_bytes = exchange.staging_buffer_bytes(),

@@ -52,7 +52,7 @@ void for_parts(const row_piece& rows, tbb::task_arena& arena, Work work) {
 
 /// Runs on a host function's thread, without the lock.
 void exchange_state::gather_piece(const row_piece& rows, kept_duplicate which, std::byte* buffer) {
-    const bool from_file = reads_file();
+    const bool from_file = is_file_backed();
     for_parts(rows, arena_, [&](const row_piece& part, std::uint64_t offset_bytes) {
         const std::uint64_t count = part.end - part.begin;
         const auto gather = [&, to = buffer + offset_bytes] {

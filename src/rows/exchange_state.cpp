@@ -70,14 +70,14 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
     }
 }
 
-bool exchange_state::reads_file() const noexcept {
+bool exchange_state::is_file_backed() const noexcept {
     return table_.source() != nullptr && !table_.source()->extents().empty() &&
            table_.source()->extents()[0].file != nullptr;
 }
 
 void exchange_state::page_lock() {
     // pages of a file are always held here, even if someone else has registered them
-    const bool may_go = reads_file() && device_.kind() != device_kind::host;
+    const bool may_go = is_file_backed() && device_.kind() != device_kind::host;
     if (!may_go && device_.backend().reaches(table_.data(), table_.size_bytes())) return;
     if (options_.route == row_route::staged) {
         not_reached_reason_ = "the staged route was asked for";

@@ -62,7 +62,7 @@ class exchange_state {
     const std::string& not_reached_reason() const noexcept { return not_reached_reason_; }
     /// Whether the table lies in a file. If the file is truncated, the CPU faults on the lost pages, even if
     /// they are locked.
-    bool reads_file() const noexcept;
+    bool is_file_backed() const noexcept;
     std::uint64_t staging_buffer_bytes() const noexcept;
     /// The stream of synchronous calls.
     stream_view own_stream() const noexcept { return own_stream_; }

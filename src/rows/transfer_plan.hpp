@@ -30,7 +30,7 @@ struct transfer_part {
     double share = 1;                   ///< of the rows of each call or batch
     bool sorted = false;                ///< kernel: rows are taken in the order of their addresses
     unsigned blocks = 0;                ///< kernel: thread blocks; 0: as many as the work fills
-    std::uint64_t min_piece_bytes = 0;  ///< copy engine: smaller pieces are staged; 0: none
+    std::uint64_t min_piece_bytes = 0;  ///< copy engine: smaller pieces take `fallback`; 0: none
 };
 
 /// Page-locking the mapped pages of an array while its rows are delivered.
@@ -42,9 +42,9 @@ struct registration {
     std::uint64_t piece_bytes = 0;  ///< registered by one call; 0: the default
 };
 
-/// How the rows of one array of a sample, or of one call of a row exchange, travel. The parts of an array's
-/// plan apply to rows on registered pages. `fallback` applies to all other rows, and to pieces smaller than
-/// `min_piece_bytes`.
+/// How the rows of one array of a sample, or of one call of a row exchange, travel. Without `pages`, `parts`
+/// apply to all rows. With `pages`, they apply to rows on registered pages, and `fallback`, if set, to the
+/// other rows and to pieces smaller than `min_piece_bytes`.
 struct transfer_plan {
     std::vector<transfer_part> parts;  ///< at least one; two for the hybrid route of a row exchange
     std::optional<transfer> fallback;

@@ -236,13 +236,13 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
     const auto plan = [&](row_route route, std::string reason) {
         return plan_of(route, call.is_scatter, call, profile, std::move(reason));
     };
-    if (call.requested == row_route::copy && call.reads_file && !call.on_host)
+    if (call.requested == row_route::copy && call.is_file_backed && !call.on_host)
         return plan_unmeasured(call, "a kernel gathers rows of files, which CUDA may copy by CPU", profile);
     if (call.requested != row_route::automatic)
         return plan_of(call.requested, sorts_unmeasured(call.requested, call, profile), call, profile,
-                       "asked for");
+                       "set in the options");
     if (!call.not_reached_reason.empty()) return plan(row_route::staged, call.not_reached_reason);
-    if (call.on_host && call.reads_file)
+    if (call.on_host && call.is_file_backed)
         return plan(row_route::staged, "rows of a file are read, as it may be truncated at any time");
     if (call.on_host)
         return plan(row_route::direct, "the host device copies rows from where they lie to where they go");
@@ -262,7 +262,8 @@ bool tries_staging(const call_facts& call, const link_profile& profile) noexcept
 std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_profile& profile) {
     std::vector<transfer_plan> plans{plan_of(row_route::direct, false, call, profile),
                                      plan_of(row_route::direct, true, call, profile)};
-    if (call.reads_file) return plans;  // not by the CPU: it would fault if the file is truncated
+    if (call.is_file_backed)
+        return plans;  // CUDA may copy short rows by CPU, which a truncated file would fault
     if (call.has_host_ids && call.row_bytes >= profile.min_copied_row_bytes)
         plans.push_back(plan_of(row_route::copy, false, call, profile));
     if (tries_staging(call, profile))

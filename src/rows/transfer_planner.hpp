@@ -77,8 +77,8 @@ struct call_facts {
     bool is_scatter = false;
     bool on_host = false;
     bool has_host_ids = true;
-    bool is_aligned = true;   ///< rows of the table can be moved 16 bytes at a time
-    bool reads_file = false;  ///< the table lies in a file, which may be truncated at any time
+    bool is_aligned = true;       ///< rows of the table can be moved 16 bytes at a time
+    bool is_file_backed = false;  ///< the table lies in a file, which may be truncated at any time
     std::uint64_t row_bytes = 0;
     std::uint64_t table_bytes = 0;
     std::uint64_t staging_buffer_bytes = 0;

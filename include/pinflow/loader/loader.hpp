@@ -67,8 +67,8 @@ struct loader_options {
 /// its memory. From construction on, a pipeline (sample, gather, copy, deliver) runs on its own threads.
 ///
 /// The loader keeps its sources alive. A batch keeps the parts of the loader and the sources that it needs
-/// alive, so that it may outlive both. Memory that a source only borrows (row_extent::data without an owner)
-/// must outlive the loader and its batches.
+/// alive, so that it may outlive both. Memory that a source points to but does not keep alive must outlive
+/// the loader and its batches.
 ///
 /// `next` may be called from several threads. The destructor stops the pipeline at any point; leased batches
 /// stay valid. It does not wait for the consumer's streams. (On a GPU of less than 10 GiB, pinflow has no
@@ -78,8 +78,8 @@ struct loader_options {
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal.
-    /// The first loader on a CUDA device whose rows a kernel gathers loads the kernels. CUDA may wait for all
-    /// of the device's streams then.
+    /// The first loader that gathers rows with a kernel on a CUDA device loads the kernels. CUDA may then
+    /// wait for all of the device's streams.
     /// @throws invalid_argument for options that contradict each other or the sources.
     /// @throws state_mismatch for a state of other data or of another order.
     /// @throws unsupported for a route that cannot work here.

@@ -10,7 +10,7 @@ enum class route {
     direct,     ///< in place: on the host a view of the mapping (sequential order only; reading a truncated
              ///< file can raise SIGBUS); on CUDA a kernel reads registered pages into the slot, in any order
     copy,    ///< the copy engine reads registered pages; pieces of a file below 32 KiB are staged; on the
-             ///< host, rows are read from the file into the slot
+             ///< host, the CPU copies rows into the slot (see fault_guard.hpp)
     staged,  ///< gathered by the CPU into a pinned slot, then copied by the device's stream
     read,    ///< read from the file into a pinned slot, whether or not it is mapped
 };
