@@ -1,36 +1,15 @@
 #include <fmt/format.h>
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_reduce.h>
 
 #include <algorithm>
-#include <functional>
+#include <span>
+#include <string>
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
-#include "src/core/worker_threads.hpp"
 #include "src/rows/exchange_state.hpp"
 
 /// The checks of a call before anything is enqueued.
 namespace pinflow::detail {
-
-namespace {
-
-/// Called with the lock held, so it is isolated like copy_ids.
-std::uint64_t count_outside(std::span<const std::uint64_t> ids, std::uint64_t row_count) {
-    start_worker_threads();
-    return tbb::this_task_arena::isolate([&] {
-        return tbb::parallel_reduce(
-            tbb::blocked_range<std::size_t>(0, ids.size(), exchange_state::ids_of_task), std::uint64_t{0},
-            [&](const tbb::blocked_range<std::size_t>& part, std::uint64_t outside) {
-                for (std::size_t i = part.begin(); i != part.end(); ++i)
-                    outside += ids[i] >= row_count ? 1U : 0U;
-                return outside;
-            },
-            std::plus<>());
-    });
-}
-
-}  // namespace
 
 sum_type exchange_state::sum_type_of(const dtype& type) {
     if (!type.is_little_endian()) {
@@ -59,7 +38,7 @@ sum_type exchange_state::sum_type_of(const dtype& type) {
         type.descr()));
 }
 
-/// Checks a call before anything is enqueued.
+/// Checks all of a call but its indices before anything is enqueued.
 void exchange_state::check_call(row_direction direction, std::span<const batch> batches,
                                 duplicate_policy policy, stream_view stream) const {
     std::uint64_t count = 0;
@@ -108,7 +87,6 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
         }
         if (policy == duplicate_policy::sum) check_sums(batches);
     }
-    check_ids(direction, batches);
 }
 
 /// Refuses batches that overlap the table: the order of reads and writes would be undefined.
@@ -140,30 +118,35 @@ void exchange_state::check_sums(std::span<const batch> batches) const {
     }
 }
 
-/// Checks the indices in host memory.
-void exchange_state::check_ids(row_direction direction, std::span<const batch> batches) const {
-    const std::uint64_t row_count = table_.row_count();
-    std::uint64_t outside = 0;
+/// Reports the indices in host memory that are outside the table.
+void exchange_state::check_ids(std::span<const row_call> calls) const {
+    std::uint64_t outside_count = 0;
     std::uint64_t count = 0;
     std::uint64_t not_seen = 0;
-    for (const batch& each : batches) {
-        (each.ids.on_device() ? not_seen : count) += each.ids.size();
-        if (each.ids.on_device()) continue;
-        outside += count_outside({each.ids.data(), each.ids.size()}, row_count);
+    for (const row_call& call : calls) {
+        outside_count += call.outside_count;
+        for (const batch& each : call.batches)
+            (each.ids.on_device() ? not_seen : count) += each.ids.size();
     }
-    if (outside == 0) return;
+    if (outside_count == 0) return;
     std::uint64_t position = 0;
-    for (const batch& each : batches) {
-        for (std::uint64_t i = 0; i < each.ids.size() && !each.ids.on_device(); ++i) {
-            if (const std::uint64_t id = each.ids.data()[i]; id >= row_count) {
-                const std::string what = fmt::format(
-                    "cannot {} rows of {}{}", direction == row_direction::gather ? "gather" : "scatter",
-                    table_.description(),
-                    not_seen == 0 ? "" : fmt::format(" ({} row numbers in device memory aside)", not_seen));
-                throw invalid_argument(outside_sentence(what, outside, count, row_count, id, position + i));
-            }
+    for (const row_call& call : calls) {
+        const std::uint64_t* ids = call.host_ids ? call.ids_in_host_memory() : nullptr;
+        for (const batch& each : call.batches) {
+            const std::uint64_t first = position;
+            position += each.ids.size();
+            if (each.ids.on_device()) continue;
+            const std::span own(ids, each.ids.size());
+            ids += own.size();
+            const auto wrong =
+                std::ranges::find_if(own, [&](std::uint64_t id) { return id >= table_.row_count(); });
+            if (wrong == own.end()) continue;
+            const std::string what = fmt::format(
+                "cannot {} rows of {}{}", call.is_gather() ? "gather" : "scatter", table_.description(),
+                not_seen == 0 ? "" : fmt::format(" ({} row numbers in device memory aside)", not_seen));
+            throw invalid_argument(outside_sentence(what, outside_count, count, table_.row_count(), *wrong,
+                                                    first + static_cast<std::uint64_t>(wrong - own.begin())));
         }
-        position += each.ids.size();
     }
 }
 

@@ -112,8 +112,8 @@ void exchange_state::gather_staged_unsorted(row_call& call) {
 /// neighbours.
 row_piece exchange_state::order_for_cpu(row_call& call, std::uint64_t begin) {
     const std::uint64_t known = begin == 0 ? 0 : begin - 1;
-    call.sorted_ids = &pinned_.take(call.count * sizeof(std::uint64_t));
-    auto* const ids = reinterpret_cast<std::uint64_t*>(call.sorted_ids->data());
+    call.sorted_ids = taken_block(pinned_, call.count * sizeof(std::uint64_t));
+    auto* const ids = reinterpret_cast<std::uint64_t*>(call.sorted_ids.data());
     copy_to_host_async(std::as_writable_bytes(std::span(ids + known, call.count - known)),
                        reinterpret_cast<const std::byte*>(call.transfer.order.ids + known),
                        call.ring->copies());

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 #include <tbb/blocked_range.h>
 #include <tbb/info.h>
-#include <tbb/parallel_for.h>
+#include <tbb/parallel_reduce.h>
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -18,15 +19,21 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Called with the lock held, so it is isolated: another task of the caller on this thread could call the
-/// exchange and deadlock.
-void copy_ids(std::span<const std::uint64_t> ids, std::byte* to) {
-    tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(tbb::blocked_range<std::size_t>(0, ids.size(), exchange_state::ids_of_task),
-                          [=](const tbb::blocked_range<std::size_t>& part) {
-                              std::memcpy(to + part.begin() * sizeof(std::uint64_t),
-                                          ids.data() + part.begin(), part.size() * sizeof(std::uint64_t));
-                          });
+/// Copies indices, and counts those of the copy that are outside the table. Called with the lock held, so it
+/// is isolated: another task of the caller on this thread could call the exchange and deadlock.
+std::uint64_t copy_ids(std::span<const std::uint64_t> ids, std::uint64_t* to, std::uint64_t row_count) {
+    start_worker_threads();
+    return tbb::this_task_arena::isolate([&] {
+        return tbb::parallel_reduce(
+            tbb::blocked_range<std::size_t>(0, ids.size(), exchange_state::ids_of_task), std::uint64_t{0},
+            [&](const tbb::blocked_range<std::size_t>& part, std::uint64_t outside_count) {
+                std::memcpy(to + part.begin(), ids.data() + part.begin(),
+                            part.size() * sizeof(std::uint64_t));
+                return outside_count + static_cast<std::uint64_t>(
+                                           std::count_if(to + part.begin(), to + part.end(),
+                                                         [=](std::uint64_t id) { return id >= row_count; }));
+            },
+            std::plus<>());
     });
 }
 
@@ -154,38 +161,49 @@ void exchange_state::enqueue(row_direction direction, std::span<const batch> bat
                              stream_view stream, std::uint64_t waiter) {
     check();
     check_call(direction, batches, policy, stream);
+    std::vector<row_call> calls;
+    calls.reserve((batches.size() + row_parts::max - 1) / row_parts::max);
     while (!batches.empty()) {
         const auto together = batches.first(std::min<std::size_t>(batches.size(), row_parts::max));
         batches = batches.subspan(together.size());
-        std::uint64_t count = 0;
-        bool host_ids = true;
-        for (const batch& each : together) {
-            count += each.ids.size();
-            host_ids = host_ids && !each.ids.on_device();
-        }
-        if (count == 0) continue;
-        const rated_plan chosen = plan_rows(*this, {direction, count, host_ids});
-        enqueue_as(chosen.plan, direction, together, policy, stream, waiter);
+        calls.push_back(begin_call(direction, together, policy, stream, waiter));
+    }
+    check_ids(calls);  // of all calls, before any row is touched
+    for (row_call& call : calls) {
+        if (call.count == 0) continue;
+        call.plan = plan_rows(*this, {direction, call.count, !call.ids_on_device}).plan;
+        enqueue_call(call);
     }
 }
 
 void exchange_state::enqueue_as(const transfer_plan& plan, row_direction direction,
-                                std::span<const batch> batches, duplicate_policy policy, stream_view stream,
-                                std::uint64_t waiter) {
-    if (table_.row_size_bytes() == 0) return;
-    row_call call{direction, batches, policy, stream, plan, waiter};
+                                std::span<const batch> batches, duplicate_policy policy, stream_view stream) {
+    row_call call = begin_call(direction, batches, policy, stream, 0);
+    call.plan = plan;
+    enqueue_call(call);
+}
+
+exchange_state::row_call exchange_state::begin_call(row_direction direction, std::span<const batch> batches,
+                                                    duplicate_policy policy, stream_view stream,
+                                                    std::uint64_t waiter) {
+    row_call call{direction, batches, policy, stream, waiter};
     for (const batch& each : batches) {
         call.parts.rows[call.parts.count] = each.rows;
         call.parts.first[call.parts.count++] = call.count;
         call.count += each.ids.size();
-        call.ids_on_device = call.ids_on_device || each.ids.on_device();
+        call.ids_on_device = call.ids_on_device || (each.ids.on_device() && each.ids.size() > 0);
     }
     call.parts.first[call.parts.count] = call.count;
+    take_ids(call);
+    return call;
+}
+
+void exchange_state::enqueue_call(row_call& call) {
+    if (table_.row_size_bytes() == 0) return;
     try {
-        take_ids(call);
-        if (plan.main() == transfer::copy_engine) {
+        if (call.plan.main() == transfer::copy_engine) {
             copy_row_by_row(call);
-        } else if (plan.main() == transfer::staged && !call.is_sorted() && !call.ids_on_device) {
+        } else if (call.plan.main() == transfer::staged && !call.is_sorted() && !call.ids_on_device) {
             gather_staged_unsorted(call);
         } else {
             order_on_device(call);
@@ -198,19 +216,19 @@ void exchange_state::enqueue_as(const transfer_plan& plan, row_direction directi
     }
 }
 
-/// Copies the indices in host memory, so that the caller may reuse them when the call returns.
+/// Copies the indices in host memory, so that the caller may reuse or change them, and checks the copies.
 void exchange_state::take_ids(row_call& call) {
     std::uint64_t host_id_count = 0;
     for (const batch& each : call.batches) {
         if (!each.ids.on_device()) host_id_count += each.ids.size();
     }
     if (host_id_count == 0) return;
-    call.host_ids = &pinned_.take(host_id_count * sizeof(std::uint64_t));
-    std::byte* to = call.host_ids->data();
+    call.host_ids = taken_block(pinned_, host_id_count * sizeof(std::uint64_t));
+    auto* to = reinterpret_cast<std::uint64_t*>(call.host_ids.data());
     for (const batch& each : call.batches) {
         if (each.ids.on_device() || each.ids.size() == 0) continue;
-        copy_ids({each.ids.data(), each.ids.size()}, to);
-        to += each.ids.size() * sizeof(std::uint64_t);
+        call.outside_count += copy_ids({each.ids.data(), each.ids.size()}, to, table_.row_count());
+        to += each.ids.size();
     }
 }
 
@@ -239,7 +257,7 @@ void exchange_state::order_on_device(row_call& call) {
     if (on_device_already) {
         unsorted = call.batches[0].ids.data();
     } else {
-        const std::byte* from_host = call.host_ids == nullptr ? nullptr : call.host_ids->data();
+        const std::byte* from_host = call.host_ids ? call.host_ids.data() : nullptr;
         for (const batch& each : call.batches) {
             const std::uint64_t size_bytes = each.ids.size() * id_bytes;
             if (each.ids.on_device()) {
@@ -291,8 +309,8 @@ void exchange_state::order_on_device(row_call& call) {
 
 /// Returns the call's memory once its stream has completed the work enqueued so far.
 void exchange_state::give_back(row_call& call) {
-    if (call.host_ids != nullptr) pinned_.give_back(*call.host_ids, call.stream);
-    if (call.sorted_ids != nullptr) pinned_.give_back(*call.sorted_ids, call.stream);
+    call.host_ids.give_back(call.stream);
+    call.sorted_ids.give_back(call.stream);
     call.scratch.release(call.stream);
 }
 
@@ -363,42 +381,6 @@ void exchange_state::move_by_kernel(const row_call& call, row_transfer transfer,
     if (call.is_gather()) return backend.gather_rows(transfer, stream.native_handle());
     backend.scatter_rows(transfer, sum ? repeated_rows::sum : repeated_rows::last,
                          sum ? sum_type_of(table_.element()) : sum_type::float32, stream.native_handle());
-}
-
-// ---- by the copy engine ----------------------------------------------------------------------------------
-
-void exchange_state::copy_row_by_row(row_call& call) {
-    const std::uint64_t row_bytes = table_.row_size_bytes();
-    const std::span ids(call.ids_in_host_memory(), call.count);
-    auto on_device = [&, part = 0U](std::uint64_t position) mutable {
-        while (position >= call.parts.first[part + 1])
-            ++part;
-        return call.parts.rows[part] + (position - call.parts.first[part]) * row_bytes;
-    };
-    if (call.is_gather()) {
-        std::vector<copy_range> ranges;
-        ranges.reserve(call.count);
-        for (std::uint64_t i = 0; i < call.count; ++i)
-            ranges.push_back({on_device(i), table_.data() + ids[i] * row_bytes, row_bytes});
-        return copy_batch_to_device_async(ranges, call.stream);
-    }
-    // copies of one batch run in any order, so only the last of equal indices is copied
-    std::vector<std::uint32_t> order(call.count);
-    for (std::uint32_t i = 0; i < call.count; ++i)
-        order[i] = i;
-    std::ranges::sort(order, {}, [&](std::uint32_t i) { return std::pair(ids[i], i); });
-    std::vector<std::uint32_t> last;
-    for (std::uint64_t i = 0; i < call.count; ++i) {
-        if (i + 1 == call.count || ids[order[i]] != ids[order[i + 1]]) last.push_back(order[i]);
-    }
-    std::ranges::sort(last);
-    std::vector<host_copy_range> ranges;
-    ranges.reserve(last.size());
-    for (const std::uint32_t i : last) {
-        ranges.push_back(
-            {const_cast<std::byte*>(table_.data()) + ids[i] * row_bytes, on_device(i), row_bytes});
-    }
-    copy_batch_to_host_async(ranges, call.stream);
 }
 
 }  // namespace pinflow::detail

@@ -44,10 +44,10 @@ class exchange_state {
     /// Enqueues batches. `waiter` is the number that reports their errors: see call_errors.
     void enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                  stream_view stream, std::uint64_t waiter = 0);
-    /// Enqueues batches with this plan, whatever the options say. Takes up to row_parts::max batches, which
-    /// must have passed the checks.
+    /// Enqueues batches with this plan, whatever the options say, without checks. Takes up to row_parts::max
+    /// batches.
     void enqueue_as(const transfer_plan& plan, row_direction direction, std::span<const batch> batches,
-                    duplicate_policy policy, stream_view stream, std::uint64_t waiter = 0);
+                    duplicate_policy policy, stream_view stream);
     /// Enqueues one batch, waits for it, and throws its error. Takes the lock itself.
     void run(row_direction direction, const batch& only, duplicate_policy policy);
     /// The plan for `batches` batches of `batch_rows` rows, with the number of batches worth moving together.
@@ -71,28 +71,29 @@ class exchange_state {
     std::mutex mutex;
 
  private:
-    /// One call while it is being enqueued.
+    /// One call while it is being enqueued. The destructor returns what no stream uses.
     struct row_call {
         row_direction direction;
         std::span<const batch> batches;
         duplicate_policy policy;
         stream_view stream;
-        transfer_plan plan;
         std::uint64_t waiter;
+        transfer_plan plan{};
 
         row_parts parts{};
         std::uint64_t count = 0;
         bool ids_on_device = false;  ///< the indices of some batch
         /// The indices of all batches that have them in host memory, contiguous.
-        pinned_scratch::block* host_ids = nullptr;
+        taken_block host_ids{};
+        std::uint64_t outside_count = 0;  ///< of these indices, outside the table
         device_scratch scratch{};
         row_transfer transfer{};
         std::shared_ptr<call_errors::call> errors = nullptr;  ///< null: no error is possible
         staging_ring* ring = nullptr;                         ///< for the staged and hybrid routes
-        pinned_scratch::block* sorted_ids = nullptr;  ///< indices of the order, in host memory, for the CPU
+        taken_block sorted_ids{};  ///< indices of the order, in host memory, for the CPU
 
         const std::uint64_t* ids_in_host_memory() const noexcept {
-            return reinterpret_cast<const std::uint64_t*>(host_ids->data());
+            return reinterpret_cast<const std::uint64_t*>(host_ids.data());
         }
         bool is_gather() const noexcept { return direction == row_direction::gather; }
         /// Whether the device or the CPU moves the rows in the order of their addresses.
@@ -107,9 +108,12 @@ class exchange_state {
                     stream_view stream) const;
     void check_apart(row_direction direction, std::span<const batch> batches) const;
     void check_sums(std::span<const batch> batches) const;
-    void check_ids(row_direction direction, std::span<const batch> batches) const;
+    void check_ids(std::span<const row_call> calls) const;
     void check_source() const;
+    row_call begin_call(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
+                        stream_view stream, std::uint64_t waiter);
     void take_ids(row_call& call);
+    void enqueue_call(row_call& call);
     void begin_errors(row_call& call);
     void order_on_device(row_call& call);
     void move_in_order(row_call& call);

@@ -64,7 +64,7 @@ struct link_profile {
     unsigned busy_long_blocks = 8;    ///< the same for long rows
     std::uint64_t min_long_bytes = 4 << 10;
     double default_staged_share = 0.4;  ///< for the hybrid route, if nothing is measured
-    double min_gain = 1.05;           ///< a plan is preferred if its rate is higher by this factor
+    double min_gain = 1.05;             ///< a plan is preferred if its rate is higher by this factor
     double scatter_of_direct =
         1.06;  ///< scatter throughput over gather throughput, by kernel: writes are not waited for
     double scatter_of_staged = 1.4;

@@ -5,6 +5,7 @@
 #include <list>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -46,6 +47,39 @@ class pinned_scratch {
  private:
     pinflow::device device_;
     std::list<block> blocks_;
+};
+
+/// Owns a block until it is given back. The destructor returns a block that no stream uses.
+class taken_block {
+ public:
+    taken_block() noexcept = default;
+    taken_block(pinned_scratch& from, std::uint64_t size_bytes)
+        : from_(&from), block_(&from.take(size_bytes)) {}
+    taken_block(taken_block&& other) noexcept
+        : from_(other.from_), block_(std::exchange(other.block_, nullptr)) {}
+    taken_block& operator=(taken_block&& other) noexcept {
+        std::swap(from_, other.from_);
+        std::swap(block_, other.block_);
+        return *this;
+    }
+    taken_block(const taken_block&) = delete;
+    taken_block& operator=(const taken_block&) = delete;
+    ~taken_block() {
+        if (block_ != nullptr) pinned_scratch::give_back(*block_);
+    }
+
+    explicit operator bool() const noexcept { return block_ != nullptr; }
+    std::byte* data() const noexcept { return block_->data(); }
+    /// Returns the block, if there is one. It is reused once `stream` has completed the work enqueued so far.
+    void give_back(stream_view stream) {
+        if (block_ == nullptr) return;
+        from_->give_back(*block_, stream);
+        block_ = nullptr;
+    }
+
+ private:
+    pinned_scratch* from_ = nullptr;
+    pinned_scratch::block* block_ = nullptr;
 };
 
 /// One piece of device memory, cut into parts for one call.

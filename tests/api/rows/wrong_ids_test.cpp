@@ -1,8 +1,12 @@
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <random>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "file_bytes.hpp"
@@ -133,6 +137,34 @@ TEST_CASE("wrong ids: one wrong index in any batch stops the whole group, and is
             }
         }
         CHECK(with.still_works());
+    });
+}
+
+TEST_CASE("wrong ids: what is checked is a copy, so that a thread may change the list during a call") {
+    if (sanitized) return;  // which report the race that is meant
+    on_each_device([](const device& device) {
+        constexpr std::size_t count = 4096;
+        exchanged with(device, row_route::direct, 64);
+        guarded_rows rows(device, count * with.row_bytes);
+        id_vector ids(count, 7);
+        const std::atomic_ref changing(ids.back());
+        std::jthread changer([&](const std::stop_token& stop) {
+            while (!stop.stop_requested()) {
+                changing = to_id(std::int64_t{1} << 40);  // far outside of the address space
+                changing = 7;
+            }
+        });
+        const std::vector<std::byte> right = gathered(with.content, with.row_bytes, id_vector(count, 7));
+        int refused = 0;
+        for (int call = 0; call < 1000; ++call) {
+            try {
+                with.exchange.gather(ids_of(ids), rows.data());
+                REQUIRE(rows.holds(right));
+            } catch (const invalid_argument&) {
+                ++refused;
+            }
+        }
+        CHECK(refused > 0);
     });
 }
 
