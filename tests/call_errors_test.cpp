@@ -16,16 +16,16 @@
 using namespace pinflow;
 using detail::call_errors;
 using detail::index_errors;
+using detail::pending_call;
 
 namespace {
 
 struct logged {
-    explicit logged(const device& device) : memory(device), log(device, memory), stream(device) {}
+    explicit logged(const device& device) : log(device), stream(device) {}
 
     /// A call of 10 indices to a table of 5 rows, with so many wrong ones, the first at position 3.
-    std::shared_ptr<call_errors::call> add(unsigned outside, unsigned repeated = 0,
-                                           std::uint64_t waiter = 0) {
-        const auto call = log.begin(waiter);
+    std::shared_ptr<pending_call> add(unsigned outside, unsigned repeated = 0, bool is_listed = true) {
+        auto call = log.begin();
         CHECK(call->errors()->outside_count == 0);
         CHECK(call->errors()->repeated_count == 0);
         *call->errors() = {.outside_count = outside,
@@ -34,14 +34,16 @@ struct logged {
                            .repeated_complement = ~4ULL,
                            .outside_id = 70 + outside,
                            .repeated_id = 2};
-        log.expect(call, "rows were not moved", 10, 5, stream);
+        log.expect(call, "rows were not moved", 10, 5, stream, is_listed);
         return call;
     }
-    std::string checked(std::uint64_t waiter = 0) {
-        return sentence_of<error>([&] { log.check(waiter); });
+    std::string checked() {
+        return sentence_of<error>([&] { log.check(); });
+    }
+    std::string checked(pending_call& call) {
+        return sentence_of<error>([&] { log.check(call); });
     }
 
-    detail::pinned_scratch memory;
     call_errors log;
     pinflow::stream stream;
 };
@@ -88,19 +90,20 @@ TEST_CASE("call_errors: does not report a call before its stream has reached it,
     });
 }
 
-TEST_CASE("call_errors: what is kept for one waiter is reported to no other") {
+TEST_CASE("call_errors: a call that is not listed reports to its handle only") {
     on_each_device([](const device& device) {
         logged with(device);
-        with.add(1, 0, 7);
-        with.add(2);
-        with.add(3, 0, 8);
+        const auto first = with.add(1, 0, false);
+        const auto second = with.add(2);
+        const auto third = with.add(3, 0, false);
         with.stream.synchronize();
-        CHECK(contains(with.checked(8), "the first is 73"));
+        CHECK(contains(with.checked(*third), "the first is 73"));
         CHECK(contains(with.checked(), "the first is 72"));
         CHECK(with.checked().empty());
-        CHECK(with.checked(9).empty());
-        CHECK(contains(with.checked(7), "the first is 71"));
-        CHECK(with.checked(7).empty());
+        CHECK(with.checked(*second).empty());
+        with.log.close();
+        CHECK(contains(with.checked(*first), "the first is 71"));
+        CHECK(with.checked(*first).empty());
     });
 }
 
@@ -135,10 +138,10 @@ TEST_CASE("call_errors: a forgotten call is not reported, and its memory is reus
 
         // the memory of calls that were told, too
         logged another(device);
-        const index_errors* const place = another.add(1)->errors();
+        const index_errors* const memory = another.add(1)->errors();
         another.stream.synchronize();
         CHECK_FALSE(another.checked().empty());
-        CHECK(another.add(0)->errors() == place);
+        CHECK(another.add(0)->errors() == memory);
     });
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "pinflow/device.hpp"
 #include "pinflow/dtype.hpp"
@@ -20,8 +21,10 @@
 namespace pinflow {
 
 namespace detail {
+class call_errors;
 class exchange_state;
-}
+class pending_call;
+}  // namespace detail
 
 /// How rows are copied between a table in host memory and a device.
 enum class row_route {
@@ -173,11 +176,31 @@ struct row_plan {
     std::string reason;  ///< one sentence; names the values that the options set
 };
 
+/// A handle of an asynchronous call of a row_exchange, with which its error can be asked for. It can be
+/// copied, and may outlive the exchange; a default one belongs to no call. Thread-safe.
+class exchange_call {
+ public:
+    exchange_call() noexcept = default;
+    /// Throws the error of the call if its stream has passed it. Does not wait. An error is thrown once: by
+    /// this member of one of the copies, or by row_exchange::check.
+    /// @throws invalid_argument for wrong indices in device memory, and for repeated indices that
+    /// duplicate_policy::error refuses; the error in reading or writing the rows.
+    void check() const;
+
+ private:
+    friend class row_exchange;
+    exchange_call(std::shared_ptr<detail::call_errors> errors,
+                  std::vector<std::shared_ptr<detail::pending_call>> calls);
+
+    std::shared_ptr<detail::call_errors> errors_;
+    std::vector<std::shared_ptr<detail::pending_call>> calls_;
+};
+
 /// Copies rows between a table in host memory and a device by index: `gather` to the device, `scatter` back.
 ///
 /// Indices are checked before any row is touched. Indices in host memory are read and checked before the
 /// call returns. Indices in device memory are checked when the stream reaches the call: if any is out of
-/// range, the call copies nothing, and `check`, or the next call, throws.
+/// range, the call copies nothing, and its handle or `check` throws. Other calls do not.
 ///
 /// Asynchronous calls only enqueue: on the given stream, and on streams of the exchange that are ordered with
 /// it in both directions. The table, destinations, sources and indices in device memory must stay valid until
@@ -202,10 +225,10 @@ struct row_plan {
 /// guard, or reads them with pread if it is not installed. Kernels read registered pages, which stay valid
 /// when the file is truncated.
 ///
-/// Besides the errors named with them, calls throw the errors of `check`, device_error, and invalid_argument
-/// for null pointers unless there are no indices. Members may be called from several threads; calls are
-/// enqueued one at a time. The destructor waits until the streams have passed the calls. Calls on a
-/// moved-from exchange throw invalid_argument, and its table is empty.
+/// Besides the errors named with them, calls throw device_error, data_changed if the table's file has
+/// changed, and invalid_argument for null pointers unless there are no indices. Members may be called from
+/// several threads; calls are enqueued one at a time. The destructor waits until the streams have passed the
+/// calls. Calls on a moved-from exchange throw invalid_argument, and its table is empty.
 class row_exchange {
  public:
     /// The first exchange of a CUDA device loads kernels. CUDA may wait for all of the device's streams then.
@@ -226,12 +249,12 @@ class row_exchange {
     void gather(row_ids ids, std::byte* destination);
     /// The same in `stream`'s order: `destination` is written when the stream reaches the call, and complete
     /// when the stream has passed it.
-    void gather_async(row_ids ids, std::byte* destination, stream_view stream);
+    exchange_call gather_async(row_ids ids, std::byte* destination, stream_view stream);
     /// Gathers several batches as one group, which is faster for small rows of large tables. If the plan
     /// sorts rows, a row that several batches need crosses the link once. Batches are copied 64 at a time. An
     /// index in device memory that is out of range stops only its 64 batches, and the error counts its
     /// position within them.
-    void gather_group_async(std::span<const row_gather> batches, stream_view stream);
+    exchange_call gather_group_async(std::span<const row_gather> batches, stream_view stream);
 
     /// Copies row i of `source`, in device memory, to row ids[i] of the table.
     /// @throws invalid_argument for indices out of range, for a repeated index if `policy` is `error`, and
@@ -242,14 +265,16 @@ class row_exchange {
     void scatter(row_ids ids, const std::byte* source, duplicate_policy policy = duplicate_policy::last);
     /// The same in `stream`'s order: `source` is read when the stream reaches the call, and the table is
     /// complete when the stream has passed it.
-    void scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy, stream_view stream);
+    exchange_call scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy,
+                                stream_view stream);
     /// Scatters all batches, in their order, as one scatter. @throws as `scatter`, and unsupported for more
     /// than 64 batches unless `policy` is `last`.
-    void scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
-                             stream_view stream);
+    exchange_call scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
+                                      stream_view stream);
 
     /// Throws the errors of asynchronous calls that have finished: of the oldest call first, and once for
-    /// each call. Does not wait for other calls. Every gather and scatter does this first.
+    /// each call. Waits neither for calls nor for threads that enqueue some. Of more than 1024 errors that
+    /// nobody asks for, the oldest are left to the handles of their calls.
     /// @throws the error in the indices of such a call, or in reading its rows.
     /// @throws data_changed if the table's file has changed.
     void check();

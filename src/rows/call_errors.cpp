@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -27,64 +29,122 @@ std::string outside_sentence(const std::string& what, std::uint64_t outside_coun
         what, outside_count, count, outside_count == 1 ? "is" : "are", row_count, spelled(id), position);
 }
 
-call_errors::~call_errors() {
-    for (const std::shared_ptr<call>& each : expected_) {
-        try {
-            each->there_.synchronize();
-        } catch (const error&) {
-            return;  // a failed device runs nothing any more
-        }
-    }
-}
-
-void call_errors::call::add(std::exception_ptr failure) noexcept {
+void pending_call::add(std::exception_ptr failure) noexcept {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::move(failure);
 }
 
-std::shared_ptr<call_errors::call> call_errors::begin(std::uint64_t waiter) {
-    auto begun = std::make_shared<call>(memory_.take(sizeof(index_errors)), device_, waiter);
+std::exception_ptr pending_call::error_of_indices() const {
+    const index_errors wrong = *errors();
+    if (wrong.outside_count > 0) {
+        return std::make_exception_ptr(invalid_argument(outside_sentence(
+            what_, wrong.outside_count, count_, row_count_, wrong.outside_id, ~wrong.outside_complement)));
+    }
+    if (wrong.repeated_count > 0) {
+        return std::make_exception_ptr(invalid_argument(fmt::format(
+            "{}: {} of {} row numbers occurred before, which duplicate_policy::error refuses: the "
+            "first is {}, at position {}",
+            what_, wrong.repeated_count, count_, spelled(wrong.repeated_id), ~wrong.repeated_complement)));
+    }
+    return nullptr;
+}
+
+std::shared_ptr<pending_call> call_errors::begin() {
+    const std::lock_guard lock(mutex_);
+    forget_ended();
+    auto begun = std::make_shared<pending_call>(memory_.take(sizeof(index_errors)), device_);
     *begun->errors() = {};
     return begun;
 }
 
-void call_errors::expect(std::shared_ptr<call> begun, std::string what, std::uint64_t count,
-                         std::uint64_t row_count, stream_view stream) {
+void call_errors::expect(const std::shared_ptr<pending_call>& begun, std::string what, std::uint64_t count,
+                         std::uint64_t row_count, stream_view stream, bool is_listed) {
     begun->what_ = std::move(what);
     begun->count_ = count;
     begun->row_count_ = row_count;
-    begun->there_.record(stream);
-    expected_.push_back(std::move(begun));
+    begun->is_listed_ = is_listed;
+    begun->passed_.record(stream);  // without the lock: it waits if the stream's queue is full
+    const std::lock_guard lock(mutex_);
+    calls_.push_back(begun);
+    begun->state_ = pending_call::state::expected;
 }
 
-void call_errors::forget(const call& begun, stream_view stream) {
+void call_errors::forget(const pending_call& begun, stream_view stream) {
+    const std::lock_guard lock(mutex_);
     memory_.give_back(begun.memory_, stream);
 }
 
-void call_errors::check(std::uint64_t waiter) {
-    for (auto at = expected_.begin(); at != expected_.end();) {
-        if ((*at)->waiter_ != waiter || !(*at)->there_.done()) {
+/// Whether the streams have passed the call; ends it if so.
+bool call_errors::has_ended(pending_call& call) {
+    if (call.state_ == pending_call::state::expected && call.passed_.done()) end(call);
+    return call.state_ == pending_call::state::ended;
+}
+
+/// Keeps the error of a call that its streams have passed, and returns its memory.
+void call_errors::end(pending_call& call) noexcept {
+    try {
+        call.error_ = call.failure_ ? call.failure_ : call.error_of_indices();
+    } catch (...) {
+        call.error_ = std::current_exception();  // there is no memory for the message
+    }
+    pinned_scratch::give_back(call.memory_);
+    call.state_ = pending_call::state::ended;
+}
+
+void call_errors::forget_ended() {
+    std::size_t listed_count = 0;
+    for (auto at = calls_.begin(); at != calls_.end();) {
+        const bool is_over = has_ended(**at) && !((*at)->error_ && (*at)->is_listed_);
+        if (!is_over && (*at)->error_) ++listed_count;
+        at = is_over ? calls_.erase(at) : std::next(at);
+    }
+    for (auto at = calls_.begin(); listed_count > max_listed;) {
+        const bool is_oldest = (*at)->error_ != nullptr;
+        listed_count -= is_oldest ? 1 : 0;
+        at = is_oldest ? calls_.erase(at) : std::next(at);
+    }
+}
+
+void call_errors::check() {
+    const std::lock_guard lock(mutex_);
+    for (auto at = calls_.begin(); at != calls_.end();) {
+        const std::shared_ptr<pending_call> call = *at;
+        if (!call->is_listed_ || !has_ended(*call)) {
             ++at;
             continue;
         }
-        const std::shared_ptr<call> ended = *at;
-        at = expected_.erase(at);
-        const index_errors errors = *ended->errors();
-        pinned_scratch::give_back(ended->memory_);
-        if (ended->failure_) std::rethrow_exception(ended->failure_);
-        if (errors.outside_count > 0) {
-            throw invalid_argument(outside_sentence(ended->what_, errors.outside_count, ended->count_,
-                                                    ended->row_count_, errors.outside_id,
-                                                    ~errors.outside_complement));
+        at = calls_.erase(at);
+        if (const std::exception_ptr error = std::exchange(call->error_, nullptr))
+            std::rethrow_exception(error);
+    }
+}
+
+void call_errors::check(pending_call& call) {
+    const std::lock_guard lock(mutex_);
+    if (!has_ended(call)) return;
+    const std::exception_ptr error = std::exchange(call.error_, nullptr);
+    std::erase_if(calls_, [&](const std::shared_ptr<pending_call>& each) { return each.get() == &call; });
+    if (error) std::rethrow_exception(error);
+}
+
+void call_errors::close() noexcept {
+    while (true) {
+        std::shared_ptr<pending_call> next;
+        {
+            const std::lock_guard lock(mutex_);
+            const auto found = std::ranges::find_if(calls_, [](const std::shared_ptr<pending_call>& each) {
+                return each->state_ == pending_call::state::expected;
+            });
+            if (found == calls_.end()) return;
+            next = *found;
         }
-        if (errors.repeated_count > 0) {
-            throw invalid_argument(
-                fmt::format("{}: {} of {} row numbers occurred before, which duplicate_policy::error "
-                            "refuses: the first is {}, at "
-                            "position {}",
-                            ended->what_, errors.repeated_count, ended->count_, spelled(errors.repeated_id),
-                            ~errors.repeated_complement));
+        try {
+            next->passed_.synchronize();
+        } catch (const error&) {
+            return;  // a failed device runs nothing any more
         }
+        const std::lock_guard lock(mutex_);
+        if (next->state_ == pending_call::state::expected) end(*next);
     }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <list>
@@ -12,57 +13,77 @@
 
 namespace pinflow::detail {
 
-/// Keeps errors that are found after a call has returned, until `check`. For one thread at a time, except
-/// `call::add`.
-class call_errors {
+/// A call whose error may be found after it has returned.
+class pending_call {
  public:
-    call_errors(pinflow::device device, pinned_scratch& memory) : device_(device), memory_(memory) {}
-    call_errors(const call_errors&) = delete;
-    call_errors& operator=(const call_errors&) = delete;
-    /// Waits until the streams have completed the calls.
-    ~call_errors();
+    pending_call(pinned_scratch::block& memory, pinflow::device device) : memory_(memory), passed_(device) {}
 
-    /// One call that may go wrong.
-    class call {
-     public:
-        call(pinned_scratch::block& memory, pinflow::device device, std::uint64_t waiter)
-            : memory_(memory), there_(device), waiter_(waiter) {}
-
-        /// The errors of its indices, in page-locked memory; none at first.
-        index_errors* errors() const noexcept { return reinterpret_cast<index_errors*>(memory_.data()); }
-        /// Adds an exception from one of pinflow's threads. Only the first one is kept. Thread-safe.
-        void add(std::exception_ptr failure) noexcept;
-
-     private:
-        friend class call_errors;
-        pinned_scratch::block& memory_;
-        event there_;
-        std::uint64_t waiter_;
-        std::string what_;
-        std::uint64_t count_ = 0;
-        std::uint64_t row_count_ = 0;
-        std::mutex mutex_;
-        std::exception_ptr failure_;
-    };
-
-    /// Begins a call. `check(waiter)` with the same number throws its error; for 0, `check()` does.
-    std::shared_ptr<call> begin(std::uint64_t waiter = 0);
-    /// Makes `check` report the errors of the call once `stream` has completed the work enqueued so far. The
-    /// call had `count` indices. `what` begins the message.
-    void expect(std::shared_ptr<call> begun, std::string what, std::uint64_t count, std::uint64_t row_count,
-                stream_view stream);
-    /// Drops the call without reporting it. Its memory is in use until `stream` has completed the work
-    /// enqueued so far.
-    void forget(const call& begun, stream_view stream);
-
-    /// Throws the error of the waiter's oldest finished call that failed, and forgets that call. Does nothing
-    /// if none failed. @throws invalid_argument for wrong indices, or the exception given to `call::add`.
-    void check(std::uint64_t waiter = 0);
+    /// The errors of its indices, in page-locked memory; none at first.
+    index_errors* errors() const noexcept { return reinterpret_cast<index_errors*>(memory_.data()); }
+    /// Adds an exception from one of pinflow's threads. Only the first one is kept. Thread-safe.
+    void add(std::exception_ptr failure) noexcept;
 
  private:
+    friend class call_errors;
+    enum class state : std::uint8_t { begun, expected, ended };
+    /// Builds the exception of wrong indices; null if there are none.
+    std::exception_ptr error_of_indices() const;
+
+    pinned_scratch::block& memory_;
+    event passed_;
+    state state_ = state::begun;
+    bool is_listed_ = false;
+    std::string what_;
+    std::uint64_t count_ = 0;
+    std::uint64_t row_count_ = 0;
+    std::exception_ptr error_;  ///< of an ended call; null once it was thrown
+    std::mutex mutex_;          ///< for failure_
+    std::exception_ptr failure_;
+};
+
+/// Keeps errors that are found after a call has returned, until someone asks for them. The handles of calls
+/// share it, so that it may outlive the exchange. Thread-safe. Only `close` waits for streams.
+class call_errors {
+ public:
+    /// If more errors than this are not asked for, the oldest can only be had from their handles.
+    static constexpr std::size_t max_listed = 1024;
+
+    explicit call_errors(pinflow::device device) : device_(device), memory_(device) {}
+    call_errors(const call_errors&) = delete;
+    call_errors& operator=(const call_errors&) = delete;
+    ~call_errors() { close(); }
+
+    /// Begins a call. Forgets earlier calls that have ended without an error.
+    std::shared_ptr<pending_call> begin();
+    /// Makes the error of the call available once `stream` has completed the work enqueued so far: from
+    /// `check(call)` and, if `is_listed`, also from `check()`. The call had `count` indices. `what` begins
+    /// the message.
+    void expect(const std::shared_ptr<pending_call>& begun, std::string what, std::uint64_t count,
+                std::uint64_t row_count, stream_view stream, bool is_listed = true);
+    /// Drops the call without reporting it. Its memory is in use until `stream` has completed the work
+    /// enqueued so far.
+    void forget(const pending_call& begun, stream_view stream);
+
+    /// Throws the error of the oldest listed call that has ended with one. Throws each error once.
+    /// @throws invalid_argument for wrong indices, or the exception given to `pending_call::add`.
+    void check();
+    /// The same for one call.
+    void check(pending_call& call);
+
+    /// Waits until the streams have passed the calls, and keeps their errors for their handles.
+    void close() noexcept;
+
+ private:
+    // with the lock held
+    bool has_ended(pending_call& call);
+    void end(pending_call& call) noexcept;
+    void forget_ended();
+
     pinflow::device device_;
-    pinned_scratch& memory_;
-    std::list<std::shared_ptr<call>> expected_;
+    std::mutex mutex_;
+    pinned_scratch memory_;
+    std::list<std::shared_ptr<pending_call>>
+        calls_;  ///< in their order; without those whose error was thrown
 };
 
 /// "3 of 131072 row numbers are outside the table, which has 10 rows: the first is 12, at position 7".

@@ -56,7 +56,7 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       options_(options),
       staging_bytes_(within_memory(options.staging_bytes)),
       pinned_(device),
-      errors_(device, pinned_),
+      errors_(std::make_shared<call_errors>(device)),
       workers_(options.threads),
       arena_(static_cast<int>(workers_.count())),
       own_stream_(device),
@@ -138,55 +138,59 @@ void exchange_state::check_source() const {
 }
 
 void exchange_state::check() {
-    errors_.check();
+    errors_->check();
     check_source();
 }
 
 // ---- a call ----------------------------------------------------------------------------------------------
 
 void exchange_state::run(row_direction direction, const batch& only, duplicate_policy policy) {
-    std::uint64_t waiter = 0;
+    pending_calls calls;
     {
         const std::lock_guard lock(mutex);
-        waiter = ++last_waiter_;
-        enqueue(direction, {&only, 1}, policy, own_stream_, waiter);
+        calls = enqueue(direction, {&only, 1}, policy, own_stream_, false);
     }
     own_stream_.synchronize();
-    const std::lock_guard lock(mutex);
-    errors_.check(waiter);
+    for (const std::shared_ptr<pending_call>& call : calls)
+        errors_->check(*call);
     check_source();
 }
 
-void exchange_state::enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
-                             stream_view stream, std::uint64_t waiter) {
-    check();
+exchange_state::pending_calls exchange_state::enqueue(row_direction direction, std::span<const batch> batches,
+                                                      duplicate_policy policy, stream_view stream,
+                                                      bool is_listed) {
+    check_source();
     check_call(direction, batches, policy, stream);
     std::vector<row_call> calls;
     calls.reserve((batches.size() + row_parts::max - 1) / row_parts::max);
     while (!batches.empty()) {
         const auto together = batches.first(std::min<std::size_t>(batches.size(), row_parts::max));
         batches = batches.subspan(together.size());
-        calls.push_back(begin_call(direction, together, policy, stream, waiter));
+        calls.push_back(begin_call(direction, together, policy, stream, is_listed));
     }
+    pending_calls pending;
+    pending.reserve(calls.size());
     check_ids(calls);  // of all calls, before any row is touched
     for (row_call& call : calls) {
         if (call.count == 0) continue;
         call.plan = plan_rows(*this, {direction, call.count, !call.ids_on_device}).plan;
         enqueue_call(call);
+        if (call.errors) pending.push_back(call.errors);
     }
+    return pending;
 }
 
 void exchange_state::enqueue_as(const transfer_plan& plan, row_direction direction,
                                 std::span<const batch> batches, duplicate_policy policy, stream_view stream) {
-    row_call call = begin_call(direction, batches, policy, stream, 0);
+    row_call call = begin_call(direction, batches, policy, stream, false);
     call.plan = plan;
     enqueue_call(call);
 }
 
 exchange_state::row_call exchange_state::begin_call(row_direction direction, std::span<const batch> batches,
                                                     duplicate_policy policy, stream_view stream,
-                                                    std::uint64_t waiter) {
-    row_call call{direction, batches, policy, stream, waiter};
+                                                    bool is_listed) {
+    row_call call{direction, batches, policy, stream, is_listed};
     for (const batch& each : batches) {
         call.parts.rows[call.parts.count] = each.rows;
         call.parts.first[call.parts.count++] = call.count;
@@ -233,7 +237,7 @@ void exchange_state::take_ids(row_call& call) {
 }
 
 void exchange_state::begin_errors(row_call& call) {
-    if (!call.errors) call.errors = errors_.begin(call.waiter);
+    if (!call.errors) call.errors = errors_->begin();
 }
 
 /// Copies the indices to the device, checks those that were already there, and sorts them.
@@ -317,10 +321,10 @@ void exchange_state::give_back(row_call& call) {
 void exchange_state::finish(row_call& call) {
     give_back(call);
     if (!call.errors) return;
-    errors_.expect(call.errors,
-                   fmt::format("rows of {} were not {}", table_.description(),
-                               call.is_gather() ? "gathered" : "scattered"),
-                   call.count, table_.row_count(), call.stream);
+    errors_->expect(call.errors,
+                    fmt::format("rows of {} were not {}", table_.description(),
+                                call.is_gather() ? "gathered" : "scattered"),
+                    call.count, table_.row_count(), call.stream, call.is_listed);
 }
 
 /// Returns the memory of a call that failed while it was being enqueued: the enqueued part still uses it.
@@ -331,7 +335,7 @@ void exchange_state::abandon(row_call& call) noexcept {
         prepared.record(preparing_);
         call.stream.wait(prepared);
         give_back(call);
-        if (call.errors) errors_.forget(*call.errors, call.stream);
+        if (call.errors) errors_->forget(*call.errors, call.stream);
         // the caller of a synchronous call may free its memory when the call throws
         if (call.stream.native_handle() == own_stream_.view().native_handle()) own_stream_.synchronize();
     } catch (...) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "pinflow/pin.hpp"
 #include "pinflow/rows.hpp"
@@ -29,6 +30,10 @@ enum class row_direction : std::uint8_t { gather, scatter };
 class exchange_state {
  public:
     exchange_state(row_table table, pinflow::device device, const row_exchange_options& options);
+    exchange_state(const exchange_state&) = delete;
+    exchange_state& operator=(const exchange_state&) = delete;
+    /// Waits until the streams have passed all calls.
+    ~exchange_state() { errors_->close(); }
 
     /// The most rows of one call, in all batches that travel together.
     static constexpr std::uint64_t max_rows_of_call = std::numeric_limits<std::uint32_t>::max();
@@ -41,9 +46,11 @@ class exchange_state {
         row_ids ids;
         std::byte* rows;
     };
-    /// Enqueues batches. `waiter` is the number that reports their errors: see call_errors.
-    void enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
-                 stream_view stream, std::uint64_t waiter = 0);
+    /// Calls with errors that are found later; most have none.
+    using pending_calls = std::vector<std::shared_ptr<pending_call>>;
+    /// Enqueues batches. If `is_listed`, `check` throws their errors; a handle does anyway.
+    pending_calls enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
+                          stream_view stream, bool is_listed = true);
     /// Enqueues batches with this plan, whatever the options say, without checks. Takes up to row_parts::max
     /// batches.
     void enqueue_as(const transfer_plan& plan, row_direction direction, std::span<const batch> batches,
@@ -52,7 +59,10 @@ class exchange_state {
     void run(row_direction direction, const batch& only, duplicate_policy policy);
     /// The plan for `batches` batches of `batch_rows` rows, with the number of batches worth moving together.
     row_plan plan(row_direction direction, std::uint64_t batch_rows, unsigned batches);
+    /// Throws the errors of calls that have ended, and of the table's file. Needs no lock.
     void check();
+    /// What the handles of calls share with the exchange.
+    const std::shared_ptr<call_errors>& errors() const noexcept { return errors_; }
 
     const row_table& table() const noexcept { return table_; }
     const pinflow::device& device() const noexcept { return device_; }
@@ -77,7 +87,7 @@ class exchange_state {
         std::span<const batch> batches;
         duplicate_policy policy;
         stream_view stream;
-        std::uint64_t waiter;
+        bool is_listed;
         transfer_plan plan{};
 
         row_parts parts{};
@@ -88,8 +98,8 @@ class exchange_state {
         std::uint64_t outside_count = 0;  ///< of these indices, outside the table
         device_scratch scratch{};
         row_transfer transfer{};
-        std::shared_ptr<call_errors::call> errors = nullptr;  ///< null: no error is possible
-        staging_ring* ring = nullptr;                         ///< for the staged and hybrid routes
+        std::shared_ptr<pending_call> errors = nullptr;  ///< null: no error is possible
+        staging_ring* ring = nullptr;                    ///< for the staged and hybrid routes
         taken_block sorted_ids{};  ///< indices of the order, in host memory, for the CPU
 
         const std::uint64_t* ids_in_host_memory() const noexcept {
@@ -111,7 +121,7 @@ class exchange_state {
     void check_ids(std::span<const row_call> calls) const;
     void check_source() const;
     row_call begin_call(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
-                        stream_view stream, std::uint64_t waiter);
+                        stream_view stream, bool is_listed);
     void take_ids(row_call& call);
     void enqueue_call(row_call& call);
     void begin_errors(row_call& call);
@@ -138,9 +148,8 @@ class exchange_state {
     std::uint64_t staging_bytes_;  ///< as in the options, or less if memory is short
     std::optional<pinned_pages> pages_;
     std::string not_reached_reason_;
-    std::uint64_t last_waiter_ = 0;
     pinned_scratch pinned_;
-    call_errors errors_;
+    std::shared_ptr<call_errors> errors_;
     worker_threads workers_;
     tbb::task_arena arena_;
     stream own_stream_;

@@ -18,6 +18,15 @@ detail::exchange_state& used(const std::unique_ptr<detail::exchange_state>& stat
 
 }  // namespace
 
+exchange_call::exchange_call(std::shared_ptr<detail::call_errors> errors,
+                             std::vector<std::shared_ptr<detail::pending_call>> calls)
+    : errors_(std::move(errors)), calls_(std::move(calls)) {}
+
+void exchange_call::check() const {
+    for (const std::shared_ptr<detail::pending_call>& call : calls_)
+        errors_->check(*call);
+}
+
 row_exchange::row_exchange(row_table table, pinflow::device device, const row_exchange_options& options)
     : state_(std::make_unique<detail::exchange_state>(std::move(table), device, options)) {}
 
@@ -38,9 +47,7 @@ const device& row_exchange::device() const noexcept {
 }
 
 void row_exchange::check() {
-    detail::exchange_state& state = used(state_);
-    const std::lock_guard lock(state.mutex);
-    state.check();
+    used(state_).check();
 }
 
 // ---- gather ----------------------------------------------------------------------------------------------
@@ -49,19 +56,20 @@ void row_exchange::gather(row_ids ids, std::byte* destination) {
     used(state_).run(detail::row_direction::gather, {ids, destination}, duplicate_policy::last);
 }
 
-void row_exchange::gather_async(row_ids ids, std::byte* destination, stream_view stream) {
+exchange_call row_exchange::gather_async(row_ids ids, std::byte* destination, stream_view stream) {
     const row_gather batch{ids, destination};
-    gather_group_async({&batch, 1}, stream);
+    return gather_group_async({&batch, 1}, stream);
 }
 
-void row_exchange::gather_group_async(std::span<const row_gather> batches, stream_view stream) {
+exchange_call row_exchange::gather_group_async(std::span<const row_gather> batches, stream_view stream) {
     std::vector<detail::exchange_state::batch> all;
     all.reserve(batches.size());
     for (const row_gather& batch : batches)
         all.push_back({batch.ids, batch.destination});
     detail::exchange_state& state = used(state_);
     const std::lock_guard lock(state.mutex);
-    state.enqueue(detail::row_direction::gather, all, duplicate_policy::last, stream);
+    return {state.errors(),
+            state.enqueue(detail::row_direction::gather, all, duplicate_policy::last, stream)};
 }
 
 // ---- scatter ---------------------------------------------------------------------------------------------
@@ -70,21 +78,21 @@ void row_exchange::scatter(row_ids ids, const std::byte* source, duplicate_polic
     used(state_).run(detail::row_direction::scatter, {ids, const_cast<std::byte*>(source)}, policy);
 }
 
-void row_exchange::scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy,
-                                 stream_view stream) {
+exchange_call row_exchange::scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy,
+                                          stream_view stream) {
     const row_scatter batch{ids, source};
-    scatter_group_async({&batch, 1}, policy, stream);
+    return scatter_group_async({&batch, 1}, policy, stream);
 }
 
-void row_exchange::scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
-                                       stream_view stream) {
+exchange_call row_exchange::scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
+                                                stream_view stream) {
     std::vector<detail::exchange_state::batch> all;
     all.reserve(batches.size());
     for (const row_scatter& batch : batches)
         all.push_back({batch.ids, const_cast<std::byte*>(batch.source)});
     detail::exchange_state& state = used(state_);
     const std::lock_guard lock(state.mutex);
-    state.enqueue(detail::row_direction::scatter, all, policy, stream);
+    return {state.errors(), state.enqueue(detail::row_direction::scatter, all, policy, stream)};
 }
 
 // ---- plans -----------------------------------------------------------------------------------------------
