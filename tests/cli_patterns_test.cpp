@@ -196,6 +196,12 @@ TEST_CASE("cli patterns: a pattern that the shell has expanded is reported with 
     check_fails(2, {"convert", folder / "part-0.npy", folder / "part-1.npy", folder / "whole.npy"},
                 {"one file too many", "quote a pattern"});
     check_fails(2, {"inspect", folder / "part-0.npy", folder / "part-1.npy"}, {"quote a pattern"});
+    check_fails(2, {"verify", folder / "part-0.npy", folder / "part-1.npy"}, {"one file at a time"});
+    const arguments few{
+        "stream", "--device", "host", folder / "part-0.npy", folder / "part-1.npy", folder / "part-2.npy"};
+    check_fails(1, few, {"part-0.npy", "part-1.npy", "quote a pattern"});
+    CHECK(run_json({"stream", "--device", "host", folder / "part-3.npy", folder / "part-3.npy"})["notes"]
+              .empty());
     check_fails(2, {"inspect", folder / "part-0.npy", "--no-such-flag"}, {"--no-such-flag"});
     CHECK(run_json({"stream", "--device", "host", folder / "part-3.npy"})["notes"].empty());
 }

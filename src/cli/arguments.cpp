@@ -46,8 +46,10 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
         const auto is_flag = [](const std::string& extra) { return extra.starts_with('-'); };
         if (!takes_files || extras.empty() || std::ranges::any_of(extras, is_flag))
             throw usage_error(fmt::format("{} (see {} --help)", failure.what(), app.get_name()));
-        throw usage_error(fmt::format("'{}' is one file too many: {} (see {} --help)", extras.front(),
-                                      quote_pattern, app.get_name()));
+        const std::string_view hint =
+            app.get_name().ends_with("verify") ? "verify takes one file at a time" : quote_pattern;
+        throw usage_error(fmt::format("'{}' is one file too many: {} (see {} --help)", extras.front(), hint,
+                                      app.get_name()));
     } catch (const CLI::ParseError& failure) {
         throw usage_error(fmt::format("{} (see {} --help)", failure.what(), app.get_name()));
     }

@@ -38,8 +38,21 @@ double seconds_between(clock::time_point from, clock::time_point to) {
 
 // ---- opening ----------------------------------------------------------------------------------------------
 
-/// From this many arrays on, the files are probably a pattern that the shell has expanded.
-constexpr std::size_t many_arrays = 16;
+/// Whether the files are probably a pattern that the shell has expanded: many, or some whose names differ in
+/// numbers only.
+bool are_probably_parts(const std::vector<std::string>& files) {
+    constexpr std::size_t many = 16;
+    constexpr std::size_t some = 3;
+    const auto without_digits = [](std::string name) {
+        std::erase_if(name, [](char character) { return character >= '0' && character <= '9'; });
+        return name;
+    };
+    const std::string first = without_digits(files.front());
+    return files.size() >= many ||
+           (files.size() >= some && std::ranges::all_of(files, [&](const std::string& file) {
+                return without_digits(file) == first;
+            }));
+}
 
 void take_from_memory(const row_source& source, loader_options& options) {
     const std::uint64_t taken_bytes = source.memory_bytes();
@@ -66,7 +79,7 @@ std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::s
         sources.push_back(open_source_rows(file, opening));
         if (options.memory_bytes > 0) take_from_memory(*sources.back(), options);
         if (sources.back()->row_count() != sources.front()->row_count()) {
-            const std::string hint = files.size() < many_arrays ? "" : fmt::format("; {}", quote_pattern);
+            const std::string hint = are_probably_parts(files) ? fmt::format("; {}", quote_pattern) : "";
             throw invalid_argument(fmt::format(
                 "'{}' has {} rows and '{}' has {}: the arrays of a sample need equally many{}", files.front(),
                 sources.front()->row_count(), file, sources.back()->row_count(), hint));
@@ -226,7 +239,7 @@ nlohmann::ordered_json arrays_as_json(const loader_report& report) {
 /// Notes about likely mistakes of the user.
 std::vector<std::string> notes_on(const stream_result& result, const stream_arguments& arguments) {
     std::vector<std::string> notes;
-    if (arguments.files.size() >= many_arrays) {
+    if (are_probably_parts(arguments.files)) {
         notes.push_back(fmt::format("each of the {} files is an array of its own in every sample: {}",
                                     arguments.files.size(), quote_pattern));
     }

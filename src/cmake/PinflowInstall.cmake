@@ -67,3 +67,7 @@ install(FILES ${PROJECT_BINARY_DIR}/pinflow.pc DESTINATION ${pc_folder})
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+foreach(folder IN ITEMS include/pinflow formats loader src src/cli samples samples/bench)  # which README.md links to
+  file(GLOB pages ${PROJECT_SOURCE_DIR}/${folder}/*.md ${PROJECT_SOURCE_DIR}/${folder}/*.svg)
+  install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
+endforeach()
