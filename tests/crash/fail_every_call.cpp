@@ -35,15 +35,16 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
-/// fail_every_call [--device host|cuda:N] [--scenario TEXT] [--seconds N] [--seed N] [--jobs N] [--calls |
-/// --cuda-calls | --allocations]
+/// fail_every_call [--device host|cuda:N] [--scenario TEXT] [--seconds N] [--seed N] [--jobs N] [--part I/N]
+/// [--calls | --cuda-calls | --allocations]
 ///
 /// Runs each scenario in a child process and counts its calls and the call stacks of its allocations. Then it
 /// runs the scenario again with one of them failing: once, and from there on. Each run must end in time, by
 /// no signal, without a leak; it must succeed with the right result or throw one sentence and leave nothing
 /// half done; and the same scenario without faults must be right afterwards, in the same process. With
 /// --scenario, only that one, or those whose names contain the text. With --seconds, runs are drawn at random
-/// for that long. With --jobs, N processes share the runs.
+/// for that long. With --jobs, N processes share the runs. With --part, only every Nth run is made, from the
+/// Ith on, so that N calls make all of them.
 namespace {
 
 namespace fs = std::filesystem;
@@ -396,6 +397,8 @@ struct settings {
     unsigned seconds = 0;  ///< 0: all runs
     unsigned seed = 1;
     unsigned jobs = 1;
+    unsigned part = 1;
+    unsigned part_count = 1;
     bool calls = true;
     bool cuda_only = false;
     bool allocations = true;
@@ -419,6 +422,14 @@ settings parse(int count, char** arguments) {
             asked.seed = static_cast<unsigned>(std::stoul(value()));
         } else if (flag == "--jobs") {
             asked.jobs = std::max(1U, static_cast<unsigned>(std::stoul(value())));
+        } else if (flag == "--part") {
+            const std::string part = value();
+            const std::size_t slash = part.find('/');
+            if (slash == std::string::npos) throw std::invalid_argument("--part takes I/N");
+            asked.part = static_cast<unsigned>(std::stoul(part.substr(0, slash)));
+            asked.part_count = static_cast<unsigned>(std::stoul(part.substr(slash + 1)));
+            if (asked.part < 1 || asked.part > asked.part_count)
+                throw std::invalid_argument(fmt::format("there is no part {}", part));
         } else if (flag == "--calls") {
             asked.allocations = false;
         } else if (flag == "--cuda-calls") {
@@ -503,6 +514,12 @@ int run_campaign(const settings& asked, const fs::path& folder) {
         const campaign::baseline& right = baselines[&what] = all.measure(what, asked.cuda_only);
         const std::vector<planned_run> some = plan(what, right, asked, known_stacks);
         runs.insert(runs.end(), some.begin(), some.end());
+    }
+    if (asked.part_count > 1) {
+        std::vector<planned_run> part;
+        for (std::size_t i = asked.part - 1; i < runs.size(); i += asked.part_count)
+            part.push_back(runs[i]);
+        runs = std::move(part);
     }
     fmt::print("{} scenarios, {} runs\n", baselines.size(), runs.size());
     std::fflush(stdout);

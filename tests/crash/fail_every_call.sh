@@ -3,7 +3,7 @@
 #
 # Runs fail_every_call on every core: all runs, which takes about an hour under ASan on 2 cores, or runs drawn at random
 # for SECONDS. SEED, from the environment, repeats such a draw. Options are passed on: --scenario TEXT, --calls,
-# --allocations, --device cuda:0, --jobs N.
+# --allocations, --device cuda:0, --jobs N, --part I/N.
 set -euo pipefail
 
 program=$(realpath -- "${1:?usage: fail_every_call.sh FAIL_EVERY_CALL [SECONDS] [OPTION...]}")

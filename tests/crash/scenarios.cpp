@@ -175,6 +175,9 @@ std::vector<scenario> all(const std::string& device_name) {
     }
     found.push_back(
         tool("convert with a cast", cli::convert, {"IN/images.npy", "OUT/new.npy", "--dtype", "float32"}));
+    found.push_back(tool("inspect a pattern", cli::inspect, {"IN/part-*.npy", "--json"}));
+    found.back().prints_hidden_failures = true;
+    found.push_back(tool("convert a pattern", cli::convert, {"IN/part-*.npy", "OUT/new.npz"}));
     found.push_back(tool("verify --write", cli::verify, {"OUT/images.npy", "--write"}));
     found.back().prepare = copy_images;
     found.push_back(tool("verify", cli::verify, {"OUT/images.npy"}));
