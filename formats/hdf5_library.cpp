@@ -197,15 +197,6 @@ std::string normal_path(std::string_view path) {
 
 }  // namespace
 
-std::string hdf5_library_version() {
-    const hdf5::library_lock lock;
-    unsigned major = 0;
-    unsigned minor = 0;
-    unsigned release = 0;
-    ::H5get_libversion(&major, &minor, &release);
-    return fmt::format("{}.{}.{}", major, minor, release);
-}
-
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name) {
     return hdf5::naming(file, [&] {
         const hdf5::library_lock lock;

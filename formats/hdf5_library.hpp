@@ -21,9 +21,6 @@
 /// pinflow/formats/hdf5.hpp.
 namespace pinflow::detail {
 
-/// The version of the loaded library: "1.10.8".
-std::string hdf5_library_version();
-
 /// Lists the datasets of a file, in groups and subgroups, by their paths; each object once, under the first
 /// of its hard links. Objects of unsupported types, and links that lead to other files or nowhere, are listed
 /// with the reason.

@@ -13,7 +13,7 @@ void train_step(const std::uint8_t* images, const std::uint8_t* labels, std::uin
 }
 
 void train(const char* images_path, const char* labels_path) {
-    pinflow::install_fault_guard();  // a truncated file becomes an exception, not SIGBUS
+    pinflow::install_fault_guard();  // the CPU may copy rows from the mapping; otherwise it uses pread
     const pinflow::array images = pinflow::open_npy(images_path);  // reads the header, maps the rest
     const pinflow::array labels = pinflow::open_npy(labels_path);
     pinflow::loader loader({images, labels},

@@ -126,6 +126,14 @@ TEST_CASE("cli patterns: with --stack each file is a row of what convert writes 
     CHECK(run_json({"inspect", folder / "whole.npy"})["shape"] == json({3, 2, 3}));
     CHECK(payload_of(folder / "whole.npy", rows) == rows);
     CHECK(run_json({"inspect", folder / "row-*.npy", "--stack"})["shape"] == json({3, 2, 3}));
+    write_file(folder / "f0.npy", npy(">i2", "(2, 2)", std::string(8, 'x')));
+    write_file(folder / "f1.npy", npy("<i2", "(2, 2)", std::string(8, 'x'), "True"));
+    const json converted = run_json({"inspect", folder / "f?.npy", "--stack"});
+    CHECK(converted["dtype"] == "<i2");
+    CHECK(converted["fortran_order"] == false);
+    CHECK(converted["mappable"] == false);
+    CHECK(converted["reason"].get<std::string>().find("big-endian") != std::string::npos);
+    CHECK(run_json({"inspect", folder / "f?.npy"})["fortran_order"] == true);
     check_fails(2, {"inspect", folder / "whole.npy", "--stack"}, {"--stack needs a pattern"});
     check_fails(2, {"convert", folder / "whole.npy", folder / "b.npy", "--stack"},
                 {"--stack needs a pattern"});

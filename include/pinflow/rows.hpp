@@ -200,7 +200,8 @@ class exchange_call {
 ///
 /// Indices are checked before any row is touched. Indices in host memory are read and checked before the
 /// call returns. Indices in device memory are checked when the stream reaches the call: if any is out of
-/// range, the call copies nothing, and its handle or `check` throws. Other calls do not.
+/// range, the call copies nothing, and its handle or `check` throws. Other calls do not. For rows of 0 bytes,
+/// indices in device memory are not checked.
 ///
 /// Asynchronous calls only enqueue: on the given stream, and on streams of the exchange that are ordered with
 /// it in both directions. The table, destinations, sources and indices in device memory must stay valid until
@@ -273,8 +274,8 @@ class row_exchange {
                                       stream_view stream);
 
     /// Throws the errors of asynchronous calls that have finished: of the oldest call first, and once for
-    /// each call. Waits neither for calls nor for threads that enqueue some. Of more than 1024 errors that
-    /// nobody asks for, the oldest are left to the handles of their calls.
+    /// each call. Waits neither for calls nor for threads that enqueue some. If more than 1024 errors are not
+    /// asked for, the oldest are left to the handles of their calls.
     /// @throws the error in the indices of such a call, or in reading its rows.
     /// @throws data_changed if the table's file has changed.
     void check();

@@ -10,7 +10,7 @@ whose batches are read there by the digest; on the host for three, in turns with
 rows from np.load(mmap_mode="r"). The first epoch counts only in cells of that name, otherwise the median of the others.
 Contents are checked by the digest, which must be that of `pinflow stream --device host --route read`. LINK is a pinned
 copy of 256 MiB of the same run. `cells` lists the names. With --results the table between two marks in that file is
-replaced, unless something failed. baselines.py --only samples runs beside it, unless --skip-peers.
+replaced, unless something failed. After all cells, baselines.py --only samples runs if a GPU cell was selected, unless --skip-peers.
 """
 import argparse
 import atexit

@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "pinflow/error.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"

@@ -35,7 +35,10 @@ class joined_elements final : public element_stream {
 
     void read(std::span<std::byte> destination) override {
         while (!destination.empty()) {
-            if (left_bytes_ == 0) open_next(destination.size());
+            if (left_bytes_ == 0) {
+                open_next();
+                continue;
+            }
             const std::uint64_t part_bytes = std::min<std::uint64_t>(left_bytes_, destination.size());
             open_->read(destination.first(part_bytes));
             destination = destination.subspan(part_bytes);
@@ -44,24 +47,25 @@ class joined_elements final : public element_stream {
         }
     }
 
-    void finish() override {}  // `read` has finished each file
+    /// Looks at the files without elements behind the last element. `read` has finished the others.
+    void finish() override {
+        while (next_ < parts_.size())
+            open_next();
+    }
 
  private:
-    /// Opens the next file that has elements.
-    void open_next(std::uint64_t wanted_bytes) {
+    /// Opens the next file, and finishes it if it has no elements.
+    void open_next() {
         open_.reset();
-        while (next_ < parts_.size() && size_bytes_of(parts_[next_].listing) == 0)
-            ++next_;
-        if (next_ == parts_.size()) {
-            throw invalid_argument(
-                fmt::format("cannot read {} bytes past the last of {} files", wanted_bytes, parts_.size()));
-        }
+        if (next_ == parts_.size())
+            throw invalid_argument(fmt::format("cannot read past the last of {} files", parts_.size()));
         const pattern_array::part& part = parts_[next_++];
         open_ = pinflow::detail::open_elements(part.source.path)->stream(part.listing.name, memory_bytes_);
         if (open_->dtype() != dtype_ || open_->shape() != part.listing.shape) {
             throw data_changed(fmt::format("'{}' changed between two looks at it", part.source.path));
         }
         left_bytes_ = size_bytes_of(part.listing);
+        if (left_bytes_ == 0) open_->finish();
     }
 
     std::vector<pattern_array::part> parts_;
@@ -93,7 +97,7 @@ void check_alike(const pattern_array::part& first, const pattern_array::part& ot
 
 }  // namespace
 
-pattern_array::pattern_array(const std::string& text, bool stacked) {
+pattern_array::pattern_array(const std::string& text, bool stacked) : stacked_(stacked) {
     auto [paths, name] = pinflow::detail::files_of_pattern(text);
     if (paths.empty()) throw invalid_argument(fmt::format("cannot open '{}': no file matches it", text));
     std::uint64_t row_count = 0;
@@ -130,25 +134,29 @@ pattern_array::pattern_array(const std::string& text, bool stacked) {
 array_listing pattern_array::description() const {
     array_listing whole = parts_.front().listing;
     whole.name.clear();
+    whole.dtype = whole.dtype->little_endian();
     whole.shape = shape_;
+    whole.fortran_order = false;
     whole.offset_bytes.reset();
     whole.size_bytes = 0;
     std::uint64_t mappable = 0;
-    const part* read = nullptr;  // the first file that is not mapped
+    std::string reason;  // of the first file that is not mapped
     for (const part& each : parts_) {
-        whole.fortran_order = whole.fortran_order || each.listing.fortran_order;
-        whole.size_bytes += each.listing.size_bytes;
-        if (each.listing.mappable) {
-            ++mappable;
-        } else if (read == nullptr) {
-            read = &each;
-        }
+        const array_listing& listing = each.listing;
+        const bool has_order = listing.fortran_order && listing.shape.size() > 1;
+        whole.fortran_order = whole.fortran_order || (has_order && !stacked_);
+        whole.size_bytes += listing.size_bytes;
+        std::string own = !listing.mappable                    ? listing.reason
+                          : !listing.dtype->is_little_endian() ? "it is big-endian, so that it is converted"
+                          : has_order && stacked_ ? "it is in Fortran order, so that it is reordered"
+                                                  : "";
+        mappable += own.empty() ? 1U : 0U;
+        if (reason.empty() && !own.empty()) reason = fmt::format("of '{}', {}", each.source.path, own);
     }
-    whole.mappable = read == nullptr;
-    if (parts_.size() == 1) return whole;
-    whole.reason = whole.mappable ? "each file is mapped where it lies"
-                                  : fmt::format("{} of {} files are mapped; of '{}', {}", mappable,
-                                                parts_.size(), read->source.path, read->listing.reason);
+    whole.mappable = reason.empty();
+    whole.reason = whole.mappable
+                       ? "each file is mapped where it lies"
+                       : fmt::format("{} of {} files are mapped; {}", mappable, parts_.size(), reason);
     return whole;
 }
 

@@ -38,6 +38,7 @@ class pattern_array final : public pinflow::detail::element_file {
     };
 
  private:
+    bool stacked_;
     std::vector<part> parts_;
     shape_vector shape_;
 };

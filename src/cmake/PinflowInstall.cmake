@@ -71,3 +71,5 @@ foreach(folder IN ITEMS include/pinflow formats loader src src/cli samples sampl
   file(GLOB pages ${PROJECT_SOURCE_DIR}/${folder}/*.md ${PROJECT_SOURCE_DIR}/${folder}/*.svg)
   install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
 endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/samples/stream_to_device.cpp ${PROJECT_SOURCE_DIR}/samples/train_cuda.cu
+  DESTINATION ${CMAKE_INSTALL_DOCDIR}/samples)

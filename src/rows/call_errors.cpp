@@ -50,11 +50,26 @@ std::exception_ptr pending_call::error_of_indices() const {
 }
 
 std::shared_ptr<pending_call> call_errors::begin() {
-    const std::lock_guard lock(mutex_);
-    forget_ended();
-    auto begun = std::make_shared<pending_call>(memory_.take(sizeof(index_errors)), device_);
-    *begun->errors() = {};
-    return begun;
+    pinned_scratch::block* memory = nullptr;
+    {
+        const std::lock_guard lock(mutex_);
+        forget_ended();
+        memory = memory_->find(sizeof(index_errors));
+    }
+    if (memory == nullptr) {
+        std::list<pinned_scratch::block> allocated = memory_->allocate(sizeof(index_errors));
+        const std::lock_guard lock(mutex_);
+        memory = &memory_->add(std::move(allocated));
+    }
+    try {
+        auto begun = std::make_shared<pending_call>(*memory, device_);
+        *begun->errors() = {};
+        return begun;
+    } catch (...) {
+        const std::lock_guard lock(mutex_);
+        pinned_scratch::give_back(*memory);
+        throw;
+    }
 }
 
 void call_errors::expect(const std::shared_ptr<pending_call>& begun, std::string what, std::uint64_t count,
@@ -70,8 +85,13 @@ void call_errors::expect(const std::shared_ptr<pending_call>& begun, std::string
 }
 
 void call_errors::forget(const pending_call& begun, stream_view stream) {
+    pinned_scratch::mark(begun.memory_, stream);  // without the lock, as in expect
+    forget(begun);
+}
+
+void call_errors::forget(const pending_call& begun) noexcept {
     const std::lock_guard lock(mutex_);
-    memory_.give_back(begun.memory_, stream);
+    pinned_scratch::give_back(begun.memory_);
 }
 
 /// Whether the streams have passed the call; ends it if so.
@@ -92,6 +112,8 @@ void call_errors::end(pending_call& call) noexcept {
 }
 
 void call_errors::forget_ended() {
+    constexpr std::size_t scan_distance = 64;  // not at each call: asking for an event calls the driver
+    if (calls_.size() < next_scan_) return;
     std::size_t listed_count = 0;
     for (auto at = calls_.begin(); at != calls_.end();) {
         const bool is_over = has_ended(**at) && !((*at)->error_ && (*at)->is_listed_);
@@ -103,6 +125,7 @@ void call_errors::forget_ended() {
         listed_count -= is_oldest ? 1 : 0;
         at = is_oldest ? calls_.erase(at) : std::next(at);
     }
+    next_scan_ = calls_.size() + scan_distance;
 }
 
 void call_errors::check() {
@@ -135,17 +158,18 @@ void call_errors::close() noexcept {
             const auto found = std::ranges::find_if(calls_, [](const std::shared_ptr<pending_call>& each) {
                 return each->state_ == pending_call::state::expected;
             });
-            if (found == calls_.end()) return;
+            if (found == calls_.end()) break;
             next = *found;
         }
         try {
             next->passed_.synchronize();
-        } catch (const error&) {
+        } catch (...) {
             return;  // a failed device runs nothing any more
         }
         const std::lock_guard lock(mutex_);
         if (next->state_ == pending_call::state::expected) end(*next);
     }
+    memory_.reset();
 }
 
 }  // namespace pinflow::detail

@@ -6,7 +6,9 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "src/device/row_work.hpp"
 #include "src/rows/scratch.hpp"
@@ -45,15 +47,15 @@ class pending_call {
 /// share it, so that it may outlive the exchange. Thread-safe. Only `close` waits for streams.
 class call_errors {
  public:
-    /// If more errors than this are not asked for, the oldest can only be had from their handles.
+    /// If many more errors than this are not asked for, only their handles have the oldest.
     static constexpr std::size_t max_listed = 1024;
 
-    explicit call_errors(pinflow::device device) : device_(device), memory_(device) {}
+    explicit call_errors(pinflow::device device) : device_(device), memory_(std::in_place, device) {}
     call_errors(const call_errors&) = delete;
     call_errors& operator=(const call_errors&) = delete;
     ~call_errors() { close(); }
 
-    /// Begins a call. Forgets earlier calls that have ended without an error.
+    /// Begins a call. Forgets earlier calls that have ended without an error, from time to time.
     std::shared_ptr<pending_call> begin();
     /// Makes the error of the call available once `stream` has completed the work enqueued so far: from
     /// `check(call)` and, if `is_listed`, also from `check()`. The call had `count` indices. `what` begins
@@ -63,6 +65,8 @@ class call_errors {
     /// Drops the call without reporting it. Its memory is in use until `stream` has completed the work
     /// enqueued so far.
     void forget(const pending_call& begun, stream_view stream);
+    /// The same for a call whose memory no stream uses.
+    void forget(const pending_call& begun) noexcept;
 
     /// Throws the error of the oldest listed call that has ended with one. Throws each error once.
     /// @throws invalid_argument for wrong indices, or the exception given to `pending_call::add`.
@@ -70,7 +74,8 @@ class call_errors {
     /// The same for one call.
     void check(pending_call& call);
 
-    /// Waits until the streams have passed the calls, and keeps their errors for their handles.
+    /// Waits until the streams have passed the calls, keeps their errors for their handles, and frees the
+    /// memory. No call may begin afterwards.
     void close() noexcept;
 
  private:
@@ -81,7 +86,8 @@ class call_errors {
 
     pinflow::device device_;
     std::mutex mutex_;
-    pinned_scratch memory_;
+    std::optional<pinned_scratch> memory_;  ///< until `close`
+    std::size_t next_scan_ = 0;             ///< the number of calls from which on ended ones are forgotten
     std::list<std::shared_ptr<pending_call>>
         calls_;  ///< in their order; without those whose error was thrown
 };

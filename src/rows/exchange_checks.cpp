@@ -52,7 +52,7 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
                 count == 0 ? "" : fmt::format(" beside {} of other batches", count), max_rows_of_call));
         }
         count += added;
-        ids_on_device = ids_on_device || batches[i].ids.on_device();
+        ids_on_device = ids_on_device || (added > 0 && batches[i].ids.on_device());
         if (added > 0 && batches[i].ids.data() == nullptr) {
             throw invalid_argument(fmt::format("{} row numbers cannot lie at a null pointer", added));
         }

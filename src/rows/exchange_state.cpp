@@ -343,13 +343,14 @@ void exchange_state::abandon(row_call& call) noexcept {
         const auto wait_for = [](stream_view stream) {
             try {
                 stream.synchronize();
-            } catch (const error&) {
+            } catch (...) {
                 return;  // a failed device runs nothing any more
             }
         };
         wait_for(preparing_);
         if (call.ring != nullptr) std::ranges::for_each(call.ring->streams(), wait_for);
         wait_for(call.stream);
+        if (call.errors) errors_->forget(*call.errors);
     }
 }
 

@@ -3,38 +3,49 @@
 #include <algorithm>
 #include <bit>
 
-#include "pinflow/error.hpp"
-
 namespace pinflow::detail {
 
 pinned_scratch::~pinned_scratch() {
     for (const block& each : blocks_) {
         try {
             each.used_.synchronize();
-        } catch (const error&) {
+        } catch (...) {
             return;  // a failed device runs nothing any more
         }
     }
 }
 
-pinned_scratch::block& pinned_scratch::take(std::uint64_t size_bytes) {
-    constexpr std::uint64_t min_bytes = 4096;
+pinned_scratch::block* pinned_scratch::find(std::uint64_t size_bytes) {
     block* best = nullptr;  // the smallest that fits, to keep large blocks for later
     for (block& each : blocks_) {
         if (each.taken_ || each.memory_.size_bytes() < size_bytes) continue;
         if (best != nullptr && best->memory_.size_bytes() <= each.memory_.size_bytes()) continue;
         if (each.used_.done()) best = &each;
     }
-    if (best == nullptr) {
-        best = &blocks_.emplace_back(device_, std::bit_ceil(std::max(size_bytes, min_bytes)));
-    }
-    best->taken_ = true;
-    return *best;
+    if (best != nullptr) best->taken_ = true;
+    return best;
+}
+
+std::list<pinned_scratch::block> pinned_scratch::allocate(std::uint64_t size_bytes) const {
+    constexpr std::uint64_t min_bytes = 4096;
+    std::list<block> allocated;
+    allocated.emplace_back(device_, std::bit_ceil(std::max(size_bytes, min_bytes))).taken_ = true;
+    return allocated;
+}
+
+pinned_scratch::block& pinned_scratch::add(std::list<block> allocated) noexcept {
+    blocks_.splice(blocks_.end(), allocated);
+    return blocks_.back();
+}
+
+pinned_scratch::block& pinned_scratch::take(std::uint64_t size_bytes) {
+    if (block* const found = find(size_bytes)) return *found;
+    return add(allocate(size_bytes));
 }
 
 void pinned_scratch::give_back(block& used, stream_view stream) {
-    used.used_.record(stream);
-    used.taken_ = false;
+    mark(used, stream);
+    give_back(used);
 }
 
 std::size_t device_scratch::add(std::uint64_t size_bytes) {

@@ -39,9 +39,16 @@ class pinned_scratch {
     /// Takes a block of at least `size_bytes`. The caller owns it until `give_back`.
     /// @throws device_error.
     block& take(std::uint64_t size_bytes);
+    /// The two steps of `take`, for users that allocate without their lock. `find` returns null if no block
+    /// is free.
+    block* find(std::uint64_t size_bytes);
+    std::list<block> allocate(std::uint64_t size_bytes) const;
+    block& add(std::list<block> allocated) noexcept;
     /// Returns a block. It is reused once `stream` has completed the work enqueued so far.
     void give_back(block& used, stream_view stream);
-    /// Returns a block that no stream uses any more.
+    /// The first step of that: marks `stream`'s work so far as the last use.
+    static void mark(block& used, stream_view stream) { used.used_.record(stream); }
+    /// Returns a block that no stream uses any more, or that is marked.
     static void give_back(block& used) noexcept { used.taken_ = false; }
 
  private:

@@ -114,7 +114,7 @@ TEST_CASE("call handles: a group of more batches than one launch takes has one h
 TEST_CASE("call handles: errors that nobody asks for are bounded, the newest are kept") {
     on_each_device([](const device& device) {
         exchanged with(device);
-        constexpr int call_count = 1100;
+        constexpr int call_count = 1500;
         const id_list wrong(device, {7777}, id_place::device);
         std::optional<exchange_call> first;
         for (int i = 0; i < call_count; ++i) {
