@@ -81,6 +81,7 @@ class exchange_state {
     std::mutex mutex;
 
  private:
+    // NOLINTBEGIN(readability-redundant-member-init): g++ warns where an initialiser leaves out others
     /// One call while it is being enqueued. The destructor returns what no stream uses.
     struct row_call {
         row_direction direction;
@@ -109,6 +110,7 @@ class exchange_state {
         /// Whether the device or the CPU moves the rows in the order of their addresses.
         bool is_sorted() const noexcept { return plan.parts.front().sorted || !is_gather(); }
     };
+    // NOLINTEND(readability-redundant-member-init)
 
     /// @throws unsupported for elements that cannot be added up.
     static sum_type sum_type_of(const dtype& type);

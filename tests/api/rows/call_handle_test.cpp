@@ -49,7 +49,8 @@ TEST_CASE("call handles: an error belongs to its call, is thrown once, and refus
         with.stream.synchronize();
         with.exchange->gather(right.get(), with.rows.data());
         with.exchange->scatter(right.get(), with.rows.data());
-        const exchange_call copy = bad;
+        exchange_call copy;
+        copy = bad;
         good.check();
         CHECK(contains_all(error_of(copy), {"not gathered", "7777"}));
         CHECK(error_of(bad).empty());
