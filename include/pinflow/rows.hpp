@@ -242,7 +242,7 @@ class row_exchange {
     ~row_exchange();
 
     /// Copies row ids[i] of the table to row i of `destination`. Returns when the copy has finished.
-    /// @param destination device memory for ids.size() rows, with any alignment; it must not overlap the
+    /// `destination` is device memory for ids.size() rows, with any alignment; it must not overlap the
     /// indices.
     /// @throws invalid_argument for indices out of range (the message says how many, and names the first),
     /// and for a destination that overlaps the table.
