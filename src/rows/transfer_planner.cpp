@@ -31,8 +31,8 @@ std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_
     const auto size_of = [&](std::size_t i) { return saturated(arrays[i].row_bytes, arrays[i].row_count); };
     std::vector<std::size_t> by_size(arrays.size());
     std::iota(by_size.begin(), by_size.end(), std::size_t{0});
-    std::ranges::stable_sort(by_size, std::ranges::greater{}, size_of);
-    by_size.erase(by_size.begin());  // the largest array is streamed
+    std::ranges::sort(by_size, std::ranges::greater{}, [&](auto i) { return std::pair(size_of(i), ~i); });
+    by_size.erase(by_size.begin());  // the largest array (of equal ones the first) is streamed
     std::uint64_t left = profile.max_held_bytes;
     // with a memory limit, most of the memory is for slots
     if (sample.memory_bytes != 0) left = std::min(left, sample.memory_bytes / 4);

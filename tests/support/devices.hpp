@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -37,18 +38,20 @@ class gate {
 
     void open() {
         {
-            const std::lock_guard lock(mutex_);
+            const std::lock_guard lock(*mutex_);
             open_ = true;
         }
         opened_.notify_all();
     }
     void wait() {
-        std::unique_lock lock(mutex_);
+        std::unique_lock lock(*mutex_);
         opened_.wait(lock, [&] { return open_; });
     }
 
  private:
-    std::mutex mutex_;
+    /// On the heap: ThreadSanitizer is not told when a std::mutex ends, and takes a later one at the same
+    /// address of the stack for the same.
+    std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
     std::condition_variable opened_;
     bool open_ = false;
 };
