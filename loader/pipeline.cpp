@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "loader/pipeline_plan.hpp"
 #include "loader/ranges.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/system.hpp"
 #include "src/device/backend.hpp"
-#include "src/rows/transfer_planner.hpp"
 
 namespace pinflow {
 

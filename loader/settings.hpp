@@ -6,10 +6,10 @@
 #include <string_view>
 #include <vector>
 
+#include "loader/pipeline_plan.hpp"
 #include "loader/slots.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/row_source.hpp"
-#include "src/rows/transfer_planner.hpp"
 
 namespace pinflow::detail {
 

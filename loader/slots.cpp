@@ -7,8 +7,8 @@
 #include <iterator>
 #include <utility>
 
+#include "loader/pipeline_plan.hpp"
 #include "pinflow/error.hpp"
-#include "src/rows/transfer_planner.hpp"
 
 namespace pinflow::detail {
 

@@ -80,7 +80,6 @@ TEST_CASE("cuda rows: an exchange page-locks plain memory for as long as it live
          {row_route::automatic, row_route::direct, row_route::copy, row_route::hybrid}) {
         row_exchange exchange(plain.table(512), gpu, {.route = route});
         CHECK(registered());
-        if (sanitized && route == row_route::automatic) continue;  // measures first
         CHECK(rows_are_right(exchange, plain.content, id_place::host));
     }
     CHECK_FALSE(registered());
@@ -99,7 +98,6 @@ TEST_CASE("cuda rows: rows across the edges of registered pieces are moved whole
     pages.require();
     std::mt19937_64 random(61);
     for (const row_route route : every_route) {
-        if (sanitized && route == row_route::automatic) continue;  // measures first
         INFO("route " << to_string(route));
         row_exchange exchange(plain.table(row_bytes), gpu, {.route = route});
         id_vector ids(row_count);
@@ -153,7 +151,6 @@ TEST_CASE("cuda rows: a table that is larger than the pin budget is not page-loc
     CHECK(small.plan_gather(1000).route == row_route::staged);
     CHECK(contains(small.plan_gather(1000).reason, "the pin budget that was set"));
     CHECK(rows_are_right(small, plain.content, id_place::host));
-    if (sanitized) return;  // the planner measures
     row_exchange large(plain.table(64), gpu, {.pin_budget_bytes = generous_pin_budget});
     CHECK_FALSE(contains(large.plan_gather(1000).reason, "pin budget"));
 }
@@ -204,7 +201,6 @@ TEST_CASE("cuda rows: foreign streams carry rows, the default streams too") {
     const guarded_table table(gpu, content);
     const id_vector ids = make_ids(id_order::random, 700, 1000, random);
     for (const row_route route : every_route) {
-        if (sanitized && route == row_route::automatic) continue;  // measures first
         INFO("route " << to_string(route));
         row_exchange exchange(row_table(table.bytes(), 48), gpu, {.route = route});
         for (const cudaStream_t handle :
@@ -232,7 +228,6 @@ TEST_CASE("cuda rows: millions of rows are sorted, gathered, repeated and scatte
         const auto content = random_bytes(count * row_bytes, random);
         for (const row_route route :
              {row_route::automatic, row_route::direct, row_route::staged, row_route::hybrid}) {
-            if (sanitized && route == row_route::automatic) continue;  // measures first
             INFO("route " << to_string(route) << ", rows of " << row_bytes << " bytes");
             for (const id_place place : {id_place::host, id_place::device}) {
                 std::ranges::copy(before, table.bytes().begin());
@@ -332,8 +327,7 @@ TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the e
         exchange.check();
     };
     for (const row_route route : every_route) {
-        if (sanitized && route == row_route::automatic) continue;  // measures first
-        for (const std::uint64_t row_bytes : {40U, 48U}) {         // not aligned, and aligned
+        for (const std::uint64_t row_bytes : {40U, 48U}) {  // not aligned, and aligned
             INFO("route " << to_string(route) << ", rows of " << row_bytes << " bytes");
             refuse(route, row_bytes);
         }

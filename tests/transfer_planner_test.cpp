@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pinflow/error.hpp"
@@ -220,35 +221,48 @@ TEST_CASE("planner of samples: a requested route is taken even if another route 
     CHECK(transfer_of(requested(in_order(host), transfer::view), small) == transfer::view);
 }
 
-TEST_CASE("planner of samples: batches are filled in groups of some bytes, in a bounded number of slots") {
-    const auto groups = [](const sample_facts& sample, std::uint64_t batch_bytes) {
-        const std::vector<transfer_plan> plans{plan_of(sample, mapped(4 * kib, gib))};
-        const group_plan plan = plan_groups(sample, plans, batch_bytes);
-        CHECK(plan.max_slots == std::max(8U, 4 * plan.batches));
-        return plan.batches;
+TEST_CASE("planner of calls: without a measurement, the sizes decide") {
+    const call_facts usual{.count = 131072,
+                           .row_bytes = 512,
+                           .table_bytes = 5 * gib,
+                           .threads = 16,
+                           .staging_buffer_bytes = 8 * mib,
+                           .not_reached_reason = {}};
+    const auto planned = [&](auto change) {
+        call_facts call = usual;
+        change(call);
+        CHECK_FALSE(plan_call(call));
+        const transfer_plan plan = plan_by_sizes(call);
+        CHECK(plan.reason.starts_with("by the sizes: "));
+        return std::pair(route_of(plan), plan.parts.front().sorted);
     };
-    CHECK(groups(gpu, 16 * mib) == 1);
-    CHECK(groups(gpu, 100 * mib) == 1);
-    CHECK(groups(gpu, 2 * mib) == 8);
-    CHECK(groups(gpu, 256 * kib) == 64);
-    CHECK(groups(gpu, 0) == 64);
-    CHECK(groups(host, 2 * mib) == 2);
-    CHECK(groups(requested(gpu, transfer::read), 2 * mib) == 16);
-    sample_facts tiny = gpu;
-    tiny.epoch_batches = 20;
-    const std::vector<transfer_plan> plans{plan_of(gpu, mapped(4 * kib, gib))};
-    CHECK(plan_groups(tiny, plans, 4 * kib).max_slots == 20);
-}
-
-TEST_CASE("planner of samples: the number of threads follows the work") {
-    CHECK(count_threads({.copies = true}, 16) == 16);
-    CHECK(count_threads({.copies = true, .registers = true}, 16) == 8);
-    CHECK(count_threads({.copies = true, .registers = true}, 4) == 3);
-    CHECK(count_threads({.copies = true, .registers = true}, 2) == 1);
-    CHECK(count_threads({.copies = true, .registers = true}, 64) == 10);
-    CHECK(count_threads({.copies = true, .registers = true}, 1) == 1);
-    CHECK(count_threads({}, 16) == 4);
-    CHECK(count_threads({}, 2) == 2);
+    using row = std::pair<row_route, bool>;
+    CHECK(planned([](call_facts&) {}) == row(row_route::direct, true));
+    CHECK(planned([](call_facts& call) { call.has_host_ids = false; }) == row(row_route::direct, true));
+    // few rows, a small table, longer rows
+    CHECK(planned([](call_facts& call) { call.count = 64; }) == row(row_route::direct, false));
+    CHECK(planned([](call_facts& call) { call.table_bytes = gib; }) == row(row_route::direct, false));
+    CHECK(planned([](call_facts& call) { call.row_bytes = 2 * kib; }) == row(row_route::direct, false));
+    CHECK(planned([](call_facts& call) { call.row_bytes = 64 * kib; }) == row(row_route::copy, false));
+    CHECK(planned([](call_facts& call) {
+              call.row_bytes = 64 * kib;
+              call.has_host_ids = false;
+          }) == row(row_route::direct, false));
+    // a table that is too large for the kernels, with and without cores that help
+    CHECK(planned([](call_facts& call) { call.table_bytes = 48 * gib; }) == row(row_route::hybrid, true));
+    CHECK(planned([](call_facts& call) {
+              call.table_bytes = 48 * gib;
+              call.threads = 2;
+          }) == row(row_route::direct, true));
+    CHECK(planned([](call_facts& call) {
+              call.table_bytes = 48 * gib;
+              call.is_file_backed = true;
+          }) == row(row_route::direct, true));
+    CHECK(planned([](call_facts& call) { call.is_scatter = true; }) == row(row_route::direct, true));
+    CHECK(planned([](call_facts& call) {
+              call.is_scatter = true;
+              call.table_bytes = 48 * gib;
+          }) == row(row_route::staged, true));
 }
 
 TEST_CASE("planner of calls: rows of files are left to the device's kernels") {
@@ -267,4 +281,24 @@ TEST_CASE("planner of calls: rows of files are left to the device's kernels") {
     call.is_file_backed = true;
     CHECK(plan_call(call)->main() == transfer::kernel);
     CHECK(kernels());
+}
+
+TEST_CASE("planner of calls: scatters are staged if that is expected to be clearly faster") {
+    const auto is = [](double direct_gather, double staged_gather, double link, row_route route,
+                       double gbps) {
+        const rated_plan judged =
+            judge_scatter({.is_scatter = true, .not_reached_reason = {}}, direct_gather, staged_gather, link);
+        CAPTURE(direct_gather);
+        CAPTURE(staged_gather);
+        CHECK(route_of(judged.plan) == route);
+        CHECK(judged.gbps == doctest::Approx(gbps));
+    };
+    // as measured with rows of 512 bytes from 10 million, 16 GiB and 48 GiB
+    is(47.7, 27.5, 55.0, row_route::direct, 50.562);
+    is(42.4, 30.0, 55.0, row_route::direct, 44.944);
+    is(26.3, 30.1, 55.0, row_route::staged, 42.14);
+    // neither is faster than rows that lie in order
+    is(54.0, 60.0, 55.0, row_route::direct, 55.0);
+    is(20.0, 60.0, 55.0, row_route::staged, 55.0);
+    is(30.0, 0, 55.0, row_route::direct, 31.8);
 }

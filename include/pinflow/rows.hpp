@@ -147,7 +147,7 @@ struct row_exchange_options {
     /// An odd number is launched without clusters and does not wait for that.
     unsigned blocks = 0;
     /// The share of the rows, below 1, that the hybrid route copies by the staged route. 0 lets the planner
-    /// choose. If `route` is `hybrid`, nothing is measured and the planner chooses 0.4.
+    /// choose: 0.4, unless `tune` found a better one.
     double staged_share = 0;
 };
 
@@ -169,9 +169,11 @@ struct row_plan {
     /// and batches that are not aligned to 16 bytes use more.
     unsigned blocks = 0;
     double staged_share = 0;  ///< share of the rows that is staged, on the hybrid route
-    unsigned batches = 1;     ///< how many to group: the smallest number within 3 % of the best rate
-    /// GB/s (1e9 bytes). Measured for gathers; estimated from measured gathers for scatters. 0 if nothing was
-    /// measured.
+    /// How many batches to group: the smallest number within 3 % of the best rate that `tune` found; 1
+    /// without it.
+    unsigned batches = 1;
+    /// GB/s (1e9 bytes) that `tune` found: measured for gathers, estimated from gathers for scatters. 0
+    /// without it.
     double gbps = 0;
     std::string reason;  ///< one sentence; names the values that the options set
 };
@@ -218,8 +220,8 @@ class exchange_call {
 /// that pinflow has already registered for another object stay registered while the exchange exists. Memory
 /// that was page-locked otherwise (a pinned_buffer, cudaHostRegister) must also stay page-locked that long.
 ///
-/// The first call for a row size and count runs a measurement of some tenths of a second, once in a process.
-/// The measurement takes device memory for up to 512 MiB of rows.
+/// If the option `route` is `automatic`, the sizes of rows, table and call decide how rows travel. `tune`
+/// measures instead. No call measures by itself.
 ///
 /// Truncated files: if the routes direct, copy or hybrid are set on the host device, the CPU reads the mapped
 /// pages, and a truncated file raises SIGBUS. In all other cases the CPU copies rows of files under the fault
@@ -280,12 +282,21 @@ class row_exchange {
     /// @throws data_changed if the table's file has changed.
     void check();
 
+    /// Measures the routes for calls of `batch_rows` rows, and for groups of 2, 4, ... up to `batches` (at
+    /// most 64) such batches. From then on, the fastest is taken for such calls of all exchanges of this
+    /// process that agree in device, row size and options; row counts and table sizes count as equal within a
+    /// power of two. Does nothing for what was measured before, and if there is no choice: on the host
+    /// device, with a route set in the options, for a table that is not page-locked. Reads rows of the table,
+    /// and writes none: rates of scatters are estimated. Takes about a second for each size of a group, and
+    /// device memory for up to 512 MiB of rows. Other work on the device or the link makes the measurement
+    /// wrong.
+    /// @throws device_error if the device lacks the memory.
+    void tune(std::uint64_t batch_rows, unsigned batches = 1);
+
     /// The plan for `batches` batches of `batch_rows` rows copied as one group, with indices in host memory.
-    /// row_plan::batches says how many are worth grouping. Calls with indices in device memory are measured
-    /// separately and may get another plan.
-    /// If nothing is measured yet, this measures for about a second and reads rows of the table.
-    row_plan plan_gather(std::uint64_t batch_rows, unsigned batches = 1);
-    row_plan plan_scatter(std::uint64_t batch_rows, unsigned batches = 1);
+    /// Calls with indices in device memory may get another plan. Does not measure.
+    row_plan plan_gather(std::uint64_t batch_rows, unsigned batches = 1) const;
+    row_plan plan_scatter(std::uint64_t batch_rows, unsigned batches = 1) const;
 
     const row_table& table() const noexcept;
     const pinflow::device& device() const noexcept;

@@ -120,6 +120,9 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");
     add("--route", route, "auto|direct|copy|staged|hybrid",
         "gather, scatter, duplex, plan: how rows are moved");
+    app.add_flag("--tune", parsed.options.tunes,
+                 "gather, scatter, duplex: measure the routes first, and take the fastest (plan always does)")
+        ->disable_flag_override();
     add("--blocks", blocks, "N",
         "gather, scatter, duplex, plan: thread blocks on the routes direct and hybrid. Gather blocks have "
         "1024\n"

@@ -23,6 +23,7 @@ struct bench_options {
     std::uint64_t batches = 64;     ///< gather, scatter, duplex
     unsigned known = 8;             ///< batches that are known ahead, 2 at least
     row_route route = row_route::automatic;
+    bool tunes = false;       ///< measures the routes first
     unsigned blocks = 0;      ///< of the direct and the hybrid route; 0: the planner's
     double staged_share = 0;  ///< of the rows, on the hybrid route; 0: the planner's
     std::uint64_t epochs = 5;

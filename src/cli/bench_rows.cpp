@@ -140,6 +140,7 @@ class exchange_bench {
         if (of.ways.to_host) sources_ = device_batches();
         if (of.ways.to_host) written_.resize(of.row_count);
         stream_.synchronize();
+        if (options.tunes) exchange_.tune(of.batch_rows, of.together());
     }
 
     row_exchange& exchange() { return exchange_; }
@@ -383,8 +384,6 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
 void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report) {
     const sizes sizes(options, ways_of_duplex);
     exchange_bench bench(options, sizes);
-    static_cast<void>(bench.exchange().plan_gather(sizes.batch_rows, sizes.together()));
-    static_cast<void>(bench.exchange().plan_scatter(sizes.batch_rows, sizes.together()));
     std::vector<double> seconds;
     for (unsigned repetition = 0; repetition <= options.repetitions; ++repetition) {
         const std::vector<id_list> gathered = lists_apart(sizes, repetition, 0);
@@ -413,6 +412,8 @@ void bench_plan(const bench_options& options, const link_rates& link, const benc
     };
     std::vector<unsigned> groups{1};
     if (sizes.together() > 1) groups.push_back(sizes.together());
+    constexpr unsigned max_group = 64;
+    bench.exchange().tune(sizes.batch_rows, max_group);
     for (const unsigned batches : groups) {
         tell("gather", bench.exchange().plan_gather(sizes.batch_rows, batches), batches, link.to_device);
         tell("scatter", bench.exchange().plan_scatter(sizes.batch_rows, batches), batches, link.to_host);

@@ -13,7 +13,6 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/memory_limits.hpp"
-#include "src/rows/exchange_plan.hpp"
 
 namespace pinflow::detail {
 
@@ -124,15 +123,6 @@ std::uint64_t exchange_state::rows_of_piece(const staging_ring& ring) const {
     return ring.buffer_bytes() / table_.row_size_bytes();
 }
 
-row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) {
-    // larger counts are planned like the largest call
-    batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, max_rows_of_call);
-    const std::uint64_t count = std::min<std::uint64_t>(batch_rows * std::max(batches, 1U), max_rows_of_call);
-    row_plan chosen = to_row_plan(plan_rows(*this, {direction, count, true}));
-    chosen.batches = batches_worth_taking(*this, {direction, batch_rows, true});
-    return chosen;
-}
-
 void exchange_state::check_source() const {
     if (table_.source()) table_.source()->check_unchanged();
 }
@@ -173,13 +163,15 @@ exchange_state::pending_calls exchange_state::enqueue(row_direction direction, s
     check_ids(calls);  // of all calls, before any row is touched
     for (row_call& call : calls) {
         if (call.count == 0) continue;
-        call.plan = plan_rows(*this, {direction, call.count, !call.ids_on_device}).plan;
+        call.plan = plan_of(direction, call.count, !call.ids_on_device).plan;
         enqueue_call(call);
         if (call.errors) pending.push_back(call.errors);
     }
     return pending;
 }
 
+/// Enqueues batches with this plan, whatever the options say, without checks. Takes up to row_parts::max
+/// batches.
 void exchange_state::enqueue_as(const transfer_plan& plan, row_direction direction,
                                 std::span<const batch> batches, duplicate_policy policy, stream_view stream) {
     row_call call = begin_call(direction, batches, policy, stream, false);
@@ -382,7 +374,7 @@ void exchange_state::move_by_kernel(const row_call& call, row_transfer transfer,
     // the plan does not depend on the policy or the addresses of the batches, so correct it here
     const bool is_busy = sum || !is_aligned(transfer);
     if (is_busy && transfer.blocks != 0 && options_.blocks == 0)
-        transfer.blocks = std::max(transfer.blocks, busy_blocks(facts_of(*this, call.direction, true)));
+        transfer.blocks = std::max(transfer.blocks, busy_blocks(facts_of(call.direction, call.count, true)));
     if (call.is_gather()) return backend.gather_rows(transfer, stream.native_handle());
     backend.scatter_rows(transfer, sum ? repeated_rows::sum : repeated_rows::last,
                          sum ? sum_type_of(table_.element()) : sum_type::float32, stream.native_handle());

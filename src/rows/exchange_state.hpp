@@ -19,7 +19,7 @@
 #include "src/rows/cpu_rows.hpp"
 #include "src/rows/scratch.hpp"
 #include "src/rows/staging.hpp"
-#include "src/rows/transfer_plan.hpp"
+#include "src/rows/transfer_planner.hpp"
 
 namespace pinflow::detail {
 
@@ -51,14 +51,14 @@ class exchange_state {
     /// Enqueues batches. If `is_listed`, `check` throws their errors; a handle does anyway.
     pending_calls enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                           stream_view stream, bool is_listed = true);
-    /// Enqueues batches with this plan, whatever the options say, without checks. Takes up to row_parts::max
-    /// batches.
-    void enqueue_as(const transfer_plan& plan, row_direction direction, std::span<const batch> batches,
-                    duplicate_policy policy, stream_view stream);
     /// Enqueues one batch, waits for it, and throws its error. Takes the lock itself.
     void run(row_direction direction, const batch& only, duplicate_policy policy);
     /// The plan for `batches` batches of `batch_rows` rows, with the number of batches worth moving together.
-    row_plan plan(row_direction direction, std::uint64_t batch_rows, unsigned batches);
+    /// Needs no lock.
+    row_plan plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) const;
+    /// Measures plans for groups of 1, 2, 4, ... up to `batches` batches of `batch_rows` rows. Takes the lock
+    /// itself.
+    void tune(std::uint64_t batch_rows, unsigned batches);
     /// Throws the errors of calls that have ended, and of the table's file. Needs no lock.
     void check();
     /// What the handles of calls share with the exchange.
@@ -66,17 +66,7 @@ class exchange_state {
 
     const row_table& table() const noexcept { return table_; }
     const pinflow::device& device() const noexcept { return device_; }
-    const row_exchange_options& options() const noexcept { return options_; }
-    /// Whether the device reads the table in place. If not, `not_reached_reason` tells why.
-    bool reached() const noexcept { return not_reached_reason_.empty(); }
-    const std::string& not_reached_reason() const noexcept { return not_reached_reason_; }
-    /// Whether the table lies in a file. If the file is truncated, the CPU faults on the lost pages, even if
-    /// they are locked.
-    bool is_file_backed() const noexcept;
     std::uint64_t staging_buffer_bytes() const noexcept;
-    /// The stream of synchronous calls.
-    stream_view own_stream() const noexcept { return own_stream_; }
-    int thread_count() const { return arena_.max_concurrency(); }
 
     std::mutex mutex;
 
@@ -116,6 +106,14 @@ class exchange_state {
     static sum_type sum_type_of(const dtype& type);
 
     void page_lock();
+    /// Whether the device reads the table in place. If not, `not_reached_reason_` tells why.
+    bool reached() const noexcept { return not_reached_reason_.empty(); }
+    /// Whether the table lies in a file. If the file is truncated, the CPU faults on the lost pages, even if
+    /// they are locked.
+    bool is_file_backed() const noexcept;
+    int thread_count() const { return arena_.max_concurrency(); }
+    call_facts facts_of(row_direction direction, std::uint64_t count, bool host_ids) const;
+    rated_plan plan_of(row_direction direction, std::uint64_t count, bool host_ids) const;
     void check_call(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                     stream_view stream) const;
     void check_apart(row_direction direction, std::span<const batch> batches) const;
@@ -124,6 +122,8 @@ class exchange_state {
     void check_source() const;
     row_call begin_call(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                         stream_view stream, bool is_listed);
+    void enqueue_as(const transfer_plan& plan, row_direction direction, std::span<const batch> batches,
+                    duplicate_policy policy, stream_view stream);
     void take_ids(row_call& call);
     void enqueue_call(row_call& call);
     void begin_errors(row_call& call);
@@ -154,7 +154,7 @@ class exchange_state {
     std::shared_ptr<call_errors> errors_;
     worker_threads workers_;
     tbb::task_arena arena_;
-    stream own_stream_;
+    stream own_stream_;  ///< of synchronous calls and measurements
     stream preparing_;
     // last: its streams use the members above
     std::optional<staging_rings> rings_;

@@ -97,16 +97,16 @@ exchange_call row_exchange::scatter_group_async(std::span<const row_scatter> bat
 
 // ---- plans -----------------------------------------------------------------------------------------------
 
-row_plan row_exchange::plan_gather(std::uint64_t batch_rows, unsigned batches) {
-    detail::exchange_state& state = used(state_);
-    const std::lock_guard lock(state.mutex);
-    return state.plan(detail::row_direction::gather, batch_rows, batches);
+void row_exchange::tune(std::uint64_t batch_rows, unsigned batches) {
+    used(state_).tune(batch_rows, batches);
 }
 
-row_plan row_exchange::plan_scatter(std::uint64_t batch_rows, unsigned batches) {
-    detail::exchange_state& state = used(state_);
-    const std::lock_guard lock(state.mutex);
-    return state.plan(detail::row_direction::scatter, batch_rows, batches);
+row_plan row_exchange::plan_gather(std::uint64_t batch_rows, unsigned batches) const {
+    return used(state_).plan(detail::row_direction::gather, batch_rows, batches);
+}
+
+row_plan row_exchange::plan_scatter(std::uint64_t batch_rows, unsigned batches) const {
+    return used(state_).plan(detail::row_direction::scatter, batch_rows, batches);
 }
 
 }  // namespace pinflow

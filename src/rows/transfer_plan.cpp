@@ -24,4 +24,10 @@ std::string_view to_string(transfer transfer) noexcept {
     return "unknown";
 }
 
+row_route route_of(const transfer_plan& plan) {
+    const bool has_staged = plan.find(transfer::staged) != nullptr;
+    if (plan.find(transfer::kernel) != nullptr) return has_staged ? row_route::hybrid : row_route::direct;
+    return has_staged ? row_route::staged : row_route::copy;
+}
+
 }  // namespace pinflow::detail

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "pinflow/rows.hpp"
+
 namespace pinflow::detail {
 
 /// How rows travel between files or host memory and the batches.
@@ -59,5 +61,8 @@ struct transfer_plan {
         return found == parts.end() ? nullptr : &*found;
     }
 };
+
+/// The public name of how a call of a row exchange travels.
+row_route route_of(const transfer_plan& plan);
 
 }  // namespace pinflow::detail

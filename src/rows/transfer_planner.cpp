@@ -172,35 +172,6 @@ std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<con
     return plans;
 }
 
-group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
-                       std::uint64_t batch_bytes, const link_profile& profile) {
-    const auto has = [&](transfer how) {
-        return std::ranges::any_of(plans, [=](const auto& plan) { return plan.find(how) != nullptr; });
-    };
-    if (has(transfer::view)) return {1, profile.min_slots};
-    const std::uint64_t wanted_bytes = sample.on_host        ? profile.host_group_bytes
-                                       : has(transfer::read) ? profile.read_group_bytes
-                                                             : profile.group_bytes;
-    const std::uint64_t fitting = wanted_bytes / std::max<std::uint64_t>(batch_bytes, 1);
-    const auto batches =
-        static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, profile.max_group_batches));
-    const std::uint64_t groups = sample.on_host ? profile.host_groups_of_slots : profile.groups_of_slots;
-    // at most one epoch of slots: batches read further ahead would miss later changes to the files
-    const std::uint64_t slots = std::min<std::uint64_t>(batches * groups, sample.epoch_batches);
-    return {batches, static_cast<unsigned>(std::max<std::uint64_t>(slots, profile.min_slots))};
-}
-
-unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile) noexcept {
-    const unsigned beside =
-        std::clamp(cores / 2, profile.min_beside_registering, profile.max_beside_registering);
-    if (work.registers) return std::max(1U, std::min(cores - 1, beside));
-    return work.copies ? cores : std::min(cores, profile.listing_threads);
-}
-
-bool next_blocks(bool on_host, std::uint64_t group_bytes, const link_profile& profile) noexcept {
-    return !on_host && group_bytes >= profile.min_awaited_bytes;
-}
-
 // ---- calls of a row exchange -----------------------------------------------------------------------------
 
 namespace {
@@ -219,8 +190,8 @@ transfer_plan plan_of(row_route route, bool sorted, const call_facts& call, cons
     return plan;
 }
 
-/// Whether a route that was not measured sorts rows.
-bool sorts_unmeasured(row_route route, const call_facts& call, const link_profile& profile) {
+/// Whether rows of a route that was not measured are sorted.
+bool sorts(row_route route, const call_facts& call, const link_profile& profile) {
     if (call.is_scatter || route == row_route::hybrid) return true;
     return route == row_route::direct && call.row_bytes < profile.min_long_bytes;
 }
@@ -233,26 +204,40 @@ unsigned busy_blocks(const call_facts& call, const link_profile& profile) noexce
 }
 
 std::optional<transfer_plan> plan_call(const call_facts& call, const link_profile& profile) {
-    const auto plan = [&](row_route route, std::string reason) {
-        return plan_of(route, call.is_scatter, call, profile, std::move(reason));
+    const auto plan = [&](row_route route, std::string_view reason) {
+        return plan_of(route, sorts(route, call, profile), call, profile, std::string(reason));
     };
     if (call.requested == row_route::copy && call.is_file_backed && !call.on_host)
-        return plan_unmeasured(call, "a kernel gathers rows of files, which CUDA may copy by CPU", profile);
-    if (call.requested != row_route::automatic)
-        return plan_of(call.requested, sorts_unmeasured(call.requested, call, profile), call, profile,
-                       "set in the options");
+        return plan(row_route::direct, "a kernel gathers rows of files, which CUDA may copy by CPU");
+    if (call.requested != row_route::automatic) return plan(call.requested, "set in the options");
     if (!call.not_reached_reason.empty()) return plan(row_route::staged, call.not_reached_reason);
     if (call.on_host && call.is_file_backed)
         return plan(row_route::staged, "rows of a file are read, as it may be truncated at any time");
     if (call.on_host)
-        return plan(row_route::direct, "the host device copies rows from where they lie to where they go");
+        return plan_of(row_route::direct, call.is_scatter, call, profile,
+                       "the host device copies rows from where they lie to where they go");
     if (call.table_bytes == 0) return plan(row_route::direct, "the table has no bytes");
     return std::nullopt;
 }
 
-transfer_plan plan_unmeasured(const call_facts& call, std::string reason, const link_profile& profile) {
-    return plan_of(row_route::direct, sorts_unmeasured(row_route::direct, call, profile), call, profile,
-                   std::move(reason));
+transfer_plan plan_by_sizes(const call_facts& call, const link_profile& profile) {
+    const bool are_short = call.row_bytes < profile.min_unsorted_bytes;
+    const bool can_stage = !call.is_file_backed && tries_staging(call, profile);
+    if (are_short && can_stage && call.table_bytes > profile.huge_table_bytes &&
+        call.threads >= profile.min_staging_threads) {
+        return plan_of(call.is_scatter ? row_route::staged : row_route::hybrid, true, call, profile,
+                       "by the sizes: kernels are slow with short rows of a table this large");
+    }
+    if (call.is_scatter)
+        return plan_of(row_route::direct, true, call, profile, "by the sizes: kernels write to the table");
+    if (call.has_host_ids && !call.is_file_backed && call.row_bytes >= profile.min_engine_bytes)
+        return plan_of(row_route::copy, false, call, profile,
+                       "by the sizes: the copy engine copies long rows");
+    const bool sorts = are_short && call.table_bytes > profile.covered_bytes &&
+                       saturated(call.row_bytes, call.count) >= profile.min_sorted_bytes;
+    return plan_of(row_route::direct, sorts, call, profile,
+                   sorts ? "by the sizes: kernels read short rows in the order of their addresses"
+                         : "by the sizes: kernels read these rows as fast in any order");
 }
 
 bool tries_staging(const call_facts& call, const link_profile& profile) noexcept {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pinflow/rows.hpp"
@@ -50,49 +51,32 @@ struct sample_facts {
 std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<const array_facts> arrays,
                                        const link_profile& profile = {});
 
-/// The number of batches that are filled, copied and announced together, and the slots for them.
-struct group_plan {
-    unsigned batches = 1;    ///< the most batches of one group
-    unsigned max_slots = 0;  ///< unless the caller sets the number
-};
-group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
-                       std::uint64_t batch_bytes, const link_profile& profile = {});
-
-/// The current work of the CPU.
-struct work_facts {
-    bool copies = false;     ///< the CPU moves rows of some array
-    bool registers = false;  ///< pages are being registered at the same time
-};
-/// The number of threads that run the stages of a loader.
-unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile = {}) noexcept;
-
-/// Whether `next` blocks the calling thread for the data of groups of `group_bytes`, instead of only its
-/// stream.
-bool next_blocks(bool on_host, std::uint64_t group_bytes, const link_profile& profile = {}) noexcept;
-
 // ---- calls of a row exchange -----------------------------------------------------------------------------
 
-/// Facts about a call.
+/// Facts about a call. Borrows the strings.
 struct call_facts {
     bool is_scatter = false;
     bool on_host = false;
     bool has_host_ids = true;
     bool is_aligned = true;       ///< rows of the table can be moved 16 bytes at a time
     bool is_file_backed = false;  ///< the table lies in a file, which may be truncated at any time
+    std::uint64_t count = 0;      ///< rows, of all batches together
     std::uint64_t row_bytes = 0;
     std::uint64_t table_bytes = 0;
+    unsigned threads = 1;  ///< threads of the staged route
     std::uint64_t staging_buffer_bytes = 0;
-    std::string not_reached_reason;  ///< why the device cannot read the table in place; empty if it can
+    std::string_view not_reached_reason;  ///< why the device cannot read the table in place; empty if it can
     // from the options
     row_route requested = row_route::automatic;
+    std::uint64_t staging_bytes = 0;
     unsigned blocks = 0;
     double staged_share = 0;
 };
 
-/// The plan for a call; nothing if the plan needs a measurement.
+/// The plan for a call; nothing if a measurement, or else the sizes, decide.
 std::optional<transfer_plan> plan_call(const call_facts& call, const link_profile& profile = {});
-/// The plan for a call that could not be measured.
-transfer_plan plan_unmeasured(const call_facts& call, std::string reason, const link_profile& profile = {});
+/// The plan for a call that was not measured.
+transfer_plan plan_by_sizes(const call_facts& call, const link_profile& profile = {});
 
 /// A plan and its rate in GB/s (1 GB is 1e9 bytes).
 struct rated_plan {

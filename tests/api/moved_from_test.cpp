@@ -188,6 +188,7 @@ TEST_CASE("moved from: a row exchange refuses calls, and has an empty table") {
     CHECK_THROWS_AS(gone.check(), invalid_argument);
     CHECK_THROWS_AS(gone.plan_gather(1), invalid_argument);
     CHECK_THROWS_AS(gone.plan_scatter(1), invalid_argument);
+    CHECK_THROWS_AS(gone.tune(1), invalid_argument);
     now.gather(ids, row.data());
 }
 

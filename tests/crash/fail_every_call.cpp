@@ -104,7 +104,6 @@ constexpr std::array hidden_failures{
     hidden_failure{"cu", "slot_lease::~slot_lease", "it waits for the stream, which it cannot mark"},
     hidden_failure{"cu", "runs_in_pairs", "kernels run without clusters"},
     hidden_failure{"cu", "backend::reaches", "memory that the device may not read is staged"},
-    hidden_failure{"cu", "src/rows/exchange_plan.cpp", "a call that cannot be measured is planned without"},
     hidden_failure{"cu", "pinned_memory::allocate", "memory that cannot be registered is allocated by CUDA"},
 };
 

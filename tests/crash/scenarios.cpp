@@ -85,6 +85,7 @@ void exchange_rows(const device& on, const fs::path& inputs, pinflow::row_route 
     const pinflow::device_buffer images(2 * columns * 4, allocating);
     allocating.synchronize();
     const pinflow::stream stream(on);  // waits for its work before the memory goes
+    exchange.tune(ids.size());
     exchange.gather_async(ids, rows.data(), stream);
     stream.synchronize();
     const std::vector<std::uint64_t> targets{1, 2, 3, 4, 5};

@@ -290,6 +290,11 @@ TEST_CASE("rows: a plan says how rows would travel, and why") {
         }
         CHECK_FALSE(exchange.plan_scatter(32).reason.empty());
         CHECK(exchange.device() == device);
+        exchange.tune(32, 4);
+        const row_plan plan = exchange.plan_gather(32);
+        if (route != row_route::automatic) CHECK(plan.route == route);
+        // there is nothing to choose on the host
+        CHECK((plan.gbps > 0) == (route == row_route::automatic && device.kind() == device_kind::cuda));
     });
     CHECK(to_string(row_route::automatic) == "auto");
     CHECK(to_string(row_route::hybrid) == "hybrid");

@@ -1,0 +1,36 @@
+#include "loader/pipeline_plan.hpp"
+
+#include <algorithm>
+
+namespace pinflow::detail {
+
+group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
+                       std::uint64_t batch_bytes, const link_profile& profile) {
+    const auto has = [&](transfer how) {
+        return std::ranges::any_of(plans, [=](const auto& plan) { return plan.find(how) != nullptr; });
+    };
+    if (has(transfer::view)) return {1, profile.min_slots};
+    const std::uint64_t wanted_bytes = sample.on_host        ? profile.host_group_bytes
+                                       : has(transfer::read) ? profile.read_group_bytes
+                                                             : profile.group_bytes;
+    const std::uint64_t fitting = wanted_bytes / std::max<std::uint64_t>(batch_bytes, 1);
+    const auto batches =
+        static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, profile.max_group_batches));
+    const std::uint64_t groups = sample.on_host ? profile.host_groups_of_slots : profile.groups_of_slots;
+    // at most one epoch of slots: batches read further ahead would miss later changes to the files
+    const std::uint64_t slots = std::min<std::uint64_t>(batches * groups, sample.epoch_batches);
+    return {batches, static_cast<unsigned>(std::max<std::uint64_t>(slots, profile.min_slots))};
+}
+
+unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile) noexcept {
+    const unsigned beside =
+        std::clamp(cores / 2, profile.min_beside_registering, profile.max_beside_registering);
+    if (work.registers) return std::max(1U, std::min(cores - 1, beside));
+    return work.copies ? cores : std::min(cores, profile.listing_threads);
+}
+
+bool next_blocks(bool on_host, std::uint64_t group_bytes, const link_profile& profile) noexcept {
+    return !on_host && group_bytes >= profile.min_awaited_bytes;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "src/rows/link_profile.hpp"
+#include "src/rows/transfer_planner.hpp"
+
+/// Decides the sizes of the pipeline's parts, with pure functions of facts.
+namespace pinflow::detail {
+
+/// The number of batches that are filled, copied and announced together, and the slots for them.
+struct group_plan {
+    unsigned batches = 1;    ///< the most batches of one group
+    unsigned max_slots = 0;  ///< unless the caller sets the number
+};
+group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
+                       std::uint64_t batch_bytes, const link_profile& profile = {});
+
+/// The current work of the CPU.
+struct work_facts {
+    bool copies = false;     ///< the CPU moves rows of some array
+    bool registers = false;  ///< pages are being registered at the same time
+};
+/// The number of threads that run the stages of a loader.
+unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile = {}) noexcept;
+
+/// Whether `next` blocks the calling thread for the data of groups of `group_bytes`, instead of only its
+/// stream.
+bool next_blocks(bool on_host, std::uint64_t group_bytes, const link_profile& profile = {}) noexcept;
+
+}  // namespace pinflow::detail

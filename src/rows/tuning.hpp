@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+
+#include "pinflow/stream.hpp"
+#include "src/rows/transfer_planner.hpp"
+
+/// Measures which plan is fastest for the calls of a row exchange, and remembers it for the process. It does
+/// not know the exchange. Thread-safe.
+namespace pinflow::detail {
+
+/// Gathers that are measured: of random rows of one table.
+struct timed_gathers {
+    std::uint64_t row_count;
+    stream_view stream;
+    /// Enqueues a gather by a plan on `stream`, from the rows at `ids` to `rows` in device memory.
+    std::function<void(const transfer_plan& plan, std::span<const std::uint64_t> ids, std::byte* rows)>
+        gather_async;
+};
+
+/// The number of rows that calls of `count` rows are measured with; at least 1.
+std::uint64_t measured_rows(std::uint64_t row_bytes, std::uint64_t count) noexcept;
+
+/// Measures plans for calls like this one, unless that was done before in this process. Row counts and table
+/// sizes count as equal within a power of two. Only one thread measures at a time. Takes tenths of a second,
+/// and device memory for up to 512 MiB of rows.
+/// @throws device_error, or system_failure on the host device, if memory is short.
+void tune_call(const call_facts& call, const timed_gathers& gathers);
+
+/// The plan that was measured for calls like this one on `device`; nothing if none was. Does not wait for a
+/// measurement.
+std::optional<rated_plan> tuned_plan(const call_facts& call, const device& device);
+
+}  // namespace pinflow::detail

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <set>
+
+#include "pinflow/error.hpp"
+#include "tests/fake_cuda_backend.hpp"
+
+/// A device that the planner measures, because it is not the host. Counts what is requested of it, and has as
+/// much memory as a test allows.
+class measured_backend final : public fake_cuda_backend {
+ public:
+    /// The largest piece of device memory, and of page-locked memory.
+    std::uint64_t max_allocated_bytes = ~std::uint64_t{0};
+    std::uint64_t max_pinned_bytes = ~std::uint64_t{0};
+    bool broken = false;
+    /// Called before device memory is allocated, the first step of a measurement.
+    std::function<void()> before_allocating = [] {};
+    unsigned refused = 0;      ///< pieces
+    unsigned gathers = 0;      ///< from the table itself
+    unsigned rows_staged = 0;  ///< pieces that were gathered from staging buffers
+    std::uint64_t max_rows = 0;
+    std::set<unsigned> blocks;     ///< of the gathers from the table
+    std::set<std::uint64_t> ends;  ///< of the same
+    unsigned sorts = 0;
+    std::set<unsigned> scatter_blocks;
+    std::uint64_t rows_scattered_directly = 0;
+    std::uint64_t rows_scattered_to_staging = 0;
+
+    std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
+        before_allocating();
+        if (broken) throw pinflow::fatal_device_error("the device is broken");
+        if (size_bytes > max_allocated_bytes) {
+            ++refused;
+            throw pinflow::device_error("the device has no such memory");
+        }
+        return fake_cuda_backend::allocate(size_bytes, stream);
+    }
+    std::byte* allocate_pinned(std::uint64_t size_bytes) override {
+        if (size_bytes > max_pinned_bytes) {
+            ++refused;
+            throw pinflow::device_error("so much cannot be page-locked");
+        }
+        return fake_cuda_backend::allocate_pinned(size_bytes);
+    }
+    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
+        ++sorts;
+        fake_cuda_backend::sort_rows(ids, count, row_count, sorted_ids, positions, stream);
+    }
+    void gather_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
+        if (transfer.compact) {
+            ++rows_staged;
+        } else {
+            ++gathers;
+            max_rows = std::max(max_rows, transfer.end);
+            blocks.insert(transfer.blocks);
+            ends.insert(transfer.end);
+        }
+        fake_cuda_backend::gather_rows(transfer, stream);
+    }
+    void scatter_rows(const pinflow::detail::row_transfer& transfer, pinflow::detail::repeated_rows repeated,
+                      pinflow::detail::sum_type type, void* stream) override {
+        scatter_blocks.insert(transfer.blocks);
+        (transfer.compact ? rows_scattered_to_staging : rows_scattered_directly) +=
+            transfer.end - transfer.begin;
+        fake_cuda_backend::scatter_rows(transfer, repeated, type, stream);
+    }
+};

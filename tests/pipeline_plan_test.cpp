@@ -1,0 +1,55 @@
+#include "loader/pipeline_plan.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+// The sizes of a loader's groups and the number of its slots and threads.
+
+using namespace pinflow::detail;
+
+namespace {
+
+constexpr std::uint64_t kib = 1024, mib = 1024 * kib;
+
+constexpr sample_facts gpu{.batch_rows = 64, .epoch_batches = 1000, .cores = 16, .is_guarded = true};
+constexpr sample_facts host{.on_host = true, .batch_rows = 64, .epoch_batches = 1000, .cores = 2};
+
+group_plan planned(const sample_facts& sample, transfer how, std::uint64_t batch_bytes) {
+    const std::vector<transfer_plan> plans{{{{how}}, std::nullopt, std::nullopt, {}}};
+    return plan_groups(sample, plans, batch_bytes);
+}
+
+}  // namespace
+
+TEST_CASE("pipeline plan: batches are filled in groups of some bytes, in a bounded number of slots") {
+    const auto groups = [](const sample_facts& sample, transfer how, std::uint64_t batch_bytes) {
+        const group_plan plan = planned(sample, how, batch_bytes);
+        CHECK(plan.max_slots == std::max(8U, 4 * plan.batches));
+        return plan.batches;
+    };
+    CHECK(groups(gpu, transfer::kernel, 16 * mib) == 1);
+    CHECK(groups(gpu, transfer::kernel, 100 * mib) == 1);
+    CHECK(groups(gpu, transfer::kernel, 2 * mib) == 8);
+    CHECK(groups(gpu, transfer::kernel, 256 * kib) == 64);
+    CHECK(groups(gpu, transfer::kernel, 0) == 64);
+    CHECK(groups(host, transfer::slot_copy, 2 * mib) == 2);
+    CHECK(groups(gpu, transfer::read, 2 * mib) == 16);
+    sample_facts tiny = gpu;
+    tiny.epoch_batches = 20;
+    CHECK(planned(tiny, transfer::kernel, 4 * kib).max_slots == 20);
+    CHECK(planned(host, transfer::view, 4 * kib).batches == 1);
+}
+
+TEST_CASE("pipeline plan: the number of threads follows the work") {
+    CHECK(count_threads({.copies = true}, 16) == 16);
+    CHECK(count_threads({.copies = true, .registers = true}, 16) == 8);
+    CHECK(count_threads({.copies = true, .registers = true}, 4) == 3);
+    CHECK(count_threads({.copies = true, .registers = true}, 2) == 1);
+    CHECK(count_threads({.copies = true, .registers = true}, 64) == 10);
+    CHECK(count_threads({.copies = true, .registers = true}, 1) == 1);
+    CHECK(count_threads({}, 16) == 4);
+    CHECK(count_threads({}, 2) == 2);
+}
