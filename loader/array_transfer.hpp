@@ -30,6 +30,8 @@ struct sample_array {
 /// The settings that all arrays of a loader share.
 struct loader_setup {
     pinflow::device device;
+    /// For device memory that transfers allocate when they are made. Synchronised afterwards, then gone.
+    stream_view allocation_stream;
     std::size_t slot_count = 2;
     std::uint64_t rows_of_slot = 0;
     bool is_in_order = false;     ///< the rows of a batch are consecutive

@@ -14,8 +14,11 @@ namespace pinflow::detail {
 /// The arrays that a loader holds in device memory. One kernel gathers their rows for all slots of a group.
 class device_held {
  public:
-    device_held(const pinflow::device& device, std::size_t slot_count, std::uint64_t rows_of_slot)
-        : device_(device), rows_of_slot_(rows_of_slot), ids_(device, slot_count, rows_of_slot) {}
+    /// As row_list.
+    device_held(std::size_t slot_count, std::uint64_t rows_of_slot, stream_view allocation_stream)
+        : device_(allocation_stream.device()),
+          rows_of_slot_(rows_of_slot),
+          ids_(slot_count, rows_of_slot, allocation_stream) {}
 
     /// Adds an array, which must stay in device memory as long as this object is used.
     void add(const held_table& table) { tables_.push_back(table); }

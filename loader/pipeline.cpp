@@ -95,10 +95,12 @@ void loader::pipeline::plan() {
     // with few slots a group has a quarter of them, so that one group is filled while another is consumed
     group_size_ = std::clamp<std::size_t>(sizes.count / 4, 1, groups.batches);
     sizes.max_group_slots = static_cast<unsigned>(group_size_);
-    pool_ = std::make_shared<detail::slot_pool>(options_.device, sizes, sources_);
+    const stream allocation_stream(options_.device);
+    pool_ = std::make_shared<detail::slot_pool>(sizes, sources_, allocation_stream);
 
     detail::loader_setup setup{
         .device = options_.device,
+        .allocation_stream = allocation_stream,
         .slot_count = sizes.count,
         .rows_of_slot = layout_.row_count,
         .is_in_order = sample.is_in_order,
@@ -114,11 +116,12 @@ void loader::pipeline::plan() {
     const auto is_held = [](const detail::transfer_plan& plan) { return plan.main() == transfer::held; };
     if (!sample.on_host && std::ranges::any_of(plans, is_held))
         setup.held =
-            std::make_shared<detail::device_held>(setup.device, setup.slot_count, setup.rows_of_slot);
+            std::make_shared<detail::device_held>(setup.slot_count, setup.rows_of_slot, allocation_stream);
     for (std::size_t i = 0; i < plans.size(); ++i) {
         arrays_.push_back({sources_[i], std::move(plans[i]), layout_.array_offsets[i], facts[i].is_aligned});
         transfers_.push_back(detail::make_transfer(arrays_.back(), setup));
     }
+    allocation_stream.synchronize();  // from here on, any stream may use the memory
     // the most groups that can be in flight
     const std::size_t max_groups = std::max<std::size_t>(2, sizes.count / group_size_);
     stages_.emplace(

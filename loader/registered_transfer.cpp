@@ -243,15 +243,13 @@ class kernel_transfer final : public registered_transfer {
     kernel_transfer(const sample_array& array, const loader_setup& setup)
         : registered_transfer(array, setup),
           part_(array.plan.parts.front()),
-          addresses_(setup.device, setup.slot_count, setup.rows_of_slot),
+          addresses_(setup.slot_count, setup.rows_of_slot, setup.allocation_stream),
           missing_ids_(setup.slot_count),
           is_copied_(setup.slot_count) {
         if (!part_.sorted) return;
         const std::uint64_t row_count = setup.slot_count * setup.rows_of_slot;
-        const stream allocation_stream(setup.device);
-        sorted_ = device_buffer(row_count * sizeof(std::uint64_t), allocation_stream);
-        positions_ = device_buffer(row_count * sizeof(std::uint32_t), allocation_stream);
-        allocation_stream.synchronize();
+        sorted_ = device_buffer(row_count * sizeof(std::uint64_t), setup.allocation_stream);
+        positions_ = device_buffer(row_count * sizeof(std::uint32_t), setup.allocation_stream);
         const auto extents = array.source->extents();
         const auto [low, high] = std::ranges::minmax_element(extents, {}, &row_extent::data);
         const auto last_rows_bytes = high->row_count * array.row_bytes();

@@ -15,12 +15,11 @@ namespace pinflow::detail {
 /// numbers of consecutive slots are contiguous.
 class row_list {
  public:
-    row_list(const pinflow::device& device, std::size_t slot_count, std::uint64_t rows_of_slot)
-        : rows_of_slot_(rows_of_slot), host_(slot_count * rows_of_slot * sizeof(std::uint64_t), device) {
-        const stream allocation_stream(device);
-        device_ = device_buffer(host_.size_bytes(), allocation_stream);
-        allocation_stream.synchronize();
-    }
+    /// Device memory is allocated in the order of `allocation_stream`.
+    row_list(std::size_t slot_count, std::uint64_t rows_of_slot, stream_view allocation_stream)
+        : rows_of_slot_(rows_of_slot),
+          host_(slot_count * rows_of_slot * sizeof(std::uint64_t), allocation_stream.device()),
+          device_(host_.size_bytes(), allocation_stream) {}
 
     std::span<std::uint64_t> of(const slot& slot) const {
         return {reinterpret_cast<std::uint64_t*>(host_.data()) + slot.index * rows_of_slot_, rows_of_slot_};

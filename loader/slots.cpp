@@ -64,19 +64,18 @@ void wait_for_marks(const slot& slot) {
 
 }  // namespace
 
-slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
-                     std::vector<std::shared_ptr<const row_source>> keep_alive)
-    : device_(device),
+slot_pool::slot_pool(const slot_sizes& sizes, std::vector<std::shared_ptr<const row_source>> keep_alive,
+                     stream_view allocation_stream)
+    : device_(allocation_stream.device()),
       owner_(::getpid()),
       keep_alive_(std::move(keep_alive)),
       views_sources_(sizes.device_side_bytes == 0),
       awaits_data_(
-          next_blocks(device.kind() == device_kind::host, sizes.max_group_slots * sizes.device_side_bytes)),
+          next_blocks(device_.kind() == device_kind::host, sizes.max_group_slots * sizes.device_side_bytes)),
       // on the host, its memory is still in the CPU's cache; on a GPU, it has only just been read
-      takes_last_(device.kind() == device_kind::host),
-      host_sides_(sizes.count * sizes.host_side_bytes, device) {
-    const stream allocation_stream(device_);
-    device_sides_ = device_buffer(sizes.count * sizes.device_side_bytes, allocation_stream);
+      takes_last_(device_.kind() == device_kind::host),
+      host_sides_(sizes.count * sizes.host_side_bytes, device_),
+      device_sides_(sizes.count * sizes.device_side_bytes, allocation_stream) {
     const auto side_of = [](std::byte* sides, std::uint64_t size_bytes, unsigned index) {
         return size_bytes == 0 ? nullptr : sides + index * size_bytes;
     };
@@ -88,7 +87,6 @@ slot_pool::slot_pool(const pinflow::device& device, const slot_sizes& sizes,
         free_.push_back(made.get());
         slots_.push_back(std::move(made));
     }
-    allocation_stream.synchronize();  // from here on, any stream may use the memory
 }
 
 slot_pool::~slot_pool() {

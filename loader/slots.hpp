@@ -71,8 +71,9 @@ struct slot_sizes {
 class slot_pool {
  public:
     /// `keep_alive` lives as long as the slots. Batches without their own memory point into it.
-    slot_pool(const pinflow::device& device, const slot_sizes& sizes,
-              std::vector<std::shared_ptr<const row_source>> keep_alive);
+    /// The device sides can be used once `allocation_stream` has been synchronised.
+    slot_pool(const slot_sizes& sizes, std::vector<std::shared_ptr<const row_source>> keep_alive,
+              stream_view allocation_stream);
     slot_pool(const slot_pool&) = delete;
     slot_pool& operator=(const slot_pool&) = delete;
     /// Never waits for the consumer's streams.

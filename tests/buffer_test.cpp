@@ -3,8 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -115,6 +118,129 @@ TEST_CASE("buffer: memory given back after an event stays until the event has pa
         gate.open();
         stream.synchronize();
         CHECK(std::memcmp(back.data(), source.data(), 1 << 20) == 0);
+    });
+}
+
+TEST_CASE("buffer: memory is released in the order of its stream, which work enqueued before may use" *
+          blocks_copies) {
+    on_each_device([](const device& device) {
+        const pinned_buffer source(1 << 20, device);
+        count_up(source.bytes(), 1);
+        const pinned_buffer back(1 << 20, device);
+        const pinned_buffer zeros(1 << 20, device);
+        const pinflow::stream other(device);
+        const auto overwrite_free_memory = [&] {
+            const device_buffer next(1 << 20, other);
+            copy_to_device_async(next.data(), zeros.bytes(), other);
+            other.synchronize();
+        };
+        gate first;
+        const stream user(device);
+        {
+            const device_buffer there(1 << 20, user);
+            copy_to_device_async(there.data(), source.bytes(), user);
+            hold(user, first);
+            copy_to_host_async(back.bytes(), there.data(), user);
+        }
+        overwrite_free_memory();  // neither waits for `user` nor gets its memory
+        first.open();
+        user.synchronize();
+        CHECK(std::memcmp(back.data(), source.data(), 1 << 20) == 0);
+
+        gate second;
+        {
+            device_buffer there(1 << 20, other);
+            copy_to_device_async(there.data(), source.bytes(), other);
+            other.synchronize();
+            hold(user, second);
+            copy_to_host_async(back.bytes(), there.data(), user);
+            there.set_stream(user);
+        }
+        std::memset(back.data(), 0, 1 << 20);
+        overwrite_free_memory();
+        second.open();
+        user.synchronize();
+        CHECK(std::memcmp(back.data(), source.data(), 1 << 20) == 0);
+    });
+}
+
+TEST_CASE("buffer: a buffer may outlive its stream") {
+    on_each_device([](const device& device) {
+        const pinned_buffer source(4096, device);
+        const pinned_buffer back(4096, device);
+        count_up(source.bytes(), 1);
+        device_buffer there;
+        device_buffer unused;
+        {
+            const stream brief(device);
+            there = device_buffer(4096, brief);
+            unused = device_buffer(4096, brief);
+            copy_to_device_async(there.data(), source.bytes(), brief);
+        }
+        const stream later(device);
+        copy_to_host_async(back.bytes(), there.data(), later);
+        event copied(device);
+        copied.record(later);
+        there.release_after({&copied, 1});
+        later.synchronize();
+        CHECK(std::memcmp(back.data(), source.data(), 4096) == 0);
+    });
+}
+
+namespace {
+
+/// Hands out memory of pinflow's, and notes the handles of the streams.
+class noting_resource final : public memory_resource {
+ public:
+    std::byte* allocate(std::uint64_t size_bytes, stream_view stream) override {
+        allocated_on = stream.native_handle();
+        if (size_bytes > 4096) throw device_error("the resource is exhausted");
+        memory.emplace(size_bytes, stream);
+        return memory->data();
+    }
+    void deallocate(std::byte* data, std::uint64_t size_bytes, stream_view stream) noexcept override {
+        CHECK(data == memory->data());
+        CHECK(size_bytes == memory->size_bytes());
+        deallocated_on = stream.native_handle();
+        memory->set_stream(stream);
+        memory.reset();
+    }
+
+    std::optional<device_buffer> memory;
+    void* allocated_on = nullptr;
+    void* deallocated_on = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("buffer: a caller's memory resource allocates and releases, in the order of the buffer's stream") {
+    on_each_device([](const device& device) {
+        const auto resource = std::make_shared<noting_resource>();
+        const stream first(device);
+        const stream second(device);
+        const stream busy(device);
+        gate gate;
+        std::atomic<bool> has_passed = false;
+        {
+            device_buffer buffer(4096, first, resource);
+            CHECK(resource->allocated_on == first.view().native_handle());
+            hold(busy, gate);
+            busy.host_function_async([&] { has_passed = true; });
+            event used(device);
+            used.record(busy);
+            buffer.set_stream(second);
+            CHECK(resource->deallocated_on == nullptr);
+            buffer.release_after({&used, 1});
+        }
+        CHECK(resource->deallocated_on == second.view().native_handle());
+        CHECK_FALSE(resource->memory);
+        CHECK_FALSE(second.done());  // joined to `busy`, whose work used the memory
+        gate.open();
+        second.synchronize();
+        CHECK(has_passed);
+        CHECK_THROWS_AS(device_buffer(8192, first, resource), device_error);
+        const device_buffer empty(0, first, resource);
+        CHECK(empty.data() == nullptr);
     });
 }
 

@@ -25,6 +25,7 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
     pinflow::device::memory_sizes memory() const override { return host_.memory(); }
 
     void* create_stream() override { return host_.create_stream(); }
+    void finish_stream(void* stream) noexcept override { host_.finish_stream(stream); }
     void destroy_stream(void* stream) noexcept override { host_.destroy_stream(stream); }
     void synchronize_stream(void* stream) override { host_.synchronize_stream(stream); }
     bool stream_done(void* stream) override { return host_.stream_done(stream); }
@@ -44,12 +45,9 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
         return host_.allocate(size_bytes, stream);
     }
-    void release(std::byte* data, std::uint64_t size_bytes) noexcept override {
-        host_.release(data, size_bytes);
-    }
-    void release_after(std::byte* data, std::uint64_t size_bytes,
-                       std::span<void* const> events) noexcept override {
-        host_.release_after(data, size_bytes, events);
+    void release(std::byte* data, std::uint64_t size_bytes, void* stream,
+                 std::span<const pinflow::event> events) noexcept override {
+        host_.release(data, size_bytes, stream, events);
     }
     std::byte* allocate_pinned(std::uint64_t size_bytes) override {
         return host_.allocate_pinned(size_bytes);

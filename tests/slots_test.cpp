@@ -30,7 +30,11 @@ using detail::slot_pool;
 namespace {
 
 std::shared_ptr<slot_pool> make_pool(const device& device, const detail::slot_sizes& sizes) {
-    return std::make_shared<slot_pool>(device, sizes, std::vector<std::shared_ptr<const row_source>>());
+    const stream allocation_stream(device);
+    auto pool = std::make_shared<slot_pool>(sizes, std::vector<std::shared_ptr<const row_source>>(),
+                                            allocation_stream);
+    allocation_stream.synchronize();
+    return pool;
 }
 
 /// One slot that can be filled at once; null if there is none.

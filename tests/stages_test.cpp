@@ -39,8 +39,10 @@ struct fixture {
         const detail::slot_sizes sizes{.count = slot_count,
                                        .host_side_bytes = layout.side_bytes,
                                        .device_side_bytes = layout.side_bytes};
-        pool = std::make_shared<detail::slot_pool>(options.device, sizes, sources);
+        const stream allocation_stream(options.device);
+        pool = std::make_shared<detail::slot_pool>(sizes, sources, allocation_stream);
         const detail::loader_setup setup{.device = options.device,
+                                         .allocation_stream = allocation_stream,
                                          .slot_count = sizes.count,
                                          .rows_of_slot = layout.row_count,
                                          .is_in_order = options.order == order::sequential,
@@ -50,6 +52,7 @@ struct fixture {
             arrays.push_back({sources[i], plans[i], layout.array_offsets[i], false});
             transfers.push_back(detail::make_transfer(arrays.back(), setup));
         }
+        allocation_stream.synchronize();
         work.emplace(
             detail::stages::parts{*pool, order, *options.sampler, arrays, transfers, checks, nullptr},
             max_groups);

@@ -2,40 +2,70 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 
 #include "pinflow/device.hpp"
+#include "pinflow/empty_on_move.hpp"
 #include "pinflow/stream.hpp"
 
 namespace pinflow {
 
-/// Memory on a device, from the device's stream-ordered pool. Move-only. On CUDA the host must not touch it.
+/// Where the memory of device buffers comes from, if not from pinflow: the caching allocator of a framework,
+/// say. Both members are called from any thread.
+class memory_resource {
+ public:
+    virtual ~memory_resource() = default;
+
+    /// @return device memory that can be used in `stream`'s order, aligned to 256 bytes. Must not wait.
+    /// `size_bytes` is at least 1.
+    virtual std::byte* allocate(std::uint64_t size_bytes, stream_view stream) = 0;
+    /// Releases memory of `allocate` in `stream`'s order, which is that of all its users by then.
+    virtual void deallocate(std::byte* data, std::uint64_t size_bytes, stream_view stream) noexcept = 0;
+};
+
+/// Memory on a device, which is allocated and released in the order of a stream: work that is enqueued on
+/// that stream may still use it when the buffer is destroyed. Move-only. On CUDA the host must not touch it.
+///
+/// The stream need not outlive the buffer, unless it is foreign (a stream_view of a native handle).
 class device_buffer {
  public:
     device_buffer() noexcept = default;
     /// Allocates uninitialised memory, aligned to 256 bytes. It can be used in `stream`'s order at once, and
-    /// on other streams once `stream` has reached this point. Does not wait. The stream need not outlive the
-    /// buffer.
-    /// @throws device_error if a GPU is out of memory; system_failure if the host device is.
-    device_buffer(std::uint64_t size_bytes, stream_view stream);
-    device_buffer(device_buffer&& other) noexcept;
+    /// on other streams once `stream` has reached this point. Does not wait. The memory comes from
+    /// `resource`, or, if that is null, from the device's stream-ordered pool.
+    /// @throws device_error if a GPU is out of memory; system_failure if the host device is; what `resource`
+    /// throws.
+    device_buffer(std::uint64_t size_bytes, stream_view stream,
+                  std::shared_ptr<memory_resource> resource = nullptr);
+    device_buffer(device_buffer&& other) noexcept = default;
     device_buffer& operator=(device_buffer&& other) noexcept;
     device_buffer(const device_buffer&) = delete;
     device_buffer& operator=(const device_buffer&) = delete;
-    /// Releases the memory at once: all work on it must have finished.
+    /// Releases the memory once the buffer's stream has completed the work enqueued so far. Does not wait.
+    /// Work on other streams must have finished, or the buffer's stream must wait for it.
     ~device_buffer();
 
     std::byte* data() const noexcept { return data_; }
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
 
-    /// Releases the memory once `events` have passed. Never waits, unless host memory is exhausted. The
-    /// events may be destroyed afterwards.
+    /// Makes `stream` the stream in whose order the memory is released. Work on the stream before must have
+    /// finished, or `stream` must wait for it.
+    void set_stream(stream_view stream) noexcept;
+    /// Releases the memory once `events` have passed, too. The buffer's stream waits for them. The events may
+    /// be destroyed afterwards. Does not wait.
     void release_after(std::span<const event> events) noexcept;
 
  private:
-    detail::device_backend* backend_ = nullptr;
-    std::byte* data_ = nullptr;
-    std::uint64_t size_bytes_ = 0;
+    detail::empty_on_move<std::byte*> data_ = nullptr;
+    detail::empty_on_move<std::uint64_t> size_bytes_ = 0;
+    std::optional<stream_view> stream_;
+    /// The stream, unless it is foreign. On the host only watched: nothing is ordered once it has ended, and
+    /// a kept stream would keep its thread.
+    std::shared_ptr<detail::shared_stream> kept_;
+    std::weak_ptr<detail::shared_stream> watched_;
+    std::shared_ptr<memory_resource> resource_;
 };
 
 /// Page-locked host memory that `device` copies from and to at the full rate of the link. On the host device

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "pinflow/device.hpp"
@@ -9,6 +10,27 @@
 namespace pinflow {
 
 class event;
+
+namespace detail {
+
+/// The stream of a pinflow::stream. Device buffers share it, because their memory is released in its order.
+class shared_stream : public std::enable_shared_from_this<shared_stream> {
+ public:
+    explicit shared_stream(pinflow::device device);
+    shared_stream(const shared_stream&) = delete;
+    shared_stream& operator=(const shared_stream&) = delete;
+    /// Does not wait for work on a GPU.
+    ~shared_stream();
+
+    const pinflow::device& device() const noexcept { return device_; }
+    void* native_handle() const noexcept { return native_handle_; }
+
+ private:
+    pinflow::device device_;
+    void* native_handle_;
+};
+
+}  // namespace detail
 
 /// A borrowed stream: an ordered queue of work on one device. Copyable and small; the stream must outlive it.
 /// Work may be enqueued from several threads.
@@ -37,8 +59,14 @@ class stream_view {
     void host_function_async(std::function<void()> work) const;
 
  private:
+    friend class stream;
+    friend class device_buffer;
+    explicit stream_view(detail::shared_stream& owned) noexcept
+        : device_(owned.device()), native_handle_(owned.native_handle()), owned_(&owned) {}
+
     pinflow::device device_;
     void* native_handle_;
+    detail::shared_stream* owned_ = nullptr;  ///< null for a foreign stream
 };
 
 /// Owns a stream, which does not synchronise with CUDA's legacy default stream. Move-only; the destructor
@@ -46,7 +74,7 @@ class stream_view {
 class stream {
  public:
     explicit stream(pinflow::device device);
-    stream(stream&& other) noexcept;
+    stream(stream&& other) noexcept = default;
     stream& operator=(stream&& other) noexcept;
     stream(const stream&) = delete;
     stream& operator=(const stream&) = delete;
@@ -55,9 +83,9 @@ class stream {
     operator stream_view() const { return view(); }
     stream_view view() const {
         if (!owned_) refuse_moved_from();
-        return view_;
+        return stream_view(*owned_);
     }
-    const pinflow::device& device() const noexcept { return view_.device(); }
+    const pinflow::device& device() const noexcept { return device_; }
     /// The members below are as in stream_view.
     void wait(const event& event) const { view().wait(event); }
     void synchronize() const { view().synchronize(); }
@@ -69,8 +97,8 @@ class stream {
  private:
     [[noreturn]] static void refuse_moved_from();
 
-    stream_view view_;
-    bool owned_ = true;
+    pinflow::device device_;
+    std::shared_ptr<detail::shared_stream> owned_;
 };
 
 /// A mark in a stream that host threads and other streams can wait for. Move-only. One thread at a time may

@@ -36,7 +36,9 @@ class device_backend {
     virtual device::memory_sizes memory() const = 0;
 
     virtual void* create_stream() = 0;
-    /// Waits for the enqueued work, then destroys the stream.
+    /// Waits for the enqueued work. In a forked process, which lacks the stream's work, does nothing.
+    virtual void finish_stream(void* stream) noexcept = 0;
+    /// Destroys the stream. On the host, waits for the enqueued work; on a GPU, that work goes on.
     virtual void destroy_stream(void* stream) noexcept = 0;
     virtual void synchronize_stream(void* stream) = 0;
     virtual bool stream_done(void* stream) = 0;
@@ -53,9 +55,10 @@ class device_backend {
     virtual bool event_done(void* event) = 0;
 
     virtual std::byte* allocate(std::uint64_t size_bytes, void* stream) = 0;
-    virtual void release(std::byte* data, std::uint64_t size_bytes) noexcept = 0;
-    virtual void release_after(std::byte* data, std::uint64_t size_bytes,
-                               std::span<void* const> events) noexcept = 0;
+    /// Releases memory once `stream` has completed the work enqueued so far and `events` have passed. On the
+    /// host, a null handle is a stream that has ended. Does not wait. Moved-from events count as passed.
+    virtual void release(std::byte* data, std::uint64_t size_bytes, void* stream,
+                         std::span<const event> events) noexcept = 0;
     virtual std::byte* allocate_pinned(std::uint64_t size_bytes) = 0;
     virtual void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept = 0;
 

@@ -1,65 +1,67 @@
 #include "pinflow/buffer.hpp"
 
-#include <new>
 #include <utility>
-#include <vector>
 
 #include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
 
 namespace pinflow {
 
-device_buffer::device_buffer(std::uint64_t size_bytes, stream_view stream)
-    : backend_(&stream.device().backend()),
-      data_(size_bytes == 0 ? nullptr : backend_->allocate(size_bytes, stream.native_handle())),
-      size_bytes_(size_bytes) {}
-
-device_buffer::device_buffer(device_buffer&& other) noexcept
-    : backend_(other.backend_),
-      data_(std::exchange(other.data_, nullptr)),
-      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+device_buffer::device_buffer(std::uint64_t size_bytes, stream_view stream,
+                             std::shared_ptr<memory_resource> resource)
+    : size_bytes_(size_bytes), resource_(std::move(resource)) {
+    set_stream(stream);
+    if (size_bytes == 0) return;
+    data_ = resource_ ? resource_->allocate(size_bytes, stream)
+                      : stream.device().backend().allocate(size_bytes, stream.native_handle());
+}
 
 device_buffer& device_buffer::operator=(device_buffer&& other) noexcept {
     if (this != &other) {
-        const device_buffer old = std::move(*this);
-        backend_ = other.backend_;
-        data_ = std::exchange(other.data_, nullptr);
-        size_bytes_ = std::exchange(other.size_bytes_, 0);
+        release_after({});
+        data_ = std::move(other.data_);
+        size_bytes_ = std::move(other.size_bytes_);
+        stream_ = other.stream_;
+        kept_ = std::move(other.kept_);
+        watched_ = std::move(other.watched_);
+        resource_ = std::move(other.resource_);
     }
     return *this;
 }
 
 device_buffer::~device_buffer() {
-    if (data_ != nullptr) backend_->release(data_, size_bytes_);
+    release_after({});
 }
 
-namespace {
-
-/// Waits on the calling thread, because enqueuing a release needs memory and none is left.
-void wait_for(std::span<const event> events) noexcept {
-    try {
-        for (const event& event : events) {
-            if (event.native_handle() != nullptr) event.synchronize();
-        }
-    } catch (const device_error&) {
-        return;  // a failed device no longer reads memory
-    }
+void device_buffer::set_stream(stream_view stream) noexcept {
+    std::shared_ptr<detail::shared_stream> owned;
+    if (stream.owned_ != nullptr) owned = stream.owned_->shared_from_this();
+    const bool is_kept = resource_ || stream.device().kind() != device_kind::host;
+    stream_ = stream;
+    watched_ = owned;
+    kept_ = is_kept ? std::move(owned) : nullptr;
 }
-
-}  // namespace
 
 void device_buffer::release_after(std::span<const event> events) noexcept {
     if (data_ == nullptr) return;
-    std::vector<void*> handles;
-    try {
-        handles.reserve(events.size());
-        for (const event& event : events) {
-            if (event.native_handle() != nullptr) handles.push_back(event.native_handle());
-        }
-    } catch (const std::bad_alloc&) {
-        wait_for(events);
+    std::byte* const data = std::exchange(data_, nullptr);
+    const std::uint64_t size_bytes = std::exchange(size_bytes_, 0);
+    const stream_view stream = *stream_;
+    const std::shared_ptr<detail::shared_stream> owned = watched_.lock();  // until the memory is released
+    kept_.reset();
+    if (!resource_) {
+        const bool has_ended = stream.owned_ != nullptr && !owned;
+        void* const handle = has_ended ? nullptr : stream.native_handle();
+        return stream.device().backend().release(data, size_bytes, handle, events);
     }
-    backend_->release_after(std::exchange(data_, nullptr), std::exchange(size_bytes_, 0), handles);
+    try {
+        for (const event& event : events) {
+            if (event.native_handle() != nullptr) stream.wait(event);
+        }
+        resource_->deallocate(data, size_bytes, stream);
+    } catch (const error&) {
+        return;  // memory that may still be in use is leaked
+    }
 }
 
 pinned_buffer::pinned_buffer(std::uint64_t size_bytes, pinflow::device device)

@@ -28,15 +28,21 @@ void stream_view::host_function_async(std::function<void()> work) const {
     device_.backend().enqueue_host_function(native_handle_, std::move(work));
 }
 
-stream::stream(pinflow::device device) : view_(device, device.backend().create_stream()) {}
+detail::shared_stream::shared_stream(pinflow::device device)
+    : device_(device), native_handle_(device.backend().create_stream()) {}
 
-stream::stream(stream&& other) noexcept : view_(other.view_), owned_(std::exchange(other.owned_, false)) {}
+detail::shared_stream::~shared_stream() {
+    device_.backend().destroy_stream(native_handle_);
+}
+
+stream::stream(pinflow::device device)
+    : device_(device), owned_(std::make_shared<detail::shared_stream>(device)) {}
 
 stream& stream::operator=(stream&& other) noexcept {
     if (this != &other) {
         const stream old = std::move(*this);
-        view_ = other.view_;
-        owned_ = std::exchange(other.owned_, false);
+        device_ = other.device_;
+        owned_ = std::move(other.owned_);
     }
     return *this;
 }
@@ -46,7 +52,7 @@ void stream::refuse_moved_from() {
 }
 
 stream::~stream() {
-    if (owned_) view_.device().backend().destroy_stream(view_.native_handle());
+    if (owned_) device_.backend().finish_stream(owned_->native_handle());
 }
 
 event::event(pinflow::device device) : device_(device), native_handle_(device.backend().create_event()) {}

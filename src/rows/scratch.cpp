@@ -59,11 +59,10 @@ void device_scratch::allocate(stream_view stream) {
     memory_ = device_buffer(size_bytes_, stream);
 }
 
-void device_scratch::release(stream_view stream) {
+void device_scratch::release(stream_view stream) noexcept {
     if (memory_.data() == nullptr) return;
-    event passed(stream.device());
-    passed.record(stream);
-    memory_.release_after({&passed, 1});
+    memory_.set_stream(stream);
+    memory_ = {};
 }
 
 }  // namespace pinflow::detail

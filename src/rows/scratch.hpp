@@ -104,7 +104,7 @@ class device_scratch {
         return reinterpret_cast<Value*>(part(number));
     }
     /// Frees the memory once `stream` has completed the work enqueued so far.
-    void release(stream_view stream);
+    void release(stream_view stream) noexcept;
 
  private:
     std::vector<std::uint64_t> offsets_;

@@ -91,6 +91,7 @@ constexpr std::array hidden_failures{
     hidden_failure{"cu", "cuda_device_count", "a machine without a driver has no CUDA device"},
     hidden_failure{"cudaEventDestroy", "", "a destructor does not throw"},
     hidden_failure{"cudaStreamDestroy", "", "a destructor does not throw"},
+    hidden_failure{"cu", "finish_stream", "a destructor does not throw"},
     hidden_failure{"cu", "destroy_stream", "a destructor does not throw"},
     hidden_failure{"cu", "destroy_event", "a destructor does not throw"},
     hidden_failure{"cu", "backend::release", "a destructor does not throw: the memory is lost"},

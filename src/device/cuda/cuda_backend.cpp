@@ -55,8 +55,6 @@ class backend final : public device_backend {
         check(context_.run([&] { return create_pool(pool_, device, pool_keeps_bytes); }),
               "cannot create a memory pool on cuda:{}", device);
         row_kernels_.emplace(pool_, multiprocessors_);
-        check(context_.run([&] { return cuda::create_stream(releases_); }),
-              "cannot create a stream on cuda:{}", device);
     }
 
     device_kind kind() const noexcept override { return device_kind::cuda; }
@@ -80,11 +78,12 @@ class backend final : public device_backend {
         return stream;
     }
 
+    void finish_stream(void* stream) noexcept override {
+        static_cast<void>(context_.run([&] { return cuda::synchronize_stream(stream_of(stream)); }));
+    }
+
     void destroy_stream(void* stream) noexcept override {
-        static_cast<void>(context_.run([&] {
-            static_cast<void>(cuda::synchronize_stream(stream_of(stream)));
-            return cuda::destroy_stream(stream_of(stream));
-        }));
+        static_cast<void>(context_.run([&] { return cuda::destroy_stream(stream_of(stream)); }));
     }
 
     void synchronize_stream(void* stream) override {
@@ -155,22 +154,8 @@ class backend final : public device_backend {
 
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
         void* data = nullptr;
-        const cudaError_t status = context_.run([&] {
-            // a new event per call needs no lock: recording in a full stream blocks, and with a lock would
-            // block every thread that waits for it
-            cudaEvent_t allocated = nullptr;
-            const cudaError_t created = cuda::create_event(allocated);
-            if (created != cudaSuccess) return created;
-            const cudaError_t first = cuda::allocate(data, size_bytes, pool_, stream_of(stream));
-            cudaError_t ordered = first;
-            // `releases_` must be ordered after the allocation, even if `stream` is destroyed
-            if (ordered == cudaSuccess) ordered = cuda::record_event(allocated, stream_of(stream));
-            if (ordered == cudaSuccess) ordered = cuda::stream_wait_event(releases_, allocated);
-            if (first == cudaSuccess && ordered != cudaSuccess)
-                static_cast<void>(cuda::free(data, stream_of(stream)));
-            static_cast<void>(cuda::destroy_event(allocated));
-            return ordered;
-        });
+        const cudaError_t status =
+            context_.run([&] { return cuda::allocate(data, size_bytes, pool_, stream_of(stream)); });
         if (status == cudaErrorMemoryAllocation) {
             fail(fmt::format("cannot allocate {} bytes on cuda:{}, of whose memory {} are free", size_bytes,
                              index(), in_binary_units(memory().free_bytes)),
@@ -180,18 +165,17 @@ class backend final : public device_backend {
         return static_cast<std::byte*>(data);
     }
 
-    void release(std::byte* data, std::uint64_t) noexcept override {
-        static_cast<void>(context_.run([&] { return cuda::free(data, releases_); }));
-    }
-
-    void release_after(std::byte* data, std::uint64_t, std::span<void* const> events) noexcept override {
+    void release(std::byte* data, std::uint64_t, void* stream,
+                 std::span<const event> events) noexcept override {
         static_cast<void>(context_.run([&] {
-            for (void* const event : events) {
+            for (const event& event : events) {
+                if (event.native_handle() == nullptr) continue;
                 // memory that may still be in use is leaked rather than reused
-                const cudaError_t status = cuda::stream_wait_event(releases_, event_of(event));
+                const cudaError_t status =
+                    cuda::stream_wait_event(stream_of(stream), event_of(event.native_handle()));
                 if (status != cudaSuccess) return status;
             }
-            return cuda::free(data, releases_);
+            return cuda::free(data, stream_of(stream));
         }));
     }
 
@@ -521,8 +505,6 @@ class backend final : public device_backend {
     std::optional<row_kernels> row_kernels_;
     std::mutex rows_mutex_;
     bool rows_loaded_ = false;
-
-    cudaStream_t releases_ = nullptr;  // frees memory, so that no other stream has to wait for its events
 };
 
 }  // namespace

@@ -46,6 +46,15 @@ std::string proc_value(const char* path, std::string_view key) {
     return {};
 }
 
+/// Calls `work` with the last mark of each event that has one.
+template <typename Work>
+void for_marks(std::span<const event> events, Work work) {
+    for (const event& each : events) {
+        if (each.native_handle() == nullptr) continue;
+        if (const auto mark = event_of(each.native_handle()).last_mark()) work(*mark);
+    }
+}
+
 class host final : public device_backend {
  public:
     device_kind kind() const noexcept override { return device_kind::host; }
@@ -64,6 +73,9 @@ class host final : public device_backend {
     }
 
     void* create_stream() override { return new host_stream; }
+    void finish_stream(void* stream) noexcept override {
+        if (!stream_of(stream).forked()) stream_of(stream).synchronize();
+    }
     void destroy_stream(void* stream) noexcept override {
         // in a forked process its locks may be held for ever, so it is leaked
         if (!stream_of(stream).forked()) delete &stream_of(stream);
@@ -99,20 +111,22 @@ class host final : public device_backend {
     }
 
     std::byte* allocate(std::uint64_t size_bytes, void*) override { return keep(size_bytes); }
-    void release(std::byte* data, std::uint64_t) noexcept override { static_cast<void>(take(data)); }
-    void release_after(std::byte* data, std::uint64_t, std::span<void* const> events) noexcept override {
+    void release(std::byte* data, std::uint64_t, void* stream,
+                 std::span<const event> events) noexcept override {
         memory_region region = take(data);
         std::shared_ptr<memory_region> kept;
-        for (void* const event : events) {
-            const auto mark = event_of(event).last_mark();
-            if (!mark) continue;
-            try {
-                // NOLINTNEXTLINE(bugprone-use-after-move): moved once, as `kept` is set from then on
-                if (!kept) kept = std::make_shared<memory_region>(std::move(region));
-                mark->keep_until_passed(kept);
-            } catch (const std::bad_alloc&) {
-                mark->wait();
-            }
+        const bool is_over = stream == nullptr || stream_of(stream).forked() || stream_of(stream).done();
+        try {
+            kept = std::make_shared<memory_region>();
+            std::swap(*kept, region);
+            for_marks(events, [&](host_mark& mark) { mark.keep_until_passed(kept); });
+            if (is_over) return;
+            const auto mark = std::make_shared<host_mark>();
+            mark->keep_until_passed(kept);
+            stream_of(stream).record(mark);
+        } catch (const std::bad_alloc&) {
+            for_marks(events, [](const host_mark& mark) { mark.wait(); });
+            if (!is_over) stream_of(stream).synchronize();
         }
     }
     std::byte* allocate_pinned(std::uint64_t size_bytes) override { return keep(size_bytes); }
