@@ -10,14 +10,14 @@ std::size_t hdf5_chunk_cache::key_hash::operator()(const hdf5_chunk_key& key) co
     return static_cast<std::size_t>(key.index + key.reader * 0x9E3779B97F4A7C15);
 }
 
-/// Marks a cached chunk as most recently used. In passing_, chunks keep their order.
-const hdf5_kept_chunk& hdf5_chunk_cache::touch(entry_list::iterator item) noexcept {
-    if (item->in_kept) kept_.splice(kept_.begin(), kept_, item);
+/// Marks a cached chunk as most recently used. In first_use_, chunks keep their order.
+const hdf5_cached_chunk& hdf5_chunk_cache::touch(entry_list::iterator item) noexcept {
+    if (item->is_reused) reused_.splice(reused_.begin(), reused_, item);
     return item->chunk;
 }
 
 hdf5_chunk_cache::answer hdf5_chunk_cache::ask(const hdf5_chunk_key& key, user& asking, std::size_t work,
-                                               hdf5_kept_chunk& found) {
+                                               hdf5_cached_chunk& found) {
     const std::lock_guard lock(mutex_);
     const auto known = by_key_.find(key);
     if (known == by_key_.end()) {
@@ -39,7 +39,7 @@ hdf5_chunk_cache::answer hdf5_chunk_cache::ask(const hdf5_chunk_key& key, user& 
     return answer::found;
 }
 
-hdf5_kept_chunk hdf5_chunk_cache::peek(const hdf5_chunk_key& key) {
+hdf5_cached_chunk hdf5_chunk_cache::peek(const hdf5_chunk_key& key) {
     const std::lock_guard lock(mutex_);
     const auto known = by_key_.find(key);
     if (known == by_key_.end() || !known->second->chunk) return {};
@@ -57,9 +57,9 @@ void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) 
         if (chunk.memory && max_bytes_ > 0) {
             item->chunk = {std::move(chunk.memory), chunk.bytes.shuffle_element_bytes};
             item->cost_bytes = cost_bytes(chunk.size_bytes);
-            item->in_kept = chunk.wanted_again;
-            (chunk.wanted_again ? kept_bytes_ : passing_bytes_) += item->cost_bytes;
-            entry_list& to = chunk.wanted_again ? kept_ : passing_;
+            item->is_reused = chunk.wanted_again;
+            (chunk.wanted_again ? reused_bytes_ : first_use_bytes_) += item->cost_bytes;
+            entry_list& to = chunk.wanted_again ? reused_ : first_use_;
             to.splice(to.begin(), decoded_now_, item);
             evict_excess(dropped);
         } else {
@@ -67,21 +67,21 @@ void hdf5_chunk_cache::complete(const hdf5_chunk_key& key, decoded_chunk chunk) 
             dropped.splice(dropped.begin(), decoded_now_, item);
         }
     }
-    for (const promise& kept : promises)
-        kept.to->use(kept.work, chunk.bytes);
+    for (const promise& each : promises)
+        each.to->use(each.work, chunk.bytes);
 }
 
 void hdf5_chunk_cache::evict_excess(entry_list& dropped) noexcept {
-    while (passing_bytes_ > max_passing_bytes() && passing_.size() > 1)
-        drop(passing_, std::prev(passing_.end()), dropped);
-    while (passing_bytes_ + kept_bytes_ > max_bytes_ && passing_.size() + kept_.size() > 1) {
-        entry_list& from = kept_.empty() ? passing_ : kept_;
+    while (first_use_bytes_ > max_first_use_bytes() && first_use_.size() > 1)
+        drop(first_use_, std::prev(first_use_.end()), dropped);
+    while (first_use_bytes_ + reused_bytes_ > max_bytes_ && first_use_.size() + reused_.size() > 1) {
+        entry_list& from = reused_.empty() ? first_use_ : reused_;
         drop(from, std::prev(from.end()), dropped);
     }
 }
 
 void hdf5_chunk_cache::drop(entry_list& from, entry_list::iterator item, entry_list& dropped) noexcept {
-    (item->in_kept ? kept_bytes_ : passing_bytes_) -= item->cost_bytes;
+    (item->is_reused ? reused_bytes_ : first_use_bytes_) -= item->cost_bytes;
     by_key_.erase(item->key);
     dropped.splice(dropped.begin(), from, item);
 }
@@ -102,7 +102,7 @@ void hdf5_chunk_cache::give_up(const hdf5_chunk_key& key) noexcept {
 void hdf5_chunk_cache::forget(std::uint64_t reader) noexcept {
     entry_list dropped;
     const std::lock_guard lock(mutex_);
-    for (entry_list* const from : {&passing_, &kept_}) {
+    for (entry_list* const from : {&first_use_, &reused_}) {
         for (auto item = from->begin(); item != from->end();) {
             const auto next = std::next(item);
             if (item->key.reader == reader) drop(*from, item, dropped);

@@ -21,7 +21,7 @@ struct hdf5_chunk_bytes {
 };
 
 /// A cached chunk. It keeps the chunk's memory alive.
-struct hdf5_kept_chunk {
+struct hdf5_cached_chunk {
     hdf5_chunk_memory memory;
     std::uint64_t shuffle_element_bytes = 0;
 
@@ -76,21 +76,22 @@ class hdf5_chunk_cache {
         hdf5_chunk_bytes bytes;    ///< for callers that wait for it
         hdf5_chunk_memory memory;  ///< to be cached; null if it must not be
         std::uint64_t size_bytes = 0;
-        bool wanted_again = false;  ///< it was cached before, or will certainly be requested again
+        /// It was decoded before, or the cache has room for all chunks of its reader.
+        bool wanted_again = false;
     };
 
     explicit hdf5_chunk_cache(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
     std::uint64_t max_bytes() const noexcept { return max_bytes_; }
     /// Upper bound on the bytes of chunks decoded for the first time.
-    std::uint64_t max_passing_bytes() const noexcept { return max_bytes_ / 8; }
+    std::uint64_t max_first_use_bytes() const noexcept { return max_bytes_ / 8; }
     /// The cost of a cached chunk of that size, including its entry.
     static std::uint64_t cost_bytes(std::uint64_t chunk_bytes) noexcept { return chunk_bytes + 256; }
 
     /// Asks for a chunk. Sets `found` only if the answer is `found`.
-    answer ask(const hdf5_chunk_key& key, user& asking, std::size_t work, hdf5_kept_chunk& found);
+    answer ask(const hdf5_chunk_key& key, user& asking, std::size_t work, hdf5_cached_chunk& found);
     /// Returns the chunk if it is cached, otherwise an empty one. Claims nothing.
-    hdf5_kept_chunk peek(const hdf5_chunk_key& key);
+    hdf5_cached_chunk peek(const hdf5_chunk_key& key);
     /// Calls back the callers that wait for the chunk, and caches it.
     void complete(const hdf5_chunk_key& key, decoded_chunk chunk) noexcept;
     /// Makes the callers that wait for the chunk ask again.
@@ -105,27 +106,27 @@ class hdf5_chunk_cache {
     };
     struct entry {
         hdf5_chunk_key key;
-        hdf5_kept_chunk chunk;  ///< empty while it is being decoded
+        hdf5_cached_chunk chunk;  ///< empty while it is being decoded
         std::vector<promise> promises;
         std::uint64_t cost_bytes = 0;
-        bool in_kept = false;  ///< otherwise in passing_
+        bool is_reused = false;  ///< otherwise in first_use_
     };
     using entry_list = std::list<entry>;
     struct key_hash {
         std::size_t operator()(const hdf5_chunk_key& key) const noexcept;
     };
 
-    const hdf5_kept_chunk& touch(entry_list::iterator item) noexcept;
+    const hdf5_cached_chunk& touch(entry_list::iterator item) noexcept;
     void evict_excess(entry_list& dropped) noexcept;
     void drop(entry_list& from, entry_list::iterator item, entry_list& dropped) noexcept;
 
     std::uint64_t max_bytes_;
     std::mutex mutex_;
     entry_list decoded_now_;
-    entry_list passing_;  // newest first
-    entry_list kept_;     // most recently used first
-    std::uint64_t passing_bytes_ = 0;
-    std::uint64_t kept_bytes_ = 0;
+    entry_list first_use_;  // newest first
+    entry_list reused_;     // most recently used first
+    std::uint64_t first_use_bytes_ = 0;
+    std::uint64_t reused_bytes_ = 0;
     std::unordered_map<hdf5_chunk_key, entry_list::iterator, key_hash> by_key_;
 };
 

@@ -234,7 +234,7 @@ void hdf5_chunk_read::do_work(std::size_t work, worker& mine) {
         ++promised_;
     }
     const std::uint64_t index = chunk_of(work, part_of(work));
-    hdf5_kept_chunk found;
+    hdf5_cached_chunk found;
     const auto take_back = [&] {
         const std::lock_guard lock(mutex_);
         --promised_;
@@ -266,7 +266,7 @@ bool hdf5_chunk_read::do_without_decoding(std::size_t work, worker& mine) {
             part.fill(reader_.fill_, row_at(rows.position), box_.row_bytes(), rows.count);
         return true;
     }
-    if (const hdf5_kept_chunk chunk = reader_.memory_->cache.peek(reader_.key_of(index))) {
+    if (const hdf5_cached_chunk chunk = reader_.memory_->cache.peek(reader_.key_of(index))) {
         copy(work, chunk.bytes());
         return true;
     }
@@ -382,7 +382,7 @@ bool hdf5_chunk_read::would_evict() const noexcept {
     const std::size_t next = next_;
     const std::uint64_t left = last_ - std::min(last_, next);
     const hdf5_chunk_cache& cache = reader_.memory_->cache;
-    return left > cache.max_passing_bytes() / hdf5_chunk_cache::cost_bytes(reader_.grid_.chunk_bytes());
+    return left > cache.max_first_use_bytes() / hdf5_chunk_cache::cost_bytes(reader_.grid_.chunk_bytes());
 }
 
 void hdf5_chunk_read::decode_into(std::uint64_t index, std::span<std::byte> chunk, bool stays_shuffled,

@@ -83,7 +83,7 @@ class hdf5_chunk_reader {
     std::shared_ptr<hdf5_memory> memory_;
     std::uint64_t number_;  // of this reader, among the readers that share the memory
     bool keeps_all_;        // whether the cache has room for all chunks
-    /// For each chunk, whether it was cached before.
+    /// For each chunk, whether it was already decoded once into cacheable memory, cached or not.
     mutable std::vector<std::atomic<bool>> was_decoded_;
     mutable std::atomic<std::uint64_t> decoded_count_ = 0;
 };

@@ -103,7 +103,7 @@ std::vector<row_extent> chunked_content::map_extents() {
 
 // ---- without chunks -------------------------------------------------------------------------------------
 
-/// What is common to all others: row by row, without much to it.
+/// The base class for datasets without chunks: reads one run of rows after the other.
 class plain_content : public hdf5_content {
  public:
     plain_content(const hdf5_dataset& dataset, const hdf5_reader_options& options)

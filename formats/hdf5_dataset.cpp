@@ -29,7 +29,7 @@ template <typename... Arguments>
     throw format_error(fmt::format(what, std::forward<Arguments>(arguments)...));
 }
 
-constexpr std::string_view examined = "cannot be examined";
+constexpr std::string_view not_examinable = "cannot be examined";
 constexpr std::string_view unreadable = "cannot be read";
 
 class describer {
@@ -38,7 +38,7 @@ class describer {
         : file_(file),
           dataset_(dataset),
           description_(description),
-          creation_(::H5Dget_create_plist(dataset.id()), examined),
+          creation_(::H5Dget_create_plist(dataset.id()), not_examinable),
           layout_(::H5Pget_layout(creation_.id())) {}
 
     void find_type_and_shape();
@@ -70,24 +70,24 @@ class describer {
 
 void describer::find_type_and_shape() {
     // checked first: to get the shape of a virtual dataset, the library would open other files
-    if (layout_ == H5D_LAYOUT_ERROR) fail(examined);
+    if (layout_ == H5D_LAYOUT_ERROR) fail(not_examinable);
     if (layout_ == H5D_VIRTUAL)
         refuse("is virtual: it shows parts of other datasets, which are not opened; open those");
-    if (checked(::H5Pget_external_count(creation_.id()), examined) > 0) {
+    if (checked(::H5Pget_external_count(creation_.id()), not_examinable) > 0) {
         refuse("keeps its data in other files (external storage), which are not opened");
     }
-    type_ = {::H5Dget_type(dataset_.id()), examined};
+    type_ = {::H5Dget_type(dataset_.id()), not_examinable};
     element_type element = element_type_of(type_.id());
     description_.dtype = std::move(element.type);
 
-    const space_handle space(::H5Dget_space(dataset_.id()), examined);
+    const space_handle space(::H5Dget_space(dataset_.id()), not_examinable);
     const ::H5S_class_t kind = ::H5Sget_simple_extent_type(space.id());
     if (kind == H5S_NULL) refuse("is of no shape: it holds nothing but its type (a null dataspace)");
-    if (kind != H5S_SCALAR && kind != H5S_SIMPLE) fail(examined);
+    if (kind != H5S_SCALAR && kind != H5S_SIMPLE) fail(not_examinable);
     std::array<::hsize_t, H5S_MAX_RANK> lengths{};
-    const int rank = checked(::H5Sget_simple_extent_ndims(space.id()), examined);
+    const int rank = checked(::H5Sget_simple_extent_ndims(space.id()), not_examinable);
     if (rank > H5S_MAX_RANK) damaged("has {} axes: HDF5 allows {}", rank, H5S_MAX_RANK);
-    checked(::H5Sget_simple_extent_dims(space.id(), lengths.data(), nullptr), examined);
+    checked(::H5Sget_simple_extent_dims(space.id(), lengths.data(), nullptr), not_examinable);
     rank_ = static_cast<std::size_t>(rank);
     description_.shape.assign(lengths.begin(), lengths.begin() + rank);
     description_.shape.insert(description_.shape.end(), element.shape.begin(), element.shape.end());
@@ -106,9 +106,9 @@ void describer::find_type_and_shape() {
 
 void describer::find_fill() {
     ::H5D_fill_value_t status = H5D_FILL_VALUE_ERROR;
-    checked(::H5Pfill_value_defined(creation_.id(), &status), examined);
+    checked(::H5Pfill_value_defined(creation_.id(), &status), not_examinable);
     ::H5D_fill_time_t when = H5D_FILL_TIME_ERROR;
-    checked(::H5Pget_fill_time(creation_.id(), &when), examined);
+    checked(::H5Pget_fill_time(creation_.id(), &when), not_examinable);
     // if nothing is ever filled, the library leaves memory unchanged; h5py and others read zeros there
     if (status != H5D_FILL_VALUE_USER_DEFINED || when == H5D_FILL_TIME_NEVER) return;
     if (element_bytes_ > file_.size_bytes()) {
@@ -179,7 +179,7 @@ void describer::leave_to_library(std::string why) {
 
 void describer::find_contiguous(std::uint64_t payload_bytes) {
     ::H5D_space_status_t status = H5D_SPACE_STATUS_ERROR;
-    checked(::H5Dget_space_status(dataset_.id(), &status), examined);
+    checked(::H5Dget_space_status(dataset_.id(), &status), not_examinable);
     if (status == H5D_SPACE_STATUS_NOT_ALLOCATED) return set_absent();
     // a size of 0 with an offset is damage: libhdf5 would read the bytes at that offset
     const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
@@ -196,10 +196,10 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
     space_handle from;
     space_handle to;
     if (rank_ > 0) {
-        from = {::H5Dget_space(dataset_.id()), examined};
+        from = {::H5Dget_space(dataset_.id()), not_examinable};
         checked(::H5Sselect_hyperslab(from.id(), H5S_SELECT_SET, origin.data(), nullptr, one.data(), nullptr),
-                examined);
-        to = {::H5Screate_simple(rank, one.data(), nullptr), examined};
+                not_examinable);
+        to = {::H5Screate_simple(rank, one.data(), nullptr), not_examinable};
     }
     recording records;
     checked(::H5Dread(dataset_.id(), type_.id(), rank_ > 0 ? to.id() : H5S_ALL,
@@ -233,7 +233,7 @@ void describer::find_compact(detail_wanted wanted, std::uint64_t payload_bytes) 
 
 void describer::find_chunk_shape() {
     std::array<::hsize_t, H5S_MAX_RANK> lengths{};
-    const int rank = checked(::H5Pget_chunk(creation_.id(), H5S_MAX_RANK, lengths.data()), examined);
+    const int rank = checked(::H5Pget_chunk(creation_.id(), H5S_MAX_RANK, lengths.data()), not_examinable);
     shape_vector& shape = description_.chunk_shape;
     if (rank < 1 || static_cast<std::size_t>(rank) != rank_)
         damaged("has {} axes, its chunks have {}", rank_, rank);
@@ -244,7 +244,7 @@ void describer::find_chunk_shape() {
 }
 
 void describer::find_filters() {
-    const int count = checked(::H5Pget_nfilters(creation_.id()), examined);
+    const int count = checked(::H5Pget_nfilters(creation_.id()), not_examinable);
     if (count > H5Z_MAX_NFILTERS) damaged("has {} filters: HDF5 allows {}", count, H5Z_MAX_NFILTERS);
     for (unsigned index = 0; index < static_cast<unsigned>(count); ++index) {
         // no filter that pinflow knows has more than a few parameters
@@ -273,7 +273,7 @@ void describer::find_chunks(detail_wanted wanted) {
     }
     if (wanted == detail_wanted::listing) return;
     if (*count > many_hdf5_chunks) {
-        const space_handle space(::H5Dget_space(dataset_.id()), examined);
+        const space_handle space(::H5Dget_space(dataset_.id()), not_examinable);
         ::hsize_t written = 0;
         checked(::H5Dget_num_chunks(dataset_.id(), space.id(), &written),
                 "has chunks that cannot be counted");

@@ -12,7 +12,7 @@ namespace pinflow::detail::hdf5 {
 
 namespace {
 
-constexpr std::string_view made = "holds elements of a type that cannot be made";
+constexpr std::string_view not_creatable = "holds elements of a type that cannot be made";
 
 template <typename... Arguments>
 [[noreturn]] void refuse(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
@@ -20,17 +20,18 @@ template <typename... Arguments>
 }
 
 type_handle copy_of(::hid_t type) {
-    return {::H5Tcopy(type), made};
+    return {::H5Tcopy(type), not_creatable};
 }
 
 void set_order(const type_handle& type, std::endian order) {
-    checked(::H5Tset_order(type.id(), order == std::endian::big ? H5T_ORDER_BE : H5T_ORDER_LE), made);
+    checked(::H5Tset_order(type.id(), order == std::endian::big ? H5T_ORDER_BE : H5T_ORDER_LE),
+            not_creatable);
 }
 
 type_handle integer_type(const dtype& type) {
     const bool is_signed = type.kind() == dtype_kind::signed_integer;
     type_handle result = copy_of(is_signed ? H5T_STD_I64LE : H5T_STD_U64LE);
-    checked(::H5Tset_size(result.id(), type.size_bytes()), made);  // the precision follows
+    checked(::H5Tset_size(result.id(), type.size_bytes()), not_creatable);  // the precision follows
     set_order(result, type.order());
     return result;
 }
@@ -39,13 +40,14 @@ type_handle integer_type(const dtype& type) {
 type_handle floating_type(std::size_t size_bytes, std::size_t exponent_bits, std::size_t mantissa_bits,
                           std::endian order) {
     type_handle result = copy_of(H5T_IEEE_F64LE);
-    if (size_bytes > 8) checked(::H5Tset_size(result.id(), size_bytes), made);
+    if (size_bytes > 8) checked(::H5Tset_size(result.id(), size_bytes), not_creatable);
     const std::size_t sign = exponent_bits + mantissa_bits;
-    if (sign >= 64) checked(::H5Tset_precision(result.id(), sign + 1), made);
-    checked(::H5Tset_fields(result.id(), sign, mantissa_bits, exponent_bits, 0, mantissa_bits), made);
+    if (sign >= 64) checked(::H5Tset_precision(result.id(), sign + 1), not_creatable);
+    checked(::H5Tset_fields(result.id(), sign, mantissa_bits, exponent_bits, 0, mantissa_bits),
+            not_creatable);
     // fields must always be within the size
-    if (size_bytes < 8) checked(::H5Tset_size(result.id(), size_bytes), made);
-    checked(::H5Tset_ebias(result.id(), (std::size_t{1} << (exponent_bits - 1)) - 1), made);
+    if (size_bytes < 8) checked(::H5Tset_size(result.id(), size_bytes), not_creatable);
+    checked(::H5Tset_ebias(result.id(), (std::size_t{1} << (exponent_bits - 1)) - 1), not_creatable);
     set_order(result, order);
     return result;
 }
@@ -64,37 +66,37 @@ type_handle floating_type(const dtype& type) {
     // x86's long double, whose highest bit of the mantissa is stored
     if (type.order() == std::endian::big) refuse("holds {}, which HDF5 has no type for", type.descr());
     type_handle result = floating_type(16, 15, 64, type.order());
-    checked(::H5Tset_norm(result.id(), H5T_NORM_NONE), made);
+    checked(::H5Tset_norm(result.id(), H5T_NORM_NONE), not_creatable);
     return result;
 }
 
 type_handle boolean_type() {
-    type_handle result(::H5Tenum_create(H5T_STD_I8LE), made);
+    type_handle result(::H5Tenum_create(H5T_STD_I8LE), not_creatable);
     for (signed char value = 0; value <= 1; ++value)
-        checked(::H5Tenum_insert(result.id(), value == 0 ? "FALSE" : "TRUE", &value), made);
+        checked(::H5Tenum_insert(result.id(), value == 0 ? "FALSE" : "TRUE", &value), not_creatable);
     return result;
 }
 
 type_handle complex_type(const dtype& type) {
     const std::uint64_t part_bytes = type.size_bytes() / 2;
     const type_handle part = floating_type(dtype(dtype_kind::floating, part_bytes, type.order()));
-    type_handle result(::H5Tcreate(H5T_COMPOUND, type.size_bytes()), made);
-    checked(::H5Tinsert(result.id(), "r", 0, part.id()), made);
-    checked(::H5Tinsert(result.id(), "i", part_bytes, part.id()), made);
+    type_handle result(::H5Tcreate(H5T_COMPOUND, type.size_bytes()), not_creatable);
+    checked(::H5Tinsert(result.id(), "r", 0, part.id()), not_creatable);
+    checked(::H5Tinsert(result.id(), "i", part_bytes, part.id()), not_creatable);
     return result;
 }
 
 type_handle bytes_type(const dtype& type) {
     type_handle result = copy_of(H5T_C_S1);
-    checked(::H5Tset_size(result.id(), type.size_bytes()), made);
-    checked(::H5Tset_strpad(result.id(), H5T_STR_NULLPAD), made);
+    checked(::H5Tset_size(result.id(), type.size_bytes()), not_creatable);
+    checked(::H5Tset_strpad(result.id(), H5T_STR_NULLPAD), not_creatable);
     return result;
 }
 
 /// Times are tagged as h5py tags them.
 type_handle opaque_type(const dtype& type, const std::string& tag) {
-    type_handle result(::H5Tcreate(H5T_OPAQUE, type.size_bytes()), made);
-    checked(::H5Tset_tag(result.id(), tag.c_str()), made);
+    type_handle result(::H5Tcreate(H5T_OPAQUE, type.size_bytes()), not_creatable);
+    checked(::H5Tset_tag(result.id(), tag.c_str()), not_creatable);
     return result;
 }
 
@@ -110,15 +112,17 @@ type_handle field_type(const dtype_field& field) {
         refuse("holds arrays of {} axes: HDF5 allows {}", field.shape.size(), H5S_MAX_RANK);
     }
     const std::vector<::hsize_t> lengths(field.shape.begin(), field.shape.end());
-    return {::H5Tarray_create2(element.id(), static_cast<unsigned>(lengths.size()), lengths.data()), made};
+    return {::H5Tarray_create2(element.id(), static_cast<unsigned>(lengths.size()), lengths.data()),
+            not_creatable};
 }
 
 type_handle structured_type(const dtype& type) {
-    type_handle result(::H5Tcreate(H5T_COMPOUND, type.size_bytes()), made);
+    type_handle result(::H5Tcreate(H5T_COMPOUND, type.size_bytes()), not_creatable);
     for (const dtype_field& field : type.fields()) {
         try {
             const type_handle member = field_type(field);
-            checked(::H5Tinsert(result.id(), field.name.c_str(), field.offset_bytes, member.id()), made);
+            checked(::H5Tinsert(result.id(), field.name.c_str(), field.offset_bytes, member.id()),
+                    not_creatable);
         } catch (const unsupported& failure) {
             refuse("has a field {} that {}", quote(field.name), failure.what());
         }

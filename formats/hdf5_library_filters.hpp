@@ -25,8 +25,9 @@ class hdf5_library_filters {
 
     /// Checks `stored`, the bytes of one chunk in the file.
     /// @return true if libhdf5 will write every byte of the decoded chunk and read no byte beyond `stored`;
-    /// false if that cannot be known: for szip, for filters that only an application knows, and for
-    /// compression that was applied before a filter that only libhdf5 has.
+    /// false if that cannot be known: for szip, for filters that only an application knows, for lzf that was
+    /// applied after a filter that only libhdf5 has, for any filter except shuffle that was applied before
+    /// such a filter, and for an n-bit filter with 256 or more parameters.
     /// @throws format_error if libhdf5 would leave bytes unwritten or read beyond `stored`. The message
     /// continues after the chunk's name, as in hdf5_chunk_decoder.
     bool check(std::uint32_t filter_mask, std::span<const std::byte> stored);

@@ -102,7 +102,7 @@ struct link {
 
 struct link_collector {
     std::vector<link> links;
-    std::size_t most = 0;
+    std::size_t max_count = 0;
     std::exception_ptr thrown;
 };
 
@@ -116,7 +116,7 @@ extern "C" ::herr_t pinflow_collect_link(::hid_t /*group*/, const char* name, co
                                          void* collector_address) {
     auto& collector = *static_cast<link_collector*>(collector_address);
     try {
-        if (collector.links.size() == collector.most) {
+        if (collector.links.size() == collector.max_count) {
             throw unsupported(fmt::format("it has more than {} links, which is too much to list", max_links));
         }
         const bool has_value = info->type != H5L_TYPE_HARD;

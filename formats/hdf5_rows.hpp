@@ -47,8 +47,9 @@ std::shared_ptr<const row_source> make_hdf5_row(const hdf5_dataset& dataset,
 /// @throws as make_hdf5_rows and row_source::read_rows; system_failure if there is too little memory.
 array make_hdf5_array(const hdf5_dataset& dataset);
 
-/// Makes a stream of the dataset's elements, which reads ahead by at most `memory_bytes`. If that holds all
-/// rows of a band of chunks, each chunk is decoded once.
+/// Makes a stream of the dataset's elements, which reads ahead by at most `memory_bytes` (at least 64 KiB,
+/// and one row if rows cannot be split). If that holds all rows of a band of chunks, each chunk is decoded
+/// once.
 std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes);
 
 }  // namespace pinflow::detail

@@ -27,7 +27,8 @@ namespace {
 constexpr std::uint64_t default_chunk_bytes = std::uint64_t{1} << 20;
 /// Of chunks that wait or are encoded at the same time, beyond the one band that it takes.
 constexpr std::uint64_t max_batch_bytes = std::uint64_t{64} << 20;
-/// Small chunks are encoded so many at a time, or setting out for each would take longer than that.
+/// Small chunks are encoded in batches of at least this size: starting a task for each one would take longer
+/// than encoding it.
 constexpr std::uint64_t min_batch_bytes = std::uint64_t{1} << 20;
 
 constexpr std::uint32_t nothing_skipped = 0;

@@ -192,12 +192,12 @@ void hdf5_writer::state::write_together(std::span<const std::byte> bytes) {
 }
 
 hdf5_writer::hdf5_writer(const std::filesystem::path& path, std::uint64_t alignment_bytes) {
-    constexpr std::uint64_t least = 16;
-    constexpr std::uint64_t most = std::uint64_t{2} << 20;
-    if (!std::has_single_bit(alignment_bytes) || alignment_bytes < least || alignment_bytes > most) {
+    constexpr std::uint64_t min_bytes = 16;
+    constexpr std::uint64_t max_bytes = std::uint64_t{2} << 20;
+    if (!std::has_single_bit(alignment_bytes) || alignment_bytes < min_bytes || alignment_bytes > max_bytes) {
         throw invalid_argument(fmt::format(
             "cannot write '{}': data cannot be aligned to {} bytes: it takes a power of two from {} to {}",
-            path.string(), alignment_bytes, least, most));
+            path.string(), alignment_bytes, min_bytes, max_bytes));
     }
     state_ = std::make_unique<state>(path, alignment_bytes);
 }

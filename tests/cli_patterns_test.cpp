@@ -133,7 +133,9 @@ TEST_CASE("cli patterns: with --stack each file is a row of what convert writes 
     CHECK(converted["fortran_order"] == false);
     CHECK(converted["mappable"] == false);
     CHECK(converted["reason"].get<std::string>().find("big-endian") != std::string::npos);
-    CHECK(run_json({"inspect", folder / "f?.npy"})["fortran_order"] == true);
+    const json joined = run_json({"inspect", folder / "f?.npy"});
+    CHECK(joined["fortran_order"] == true);
+    CHECK(joined["reason"].get<std::string>().find("--stack") != std::string::npos);
     check_fails(2, {"inspect", folder / "whole.npy", "--stack"}, {"--stack needs a pattern"});
     check_fails(2, {"convert", folder / "whole.npy", folder / "b.npy", "--stack"},
                 {"--stack needs a pattern"});

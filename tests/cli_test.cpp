@@ -108,8 +108,8 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"stream", file, "--memory", "1KiB", "--slots", "60000"}, "1024 bytes"},
         {{"stream", file, "--batch", "1", "--epochs", "18446744073709551615"}, "epochs"},
         // sources that come later
-        {{"inspect", "shm:segment"}, "shm:segment"},
-        {{"stream", "shm:segment"}, "shm:segment"},
+        {{"inspect", "shm:segment"}, "cannot open 'shm:segment': pinflow "},
+        {{"stream", "shm:segment"}, "does not support shared-memory segments"},
         {{"stream", file, "--order", "weighted"}, "'weighted'"},
         {{"stream", file, "--window", "8"}, "--order windowed"},
         {{"stream", file, "--rank", "0"}, "--world is missing"},
@@ -259,6 +259,20 @@ TEST_CASE("cli: inspect prints exactly the documented keys") {
     CHECK(fortran["dtype"] == ">M8[25s]");
     CHECK(fortran["fortran_order"] == true);
     CHECK(fortran["reason"].get<std::string>().find("Fortran") != std::string::npos);
+    CHECK(fortran["reason"].get<std::string>().find("--stack") != std::string::npos);
+    // in these shapes, rows are contiguous in either order
+    for (const char* const shape : {"(6, 1)", "(1, 6)", "(0, 2, 3)"}) {
+        CAPTURE(shape);
+        const bool is_empty = shape[1] == '0';
+        write_file(folder / "rows.npy", npy("<i8", shape, is_empty ? "" : counting_bytes(48), "True"));
+        const json rows = run_json({"inspect", folder / "rows.npy"});
+        CHECK(rows["fortran_order"] == true);
+        CHECK(rows["reason"].get<std::string>().find("Fortran") == std::string::npos);
+        if (!is_empty) CHECK(run_tool({"stream", folder / "rows.npy", "--device", "host"}).status == 0);
+        const json joined = run_json({"inspect", folder / "row[s].npy"});
+        CHECK(joined["fortran_order"] == false);
+        CHECK(joined["reason"].get<std::string>().find("Fortran") == std::string::npos);
+    }
     const json scalar = run_json({"inspect", folder / "scalar.npy"});
     CHECK(scalar["shape"] == json::array());
     CHECK(scalar["size_bytes"] == 1);

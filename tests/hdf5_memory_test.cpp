@@ -12,12 +12,12 @@
 
 namespace {
 
+using pinflow::detail::hdf5_cached_chunk;
 using pinflow::detail::hdf5_chunk_bytes;
 using pinflow::detail::hdf5_chunk_cache;
 using pinflow::detail::hdf5_chunk_key;
 using pinflow::detail::hdf5_chunk_memory;
 using pinflow::detail::hdf5_chunk_pool;
-using pinflow::detail::hdf5_kept_chunk;
 using pinflow::detail::hdf5_memory;
 using answer = hdf5_chunk_cache::answer;
 
@@ -49,7 +49,7 @@ class noting_user final : public hdf5_chunk_cache::user {
 /// Requests a chunk, and decodes it if it is not cached. @return whether it was decoded.
 bool want(hdf5_chunk_cache& cache, const hdf5_chunk_key& key, bool wanted_again) {
     noting_user user;
-    hdf5_kept_chunk found;
+    hdf5_cached_chunk found;
     switch (cache.ask(key, user, 0, found)) {
         case answer::found:
             CHECK(found);
@@ -72,7 +72,7 @@ TEST_CASE("hdf5_memory: a request for a chunk that is being decoded is served wh
     hdf5_chunk_cache cache(0);
     noting_user first;
     noting_user second;
-    hdf5_kept_chunk found;
+    hdf5_cached_chunk found;
     CHECK(cache.ask({1, 5}, first, 0, found) == answer::claimed);
     CHECK(cache.ask({1, 5}, second, 7, found) == answer::promised);
     CHECK(cache.ask({1, 5}, second, 8, found) == answer::promised);
@@ -118,7 +118,7 @@ TEST_CASE("hdf5_memory: chunks requested once do not evict chunks requested agai
 TEST_CASE("hdf5_memory: a chunk that is kept shuffled is found as such") {
     hdf5_chunk_cache cache(16 * cost_bytes);
     noting_user user;
-    hdf5_kept_chunk found;
+    hdf5_cached_chunk found;
     for (const std::uint64_t shuffle_element_bytes : {0u, 8u}) {
         for (const bool wanted_again : {false, true}) {
             const hdf5_chunk_key key{1, 10 * shuffle_element_bytes + (wanted_again ? 1 : 0)};
@@ -141,7 +141,7 @@ TEST_CASE("hdf5_memory: a cache never exceeds its limit, except for one chunk") 
         std::vector<std::weak_ptr<std::byte>> all;
         for (int step = 0; step < 500; ++step) {
             noting_user user;
-            hdf5_kept_chunk found;
+            hdf5_cached_chunk found;
             const hdf5_chunk_key key{1 + random() % 3, random() % 40};
             if (cache.ask(key, user, 0, found) == answer::claimed) {
                 auto memory = chunk_of({});

@@ -55,12 +55,12 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
     }
 }
 
-std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t least,
-                          std::uint64_t most) {
+std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t min,
+                          std::uint64_t max) {
     const auto number = decimal(text);
-    if (!number || *number < least || *number > most) {
+    if (!number || *number < min || *number > max) {
         throw usage_error(
-            fmt::format("{} takes a whole number from {} to {}, not '{}'", flag, least, most, text));
+            fmt::format("{} takes a whole number from {} to {}, not '{}'", flag, min, max, text));
     }
     return *number;
 }

@@ -26,8 +26,8 @@ class usage_error : public error {
 bool parse(CLI::App& app, const std::vector<std::string>& arguments);
 
 /// Reads a whole decimal number without a sign. @throws usage_error, naming `flag`, for anything else.
-std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t least = 0,
-                          std::uint64_t most = std::numeric_limits<std::uint64_t>::max());
+std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t min = 0,
+                          std::uint64_t max = std::numeric_limits<std::uint64_t>::max());
 
 /// Reads a positive number of bytes: "1048576", "1024KiB", "1MiB", also with GiB or TiB. @throws usage_error.
 std::uint64_t parse_byte_count(std::string_view flag, std::string_view text);

@@ -91,8 +91,9 @@ double parse_staged_share(const std::string& text) {
 std::optional<bench_arguments> parse_bench_arguments(const argument_list& arguments) {
     CLI::App app(
         "Measures this machine: how fast bytes travel to the device and back, and how near to that rate\n"
-        "streams, shuffled batches, and rows by index come. Contents are checked, indices are fresh for\n"
-        "every repetition, figures are medians, and ratios are to the link of the same run.\n"
+        "streams, shuffled batches, and rows by index come. Streamed and exchanged rows are checked, each\n"
+        "repetition uses new indices, and rates are medians (epoch 1 is one run). Ratios are to the link's\n"
+        "rate in the same run.\n"
         "By default the table takes 4.8 GiB of page-locked memory, and the batches take 4 GiB of device "
         "memory\n"
         "for each direction. stream and shuffled write a file of 8 GiB to TMPDIR (/tmp if it is not set) "

@@ -10,8 +10,8 @@
 #include "pinflow/device.hpp"
 #include "pinflow/rows.hpp"
 
-/// What `pinflow bench` measures. Contents are checked; indices are fresh for every repetition; figures are
-/// medians.
+/// What `pinflow bench` measures. Streamed and exchanged rows are checked, each repetition uses new indices,
+/// and rates are medians (epoch 1 is one run). Ratios are to the link's rate in the same run.
 namespace pinflow::cli {
 
 struct bench_options {
@@ -71,8 +71,9 @@ inline constexpr row_ways ways_of_gather{.to_device = true, .to_host = false};
 inline constexpr row_ways ways_of_scatter{.to_device = false, .to_host = true};
 inline constexpr row_ways ways_of_duplex{.to_device = true, .to_host = true};
 inline constexpr row_ways ways_of_plan{};
-/// The same for rows by index. @throws invalid_argument when the table is too small for the batches, or the
-/// memory for either.
+/// Checks before any measurement that the table and its batches fit.
+/// @throws invalid_argument if the table has fewer rows than the batches need, or if host or device memory is
+/// too small.
 void check_rows(const bench_options& options, row_ways ways);
 
 // ---- what they share -------------------------------------------------------------------------------------

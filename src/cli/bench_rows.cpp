@@ -405,10 +405,13 @@ void bench_plan(const bench_options& options, const link_rates& link, const benc
     const sizes sizes(options, ways_of_plan);
     exchange_bench bench(options, sizes);
     const auto tell = [&](const char* direction, const row_plan& plan, unsigned batches, double link_rate) {
+        std::string note = plan.reason;
+        if (plan.gbps > 0) {
+            note += fmt::format("; the smallest group within 3 % of the best measured rate has {}",
+                                readable_count(plan.batches, "batch", "batches"));
+        }
         report({fmt::format("plan, {}, {} at a time: {}", direction, batches, plan_in_words(plan)), plan.gbps,
-                plan.gbps / link_rate, 0,
-                fmt::format("{}; groups of {} known ahead come within 3 % of the best rate", plan.reason,
-                            readable_count(plan.batches, "batch", "batches"))});
+                plan.gbps / link_rate, 0, note});
     };
     std::vector<unsigned> groups{1};
     if (sizes.together() > 1) groups.push_back(sizes.together());

@@ -83,7 +83,11 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
            "whose rows follow each other")
         ->type_name("")
         ->required();
-    app.add_option("OUT", out, "A file, or FILE:NAME (default: data)")->type_name("")->required();
+    app.add_option("OUT", out,
+                   "A file, or FILE:NAME. Without NAME, one array is called `data`;\n"
+                   "several keep their names")
+        ->type_name("")
+        ->required();
     app.add_option("--dtype", cast_to,
                    "Cast numbers to this type: floats round to nearest even, integers saturate")
         ->type_name("T");

@@ -41,11 +41,12 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
     const std::uint64_t slots = std::clamp<std::uint64_t>(memory_bytes_ / (piece_elements * element_bytes), 1,
                                                           std::min(max_slots, pieces));
     const std::uint64_t needed_bytes = slots * piece_elements * element_bytes * (casts ? 2 : 1);
-    if (needed_bytes > memory_bytes_) {  // elements that are larger than pieces
+    // a cast doubles the buffers, and a single element may be larger than a piece: check the memory
+    if (needed_bytes > memory_bytes_) {
         pinflow::detail::require_memory(
             needed_bytes,
-            fmt::format("cannot convert elements of {} bytes: that takes {} bytes of memory", element_bytes,
-                        needed_bytes),
+            fmt::format("cannot convert: the buffers take {} bytes of memory (elements of {} bytes)",
+                        needed_bytes, element_bytes),
             "free memory, or raise the limits on it");
     }
     slots_.resize(std::max<std::size_t>(slots_.size(), slots));

@@ -15,8 +15,8 @@ namespace pinflow::cli {
 /// memory that does not grow with the array. Not thread-safe.
 class element_pipeline {
  public:
-    /// Limits its buffers to an eighth of the memory that is left now, at most 64 MiB. Casts may take as much
-    /// again.
+    /// Limits its read buffers to an eighth of the memory that is left, at most 64 MiB, but always holds one
+    /// element. A cast doubles this.
     element_pipeline();
 
     /// Reads all of `source` as elements of the type `from`, whatever type the stream has, casts them to `to`

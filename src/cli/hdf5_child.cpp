@@ -221,11 +221,11 @@ void hdf5_child::exchange(const hdf5_request& request, std::uint64_t max_bytes, 
 std::vector<std::byte> hdf5_child::ask(const hdf5_request& request) {
     std::vector<std::byte> content;
     exchange(request, max_answer_bytes, [&](std::uint64_t size_bytes, hdf5_deadline until) {
-        // it grows as it comes, and is parsed
+        // up to three copies: the buffer and its larger replacement while it grows, then the parsed result
         constexpr std::uint64_t max_copies = 3;
         pinflow::detail::require_memory(
             max_copies * size_bytes,
-            fmt::format("cannot list '{}': the answer of libhdf5 takes up to {} bytes of memory",
+            fmt::format("cannot open '{}': the answer of libhdf5 takes up to {} bytes of memory",
                         request.path, max_copies * size_bytes));
         return receive_content(socket_, size_bytes, content, until);
     });

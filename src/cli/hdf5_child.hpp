@@ -16,9 +16,9 @@
 #include "pinflow/error.hpp"
 #include "src/cli/hdf5_protocol.hpp"
 
-/// The tool calls libhdf5 in a child process, because damaged files crash it or keep it busy for ever.
-/// The child is the tool itself, started anew under limits of memory and time. It is never only forked: the
-/// tool has threads, and may have CUDA. If the child fails, the tool reports one error line.
+/// The tool reads HDF5 files with libhdf5 in a child process, because damaged files can crash libhdf5 or make
+/// it loop for ever. The child is the tool itself, started anew under limits of memory and time. It is never
+/// only forked: the tool has threads, and may have CUDA. If the child fails, the tool reports one error line.
 namespace pinflow::cli {
 
 /// The first argument of the child, and the descriptor of the socket that it listens to.
@@ -30,7 +30,7 @@ inline constexpr int hdf5_child_socket = 3;
 inline constexpr std::chrono::seconds max_hdf5_computing{60};
 /// The time limit of a whole answer; a disk may be slow.
 inline constexpr std::chrono::seconds max_hdf5_waiting{300};
-/// Address space. HDF5 allows chunks of up to 4 GiB, for which room is set aside.
+/// Upper bound on the child's address space; less if memory is short. HDF5 chunks can be 4 GiB.
 inline constexpr std::uint64_t max_hdf5_memory_bytes = std::uint64_t{8} << 30;
 /// The size limit of the rows in one answer, unless a single row is larger.
 inline constexpr std::uint64_t max_hdf5_rows_bytes = std::uint64_t{8} << 20;

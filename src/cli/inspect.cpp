@@ -24,8 +24,10 @@ using nlohmann::ordered_json;
 /// Why the array can or cannot be mapped, and what its order means for streaming.
 std::string reason_for(const array_listing& listed) {
     std::string reason = listed.reason;
-    if (listed.fortran_order && listed.shape.size() > 1) {
-        reason += "; in Fortran order, so its rows are not contiguous and cannot be streamed";
+    if (has_scattered_rows(listed)) {
+        reason +=
+            "; in Fortran order, so its rows are not contiguous: convert it to C order to stream rows, "
+            "or use --stack to stream each file as one row";
     }
     return reason;
 }

@@ -38,8 +38,8 @@ constexpr std::array commands{
     command{"bench", bench, "measures this machine: the link, streams, rows by index"},
 };
 
-/// Commands that the interface names and this build does not have.
-constexpr std::array<std::string_view, 4> missing_commands{"pin", "unpin", "list", "clean"};
+/// Commands that are planned; no version has them yet.
+constexpr std::array<std::string_view, 4> planned_commands{"pin", "unpin", "list", "clean"};
 
 std::string help() {
     std::string text =
@@ -72,8 +72,8 @@ void run(const argument_list& arguments) {
     if (name == hdf5_child_command) serve_as_hdf5_child();
     const auto* const found = std::ranges::find(commands, name, &command::name);
     if (found != commands.end()) return found->run(rest);
-    if (std::ranges::find(missing_commands, name) != missing_commands.end()) {
-        throw usage_error(fmt::format("this build of pinflow has no command '{}'", name));
+    if (std::ranges::find(planned_commands, name) != planned_commands.end()) {
+        throw usage_error(fmt::format("pinflow {} has no command '{}'", pinflow::version, name));
     }
     throw usage_error(fmt::format("there is no command '{}' (see pinflow --help)", name));
 }

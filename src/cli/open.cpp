@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "pinflow/error.hpp"
 #include "pinflow/formats/hdf5.hpp"
+#include "pinflow/version.hpp"
 #include "src/cli/arguments.hpp"
 
 namespace pinflow::cli {
@@ -16,8 +18,8 @@ namespace {
 
 void refuse_segment(const std::string& text) {
     if (text.starts_with("shm:")) {
-        throw usage_error(
-            fmt::format("this build of pinflow cannot open shared segments, such as '{}'", text));
+        throw usage_error(fmt::format("cannot open '{}': pinflow {} does not support shared-memory segments",
+                                      text, version));
     }
 }
 
@@ -81,6 +83,11 @@ array_listing find_array(const source_argument& source) {
         throw unsupported(fmt::format("cannot open '{}' of '{}': {}", name, source.path, found->reason));
     }
     return std::move(*found);
+}
+
+bool has_scattered_rows(const array_listing& listed) {
+    const auto is_long = [](std::uint64_t length) { return length > 1; };
+    return listed.fortran_order && listed.size_bytes > 0 && std::ranges::count_if(listed.shape, is_long) > 1;
 }
 
 std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options) {

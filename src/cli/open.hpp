@@ -20,8 +20,9 @@ struct source_argument {
     bool is_pattern() const noexcept { return !format; }
 };
 
-/// Finds the file that FILE[:NAME] means, and what it is by its content; or the files, if FILE is a pattern.
-/// @throws usage_error for shared segments, which this build lacks; what format_of throws.
+/// Splits FILE[:NAME] and detects the file's format. A pattern is returned unsplit, without looking for the
+/// files that match.
+/// @throws usage_error for `shm:` names; invalid_argument for an empty path; what format_of throws.
 source_argument find_source(const std::string& text);
 
 /// @throws usage_error if --stack was given for what is no pattern.
@@ -34,11 +35,16 @@ std::string names_of(const std::vector<array_listing>& arrays);
 /// @throws as list_arrays; invalid_argument if there is no such array; unsupported if it cannot be opened.
 array_listing find_array(const source_argument& source);
 
+/// Whether the array is in Fortran order and its rows are not contiguous. They are contiguous if it has no
+/// elements, or at most one axis longer than 1.
+bool has_scattered_rows(const array_listing& listed);
+
 /// The advice if the shell has expanded a pattern to many files, as the end of a sentence.
 inline constexpr std::string_view quote_pattern =
     "quote a pattern of several files ('part-*.npy'), so that pinflow opens them as one array";
 
-/// Opens the array of one argument of `stream`, which may be a pattern. @throws as find_source and open_rows.
+/// Opens the array of one argument of `stream`, which may be a pattern.
+/// @throws usage_error for `shm:` names; what open_rows throws.
 std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options);
 
 }  // namespace pinflow::cli

@@ -143,13 +143,13 @@ array_listing pattern_array::description() const {
     std::string reason;  // of the first file that is not mapped
     for (const part& each : parts_) {
         const array_listing& listing = each.listing;
-        const bool has_order = listing.fortran_order && listing.shape.size() > 1;
-        whole.fortran_order = whole.fortran_order || (has_order && !stacked_);
+        const bool is_scattered = has_scattered_rows(listing);
+        whole.fortran_order = whole.fortran_order || (is_scattered && !stacked_);
         whole.size_bytes += listing.size_bytes;
         std::string own = !listing.mappable                    ? listing.reason
                           : !listing.dtype->is_little_endian() ? "it is big-endian, so that it is converted"
-                          : has_order && stacked_ ? "it is in Fortran order, so that it is reordered"
-                                                  : "";
+                          : is_scattered && stacked_ ? "it is in Fortran order, so that it is reordered"
+                                                     : "";
         mappable += own.empty() ? 1U : 0U;
         if (reason.empty() && !own.empty()) reason = fmt::format("of '{}', {}", each.source.path, own);
     }

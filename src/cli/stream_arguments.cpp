@@ -63,9 +63,9 @@ shard parse_shard(const std::string& rank, const std::string& world) {
         throw usage_error(fmt::format("{} is missing: --rank R and --world W belong together",
                                       rank.empty() ? "--rank" : "--world"));
     if (rank.empty()) return {};
-    constexpr std::uint64_t most = std::numeric_limits<unsigned>::max();
-    const std::uint64_t ranks = parse_count("--world", world, 1, most);
-    const std::uint64_t own = parse_count("--rank", rank, 0, most);
+    constexpr std::uint64_t max_ranks = std::numeric_limits<unsigned>::max();
+    const std::uint64_t ranks = parse_count("--world", world, 1, max_ranks);
+    const std::uint64_t own = parse_count("--rank", rank, 0, max_ranks);
     if (own >= ranks) {
         throw usage_error(fmt::format("--rank {} is out of range: a --world of {} has ranks 0 to {}", own,
                                       ranks, ranks - 1));

@@ -125,8 +125,9 @@ target_argument parse_target(const std::string& text) {
         throw usage_error(fmt::format("this build of pinflow cannot write HDF5 files, such as '{}'", text));
     }
     if (split.named && *format == file_format::npy) {
-        throw usage_error(fmt::format("'{}' is to be a .npy file, whose one array has no name such as '{}'",
-                                      split.path, split.name));
+        throw usage_error(fmt::format(
+            "cannot write '{}': the one array of a .npy file has no name; name the file alone, '{}'", text,
+            split.path));
     }
     if (split.named && split.name.empty()) {
         throw usage_error(fmt::format("'{}' ends in a colon without a name behind it", text));
@@ -157,12 +158,12 @@ std::string hdf5_path(std::string_view path) {
 
 void check_alignment(file_format format, std::uint64_t alignment_bytes) {
     // numpy refuses longer .npy headers, and a zip entry has little room for padding
-    constexpr std::uint64_t least = 16;
+    constexpr std::uint64_t min_bytes = 16;
     const bool narrow = format == file_format::npy || format == file_format::npz;
-    const std::uint64_t most = narrow ? 8192 : std::uint64_t{2} << 20;
-    if (!std::has_single_bit(alignment_bytes) || alignment_bytes < least || alignment_bytes > most) {
-        throw usage_error(fmt::format("--align takes a power of two from {} to {} for {}, not {}", least,
-                                      most, to_string(format), alignment_bytes));
+    const std::uint64_t max_bytes = narrow ? 8192 : std::uint64_t{2} << 20;
+    if (!std::has_single_bit(alignment_bytes) || alignment_bytes < min_bytes || alignment_bytes > max_bytes) {
+        throw usage_error(fmt::format("--align takes a power of two from {} to {} for {}, not {}", min_bytes,
+                                      max_bytes, to_string(format), alignment_bytes));
     }
 }
 

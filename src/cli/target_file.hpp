@@ -43,8 +43,10 @@ using text_map = std::map<std::string, std::string>;
 
 /// How the arrays lie in the file.
 struct target_layout {
-    std::uint64_t alignment_bytes = 4096;  ///< where each begins is a multiple of this
-    unsigned deflate_level = 0;            ///< HDF5: from 1 to 9 they lie in chunks, deflated
+    /// Each array's data begins at a multiple of this; in safetensors only the first tensor's. Unused with
+    /// deflate_level > 0.
+    std::uint64_t alignment_bytes = 4096;
+    unsigned deflate_level = 0;  ///< HDF5: from 1 to 9 they lie in chunks, deflated
 };
 
 /// @throws usage_error unless arrays of `format` can begin at multiples of `alignment_bytes`.
