@@ -43,7 +43,8 @@ class device_buffer {
     device_buffer& operator=(device_buffer&& other) noexcept;
     device_buffer(const device_buffer&) = delete;
     device_buffer& operator=(const device_buffer&) = delete;
-    /// Releases the memory once the buffer's stream has completed the work enqueued so far. Does not wait.
+    /// Releases the memory once the buffer's stream has completed the work enqueued so far. Does not wait,
+    /// unless host memory is exhausted.
     /// Work on other streams must have finished, or the buffer's stream must wait for it.
     ~device_buffer();
 
@@ -54,7 +55,7 @@ class device_buffer {
     /// finished, or `stream` must wait for it.
     void set_stream(stream_view stream) noexcept;
     /// Releases the memory once `events` have passed, too. The buffer's stream waits for them. The events may
-    /// be destroyed afterwards. Does not wait.
+    /// be destroyed afterwards. Does not wait, as above.
     void release_after(std::span<const event> events) noexcept;
 
  private:

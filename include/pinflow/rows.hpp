@@ -28,7 +28,7 @@ class pending_call;
 
 /// How rows are copied between a table in host memory and a device.
 enum class row_route {
-    automatic,  ///< the planner measures once and chooses
+    automatic,  ///< by the sizes of rows, table and call, or the route that `tune` found fastest
     direct,     ///< the device reads and writes the rows in place; they must be page-locked
     /// The copy engine copies row by row; indices must be in host memory. On CUDA, rows of files take the
     /// route `direct` instead: CUDA copies short rows with the CPU, which must not touch a truncated file.
@@ -131,12 +131,13 @@ struct row_exchange_options {
     row_route route = row_route::automatic;
     /// Threads that gather and scatter rows on the staged route. 0: as many as the process may use.
     unsigned threads = 0;
-    /// Upper bound on the page-locked memory of the staged route, at most an eighth of the host memory that
-    /// is left. The route takes the same amount of device memory. The memory is allocated on first use, and
-    /// again for each further stream whose calls are in flight at the same time.
+    /// Page-locked memory of the staging buffers of one stream: 2 to 16 buffers of at most 8 MiB. A buffer
+    /// holds at least one row, so rows longer than half of this take more. At most an eighth of the host
+    /// memory that is left is used. The buffers take the same amount of device memory. They are allocated on
+    /// first use, and again for each further stream whose calls are in flight at the same time.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
-    /// Upper bound on the memory that pinflow page-locks in this process, as pin_options::budget_bytes. 0:
-    /// the default.
+    /// Upper bound on the memory that pinflow page-locks in place in this process, as
+    /// pin_options::budget_bytes. Pinned buffers and staging buffers do not count. 0: the default.
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
@@ -165,8 +166,8 @@ struct row_scatter {
 struct row_plan {
     row_route route = row_route::automatic;
     bool sorted = false;  ///< rows are read in the order of their addresses, repeated rows once
-    /// Thread blocks of the direct part. 0: as many as there is work for. If the options set no number, sums
-    /// and batches that are not aligned to 16 bytes use more.
+    /// Thread blocks of the direct part; 0 on the routes copy and staged. If the options set no number, sums
+    /// and batches that are not aligned to 16 bytes may use more.
     unsigned blocks = 0;
     double staged_share = 0;  ///< share of the rows that is staged, on the hybrid route
     /// How many batches to group: the smallest number within 3 % of the best rate that `tune` found; 1

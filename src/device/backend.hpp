@@ -56,7 +56,8 @@ class device_backend {
 
     virtual std::byte* allocate(std::uint64_t size_bytes, void* stream) = 0;
     /// Releases memory once `stream` has completed the work enqueued so far and `events` have passed. On the
-    /// host, a null handle is a stream that has ended. Does not wait. Moved-from events count as passed.
+    /// host, a null handle is a stream that has ended. Does not wait, unless host memory is exhausted.
+    /// Moved-from events count as passed.
     virtual void release(std::byte* data, std::uint64_t size_bytes, void* stream,
                          std::span<const event> events) noexcept = 0;
     virtual std::byte* allocate_pinned(std::uint64_t size_bytes) = 0;

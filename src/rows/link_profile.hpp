@@ -54,8 +54,8 @@ struct link_profile {
     std::uint64_t min_awaited_bytes = 8 << 20;
 
     // ---- calls of a row exchange
-    /// Calls of fewer bytes are not sorted. For 2 MiB of 512-byte rows, a kernel reaches 32 GB/s sorted and
-    /// 21 unsorted; the sort takes some 20 us whatever the size.
+    /// Direct gathers of fewer bytes are not sorted by default. For 2 MiB of 512-byte rows, a kernel reaches
+    /// 32 GB/s sorted and 21 unsorted; the sort takes some 20 us whatever the size.
     std::uint64_t min_sorted_bytes = 1 << 20;
     /// In larger tables, kernels alone move short rows at 26 to 35 GB/s; with the CPU's help 39 to 50.
     std::uint64_t huge_table_bytes = std::uint64_t{32} << 30;
@@ -63,11 +63,11 @@ struct link_profile {
     std::uint64_t min_copied_row_bytes = 16 << 10;  ///< from this row size on, `tune` tries one copy per row
     std::uint64_t min_staging_bytes = 256 << 10;    ///< staging buffers from this size on are used
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< scatters to larger tables need more blocks
-    unsigned gather_blocks = 8;       ///< of 1024 threads, for rows below min_long_bytes
-    unsigned long_gather_blocks = 4;  ///< for rows of min_long_bytes and more
-    unsigned busy_blocks = 32;        ///< for unaligned rows and for sums
+    unsigned usual_blocks = 8;        ///< for scatters, and for gathers of rows below min_long_bytes
+    unsigned long_gather_blocks = 4;  ///< for gathers of rows of min_long_bytes and more
+    unsigned busy_blocks = 32;        ///< for unaligned rows, sums, and scatters to large tables
     unsigned busy_large_blocks = 16;  ///< the same for large tables
-    unsigned busy_long_blocks = 8;    ///< the same for long rows
+    unsigned busy_long_blocks = 8;    ///< the same for rows of min_long_bytes and more
     std::uint64_t min_long_bytes = 4 << 10;
     double default_staged_share = 0.4;  ///< for the hybrid route, if nothing is measured
     double min_gain = 1.05;             ///< a plan is preferred if its rate is higher by this factor

@@ -22,7 +22,7 @@ unsigned default_blocks(const call_facts& call, const link_profile& profile) {
     if (!call.is_aligned) return busy_blocks(call, profile);
     if (call.is_scatter && call.table_bytes > profile.large_table_bytes) return busy_blocks(call, profile);
     const bool is_long = !call.is_scatter && call.row_bytes >= profile.min_long_bytes;
-    return is_long ? profile.long_gather_blocks : profile.gather_blocks;
+    return is_long ? profile.long_gather_blocks : profile.usual_blocks;
 }
 
 /// Chooses the arrays to hold: small arrays of files beside a larger one, the smallest first.
@@ -47,7 +47,7 @@ std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_
 }
 
 /// Why rows of this array cannot travel like this; empty if they can.
-std::string why_not(transfer how, const sample_facts& sample, const array_facts& array) {
+std::string reason_against(transfer how, const sample_facts& sample, const array_facts& array) {
     if (how == transfer::read && !array.has_files)
         return fmt::format("{} has no file to read from", array.name);
     if (how == transfer::view && !sample.is_in_order)
@@ -164,8 +164,9 @@ std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<con
             plans.push_back(only({transfer::held}, "small: it is kept where batches are consumed"));
             continue;
         }
-        const std::string why = sample.requested ? why_not(*sample.requested, sample, arrays[i]) : "";
-        if (!why.empty()) throw unsupported(why);
+        const std::string refusal =
+            sample.requested ? reason_against(*sample.requested, sample, arrays[i]) : "";
+        if (!refusal.empty()) throw unsupported(refusal);
         plans.push_back(sample.on_host ? plan_on_host(sample, arrays[i])
                                        : plan_on_cuda(sample, arrays[i], profile));
     }
@@ -215,7 +216,7 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
         return plan(row_route::staged, "rows of a file are read, as it may be truncated at any time");
     if (call.on_host)
         return plan_of(row_route::direct, call.is_scatter, call, profile,
-                       "the host device copies rows from where they lie to where they go");
+                       "the host device copies rows directly");
     if (call.table_bytes == 0) return plan(row_route::direct, "the table has no bytes");
     return std::nullopt;
 }
@@ -233,11 +234,11 @@ transfer_plan plan_by_sizes(const call_facts& call, const link_profile& profile)
     if (call.has_host_ids && !call.is_file_backed && call.row_bytes >= profile.min_engine_bytes)
         return plan_of(row_route::copy, false, call, profile,
                        "by the sizes: the copy engine copies long rows");
-    const bool sorts = are_short && call.table_bytes > profile.covered_bytes &&
-                       saturated(call.row_bytes, call.count) >= profile.min_sorted_bytes;
-    return plan_of(row_route::direct, sorts, call, profile,
-                   sorts ? "by the sizes: kernels read short rows in the order of their addresses"
-                         : "by the sizes: kernels read these rows as fast in any order");
+    const bool is_sorted = are_short && call.table_bytes > profile.covered_bytes &&
+                           saturated(call.row_bytes, call.count) >= profile.min_sorted_bytes;
+    return plan_of(row_route::direct, is_sorted, call, profile,
+                   is_sorted ? "by the sizes: kernels read short rows in the order of their addresses"
+                             : "by the sizes: kernels read these rows as fast in any order");
 }
 
 bool tries_staging(const call_facts& call, const link_profile& profile) noexcept {

@@ -26,7 +26,7 @@ struct array_facts {
     std::uint64_t extent_count = 1;  ///< contiguous pieces that contain the rows; 0: none
     bool is_file_backed = false;
     bool is_mapped = false;         ///< every row is mapped in its delivered form
-    bool is_partly_mapped = false;  ///< some do
+    bool is_partly_mapped = false;  ///< some rows are
     bool is_decoded = false;        ///< rows are available only through row_source::read_rows
     bool has_files = false;         ///< every row can be read from a file in its delivered form
     bool has_any_file = false;      ///< some can
@@ -94,9 +94,9 @@ const rated_plan& fastest(std::span<const rated_plan> measured, const link_profi
 /// `link` is the throughput of rows in order, which limits both. A rate of 0 means not measured.
 rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link,
                          const link_profile& profile = {});
-/// Whether staging buffers of this size are worth measuring.
+/// Whether staging buffers of this size are large enough to be used.
 bool tries_staging(const call_facts& call, const link_profile& profile = {}) noexcept;
-/// Thread blocks for kernels that do more work per byte than a copy: unaligned batches and sums.
+/// Thread blocks for kernels that wait longer for each byte: unaligned rows, sums, scatters to large tables.
 unsigned busy_blocks(const call_facts& call, const link_profile& profile = {}) noexcept;
 
 }  // namespace pinflow::detail
