@@ -21,13 +21,13 @@ TEST_CASE("scratch: a block is used again once its stream has passed, and not be
         CHECK(&first != &second);
         gate gate;
         hold(stream, gate);
-        scratch.give_back(first, stream);
+        first.give_back(stream);
         CHECK(&scratch.take(100) != &first);
         gate.open();
         stream.synchronize();
         CHECK(&scratch.take(5000) != &first);  // which is too small
         CHECK(&scratch.take(4096) == &first);
-        pinned_scratch::give_back(second);
+        second.give_back();
         CHECK(&scratch.take(1) == &second);
         pinned_scratch::block& large = scratch.take(1'000'000);
         large.data()[999'999] = std::byte{1};
@@ -39,8 +39,8 @@ TEST_CASE("scratch: the smallest block that is large enough is taken") {
         pinned_scratch scratch(device);
         pinned_scratch::block& large = scratch.take(1'000'000);
         pinned_scratch::block& small = scratch.take(100);
-        pinned_scratch::give_back(large);
-        pinned_scratch::give_back(small);
+        large.give_back();
+        small.give_back();
         CHECK(&scratch.take(100) == &small);
         CHECK(&scratch.take(100) == &large);
     });
@@ -58,7 +58,7 @@ TEST_CASE("scratch: blocks stay until their streams have passed") {
         std::atomic<bool> opened = false;
         hold(stream, gate);
         copy_to_device_async(memory.data(), {block.data(), 4096}, stream);
-        scratch->give_back(block, stream);
+        block.give_back(stream);
         std::thread opener([&] {
             for (int i = 0; i < 50; ++i)
                 std::this_thread::yield();

@@ -72,7 +72,7 @@ class device_buffer {
 /// Page-locked host memory that `device` copies from and to at the full rate of the link. On the host device
 /// it is plain memory. Move-only.
 ///
-/// The first pinned_buffer or pinned_pages of a CUDA device takes a tenth of a second and some 500 MiB of
+/// The first pinned_buffer or pinned_pages of a CUDA device takes a tenth of a second and some 520 MiB of
 /// device memory: pinflow creates a second CUDA context and registers host memory there. Registering in the
 /// primary context would block all other users of it. If the device has less than 10 GiB in all, or less than
 /// 1 GiB free, the primary context is used instead.

@@ -212,8 +212,8 @@ class exchange_call {
 /// reused, and the stream may be destroyed. Exchanges and streams are not synchronised with each other: the
 /// caller must make sure that no two of them write the same memory at the same time.
 ///
-/// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, a call
-/// blocks until the stream continues. The staged route enqueues about seven operations for each piece of rows
+/// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, a call on it
+/// blocks until the stream continues; calls on other streams do not. The staged route enqueues about seven operations for each piece of rows
 /// (8 MiB, or less if staging_bytes is small).
 ///
 /// The constructor page-locks a table that is not page-locked yet (read-only if it is a mapped file), unless
@@ -231,7 +231,7 @@ class exchange_call {
 ///
 /// Besides the errors named with them, calls throw device_error, data_changed if the table's file has
 /// changed, and invalid_argument for null pointers unless there are no indices. Members may be called from
-/// several threads; calls are enqueued one at a time. The destructor waits until the streams have passed the
+/// several threads at once. The destructor waits until the streams have passed the
 /// calls. Calls on a moved-from exchange throw invalid_argument, and its table is empty.
 class row_exchange {
  public:

@@ -50,24 +50,17 @@ std::exception_ptr pending_call::error_of_indices() const {
 }
 
 std::shared_ptr<pending_call> call_errors::begin() {
-    pinned_scratch::block* memory = nullptr;
     {
         const std::lock_guard lock(mutex_);
         forget_ended();
-        memory = memory_->find(sizeof(index_errors));
     }
-    if (memory == nullptr) {
-        std::list<pinned_scratch::block> allocated = memory_->allocate(sizeof(index_errors));
-        const std::lock_guard lock(mutex_);
-        memory = &memory_->add(std::move(allocated));
-    }
+    pinned_scratch::block& memory = memory_->take(sizeof(index_errors));
     try {
-        auto begun = std::make_shared<pending_call>(*memory, device_);
+        auto begun = std::make_shared<pending_call>(memory);
         *begun->errors() = {};
         return begun;
     } catch (...) {
-        const std::lock_guard lock(mutex_);
-        pinned_scratch::give_back(*memory);
+        memory.give_back();
         throw;
     }
 }
@@ -78,25 +71,23 @@ void call_errors::expect(const std::shared_ptr<pending_call>& begun, std::string
     begun->count_ = count;
     begun->row_count_ = row_count;
     begun->is_listed_ = is_listed;
-    begun->passed_.record(stream);  // without the lock: it waits if the stream's queue is full
+    begun->memory_.mark(stream);  // without the lock: it waits if the stream's queue is full
     const std::lock_guard lock(mutex_);
     calls_.push_back(begun);
     begun->state_ = pending_call::state::expected;
 }
 
 void call_errors::forget(const pending_call& begun, stream_view stream) {
-    pinned_scratch::mark(begun.memory_, stream);  // without the lock, as in expect
-    forget(begun);
+    begun.memory_.give_back(stream);
 }
 
 void call_errors::forget(const pending_call& begun) noexcept {
-    const std::lock_guard lock(mutex_);
-    pinned_scratch::give_back(begun.memory_);
+    begun.memory_.give_back();
 }
 
 /// Whether the streams have passed the call; ends it if so.
 bool call_errors::has_ended(pending_call& call) {
-    if (call.state_ == pending_call::state::expected && call.passed_.done()) end(call);
+    if (call.state_ == pending_call::state::expected && call.memory_.passed()) end(call);
     return call.state_ == pending_call::state::ended;
 }
 
@@ -107,7 +98,7 @@ void call_errors::end(pending_call& call) noexcept {
     } catch (...) {
         call.error_ = std::current_exception();  // there is no memory for the message
     }
-    pinned_scratch::give_back(call.memory_);
+    call.memory_.give_back();
     call.state_ = pending_call::state::ended;
 }
 
@@ -162,7 +153,7 @@ void call_errors::close() noexcept {
             next = *found;
         }
         try {
-            next->passed_.synchronize();
+            next->memory_.wait_until_passed();
         } catch (...) {
             return;  // a failed device runs nothing any more
         }

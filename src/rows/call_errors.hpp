@@ -18,7 +18,7 @@ namespace pinflow::detail {
 /// A call whose error may be found after it has returned.
 class pending_call {
  public:
-    pending_call(pinned_scratch::block& memory, pinflow::device device) : memory_(memory), passed_(device) {}
+    explicit pending_call(pinned_scratch::block& memory) : memory_(memory) {}
 
     /// The errors of its indices, in page-locked memory; none at first.
     index_errors* errors() const noexcept { return reinterpret_cast<index_errors*>(memory_.data()); }
@@ -31,8 +31,7 @@ class pending_call {
     /// Builds the exception of wrong indices; null if there are none.
     std::exception_ptr error_of_indices() const;
 
-    pinned_scratch::block& memory_;
-    event passed_;
+    pinned_scratch::block& memory_;  ///< its mark is the end of the call
     state state_ = state::begun;
     bool is_listed_ = false;
     std::string what_;
@@ -50,7 +49,7 @@ class call_errors {
     /// If many more errors than this are not asked for, only their handles have the oldest.
     static constexpr std::size_t max_listed = 1024;
 
-    explicit call_errors(pinflow::device device) : device_(device), memory_(std::in_place, device) {}
+    explicit call_errors(pinflow::device device) : memory_(std::in_place, device) {}
     call_errors(const call_errors&) = delete;
     call_errors& operator=(const call_errors&) = delete;
     ~call_errors() { close(); }
@@ -84,7 +83,6 @@ class call_errors {
     void end(pending_call& call) noexcept;
     void forget_ended();
 
-    pinflow::device device_;
     std::mutex mutex_;
     std::optional<pinned_scratch> memory_;  ///< until `close`
     std::size_t next_scan_ = 0;             ///< the number of calls from which on ended ones are forgotten

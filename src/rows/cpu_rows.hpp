@@ -17,12 +17,12 @@ struct row_piece {
 /// Which of several neighbouring equal indices takes effect.
 enum class kept_duplicate : std::uint8_t { all, first, last };
 
-/// Copies rows from a table to their places in a buffer, on the calling thread. Stores bypass the caches,
-/// because the copy engine reads the buffer.
+/// Copies rows from a table to their places in a buffer, on the calling thread. On x86, stores of
+/// rows of 128 bytes or more bypass the caches, because the copy engine reads the buffer.
 void gather_on_cpu(const std::byte* table, const row_piece& rows, kept_duplicate which,
                    std::byte* buffer) noexcept;
 
-/// Copies rows from their places in a buffer to a table. Stores bypass the caches.
+/// Copies rows from their places in a buffer to a table, with the same stores.
 void scatter_on_cpu(std::byte* table, const row_piece& rows, kept_duplicate which,
                     const std::byte* buffer) noexcept;
 

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <mutex>
 #include <vector>
 
 #include "src/core/checked.hpp"
@@ -21,7 +20,9 @@ row_plan public_form(const rated_plan& rated, const row_exchange_options& option
     const transfer_plan& plan = rated.plan;
     const transfer_part* const kernel = plan.find(transfer::kernel);
     const transfer_part* const staged = plan.find(transfer::staged);
-    row_plan result{.route = route_of(plan), .sorted = plan.parts.front().sorted};
+    row_plan result;
+    result.route = route_of(plan);
+    result.sorted = plan.parts.front().sorted;
     result.gbps = rated.gbps;
     result.reason = plan.reason;
     if (kernel == nullptr) return result;
@@ -94,7 +95,6 @@ void exchange_state::tune(std::uint64_t batch_rows, unsigned batches) {
     const auto gather_async = [&](const transfer_plan& plan, std::span<const std::uint64_t> ids,
                                   std::byte* rows) {
         const batch only{row_ids(ids), rows};
-        const std::lock_guard lock(mutex);
         enqueue_as(plan, row_direction::gather, {&only, 1}, duplicate_policy::last, own_stream_);
     };
     const timed_gathers gathers{table_.row_count(), own_stream_, gather_async};

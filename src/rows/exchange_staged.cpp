@@ -126,9 +126,7 @@ void exchange_state::gather_staged(row_call& call, std::uint64_t begin) {
     staging_ring& ring = *call.ring;
     const row_piece all = order_for_cpu(call, begin);
     begin_errors(call);
-    event ids_there(device_);
-    ids_there.record(ring.copies());
-    ring.cpu_waits_for(ids_there);
+    ring.cpu_waits_for_copies();  // for the indices
     for (std::uint64_t at = begin; at < call.count; at += rows_of_piece(ring)) {
         row_piece piece = all;
         piece.begin = at;

@@ -18,8 +18,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Copies indices, and counts those of the copy that are outside the table. Called with the lock held, so it
-/// is isolated: another task of the caller on this thread could call the exchange and deadlock.
+/// Copies indices, and counts those of the copy that are outside the table. Isolated: otherwise this thread
+/// could run another task of the caller's meanwhile.
 std::uint64_t copy_ids(std::span<const std::uint64_t> ids, std::uint64_t* to, std::uint64_t row_count) {
     start_worker_threads();
     return tbb::this_task_arena::isolate([&] {
@@ -59,7 +59,11 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       workers_(options.threads),
       arena_(static_cast<int>(workers_.count())),
       own_stream_(device),
-      preparing_(device) {
+      preparing_(device),
+      prepared_(device),
+      rings_(device, staging_buffer_bytes(),
+             static_cast<unsigned>(
+                 std::clamp(staging_bytes_ / staging_buffer_bytes(), min_buffers, max_buffers))) {
     const bool is_part = options_.staged_share >= 0 && options_.staged_share < 1;
     if (!is_part) {
         throw invalid_argument(fmt::format(
@@ -109,12 +113,7 @@ std::uint64_t exchange_state::staging_buffer_bytes() const noexcept {
 
 /// Gives the call staging buffers. Their streams start after the work on the call's stream so far.
 staging_ring& exchange_state::take_ring(row_call& call) {
-    if (!rings_) {
-        const std::uint64_t buffers =
-            std::clamp(staging_bytes_ / staging_buffer_bytes(), min_buffers, max_buffers);
-        rings_.emplace(device_, staging_buffer_bytes(), static_cast<unsigned>(buffers));
-    }
-    call.ring = &rings_->take(call.stream);
+    call.ring = rings_.take(call.stream);
     call.ring->begin_after(call.stream);
     return *call.ring;
 }
@@ -135,11 +134,7 @@ void exchange_state::check() {
 // ---- a call ----------------------------------------------------------------------------------------------
 
 void exchange_state::run(row_direction direction, const batch& only, duplicate_policy policy) {
-    pending_calls calls;
-    {
-        const std::lock_guard lock(mutex);
-        calls = enqueue(direction, {&only, 1}, policy, own_stream_, false);
-    }
+    const pending_calls calls = enqueue(direction, {&only, 1}, policy, own_stream_, false);
     own_stream_.synchronize();
     for (const std::shared_ptr<pending_call>& call : calls)
         errors_->check(*call);
@@ -202,10 +197,11 @@ void exchange_state::enqueue_call(row_call& call) {
         } else if (call.plan.main() == transfer::staged && !call.is_sorted() && !call.ids_on_device) {
             gather_staged_unsorted(call);
         } else {
-            order_on_device(call);
+            prepare_order(call);
             move_in_order(call);
         }
         finish(call);
+        call.ring = {};  // for the next call
     } catch (...) {
         abandon(call);
         throw;
@@ -232,11 +228,31 @@ void exchange_state::begin_errors(row_call& call) {
     if (!call.errors) call.errors = errors_->begin();
 }
 
-/// Copies the indices to the device, checks those that were already there, and sorts them.
-void exchange_state::order_on_device(row_call& call) {
+/// Prepares the order of the rows on the device. Indices in host memory need not wait for earlier work of the
+/// call's stream.
+void exchange_state::prepare_order(row_call& call) {
+    if (call.ids_on_device) return order_on_device(call, call.stream);
+    {
+        const std::lock_guard lock(preparing_mutex_);
+        order_on_device(call, preparing_);
+    }
+    await_preparing(call.stream);
+}
+
+/// Makes `stream` wait for what was prepared so far.
+void exchange_state::await_preparing(stream_view stream) {
+    {
+        const std::lock_guard lock(preparing_mutex_);
+        prepared_.record(preparing_);
+    }
+    // without the lock, because the stream's queue may be full. A later record only makes it wait longer
+    stream.wait(prepared_);
+}
+
+/// Copies the indices to the device, checks those that were already there, and sorts them, in the order of
+/// `preparing`.
+void exchange_state::order_on_device(row_call& call, stream_view preparing) {
     device_backend& backend = device_.backend();
-    // indices in host memory need not wait for earlier work of the stream
-    const stream_view preparing = call.ids_on_device ? call.stream : preparing_.view();
     void* const stream = preparing.native_handle();
     const bool sorted = call.is_sorted();
     const bool refuses_repeated = !call.is_gather() && call.policy == duplicate_policy::error;
@@ -288,11 +304,6 @@ void exchange_state::order_on_device(row_call& call) {
         copy_to_host_async({reinterpret_cast<std::byte*>(call.errors->errors()), sizeof(index_errors)},
                            call.scratch.part(errors_part), preparing);
     }
-    if (!call.ids_on_device) {
-        event prepared(device_);
-        prepared.record(preparing);
-        call.stream.wait(prepared);
-    }
     call.transfer.table = {const_cast<std::byte*>(table_.data()), table_.row_count(),
                            table_.row_size_bytes()};
     call.transfer.order = order;
@@ -322,10 +333,8 @@ void exchange_state::finish(row_call& call) {
 /// Returns the memory of a call that failed while it was being enqueued: the enqueued part still uses it.
 void exchange_state::abandon(row_call& call) noexcept {
     try {
-        if (call.ring != nullptr) call.ring->end_before(call.stream);
-        event prepared(device_);
-        prepared.record(preparing_);
-        call.stream.wait(prepared);
+        if (call.ring) call.ring->end_before(call.stream);
+        await_preparing(call.stream);
         give_back(call);
         if (call.errors) errors_->forget(*call.errors, call.stream);
         // the caller of a synchronous call may free its memory when the call throws
@@ -340,7 +349,7 @@ void exchange_state::abandon(row_call& call) noexcept {
             }
         };
         wait_for(preparing_);
-        if (call.ring != nullptr) std::ranges::for_each(call.ring->streams(), wait_for);
+        if (call.ring) std::ranges::for_each(call.ring->streams(), wait_for);
         wait_for(call.stream);
         if (call.errors) errors_->forget(*call.errors);
     }

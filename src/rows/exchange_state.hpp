@@ -25,8 +25,9 @@ namespace pinflow::detail {
 
 enum class row_direction : std::uint8_t { gather, scatter };
 
-/// Implements row_exchange: enqueues calls on every route. Members are called with `mutex` held, unless they
-/// say otherwise.
+/// Implements row_exchange: enqueues calls on every route. Thread-safe. No lock is held while a call enqueues
+/// on its stream, whose queue may be full: only on streams of the exchange that wait for no stream of the
+/// caller's.
 class exchange_state {
  public:
     exchange_state(row_table table, pinflow::device device, const row_exchange_options& options);
@@ -51,15 +52,13 @@ class exchange_state {
     /// Enqueues batches. If `is_listed`, `check` throws their errors; a handle does anyway.
     pending_calls enqueue(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                           stream_view stream, bool is_listed = true);
-    /// Enqueues one batch, waits for it, and throws its error. Takes the lock itself.
+    /// Enqueues one batch, waits for it, and throws its error.
     void run(row_direction direction, const batch& only, duplicate_policy policy);
     /// The plan for `batches` batches of `batch_rows` rows, with the number of batches worth moving together.
-    /// Needs no lock.
     row_plan plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) const;
-    /// Measures plans for groups of 1, 2, 4, ... up to `batches` batches of `batch_rows` rows. Takes the lock
-    /// itself.
+    /// Measures plans for groups of 1, 2, 4, ... up to `batches` batches of `batch_rows` rows.
     void tune(std::uint64_t batch_rows, unsigned batches);
-    /// Throws the errors of calls that have ended, and of the table's file. Needs no lock.
+    /// Throws the errors of calls that have ended, and of the table's file.
     void check();
     /// What the handles of calls share with the exchange.
     const std::shared_ptr<call_errors>& errors() const noexcept { return errors_; }
@@ -67,8 +66,6 @@ class exchange_state {
     const row_table& table() const noexcept { return table_; }
     const pinflow::device& device() const noexcept { return device_; }
     std::uint64_t staging_buffer_bytes() const noexcept;
-
-    std::mutex mutex;
 
  private:
     // NOLINTBEGIN(readability-redundant-member-init): g++ warns where an initialiser leaves out others
@@ -90,7 +87,7 @@ class exchange_state {
         device_scratch scratch{};
         row_transfer transfer{};
         std::shared_ptr<pending_call> errors = nullptr;  ///< null: no error is possible
-        staging_ring* ring = nullptr;                    ///< for the staged and hybrid routes
+        staging_rings::taken_ring ring{};                ///< for the staged and hybrid routes
         taken_block sorted_ids{};  ///< indices of the order, in host memory, for the CPU
 
         const std::uint64_t* ids_in_host_memory() const noexcept {
@@ -127,7 +124,9 @@ class exchange_state {
     void take_ids(row_call& call);
     void enqueue_call(row_call& call);
     void begin_errors(row_call& call);
-    void order_on_device(row_call& call);
+    void prepare_order(row_call& call);
+    void await_preparing(stream_view stream);
+    void order_on_device(row_call& call, stream_view preparing);
     void move_in_order(row_call& call);
     void move_by_kernel(const row_call& call, row_transfer transfer, stream_view stream);
     void copy_row_by_row(row_call& call);
@@ -155,9 +154,11 @@ class exchange_state {
     worker_threads workers_;
     tbb::task_arena arena_;
     stream own_stream_;  ///< of synchronous calls and measurements
-    stream preparing_;
+    std::mutex preparing_mutex_;
+    stream preparing_;  ///< copies and sorts indices from host memory; waits for no other stream
+    event prepared_;
     // last: its streams use the members above
-    std::optional<staging_rings> rings_;
+    staging_rings rings_;
 };
 
 }  // namespace pinflow::detail

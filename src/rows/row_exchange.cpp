@@ -1,5 +1,4 @@
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -67,7 +66,6 @@ exchange_call row_exchange::gather_group_async(std::span<const row_gather> batch
     for (const row_gather& batch : batches)
         all.push_back({batch.ids, batch.destination});
     detail::exchange_state& state = used(state_);
-    const std::lock_guard lock(state.mutex);
     return {state.errors(),
             state.enqueue(detail::row_direction::gather, all, duplicate_policy::last, stream)};
 }
@@ -91,7 +89,6 @@ exchange_call row_exchange::scatter_group_async(std::span<const row_scatter> bat
     for (const row_scatter& batch : batches)
         all.push_back({batch.ids, const_cast<std::byte*>(batch.source)});
     detail::exchange_state& state = used(state_);
-    const std::lock_guard lock(state.mutex);
     return {state.errors(), state.enqueue(detail::row_direction::scatter, all, policy, stream)};
 }
 

@@ -18,34 +18,25 @@ pinned_scratch::~pinned_scratch() {
 pinned_scratch::block* pinned_scratch::find(std::uint64_t size_bytes) {
     block* best = nullptr;  // the smallest that fits, to keep large blocks for later
     for (block& each : blocks_) {
-        if (each.taken_ || each.memory_.size_bytes() < size_bytes) continue;
+        if (each.memory_.size_bytes() < size_bytes || each.taken_.load(std::memory_order_acquire)) continue;
         if (best != nullptr && best->memory_.size_bytes() <= each.memory_.size_bytes()) continue;
-        if (each.used_.done()) best = &each;
+        if (each.passed()) best = &each;
     }
-    if (best != nullptr) best->taken_ = true;
+    if (best != nullptr) best->taken_.store(true, std::memory_order_relaxed);
     return best;
 }
 
-std::list<pinned_scratch::block> pinned_scratch::allocate(std::uint64_t size_bytes) const {
+pinned_scratch::block& pinned_scratch::take(std::uint64_t size_bytes) {
     constexpr std::uint64_t min_bytes = 4096;
+    {
+        const std::lock_guard lock(mutex_);
+        if (block* const found = find(size_bytes)) return *found;
+    }
     std::list<block> allocated;
-    allocated.emplace_back(device_, std::bit_ceil(std::max(size_bytes, min_bytes))).taken_ = true;
-    return allocated;
-}
-
-pinned_scratch::block& pinned_scratch::add(std::list<block> allocated) noexcept {
+    allocated.emplace_back(device_, std::bit_ceil(std::max(size_bytes, min_bytes)));
+    const std::lock_guard lock(mutex_);
     blocks_.splice(blocks_.end(), allocated);
     return blocks_.back();
-}
-
-pinned_scratch::block& pinned_scratch::take(std::uint64_t size_bytes) {
-    if (block* const found = find(size_bytes)) return *found;
-    return add(allocate(size_bytes));
-}
-
-void pinned_scratch::give_back(block& used, stream_view stream) {
-    mark(used, stream);
-    give_back(used);
 }
 
 std::size_t device_scratch::add(std::uint64_t size_bytes) {

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <list>
-#include <memory>
-#include <span>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -14,7 +14,7 @@
 namespace pinflow::detail {
 
 /// Page-locked blocks for the indices and errors of calls. A block is reused once the streams that used it
-/// have passed. For one thread at a time.
+/// have passed. Thread-safe: its lock is never held while a stream or the driver may hold up the caller.
 class pinned_scratch {
  public:
     explicit pinned_scratch(pinflow::device device) : device_(device) {}
@@ -28,31 +28,34 @@ class pinned_scratch {
         explicit block(pinflow::device device, std::uint64_t size_bytes)
             : memory_(size_bytes, device), used_(device) {}
         std::byte* data() const noexcept { return memory_.data(); }
+        /// Marks `stream`'s work so far as the last use.
+        void mark(stream_view stream) { used_.record(stream); }
+        /// Whether the marked use is over.
+        bool passed() const { return used_.done(); }
+        void wait_until_passed() const { used_.synchronize(); }
+        /// Returns the block. It is reused once the marked use is over.
+        void give_back() noexcept { taken_.store(false, std::memory_order_release); }
+        void give_back(stream_view stream) {
+            mark(stream);
+            give_back();
+        }
 
      private:
         friend class pinned_scratch;
         pinned_buffer memory_;
         event used_;
-        bool taken_ = false;
+        std::atomic<bool> taken_ = true;
     };
 
     /// Takes a block of at least `size_bytes`. The caller owns it until `give_back`.
     /// @throws device_error.
     block& take(std::uint64_t size_bytes);
-    /// The two steps of `take`, for users that allocate without their lock. `find` returns null if no block
-    /// is free.
-    block* find(std::uint64_t size_bytes);
-    std::list<block> allocate(std::uint64_t size_bytes) const;
-    block& add(std::list<block> allocated) noexcept;
-    /// Returns a block. It is reused once `stream` has completed the work enqueued so far.
-    void give_back(block& used, stream_view stream);
-    /// The first step of that: marks `stream`'s work so far as the last use.
-    static void mark(block& used, stream_view stream) { used.used_.record(stream); }
-    /// Returns a block that no stream uses any more, or that is marked.
-    static void give_back(block& used) noexcept { used.taken_ = false; }
 
  private:
+    block* find(std::uint64_t size_bytes);
+
     pinflow::device device_;
+    std::mutex mutex_;  ///< for the list
     std::list<block> blocks_;
 };
 
@@ -60,19 +63,16 @@ class pinned_scratch {
 class taken_block {
  public:
     taken_block() noexcept = default;
-    taken_block(pinned_scratch& from, std::uint64_t size_bytes)
-        : from_(&from), block_(&from.take(size_bytes)) {}
-    taken_block(taken_block&& other) noexcept
-        : from_(other.from_), block_(std::exchange(other.block_, nullptr)) {}
+    taken_block(pinned_scratch& from, std::uint64_t size_bytes) : block_(&from.take(size_bytes)) {}
+    taken_block(taken_block&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
     taken_block& operator=(taken_block&& other) noexcept {
-        std::swap(from_, other.from_);
         std::swap(block_, other.block_);
         return *this;
     }
     taken_block(const taken_block&) = delete;
     taken_block& operator=(const taken_block&) = delete;
     ~taken_block() {
-        if (block_ != nullptr) pinned_scratch::give_back(*block_);
+        if (block_ != nullptr) block_->give_back();
     }
 
     explicit operator bool() const noexcept { return block_ != nullptr; }
@@ -80,12 +80,11 @@ class taken_block {
     /// Returns the block, if there is one. It is reused once `stream` has completed the work enqueued so far.
     void give_back(stream_view stream) {
         if (block_ == nullptr) return;
-        from_->give_back(*block_, stream);
+        block_->give_back(stream);
         block_ = nullptr;
     }
 
  private:
-    pinned_scratch* from_ = nullptr;
     pinned_scratch::block* block_ = nullptr;
 };
 

@@ -1,7 +1,6 @@
 #include "src/rows/staging.hpp"
 
 #include <algorithm>
-#include <iterator>
 
 #include "src/device/backend.hpp"
 
@@ -12,6 +11,7 @@ staging_ring::staging_ring(pinflow::device device, std::uint64_t buffer_bytes, u
       cpu_{stream(device), stream(device)},
       copies_(device),
       begin_(device),
+      copied_(device),
       end_(device) {
     buffers_.reserve(buffers);
     for (unsigned i = 0; i < buffers; ++i) {
@@ -24,13 +24,14 @@ staging_ring::staging_ring(pinflow::device device, std::uint64_t buffer_bytes, u
 
 void staging_ring::begin_after(stream_view user) {
     begin_.record(user);
-    cpu_waits_for(begin_);
-    copies_.wait(begin_);
+    for (const stream_view each : streams())
+        each.wait(begin_);
 }
 
-void staging_ring::cpu_waits_for(const event& event) {
+void staging_ring::cpu_waits_for_copies() {
+    copied_.record(copies_);
     for (const stream& each : cpu_)
-        each.wait(event);
+        each.wait(copied_);
 }
 
 void staging_ring::end_before(stream_view user) {
@@ -44,17 +45,33 @@ bool staging_ring::done() const {
     return std::ranges::all_of(streams(), [](stream_view each) { return each.done(); });
 }
 
-staging_ring& staging_rings::take(stream_view stream) {
-    const auto used_last = [&](const ring& each) { return each.stream == stream.native_handle(); };
-    const auto unused = [](const ring& each) { return each.buffers->done(); };
+staging_rings::ring* staging_rings::find(void* stream) {
+    const auto used_last = [&](const ring& each) { return !each.is_taken && each.stream == stream; };
+    const auto idle = [](const ring& each) { return !each.is_taken && each.buffers.done(); };
     auto found = std::ranges::find_if(rings_, used_last);
-    if (found == rings_.end()) found = std::ranges::find_if(rings_, unused);
-    if (found == rings_.end()) {
-        rings_.push_back({std::make_unique<staging_ring>(device_, buffer_bytes_, buffers_), nullptr});
-        found = std::prev(rings_.end());
+    if (found == rings_.end()) found = std::ranges::find_if(rings_, idle);
+    return found == rings_.end() ? nullptr : &*found;
+}
+
+staging_rings::taken_ring staging_rings::take(stream_view stream) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (ring* const found = find(stream.native_handle())) {
+            found->is_taken = true;
+            found->stream = stream.native_handle();
+            return {*this, *found};
+        }
     }
-    found->stream = stream.native_handle();
-    return *found->buffers;
+    std::list<ring> made;  // without the lock, because this allocates
+    made.emplace_back(*this).stream = stream.native_handle();
+    const std::lock_guard lock(mutex_);
+    rings_.splice(rings_.end(), made);
+    return {*this, rings_.back()};
+}
+
+void staging_rings::give_back(ring& taken) noexcept {
+    const std::lock_guard lock(mutex_);
+    taken.is_taken = false;
 }
 
 }  // namespace pinflow::detail

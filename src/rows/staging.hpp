@@ -3,7 +3,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <list>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -31,8 +33,8 @@ class staging_ring {
 
     /// Makes all streams wait for the work enqueued on `user` so far.
     void begin_after(stream_view user);
-    /// Makes the streams of host functions wait for `event`.
-    void cpu_waits_for(const event& event);
+    /// Makes the streams of host functions wait for the work enqueued on the copy stream so far.
+    void cpu_waits_for_copies();
     /// Makes `user` wait for the work enqueued on all streams of the ring.
     void end_before(stream_view user);
     /// Whether all enqueued work is done.
@@ -61,30 +63,66 @@ class staging_ring {
     std::array<stream, 2> cpu_;
     stream copies_;
     event begin_;
+    event copied_;
     event end_;
 };
 
 /// One staging ring for each stream with unfinished work, so that no stream waits for another. A stream
-/// that waits for work enqueued after its own would never continue. For one thread at a time.
+/// that waits for work enqueued after its own would never continue. Thread-safe.
 class staging_rings {
  public:
     staging_rings(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers)
         : device_(device), buffer_bytes_(buffer_bytes), buffers_(buffers) {}
 
-    /// Returns the ring that `stream` used last, otherwise an idle ring, otherwise a new one.
-    /// @throws device_error.
-    staging_ring& take(stream_view stream);
-
  private:
     struct ring {
-        std::unique_ptr<staging_ring> buffers;
-        void* stream;  ///< the stream that used it last
+        explicit ring(const staging_rings& of) : buffers(of.device_, of.buffer_bytes_, of.buffers_) {}
+        staging_ring buffers;
+        void* stream = nullptr;  ///< the stream that used it last
+        bool is_taken = true;
     };
+
+ public:
+    /// A ring that one call enqueues on. The destructor makes it available to other calls.
+    class taken_ring {
+     public:
+        taken_ring() noexcept = default;
+        taken_ring(staging_rings& from, ring& taken) noexcept : from_(&from), ring_(&taken) {}
+        taken_ring(taken_ring&& other) noexcept
+            : from_(other.from_), ring_(std::exchange(other.ring_, nullptr)) {}
+        taken_ring& operator=(taken_ring&& other) noexcept {
+            std::swap(from_, other.from_);
+            std::swap(ring_, other.ring_);
+            return *this;
+        }
+        taken_ring(const taken_ring&) = delete;
+        taken_ring& operator=(const taken_ring&) = delete;
+        ~taken_ring() {
+            if (ring_ != nullptr) from_->give_back(*ring_);
+        }
+
+        explicit operator bool() const noexcept { return ring_ != nullptr; }
+        staging_ring& operator*() const noexcept { return ring_->buffers; }
+        staging_ring* operator->() const noexcept { return &ring_->buffers; }
+
+     private:
+        staging_rings* from_ = nullptr;
+        ring* ring_ = nullptr;
+    };
+
+    /// Takes the ring that `stream` used last, otherwise an idle ring, otherwise a new one.
+    /// @throws device_error.
+    taken_ring take(stream_view stream);
+
+ private:
+    ring* find(void* stream);
+    void give_back(ring& taken) noexcept;
 
     pinflow::device device_;
     std::uint64_t buffer_bytes_;
     unsigned buffers_;
-    std::vector<ring> rings_;
+    std::mutex mutex_;  ///< for the members below
+    std::list<ring> rings_;
 };
 
 }  // namespace pinflow::detail
