@@ -17,7 +17,8 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
     const auto batches =
         static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, profile.max_group_batches));
     const std::uint64_t groups = sample.on_host ? profile.host_groups_of_slots : profile.groups_of_slots;
-    // at most one epoch of slots: batches read further ahead would miss later changes to the files
+    // at most one epoch of slots, because batches read further ahead would miss later changes to the files
+    // (but at least min_slots)
     const std::uint64_t slots = std::min<std::uint64_t>(batches * groups, sample.epoch_batches);
     return {batches, static_cast<unsigned>(std::max<std::uint64_t>(slots, profile.min_slots))};
 }
@@ -29,7 +30,7 @@ unsigned count_threads(const work_facts& work, unsigned cores, const link_profil
     return work.copies ? cores : std::min(cores, profile.listing_threads);
 }
 
-bool next_blocks(bool on_host, std::uint64_t group_bytes, const link_profile& profile) noexcept {
+bool next_waits_for_data(bool on_host, std::uint64_t group_bytes, const link_profile& profile) noexcept {
     return !on_host && group_bytes >= profile.min_awaited_bytes;
 }
 

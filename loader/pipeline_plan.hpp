@@ -27,6 +27,6 @@ unsigned count_threads(const work_facts& work, unsigned cores, const link_profil
 
 /// Whether `next` blocks the calling thread for the data of groups of `group_bytes`, instead of only its
 /// stream.
-bool next_blocks(bool on_host, std::uint64_t group_bytes, const link_profile& profile = {}) noexcept;
+bool next_waits_for_data(bool on_host, std::uint64_t group_bytes, const link_profile& profile = {}) noexcept;
 
 }  // namespace pinflow::detail

@@ -70,8 +70,8 @@ slot_pool::slot_pool(const slot_sizes& sizes, std::vector<std::shared_ptr<const 
       owner_(::getpid()),
       keep_alive_(std::move(keep_alive)),
       views_sources_(sizes.device_side_bytes == 0),
-      awaits_data_(
-          next_blocks(device_.kind() == device_kind::host, sizes.max_group_slots * sizes.device_side_bytes)),
+      awaits_data_(next_waits_for_data(device_.kind() == device_kind::host,
+                                       sizes.max_group_slots * sizes.device_side_bytes)),
       // on the host, its memory is still in the CPU's cache; on a GPU, it has only just been read
       takes_last_(device_.kind() == device_kind::host),
       host_sides_(sizes.count * sizes.host_side_bytes, device_),

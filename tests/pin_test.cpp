@@ -269,7 +269,7 @@ TEST_CASE("pin: the host device registers nothing and says so") {
     pages.set_reader_position(memory->data());
     CHECK(pages.report().total_bytes == page);
     CHECK(contains(sentence_of<unsupported>([&] { pages.require(); }),
-                   "the host device reads memory where it lies"));
+                   "the host device reads memory in place"));
     const pinned_pages moved = std::move(pages);
     CHECK(moved.finished());
 }

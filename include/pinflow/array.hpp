@@ -23,7 +23,7 @@ class row_source;
 using shape_vector = std::vector<std::uint64_t>;
 
 /// The number of elements of a shape: the product of its lengths, 1 for no axes.
-/// @throws invalid_argument if the product of the lengths other than 0 is 2^64 or more, as numpy does.
+/// @throws invalid_argument if the product is 2^64 or more; lengths of 0 are left out of the product here.
 std::uint64_t element_count(std::span<const std::uint64_t> shape);
 /// Bytes between neighbours along each axis of a C-order array; a length of 0 counts as 1.
 /// @throws invalid_argument when the array would take 2^63 bytes or more.

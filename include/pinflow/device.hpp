@@ -24,16 +24,19 @@ class device {
     /// @throws unsupported if this build has no CUDA.
     /// @throws device_error if the machine has no such device.
     static device cuda(int index);
-    /// The number of usable CUDA devices; 0 without CUDA, a driver or a device.
+    /// The number of CUDA devices; 0 without CUDA or a driver, or if cuda:0 is too old. Other devices are not
+    /// checked.
     static int cuda_count() noexcept;
-    /// cuda:0 if it is usable, otherwise the host.
+    /// cuda:0 if `cuda_count` is above 0, otherwise the host.
+    /// @throws as `cuda`.
     static device best();
     /// Reads "auto" (as `best`), "host", "cuda" or "cuda:N".
     /// @throws invalid_argument for another name, and as `cuda`.
     static device parse(std::string_view name);
     /// The host first, then every CUDA device.
+    /// @throws as `cuda`, for any of them.
     static std::vector<device> all();
-    /// Empty if CUDA devices can be used; otherwise one sentence that says why not.
+    /// Empty if `cuda_count` is above 0; otherwise one sentence that says why it is not.
     static std::string no_cuda_reason();
 
     device_kind kind() const noexcept;

@@ -53,7 +53,8 @@ class dtype {
     /// Reads numpy's spelling: `<f4`, `>i8`, `|S10`, `<U5`, `<M8[ns]`, `|V7`, also `=f4`, `f4` and `float32`.
     /// Also reads ml_dtypes' names of types that numpy lacks: `bfloat16`, `>bfloat16`, `float8_e4m3fn`,
     /// `float8_e5m2`. The source of the grammar is numpy's array-protocol type strings.
-    /// @throws format_error for what numpy rejects; unsupported for pickled objects and lists of fields.
+    /// @throws format_error for any other text, including names without a size such as `int`, `f` and `S`.
+    /// @throws unsupported for pickled objects and lists of fields.
     static dtype parse(std::string_view descr);
 
     /// The type of T: bool, the fixed-width integers, float, double, std::complex of both, std::byte (`|V1`).

@@ -13,7 +13,7 @@ class error : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-/// A system call on a file or on memory failed.
+/// The system refused an operation (file, memory, thread or signal), or would run out of memory.
 class system_failure : public error {
  public:
     system_failure(const std::string& message, std::error_code code) : error(message), code_(code) {}

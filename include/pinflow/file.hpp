@@ -48,7 +48,8 @@ class descriptor_lease {
 /// on a FIFO. Every member may be called from any thread at the same time.
 ///
 /// The input_files of a process keep at most half of RLIMIT_NOFILE descriptors open, or 16 if that is more.
-/// Beyond that, the least recently used descriptors are closed, and reopened when they are needed.
+/// When more are needed, pinflow raises the soft limit of the process towards the hard limit, to 65,536 at
+/// most. Beyond that, the least recently used descriptors are closed, and reopened when they are needed.
 /// Reopening checks that it is still the same file.
 class input_file {
  public:

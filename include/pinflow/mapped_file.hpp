@@ -14,9 +14,11 @@ namespace pinflow {
 enum class access_advice { normal, sequential, random, will_need };
 
 /// A read-only shared mapping of a part of a file: the pages of the page cache, without a copy. The bytes
-/// stay valid while this object lives, even if the file is renamed or deleted. If the file is truncated,
-/// reading the lost pages from the CPU raises SIGBUS, so pinflow itself reads with input_file::read.
-/// Thread-safe once constructed.
+/// stay valid while this object lives, even if the file is renamed or deleted. Thread-safe once constructed.
+///
+/// If the file is truncated, reading the lost pages from the CPU raises SIGBUS. pinflow copies rows from the
+/// mapping only under the fault guard (install_fault_guard). Otherwise it reads them with input_file::read.
+/// Exceptions: views, and routes set on the host device.
 class mapped_file {
  public:
     /// Maps [offset_bytes, offset_bytes + size_bytes) of `file`. The offset needs no alignment. A size of 0

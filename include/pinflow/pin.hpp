@@ -38,8 +38,8 @@ enum class pin_limit : std::uint8_t {
 };
 
 struct pin_options {
-    /// Upper bound on the memory that pinflow registers in this process, in bytes; never more than the
-    /// machine and the cgroup have left. 0: three quarters of that.
+    /// Upper bound on the memory that pinflow registers in place in this process, in bytes; never more than
+    /// the machine and the cgroup have left. 0: three quarters of that. pinned_buffers do not count.
     std::uint64_t budget_bytes = 0;
     /// `memlock` lowers the budget to RLIMIT_MEMLOCK, unless the process has CAP_IPC_LOCK.
     pin_limit limit = pin_limit::memory;

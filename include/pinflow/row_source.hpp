@@ -81,7 +81,7 @@ std::shared_ptr<const row_source> concatenate(std::vector<std::shared_ptr<const 
 
 /// Returns one source in which each of `sources` is one row, as np.stack does: for files of one sample each.
 /// The shape of a row is (row_count, row_shape...) of each source. Sources with exactly one extent keep it,
-/// and are mapped and kept as `concatenate` does; other sources are read as a whole for each row.
+/// and are mapped as `concatenate` does; other sources are read as a whole for each row.
 /// @throws as concatenate; invalid_argument also if the row counts differ.
 std::shared_ptr<const row_source> stack(std::vector<std::shared_ptr<const row_source>> sources);
 

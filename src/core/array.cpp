@@ -24,8 +24,8 @@ namespace {
 
 constexpr auto max_bytes = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
-/// The product of `factor` and the lengths; empty if it exceeds 2^64. As in numpy, a length of 0 counts as 1,
-/// so that the result does not depend on the order of the axes.
+/// The product of `factor` and the lengths; empty if it is 2^64 or more. As in numpy, a length of 0 counts as
+/// 1, so that the result does not depend on the order of the axes.
 std::optional<std::uint64_t> extended_product(std::span<const std::uint64_t> shape, std::uint64_t factor) {
     for (const std::uint64_t length : shape) {
         if (length != 0 && !detail::multiply(factor, length, factor)) return std::nullopt;
@@ -45,7 +45,7 @@ void check_fits_strides(std::span<const std::uint64_t> shape, std::uint64_t item
     }
 }
 
-/// Strides of axes that are given in `order`, from the fastest to the slowest.
+/// Strides without gaps. `axis_at(step)` is the axis at position `step`, from the fastest to the slowest.
 template <typename Axes>
 std::vector<std::int64_t> packed_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes,
                                          Axes axis_at) {
@@ -257,12 +257,13 @@ const dtype_field* find_field(const dtype& type, std::string_view name) {
 
 /// "'a', 'b', 'c'", of a file that may have made up any number of them.
 std::string names_of(std::span<const dtype_field> fields) {
-    constexpr std::size_t most = 20;
+    constexpr std::size_t max_names = 20;
     std::string names;
-    for (const dtype_field& field : fields.first(std::min(fields.size(), most))) {
+    for (const dtype_field& field : fields.first(std::min(fields.size(), max_names))) {
         names += (names.empty() ? "" : ", ") + detail::quote(field.name);
     }
-    return fields.size() > most ? fmt::format("{} and {} more", names, fields.size() - most) : names;
+    return fields.size() > max_names ? fmt::format("{} and {} more", names, fields.size() - max_names)
+                                     : names;
 }
 
 }  // namespace

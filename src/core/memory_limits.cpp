@@ -17,8 +17,8 @@ namespace pinflow::detail {
 
 namespace {
 
-void keep_smaller(std::optional<std::uint64_t>& least, std::uint64_t value) {
-    least = std::min(value, least.value_or(std::numeric_limits<std::uint64_t>::max()));
+void keep_smaller(std::optional<std::uint64_t>& min_value, std::uint64_t value) {
+    min_value = std::min(value, min_value.value_or(std::numeric_limits<std::uint64_t>::max()));
 }
 
 /// The files of one cgroup version that hold a group's limit and its usage.

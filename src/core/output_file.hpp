@@ -21,7 +21,7 @@ class output_file {
     explicit output_file(const std::filesystem::path& path);
     output_file(const output_file&) = delete;
     output_file& operator=(const output_file&) = delete;
-    /// Discards the file unless `commit` has returned.
+    /// Discards the file unless `commit` has renamed it.
     ~output_file();
 
     /// Appends `bytes`.

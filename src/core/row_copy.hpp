@@ -14,7 +14,7 @@ void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_by
 
 // ---- what it is made of ----------------------------------------------------------------------------------
 
-/// As memcpy, but writes whole cache lines with non-temporal stores; see finish_streaming.
+/// As memcpy. Rows of 128 bytes or more are written with non-temporal stores on x86; see finish_streaming.
 void stream_copy(std::byte* destination, const std::byte* source, std::size_t size_bytes) noexcept;
 /// Call it after stream_copy, before other threads are told of the copies.
 void finish_streaming() noexcept;

@@ -16,9 +16,17 @@
 
 #include "src/core/hooks.hpp"
 
-/// The only layer that makes system calls on files, memory and threads. It checks their status, retries
-/// interrupted calls, and formats the error messages. Tests can inject a failure into every call. All
-/// functions throw system_failure unless they say otherwise, and may be called from any thread.
+/// System calls on files, memory, threads and signals. Checks their status, retries interrupted calls, and
+/// formats the error messages. Tests can inject a failure into each kind of `call`, but not into `close`,
+/// `unmap` and the functions on resource limits. All functions throw system_failure unless they say
+/// otherwise, and may be called from any thread.
+///
+/// Boost maps single files (mapped_file.cpp), and the tool spawns its child process; both call
+/// `fail_if_injected` first. Other calls made elsewhere cannot be made to fail:
+/// - reading /proc, /sys, page sizes and CPU times
+/// - finding the files that match a pattern (formats/patterns.cpp), and making paths absolute
+/// - the SIGBUS handler (fault_guard.cpp)
+/// - calls made by the tool (src/cli) and by libraries
 namespace pinflow::detail::system {
 
 enum class call {

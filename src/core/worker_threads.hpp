@@ -21,7 +21,8 @@ class worker_threads {
     explicit worker_threads(unsigned wanted);
 
     unsigned count() const noexcept { return count_; }
-    /// Why `count` is less than wanted; empty if it is not.
+    /// Why `count` is less than min(wanted, 1024), or less than the number of cores if `wanted` is 0; empty
+    /// if it is not.
     const std::string& reason() const noexcept { return reason_; }
 
  private:

@@ -29,7 +29,7 @@ std::unique_ptr<detail::pin_worker> start(const device& device, std::vector<pin_
                                                     detail::pin_registry::process(), options);
     }
     return std::make_unique<detail::pin_worker>(
-        ranges, "the host device reads memory where it lies, so nothing is registered");
+        ranges, "the host device reads memory in place, so nothing is registered");
 }
 
 const detail::pin_worker& used(const std::unique_ptr<detail::pin_worker>& worker) {

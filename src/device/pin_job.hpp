@@ -23,9 +23,9 @@
 
 namespace pinflow::detail {
 
-/// Registers some ranges on one thread (`run`, later `release`), and shows all others the progress. The
-/// thread and the owner share the job, because the thread may hang in the driver. It then keeps the job and
-/// the mappings alive after the owner has gone.
+/// Registers some ranges on one thread (`run`), and unregisters them on another (`release`). Shows all other
+/// threads the progress. Each of the two threads shares the job with the owner, because it may hang in the
+/// driver. It then keeps the job and the mappings alive after the owner has gone.
 class pin_job {
  public:
     /// Memory limits and mappings of this machine. The thread asks for them once.
@@ -43,7 +43,7 @@ class pin_job {
     pin_job(const pin_job&) = delete;
     pin_job& operator=(const pin_job&) = delete;
 
-    // ---- for the thread ----
+    // ---- for the two threads ----
 
     void run() noexcept;
     /// Unregisters what `run` has registered, after it has returned.

@@ -11,9 +11,10 @@
 
 namespace pinflow::detail {
 
-/// Brings pages into the page table on its own thread, while other pages are registered. This keeps disk
-/// reads outside the driver's lock, which would block all other calls. If the thread cannot be started, the
-/// populator does nothing, and the registration brings the pages in.
+/// Brings pages into the page table while other pages are registered: read-only pages on its own thread, all
+/// other pages on all cores. This keeps disk reads outside the driver's lock, which would block all other
+/// calls. If the thread cannot be started, the populator does nothing, and the registration brings the pages
+/// in.
 class pin_populator {
  public:
     /// @param stop ends the work early once it is true; must outlive the populator

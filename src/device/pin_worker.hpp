@@ -11,8 +11,8 @@
 
 namespace pinflow::detail {
 
-/// Implements pinned_pages and owns the registering thread. The registry, the locker and `ask` are
-/// parameters, so that tests can replace them.
+/// Implements pinned_pages. Owns the thread that registers and, later, the thread that unregisters. The
+/// registry, the locker and `ask` are parameters, so that tests can replace them.
 class pin_worker {
  public:
     using machine_answers = pin_job::machine_answers;

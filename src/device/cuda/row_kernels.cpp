@@ -17,9 +17,9 @@ constexpr unsigned max_local_blocks = 64;
 /// Threads that move one row.
 unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
     constexpr std::uint64_t word_bytes = 16;
-    constexpr std::uint64_t most = 32;  // a warp
+    constexpr std::uint64_t max_lanes = 32;  // a warp
     return static_cast<unsigned>(
-        std::min(std::bit_ceil((row_size_bytes + word_bytes - 1) / word_bytes), most));
+        std::min(std::bit_ceil((row_size_bytes + word_bytes - 1) / word_bytes), max_lanes));
 }
 
 }  // namespace
@@ -105,8 +105,8 @@ cudaError_t row_kernels::record_wrong_ids(const std::uint64_t* ids, index_errors
 cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, bool pairs,
                                        const row_transfer& transfer, cudaStream_t stream) const noexcept {
     row_launch work{transfer, lanes_for(transfer.table.row_size_bytes)};
-    const unsigned most = blocks_for((transfer.end - transfer.begin) * work.lanes, threads);
-    const unsigned blocks = transfer.blocks == 0 ? most : std::min(most, transfer.blocks);
+    const unsigned max_blocks = blocks_for((transfer.end - transfer.begin) * work.lanes, threads);
+    const unsigned blocks = transfer.blocks == 0 ? max_blocks : std::min(max_blocks, transfer.blocks);
     void* arguments[] = {&work};
     return pairs && blocks % 2 == 0 ? launch_pairs(kernel, blocks, threads, arguments, stream)
                                     : launch(kernel, blocks, threads, arguments, stream);
@@ -134,8 +134,8 @@ cudaError_t row_kernels::gather_held(const held_gather& gather, cudaStream_t str
 
 cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
     row_launch work{transfer, lanes_for(transfer.table.row_size_bytes)};
-    const unsigned most = blocks_for((transfer.end - transfer.begin) * work.lanes);
-    const unsigned blocks = std::min(most, max_local_blocks);
+    const unsigned max_blocks = blocks_for((transfer.end - transfer.begin) * work.lanes);
+    const unsigned blocks = std::min(max_blocks, max_local_blocks);
     void* arguments[] = {&work};
     return launch(cuda::repeat_rows(is_aligned(transfer)), blocks, row_threads, arguments, stream);
 }

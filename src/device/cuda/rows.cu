@@ -171,13 +171,13 @@ __global__ void record_wrong(const std::uint64_t* ids, index_errors* errors) {
 template <typename Mover, typename BeginRow>
 __device__ void move_some(const Mover& mover, BeginRow begin_row, unsigned lanes, unsigned lane) {
     std::uint64_t words[rows_at_once];
-    std::uint64_t most = 0;
+    std::uint64_t max_words = 0;
 #pragma unroll
     for (unsigned k = 0; k < rows_at_once; ++k) {
         words[k] = begin_row(k);
-        most = words[k] > most ? words[k] : most;
+        max_words = words[k] > max_words ? words[k] : max_words;
     }
-    for (std::uint64_t at = lane; at < most; at += lanes) {
+    for (std::uint64_t at = lane; at < max_words; at += lanes) {
         word values[rows_at_once];
 #pragma unroll
         for (unsigned k = 0; k < rows_at_once; ++k) {
