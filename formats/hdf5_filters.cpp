@@ -132,8 +132,8 @@ hdf5_pipeline::stage_list hdf5_pipeline::stages_of(std::uint32_t filter_mask) co
 void hdf5_pipeline::check_size(const hdf5_chunk& chunk) const {
     const stage_list list = stages_of(chunk.filter_mask);
     if (list.exact && chunk.size_bytes != list.stored_bytes) {
-        throw format_error(fmt::format("is said to take {} bytes, such a chunk takes {}", chunk.size_bytes,
-                                       list.stored_bytes));
+        throw format_error(fmt::format("is given as {} bytes, but with its filters it must take {}",
+                                       chunk.size_bytes, list.stored_bytes));
     }
     if (chunk.size_bytes > list.stored_bytes) {
         throw format_error(

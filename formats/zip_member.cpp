@@ -53,8 +53,8 @@ void check_zip_member_readable(const zip_entry& entry) {
             fmt::format("needs version {}.{} of the zip format; 6.3 is known", version / 10, version % 10));
     }
     if (!entry.deflated() && entry.compressed_bytes != entry.size_bytes) {
-        fail(entry, "is stored, but said to have {} bytes and to take {}", entry.size_bytes,
-             entry.compressed_bytes);
+        fail(entry, "is stored uncompressed, but its size is given as {} bytes and its compressed size as {}",
+             entry.size_bytes, entry.compressed_bytes);
     }
     // Deflate's maximum ratio: 258 bytes for a length and a distance of one bit each.
     constexpr std::uint64_t max_times = 1032;

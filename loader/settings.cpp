@@ -226,6 +226,12 @@ std::uint64_t count_held_bytes(sources_view sources, std::span<const transfer_pl
     return held_bytes;
 }
 
+/// The part of a message about memory that says what the held arrays take; empty if there are none.
+std::string held_part(std::uint64_t held_bytes) {
+    if (held_bytes == 0) return {};
+    return fmt::format(", of which small arrays that are kept take {}", held_bytes);
+}
+
 }  // namespace
 
 slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
@@ -253,20 +259,21 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
     const std::uint64_t allowed = fitting_in(
         budget.setting_bytes == 0 ? default_memory_bytes : budget.setting_bytes, held_bytes, each.size_bytes);
     const unsigned needed = options.slots == 0 ? 2 : options.slots;
+    const char* const fewer_slots = options.slots > 2 ? ", or ask for fewer slots" : "";
     if (budget.setting_bytes != 0 && allowed < needed) {
         throw invalid_argument(fmt::format(
-            "{} slots of {} bytes do not fit into {} bytes: allow more memory, or make batches smaller",
-            needed, each.size_bytes, budget.setting_bytes));
+            "{} slots of {} bytes do not fit into {} bytes{}: allow more memory, or make batches smaller{}",
+            needed, each.size_bytes, budget.setting_bytes, held_part(held_bytes), fewer_slots));
     }
     // the limit of the machine
     const std::uint64_t held_host_bytes = on_host ? held_bytes : 0;
     if (fitting_in(budget.available_bytes, held_host_bytes, each.host_bytes) < needed) {
         throw system_failure(
-            fmt::format("{} slots of {} bytes take {} bytes of memory, more than the {} bytes that {}: make "
-                        "batches smaller{}",
-                        needed, each.host_bytes, saturated(needed, each.host_bytes, held_host_bytes),
-                        budget.available_bytes, budget.bound,
-                        options.slots > 2 ? ", or ask for fewer slots" : ""),
+            fmt::format(
+                "{} slots of {} bytes take {} bytes of memory{}, more than the {} bytes that {}: make "
+                "batches smaller{}",
+                needed, each.host_bytes, saturated(needed, each.host_bytes, held_host_bytes),
+                held_part(held_host_bytes), budget.available_bytes, budget.bound, fewer_slots),
             std::make_error_code(std::errc::not_enough_memory));
     }
     if (options.slots != 0) {

@@ -9,6 +9,7 @@
 
 #include "loader/pipeline_plan.hpp"
 #include "pinflow/error.hpp"
+#include "src/device/backend.hpp"
 
 namespace pinflow::detail {
 
@@ -426,6 +427,12 @@ void slot_lease::use_on(stream_view stream) {
     if (stream.device() != pool_->device()) {
         throw invalid_argument(fmt::format("a batch on {} cannot be used on a stream of {}",
                                            pool_->device().name(), stream.device().name()));
+    }
+    if (pool_->device().backend().is_capturing(stream.native_handle())) {
+        throw unsupported(
+            "a batch cannot be used on a stream that is being captured into a CUDA graph: its memory is that "
+            "of "
+            "other batches later. Copy the batch to memory of your own before the capture begins");
     }
     if (slot_->ready != nullptr && !slot_->ready->known_done()) stream.wait(slot_->ready->event());
     const bool known = std::ranges::any_of(

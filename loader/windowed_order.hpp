@@ -9,8 +9,9 @@
 namespace pinflow::detail {
 
 /// Implements sampler::windowed, which documents it. Chunks are numbered in the order of the data, beginning
-/// at the row where the epoch's cuts start, and wrapping around. Slots are the chunks' places in the shuffled
-/// order of the epoch. A window is a range of positions.
+/// at the row where the epoch's cuts start, and wrapping around. A position here is a chunk's place in the
+/// shuffled order of the epoch; only `position_count` and the parameter `first` of `rows_at` count rows. A
+/// window is a range of chunks' positions.
 class windowed_order final : public row_sequence {
  public:
     /// At most this many chunks are in a window.

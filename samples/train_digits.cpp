@@ -112,9 +112,10 @@ int main(int argc, char** argv) try {
 
     const pinflow::loader_report report = training.report();
     const auto waited = report.storage_wait + report.file_wait + report.cpu_wait + report.link_wait;
-    std::printf("trained %.3f s, of which %.3f s waiting for data (storage %.3f, CPU %.3f, link %.3f)\n",
-                seconds(elapsed), seconds(waited), seconds(report.storage_wait), seconds(report.cpu_wait),
-                seconds(report.link_wait));
+    std::printf(
+        "trained %.3f s, of which %.3f s waiting for data (storage %.3f, files %.3f, CPU %.3f, link %.3f)\n",
+        seconds(elapsed), seconds(waited), seconds(report.storage_wait), seconds(report.file_wait),
+        seconds(report.cpu_wait), seconds(report.link_wait));
     const double percent = 100.0 * static_cast<double>(correct) / static_cast<double>(testing.row_count());
     std::printf("test accuracy: %.1f %%\n", percent);
     if (percent >= required_percent) return 0;

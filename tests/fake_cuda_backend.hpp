@@ -19,6 +19,9 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
     /// There is no constructor for a backend of somebody else's, but a device is only a reference to one.
     pinflow::device device() { return std::bit_cast<pinflow::device>(static_cast<device_backend*>(this)); }
 
+    /// The stream that counts as one that is being captured into a graph.
+    void* captured = nullptr;
+
     pinflow::device_kind kind() const noexcept override { return pinflow::device_kind::cuda; }
     int index() const noexcept override { return index_; }
     std::string model() const override { return host_.model(); }
@@ -29,6 +32,7 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
     void destroy_stream(void* stream) noexcept override { host_.destroy_stream(stream); }
     void synchronize_stream(void* stream) override { host_.synchronize_stream(stream); }
     bool stream_done(void* stream) override { return host_.stream_done(stream); }
+    bool is_capturing(void* stream) override { return stream == captured; }
     void enqueue_host_function(void* stream, std::function<void()> work) override {
         host_.enqueue_host_function(stream, std::move(work));
     }

@@ -408,6 +408,26 @@ TEST_CASE("fake CUDA loader: with few batches left pages are not registered") {
     CHECK(backend.lock.call_count() == 0);
 }
 
+TEST_CASE("fake CUDA loader: a stream that is being captured is refused, and no batch is lost") {
+    const temporary_folder folder;
+    const numbered_file large(folder, "large.npy", 200, words_of_64k);
+    locking_backend backend;
+    loader batches({large.open()}, options_for(backend));
+    const stream captured(batches.device());
+    const stream stream(batches.device());
+    backend.captured = captured.view().native_handle();
+    const std::string why = sentence_of<unsupported>([&] { batches.next(captured); });
+    CHECK(contains(why, "CUDA graph"));
+    std::optional<batch> first = batches.next(stream);
+    REQUIRE(first);
+    CHECK_THROWS_AS(first->used_on(captured), unsupported);
+    first.reset();
+    std::uint64_t count = 1;
+    while (batches.next(stream))
+        ++count;
+    CHECK(count == 2 * 13);
+}
+
 TEST_CASE("fake CUDA loader: a file that changes is noticed by the end of the epoch, held or not") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 200, words_of_64k);

@@ -21,14 +21,18 @@ class memory_resource {
     /// @return device memory that can be used in `stream`'s order, aligned to 256 bytes. Must not wait.
     /// `size_bytes` is at least 1.
     virtual std::byte* allocate(std::uint64_t size_bytes, stream_view stream) = 0;
-    /// Releases memory of `allocate` in `stream`'s order, which is that of all its users by then.
+    /// Releases memory of `allocate` in the order of `stream`, which may be another one than that of
+    /// `allocate` (see device_buffer::set_stream). All work that uses the memory has finished, or comes
+    /// before this call in that order.
     virtual void deallocate(std::byte* data, std::uint64_t size_bytes, stream_view stream) noexcept = 0;
 };
 
 /// Memory on a device, which is allocated and released in the order of a stream: work that is enqueued on
 /// that stream may still use it when the buffer is destroyed. Move-only. On CUDA the host must not touch it.
 ///
-/// The stream need not outlive the buffer, unless it is foreign (a stream_view of a native handle).
+/// The stream need not outlive the buffer, unless it is foreign (a stream_view of a native handle). With
+/// cudaStreamPerThread, whose handle means another stream on each thread, the buffer must be released on the
+/// thread that made it.
 class device_buffer {
  public:
     device_buffer() noexcept = default;
@@ -44,7 +48,7 @@ class device_buffer {
     device_buffer(const device_buffer&) = delete;
     device_buffer& operator=(const device_buffer&) = delete;
     /// Releases the memory once the buffer's stream has completed the work enqueued so far. Does not wait,
-    /// unless host memory is exhausted.
+    /// unless host memory is exhausted or the stream's queue is full.
     /// Work on other streams must have finished, or the buffer's stream must wait for it.
     ~device_buffer();
 
@@ -53,7 +57,8 @@ class device_buffer {
 
     /// Makes `stream` the stream in whose order the memory is released. Work on the stream before must have
     /// finished, or `stream` must wait for it.
-    void set_stream(stream_view stream) noexcept;
+    /// @throws invalid_argument for a stream of another device.
+    void set_stream(stream_view stream);
     /// Releases the memory once `events` have passed, too. The buffer's stream waits for them. The events may
     /// be destroyed afterwards. Does not wait, as above.
     void release_after(std::span<const event> events) noexcept;
@@ -62,8 +67,8 @@ class device_buffer {
     detail::empty_on_move<std::byte*> data_ = nullptr;
     detail::empty_on_move<std::uint64_t> size_bytes_ = 0;
     std::optional<stream_view> stream_;
-    /// The stream, unless it is foreign. On the host only watched: nothing is ordered once it has ended, and
-    /// a kept stream would keep its thread.
+    /// The stream, unless it is foreign. On the host, without a resource, only watched: nothing is ordered
+    /// once it has ended, and a kept stream would keep its thread.
     std::shared_ptr<detail::shared_stream> kept_;
     std::weak_ptr<detail::shared_stream> watched_;
     std::shared_ptr<memory_resource> resource_;

@@ -43,8 +43,10 @@ std::string_view to_string(row_route route) noexcept;
 
 /// What a scatter does with a repeated index.
 enum class duplicate_policy {
-    last,   ///< the last row with that index is written, in the order of the indices
-    sum,    ///< the sum of the rows is written, added in the order of the indices (small floats: as float)
+    last,  ///< the last row with that index is written, in the order of the indices
+    /// The row of the table is replaced by the sum of the rows with that index; its old value is not added.
+    /// Rows are added in the order of the call. float16 and bfloat16 are added as float32 and rounded once.
+    sum,
     error,  ///< nothing is written
 };
 
@@ -144,8 +146,8 @@ struct row_exchange_options {
     /// Thread blocks that copy rows on the direct and hybrid routes, on CUDA. 0 lets the planner choose.
     /// Scatter blocks have 256 threads; gather blocks have 1024, or 512 if an address or size is not a
     /// multiple of 16 bytes. If the GPU has thread block clusters, an even number of 1024-thread blocks is
-    /// launched in clusters of two. Such a launch waits until another kernel has freed two neighbouring SMs.
-    /// An odd number is launched without clusters and does not wait for that.
+    /// launched in clusters of two. Such a launch waits while no two neighbouring SMs are free.
+    /// A launch of an odd number of blocks is without clusters and needs no such pair.
     unsigned blocks = 0;
     /// The share of the rows, below 1, that the hybrid route copies by the staged route. 0 lets the planner
     /// choose: 0.4, unless `tune` found a better one.
@@ -203,8 +205,8 @@ class exchange_call {
 ///
 /// Indices are checked before any row is touched. Indices in host memory are read and checked before the
 /// call returns. Indices in device memory are checked when the stream reaches the call: if any is out of
-/// range, the call copies nothing, and its handle or `check` throws. Other calls do not. For rows of 0 bytes,
-/// indices in device memory are not checked.
+/// range, the call copies nothing, and its handle or `check` throws. Other calls do not throw this error. For
+/// rows of 0 bytes, indices in device memory are not checked.
 ///
 /// Asynchronous calls only enqueue: on the given stream, and on streams of the exchange that are ordered with
 /// it in both directions. The table, destinations, sources and indices in device memory must stay valid until
@@ -212,9 +214,9 @@ class exchange_call {
 /// reused, and the stream may be destroyed. Exchanges and streams are not synchronised with each other: the
 /// caller must make sure that no two of them write the same memory at the same time.
 ///
-/// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, a call on it
-/// blocks until the stream continues; calls on other streams do not. The staged route enqueues about seven operations for each piece of rows
-/// (8 MiB, or less if staging_bytes is small).
+/// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, a call on
+/// it blocks until the stream continues. Calls on other streams do not block. The staged route enqueues about
+/// seven operations for each piece of rows (8 MiB, or less if staging_bytes is small).
 ///
 /// The constructor page-locks a table that is not page-locked yet (read-only if it is a mapped file), unless
 /// the route is `staged`. If that fails, only the staged route remains, and row_plan::reason says why. Pages
@@ -229,10 +231,12 @@ class exchange_call {
 /// guard, or reads them with pread if it is not installed. Kernels read registered pages, which stay valid
 /// when the file is truncated.
 ///
+/// A stream that is being captured into a CUDA graph is refused with unsupported.
+///
 /// Besides the errors named with them, calls throw device_error, data_changed if the table's file has
 /// changed, and invalid_argument for null pointers unless there are no indices. Members may be called from
-/// several threads at once. The destructor waits until the streams have passed the
-/// calls. Calls on a moved-from exchange throw invalid_argument, and its table is empty.
+/// several threads at once. The destructor waits until the streams have passed the calls. Calls on a
+/// moved-from exchange throw invalid_argument, and its table is empty.
 class row_exchange {
  public:
     /// The first exchange of a CUDA device loads kernels. CUDA may wait for all of the device's streams then.

@@ -112,10 +112,11 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     add("--file", parsed.options.file, "FILE",
         "stream, shuffled, pin: the file to use (default: stream and shuffled make one, pin uses none)");
     add("--table", table, "BYTES",
-        "Size of tables, and of the file that is made (default: 10 million rows, 8GiB)");
+        "Size of the table (default: 10 million rows), and of the file that stream and shuffled make "
+        "(default: 8GiB)");
     add("--row-bytes", row_bytes, "BYTES",
         "Size of a row (default: 512; 256KiB in the file that stream and shuffled make)");
-    add("--batch", batch, "ROWS", "Rows a batch (default: 131072; of files 64)");
+    add("--batch", batch, "ROWS", "Rows a batch (default: 131072; stream, shuffled: 64)");
     add("--batches", batches, "N", "gather, scatter, duplex: batches a repetition");
     add("--known", known, "N",
         "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");

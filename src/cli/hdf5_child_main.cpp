@@ -157,8 +157,8 @@ delivery reply(server& serve, const hdf5_request& request) {
         if (request.question != hdf5_question::read && content.size() > max_answer_bytes) {
             return send_sentence(
                 hdf5_answer_kind::unsupported,
-                fmt::format("cannot open '{}': what is to be known of it takes {} bytes, which is too much",
-                            request.path, content.size()));
+                fmt::format("cannot open '{}': its description takes {} bytes, and at most {} are read",
+                            request.path, content.size(), max_answer_bytes));
         }
         return send_answer(hdf5_child_socket, hdf5_answer_kind::answered, content);
     } catch (const format_error& failure) {

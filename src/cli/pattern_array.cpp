@@ -147,15 +147,15 @@ array_listing pattern_array::description() const {
         whole.fortran_order = whole.fortran_order || (is_scattered && !stacked_);
         whole.size_bytes += listing.size_bytes;
         std::string own = !listing.mappable                    ? listing.reason
-                          : !listing.dtype->is_little_endian() ? "it is big-endian, so that it is converted"
-                          : is_scattered && stacked_ ? "it is in Fortran order, so that it is reordered"
+                          : !listing.dtype->is_little_endian() ? "it is big-endian and has to be converted"
+                          : is_scattered && stacked_ ? "it is in Fortran order and has to be reordered"
                                                      : "";
         mappable += own.empty() ? 1U : 0U;
-        if (reason.empty() && !own.empty()) reason = fmt::format("of '{}', {}", each.source.path, own);
+        if (reason.empty() && !own.empty()) reason = fmt::format("'{}': {}", each.source.path, own);
     }
     whole.mappable = reason.empty();
     whole.reason = whole.mappable
-                       ? "each file is mapped where it lies"
+                       ? "each file is mapped"
                        : fmt::format("{} of {} files are mapped; {}", mappable, parts_.size(), reason);
     return whole;
 }

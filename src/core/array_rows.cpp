@@ -28,7 +28,7 @@ class array_rows final : public row_source {
           row_size_bytes_(element_count(row_shape_) * dtype_.size_bytes()),
           swap_(array_.dtype()),
           reader_(std::move(reader)),
-          lies_together_(array_.size_bytes() == reader_.unit_bytes() || array_.size_bytes() == 0),
+          is_contiguous_(array_.size_bytes() == reader_.unit_bytes() || array_.size_bytes() == 0),
           extent_{array_.file(), array_.offset_bytes(), row_count_,
                   array_.mapped() ? array_.view().data() : nullptr} {}
 
@@ -42,13 +42,13 @@ class array_rows final : public row_source {
     }
 
     std::span<const row_extent> extents() const noexcept override {
-        if (!lies_together_ || !swap_.empty()) return {};
+        if (!is_contiguous_ || !swap_.empty()) return {};
         return {&extent_, 1};
     }
 
     std::string no_extents_reason() const override {
         if (!reader_.in_order()) return "is in Fortran order, so that its elements are put in order";
-        if (!lies_together_)
+        if (!is_contiguous_)
             return "holds records of which one field is taken, so that its rows are gathered";
         if (!swap_.empty()) return "is big-endian, so that its rows are converted on the way";
         return {};
@@ -71,7 +71,7 @@ class array_rows final : public row_source {
     std::uint64_t row_size_bytes_;
     detail::swap_plan swap_;
     detail::strided_reader reader_;
-    bool lies_together_;
+    bool is_contiguous_;
     row_extent extent_;
 };
 

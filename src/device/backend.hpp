@@ -42,6 +42,8 @@ class device_backend {
     virtual void destroy_stream(void* stream) noexcept = 0;
     virtual void synchronize_stream(void* stream) = 0;
     virtual bool stream_done(void* stream) = 0;
+    /// Whether work enqueued on the stream now is recorded in a CUDA graph instead of executed.
+    virtual bool is_capturing(void* stream) = 0;
     virtual void enqueue_host_function(void* stream, std::function<void()> work) = 0;
 
     virtual void* create_event() = 0;
@@ -56,8 +58,8 @@ class device_backend {
 
     virtual std::byte* allocate(std::uint64_t size_bytes, void* stream) = 0;
     /// Releases memory once `stream` has completed the work enqueued so far and `events` have passed. On the
-    /// host, a null handle is a stream that has ended. Does not wait, unless host memory is exhausted.
-    /// Moved-from events count as passed.
+    /// host, a null handle is a stream that has ended. Does not wait, unless host memory is exhausted or the
+    /// stream's queue is full. Moved-from events count as passed.
     virtual void release(std::byte* data, std::uint64_t size_bytes, void* stream,
                          std::span<const event> events) noexcept = 0;
     virtual std::byte* allocate_pinned(std::uint64_t size_bytes) = 0;

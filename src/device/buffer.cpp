@@ -1,5 +1,8 @@
 #include "pinflow/buffer.hpp"
 
+#include <fmt/format.h>
+
+#include <new>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -10,7 +13,7 @@ namespace pinflow {
 device_buffer::device_buffer(std::uint64_t size_bytes, stream_view stream,
                              std::shared_ptr<memory_resource> resource)
     : size_bytes_(size_bytes), resource_(std::move(resource)) {
-    set_stream(stream);
+    set_stream(stream);  // the first one may be of any device
     if (size_bytes == 0) return;
     data_ = resource_ ? resource_->allocate(size_bytes, stream)
                       : stream.device().backend().allocate(size_bytes, stream.native_handle());
@@ -33,7 +36,11 @@ device_buffer::~device_buffer() {
     release_after({});
 }
 
-void device_buffer::set_stream(stream_view stream) noexcept {
+void device_buffer::set_stream(stream_view stream) {
+    if (stream_ && stream.device() != stream_->device()) {
+        throw invalid_argument(fmt::format("memory of {} cannot be released in the order of a stream of {}",
+                                           stream_->device().name(), stream.device().name()));
+    }
     std::shared_ptr<detail::shared_stream> owned;
     if (stream.owned_ != nullptr) owned = stream.owned_->shared_from_this();
     const bool is_kept = resource_ || stream.device().kind() != device_kind::host;
@@ -54,13 +61,20 @@ void device_buffer::release_after(std::span<const event> events) noexcept {
         void* const handle = has_ended ? nullptr : stream.native_handle();
         return stream.device().backend().release(data, size_bytes, handle, events);
     }
-    try {
+    const auto wait_for_all = [&](auto wait) {
         for (const event& event : events) {
-            if (event.native_handle() != nullptr) stream.wait(event);
+            if (event.native_handle() != nullptr) wait(event);
+        }
+    };
+    try {
+        try {
+            wait_for_all([&](const event& event) { stream.wait(event); });
+        } catch (const std::bad_alloc&) {
+            wait_for_all([](const event& event) { event.synchronize(); });
         }
         resource_->deallocate(data, size_bytes, stream);
-    } catch (const error&) {
-        return;  // memory that may still be in use is leaked
+    } catch (...) {
+        return;  // the device has failed: memory that may still be in use is leaked
     }
 }
 

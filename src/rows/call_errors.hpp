@@ -43,7 +43,9 @@ class pending_call {
 };
 
 /// Keeps errors that are found after a call has returned, until someone asks for them. The handles of calls
-/// share it, so that it may outlive the exchange. Thread-safe. Only `close` waits for streams.
+/// share it, so that it may outlive the exchange. Thread-safe. `close` waits for streams. `expect` and
+/// `forget` with a stream block while the queue of that stream is full, without the lock. Other members do
+/// not wait for streams.
 class call_errors {
  public:
     /// If many more errors than this are not asked for, only their handles have the oldest.

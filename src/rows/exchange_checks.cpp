@@ -67,6 +67,13 @@ void exchange_state::check_call(row_direction direction, std::span<const batch> 
         throw invalid_argument(fmt::format("rows of an exchange with {} cannot travel in a stream of {}",
                                            device_.name(), stream.device().name()));
     }
+    if (device_.backend().is_capturing(stream.native_handle())) {
+        throw unsupported(
+            "rows cannot travel in a stream that is being captured into a CUDA graph: a call uses its memory "
+            "once, "
+            "and a graph is launched again and again. Make the call before the capture begins or after it "
+            "has ended");
+    }
     if (options_.route == row_route::copy && ids_on_device) {
         throw unsupported("the route copy takes row numbers in host memory, as the host enqueues its copies");
     }

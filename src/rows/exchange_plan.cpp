@@ -92,12 +92,21 @@ row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows,
 }
 
 void exchange_state::tune(std::uint64_t batch_rows, unsigned batches) {
+    pending_calls begun;
     const auto gather_async = [&](const transfer_plan& plan, std::span<const std::uint64_t> ids,
                                   std::byte* rows) {
         const batch only{row_ids(ids), rows};
-        enqueue_as(plan, row_direction::gather, {&only, 1}, duplicate_policy::last, own_stream_);
+        if (auto call =
+                enqueue_as(plan, row_direction::gather, {&only, 1}, duplicate_policy::last, own_stream_))
+            begun.push_back(std::move(call));
     };
-    const timed_gathers gathers{table_.row_count(), own_stream_, gather_async};
+    const auto finish = [&] {
+        own_stream_.synchronize();
+        for (const std::shared_ptr<pending_call>& call : std::exchange(begun, {}))
+            errors_->check(*call);
+    };
+    check_source();
+    const timed_gathers gathers{table_.row_count(), own_stream_, gather_async, finish};
     batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, max_rows_of_call);
     for (const std::uint64_t count :
          counts_of_groups(table_.row_size_bytes(), batch_rows, std::clamp(batches, 1U, max_batches))) {

@@ -50,7 +50,7 @@ void for_parts(const row_piece& rows, tbb::task_arena& arena, Work work) {
 
 }  // namespace
 
-/// Runs on a host function's thread, without the lock.
+/// Runs on a host function's thread.
 void exchange_state::gather_piece(const row_piece& rows, kept_duplicate which, std::byte* buffer) {
     const bool from_file = is_file_backed();
     for_parts(rows, arena_, [&](const row_piece& part, std::uint64_t offset_bytes) {

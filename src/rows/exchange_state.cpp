@@ -60,7 +60,6 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       arena_(static_cast<int>(workers_.count())),
       own_stream_(device),
       preparing_(device),
-      prepared_(device),
       rings_(device, staging_buffer_bytes(),
              static_cast<unsigned>(
                  std::clamp(staging_bytes_ / staging_buffer_bytes(), min_buffers, max_buffers))) {
@@ -156,6 +155,7 @@ exchange_state::pending_calls exchange_state::enqueue(row_direction direction, s
     pending_calls pending;
     pending.reserve(calls.size());
     check_ids(calls);  // of all calls, before any row is touched
+    const std::unique_lock lock = locks_.lock(stream);
     for (row_call& call : calls) {
         if (call.count == 0) continue;
         call.plan = plan_of(direction, call.count, !call.ids_on_device).plan;
@@ -167,11 +167,14 @@ exchange_state::pending_calls exchange_state::enqueue(row_direction direction, s
 
 /// Enqueues batches with this plan, whatever the options say, without checks. Takes up to row_parts::max
 /// batches.
-void exchange_state::enqueue_as(const transfer_plan& plan, row_direction direction,
-                                std::span<const batch> batches, duplicate_policy policy, stream_view stream) {
+std::shared_ptr<pending_call> exchange_state::enqueue_as(const transfer_plan& plan, row_direction direction,
+                                                         std::span<const batch> batches,
+                                                         duplicate_policy policy, stream_view stream) {
     row_call call = begin_call(direction, batches, policy, stream, false);
     call.plan = plan;
+    const std::unique_lock lock = locks_.lock(stream);
     enqueue_call(call);
+    return call.errors;
 }
 
 exchange_state::row_call exchange_state::begin_call(row_direction direction, std::span<const batch> batches,
@@ -231,22 +234,24 @@ void exchange_state::begin_errors(row_call& call) {
 /// Prepares the order of the rows on the device. Indices in host memory need not wait for earlier work of the
 /// call's stream.
 void exchange_state::prepare_order(row_call& call) {
+    const bool refuses_repeated = !call.is_gather() && call.policy == duplicate_policy::error;
+    if (call.ids_on_device || refuses_repeated) begin_errors(call);
     if (call.ids_on_device) return order_on_device(call, call.stream);
     {
         const std::lock_guard lock(preparing_mutex_);
         order_on_device(call, preparing_);
     }
-    await_preparing(call.stream);
+    await_preparing(call);
 }
 
-/// Makes `stream` wait for what was prepared so far.
-void exchange_state::await_preparing(stream_view stream) {
+/// Makes the call's stream wait for what was prepared so far. The mark is that of the call's own indices.
+void exchange_state::await_preparing(row_call& call) {
+    if (!call.host_ids) return;
     {
         const std::lock_guard lock(preparing_mutex_);
-        prepared_.record(preparing_);
+        call.host_ids->mark(preparing_);
     }
-    // without the lock, because the stream's queue may be full. A later record only makes it wait longer
-    stream.wait(prepared_);
+    call.host_ids->hold_up(call.stream);  // without the lock, because the stream's queue may be full
 }
 
 /// Copies the indices to the device, checks those that were already there, and sorts them, in the order of
@@ -300,7 +305,6 @@ void exchange_state::order_on_device(row_call& call, stream_view preparing) {
     }
     if (can_be_wrong) {
         backend.record_wrong_ids(unsorted, errors, stream);
-        begin_errors(call);
         copy_to_host_async({reinterpret_cast<std::byte*>(call.errors->errors()), sizeof(index_errors)},
                            call.scratch.part(errors_part), preparing);
     }
@@ -334,9 +338,10 @@ void exchange_state::finish(row_call& call) {
 void exchange_state::abandon(row_call& call) noexcept {
     try {
         if (call.ring) call.ring->end_before(call.stream);
-        await_preparing(call.stream);
+        await_preparing(call);
         give_back(call);
         if (call.errors) errors_->forget(*call.errors, call.stream);
+        call.errors = nullptr;
         // the caller of a synchronous call may free its memory when the call throws
         if (call.stream.native_handle() == own_stream_.view().native_handle()) own_stream_.synchronize();
     } catch (...) {

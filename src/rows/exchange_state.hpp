@@ -19,15 +19,16 @@
 #include "src/rows/cpu_rows.hpp"
 #include "src/rows/scratch.hpp"
 #include "src/rows/staging.hpp"
+#include "src/rows/stream_locks.hpp"
 #include "src/rows/transfer_planner.hpp"
 
 namespace pinflow::detail {
 
 enum class row_direction : std::uint8_t { gather, scatter };
 
-/// Implements row_exchange: enqueues calls on every route. Thread-safe. No lock is held while a call enqueues
-/// on its stream, whose queue may be full: only on streams of the exchange that wait for no stream of the
-/// caller's.
+/// Implements row_exchange: enqueues calls on every route. Thread-safe. Calls on one stream are
+/// enqueued one after the other. While a call enqueues on the caller's stream, whose queue may be full, it
+/// holds the lock of that stream only.
 class exchange_state {
  public:
     exchange_state(row_table table, pinflow::device device, const row_exchange_options& options);
@@ -119,13 +120,14 @@ class exchange_state {
     void check_source() const;
     row_call begin_call(row_direction direction, std::span<const batch> batches, duplicate_policy policy,
                         stream_view stream, bool is_listed);
-    void enqueue_as(const transfer_plan& plan, row_direction direction, std::span<const batch> batches,
-                    duplicate_policy policy, stream_view stream);
+    std::shared_ptr<pending_call> enqueue_as(const transfer_plan& plan, row_direction direction,
+                                             std::span<const batch> batches, duplicate_policy policy,
+                                             stream_view stream);
     void take_ids(row_call& call);
     void enqueue_call(row_call& call);
     void begin_errors(row_call& call);
     void prepare_order(row_call& call);
-    void await_preparing(stream_view stream);
+    void await_preparing(row_call& call);
     void order_on_device(row_call& call, stream_view preparing);
     void move_in_order(row_call& call);
     void move_by_kernel(const row_call& call, row_transfer transfer, stream_view stream);
@@ -156,7 +158,7 @@ class exchange_state {
     stream own_stream_;  ///< of synchronous calls and measurements
     std::mutex preparing_mutex_;
     stream preparing_;  ///< copies and sorts indices from host memory; waits for no other stream
-    event prepared_;
+    stream_locks locks_;
     // last: its streams use the members above
     staging_rings rings_;
 };

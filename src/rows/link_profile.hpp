@@ -18,8 +18,8 @@ struct link_profile {
     std::uint64_t min_copied_bytes = 32 << 10;
     std::uint64_t max_trivial_bytes = 64;  ///< the CPU copies rows up to this size as fast as it lists them
     std::uint64_t min_unsorted_bytes = 2 << 10;  ///< from this row size on, a kernel is as fast in any order
-    /// Tables up to this size are never sorted: the GPU's address translation covers them, so that row order
-    /// does not matter.
+    /// By default, gathers from tables up to this size are not sorted: the GPU's address translation covers
+    /// the table, so that the order of rows does not matter.
     std::uint64_t covered_bytes = 1 << 30;
 
     // ---- registering while rows are delivered

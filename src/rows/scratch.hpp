@@ -14,7 +14,7 @@
 namespace pinflow::detail {
 
 /// Page-locked blocks for the indices and errors of calls. A block is reused once the streams that used it
-/// have passed. Thread-safe: its lock is never held while a stream or the driver may hold up the caller.
+/// have passed. Thread-safe. Its lock is not held while a block is allocated or an event is recorded.
 class pinned_scratch {
  public:
     explicit pinned_scratch(pinflow::device device) : device_(device) {}
@@ -33,6 +33,8 @@ class pinned_scratch {
         /// Whether the marked use is over.
         bool passed() const { return used_.done(); }
         void wait_until_passed() const { used_.synchronize(); }
+        /// Makes `stream` wait until the marked use is over.
+        void hold_up(stream_view stream) const { stream.wait(used_); }
         /// Returns the block. It is reused once the marked use is over.
         void give_back() noexcept { taken_.store(false, std::memory_order_release); }
         void give_back(stream_view stream) {
@@ -77,6 +79,7 @@ class taken_block {
 
     explicit operator bool() const noexcept { return block_ != nullptr; }
     std::byte* data() const noexcept { return block_->data(); }
+    pinned_scratch::block* operator->() const noexcept { return block_; }
     /// Returns the block, if there is one. It is reused once `stream` has completed the work enqueued so far.
     void give_back(stream_view stream) {
         if (block_ == nullptr) return;

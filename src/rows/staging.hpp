@@ -67,8 +67,9 @@ class staging_ring {
     event end_;
 };
 
-/// One staging ring for each stream with unfinished work, so that no stream waits for another. A stream
-/// that waits for work enqueued after its own would never continue. Thread-safe.
+/// One staging ring for each stream with unfinished work. If two streams shared a ring, the later call would
+/// wait for the earlier one. If the caller makes the earlier stream wait for the later one, that is a
+/// deadlock. Thread-safe.
 class staging_rings {
  public:
     staging_rings(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers)

@@ -209,7 +209,9 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
         return plan_of(route, sorts(route, call, profile), call, profile, std::string(reason));
     };
     if (call.requested == row_route::copy && call.is_file_backed && !call.on_host)
-        return plan(row_route::direct, "a kernel gathers rows of files, which CUDA may copy by CPU");
+        return plan(row_route::direct,
+                    "a kernel gathers rows of files: CUDA may copy short rows with the CPU, which faults if "
+                    "the file is truncated");
     if (call.requested != row_route::automatic) return plan(call.requested, "set in the options");
     if (!call.not_reached_reason.empty()) return plan(row_route::staged, call.not_reached_reason);
     if (call.on_host && call.is_file_backed)
@@ -234,11 +236,12 @@ transfer_plan plan_by_sizes(const call_facts& call, const link_profile& profile)
     if (call.has_host_ids && !call.is_file_backed && call.row_bytes >= profile.min_engine_bytes)
         return plan_of(row_route::copy, false, call, profile,
                        "by the sizes: the copy engine copies long rows");
-    const bool is_sorted = are_short && call.table_bytes > profile.covered_bytes &&
-                           saturated(call.row_bytes, call.count) >= profile.min_sorted_bytes;
+    const bool order_matters = are_short && call.table_bytes > profile.covered_bytes;
+    const bool is_sorted = order_matters && saturated(call.row_bytes, call.count) >= profile.min_sorted_bytes;
     return plan_of(row_route::direct, is_sorted, call, profile,
-                   is_sorted ? "by the sizes: kernels read short rows in the order of their addresses"
-                             : "by the sizes: kernels read these rows as fast in any order");
+                   is_sorted       ? "by the sizes: kernels read short rows in the order of their addresses"
+                   : order_matters ? "by the sizes: sorting so few bytes takes longer than it saves"
+                                   : "by the sizes: kernels read these rows as fast in any order");
 }
 
 bool tries_staging(const call_facts& call, const link_profile& profile) noexcept {

@@ -52,11 +52,11 @@ class measurement {
         std::vector<double> rates;
         for (int repetition = 0; repetition < 4; ++repetition) {
             const std::array<std::vector<std::uint64_t>, 2> calls{fresh_ids(), fresh_ids()};
-            gathers_.stream.synchronize();
+            gathers_.finish();
             const auto start = clock::now();
             for (const std::vector<std::uint64_t>& ids : calls)
                 gathers_.gather_async(plan, ids, rows_.data());
-            gathers_.stream.synchronize();
+            gathers_.finish();
             const double seconds = std::chrono::duration<double>(clock::now() - start).count();
             if (repetition > 0) rates.push_back(2 * measured_bytes() / seconds / 1e9);
         }

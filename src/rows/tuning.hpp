@@ -19,6 +19,8 @@ struct timed_gathers {
     /// Enqueues a gather by a plan on `stream`, from the rows at `ids` to `rows` in device memory.
     std::function<void(const transfer_plan& plan, std::span<const std::uint64_t> ids, std::byte* rows)>
         gather_async;
+    /// Waits for all of them. @throws their errors.
+    std::function<void()> finish;
 };
 
 /// The number of rows that calls of `count` rows are measured with; at least 1.

@@ -68,6 +68,7 @@ class batch {
     /// Names a further stream that reads this batch. The stream waits for the data, and the slot is not
     /// reused before the stream has passed the end of the lease. The stream must outlive the lease.
     /// @throws invalid_argument for a stream of another device.
+    /// @throws unsupported for a stream that is being captured into a CUDA graph.
     void used_on(stream_view stream);
     /// Ends the lease; the batch is empty afterwards. Does not wait.
     void release() noexcept;

@@ -104,6 +104,7 @@ class loader {
     /// An error in the pipeline is thrown here once, after all batches before it. After that, `next` returns
     /// nothing. If a wait fails, or `stream` cannot be made to wait, the batch is not lost: the next call
     /// returns it.
+    /// @throws unsupported for a stream that is being captured into a CUDA graph; the batch is not lost.
     /// @throws all_slots_leased if the consumer holds every slot; the errors of the pipeline: data_changed,
     /// ...
     std::optional<batch> next(stream_view stream);

@@ -85,6 +85,7 @@ struct driver_functions {
     CUresult(CUDAAPI* get_current)(CUcontext*) = nullptr;
     CUresult(CUDAAPI* push_current)(CUcontext) = nullptr;
     CUresult(CUDAAPI* pop_current)(CUcontext*) = nullptr;
+    CUresult(CUDAAPI* pointer_attribute)(void*, CUpointer_attribute, CUdeviceptr) = nullptr;
     CUresult(CUDAAPI* wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned) = nullptr;
 
     driver_functions() noexcept {
@@ -93,6 +94,7 @@ struct driver_functions {
         find("cuCtxGetCurrent", get_current);
         find("cuCtxPushCurrent", push_current);
         find("cuCtxPopCurrent", pop_current);
+        find("cuPointerGetAttribute", pointer_attribute);
         find("cuStreamWaitValue32", wait_value);
     }
 
@@ -255,6 +257,20 @@ cudaError_t query_stream(cudaStream_t stream) noexcept {
     return attempt("cudaStreamQuery", [&] { return cudaStreamQuery(stream); });
 }
 
+cudaError_t is_capturing(bool& answer, cudaStream_t stream) noexcept {
+    return attempt("cudaStreamIsCapturing", [&] {
+        cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+        const cudaError_t status = cudaStreamIsCapturing(stream, &capture);
+        if (status != cudaErrorStreamCaptureImplicit) {
+            answer = capture != cudaStreamCaptureStatusNone;
+            return status;
+        }
+        static_cast<void>(cudaGetLastError());
+        answer = true;
+        return cudaSuccess;
+    });
+}
+
 cudaError_t launch_host_function(cudaStream_t stream, cudaHostFn_t function, void* data) noexcept {
     return attempt("cudaLaunchHostFunc", [&] { return cudaLaunchHostFunc(stream, function, data); });
 }
@@ -346,6 +362,21 @@ cudaError_t host_device_pointer(void*& device_pointer, void* data) noexcept {
 
 cudaError_t pointer_attributes(cudaPointerAttributes& attributes, const void* data) noexcept {
     return attempt("cudaPointerGetAttributes", [&] { return cudaPointerGetAttributes(&attributes, data); });
+}
+
+cudaError_t pointer_range(std::span<const std::byte>& range, const void* data) noexcept {
+    return attempt("cuPointerGetAttribute", [&] {
+        if (driver().status != cudaSuccess) return driver().status;
+        const auto address = static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(data));
+        const std::byte* begin = nullptr;
+        std::size_t size_bytes = 0;
+        CUresult status = driver().pointer_attribute(static_cast<void*>(&begin),
+                                                     CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address);
+        if (status == CUDA_SUCCESS)
+            status = driver().pointer_attribute(&size_bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address);
+        if (status == CUDA_SUCCESS) range = {begin, size_bytes};
+        return from_driver(status);
+    });
 }
 
 cudaError_t copy(void* destination, const void* source, std::size_t size_bytes, cudaMemcpyKind kind,

@@ -79,6 +79,9 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t synchronize_stream(cudaStream_t stream) noexcept;
 /// @return cudaSuccess if all enqueued work is done, cudaErrorNotReady if it is not.
 [[nodiscard]] cudaError_t query_stream(cudaStream_t stream) noexcept;
+/// Whether the stream is being captured into a graph. The legacy default stream counts as captured while any
+/// stream is that it would wait for.
+[[nodiscard]] cudaError_t is_capturing(bool& answer, cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t launch_host_function(cudaStream_t stream, cudaHostFn_t function,
                                                void* data) noexcept;
 /// Makes work enqueued from now on wait until *word is at least `value`. `word` is in pinned host memory.
@@ -106,6 +109,8 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
                                cudaMemcpyKind kind, cudaStream_t stream) noexcept;
 /// Tells the kind of memory at `data`: cudaMemoryTypeUnregistered for host memory that CUDA does not know.
 [[nodiscard]] cudaError_t pointer_attributes(cudaPointerAttributes& attributes, const void* data) noexcept;
+/// The allocation or registration that `data` is in.
+[[nodiscard]] cudaError_t pointer_range(std::span<const std::byte>& range, const void* data) noexcept;
 /// Makes many copies between the host and the device with one call. The three lists have the same length, at
 /// least 1, and no size is 0. The legacy default stream is not allowed.
 [[nodiscard]] cudaError_t copy_batch(std::span<void*> destinations, std::span<const void*> sources,

@@ -95,6 +95,13 @@ class backend final : public device_backend {
         return passed(context_.run([&] { return query_stream(stream_of(stream)); }), "a stream");
     }
 
+    bool is_capturing(void* stream) override {
+        bool answer = false;
+        check(context_.run([&] { return cuda::is_capturing(answer, stream_of(stream)); }),
+              "cannot tell whether a stream of cuda:{} is being captured", index());
+        return answer;
+    }
+
     void enqueue_host_function(void* stream, std::function<void()> work) override {
         check(host_functions_.enqueue(std::move(work), stream_of(stream)),
               "cannot enqueue a host function on cuda:{}", index());
@@ -246,24 +253,18 @@ class backend final : public device_backend {
     page_locker* locker() override { return &cuda_page_locker(index()); }
 
     bool reaches(const std::byte* data, std::uint64_t size_bytes) override {
-        const auto reached = [&](const std::byte* byte) {
-            cudaPointerAttributes attributes{};
-            const cudaError_t status = context_.run([&] { return pointer_attributes(attributes, byte); });
-            return status == cudaSuccess && attributes.type == cudaMemoryTypeHost &&
-                   attributes.devicePointer == byte;
-        };
         const auto known = [&] { return pin_registry::process().knows({data, size_bytes}); };
         if (size_bytes == 0) return true;
         if (known()) return false;
-        // CUDA answers for one byte at a time: ask for one byte per page, at most as many as take some
-        // milliseconds
-        constexpr std::uint64_t page_bytes = 4096;
-        constexpr std::uint64_t max_questions = 65536;
-        const std::uint64_t step = std::max(page_bytes, size_bytes / max_questions);
-        for (std::uint64_t at = 0; at < size_bytes; at += step) {
-            if (!reached(data + at)) return false;
+        const std::byte* const end = data + size_bytes;
+        for (const std::byte* at = data; at < end; at = end_of_reached(at)) {
+            cudaPointerAttributes attributes{};
+            const cudaError_t status = context_.run([&] { return pointer_attributes(attributes, at); });
+            const bool is_reached = status == cudaSuccess && attributes.type == cudaMemoryTypeHost &&
+                                    attributes.devicePointer == at;
+            if (!is_reached) return false;
         }
-        return reached(data + size_bytes - 1) && !known();  // and not registered by pinflow meanwhile
+        return !known();  // and not registered by pinflow meanwhile
     }
 
     // ---- rows by index --------------------------------------------------------------------------
@@ -364,6 +365,16 @@ class backend final : public device_backend {
     }
 
  private:
+    /// The end of the allocation or registration that `data` is in; of its page if CUDA does not tell.
+    const std::byte* end_of_reached(const std::byte* data) const {
+        constexpr std::uintptr_t page_bytes = 4096;
+        std::span<const std::byte> range;
+        const cudaError_t status = context_.run([&] { return pointer_range(range, data); });
+        const std::byte* const end = std::to_address(range.end());
+        if (status == cudaSuccess && range.data() <= data && data < end) return end;
+        return data + (page_bytes - reinterpret_cast<std::uintptr_t>(data) % page_bytes);
+    }
+
     bool passed(cudaError_t status, const char* what) const {
         if (status == cudaErrorNotReady) return false;
         check(status, "{} of cuda:{} cannot be waited for", what, index());

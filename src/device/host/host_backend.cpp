@@ -82,6 +82,7 @@ class host final : public device_backend {
     }
     void synchronize_stream(void* stream) override { stream_of(stream).synchronize(); }
     bool stream_done(void* stream) override { return stream_of(stream).done(); }
+    bool is_capturing(void*) override { return false; }
     void enqueue_host_function(void* stream, std::function<void()> work) override {
         stream_of(stream).enqueue(std::move(work));
     }

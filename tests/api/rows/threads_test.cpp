@@ -41,7 +41,7 @@ TEST_CASE("rows: a thousand calls are enqueued one behind the other, more than C
     });
 }
 
-TEST_CASE("rows: calls from several threads are enqueued one at a time, and each gets its own rows") {
+TEST_CASE("rows: calls from several threads do not disturb each other, and each gets its own rows") {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(36);
         const auto before = random_bytes(row_count * row_bytes, random);

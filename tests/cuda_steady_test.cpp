@@ -1,0 +1,166 @@
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/cuda.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/loader/loader.hpp"
+#include "pinflow/rows.hpp"
+#include "src/device/backend.hpp"
+#include "src/device/cuda/api.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/row_tables.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+// What calls and batches request of CUDA once they are under way, and what they refuse.
+
+using namespace pinflow;
+
+namespace {
+
+constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
+
+/// Whether a CUDA function allocates from the driver, creates something, or waits for a stream or the device.
+bool is_forbidden(std::string_view call) {
+    const auto has = [&](std::string_view part) { return call.find(part) != std::string_view::npos; };
+    if (call == "cudaMallocFromPoolAsync" || call == "cudaFreeAsync") return false;
+    return has("Malloc") || has("cudaFree") || has("HostAlloc") || has("Register") || has("Create") ||
+           has("Destroy") || has("Synchronize");
+}
+
+/// Notes the forbidden calls while it is listening.
+class listener {
+ public:
+    void listen() { listens_ = true; }
+    std::set<std::string> heard() {
+        listens_ = false;
+        const std::lock_guard lock(mutex_);
+        return heard_;
+    }
+
+ private:
+    std::atomic<bool> listens_ = false;
+    std::mutex mutex_;
+    std::set<std::string> heard_;
+    detail::cuda::scoped_failure_hook hook_{[this](std::string_view call) {
+        if (listens_ && is_forbidden(call)) {
+            const std::lock_guard lock(mutex_);
+            heard_.emplace(call);
+        }
+        return cudaSuccess;
+    }};
+};
+
+constexpr int first_step = 10;
+constexpr int last_step = 110;
+
+}  // namespace
+
+TEST_CASE("cuda steady: gathers and scatters allocate, create and wait for nothing") {
+    const device gpu = device::cuda(0);
+    constexpr std::uint64_t row_bytes = 512;
+    constexpr std::uint64_t row_count = 32'768;
+    constexpr std::uint64_t max_rows = 4096;
+    std::mt19937_64 random(71);
+    for (const row_route route :
+         {row_route::automatic, row_route::direct, row_route::copy, row_route::staged, row_route::hybrid}) {
+        for (const id_place place : {id_place::host, id_place::device}) {
+            if (route == row_route::copy && place == id_place::device) continue;
+            CAPTURE(to_string(route));
+            CAPTURE(static_cast<int>(place));
+            const pinned_buffer memory(row_count * row_bytes, gpu);
+            const stream stream(gpu);
+            const device_buffer rows(max_rows * row_bytes, stream);
+            std::vector<id_list> lists;
+            for (std::uint64_t i = 0; i < 8; ++i) {
+                lists.emplace_back(gpu, make_ids(id_order::random, max_rows - 500 * i, row_count, random),
+                                   place);
+            }
+            row_exchange exchange(row_table(memory.bytes(), row_bytes), gpu, {.route = route});
+            listener listener;
+            for (int step = 0; step < last_step; ++step) {
+                if (step == first_step) listener.listen();
+                const id_list& ids = lists[static_cast<std::size_t>(step) % lists.size()];
+                exchange.gather_async(ids.get(), rows.data(), stream);
+                exchange.scatter_async(ids.get(), rows.data(), duplicate_policy::last, stream);
+                exchange.check();
+                while (!stream.done()) {  // so that no more calls are in flight than at first
+                }
+            }
+            for (const std::string& call : listener.heard())
+                FAIL_CHECK(call);
+        }
+    }
+}
+
+TEST_CASE("cuda steady: a loader allocates, creates and waits for nothing") {
+    const device gpu = device::cuda(0);
+    const temporary_folder folder;
+    write_random_rows(folder / "images.npy", 4096, 3072, 72);
+    write_random_rows(folder / "labels.npy", 4096, 8, 73);
+    for (const order order : {order::sequential, order::shuffled}) {
+        loader batches({open_npy(folder / "images.npy").rows(), open_npy(folder / "labels.npy").rows()},
+                       {.device = gpu, .batch_rows = 32, .order = order, .epochs = 3});
+        const stream stream(gpu);
+        listener listener;
+        for (int step = 0; step < last_step + 128; ++step) {
+            // the pages are registered in the first epoch, of 128 batches
+            if (step == first_step + 128) listener.listen();
+            REQUIRE(batches.next(stream));
+        }
+        for (const std::string& call : listener.heard())
+            FAIL_CHECK(call);
+    }
+}
+
+TEST_CASE("cuda steady: a stream that is being captured into a graph is refused, and its capture goes on") {
+    const device gpu = device::cuda(0);
+    const pinned_buffer memory(4096, gpu);
+    row_exchange exchange(row_table(memory.bytes(), 64), gpu);
+    const stream stream(gpu);
+    const device_buffer rows(64, stream);
+    const id_vector ids{1};
+    stream.synchronize();
+    REQUIRE(::cudaStreamBeginCapture(to_cuda(stream), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK_THROWS_AS(exchange.gather_async(ids_of(ids), rows.data(), stream), unsupported);
+    cudaGraph_t graph = nullptr;
+    CHECK(::cudaStreamEndCapture(to_cuda(stream), &graph) == cudaSuccess);
+    CHECK(::cudaGraphDestroy(graph) == cudaSuccess);
+    exchange.gather_async(ids_of(ids), rows.data(), stream);
+    stream.synchronize();
+    exchange.check();
+}
+
+TEST_CASE("cuda steady: a hole between registrations of others is found in a table of any size") {
+    const device gpu = device::cuda(0);
+    constexpr std::uint64_t size_bytes = 300 * mebibyte;
+    constexpr std::uint64_t page_bytes = 4096;
+    const memory_region memory = memory_region::anonymous(size_bytes);
+    detail::device_backend& backend = gpu.backend();
+    const std::uint64_t hole = 177 * mebibyte + 5 * page_bytes;
+    std::byte* const behind = memory.data() + hole + page_bytes;
+    CHECK_FALSE(backend.reaches(memory.data(), size_bytes));
+    REQUIRE(::cudaHostRegister(memory.data(), hole, cudaHostRegisterPortable) == cudaSuccess);
+    REQUIRE(::cudaHostRegister(behind, size_bytes - hole - page_bytes, cudaHostRegisterPortable) ==
+            cudaSuccess);
+    CHECK(backend.reaches(memory.data(), hole));
+    CHECK(backend.reaches(memory.data() + 100, hole - 100));
+    CHECK(backend.reaches(behind, size_bytes - hole - page_bytes));
+    CHECK_FALSE(backend.reaches(memory.data(), hole + 1));
+    CHECK_FALSE(backend.reaches(memory.data(), size_bytes));
+    REQUIRE(::cudaHostRegister(memory.data() + hole, page_bytes, cudaHostRegisterPortable) == cudaSuccess);
+    CHECK(backend.reaches(memory.data(), size_bytes));
+    for (std::byte* const registered : {memory.data(), memory.data() + hole, behind})
+        CHECK(::cudaHostUnregister(registered) == cudaSuccess);
+}
