@@ -425,7 +425,7 @@ TEST_CASE("fake CUDA loader: a stream that is being captured is refused, and no 
     std::uint64_t count = 1;
     while (batches.next(stream))
         ++count;
-    CHECK(count == 2 * 13);
+    CHECK(count == 4 * 13);
 }
 
 TEST_CASE("fake CUDA loader: a file that changes is noticed by the end of the epoch, held or not") {

@@ -195,6 +195,33 @@ TEST_CASE("fault guard: an earlier handler gets all faults but those of guarded 
     });
 }
 
+namespace {
+
+struct ::sigaction wrapped_action;
+
+/// Calls the guard's handler, as a runtime does that takes signals first.
+void call_wrapped(int signal, ::siginfo_t* info, void* context) {
+    wrapped_action.sa_sigaction(signal, info, context);
+}
+
+}  // namespace
+
+TEST_CASE("fault guard: a thread that faulted can fault again, although a wrapper blocks all signals") {
+    check_child([] {
+        install_fault_guard();
+        struct ::sigaction wrapper{};
+        wrapper.sa_sigaction = call_wrapped;
+        wrapper.sa_flags = SA_SIGINFO;
+        ::sigfillset(&wrapper.sa_mask);
+        if (::sigaction(SIGBUS, &wrapper, &wrapped_action) != 0) return 1;
+        const volatile std::byte* const page = lost_page();
+        for (int i = 0; i < 3; ++i) {
+            if (touch_guarded(page)) return 2;
+        }
+        return as_expected;
+    });
+}
+
 TEST_CASE("fault guard: a handler that is installed later is detected") {
     check_child([] {
         install_fault_guard();

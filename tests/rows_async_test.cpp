@@ -149,34 +149,39 @@ TEST_CASE("rows async: a full queue holds up its own callers only, whichever ope
     id_vector ids((1 << 16) / 64);
     std::iota(ids.begin(), ids.end(), std::uint64_t{0});
     std::ranges::shuffle(ids, random);
+    // the two callers work on rows of their own
+    const id_vector stuck_ids(ids.begin(), ids.begin() + 500);
+    ids.erase(ids.begin(), ids.begin() + 500);
+    const auto stuck_expected = gathered(content, 64, stuck_ids);
     const auto expected = gathered(content, 64, ids);
-    const guarded_rows stuck_rows(device::host(), expected);
+    const guarded_rows stuck_rows(device::host(), stuck_expected);
     const guarded_rows rows(device::host(), expected);
     int max_operations = 0;
     // @return whether the call got as far as that operation
     const auto is_held_up = [&](row_route route, id_place place, bool scatters, int operation) {
         full_stream_backend backend;
         const id_list list(device::host(), ids, place);
+        const id_list stuck_list(device::host(), stuck_ids, place);
         row_exchange exchange(row_table(table.bytes(), 64), backend.device(),
                               {.route = route, .staging_bytes = 1 << 14});
         const stream stuck(backend.device());
         const stream other(backend.device());
         backend.full = stuck.view().native_handle();
         backend.blocking = operation;
-        const auto call = [&](const guarded_rows& own, const stream& stream) {
+        const auto call = [&](const id_list& own_list, const guarded_rows& own, const stream& stream) {
             if (scatters) {
-                exchange.scatter_async(list.get(), own.data(), duplicate_policy::error, stream);
+                exchange.scatter_async(own_list.get(), own.data(), duplicate_policy::error, stream);
             } else {
-                exchange.gather_async(list.get(), own.data(), stream);
+                exchange.gather_async(own_list.get(), own.data(), stream);
             }
         };
         auto blocked = std::async(std::launch::async, [&] {
-            call(stuck_rows, stuck);
+            call(stuck_list, stuck_rows, stuck);
             backend.has_blocked.open();
         });
         backend.has_blocked.wait();
         auto passed = std::async(std::launch::async, [&] {
-            call(rows, other);
+            call(list, rows, other);
             other.synchronize();
             exchange.check();
             exchange.gather(list.get(), rows.data());
@@ -201,7 +206,7 @@ TEST_CASE("rows async: a full queue holds up its own callers only, whichever ope
                     ++operation;
                 CHECK(operation > 2);
                 CHECK(rows.holds(expected));
-                CHECK(stuck_rows.holds(expected));
+                CHECK(stuck_rows.holds(stuck_expected));
                 CHECK(table.holds(content));
             }
         }

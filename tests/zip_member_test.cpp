@@ -189,7 +189,7 @@ TEST_CASE("zip member: refuses sizes that cannot both be true before anything is
     check_zip_member_readable(entry);
     entry.size_bytes = 4;
     CHECK(contains_all(sentence_of<pinflow::format_error>([&] { check_zip_member_readable(entry); }),
-                       {"member 'a.npy'", "is stored", "to have 4 bytes", "to take 3"}));
+                       {"member 'a.npy'", "is stored", "4 bytes", "compressed size as 3"}));
 }
 
 TEST_CASE("zip member: the most compressible data is read") {
