@@ -325,6 +325,27 @@ TEST_CASE("pin: an exception of the locker becomes the reason, and leaves nothin
     registry.release(held);
 }
 
+TEST_CASE("pin: refused pages that may still be registered stay mapped") {
+    struct half_locker final : page_locker {
+        std::optional<pin_refusal> lock(std::span<const std::byte>, bool) override {
+            return pin_refusal{.reason = "half way", .may_be_locked = true};
+        }
+        bool unlock(std::span<const std::byte>) noexcept override { return false; }
+        void yield_driver() noexcept override {}
+    };
+    pin_registry registry;
+    half_locker locker;
+    auto memory = std::make_shared<memory_region>(memory_region::anonymous(4 * page));
+    const std::weak_ptr<memory_region> still_there = memory;
+    pin_registry::holds held;
+    const std::span<const std::byte> pages = memory->bytes();
+    CHECK(registry.acquire(locker, pages, false, memory, held));
+    CHECK(held.empty());
+    CHECK(registry.size() == 0);
+    memory.reset();
+    CHECK_FALSE(still_there.expired());
+}
+
 TEST_CASE("pin: pages that another holder is registering for too long are refused") {
     const auto memory = memory_region::anonymous(8 * page);
     fake_locker locker;

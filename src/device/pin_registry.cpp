@@ -6,6 +6,7 @@
 #include <exception>
 #include <iterator>
 #include <limits>
+#include <new>
 #include <utility>
 
 namespace pinflow::detail {
@@ -98,6 +99,9 @@ std::optional<pin_refusal> pin_registry::acquire_locked(
         lock.lock();
         const auto registered = intervals_.find(at);
         if (refusal || error) {
+            // a later mapping at these addresses could not be registered, so the owner is leaked
+            if (refusal && refusal->may_be_locked)
+                static_cast<void>(new (std::nothrow) std::shared_ptr<const void>(owner));
             intervals_.erase(registered);
             changed_.notify_all();
             return error ? refusal_of(error) : std::move(refusal);

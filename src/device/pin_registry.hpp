@@ -23,6 +23,7 @@ namespace pinflow::detail {
 struct pin_refusal {
     std::string reason;            ///< the end of a sentence
     bool same_for_others = false;  ///< also for all other pages with the same read-only flag
+    bool may_be_locked = false;    ///< the pages must stay mapped for good
 };
 
 /// Page-locks host memory in place, for a device. The seam between the registry and CUDA.

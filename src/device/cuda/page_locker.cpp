@@ -42,9 +42,11 @@ class locker final : public page_locker {
             status = primary_.run([&] { return host_device_pointer(device_pointer, data); });
         }
         if (status == cudaSuccess && device_pointer == data) return {};
-        if (registered) static_cast<void>(unlock(pages));
-        if (status != cudaSuccess) return pin_refusal{cause(status), is_same_for_others(status)};
-        return pin_refusal{"the device would see the pages at other addresses than the host", true};
+        const bool may_be_locked = registered && !unlock(pages);
+        if (status != cudaSuccess)
+            return pin_refusal{cause(status), is_same_for_others(status), may_be_locked};
+        return pin_refusal{"the device would see the pages at other addresses than the host", true,
+                           may_be_locked};
     }
 
     bool unlock(std::span<const std::byte> pages) noexcept override {
