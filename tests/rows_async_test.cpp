@@ -29,7 +29,7 @@ TEST_CASE("rows: a call made by a TBB task starts no other task, which might als
     std::mt19937_64 random(41);
     const device host = device::host();
     const guarded_table table(host, random_bytes(row_count * 8, random));
-    row_exchange exchange(row_table(table.bytes(), 8), host);
+    row_exchange exchange(row_table(table.bytes(), 8), host, {.max_batch_rows = id_count});
     const id_vector ids = make_ids(id_order::random, id_count, row_count, random);
     const stream stream(host);
     const device_buffer rows(id_count * 8, stream);

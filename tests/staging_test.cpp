@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <vector>
 
 #include "pinflow/rows.hpp"
@@ -15,6 +16,7 @@
 using namespace pinflow;
 using detail::exchange_state;
 using detail::staging_ring;
+using detail::staging_rings;
 
 TEST_CASE("staging: buffers come round, with memory of their own on both sides") {
     on_each_device([](const device& device) {
@@ -116,6 +118,42 @@ TEST_CASE("staging: its destructor waits for enqueued work") {
             gate.open();
         }
         CHECK(done);
+    });
+}
+
+TEST_CASE("staging: a ring goes to the stream that used it last, and to another stream once it is idle") {
+    on_each_device([](const device& device) {
+        const stream first(device);
+        const stream second(device);
+        const stream third(device);
+        staging_rings rings;
+        CHECK_FALSE(rings.has_some());
+        rings.reserve(device, 64, 2, nullptr);
+        rings.reserve(device, 64, 2, nullptr);  // there are some
+        CHECK(rings.has_some());
+        gate gate;
+        hold(first, gate);
+        const auto take = [&](const stream& stream) {
+            const staging_rings::taken_ring taken = rings.take(stream);
+            taken->begin_after(stream);
+            return &*taken;
+        };
+        const staging_ring* const of_first = take(first);
+        const staging_ring* const of_second = take(second);
+        CHECK(of_second != of_first);
+        CHECK(take(first) == of_first);
+        CHECK(take(second) == of_second);
+        second.synchronize();
+        CHECK(take(third) == of_second);
+        std::atomic<bool> opened = false;
+        third.host_function_async([&] {
+            opened = true;
+            gate.open();
+        });
+        CHECK(take(third) == of_second);
+        const auto waiting = std::async(std::launch::async, [&] { return take(second); });
+        waiting.wait();
+        CHECK(opened);
     });
 }
 

@@ -50,7 +50,7 @@ bool measures(measured_backend& backend, const row_exchange_options& options, st
 
 TEST_CASE("tuning: measures once for exchanges that agree in all parameters that rates depend on") {
     measured_backend backend;
-    constexpr row_exchange_options usual{.threads = 2, .staging_bytes = std::uint64_t{1} << 20};
+    const row_exchange_options usual{.threads = 2, .staging_bytes = std::uint64_t{1} << 20};
     CHECK(measures(backend, usual));
     CHECK_FALSE(measures(backend, usual));
     CHECK_FALSE(measures(backend, usual, 0, 1001));
@@ -268,7 +268,9 @@ TEST_CASE("tuning: measures with a million rows at most, however small they are"
     constexpr std::uint64_t million = std::uint64_t{1} << 20;
     measured_backend backend;
     const guarded_table table(device::host(), 4 * million);
-    row_exchange exchange(table_of(table, 1), backend.device(), {.staging_bytes = tiny_staging_bytes});
+    row_exchange exchange(
+        table_of(table, 1), backend.device(),
+        {.max_batch_rows = 4 * million, .max_calls_in_flight = 3, .staging_bytes = tiny_staging_bytes});
     exchange.tune(3 * million, 64);
     const row_plan plan = exchange.plan_scatter(3 * million);
     CHECK(contains(plan.reason, "gathering 1 MB of random rows"));

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
 #include "pinflow/dtype.hpp"
 #include "pinflow/empty_on_move.hpp"
@@ -21,7 +22,7 @@
 namespace pinflow {
 
 namespace detail {
-class call_errors;
+class calls_in_flight;
 class exchange_state;
 class pending_call;
 }  // namespace detail
@@ -133,10 +134,21 @@ struct row_exchange_options {
     row_route route = row_route::automatic;
     /// Threads that gather and scatter rows on the staged route. 0: as many as the process may use.
     unsigned threads = 0;
+    /// Rows of the largest call: of one batch, or of all batches of a group that travel together. Reserves 8
+    /// bytes of page-locked memory for each row and each call in flight: 32 MiB by default. A larger
+    /// asynchronous call throws; a larger synchronous one allocates its memory.
+    std::uint64_t max_batch_rows = std::uint64_t{1} << 17;
+    /// Asynchronous calls that their streams have not passed yet. A call that exceeds the number blocks until
+    /// an earlier call has ended. The calls on one stream take at most as many as they leave for other
+    /// streams (half of them if there are no others), so a stalled stream does not block all other streams.
+    /// If they would take more than an eighth of the host memory that is left, the number is lower, but at
+    /// least 2.
+    unsigned max_calls_in_flight = 32;
     /// Page-locked memory of the staging buffers of one stream: 2 to 16 buffers of at most 8 MiB. A buffer
     /// holds at least one row, so rows longer than half of this take more. At most an eighth of the host
-    /// memory that is left is used. The buffers take the same amount of device memory. They are allocated on
-    /// first use, and again for each further stream whose calls are in flight at the same time.
+    /// memory that is left is used. The buffers take the same amount of device memory. If calls may take the
+    /// staged or hybrid route, the exchange reserves buffers for two streams: a call on a third stream blocks
+    /// until the calls on one of the two have ended.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
     /// Upper bound on the memory that pinflow page-locks in place in this process, as
     /// pin_options::budget_bytes. Pinned buffers and staging buffers do not count. 0: the default.
@@ -152,6 +164,8 @@ struct row_exchange_options {
     /// The share of the rows, below 1, that the hybrid route copies by the staged route. 0 lets the planner
     /// choose: 0.4, unless `tune` found a better one.
     double staged_share = 0;
+    /// Where calls and staging buffers get device memory. Null: from the device's stream-ordered pool.
+    std::shared_ptr<memory_resource> device_memory = nullptr;
 };
 
 /// One batch of a group: its indices, and the device memory that its rows are copied to or from.
@@ -194,11 +208,11 @@ class exchange_call {
 
  private:
     friend class row_exchange;
-    exchange_call(std::shared_ptr<detail::call_errors> errors,
-                  std::vector<std::shared_ptr<detail::pending_call>> calls);
+    exchange_call(std::shared_ptr<detail::calls_in_flight> calls,
+                  std::vector<std::shared_ptr<detail::pending_call>> pending);
 
-    std::shared_ptr<detail::call_errors> errors_;
-    std::vector<std::shared_ptr<detail::pending_call>> calls_;
+    std::shared_ptr<detail::calls_in_flight> calls_;
+    std::vector<std::shared_ptr<detail::pending_call>> pending_;
 };
 
 /// Copies rows between a table in host memory and a device by index: `gather` to the device, `scatter` back.
@@ -209,14 +223,16 @@ class exchange_call {
 /// rows of 0 bytes, indices in device memory are not checked.
 ///
 /// Asynchronous calls only enqueue: on the given stream, and on streams of the exchange that are ordered with
-/// it in both directions. The table, destinations, sources and indices in device memory must stay valid until
+/// it in both directions. Memory other than that of the stream-ordered pool is reserved when the exchange is
+/// made. The table, destinations, sources and indices in device memory must stay valid until
 /// the stream has passed the call. When the call returns, indices in host memory and lists of batches can be
 /// reused, and the stream may be destroyed. Exchanges and streams are not synchronised with each other: the
 /// caller must make sure that no two of them write the same memory at the same time.
 ///
-/// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, a call on
-/// it blocks until the stream continues. Calls on other streams do not block. The staged route enqueues about
-/// seven operations for each piece of rows (8 MiB, or less if staging_bytes is small).
+/// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, or if it
+/// has as many calls in flight as max_calls_in_flight allows, a call on it blocks until the stream continues.
+/// Calls on other streams do not block. The staged route enqueues about seven operations for each piece of
+/// rows (8 MiB, or less if staging_bytes is small).
 ///
 /// The constructor page-locks a table that is not page-locked yet (read-only if it is a mapped file), unless
 /// the route is `staged`. If that fails, only the staged route remains, and row_plan::reason says why. Pages
@@ -259,9 +275,11 @@ class row_exchange {
     /// when the stream has passed it.
     exchange_call gather_async(row_ids ids, std::byte* destination, stream_view stream);
     /// Gathers several batches as one group, which is faster for small rows of large tables. If the plan
-    /// sorts rows, a row that several batches need crosses the link once. Batches are copied 64 at a time. An
-    /// index in device memory that is out of range stops only its 64 batches, and the error counts its
-    /// position within them.
+    /// sorts rows, a row that several batches need crosses the link once. Batches travel together as long as
+    /// they are at most 64 and have at most max_batch_rows rows; a larger group makes several calls. An index
+    /// in device memory that is out of range stops only its call, and the error counts its position within
+    /// that call.
+    /// @throws invalid_argument for a group that makes more calls than half of max_calls_in_flight.
     exchange_call gather_group_async(std::span<const row_gather> batches, stream_view stream);
 
     /// Copies row i of `source`, in device memory, to row ids[i] of the table.
@@ -275,8 +293,8 @@ class row_exchange {
     /// complete when the stream has passed it.
     exchange_call scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy,
                                 stream_view stream);
-    /// Scatters all batches, in their order, as one scatter. @throws as `scatter`, and unsupported for more
-    /// than 64 batches unless `policy` is `last`.
+    /// Scatters all batches, in their order, as one scatter. @throws as `scatter` and `gather_group_async`,
+    /// and unsupported for a group that makes several calls, unless `policy` is `last`.
     exchange_call scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
                                       stream_view stream);
 
@@ -291,7 +309,9 @@ class row_exchange {
     /// most 64) such batches. From then on, the fastest is taken for such calls of all exchanges of this
     /// process that agree in device, row size and options; row counts and table sizes count as equal within a
     /// power of two. Does nothing for what was measured before, and if there is no choice: on the host
-    /// device, with a route set in the options, for a table that is not page-locked. Reads rows of the table,
+    /// device, with a route set in the options, for a table that is not page-locked. Groups of more than
+    /// max_batch_rows rows are not measured. Exchanges made before do not take staging buffers that they have
+    /// not reserved. Reads rows of the table,
     /// and writes none: rates of scatters are estimated. Takes about a second for each size of a group, and
     /// device memory for up to 512 MiB of rows. Other work on the device or the link makes the measurement
     /// wrong.

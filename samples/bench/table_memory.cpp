@@ -109,7 +109,9 @@ void measure(const char* name, const device& gpu, const std::function<std::span<
     fill(table);
     const double made = seconds_since(start);
     const auto before_locking = clock::now();
-    row_exchange exchange(row_table(table, row_bytes), gpu, {.route = row_route::direct});
+    row_exchange exchange(
+        row_table(table, row_bytes), gpu,
+        {.route = row_route::direct, .max_batch_rows = together * batch_rows, .max_calls_in_flight = 8});
     const double locked = seconds_since(before_locking);
     std::printf("%-36s made and filled in %6.2f s, page-locked in %6.3f s, gathered at %6.2f GB/s\n", name,
                 made, locked, gather_rate(exchange, table, gpu));

@@ -24,6 +24,11 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
+/// Batches of the largest group that `plan` measures.
+constexpr unsigned max_group = 64;
+/// Two groups in flight in each direction, and some to spare.
+constexpr unsigned max_calls = 8;
+
 /// Sizes of the work, with defaults for options that were not given.
 struct sizes {
     /// @throws invalid_argument when the table is too small for the batches.
@@ -67,6 +72,11 @@ struct sizes {
     /// group in flight is known, too.
     unsigned together() const {
         return static_cast<unsigned>(std::min<std::uint64_t>(max_known / 2, batches));
+    }
+    /// Rows of the largest call: of a group, or of a group that `plan` measures.
+    std::uint64_t max_call_rows() const {
+        constexpr std::uint64_t max_measured_rows = std::uint64_t{1} << 20;
+        return std::max(batch_rows * together(), std::min(batch_rows * max_group, max_measured_rows));
     }
     std::uint64_t batch_bytes() const { return batch_rows * row_bytes; }
     std::uint64_t table_bytes() const { return row_count * row_bytes; }
@@ -132,9 +142,12 @@ class exchange_bench {
           back_(options.device),
           table_(of.table_bytes(), options.device),
           slot_(of.ways.to_device || of.ways.to_host ? of.batch_bytes() : 0, options.device),
-          exchange_(
-              row_table(table_.bytes(), of.row_bytes), options.device,
-              {.route = options.route, .blocks = options.blocks, .staged_share = options.staged_share}) {
+          exchange_(row_table(table_.bytes(), of.row_bytes), options.device,
+                    {.route = options.route,
+                     .max_batch_rows = of.max_call_rows(),
+                     .max_calls_in_flight = max_calls,
+                     .blocks = options.blocks,
+                     .staged_share = options.staged_share}) {
         fill_with_words(table_.bytes(), table_seed);
         if (of.ways.to_device) gathered_ = device_batches();
         if (of.ways.to_host) sources_ = device_batches();
@@ -415,7 +428,6 @@ void bench_plan(const bench_options& options, const link_rates& link, const benc
     };
     std::vector<unsigned> groups{1};
     if (sizes.together() > 1) groups.push_back(sizes.together());
-    constexpr unsigned max_group = 64;
     bench.exchange().tune(sizes.batch_rows, max_group);
     for (const unsigned batches : groups) {
         tell("gather", bench.exchange().plan_gather(sizes.batch_rows, batches), batches, link.to_device);

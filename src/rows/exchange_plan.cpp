@@ -50,39 +50,55 @@ std::vector<std::uint64_t> counts_of_groups(std::uint64_t row_bytes, std::uint64
 
 }  // namespace
 
-call_facts exchange_state::facts_of(row_direction direction, std::uint64_t count, bool host_ids) const {
+call_facts exchange_setup::facts_of(row_direction direction, std::uint64_t count, bool has_host_ids) const {
     return {.is_scatter = direction == row_direction::scatter,
-            .on_host = device_.kind() == device_kind::host,
-            .has_host_ids = host_ids,
-            .is_aligned = is_aligned(table_.data(), table_.row_size_bytes()),
+            .on_host = device.kind() == device_kind::host,
+            .has_host_ids = has_host_ids,
+            .is_aligned = is_aligned(table.data(), table.row_size_bytes()),
             .is_file_backed = is_file_backed(),
             .count = count,
-            .row_bytes = table_.row_size_bytes(),
-            .table_bytes = table_.size_bytes(),
-            .threads = static_cast<unsigned>(thread_count()),
+            .row_bytes = table.row_size_bytes(),
+            .table_bytes = table.size_bytes(),
+            .threads = threads,
             .staging_buffer_bytes = staging_buffer_bytes(),
-            .not_reached_reason = not_reached_reason_,
-            .requested = options_.route,
-            .staging_bytes = options_.staging_bytes,
-            .blocks = options_.blocks,
-            .staged_share = options_.staged_share};
+            .not_reached_reason = not_reached_reason,
+            .requested = options.route,
+            .staging_bytes = options.staging_bytes,
+            .blocks = options.blocks,
+            .staged_share = options.staged_share};
 }
 
-rated_plan exchange_state::plan_of(row_direction direction, std::uint64_t count, bool host_ids) const {
-    const call_facts call = facts_of(direction, count, host_ids);
+rated_plan exchange_state::plan_of(row_direction direction, std::uint64_t count, bool has_host_ids) const {
+    const call_facts call = setup_.facts_of(direction, count, has_host_ids);
     if (std::optional<transfer_plan> decided = plan_call(call)) return {*std::move(decided), 0};
-    if (std::optional<rated_plan> tuned = tuned_plan(call, device_)) return *std::move(tuned);
+    std::optional<rated_plan> tuned = tuned_plan(call, setup_.device);
+    // another exchange may have been tuned after this one was made without staging buffers
+    if (tuned && (rings_.has_some() || tuned->plan.find(transfer::staged) == nullptr))
+        return *std::move(tuned);
     return {plan_by_sizes(call), 0};
+}
+
+/// Whether some calls need staging buffers.
+bool exchange_state::may_stage() const {
+    for (const row_direction direction : {row_direction::gather, row_direction::scatter}) {
+        for (const bool has_host_ids : {true, false}) {
+            const call_facts call = setup_.facts_of(direction, calls_->max_rows(), has_host_ids);
+            const std::optional<transfer_plan> decided = plan_call(call);
+            if ((decided ? *decided : plan_by_sizes(call)).find(transfer::staged) != nullptr) return true;
+        }
+    }
+    return tuned_plans_stage(setup_.facts_of(row_direction::gather, 1, true), setup_.device);
 }
 
 row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) const {
     constexpr double nearly = 0.97;
     // larger counts are planned like the largest call
-    batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, max_rows_of_call);
-    const std::uint64_t count = std::min(saturated(batch_rows, std::max(batches, 1U)), max_rows_of_call);
-    row_plan chosen = public_form(plan_of(direction, count, true), options_);
+    const std::uint64_t max_rows = calls_->max_rows();
+    batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, max_rows);
+    const std::uint64_t count = std::min(saturated(batch_rows, std::max(batches, 1U)), max_rows);
+    row_plan chosen = public_form(plan_of(direction, count, true), setup_.options);
     std::vector<double> rates;
-    for (const std::uint64_t group : counts_of_groups(table_.row_size_bytes(), batch_rows, max_batches))
+    for (const std::uint64_t group : counts_of_groups(setup_.table.row_size_bytes(), batch_rows, max_batches))
         rates.push_back(plan_of(direction, group, true).gbps);
     const double best = std::ranges::max(rates);
     const auto enough =
@@ -95,26 +111,30 @@ void exchange_state::tune(std::uint64_t batch_rows, unsigned batches) {
     pending_calls begun;
     const auto gather_async = [&](const transfer_plan& plan, std::span<const std::uint64_t> ids,
                                   std::byte* rows) {
-        const batch only{row_ids(ids), rows};
-        if (auto call =
-                enqueue_as(plan, row_direction::gather, {&only, 1}, duplicate_policy::last, own_stream_))
-            begun.push_back(std::move(call));
+        const row_batch only{row_ids(ids), rows};
+        const pending_calls calls = enqueue(
+            {row_direction::gather, {&only, 1}, duplicate_policy::last, own_stream_, false}, *calls_, &plan);
+        begun.insert(begun.end(), calls.begin(), calls.end());
     };
     const auto finish = [&] {
         own_stream_.synchronize();
         for (const std::shared_ptr<pending_call>& call : std::exchange(begun, {}))
-            errors_->check(*call);
+            calls_->check(*call);
     };
     check_source();
-    const timed_gathers gathers{table_.row_count(), own_stream_, gather_async, finish};
-    batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, max_rows_of_call);
+    const row_table& table = setup_.table;
+    const timed_gathers gathers{table.row_count(), own_stream_, gather_async, finish};
+    batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, calls_->max_rows());
     for (const std::uint64_t count :
-         counts_of_groups(table_.row_size_bytes(), batch_rows, std::clamp(batches, 1U, max_batches))) {
+         counts_of_groups(table.row_size_bytes(), batch_rows, std::clamp(batches, 1U, max_batches))) {
+        if (count > calls_->max_rows()) break;
         for (const row_direction direction : {row_direction::gather, row_direction::scatter}) {
-            if (direction == row_direction::scatter && !table_.writable()) continue;
-            for (const bool host_ids : {true, false}) {
-                const call_facts call = facts_of(direction, count, host_ids);
-                if (!plan_call(call)) tune_call(call, gathers);
+            if (direction == row_direction::scatter && !table.writable()) continue;
+            for (const bool has_host_ids : {true, false}) {
+                const call_facts call = setup_.facts_of(direction, count, has_host_ids);
+                if (plan_call(call)) continue;
+                if (!call.is_file_backed && tries_staging(call)) reserve_staging();
+                tune_call(call, gathers);
             }
         }
     }

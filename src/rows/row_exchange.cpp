@@ -17,13 +17,13 @@ detail::exchange_state& used(const std::unique_ptr<detail::exchange_state>& stat
 
 }  // namespace
 
-exchange_call::exchange_call(std::shared_ptr<detail::call_errors> errors,
-                             std::vector<std::shared_ptr<detail::pending_call>> calls)
-    : errors_(std::move(errors)), calls_(std::move(calls)) {}
+exchange_call::exchange_call(std::shared_ptr<detail::calls_in_flight> calls,
+                             std::vector<std::shared_ptr<detail::pending_call>> pending)
+    : calls_(std::move(calls)), pending_(std::move(pending)) {}
 
 void exchange_call::check() const {
-    for (const std::shared_ptr<detail::pending_call>& call : calls_)
-        errors_->check(*call);
+    for (const std::shared_ptr<detail::pending_call>& call : pending_)
+        calls_->check(*call);
 }
 
 row_exchange::row_exchange(row_table table, pinflow::device device, const row_exchange_options& options)
@@ -61,13 +61,13 @@ exchange_call row_exchange::gather_async(row_ids ids, std::byte* destination, st
 }
 
 exchange_call row_exchange::gather_group_async(std::span<const row_gather> batches, stream_view stream) {
-    std::vector<detail::exchange_state::batch> all;
+    std::vector<detail::row_batch> all;
     all.reserve(batches.size());
     for (const row_gather& batch : batches)
         all.push_back({batch.ids, batch.destination});
     detail::exchange_state& state = used(state_);
-    return {state.errors(),
-            state.enqueue(detail::row_direction::gather, all, duplicate_policy::last, stream)};
+    return {state.calls(),
+            state.enqueue({detail::row_direction::gather, all, duplicate_policy::last, stream})};
 }
 
 // ---- scatter ---------------------------------------------------------------------------------------------
@@ -84,12 +84,12 @@ exchange_call row_exchange::scatter_async(row_ids ids, const std::byte* source, 
 
 exchange_call row_exchange::scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
                                                 stream_view stream) {
-    std::vector<detail::exchange_state::batch> all;
+    std::vector<detail::row_batch> all;
     all.reserve(batches.size());
     for (const row_scatter& batch : batches)
         all.push_back({batch.ids, const_cast<std::byte*>(batch.source)});
     detail::exchange_state& state = used(state_);
-    return {state.errors(), state.enqueue(detail::row_direction::scatter, all, policy, stream)};
+    return {state.calls(), state.enqueue({detail::row_direction::scatter, all, policy, stream})};
 }
 
 // ---- plans -----------------------------------------------------------------------------------------------

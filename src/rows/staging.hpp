@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -19,8 +20,10 @@ namespace pinflow::detail {
 /// (samples/bench/RESULTS.md). For one thread at a time.
 class staging_ring {
  public:
-    /// Allocates buffers of `buffer_bytes`, each with as much device memory, which is zero at first.
-    staging_ring(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers);
+    /// Allocates buffers of `buffer_bytes`, each with as much device memory, which is zero at first and comes
+    /// from `resource`, as that of device_buffer.
+    staging_ring(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers,
+                 const std::shared_ptr<memory_resource>& resource = nullptr);
     staging_ring(const staging_ring&) = delete;
     staging_ring& operator=(const staging_ring&) = delete;
     /// Waits for all streams.
@@ -41,9 +44,10 @@ class staging_ring {
     bool done() const;
 
     struct buffer {
-        buffer(pinflow::device device, std::uint64_t size_bytes, stream_view copies, stream_view cpu_stream)
+        buffer(pinflow::device device, std::uint64_t size_bytes, stream_view copies, stream_view cpu_stream,
+               const std::shared_ptr<memory_resource>& resource)
             : host(size_bytes, device),
-              on_device(size_bytes, copies),
+              on_device(size_bytes, copies, resource),
               cpu(cpu_stream),
               filled(device),
               free(device) {}
@@ -67,28 +71,19 @@ class staging_ring {
     event end_;
 };
 
-/// One staging ring for each stream with unfinished work. If two streams shared a ring, the later call would
-/// wait for the earlier one. If the caller makes the earlier stream wait for the later one, that is a
+/// Staging rings, each for one stream with unfinished work. If two streams shared a ring, the later call
+/// would wait for the earlier one. If the caller makes the earlier stream wait for the later one, that is a
 /// deadlock. Thread-safe.
 class staging_rings {
  public:
-    staging_rings(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers)
-        : device_(device), buffer_bytes_(buffer_bytes), buffers_(buffers) {}
+    /// Rings that are made at once: a call on a further stream waits while all are in use.
+    static constexpr unsigned ring_count = 2;
 
- private:
-    struct ring {
-        explicit ring(const staging_rings& of) : buffers(of.device_, of.buffer_bytes_, of.buffers_) {}
-        staging_ring buffers;
-        void* stream = nullptr;  ///< the stream that used it last
-        bool is_taken = true;
-    };
-
- public:
     /// A ring that one call enqueues on. The destructor makes it available to other calls.
     class taken_ring {
      public:
         taken_ring() noexcept = default;
-        taken_ring(staging_rings& from, ring& taken) noexcept : from_(&from), ring_(&taken) {}
+        taken_ring(staging_rings& from, staging_ring& taken) noexcept : from_(&from), ring_(&taken) {}
         taken_ring(taken_ring&& other) noexcept
             : from_(other.from_), ring_(std::exchange(other.ring_, nullptr)) {}
         taken_ring& operator=(taken_ring&& other) noexcept {
@@ -103,26 +98,37 @@ class staging_rings {
         }
 
         explicit operator bool() const noexcept { return ring_ != nullptr; }
-        staging_ring& operator*() const noexcept { return ring_->buffers; }
-        staging_ring* operator->() const noexcept { return &ring_->buffers; }
+        staging_ring& operator*() const noexcept { return *ring_; }
+        staging_ring* operator->() const noexcept { return ring_; }
 
      private:
         staging_rings* from_ = nullptr;
-        ring* ring_ = nullptr;
+        staging_ring* ring_ = nullptr;
     };
 
-    /// Takes the ring that `stream` used last, otherwise an idle ring, otherwise a new one.
-    /// @throws device_error.
+    /// Makes the rings, unless there are some. As staging_ring.
+    /// @throws device_error, or system_failure on the host device, if memory is short.
+    void reserve(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers,
+                 const std::shared_ptr<memory_resource>& resource);
+    bool has_some() const;
+
+    /// Takes the ring that `stream` used last, otherwise an idle ring. Waits, without the lock, while there
+    /// is none. There must be rings.
     taken_ring take(stream_view stream);
 
  private:
+    struct ring {
+        ring(pinflow::device device, std::uint64_t buffer_bytes, unsigned count,
+             const std::shared_ptr<memory_resource>& resource)
+            : buffers(device, buffer_bytes, count, resource) {}
+        staging_ring buffers;
+        void* stream = nullptr;  ///< the stream that used it last
+        bool is_taken = false;
+    };
     ring* find(void* stream);
-    void give_back(ring& taken) noexcept;
+    void give_back(const staging_ring& taken) noexcept;
 
-    pinflow::device device_;
-    std::uint64_t buffer_bytes_;
-    unsigned buffers_;
-    std::mutex mutex_;  ///< for the members below
+    mutable std::mutex mutex_;  ///< for the list
     std::list<ring> rings_;
 };
 

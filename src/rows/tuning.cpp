@@ -196,6 +196,16 @@ class known_plans {
         const auto found = plans_.find(key);
         return found == plans_.end() ? std::nullopt : std::optional(found->second);
     }
+    /// Whether plans for calls of any size and direction, otherwise like `key`, use staging buffers.
+    bool stage(measured_key key) {
+        const std::lock_guard lock(mutex_);
+        return std::ranges::any_of(plans_, [&](const auto& known) {
+            key.is_scatter = known.first.is_scatter;
+            key.host_ids = known.first.host_ids;
+            key.count_magnitude = known.first.count_magnitude;
+            return key == known.first && known.second.plan.find(transfer::staged) != nullptr;
+        });
+    }
     void add(const measured_key& key, rated_plan plan) {
         const std::lock_guard lock(mutex_);
         plans_.emplace(key, std::move(plan));
@@ -226,6 +236,10 @@ void tune_call(const call_facts& call, const timed_gathers& gathers) {
 
 std::optional<rated_plan> tuned_plan(const call_facts& call, const device& device) {
     return known_plans::process().find(key_of(call, device));
+}
+
+bool tuned_plans_stage(const call_facts& call, const device& device) {
+    return known_plans::process().stage(key_of(call, device));
 }
 
 }  // namespace pinflow::detail

@@ -1,0 +1,210 @@
+#include "src/rows/calls_in_flight.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Prints large numbers as signed: most wrong row numbers were negative signed integers.
+std::string spelled(std::uint64_t id) {
+    constexpr auto max_signed = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    return id > max_signed ? fmt::format("{}", static_cast<std::int64_t>(id)) : fmt::format("{}", id);
+}
+
+}  // namespace
+
+std::string outside_sentence(const std::string& what, std::uint64_t outside_count, std::uint64_t count,
+                             std::uint64_t row_count, std::uint64_t id, std::uint64_t position) {
+    return fmt::format(
+        "{}: {} of {} row numbers {} outside the table, which has {} rows: the first is {}, at "
+        "position {}",
+        what, outside_count, count, outside_count == 1 ? "is" : "are", row_count, spelled(id), position);
+}
+
+// ---- pending_call ----------------------------------------------------------------------------------------
+
+void pending_call::add(std::exception_ptr failure) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::move(failure);
+}
+
+/// Returns the exception of the call; null if there is none.
+std::exception_ptr pending_call::error_of(const index_errors& wrong) const {
+    if (failure_) return failure_;
+    if (wrong.outside_count > 0) {
+        return std::make_exception_ptr(invalid_argument(outside_sentence(
+            what_, wrong.outside_count, count_, row_count_, wrong.outside_id, ~wrong.outside_complement)));
+    }
+    if (wrong.repeated_count > 0) {
+        return std::make_exception_ptr(invalid_argument(fmt::format(
+            "{}: {} of {} row numbers occurred before, which duplicate_policy::error refuses: the "
+            "first is {}, at position {}",
+            what_, wrong.repeated_count, count_, spelled(wrong.repeated_id), ~wrong.repeated_complement)));
+    }
+    return nullptr;
+}
+
+// ---- the memory of calls ---------------------------------------------------------------------------------
+
+taken_memory::~taken_memory() {
+    if (memory_ != nullptr) from_->give_back(*memory_);
+}
+
+calls_in_flight::calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls)
+    : max_rows_(max_rows) {
+    constexpr std::uint64_t alignment = 64;  // no two calls share a cache line
+    const std::uint64_t size_bytes =
+        (call_memory::size_bytes(max_rows) + alignment - 1) / alignment * alignment;
+    pages_ = pinned_buffer(saturated(size_bytes, max_calls), device);
+    memory_.reserve(max_calls);
+    for (unsigned i = 0; i < max_calls; ++i)
+        memory_.emplace_back(pages_.data() + i * size_bytes, max_rows, device);
+}
+
+std::size_t calls_in_flight::count_of(state which) const noexcept {
+    return static_cast<std::size_t>(std::ranges::count(memory_, which, &call_memory::state_));
+}
+
+bool calls_in_flight::can_take(void* stream, std::size_t count) const noexcept {
+    const auto in_use = static_cast<std::size_t>(std::ranges::count_if(memory_, [&](const call_memory& each) {
+        return each.state_ != state::free && each.stream_ == stream;
+    }));
+    return in_use + 2 * count <= count_of(state::free) + 1;
+}
+
+/// The memory that will be free first: of calls on `stream` or, if there are none, of any call. Null if no
+/// call is in flight.
+const call_memory* calls_in_flight::oldest_in_flight(void* stream) const noexcept {
+    const call_memory* oldest = nullptr;
+    for (const call_memory& each : memory_) {
+        if (each.state_ != state::in_flight) continue;
+        const auto order = [&](const call_memory& of) { return std::pair(of.stream_ != stream, of.number_); };
+        if (oldest == nullptr || order(each) < order(*oldest)) oldest = &each;
+    }
+    return oldest;
+}
+
+void calls_in_flight::await_some(std::unique_lock<std::mutex>& lock, void* stream) {
+    // short, because other memory may become free first
+    constexpr std::chrono::microseconds pause{200};
+    const call_memory* const awaited = oldest_in_flight(stream);
+    if (awaited == nullptr) {
+        changed_.wait_for(lock, pause);
+        return;
+    }
+    lock.unlock();
+    awaited->last_use_.synchronize_for(pause);
+    lock.lock();
+}
+
+std::vector<taken_memory> calls_in_flight::take(stream_view stream, std::size_t count) {
+    std::vector<taken_memory> taken;
+    taken.reserve(count);
+    void* const handle = stream.native_handle();
+    std::unique_lock lock(mutex_);
+    while (!can_take(handle, count)) {
+        end_passed();
+        if (!can_take(handle, count)) await_some(lock, handle);
+    }
+    for (call_memory& each : memory_) {
+        if (taken.size() == count) break;
+        if (each.state_ != state::free) continue;
+        each.state_ = state::taken;
+        each.stream_ = handle;
+        *each.errors_ = {};
+        taken.emplace_back(*this, each);
+    }
+    return taken;
+}
+
+void calls_in_flight::give_back(call_memory& memory) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        memory.state_ = state::free;
+    }
+    changed_.notify_all();
+}
+
+void calls_in_flight::put_in_flight(taken_memory& memory, stream_view stream,
+                                    std::shared_ptr<pending_call> call) {
+    std::list<std::shared_ptr<pending_call>> entry;
+    if (call) entry.push_back(std::move(call));
+    memory->mark(stream);  // without the lock: it waits if the stream's queue is full
+    const std::lock_guard lock(mutex_);
+    call_memory& put = memory.release();
+    put.number_ = ++last_number_;
+    put.state_ = state::in_flight;
+    put.call_ = std::move(entry);
+    if (put.call_.empty()) return;
+    put.call_.front()->memory_ = &put;
+    put.call_.front()->number_ = put.number_;
+}
+
+// ---- errors ----------------------------------------------------------------------------------------------
+
+/// Ends the calls that their streams have passed.
+void calls_in_flight::end_passed() {
+    for (call_memory& each : memory_) {
+        if (each.state_ == state::in_flight && each.last_use_.done()) end(each);
+    }
+}
+
+/// Keeps the error of a call that its stream has passed, and frees its memory.
+void calls_in_flight::end(call_memory& memory) noexcept {
+    memory.state_ = state::free;
+    if (memory.call_.empty()) return;
+    pending_call& call = *memory.call_.front();
+    call.memory_ = nullptr;
+    try {
+        call.error_ = call.error_of(*memory.errors_);
+    } catch (...) {
+        call.error_ = std::current_exception();  // there is no memory for the message
+    }
+    if (!call.error_ || !call.is_listed_) return memory.call_.clear();
+    const auto later =
+        std::ranges::find_if(listed_, [&](const auto& each) { return each->number_ > call.number_; });
+    listed_.splice(later, memory.call_);
+    if (listed_.size() > max_listed) listed_.pop_front();
+}
+
+void calls_in_flight::check() {
+    const std::lock_guard lock(mutex_);
+    end_passed();
+    if (listed_.empty()) return;
+    const std::shared_ptr<pending_call> oldest = std::move(listed_.front());
+    listed_.pop_front();
+    std::rethrow_exception(std::exchange(oldest->error_, nullptr));
+}
+
+void calls_in_flight::check(pending_call& call) {
+    const std::lock_guard lock(mutex_);
+    if (call.memory_ != nullptr && call.memory_->last_use_.done()) end(*call.memory_);
+    if (!call.error_) return;
+    std::erase_if(listed_, [&](const auto& each) { return each.get() == &call; });
+    std::rethrow_exception(std::exchange(call.error_, nullptr));
+}
+
+void calls_in_flight::close() noexcept {
+    try {
+        for (call_memory& each : memory_) {
+            each.last_use_.synchronize();  // without the lock: handles may be asked meanwhile
+            const std::lock_guard lock(mutex_);
+            if (each.state_ == state::in_flight) end(each);
+        }
+    } catch (...) {
+        return;  // a failed device runs nothing any more
+    }
+    const std::lock_guard lock(mutex_);
+    memory_.clear();
+    pages_ = {};
+}
+
+}  // namespace pinflow::detail

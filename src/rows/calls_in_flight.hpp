@@ -1,0 +1,175 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pinflow/buffer.hpp"
+#include "pinflow/stream.hpp"
+#include "src/device/row_work.hpp"
+
+namespace pinflow::detail {
+
+class call_memory;
+
+/// A call whose error may be found after it has returned. Its handles share it.
+class pending_call {
+ public:
+    /// Adds an exception from one of pinflow's threads. Only the first one is kept. Thread-safe.
+    void add(std::exception_ptr failure) noexcept;
+    /// Describes the call: `count` indices to a table of `row_count` rows. `what` begins the message of wrong
+    /// indices. If `is_listed`, `calls_in_flight::check()` throws the error; `check(call)` does anyway.
+    pending_call(std::string what, std::uint64_t count, std::uint64_t row_count, bool is_listed)
+        : what_(std::move(what)), count_(count), row_count_(row_count), is_listed_(is_listed) {}
+
+ private:
+    friend class calls_in_flight;
+    std::exception_ptr error_of(const index_errors& wrong) const;
+
+    std::string what_;
+    std::uint64_t count_;
+    std::uint64_t row_count_;
+    bool is_listed_;
+    call_memory* memory_ = nullptr;  ///< while the call is in flight
+    std::uint64_t number_ = 0;       ///< as in call_memory
+    std::exception_ptr error_;       ///< once the call has ended; null if it was thrown
+    std::mutex mutex_;               ///< for failure_
+    std::exception_ptr failure_;
+};
+
+/// What one call needs of page-locked memory: room for its indices, and for the errors that the device finds
+/// in them.
+class call_memory {
+ public:
+    call_memory(std::byte* memory, std::uint64_t max_rows, pinflow::device device)
+        : ids_(reinterpret_cast<std::uint64_t*>(memory)),
+          errors_(reinterpret_cast<index_errors*>(ids_ + max_rows)),
+          last_use_(device) {}
+    static std::uint64_t size_bytes(std::uint64_t max_rows) noexcept {
+        return max_rows * sizeof(std::uint64_t) + sizeof(index_errors);
+    }
+
+    std::uint64_t* ids() const noexcept { return ids_; }
+    index_errors* errors() const noexcept { return errors_; }
+    /// Marks `stream`'s work so far as the last use.
+    void mark(stream_view stream) { last_use_.record(stream); }
+    /// Makes `stream` wait until the marked use is over.
+    void hold_up(stream_view stream) const { stream.wait(last_use_); }
+
+ private:
+    friend class calls_in_flight;
+    enum class state : std::uint8_t { free, taken, in_flight };
+
+    std::uint64_t* ids_;
+    index_errors* errors_;
+    event last_use_;
+    state state_ = state::free;
+    void* stream_ = nullptr;    ///< of the call that took it
+    std::uint64_t number_ = 0;  ///< of the call in flight, in the order in which calls were put in flight
+    /// The call in flight; empty if no error is possible. A list, so that ending the call allocates nothing.
+    std::list<std::shared_ptr<pending_call>> call_;
+};
+
+/// Owns memory of calls_in_flight until the call is in flight. The destructor returns memory that no stream
+/// uses.
+class taken_memory {
+ public:
+    taken_memory() noexcept = default;
+    taken_memory(class calls_in_flight& from, call_memory& memory) noexcept
+        : from_(&from), memory_(&memory) {}
+    taken_memory(taken_memory&& other) noexcept
+        : from_(other.from_), memory_(std::exchange(other.memory_, nullptr)) {}
+    taken_memory& operator=(taken_memory&& other) noexcept {
+        std::swap(from_, other.from_);
+        std::swap(memory_, other.memory_);
+        return *this;
+    }
+    taken_memory(const taken_memory&) = delete;
+    taken_memory& operator=(const taken_memory&) = delete;
+    ~taken_memory();
+
+    explicit operator bool() const noexcept { return memory_ != nullptr; }
+    call_memory* operator->() const noexcept { return memory_; }
+    call_memory& operator*() const noexcept { return *memory_; }
+    call_memory& release() noexcept { return *std::exchange(memory_, nullptr); }
+
+ private:
+    class calls_in_flight* from_ = nullptr;
+    call_memory* memory_ = nullptr;
+};
+
+/// The calls of a row exchange that their streams have not passed yet: their page-locked memory, allocated
+/// when this is made, and their errors, until someone asks for them. The handles of calls share it, so that
+/// it may outlive the exchange. Thread-safe. `take` and `close` wait for streams, and `put_in_flight`
+/// while the queue of its stream is full, without the lock. Other members do not wait for streams.
+class calls_in_flight {
+ public:
+    /// If many more errors than this are not asked for, only their handles have the oldest.
+    static constexpr std::size_t max_listed = 1024;
+
+    /// For `max_calls` calls of up to `max_rows` rows.
+    /// @throws device_error, or system_failure on the host device, if memory is short.
+    calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls);
+    calls_in_flight(const calls_in_flight&) = delete;
+    calls_in_flight& operator=(const calls_in_flight&) = delete;
+    ~calls_in_flight() { close(); }
+
+    std::uint64_t max_rows() const noexcept { return max_rows_; }
+    /// The most calls that can be taken at once.
+    std::size_t max_together() const noexcept { return (memory_.size() + 1) / 2; }
+
+    /// Takes memory for `count` calls on `stream`, at most `max_together`. The calls on one stream get at
+    /// most as much memory as they leave free, so that a stalled stream leaves some for other streams. Waits
+    /// until there is enough.
+    std::vector<taken_memory> take(stream_view stream, std::size_t count);
+
+    /// Puts a call in flight: its memory is in use until `stream` has completed the work enqueued so far.
+    /// From then on, `check` throws the errors of `call`, which is null if none are possible.
+    void put_in_flight(taken_memory& memory, stream_view stream,
+                       std::shared_ptr<pending_call> call = nullptr);
+    /// Returns memory that no stream uses.
+    void give_back(call_memory& memory) noexcept;
+
+    /// Throws the error of the oldest listed call that has ended with one. Throws each error once.
+    /// @throws invalid_argument for wrong indices, or the exception given to `pending_call::add`.
+    void check();
+    /// The same for one call.
+    void check(pending_call& call);
+
+    /// Waits until the streams have passed the calls, keeps their errors for their handles, and frees the
+    /// memory. No call may begin afterwards.
+    void close() noexcept;
+
+ private:
+    using state = call_memory::state;
+    // with the lock held
+    std::size_t count_of(state which) const noexcept;
+    bool can_take(void* stream, std::size_t count) const noexcept;
+    const call_memory* oldest_in_flight(void* stream) const noexcept;
+    void end_passed();
+    void end(call_memory& memory) noexcept;
+    void await_some(std::unique_lock<std::mutex>& lock, void* stream);
+
+    std::uint64_t max_rows_;
+    std::mutex mutex_;                 ///< for the members below
+    std::condition_variable changed_;  ///< notified when memory is returned without having been in flight
+    pinned_buffer pages_;
+    std::vector<call_memory> memory_;
+    std::uint64_t last_number_ = 0;
+    /// Calls that ended with an error that `check()` has not thrown, in their order.
+    std::list<std::shared_ptr<pending_call>> listed_;
+};
+
+/// "3 of 131072 row numbers are outside the table, which has 10 rows: the first is 12, at position 7".
+std::string outside_sentence(const std::string& what, std::uint64_t outside_count, std::uint64_t count,
+                             std::uint64_t row_count, std::uint64_t id, std::uint64_t position);
+
+}  // namespace pinflow::detail

@@ -1,0 +1,24 @@
+#include "src/rows/device_scratch.hpp"
+
+#include <utility>
+
+namespace pinflow::detail {
+
+std::size_t device_scratch::add(std::uint64_t size_bytes) {
+    constexpr std::uint64_t alignment = 256;
+    offsets_.push_back(size_bytes_);
+    size_bytes_ += (size_bytes + alignment - 1) / alignment * alignment;
+    return offsets_.size() - 1;
+}
+
+void device_scratch::allocate(stream_view stream, std::shared_ptr<memory_resource> resource) {
+    memory_ = device_buffer(size_bytes_, stream, std::move(resource));
+}
+
+void device_scratch::release(stream_view stream) noexcept {
+    if (memory_.data() == nullptr) return;
+    memory_.set_stream(stream);
+    memory_ = {};
+}
+
+}  // namespace pinflow::detail

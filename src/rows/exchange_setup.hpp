@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "pinflow/rows.hpp"
+#include "src/rows/transfer_planner.hpp"
+
+namespace pinflow::detail {
+
+enum class row_direction : std::uint8_t { gather, scatter };
+
+/// What all calls of a row exchange share.
+struct exchange_setup {
+    row_table table;
+    pinflow::device device;
+    row_exchange_options options;
+    /// As in the options, or less if memory is short.
+    std::uint64_t staging_bytes = 0;
+    /// Why the device cannot read the table in place; empty if it can.
+    std::string not_reached_reason{};
+    unsigned threads = 1;  ///< of the staged route
+
+    /// Whether the table lies in a file. If the file is truncated, the CPU faults on the lost pages, even if
+    /// they are locked.
+    bool is_file_backed() const noexcept {
+        return table.source() != nullptr && !table.source()->extents().empty() &&
+               table.source()->extents()[0].file != nullptr;
+    }
+    /// The size of one staging buffer.
+    std::uint64_t staging_buffer_bytes() const noexcept;
+    /// What the planner has to know of a call of `count` rows.
+    call_facts facts_of(row_direction direction, std::uint64_t count, bool has_host_ids) const;
+};
+
+}  // namespace pinflow::detail

@@ -1,0 +1,188 @@
+#include "src/rows/row_call.hpp"
+
+#include <fmt/format.h>
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_reduce.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "src/core/worker_threads.hpp"
+#include "src/device/backend.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+constexpr std::uint64_t id_bytes = sizeof(std::uint64_t);
+
+/// Copies indices, and counts those of the copy that are outside the table. Isolated: otherwise this thread
+/// could run another task of the caller's meanwhile.
+std::uint64_t copy_ids(std::span<const std::uint64_t> ids, std::uint64_t* to, std::uint64_t row_count) {
+    constexpr std::size_t ids_of_task = 16384;
+    start_worker_threads();
+    return tbb::this_task_arena::isolate([&] {
+        return tbb::parallel_reduce(
+            tbb::blocked_range<std::size_t>(0, ids.size(), ids_of_task), std::uint64_t{0},
+            [&](const tbb::blocked_range<std::size_t>& part, std::uint64_t outside_count) {
+                std::memcpy(to + part.begin(), ids.data() + part.begin(), part.size() * id_bytes);
+                return outside_count + static_cast<std::uint64_t>(
+                                           std::count_if(to + part.begin(), to + part.end(),
+                                                         [=](std::uint64_t id) { return id >= row_count; }));
+            },
+            std::plus<>());
+    });
+}
+
+}  // namespace
+
+row_call::row_call(const exchange_setup& setup, preparing_stream& preparing, calls_in_flight& calls,
+                   const call_request& request, taken_memory memory)
+    : setup_(setup), preparing_(preparing), calls_(calls), request_(request), memory_(std::move(memory)) {
+    row_parts& parts = transfer_.parts;
+    std::uint64_t* to = memory_->ids();
+    for (const row_batch& each : request_.batches) {
+        parts.rows[parts.count] = each.rows;
+        parts.first[parts.count++] = transfer_.end;
+        transfer_.end += each.ids.size();
+        if (each.ids.size() == 0) continue;
+        (each.ids.on_device() ? has_device_ids_ : has_host_ids_) = true;
+        if (each.ids.on_device()) continue;
+        outside_count_ += copy_ids({each.ids.data(), each.ids.size()}, to, setup_.table.row_count());
+        to += each.ids.size();
+    }
+    parts.first[parts.count] = transfer_.end;
+    transfer_.table = {const_cast<std::byte*>(setup_.table.data()), setup_.table.row_count(),
+                       setup_.table.row_size_bytes()};
+}
+
+void row_call::begin(transfer_plan plan) {
+    has_begun_ = true;
+    plan_ = std::move(plan);
+    if (const transfer_part* const kernel = plan_.find(transfer::kernel)) transfer_.blocks = kernel->blocks;
+}
+
+const std::shared_ptr<pending_call>& row_call::errors() {
+    if (!errors_) {
+        errors_ =
+            std::make_shared<pending_call>(fmt::format("rows of {} were not {}", setup_.table.description(),
+                                                       is_gather() ? "gathered" : "scattered"),
+                                           count(), setup_.table.row_count(), request_.is_listed);
+    }
+    return errors_;
+}
+
+// ---- the order of the rows -------------------------------------------------------------------------------
+
+void row_call::prepare_order() {
+    if (has_device_ids_) return order_on_device(stream());
+    {
+        const std::lock_guard lock(preparing_.mutex);
+        order_on_device(preparing_.stream);
+    }
+    await_preparing();
+}
+
+/// Makes the call's stream wait for what was prepared so far.
+void row_call::await_preparing() {
+    if (!has_host_ids_) return;
+    {
+        const std::lock_guard lock(preparing_.mutex);
+        memory_->mark(preparing_.stream);
+    }
+    memory_->hold_up(stream());  // without the lock, because the stream's queue may be full
+}
+
+/// Copies the indices of all batches to device memory, in the order of `preparing`.
+void row_call::copy_ids_to(std::uint64_t* ids, stream_view preparing) const {
+    const auto* from_host = reinterpret_cast<const std::byte*>(host_ids());
+    for (const row_batch& each : request_.batches) {
+        const std::uint64_t size_bytes = each.ids.size() * id_bytes;
+        auto* const to = reinterpret_cast<std::byte*>(ids);
+        if (each.ids.on_device()) {
+            const auto* const from = reinterpret_cast<const std::byte*>(each.ids.data());
+            setup_.device.backend().copy_on_device(to, from, size_bytes, preparing.native_handle());
+        } else if (size_bytes > 0) {
+            copy_to_device_async(to, {from_host, size_bytes}, preparing);
+            from_host += size_bytes;
+        }
+        ids += each.ids.size();
+    }
+}
+
+/// Copies the indices to the device, checks those that were already there, and sorts them, in the order of
+/// `preparing`.
+void row_call::order_on_device(stream_view preparing) {
+    device_backend& backend = setup_.device.backend();
+    void* const stream = preparing.native_handle();
+    const bool sorted = is_sorted();
+    const bool refuses_repeated = !is_gather() && request_.policy == duplicate_policy::error;
+    const bool can_be_wrong = has_device_ids_ || refuses_repeated;
+    const bool is_there = request_.batches.size() == 1 && has_device_ids_;
+    const std::size_t ids_part = scratch_.add(is_there ? 0 : count() * id_bytes);
+    const std::size_t sorted_part = scratch_.add(sorted ? count() * id_bytes : 0);
+    const std::size_t positions_part = scratch_.add(sorted ? count() * sizeof(std::uint32_t) : 0);
+    const std::size_t errors_part = scratch_.add(sizeof(index_errors));
+    if (can_be_wrong) errors();
+    scratch_.allocate(preparing, setup_.options.device_memory);
+
+    const std::uint64_t* unsorted = scratch_.part_as<std::uint64_t>(ids_part);
+    if (is_there) {
+        unsorted = request_.batches[0].ids.data();
+    } else {
+        copy_ids_to(scratch_.part_as<std::uint64_t>(ids_part), preparing);
+    }
+    auto* const errors = scratch_.part_as<index_errors>(errors_part);
+    if (can_be_wrong) {
+        backend.fill_zero(scratch_.part(errors_part), sizeof(index_errors), stream);
+        if (has_device_ids_) backend.check_rows(unsorted, count(), setup_.table.row_count(), errors, stream);
+        transfer_.errors = errors;
+    }
+    transfer_.order = {unsorted, nullptr, count(), false};
+    if (sorted) {
+        auto* const sorted_ids = scratch_.part_as<std::uint64_t>(sorted_part);
+        auto* const positions = scratch_.part_as<std::uint32_t>(positions_part);
+        backend.sort_rows(unsorted, count(), setup_.table.row_count(), sorted_ids, positions, stream);
+        transfer_.order = {sorted_ids, positions, count(), true};
+        if (refuses_repeated) backend.refuse_repeated_rows(transfer_.order, errors, stream);
+    }
+    if (!can_be_wrong) return;
+    backend.record_wrong_ids(unsorted, errors, stream);
+    copy_to_host_async({reinterpret_cast<std::byte*>(memory_->errors()), sizeof(index_errors)},
+                       scratch_.part(errors_part), preparing);
+}
+
+// ---- the end ---------------------------------------------------------------------------------------------
+
+void row_call::finish() {
+    scratch_.release(stream());
+    calls_.put_in_flight(memory_, stream(), errors_);
+    ring = {};
+    has_begun_ = false;
+}
+
+void row_call::abandon() noexcept {
+    try {
+        if (ring) ring->end_before(stream());
+        await_preparing();
+        scratch_.release(stream());
+        if (memory_) calls_.put_in_flight(memory_, stream());
+    } catch (...) {
+        // memory still in use must not be freed, so wait
+        const auto wait_for = [](stream_view stream) {
+            try {
+                stream.synchronize();
+            } catch (...) {
+                return;  // a failed device runs nothing any more
+            }
+        };
+        wait_for(preparing_.stream);
+        if (ring) std::ranges::for_each(ring->streams(), wait_for);
+        wait_for(stream());
+    }
+}
+
+}  // namespace pinflow::detail

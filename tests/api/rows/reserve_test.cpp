@@ -1,0 +1,216 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "devices.hpp"
+#include "file_bytes.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/rows.hpp"
+#include "row_tables.hpp"
+#include "small_exchange.hpp"
+
+// What an exchange reserves for its calls, and what happens when that is used up.
+using namespace pinflow;
+
+namespace {
+
+/// Counts what it allocates; the memory is the device's own.
+class counting_resource final : public memory_resource {
+ public:
+    std::byte* allocate(std::uint64_t size_bytes, stream_view stream) override {
+        device_buffer memory(size_bytes, stream);
+        std::byte* const data = memory.data();
+        const std::lock_guard lock(mutex_);
+        memory_.push_back(std::move(memory));
+        ++allocated;
+        return data;
+    }
+    void deallocate(std::byte* data, std::uint64_t size_bytes, stream_view stream) noexcept override {
+        const std::lock_guard lock(mutex_);
+        const auto found = std::ranges::find(memory_, data, &device_buffer::data);
+        if (found == memory_.end() || found->size_bytes() != size_bytes) return;
+        found->set_stream(stream);
+        memory_.erase(found);
+        ++deallocated;
+    }
+
+    std::atomic<int> allocated = 0;
+    std::atomic<int> deallocated = 0;
+
+ private:
+    std::mutex mutex_;
+    std::vector<device_buffer> memory_;
+};
+
+}  // namespace
+
+TEST_CASE("rows: a batch larger than max_batch_rows throws, unless the caller waits for it") {
+    on_each_route([](const device& device, row_route route) {
+        std::mt19937_64 random(51);
+        const auto content = random_bytes(row_count * row_bytes, random);
+        const guarded_table table(device, content);
+        row_exchange_options options = through_few_slots(route);
+        options.max_batch_rows = 50;
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, options);
+        const stream stream(device);
+        const id_vector ids = make_ids(id_order::random, 51, row_count, random);
+        const guarded_rows rows(device, ids.size() * row_bytes);
+        const std::vector<std::byte> rows_before = rows.content();
+        CHECK(contains_all(
+            sentence_of<invalid_argument>([&] { exchange.gather_async(ids_of(ids), rows.data(), stream); }),
+            {"51 rows", "up to 50", "max_batch_rows"}));
+        CHECK_THROWS_AS(exchange.scatter_async(ids_of(ids), rows.data(), duplicate_policy::last, stream),
+                        invalid_argument);
+        stream.synchronize();
+        CHECK(rows.holds(rows_before));
+        CHECK(table.holds(content));
+        exchange.gather(ids_of(ids), rows.data());
+        CHECK(rows.holds(gathered(content, row_bytes, ids)));
+        if (route != row_route::copy) {
+            const id_list on_device(device, ids, id_place::device);
+            const guarded_rows others(device, ids.size() * row_bytes);
+            exchange.gather(on_device.get(), others.data());
+            CHECK(others.holds(gathered(content, row_bytes, ids)));
+        }
+        exchange.scatter(ids_of(ids), rows.data());
+        CHECK(table.holds(content));
+        const id_vector wrong(60, to_id(-1));
+        CHECK_THROWS_AS(exchange.gather(ids_of(wrong), rows.data()), invalid_argument);
+    });
+}
+
+TEST_CASE("rows: a group that is larger than a call travels in several calls, if there may be as many") {
+    on_each_route([](const device& device, row_route route) {
+        std::mt19937_64 random(52);
+        const auto content = random_bytes(row_count * row_bytes, random);
+        const guarded_table table(device, content);
+        row_exchange_options options = through_few_slots(route);
+        options.max_batch_rows = 50;
+        options.max_calls_in_flight = 8;
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, options);
+        const stream stream(device);
+        constexpr std::uint64_t count = 20;
+        const auto group_of = [&](std::size_t batches, std::vector<id_vector>& ids,
+                                  const guarded_rows& rows) {
+            std::vector<row_gather> group;
+            for (std::size_t i = 0; i < batches; ++i) {
+                // an empty batch is between the others
+                ids.push_back(i == 2 ? id_vector{} : make_ids(id_order::random, count, row_count, random));
+                group.push_back({ids_of(ids.back()), rows.data() + i * count * row_bytes});
+            }
+            return group;
+        };
+        std::vector<id_vector> ids;
+        ids.reserve(20);
+        const guarded_rows rows(device, 9 * count * row_bytes);
+        const std::vector<row_gather> group = group_of(9, ids, rows);  // four calls
+        exchange.gather_group_async(group, stream);
+        stream.synchronize();
+        exchange.check();
+        const std::vector<std::byte> arrived = rows.content();
+        for (std::size_t i = 0; i < group.size(); ++i) {
+            const auto expected = gathered(content, row_bytes, ids[i]);
+            CHECK(std::equal(expected.begin(), expected.end(), arrived.data() + i * count * row_bytes));
+        }
+        std::vector<row_gather> larger = group;
+        larger.insert(larger.end(), group.begin(), group.end());
+        CHECK(
+            contains_all(sentence_of<invalid_argument>([&] { exchange.gather_group_async(larger, stream); }),
+                         {"18 batches", "8 calls", "up to 4", "max_calls_in_flight"}));
+        std::vector<row_scatter> back;
+        for (const row_gather& each : group)
+            back.push_back({each.ids, each.destination});
+        exchange.scatter_group_async(back, duplicate_policy::last, stream);
+        CHECK_THROWS_AS(exchange.scatter_group_async(back, duplicate_policy::sum, stream), unsupported);
+        stream.synchronize();
+        CHECK(table.holds(content));
+    });
+}
+
+TEST_CASE("rows: options of a reserve that no exchange can have are refused") {
+    on_each_device([](const device& device) {
+        const guarded_table table(device, std::vector<std::byte>(4096));
+        const auto refused = [&](const row_exchange_options& options) {
+            return sentence_of<invalid_argument>(
+                [&] { row_exchange(row_table(table.bytes(), 64), device, options); });
+        };
+        CHECK(contains(refused({.max_batch_rows = 0}), "max_batch_rows"));
+        CHECK(contains(refused({.max_batch_rows = std::uint64_t{1} << 32}), "max_batch_rows"));
+        CHECK(contains(refused({.max_calls_in_flight = 0}), "max_calls_in_flight"));
+        CHECK(contains(refused({.max_calls_in_flight = 5000}), "max_calls_in_flight"));
+    });
+}
+
+TEST_CASE("rows: a stalled stream with all its calls in flight holds up its own callers only" *
+          blocks_a_stream) {
+    on_each_route([](const device& device, row_route route) {
+        std::mt19937_64 random(53);
+        const auto content = random_bytes(row_count * row_bytes, random);
+        const guarded_table table(device, content);
+        row_exchange_options options = through_few_slots(route);
+        options.max_calls_in_flight = 4;
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, options);
+        const stream stalled(device);
+        const stream other(device);
+        const id_vector ids = make_ids(id_order::random, 20, row_count, random);
+        const auto expected = gathered(content, row_bytes, ids);
+        const guarded_rows stalled_rows(device, expected.size());
+        const guarded_rows rows(device, expected.size());
+        gate gate;
+        hold(stalled, gate);
+        std::atomic<int> enqueued = 0;
+        constexpr int calls = 7;
+        auto caller = std::async(std::launch::async, [&] {
+            for (; enqueued < calls; ++enqueued)
+                exchange.gather_async(ids_of(ids), stalled_rows.data(), stalled);
+        });
+        while (enqueued < 2)
+            std::this_thread::yield();
+        for (int i = 0; i < 20; ++i) {
+            exchange.gather_async(ids_of(ids), rows.data(), other);
+            exchange.check();
+            exchange.gather(ids_of(ids), rows.data());
+        }
+        other.synchronize();
+        CHECK(enqueued == 2);
+        gate.open();
+        caller.get();
+        stalled.synchronize();
+        exchange.check();
+        CHECK(enqueued == calls);
+        CHECK(rows.holds(expected));
+        CHECK(stalled_rows.holds(expected));
+    });
+}
+
+TEST_CASE("rows: calls take device memory from the caller's resource, and return all of it") {
+    on_each_route([](const device& device, row_route route) {
+        std::mt19937_64 random(54);
+        const auto content = random_bytes(row_count * row_bytes, random);
+        const guarded_table table(device, content);
+        row_exchange_options options = through_few_slots(route);
+        const auto resource = std::make_shared<counting_resource>();
+        options.device_memory = resource;
+        const id_vector ids = make_ids(id_order::random, 40, row_count, random);
+        const guarded_rows rows(device, ids.size() * row_bytes);
+        {
+            row_exchange exchange(row_table(table.bytes(), row_bytes), device, options);
+            const stream stream(device);
+            const int before = resource->allocated;
+            exchange.gather_async(ids_of(ids), rows.data(), stream);
+            exchange.scatter_async(ids_of(ids), rows.data(), duplicate_policy::last, stream);
+            stream.synchronize();
+            if (route != row_route::copy) CHECK(resource->allocated > before);
+        }
+        CHECK(rows.holds(gathered(content, row_bytes, ids)));
+        CHECK(table.holds(content));
+        CHECK(resource->allocated == resource->deallocated);
+    });
+}
