@@ -44,7 +44,7 @@ bool is_empty(const row_transfer& transfer) noexcept {
 
 class backend final : public device_backend {
  public:
-    explicit backend(int device) : context_(device), pinned_(device), host_functions_(context_) {
+    explicit backend(int device) : context_(device), pinned_(device), host_functions_(context_, pinned_) {
         cudaDeviceProp properties{};
         check(device_properties(properties, device), "cannot read the properties of cuda:{}", device);
         model_ = properties.name;

@@ -11,8 +11,7 @@
 namespace pinflow::detail::cuda {
 
 cudaError_t host_functions::enqueue(std::function<void()> work, cudaStream_t stream) {
-    auto owned = std::make_unique<task>(task{this, std::move(work), {}});
-    if (const cudaError_t status = take_flag(owned->done); status != cudaSuccess) return status;
+    auto owned = std::make_unique<task>(task{this, std::move(work), take_flag()});
     const flag done = owned->done;
     const std::lock_guard lock(mutex_of(stream));
     return context_.run([&] {
@@ -42,22 +41,18 @@ std::mutex& host_functions::mutex_of(cudaStream_t stream) {
 
 /// Takes a flag from pinned memory, which is allocated one page at a time. The allocation runs without the
 /// lock, because CUDA may wait for a host function that needs the lock in `give_task`.
-cudaError_t host_functions::take_flag(flag& taken) {
+host_functions::flag host_functions::take_flag() {
     constexpr std::size_t page_bytes = 4096;
     for (;;) {
         {
             const std::lock_guard lock(mutex_);
             if (!free_flags_.empty()) {
-                taken = free_flags_.back();
+                const flag taken = free_flags_.back();
                 free_flags_.pop_back();
-                return cudaSuccess;
+                return taken;
             }
         }
-        void* page = nullptr;
-        const cudaError_t status = context_.run([&] { return host_allocate(page, page_bytes); });
-        if (status != cudaSuccess) return status;
-        std::memset(page, 0, page_bytes);
-        auto* const words = static_cast<std::uint32_t*>(page);
+        auto* const words = reinterpret_cast<std::uint32_t*>(memory_.allocate(page_bytes));
         const std::lock_guard lock(mutex_);
         for (std::size_t i = 0; i < page_bytes / sizeof(std::uint32_t); ++i)
             free_flags_.push_back({words + i, 1});

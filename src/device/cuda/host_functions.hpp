@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/device/cuda/context.hpp"
+#include "src/device/cuda/pinned_memory.hpp"
 
 namespace pinflow::detail::cuda {
 
@@ -19,10 +20,12 @@ namespace pinflow::detail::cuda {
 /// afterwards. Thread-safe. Never destroyed, because its threads never end.
 class host_functions {
  public:
-    explicit host_functions(const context& context) : context_(context) {}
+    /// Takes its flags from `memory`.
+    host_functions(const context& context, pinned_memory& memory) : context_(context), memory_(memory) {}
     host_functions(const host_functions&) = delete;
     host_functions& operator=(const host_functions&) = delete;
 
+    /// @throws device_error if there is no pinned memory for a flag.
     [[nodiscard]] cudaError_t enqueue(std::function<void()> work, cudaStream_t stream);
 
  private:
@@ -39,12 +42,13 @@ class host_functions {
 
     std::mutex& mutex_of(cudaStream_t stream);
     static void hand_over(void* data) noexcept;
-    cudaError_t take_flag(flag& taken);
+    flag take_flag();
     void give_task(task* ready);
     void run_tasks();
     void run_task(std::unique_lock<std::mutex>& lock);
 
     const context& context_;
+    pinned_memory& memory_;
     std::mutex mutex_;  // guards all members below
     /// Held while a function and the stream's wait for it are enqueued, so that nothing comes between them.
     /// One mutex per stream: a thread that enqueues on a full stream blocks until the stream continues. It

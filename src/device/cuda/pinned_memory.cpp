@@ -25,6 +25,9 @@ constexpr int populate_write = MADV_POPULATE_WRITE;
 constexpr int populate_write = 23;  // Linux 5.14, newer than some C libraries
 #endif
 
+constexpr std::uint64_t page_bytes = 4096;
+constexpr std::uint64_t slab_bytes = std::uint64_t{4} << 20;
+
 /// Throws if the system lacks this much memory: locking it would not fail, but make the system kill a
 /// process.
 void check_available(std::uint64_t size_bytes) {
@@ -60,6 +63,42 @@ void populate(std::byte* data, std::uint64_t size_bytes) {
 }  // namespace
 
 std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
+    return size_bytes <= slab_bytes / 4 ? allocate_small(size_bytes) : allocate_pages(size_bytes);
+}
+
+std::byte* pinned_memory::allocate_small(std::uint64_t size_bytes) {
+    const std::uint64_t rounded_bytes = (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
+    const auto take = [&] {
+        const std::lock_guard lock(mutex_);
+        return slabs_.take(rounded_bytes);
+    };
+    std::byte* data = take();
+    while (data == nullptr) {
+        std::byte* const slab = allocate_pages(slab_bytes);  // without the lock, because the driver may wait
+        try {
+            const std::lock_guard lock(mutex_);
+            slabs_.add(slab, slab_bytes);
+        } catch (...) {
+            release_pages(slab);
+            throw;
+        }
+        data = take();
+    }
+    std::memset(data, 0, rounded_bytes);  // it may have been used before
+    return data;
+}
+
+void pinned_memory::release(std::byte* data) noexcept {
+    slab_pool::returned returned;
+    {
+        const std::lock_guard lock(mutex_);
+        returned = slabs_.give_back(data);
+    }
+    if (!returned.was_taken) return release_pages(data);
+    if (returned.slab != nullptr) release_pages(returned.slab);
+}
+
+std::byte* pinned_memory::allocate_pages(std::uint64_t size_bytes) {
     check_available(size_bytes);
     const context& context = context::for_host_memory(device_);
     memory_region region = anonymous(size_bytes);
@@ -91,7 +130,7 @@ void pinned_memory::remember(std::byte* data, memory_region region, GiveBack giv
     }
 }
 
-void pinned_memory::release(std::byte* data) noexcept {
+void pinned_memory::release_pages(std::byte* data) noexcept {
     memory_region region;
     {
         const std::lock_guard lock(mutex_);

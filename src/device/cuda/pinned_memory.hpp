@@ -7,11 +7,14 @@
 
 #include "pinflow/memory.hpp"
 #include "src/device/cuda/context.hpp"
+#include "src/device/slab_pool.hpp"
 
 namespace pinflow::detail::cuda {
 
-/// Allocates page-locked memory for staging. Registered anonymous huge pages are preferred, because small
-/// pieces are copied faster than with cudaHostAlloc, which is the fallback. Thread-safe.
+/// Allocates page-locked memory: small pieces from slabs that they share, because each registration takes
+/// tens of microseconds and waits for the driver, and large pieces by themselves. Registered anonymous huge
+/// pages are preferred, because small pieces are copied faster than with cudaHostAlloc, which is the
+/// fallback. A slab that becomes empty is released, unless it is the only empty one. Thread-safe.
 class pinned_memory {
  public:
     explicit pinned_memory(int device) : device_(device) {}
@@ -22,12 +25,16 @@ class pinned_memory {
     void release(std::byte* data) noexcept;
 
  private:
+    std::byte* allocate_pages(std::uint64_t size_bytes);
+    void release_pages(std::byte* data) noexcept;
+    std::byte* allocate_small(std::uint64_t size_bytes);
     template <typename GiveBack>
     void remember(std::byte* data, memory_region region, GiveBack give_back);
 
     int device_;
-    std::mutex mutex_;
+    std::mutex mutex_;                                // for the members below
     std::map<std::byte*, memory_region> registered_;  // an empty region stands for memory of cudaHostAlloc
+    slab_pool slabs_;
 };
 
 }  // namespace pinflow::detail::cuda
