@@ -20,10 +20,13 @@ namespace {
 /// The smallest block of elements to read ahead, even if `memory_bytes` is less.
 constexpr std::uint64_t min_block_bytes = 64 << 10;
 
-/// The dataset as the tool writes it: 'a.h5:group/data'.
+std::string label_of(const hdf5_dataset& dataset) {
+    return array_label(dataset.file->path(), dataset.description->name);
+}
+
+/// The dataset as messages call it: 'a.h5:group/data'.
 std::string spelled(const hdf5_dataset& dataset) {
-    const std::string name = quote(dataset.description->name);
-    return fmt::format("'{}:{}'", dataset.file->path(), name.substr(1, name.size() - 2));
+    return fmt::format("'{}'", label_of(dataset));
 }
 
 // ---- rows -----------------------------------------------------------------------------------------------
@@ -308,7 +311,8 @@ namespace {
 
 array map_contiguous(const hdf5_dataset& dataset) {
     const hdf5_description& description = *dataset.description;
-    return array::of_file(dataset.file, description.offset_bytes, description.dtype, description.shape);
+    return array::of_file(dataset.file, description.offset_bytes, description.dtype, description.shape)
+        .labelled(label_of(dataset));
 }
 
 }  // namespace
@@ -345,7 +349,8 @@ array make_hdf5_array(const hdf5_dataset& dataset) {
         content->read({&all, 1}, memory.bytes());
     }
     return array::of_memory(std::move(memory), description.dtype, description.shape, false,
-                            hdf5_storage_reason(description) + "; its elements are brought into memory");
+                            hdf5_storage_reason(description) + "; its elements are brought into memory")
+        .labelled(label_of(dataset));
 }
 
 std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes) {

@@ -270,8 +270,10 @@ std::vector<array> open_members(const archive& archive, std::span<const std::str
     }
     std::vector<array> result;
     result.reserve(arrays.size());
-    for (auto& array : arrays)
-        result.push_back(*std::move(array));
+    for (std::size_t index = 0; index < arrays.size(); ++index) {
+        const std::string_view name = array_name(archive.find(names[index]).name);
+        result.push_back(arrays[index]->labelled(detail::array_label(archive.file()->path(), name)));
+    }
     return result;
 }
 

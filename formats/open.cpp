@@ -153,7 +153,8 @@ array unmapped(const array& opened) {
     const bool c_order = opened.view().c_contiguous();
     if (!c_order && !opened.view().fortran_contiguous()) return opened;
     return array::of_file_unmapped(opened.file(), opened.offset_bytes(), opened.dtype(), opened.shape(),
-                                   !c_order);
+                                   !c_order)
+        .labelled(opened.label());
 }
 
 source_pointer rows_of_other(file_format format, const file_and_name& source, const opening& how) {

@@ -97,7 +97,8 @@ array tensor_file::open(std::string_view name) const {
         throw unsupported(fmt::format("cannot open {} of '{}': {}", quote(name), file_->path(),
                                       unsupported_reason(tensor)));
     }
-    return array::of_file(file_, tensor.offset_bytes, *tensor.dtype, tensor.shape);
+    return array::of_file(file_, tensor.offset_bytes, *tensor.dtype, tensor.shape)
+        .labelled(detail::array_label(file_->path(), name));
 }
 
 class tensor_elements final : public detail::element_file {

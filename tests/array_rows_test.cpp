@@ -133,6 +133,30 @@ TEST_CASE("array_rows: describes the rows of an array in memory") {
     CHECK_NOTHROW(rows->check_unchanged());
 }
 
+TEST_CASE("array_rows: describes a field and a labelled array by more than their file") {
+    const temporary_folder folder;
+    const std::string path = (folder / "data").string();
+    const dtype nested = dtype::structured({{"b", "", dtype::parse("<i2"), {}, 0}}, 2);
+    const dtype record =
+        dtype::structured({{"a", "", nested, {}, 0}, {"c", "", dtype::parse("<i4"), {}, 4}}, 8);
+    write_bytes(folder / "data", pattern_bytes(32));
+    const array source = array::of_file(std::make_shared<const input_file>(folder / "data"), 0, record, {4});
+    CHECK(source.label() == path);
+    CHECK(source.field("c").rows()->description() == "'" + path + ":c'");
+    CHECK(source.field("a").field("b").label() == source.field("a.b").label());
+    const array member = source.labelled("a.npz:x");
+    CHECK(member.rows()->description() == "'a.npz:x'");
+    CHECK(member.field("c").label() == "a.npz:x.c");
+    CHECK(source.label() == path);
+
+    const array in_memory = array_of_memory("<f4", {7});
+    CHECK(in_memory.label().empty());
+    CHECK(in_memory.labelled("weights").rows()->description() == "'weights'");
+    CHECK(contains_all(
+        sentence_of<pinflow::unsupported>([] { array_of_memory("<f4", {}).labelled("w").rows(); }),
+        {"'w' holds one element"}));
+}
+
 TEST_CASE("array_rows: delivers any rows in the order asked for, with repetitions") {
     const temporary_folder folder;
     for (const rows_pointer& rows :

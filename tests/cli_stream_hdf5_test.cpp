@@ -12,10 +12,13 @@
 
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/npy.hpp"
+#include "tests/cli_helpers.hpp"
+#include "tests/npy_bytes.hpp"
 #include "tests/run_tool.hpp"
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/zip_bytes.hpp"
 
 namespace {
 
@@ -121,4 +124,23 @@ TEST_CASE("cli: too little memory for a dataset's chunks is refused, and the err
     CHECK(contains(result.errors, fmt::format("'{}:data'", (folder / "a.h5").string())));
     CHECK(contains(result.errors, std::to_string(64 * mebibyte)));
     CHECK(run_tool({"stream", folder / "a.h5", "--memory", "66MiB"}).status == 0);
+}
+
+TEST_CASE("cli: the report tells mapped and decoded datasets of one file apart") {
+    const temporary_folder folder;
+    const std::string archive = folder / "a.npz", mapped = folder / "mapped.h5",
+                      decoded = folder / "decoded.h5";
+    npy_bytes::write_file(archive,
+                          zip_bytes::make({{"x.npy", cli::npy("|u1", "(24,)", cli::counting_bytes(24))},
+                                           {"y.npy", cli::npy("|u1", "(24,)", cli::counting_bytes(24))}})
+                              .bytes);
+    REQUIRE(run_tool({"convert", archive, mapped}).status == 0);
+    REQUIRE(run_tool({"convert", archive, decoded, "--deflate", "1"}).status == 0);
+    const cli::arguments named{mapped + ":x", mapped + ":y", decoded + ":x", decoded + ":y"};
+    cli::arguments command{"stream", "--device", "host"};
+    command.insert(command.end(), named.begin(), named.end());
+    const auto arrays = cli::run_json(command)["arrays"];
+    REQUIRE(arrays.size() == named.size());
+    for (std::size_t i = 0; i < named.size(); ++i)
+        CHECK(arrays[i]["name"] == "'" + named[i] + "'");
 }

@@ -192,6 +192,45 @@ TEST_CASE("cli: streams arrays out of archives, fields, and everything that a pa
     cli::check_fails(1, {"stream", folder / "part-*.npy"}, {"part-3.npy", "<f4"});
 }
 
+TEST_CASE("cli: the report tells the arrays of one file apart") {
+    const temporary_folder folder;
+    const std::string numbers = counting_bytes(24);
+    const std::string archive = folder / "a.npz", tensors = folder / "a.safetensors",
+                      fields = folder / "a.npy";
+    write_file(archive, zip_bytes::make({{"x.npy", npy("|u1", "(24,)", numbers)},
+                                         {"y.npy", npy("|u1", "(24,)", numbers)},
+                                         {"z.npy", npy("|u1", "(24,)", numbers), true}})
+                            .bytes);
+    write_file(tensors, cli::safetensors(R"({"x":{"dtype":"U8","shape":[24],"data_offsets":[0,24]},)"
+                                         R"("y":{"dtype":"U8","shape":[24],"data_offsets":[24,48]}})",
+                                         numbers + numbers));
+    write_file(fields, npy("[('x', '|u1'), ('y', '|u1')]", "(24,)", numbers + numbers));
+    const arguments named{archive + ":x", archive + ":y.npy", archive + ":z", tensors + ":x",
+                          tensors + ":y", fields + ":x",      fields + ":y"};
+    arguments command{"stream", "--device", "host"};
+    command.insert(command.end(), named.begin(), named.end());
+    const json arrays = run_json(command)["arrays"];
+    REQUIRE(arrays.size() == named.size());
+    for (std::size_t i = 0; i < named.size(); ++i) {
+        const std::string label = i == 1 ? archive + ":y" : named[i];
+        CHECK(arrays[i]["name"] == "'" + label + "'");
+    }
+    const tool_result text = run_tool(command);
+    CHECK(text.status == 0);
+    CHECK(text.output.find("'" + archive + ":y'") != std::string::npos);
+
+    // files with one array are named by their paths
+    write_file(folder / "b-1.npy", npy("|u1", "(24,)", numbers));
+    const json whole = run_json({"stream", folder / "b-1.npy", "--device", "host"})["arrays"];
+    CHECK(whole[0]["name"] == "'" + (folder / "b-1.npy").string() + "'");
+    // and members that a pattern joins by both
+    write_file(folder / "b.npz", zip_bytes::make({{"x.npy", npy("|u1", "(24,)", numbers)}}).bytes);
+    const json joined =
+        run_json({"stream", std::string(folder / "[ab].npz") + ":x", "--device", "host"})["arrays"];
+    CHECK(joined[0]["name"] ==
+          "'" + archive + ":x' to '" + std::string(folder / "b.npz") + ":x' (2 sources)");
+}
+
 TEST_CASE("cli: the digest is the same for every order, batch size, slot count, thread count and route") {
     const temporary_folder folder;
     const std::string rows = counting_bytes(std::size_t{1000} * 1003);

@@ -111,6 +111,11 @@ class array {
     bool mapped() const noexcept { return mapped_; }
     /// One sentence that says why the array is or is not mapped.
     const std::string& reason() const noexcept { return reason_; }
+    /// What messages and reports call the array: "a.npz:images", or the path if the file has one array
+    /// without a name. Empty for an array in memory, unless `labelled` has set it.
+    std::string label() const;
+    /// The same array with another label.
+    array labelled(std::string label) const;
     /// The elements in place; valid while this array or a copy of it lives. If the file is truncated, reading
     /// the lost pages raises SIGBUS: use `rows` if that can happen.
     /// @throws unsupported if the array is not mapped.
@@ -150,6 +155,7 @@ class array {
     detail::empty_on_move<std::uint64_t> offset_bytes_ = 0;
     detail::empty_on_move<bool> mapped_ = true;
     std::string reason_;
+    std::string label_;  // empty: the path of the file
 };
 
 }  // namespace pinflow

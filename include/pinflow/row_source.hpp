@@ -37,7 +37,7 @@ class row_source {
     virtual const shape_vector& row_shape() const noexcept = 0;
     virtual std::uint64_t row_count() const noexcept = 0;
     virtual std::uint64_t row_size_bytes() const noexcept = 0;
-    /// A description for messages: a path, or "an array in memory".
+    /// A description for messages: "'a.npy'", "'a.npz:images'", or "an array in memory".
     virtual std::string description() const = 0;
     /// All rows, as extents in order of their numbers; empty if rows can only be read with `read_rows`.
     virtual std::span<const row_extent> extents() const noexcept = 0;

@@ -211,6 +211,16 @@ array array::of_mapping(std::shared_ptr<const input_file> file, std::uint64_t of
     return result;
 }
 
+std::string array::label() const {
+    return label_.empty() && file_ ? file_->path() : label_;
+}
+
+array array::labelled(std::string label) const {
+    array result = *this;
+    result.label_ = std::move(label);
+    return result;
+}
+
 const array_view& array::view() const {
     if (!mapped_ && file_ == nullptr) throw invalid_argument("cannot view a moved-from array");
     if (!mapped_) {
@@ -297,6 +307,11 @@ array array::field(std::string_view name) const {
     const std::byte* const data = view_.data() ? view_.data() + moved_bytes : nullptr;
     result.view_ = array_view(data, *type, std::move(shape), std::move(strides));
     if (file_) result.offset_bytes_ = this->offset_bytes() + moved_bytes;
+    if (!label_.empty()) {
+        result.label_ = fmt::format("{}.{}", label_, detail::printable(name, detail::max_label_name));
+    } else if (file_) {
+        result.label_ = detail::array_label(file_->path(), name);
+    }
     if (mapped_ && is_packed(view_) && !is_packed(result.view_)) {
         result.reason_ +=
             fmt::format(": a field of a structured array, one every {} bytes", dtype().size_bytes());

@@ -15,6 +15,11 @@ namespace pinflow {
 
 namespace {
 
+std::string describe(const array& source) {
+    const std::string label = source.label();
+    return label.empty() ? "an array in memory" : fmt::format("'{}'", label);
+}
+
 /// The rows of one array, or the whole array as one row. There is one extent if the rows are stored as
 /// delivered.
 class array_rows final : public row_source {
@@ -37,9 +42,7 @@ class array_rows final : public row_source {
     std::uint64_t row_count() const noexcept override { return row_count_; }
     std::uint64_t row_size_bytes() const noexcept override { return row_size_bytes_; }
 
-    std::string description() const override {
-        return array_.file() ? fmt::format("'{}'", array_.file()->path()) : "an array in memory";
-    }
+    std::string description() const override { return describe(array_); }
 
     std::span<const row_extent> extents() const noexcept override {
         if (!is_contiguous_ || !swap_.empty()) return {};
@@ -107,7 +110,7 @@ std::chrono::nanoseconds array_rows::read_rows(std::span<const std::uint64_t> id
 }  // namespace
 
 std::shared_ptr<const row_source> array::rows() const {
-    const std::string name = file_ ? fmt::format("'{}'", file_->path()) : "an array in memory";
+    const std::string name = describe(*this);
     if (shape().empty()) {
         throw unsupported(
             fmt::format("{} holds one element without axes, so that there are no rows to take", name));
