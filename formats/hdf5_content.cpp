@@ -68,8 +68,13 @@ std::string chunked_content::no_extents_reason() const {
     if (!as_stored_) return "is big-endian, so that its rows are converted on the way";
     if (!reader_.grid().holds_whole_rows())
         return "lies in chunks that hold parts of rows, so that its rows are put together";
-    if (std::ranges::find(description_->chunks, 0u, &hdf5_chunk::size_bytes) != description_->chunks.end())
-        return "has chunks that were never written, so that its rows are made of the fill value";
+    const auto missing = std::ranges::count(description_->chunks, 0u, &hdf5_chunk::size_bytes);
+    if (missing > 0) {
+        return fmt::format(
+            "has chunks that were never written ({} of {}) and are read as the fill value, so that its rows "
+            "are not mapped",
+            missing, description_->chunks.size());
+    }
     if (description_->chunks.empty()) return "has no rows";
     return {};
 }
