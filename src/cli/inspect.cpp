@@ -21,15 +21,12 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// Why the array can or cannot be mapped, and what its order means for streaming.
-std::string reason_for(const array_listing& listed) {
-    std::string reason = listed.reason;
-    if (has_scattered_rows(listed)) {
-        reason +=
-            "; in Fortran order, so its rows are not contiguous: convert it to C order to stream rows, "
-            "or use --stack to stream each file as one row";
-    }
-    return reason;
+/// Adds to the reason of an array, or of the files of a pattern, what its order means for streaming.
+void explain_order(array_listing& listed, bool is_pattern) {
+    if (!has_scattered_rows(listed)) return;
+    listed.reason +=
+        "; in Fortran order, so its rows are not contiguous: convert it to C order to stream its rows";
+    if (is_pattern) listed.reason += ", or use --stack to make each file one row";
 }
 
 // ---- JSON -------------------------------------------------------------------------------------------------
@@ -43,7 +40,7 @@ void describe(ordered_json& object, const array_listing& listed) {
     object["offset_bytes"] = listed.offset_bytes ? ordered_json(*listed.offset_bytes) : ordered_json();
     object["size_bytes"] = known ? ordered_json(listed.size_bytes) : ordered_json();
     object["mappable"] = listed.mappable;
-    object["reason"] = reason_for(listed);
+    object["reason"] = listed.reason;
 }
 
 std::string one_as_json(file_format format, const array_listing& listed, std::size_t file_count = 0) {
@@ -78,8 +75,7 @@ std::string one_as_text(const std::string& name, file_format format, const array
             readable_size(listed.size_bytes),
             listed.offset_bytes ? fmt::format(" at offset {}", *listed.offset_bytes) : "");
     }
-    return text +
-           fmt::format("mappable  {}: {}\n", listed.mappable ? "yes" : "no", escaped(reason_for(listed)));
+    return text + fmt::format("mappable  {}: {}\n", listed.mappable ? "yes" : "no", escaped(listed.reason));
 }
 
 std::string all_as_text(const std::string& name, file_format format,
@@ -94,7 +90,7 @@ std::string all_as_text(const std::string& name, file_format format,
             row[3] = readable_size(each.size_bytes);
         }
         if (each.offset_bytes) row[4] = fmt::format("{}", *each.offset_bytes);
-        row[5] += escaped(reason_for(each));
+        row[5] += escaped(each.reason);
         rows.push_back(std::move(row));
     }
     constexpr std::size_t widest = 40;  // a longer entry pushes its own line only
@@ -119,7 +115,8 @@ std::string all_as_text(const std::string& name, file_format format,
 
 void inspect_pattern(const std::string& text, bool stack, bool json) {
     const pattern_array whole(text, stack);
-    const array_listing listed = whole.description();
+    array_listing listed = whole.description();
+    explain_order(listed, true);
     print(json ? one_as_json(whole.format(), listed, whole.file_count())
                : one_as_text(text, whole.format(), listed, whole.file_count()));
 }
@@ -152,6 +149,8 @@ void inspect(const argument_list& arguments) {
     } else {
         listed = list_arrays(source.path);
     }
+    for (array_listing& each : listed)
+        explain_order(each, false);
     if (listed.size() == 1) {
         print(json ? one_as_json(format, listed.front()) : one_as_text(file, format, listed.front()));
     } else {
