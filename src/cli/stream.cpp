@@ -58,8 +58,9 @@ void take_from_memory(const row_source& source, loader_options& options) {
     const std::uint64_t taken_bytes = source.memory_bytes();
     if (taken_bytes >= options.memory_bytes) {
         throw usage_error(
-            fmt::format("--memory is too small: {} of its bytes are left, and decoding {} takes {}",
-                        options.memory_bytes, source.description(), taken_bytes));
+            fmt::format("--memory is too small: decoding {} takes {} bytes, and {} are available for it "
+                        "and the slots",
+                        source.description(), taken_bytes, options.memory_bytes));
     }
     options.memory_bytes -= taken_bytes;
 }

@@ -52,7 +52,8 @@ tail parse_tail(const std::string& name) {
 
 shard parse_shard(const std::string& rank, const std::string& world) {
     if (world == "env") {
-        if (!rank.empty()) throw usage_error("--rank cannot be given beside --world env, which says it");
+        if (!rank.empty())
+            throw usage_error("--rank cannot be combined with --world env, which sets the rank");
         try {
             return shard_from_environment();
         } catch (const invalid_argument& failure) {
@@ -147,12 +148,13 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--route", route_name, "auto|direct|copy|staged|read",
         "How rows travel; one that cannot work is an error");
     add("--memory", memory, "BYTES",
-        "Memory limit for slots and decoded HDF5 chunks together: chunks get half, or more if four need it.\n"
-        "BYTES may end in KiB, MiB, GiB or TiB (default: 1GiB for slots, and up to 512MiB of chunks for "
-        "each\n"
-        "FILE, less if memory is short)");
+        "Memory limit for slots and decoded HDF5 chunks. Half goes to chunks, or more if four chunks of a\n"
+        "dataset do not fit into that half. BYTES may end in KiB, MiB, GiB or TiB (default: 1GiB for slots, "
+        "and up to\n"
+        "512MiB of chunks for each FILE, less if memory is short)");
     add("--pin-budget", pin_budget, "BYTES|ulimit",
-        "Most memory to lock for the GPU; ulimit: no more than `ulimit -l` (default: 3/4 of the memory that\n"
+        "Maximum memory to page-lock for the GPU; ulimit: no more than `ulimit -l` (default: 3/4 of the "
+        "memory that\n"
         "the machine and the cgroup have left)");
     add("--slots", slots, "N", "Batches that can exist at once, from 2 on (default: by memory)");
     add("--threads", threads, "N", "Threads that gather rows (default: one a core)");
