@@ -337,11 +337,11 @@ TEST_CASE("cli hdf5: a child that computes ends when the tool is killed") {
 
 TEST_CASE("cli hdf5: the hidden command of the child works only for the tool") {
     ++cases_run;
-    cli::check_fails(2, {"hdf5-metadata"}, {"there is no command 'hdf5-metadata'"});
-    cli::check_fails(2, {"hdf5-metadata", "--help"});
+    cli::check_fails(2, {"hdf5-child"}, {"there is no command 'hdf5-child'"});
+    cli::check_fails(2, {"hdf5-child", "--help"});
     CHECK(run_tool({"--help"}).output.find("hdf5") == std::string::npos);
     // a descriptor of that number which is no socket
-    CHECK(run_program({"/bin/sh", "-c", "exec \"$0\" hdf5-metadata 3</dev/null 2>/dev/null", PINFLOW_TOOL}) ==
+    CHECK(run_program({"/bin/sh", "-c", "exec \"$0\" hdf5-child 3</dev/null 2>/dev/null", PINFLOW_TOOL}) ==
           2);
     // and a socket whose other side sends something else
     CHECK(run_program({"/usr/bin/python3", "-c",
@@ -350,7 +350,7 @@ TEST_CASE("cli hdf5: the hidden command of the child works only for the tool") {
                        "ours, its = socket.socketpair()\n"
                        "os.dup2(its.fileno(), 3)\n"
                        "its.close()\n"
-                       "child = subprocess.Popen([sys.argv[1], 'hdf5-metadata'], pass_fds=[3])\n"
+                       "child = subprocess.Popen([sys.argv[1], 'hdf5-child'], pass_fds=[3])\n"
                        "ours.sendall(b'x' * 200)\n"
                        "sys.exit(child.wait())\n",
                        PINFLOW_TOOL}) == 0);

@@ -22,7 +22,7 @@
 namespace pinflow::cli {
 
 /// The first argument of the child, and the descriptor of the socket that it listens to.
-inline constexpr std::string_view hdf5_child_command = "hdf5-metadata";
+inline constexpr std::string_view hdf5_child_command = "hdf5-child";
 inline constexpr int hdf5_child_socket = 3;
 
 /// CPU time limit of one request to libhdf5. Locating 2^24 chunks, or listing a million datasets, takes about
