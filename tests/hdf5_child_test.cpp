@@ -117,7 +117,7 @@ TEST_CASE("hdf5 child: each way to die is a sentence of its own") {
         {"exit 0", "has ended", "(exit status 0)", "by libhdf5"},
         {"printf 12345678 >&3; kill -SEGV $$", "libhdf5 crashed", "(signal 11, Segmentation fault)",
          "file is damaged"},
-        {"exec cat /dev/zero >&3", "libhdf5 went wrong", "makes no sense", "file is damaged"},
+        {"exec cat /dev/zero >&3", "libhdf5 sent", "malformed answer", "file is probably damaged"},
         // it lives on without its socket
         {"exec 3>&-; exec sleep 1000", "was killed", "(signal 9, Killed)", "memory may be exhausted"},
     };
@@ -290,8 +290,9 @@ TEST_CASE("hdf5 child: no answer is trusted") {
         return access.describe(input_file(file.path), "d");
     };
     const auto is_refused = [&](std::span<const std::byte> content) {
-        return contains_all(sentence_of<format_error>([&] { described(content); }),
-                            {"cannot open '" + file.path + "'", "makes no sense", "file is damaged"});
+        return contains_all(
+            sentence_of<format_error>([&] { described(content); }),
+            {"cannot open '" + file.path + "'", "malformed answer", "file is probably damaged"});
     };
     hdf5_description description;
     description.name = "d";
@@ -303,7 +304,8 @@ TEST_CASE("hdf5 child: no answer is trusted") {
     CHECK(is_refused(serialize(description)));
     CHECK(is_refused(bytes_of("garbage")));
     CHECK(is_refused({}));
-    CHECK(contains_all(sentence_of_list(answering(answers)), {"makes no sense", "file is damaged"}));
+    CHECK(
+        contains_all(sentence_of_list(answering(answers)), {"malformed answer", "file is probably damaged"}));
     CHECK(!has_children());
 }
 
@@ -354,7 +356,7 @@ TEST_CASE("hdf5 child: signals that arrive meanwhile change nothing") {
         sentence_of<pinflow::error>([&] { access.describe(input_file(file.path), std::string(300, 'n')); });
     ::setitimer(ITIMER_REAL, &never, nullptr);
     ::sigaction(SIGALRM, &before, nullptr);
-    CHECK(contains(listed, "makes no sense"));  // listings are no description
+    CHECK(contains(listed, "malformed answer"));  // listings are no description
     CHECK(alarms > 0);
 }
 
@@ -387,9 +389,8 @@ TEST_CASE("hdf5 child: rows come in pieces, and have to be as many as were asked
     };
     CHECK(read(opened + piece(0, 2) + piece(2, 2) + piece(4, 1)) == rows);
     const std::string nonsense = fmt::format(
-        "cannot read the dataset 'group/d' of '{}': libhdf5 went wrong on it (what it says makes no sense): "
-        "the "
-        "file is damaged",
+        "cannot read the dataset 'group/d' of '{}': the child process that runs libhdf5 sent a malformed "
+        "answer: the file is probably damaged",
         file.path);
     CHECK(sentence_of<format_error>([&] { read(opened + piece(0, 1)); }) == nonsense);
     CHECK(sentence_of<format_error>([&] { read(opened + piece(0, 3)); }) == nonsense);

@@ -188,7 +188,7 @@ void hdf5_child::check(delivery result) {
 }
 
 void hdf5_child::refuse_answer() {
-    lose("libhdf5 went wrong on it (what it says makes no sense): the file is damaged");
+    lose("the child process that runs libhdf5 sent a malformed answer: the file is probably damaged");
 }
 
 /// Sends a request, and takes the answer: its head, and by `take` the content, unless it is an error.
