@@ -153,7 +153,7 @@ void chunk_check::check(std::span<const ::hsize_t> position, std::span<const ::h
     }
     if (!is_sure && unverified_ == hdf5_unverified_chunks::decoded_twice &&
         !is_same_twice(position, lengths, type))
-        damaged("is damaged: libhdf5 makes something else of it each time that it decodes it");
+        damaged("is damaged: libhdf5 decoded it twice with different results");
 }
 
 bool chunk_check::is_same_twice(std::span<const ::hsize_t> position, std::span<const ::hsize_t> lengths,

@@ -150,9 +150,9 @@ const zip_entry& archive::find(std::string_view name) const {
     for (const zip_entry& entry : entries().first(std::min(entries_.size(), max_names))) {
         names += (names.empty() ? "" : ", ") + detail::quote(array_name(entry.name));
     }
-    if (entries_.empty()) names = "nothing";
+    if (entries_.empty()) names = "no arrays";
     if (entries_.size() > max_names) names += fmt::format(" and {} more", entries_.size() - max_names);
-    throw invalid_argument(fmt::format("there is no array {} in it, but {}", detail::quote(name), names));
+    throw invalid_argument(fmt::format("there is no array {} in it; it has {}", detail::quote(name), names));
 }
 
 // ---- inflating --------------------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ std::string_view zip_name_defect(std::string_view name) noexcept {
     }
     for (std::size_t begin = 0; begin <= name.size();) {
         const std::size_t end = std::min(name.find_first_of("/\\", begin), name.size());
-        if (name.substr(begin, end - begin) == "..") return "one that leads upwards";
+        if (name.substr(begin, end - begin) == "..") return "relative to a parent folder ('..')";
         begin = end + 1;
     }
     return {};

@@ -118,7 +118,7 @@ TEST_CASE("zip writer: refuses names that no archive should have") {
         const char* sentence;
     } const cases[] = {{"", "the name is empty"},
                        {"/a", "the name is absolute"},
-                       {"../a", "the name is one that leads upwards"},
+                       {"../a", "the name is relative to a parent folder ('..')"},
                        {"caf\xE9", "the name is not UTF-8"},
                        {std::string("a\0", 2), "it has a zero byte"},
                        {std::string(65536, 'a'), "the name has 65536 bytes"},

@@ -155,8 +155,8 @@ void check_type_fits(file_format format, const conversion& conversion, const std
     };
     if (std::ranges::any_of(pinflow::detail::safetensors_types(), fits)) return;
     throw unsupported(
-        fmt::format("cannot convert {}: safetensors has no type for {} (--view-as takes the same bytes for a "
-                    "type that it has, --dtype casts numbers)",
+        fmt::format("cannot convert {}: safetensors has no type for {} (--view-as reinterprets the bytes as "
+                    "a type of the same size, --dtype casts numbers)",
                     what, type.descr()));
 }
 
