@@ -38,7 +38,7 @@ inline constexpr std::uint16_t zip_flag_utf8 = 1u << 11;
 
 /// Reads the directory in pieces, so that no size in it has to be trusted. Any of these errors refuses the
 /// whole archive: members that are outside the file or overlap, an inconsistent count or size, names that are
-/// absolute, lead upwards or repeat, several disks, bytes before or after the archive.
+/// absolute, have a part '..' or repeat, several disks, bytes before or after the archive.
 std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const read_bytes& read);
 
 /// The offset of a member's data. Checks the member's own header, and that the data ends within the member's

@@ -215,8 +215,8 @@ TEST_CASE("bench: too little memory or disk space is reported before anything is
 }
 
 TEST_CASE("bench: the largest number of batches is reduced to the existing batches") {
-    // `plan` ignores --batches, `duplex` limits it so that no row is both read and written, and `stream`
-    // takes at most the rows of the file
+    // in `plan` --known limits the group, `duplex` limits --batches so that no row is both read and written,
+    // and `stream` takes at most the rows of the file
     const std::string most = "18446744073709551615";
     CHECK_FALSE(bench({"plan"}, most)["results"].empty());
     const std::string note = bench({"duplex"}, most)["results"][0]["note"];

@@ -117,7 +117,8 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     add("--row-bytes", row_bytes, "BYTES",
         "Size of a row (default: 512; 256KiB in the file that stream and shuffled make)");
     add("--batch", batch, "ROWS", "Rows a batch (default: 131072; stream, shuffled: 64)");
-    add("--batches", batches, "N", "gather, scatter, duplex: batches a repetition");
+    add("--batches", batches, "N",
+        "gather, scatter, duplex: batches a repetition; plan: the size limit of its group");
     add("--known", known, "N",
         "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");
     add("--route", route, "auto|direct|copy|staged|hybrid",

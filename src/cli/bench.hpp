@@ -16,12 +16,12 @@ namespace pinflow::cli {
 
 struct bench_options {
     pinflow::device device = device::best();
-    std::string file;               ///< for stream, shuffled and pin; empty: a file is made, and removed
+    std::string file;               ///< empty: stream and shuffled make a temporary file, pin uses none
     std::uint64_t table_bytes = 0;  ///< of tables, and of the file that is made
     std::uint64_t row_bytes = 0;    ///< 0: the usual value for the work
     std::uint64_t batch_rows = 0;   ///< the same
-    std::uint64_t batches = 64;     ///< gather, scatter, duplex
-    unsigned known = 8;             ///< batches that are known ahead, 2 at least
+    std::uint64_t batches = 64;  ///< gather, scatter, duplex: of a repetition; plan: the limit of its group
+    unsigned known = 8;          ///< batches that are known ahead, 2 at least
     row_route route = row_route::automatic;
     bool tunes = false;       ///< measures the routes first
     unsigned blocks = 0;      ///< of the direct and the hybrid route; 0: the planner's

@@ -55,8 +55,9 @@ void check_alignment(file_format format, std::uint64_t alignment_bytes);
 /// A file of one of the formats, which appears under its name complete or not at all.
 class target_file {
  public:
-    /// Begins the file; `arrays` is one array for .npy, `metadata` is for safetensors. @throws what the
-    /// writer of the format throws: also of arrays that are not its first.
+    /// Begins the file; `arrays` is one array for .npy, `metadata` is for safetensors. For HDF5 and
+    /// safetensors, checks all arrays; for .npz, `begin` checks each.
+    /// @throws what the writer of the format throws.
     target_file(const target_argument& target, std::span<const target_array> arrays, const text_map& metadata,
                 const target_layout& layout);
 

@@ -20,13 +20,13 @@ namespace pinflow {
 /// damaged or encrypted, or uses an unknown compression method, its listing has the reason. The source of the
 /// format is PKWARE's APPNOTE.TXT 6.3.
 /// @throws format_error for a damaged archive: no directory, entries that are outside the file or overlap,
-/// names that are absolute or lead upwards, two members of one name, bytes before or after the archive.
+/// names that are absolute or have a part '..', two members of one name, bytes before or after the archive.
 /// @throws system_failure. Each message names the path.
 std::vector<array_listing> list_npz(const std::filesystem::path& path);
 
 /// Opens one array; `name` may end in ".npy". A stored member is mapped in place. A deflated member is
 /// inflated into the process's own memory, never beyond the size in its header, and its CRC-32 is checked.
-/// The CRC-32 of a mapped member is not checked, since that would read all of it (`pinflow verify` checks
+/// The CRC-32 of a mapped member is not checked, since that would read all of it (`pinflow convert` checks
 /// it).
 /// @throws invalid_argument if there is no such member.
 /// @throws format_error for a member whose size or CRC-32 is wrong.
@@ -52,7 +52,7 @@ class npz_writer {
     ~npz_writer();
 
     /// Begins the member `name`.npy, a C-order array. The member before must be complete.
-    /// @throws invalid_argument for a name that is empty, already used, absolute, or leads upwards.
+    /// @throws invalid_argument for a name that is empty, already used, absolute, or has a part '..'.
     void begin(std::string_view name, const pinflow::dtype& type, const shape_vector& shape);
     /// Appends elements to the current member; a piece may end within an element.
     /// @throws invalid_argument for more bytes than the shape has.
