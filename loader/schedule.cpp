@@ -24,8 +24,8 @@ schedule_terms checked(const schedule_terms& terms) {
                         terms.shard.rank, terms.shard.world));
     }
     if (terms.start.position >= std::max<std::uint64_t>(1, terms.position_count)) {
-        throw invalid_argument(
-            fmt::format("position {} is not in an epoch of {}", terms.start.position, terms.position_count));
+        throw invalid_argument(fmt::format("position {} is not below the {} positions of an epoch",
+                                           terms.start.position, terms.position_count));
     }
     return terms;
 }

@@ -84,7 +84,8 @@ order_identity order_from(const json& object) {
     order.name = text_of(object, "name");
     const auto is_printable = [](char character) { return character >= ' ' && character <= '~'; };
     if (!std::ranges::all_of(order.name, is_printable)) {
-        fail(fmt::format("the order has the name {}", detail::quote(order.name)));
+        fail(fmt::format("the name of the order, {}, has characters that are not printable ASCII",
+                         detail::quote(order.name)));
     }
     order.seed = number_of(object, "seed");
     order.window_rows = number_of(object, "window_rows");
@@ -131,7 +132,7 @@ json parse_without_repeated_keys(std::string_view text) {
 std::string read_whole(const std::filesystem::path& path) {
     const input_file file(path);
     if (file.size_bytes() > max_file_bytes) {
-        fail(fmt::format("it has {} bytes, which no state has", file.size_bytes()));
+        fail(fmt::format("it has {} bytes, and a state has at most {}", file.size_bytes(), max_file_bytes));
     }
     std::string text(file.size_bytes(), '\0');
     static_cast<void>(file.read(0, std::as_writable_bytes(std::span(text))));
@@ -177,8 +178,8 @@ loader_state loader_state::from_json(std::string_view text) {
     for (const json& array : list_of(data, "arrays"))
         state.data.arrays.push_back(array_from(array));
     if (state.position > 0 && state.position >= state.order.position_count) {
-        fail(fmt::format("\"position\" is {}, and an epoch has {}", state.position,
-                         state.order.position_count));
+        fail(fmt::format("\"position\" is {}, which is not below the {} positions of an epoch",
+                         state.position, state.order.position_count));
     }
     return state;
 }

@@ -113,8 +113,9 @@ epoch_position state_origin::resume_position(const loader_state& saved) const {
             to_string(saved.order), to_string(order_)));
     }
     if (saved.position >= std::max<std::uint64_t>(1, order_.position_count)) {
-        throw state_mismatch(fmt::format("cannot resume: the state is at position {}, and an epoch has {}",
-                                         saved.position, order_.position_count));
+        throw state_mismatch(fmt::format(
+            "cannot resume: the state is at position {}, which is not below the {} positions of an epoch",
+            saved.position, order_.position_count));
     }
     return {saved.epoch, saved.position};
 }

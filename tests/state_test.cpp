@@ -188,7 +188,7 @@ TEST_CASE("state: a damaged file is reported in a sentence with its path") {
     CHECK(contains(refusal<format_error>(std::string(100'000, '[')), "it is not JSON"));
     CHECK(contains(damaged("\"pinflow_loader_state\"", "\"something\""),
                    "\"pinflow_loader_state\" is missing"));
-    CHECK(contains(damaged("49999", "50000"), "\"position\" is 50000, and an epoch has 50000"));
+    CHECK(contains(damaged("49999", "50000"), "\"position\" is 50000, which is not below the 50000"));
     CHECK(contains(damaged("49999", "-1"), "\"position\" is not a whole number"));
     CHECK(contains(damaged("49999", "1.0"), "\"position\" is not a whole number"));
     CHECK(contains(damaged("49999", "18446744073709551616"), "\"position\" is not a whole number"));
@@ -198,13 +198,14 @@ TEST_CASE("state: a damaged file is reported in a sentence with its path") {
     CHECK(contains(damaged("fedcba9876543210", "fedcba98765432"), "\"content\" is not 16 hexadecimal"));
     CHECK(contains(damaged("fedcba9876543210", "-edcba9876543210"), "\"content\" is not 16 hexadecimal"));
     CHECK(contains(damaged("\"windowed/1\"", "7"), "\"name\" is not a text"));
-    CHECK(contains(damaged("\"windowed/1\"", "\"\\u001b[31m\""), "the order has the name '?[31m'"));
+    CHECK(contains(damaged("\"windowed/1\"", "\"\\u001b[31m\""),
+                   "'?[31m', has characters that are not printable"));
     CHECK(contains(damaged("224", "\"224\""), "\"row_shape\" is not a whole number"));
     CHECK(contains(damaged("[\n          3", "3, \"x\": [ 3"), "\"row_shape\" is not a list"));
     CHECK(contains(damaged("\"arrays\": [", "\"arrays\": [ 5,"), "an array is not described by an object"));
     CHECK(contains(damaged("\"data\": {", "\"data\": [], \"x\": {"), "\"data\" is not an object"));
     CHECK(contains(refusal<format_error>(std::string((std::size_t{16} << 20) + 1, ' ')),
-                   "bytes, which no state has"));
+                   "it has 16777217 bytes, and a state has at most 16777216"));
     CHECK_THROWS_AS(loader_state::load("missing.json"), system_failure);
 }
 
