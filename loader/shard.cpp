@@ -31,9 +31,9 @@ unsigned parse(const char* variable, std::string_view value) {
     const char* const end = value.data() + value.size();
     const auto [stopped, error] = std::from_chars(value.data(), end, number);
     if (error != std::errc() || stopped != end) {
-        throw invalid_argument(fmt::format(
-            "the environment variable {} is {}, which is no number of a process (from 0 to 4294967295)",
-            variable, detail::quote(value)));
+        throw invalid_argument(
+            fmt::format("the environment variable {} is {}, which is not a whole number from 0 to 4294967295",
+                        variable, detail::quote(value)));
     }
     return number;
 }
