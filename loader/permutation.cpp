@@ -41,7 +41,7 @@ constexpr std::uint64_t subtract_modulo(std::uint64_t a, std::uint64_t b, std::u
 
 permutation::permutation(std::uint64_t size, std::uint64_t key) : size_(size) {
     if (size > max_size) {
-        throw invalid_argument(fmt::format("cannot shuffle {} rows: at most 2^62 can be", size));
+        throw invalid_argument(fmt::format("cannot shuffle {} rows: the maximum is 2^62", size));
     }
     if (size < 2) return;
     const auto bits = static_cast<unsigned>(std::bit_width(size - 1));

@@ -99,7 +99,7 @@ void check_name(std::string_view name) {
     }
     if (std::ranges::any_of(order_names, [stem](const auto& known) { return known.second == stem; })) {
         throw invalid_argument(
-            fmt::format("an order of one's own cannot be named '{}', as pinflow's are", name));
+            fmt::format("a custom order cannot be named '{}': pinflow uses the name '{}'", name, stem));
     }
 }
 
@@ -177,7 +177,7 @@ sampler sampler::weighted(std::span<const double> weights, std::uint64_t positio
 }
 
 sampler sampler::custom(std::uint64_t row_count, std::shared_ptr<const row_sequence> rows) {
-    if (!rows) throw invalid_argument("an order of one's own is needed, not a null pointer");
+    if (!rows) throw invalid_argument("a sampler was given a custom order that is null");
     order_identity identity = identity_of(*rows);
     check_name(identity.name);
     return {order::custom, row_count, std::move(identity), std::move(rows)};
@@ -185,8 +185,9 @@ sampler sampler::custom(std::uint64_t row_count, std::shared_ptr<const row_seque
 
 void sampler::rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const {
     if (first > position_count() || rows.size() > position_count() - first) {
-        throw invalid_argument(fmt::format("{} rows from position {} on were asked for, but an epoch has {}",
-                                           rows.size(), first, position_count()));
+        throw invalid_argument(
+            fmt::format("{} rows from position {} on were asked for, but an epoch has {} positions",
+                        rows.size(), first, position_count()));
     }
     if (!sequence_) throw invalid_argument("cannot read rows of a moved-from sampler");
     sequence_->rows_at(epoch, first, rows);

@@ -144,7 +144,7 @@ TEST_CASE("sampler: a custom order needs a name with a version, and not one of p
     }
     for (const char* taken : {"shuffled/1", "sequential/2", "windowed/7", "custom/1"}) {
         CHECK(contains_all(refused_name(taken),
-                           {"cannot be named '" + std::string(taken) + "'", "as pinflow's are"}));
+                           {"cannot be named '" + std::string(taken) + "'", "pinflow uses the name"}));
     }
 }
 
