@@ -39,8 +39,8 @@ namespace {
 
 using source_list = std::vector<std::shared_ptr<const row_source>>;
 
-/// Makes the error for lost pages: data_changed for the file that changed, or a general error if none
-/// changed.
+/// Makes the data_changed error for lost pages. It names the file that changed. If no change is found, it
+/// names the first source, and says that it was truncated or its storage failed.
 std::exception_ptr error_of_lost_pages(const source_list& sources) {
     try {
         for (const auto& source : sources)

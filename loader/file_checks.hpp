@@ -25,7 +25,7 @@ class file_checks {
 
     /// @throws as row_source::check_unchanged.
     void check_batch(std::span<const std::uint64_t> row_ids);
-    /// Checks all files, with all cores.
+    /// Checks all files. For a source with 128 files or more, uses the threads of the calling arena.
     /// @throws as row_source::check_unchanged.
     void check_all() const;
 

@@ -17,7 +17,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Reads all rows of an array with all cores. Stops early if the loader stops.
+/// Reads all rows of an array with the loader's threads. Stops early if the loader stops.
 void read_all(const row_reader& reader, std::byte* destination, const std::function<bool()>& is_stopped) {
     constexpr std::uint64_t bytes_of_task = std::uint64_t{1} << 20;
     const row_source& source = reader.source();

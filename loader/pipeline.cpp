@@ -191,7 +191,7 @@ void loader::pipeline::run_stages(std::size_t first_count) {
             tbb::make_filter<slot_group*, void>(tbb::filter_mode::serial_in_order, deliver));
 }
 
-// ---- what it tells ---------------------------------------------------------------------------------------
+// ---- report and state ------------------------------------------------------------------------------------
 
 loader_report loader::pipeline::report() const {
     if (pool_->forked())

@@ -65,7 +65,7 @@ std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, st
             reads_until_cached_.store(reads_until_cached, std::memory_order_relaxed);
             return timer.blocked();
         }
-        // the file has lost pages: the read below reports the error
+        // a row is not mapped, or a file has lost pages: read instead, which reports a lost page as an error
     }
     return read_from_source(ids, destination);
 }

@@ -33,7 +33,7 @@ int main(int argc, char** argv) try {
     const pinflow::stream stream(device);
     std::uint64_t rows = 0;
     while (const auto batch = loader.next(stream)) {
-        digest.add_async(*batch, stream);  // a training step's place
+        digest.add_async(*batch, stream);  // a training step goes here
         rows += batch->row_count();
     }
     std::printf("rank %u of %u: %llu rows, digest %016llx\n", mine.rank, mine.world,
