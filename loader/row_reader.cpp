@@ -35,7 +35,7 @@ std::uint64_t neighbours(std::span<const std::uint64_t> ids, std::uint64_t max_r
 }
 
 /// After this many reads in a row without a wait for storage, a file counts as cached again.
-constexpr int reads_until_cached = 16;
+constexpr int min_reads_without_wait = 16;
 
 }  // namespace
 
@@ -49,20 +49,20 @@ row_reader::row_reader(std::shared_ptr<const row_source> source, row_access acce
       is_file_backed_(std::ranges::any_of(source_->extents(),
                                           [](const row_extent& extent) { return extent.file != nullptr; })),
       // sources with extents, or that decode on their own threads, report waits; a user's may not
-      measures_waits_(!source_->extents().empty() || source_->memory_bytes() > 0) {}
+      source_reports_waits_(!source_->extents().empty() || source_->memory_bytes() > 0) {}
 
 std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, std::byte* destination) const {
     if (!is_mapped_ || row_size_bytes_ == 0) return read_from_source(ids, destination);
     if (!is_file_backed_ && copy(ids, destination)) return {};
     // if a test simulates storage with a hook, use reads, because only reads call the hook
-    const bool copies = is_file_backed_ && reads_until_cached_.load(std::memory_order_relaxed) == 0 &&
+    const bool copies = is_file_backed_ && reads_left_.load(std::memory_order_relaxed) == 0 &&
                         is_guarded_thread() && !system::hook_is_installed();
     if (copies) {
         const long faults_before = storage_faults();
         const blocked_timer timer;
         if (copy(ids, destination)) {
             if (storage_faults() == faults_before) return {};
-            reads_until_cached_.store(reads_until_cached, std::memory_order_relaxed);
+            reads_left_.store(min_reads_without_wait, std::memory_order_relaxed);
             return timer.blocked();
         }
         // a row is not mapped, or a file has lost pages: read instead, which reports a lost page as an error
@@ -109,14 +109,13 @@ const std::byte* row_reader::address_of(const row_extent& extent, std::uint64_t 
 std::chrono::nanoseconds row_reader::read_from_source(std::span<const std::uint64_t> ids,
                                                       std::byte* destination) const {
     std::optional<blocked_timer> timer;
-    if (!measures_waits_) timer.emplace();
+    if (!source_reports_waits_) timer.emplace();
     auto waited = source_->read_rows(ids, {destination, ids.size() * row_size_bytes_});
     if (timer && waited.count() == 0) waited = timer->blocked();
     if (waited.count() > 0) {
-        reads_until_cached_.store(reads_until_cached, std::memory_order_relaxed);
-    } else if (const int left = reads_until_cached_.load(std::memory_order_relaxed); left > 0) {
-        reads_until_cached_.store(left - 1,
-                                  std::memory_order_relaxed);  // a lost update does no harm
+        reads_left_.store(min_reads_without_wait, std::memory_order_relaxed);
+    } else if (const int left = reads_left_.load(std::memory_order_relaxed); left > 0) {
+        reads_left_.store(left - 1, std::memory_order_relaxed);  // a lost update does no harm
     }
     return waited;
 }

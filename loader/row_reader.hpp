@@ -46,10 +46,11 @@ class row_reader {
     std::shared_ptr<const row_source> source_;
     extent_index extents_;
     std::uint64_t row_size_bytes_;
-    bool is_mapped_;                                   ///< some rows are mapped
-    bool is_file_backed_;                              ///< pages may be lost, or not in memory
-    bool measures_waits_;                              ///< the source reports how long it waited
-    mutable std::atomic<int> reads_until_cached_ = 0;  ///< reads without waiting until rows are copied again
+    bool is_mapped_;             ///< some rows are mapped
+    bool is_file_backed_;        ///< pages may be lost, or not in memory
+    bool source_reports_waits_;  ///< otherwise this reader measures them
+    /// Reads that must still not wait before rows are copied again.
+    mutable std::atomic<int> reads_left_ = 0;
 };
 
 }  // namespace pinflow::detail
