@@ -15,11 +15,11 @@ batch& batch::operator=(batch&&) noexcept = default;
 batch::~batch() = default;
 
 std::uint64_t batch::row_count() const noexcept {
-    return lease_ ? lease_->held().row_ids.size() : 0;
+    return lease_ ? lease_->leased_slot().row_ids.size() : 0;
 }
 
 std::size_t batch::array_count() const noexcept {
-    return lease_ ? lease_->held().arrays.size() : 0;
+    return lease_ ? lease_->leased_slot().arrays.size() : 0;
 }
 
 const array_view& batch::operator[](std::size_t index) const {
@@ -28,7 +28,7 @@ const array_view& batch::operator[](std::size_t index) const {
             lease_ ? fmt::format("there is no array {}: the batch has {}", index, array_count())
                    : fmt::format("there is no array {}: the batch has been released", index));
     }
-    return lease_->held().arrays[index];
+    return lease_->leased_slot().arrays[index];
 }
 
 void batch::check_on_host(std::size_t index) const {
@@ -40,19 +40,20 @@ void batch::check_on_host(std::size_t index) const {
 }
 
 std::span<const std::uint64_t> batch::row_ids() const noexcept {
-    return lease_ ? std::span<const std::uint64_t>(lease_->held().row_ids) : std::span<const std::uint64_t>();
+    return lease_ ? std::span<const std::uint64_t>(lease_->leased_slot().row_ids)
+                  : std::span<const std::uint64_t>();
 }
 
 std::uint64_t batch::epoch() const noexcept {
-    return lease_ ? lease_->held().step.epoch : 0;
+    return lease_ ? lease_->leased_slot().step.epoch : 0;
 }
 
 std::uint64_t batch::index() const noexcept {
-    return lease_ ? lease_->held().step.index : 0;
+    return lease_ ? lease_->leased_slot().step.index : 0;
 }
 
 bool batch::last_of_epoch() const noexcept {
-    return lease_ && lease_->held().step.last_of_epoch;
+    return lease_ && lease_->leased_slot().step.last_of_epoch;
 }
 
 loader_state batch::state() const {

@@ -211,7 +211,7 @@ class slot_lease {
     /// @throws as batch::state.
     loader_state state() const;
 
-    const slot& held() const noexcept { return *slot_; }
+    const slot& leased_slot() const noexcept { return *slot_; }
     slot_pool& pool() const noexcept { return *pool_; }
 
  private:

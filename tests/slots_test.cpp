@@ -284,7 +284,7 @@ TEST_CASE("slots: on a GPU, a slot of a group of 8 MiB or more is leased only on
         hold(copies, copying);
         fill(*pool, copies, 0);
         const slot_lease lease(pool, *pool->lease());
-        const bool with_data = lease.held().ready->done();
+        const bool with_data = lease.leased_slot().ready->done();
         CHECK(with_data == (waits > 0));
         copying.open();
         copies.synchronize();
@@ -350,8 +350,8 @@ TEST_CASE("slots: a batch whose data cannot be waited for comes the next time") 
     CHECK(pool->collected().waits.link.count() == 0);
     backend.before_wait = [&] { copying.open(); };
     const slot_lease lease(pool, *pool->lease());
-    CHECK(lease.held().number == 0);
-    CHECK(lease.held().ready->done());
+    CHECK(lease.leased_slot().number == 0);
+    CHECK(lease.leased_slot().ready->done());
     CHECK(pool->collected().batches == 1);
     copying.open();
     copies.synchronize();
@@ -393,7 +393,7 @@ TEST_CASE(
     CHECK(slow.wait_for(std::chrono::seconds(10)) == std::future_status::ready);  // it has long been there
     third_copying.open();
     const slot_lease lease(pool, *slow.get());
-    CHECK(lease.held().number == 1);
+    CHECK(lease.leased_slot().number == 1);
     held_copies.synchronize();
 }
 
@@ -457,7 +457,7 @@ TEST_CASE("slots: an error comes after the batches before it, once, and ends eve
     fill(*pool, copies, 2);  // too late: nobody sees it
     {
         const slot_lease lease(pool, *pool->lease());
-        CHECK(lease.held().number == 0);
+        CHECK(lease.leased_slot().number == 0);
     }
     CHECK_THROWS_WITH(pool->lease(), "broken");
     CHECK(pool->lease() == nullptr);
@@ -472,15 +472,15 @@ TEST_CASE("slots: a lease that could not be used is repeated before later batche
     fill(*pool, copies, 1, true);
     {
         slot_lease refused(pool, *pool->lease());
-        CHECK(refused.held().number == 0);
+        CHECK(refused.leased_slot().number == 0);
         refused.undo();
         CHECK(pool->collected().batches == 0);
         CHECK(pool->collected().rows == 0);
     }
     const slot_lease first(pool, *pool->lease());
     const slot_lease second(pool, *pool->lease());
-    CHECK(first.held().number == 0);
-    CHECK(second.held().number == 1);
+    CHECK(first.leased_slot().number == 0);
+    CHECK(second.leased_slot().number == 1);
     CHECK(pool->lease() == nullptr);
     CHECK(pool->collected().batches == 2);
 }
@@ -491,7 +491,7 @@ TEST_CASE("slots: undoing a lease moves `reached` back to its batch, and leasing
     const stream copies(device);
     const auto leased = [&](std::uint64_t number) {
         auto lease = std::make_unique<slot_lease>(pool, *pool->lease());
-        CHECK(lease->held().number == number);
+        CHECK(lease->leased_slot().number == number);
         return lease;
     };
     const auto reached = [&] { return pool->collected().reached.value().position; };
@@ -574,13 +574,13 @@ TEST_CASE("slots: batches with arrived data are counted right while others are t
     copying.open();
     copies[1].synchronize();
     first = std::make_unique<slot_lease>(pool, *pool->lease());
-    CHECK(first->held().number == 0);
+    CHECK(first->leased_slot().number == 0);
     CHECK(pool->collected().ready == 3);
     const slot_lease second(pool, *pool->lease());
     CHECK(pool->collected().ready == 3 + 2);
     fill(*pool, copies[0], 3, true);
     copies[0].synchronize();
     const slot_lease third(pool, *pool->lease());
-    CHECK(third.held().number == 2);
+    CHECK(third.leased_slot().number == 2);
     CHECK(pool->collected().ready == 3 + 2 + 2);
 }

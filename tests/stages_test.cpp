@@ -105,8 +105,8 @@ TEST_CASE("stages: a group passes sample, fill and deliver, and is announced as 
     CHECK(group->reached == slot_group::stage::idle);
     for (std::uint64_t number = 0; number < 3; ++number) {
         const auto lease = loader.take();
-        CHECK(lease->held().number == number);
-        CHECK(holds_its_rows(lease->held()));
+        CHECK(lease->leased_slot().number == number);
+        CHECK(holds_its_rows(lease->leased_slot()));
     }
 }
 
@@ -127,9 +127,9 @@ TEST_CASE("stages: one thread steps all batches of several epochs through, in an
             const std::uint64_t before = batches;
             for (std::uint64_t i = 0; i < 3 && batches < 30; ++i) {
                 const auto lease = loader.take();
-                CHECK(lease->held().number == batches++);
-                CHECK(holds_its_rows(lease->held()));
-                for (const std::uint64_t row : lease->held().row_ids)
+                CHECK(lease->leased_slot().number == batches++);
+                CHECK(holds_its_rows(lease->leased_slot()));
+                for (const std::uint64_t row : lease->leased_slot().row_ids)
                     ++seen[row];
             }
             REQUIRE(batches > before);
@@ -155,8 +155,8 @@ TEST_CASE(
         CHECK(loader.pool->failed());
         {
             const auto first = loader.take();
-            CHECK(first->held().number == 0);
-            CHECK(holds_its_rows(first->held()));
+            CHECK(first->leased_slot().number == 0);
+            CHECK(holds_its_rows(first->leased_slot()));
         }
         CHECK_THROWS_WITH_AS(loader.pool->lease(), "broken", std::runtime_error);
         CHECK(loader.pool->lease() == nullptr);
@@ -173,7 +173,7 @@ TEST_CASE("stages: rows that cannot be read fail their own batch of a group, and
     while (loader.work->step(4)) {
     }
     for (int i = 0; i < 2; ++i)
-        CHECK(holds_its_rows(loader.take()->held()));
+        CHECK(holds_its_rows(loader.take()->leased_slot()));
     CHECK_THROWS_AS(loader.pool->lease(), data_changed);
 }
 
