@@ -90,7 +90,7 @@ std::vector<std::shared_ptr<const row_source>> checked(
 
 loader_options resolved(loader_options options, sources_view sources) {
     if (options.slots == 1)
-        throw invalid_argument("a loader needs at least 2 slots: one is filled while another is held");
+        throw invalid_argument("a loader needs at least 2 slots: one is filled while another is leased");
     if (!options.sampler) {
         options.sampler = make_sampler(options, sources);
         return options;
@@ -229,7 +229,7 @@ std::uint64_t count_held_bytes(sources_view sources, std::span<const transfer_pl
 /// The part of a message about memory that says what the held arrays take; empty if there are none.
 std::string held_part(std::uint64_t held_bytes) {
     if (held_bytes == 0) return {};
-    return fmt::format(", of which small arrays that are kept take {}", held_bytes);
+    return fmt::format(", of which held arrays take {} bytes", held_bytes);
 }
 
 }  // namespace

@@ -352,8 +352,8 @@ slot* slot_pool::lease(bool with_data) {
         return nullptr;
     }
     throw all_slots_leased(
-        fmt::format("there is no slot left for another batch: all {} are held by the consumer; release "
-                    "batches, or give the loader more slots",
+        fmt::format("there is no slot left for another batch: all {} are leased; release batches, or "
+                    "give the loader more slots",
                     slots_.size()));
 }
 
