@@ -139,9 +139,9 @@ int stream_in_primary_context() {
     return right ? 0 : 1;
 }
 
-/// The first loader of a process begins to gather on the device while a consumer's stream is held, and the
-/// consumer asks for further batches before it lets go.
-int stream_beside_a_held_stream() {
+/// The first loader of a process begins to gather on the device while a consumer's stream is blocked, and
+/// the consumer asks for further batches before it unblocks the stream.
+int stream_beside_a_blocked_stream() {
     const device gpu = device::cuda(0);
     loader loader({numbered_rows(400, 512)}, {.device = gpu,
                                               .batch_rows = 10,
@@ -149,17 +149,17 @@ int stream_beside_a_held_stream() {
                                               .epochs = 10,
                                               .slots = 3,
                                               .pin_budget_bytes = generous_pin_budget});
-    const stream held(gpu);
+    const stream blocked(gpu);
     const stream other(gpu);
     gate gate;
-    hold(held, gate);
-    bool right = loader.next(held).has_value();
+    hold(blocked, gate);
+    bool right = loader.next(blocked).has_value();
     for (int i = 1; i < 400; ++i) {
         const auto batch = loader.next(other);
         right = right && batch && holds_its_rows(*batch, other);
     }
     gate.open();
-    held.synchronize();
+    blocked.synchronize();
     const std::string route(to_string(loader.report().route));
     std::printf("rows %s, route %s\n", right ? "right" : "WRONG", route.c_str());
     return right ? 0 : 1;
@@ -244,7 +244,7 @@ int run_as_child(std::string_view name) {
     if (name == "static") return end_with_static_objects();
     if (name == "flight") return end_in_flight();
     if (name == "primary") return stream_in_primary_context();
-    if (name == "held") return stream_beside_a_held_stream();
+    if (name == "blocked") return stream_beside_a_blocked_stream();
     if (name == "clusterless") return gather_without_clusters();
     std::fprintf(stderr, "no child of that name\n");
     return 2;
@@ -350,8 +350,8 @@ TEST_CASE("cuda process: if no second context can be created, everything runs in
     CHECK(child.output.ends_with("ending\n"));
 }
 
-TEST_CASE("cuda process: the first loader of a process gathers on the device beside a stream that is held") {
-    const outcome child = run_child("held");
+TEST_CASE("cuda process: the first loader of a process gathers on the device beside a blocked stream") {
+    const outcome child = run_child("blocked");
     INFO(child.output);
     CHECK(child.status == 0);
     CHECK(child.output == "rows right, route direct\n");

@@ -215,7 +215,7 @@ TEST_CASE("cuda: our streams do not wait for the legacy default stream") {
     flag.set();
 }
 
-TEST_CASE("cuda: a host function that waits holds its own stream and no other") {
+TEST_CASE("cuda: a host function that waits blocks its own stream and no other") {
     const device gpu = device::cuda(0);
     std::vector<stream> streams;
     for (int i = 0; i < 3; ++i) {
@@ -445,8 +445,8 @@ namespace {
 template <typename Work>
 bool returns_while_stuck(const device& gpu, Work work) {
     const stream stuck(gpu);
-    gate held;
-    hold(stuck, held);
+    gate gate;
+    hold(stuck, gate);
     std::atomic<bool> returned = false;
     bool returned_in_time = false;
     std::thread watch([&] {
@@ -454,7 +454,7 @@ bool returns_while_stuck(const device& gpu, Work work) {
         while (!returned && std::chrono::steady_clock::now() < end)
             std::this_thread::yield();
         returned_in_time = returned;
-        held.open();
+        gate.open();
     });
     work();
     returned = true;

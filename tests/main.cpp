@@ -22,7 +22,7 @@ struct case_counter : listener {
 DOCTEST_REGISTER_LISTENER("case_counter", 1, case_counter);
 
 int main(int argc, char** argv) {
-    // by default all CUDA streams share 8 queues, so a stream held by a test would block others
+    // by default all CUDA streams share 8 queues, so a stream blocked by a test would block others
     ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     doctest::Context context(argc, argv);
     const int status = context.run();

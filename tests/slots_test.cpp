@@ -363,13 +363,13 @@ TEST_CASE(
     const auto pool = make_pool(backend.device(),
                                 {.count = 2, .host_side_bytes = 0, .device_side_bytes = large_slot_bytes});
     const stream copies(backend.device());
-    const stream held_copies(backend.device());
+    const stream blocked_copies(backend.device());
     gate first_copying;
     gate third_copying;
     gate waiting;
     gate go_on;
-    hold(held_copies, first_copying);
-    fill(*pool, held_copies, 0);
+    hold(blocked_copies, first_copying);
+    fill(*pool, blocked_copies, 0);
     fill(*pool, copies, 1);
     backend.before_wait = [&] {
         waiting.open();
@@ -382,19 +382,19 @@ TEST_CASE(
     });
     waiting.wait();
     first_copying.open();
-    held_copies.synchronize();
+    blocked_copies.synchronize();
     slot* const taken = pool->lease();
     REQUIRE(taken != nullptr);
     CHECK(taken->number == 0);
     pool->end_lease(*taken);
-    hold(held_copies, third_copying);
-    CHECK(&fill(*pool, held_copies, 2) == taken);
+    hold(blocked_copies, third_copying);
+    CHECK(&fill(*pool, blocked_copies, 2) == taken);
     go_on.open();
     CHECK(slow.wait_for(std::chrono::seconds(10)) == std::future_status::ready);  // it has long been there
     third_copying.open();
     const slot_lease lease(pool, *slow.get());
     CHECK(lease.leased_slot().number == 1);
-    held_copies.synchronize();
+    blocked_copies.synchronize();
 }
 
 TEST_CASE("slots: asking for a batch while holding every slot is an error, except at the end") {

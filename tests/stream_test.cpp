@@ -98,7 +98,7 @@ TEST_CASE("event: a wait means the record made before it, not a later one") {
         waiter.wait(mark);
         gate gate;
         hold(recorder, gate);
-        mark.record(recorder);  // held: the waiter must not wait for this one
+        mark.record(recorder);  // blocked: the waiter must not wait for this one
         waiter.synchronize();
         CHECK_FALSE(mark.done());
         gate.open();

@@ -71,10 +71,10 @@ run_tests() {
 
 # sanitize TOOL: tests built to take less work, as for the host's sanitizers. Left out: children that fault on purpose;
 # work that takes minutes under instrumentation; a test whose kernel must still run when its launch returns, because
-# under the tool launches block; and row tests that hold a stream while they wait for another, because the tool waits
-# for both. Under initcheck, also tests that copy behind a held stream, because it waits for the copy: the suite "copies
-# behind a blocked stream". Under racecheck, also two tests whose threads call at the same time: it loses track of a
-# launch, and counts that as an error. It only looks for races among the threads of one block.
+# under the tool launches block; and row tests that block a stream while they wait for another, because the tool waits
+# for both. Under initcheck, also the suite "copies behind a blocked stream", because initcheck waits for the copy.
+# Under racecheck, also two tests whose threads call at the same time: it loses track of a launch, and counts that as an
+# error. It only looks for races among the threads of one block.
 sanitize() {
     local tool=$1 test
     local left_out='cuda process*,*hundreds of megabytes*,*worked on at a time*,*legacy default stream'
