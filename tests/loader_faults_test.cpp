@@ -116,17 +116,17 @@ TEST_CASE("loader: works with one thread whatever the consumer holds, and when i
             }
             loader loader({rows}, options);
             const stream stream(device);
-            std::vector<batch> held;
+            std::vector<batch> leased;
             std::uint64_t batches = 0;
             for (;;) {
-                if (held.size() == 3) {
+                if (leased.size() == 3) {
                     if (batches < 12) CHECK_THROWS_AS(loader.next(stream), all_slots_leased);
-                    held.erase(held.begin());
+                    leased.erase(leased.begin());
                 }
                 auto batch = loader.next(stream);
                 if (!batch) break;
                 CHECK(holds_its_rows(*batch, stream));
-                held.push_back(std::move(*batch));
+                leased.push_back(std::move(*batch));
                 ++batches;
             }
             CHECK(batches == 12);
@@ -151,7 +151,7 @@ TEST_CASE("loader: can be destroyed at any moment") {
             const detail::scoped_stage_hook hook([&](stage at, std::uint64_t batch) {
                 if (at == where && batch == moment) reached.open();
             });
-            std::vector<batch> held;
+            std::vector<batch> leased;
             {
                 // when large: from pages that may be about to be registered
                 loader loader({random() % 4 == 0 ? large : small},
@@ -165,12 +165,12 @@ TEST_CASE("loader: can be destroyed at any moment") {
                 const std::uint64_t taken = moment % 7;
                 for (std::uint64_t b = 0; b < taken; ++b) {
                     auto batch = loader.next(stream);
-                    if (batch && held.empty() && random() % 2 == 0) held.push_back(std::move(*batch));
+                    if (batch && leased.empty() && random() % 2 == 0) leased.push_back(std::move(*batch));
                 }
                 // in exactly that stage, when the pipeline reaches it
                 if (moment < taken) reached.wait();
             }
-            if (!held.empty() && i % 10 == 0) CHECK(holds_its_rows(held[0], stream));
+            if (!leased.empty() && i % 10 == 0) CHECK(holds_its_rows(leased[0], stream));
         }
         stream.synchronize();
     });

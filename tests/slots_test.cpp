@@ -397,7 +397,7 @@ TEST_CASE(
     blocked_copies.synchronize();
 }
 
-TEST_CASE("slots: asking for a batch while holding every slot is an error, except at the end") {
+TEST_CASE("slots: asking for a batch while every slot is leased is an error, except at the end") {
     const device device = device::host();
     const auto pool = make_pool(device, {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
     const stream copies(device);

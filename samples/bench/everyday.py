@@ -57,7 +57,7 @@ def cells_of_gpu():
     yield Cell("256K+label, sequential by 37", "cuda", 256 * KIB, 37, "sequential", labels=1)
     yield Cell("256K+label, windowed", "cuda", 256 * KIB, 64, "windowed", labels=1)
     yield Cell("256K+label, legacy stream", "cuda", 256 * KIB, 64, labels=1, flags=("--legacy",))
-    yield Cell("256K+label, 3 batches held", "cuda", 256 * KIB, 64, labels=1, flags=("--held", "3"))
+    yield Cell("256K+label, 3 batches leased", "cuda", 256 * KIB, 64, labels=1, flags=("--leased", "3"))
     yield Cell("1M by 16", "cuda", MIB, 16)
     yield Cell("147K+label", "cuda", 147 * KIB, 256, labels=1)
     yield Cell("64K", "cuda", 64 * KIB, 256)

@@ -1,12 +1,12 @@
 // take_batches FILE[:NAME]... [--device D] [--batch N] [--order O] [--epochs N] [--threads N] [--route R]
-//              [--held N] [--digest] [--legacy] [--stack]
+//              [--leased N] [--digest] [--legacy] [--stack]
 //
 // A consumer that only takes batches, as a training loop does; everyday.py times it. Prints one JSON object:
 // seconds and CPU seconds of each epoch, rows and batches of an epoch, bytes of a sample, the route, the
 // transfer and reason of each array, and the verdict.
 //
-// --digest reads every batch on the device, and prints the digest of all. --held N keeps N batches leased at
-// a time. --legacy consumes on CUDA's legacy default stream.
+// --digest reads every batch on the device, and prints the digest of all. --leased N keeps N batches leased
+// at a time. --legacy consumes on CUDA's legacy default stream.
 
 #include <sys/resource.h>
 
@@ -28,7 +28,7 @@ struct settings {
     std::vector<std::string> files;
     pinflow::loader_options options;
     pinflow::open_options opening;
-    std::size_t held = 0;
+    std::size_t leased = 0;
     bool digest = false;
     bool legacy = false;
 };
@@ -69,8 +69,8 @@ settings parse(int argc, char** argv) {
             parsed.options.threads = static_cast<unsigned>(std::stoul(value()));
         } else if (flag == "--route") {
             parsed.options.route = route_named(value());
-        } else if (flag == "--held") {
-            parsed.held = std::stoul(value());
+        } else if (flag == "--leased") {
+            parsed.leased = std::stoul(value());
         } else if (flag == "--digest") {
             parsed.digest = true;
         } else if (flag == "--legacy") {
@@ -134,7 +134,7 @@ void consume(const settings& what) {
 
     std::vector<double> seconds;
     std::vector<double> cpu;
-    std::deque<pinflow::batch> held;
+    std::deque<pinflow::batch> leased;
     auto start = clock::now();
     double cpu_start = cpu_seconds();
     for (;;) {
@@ -143,8 +143,8 @@ void consume(const settings& what) {
         if (!batch) break;
         if (digest) digest->add_async(*batch, stream);
         const bool last = batch->last_of_epoch();
-        held.push_back(std::move(*batch));
-        if (held.size() > what.held) held.pop_front();
+        leased.push_back(std::move(*batch));
+        if (leased.size() > what.leased) leased.pop_front();
         if (!last) continue;
         if (!on_host || digest) stream.synchronize();
         seconds.push_back(seconds_since(start));
@@ -152,7 +152,7 @@ void consume(const settings& what) {
         start = clock::now();
         cpu_start = cpu_seconds();
     }
-    held.clear();
+    leased.clear();
 
     const pinflow::loader_report report = loader.report();
     std::uint64_t sample_bytes = 0;

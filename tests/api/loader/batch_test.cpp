@@ -86,39 +86,39 @@ TEST_CASE("batch: a slot also waits for streams named with used_on" * blocks_cop
     });
 }
 
-TEST_CASE("batch: next throws if the caller holds every slot, and works after a release") {
+TEST_CASE("batch: next throws if every slot is leased, and works after a release") {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(100)}, {.device = device, .batch_rows = 10, .slots = 3});
         const stream stream(device);
-        std::vector<batch> held;
+        std::vector<batch> leased;
         for (int i = 0; i < 3; ++i) {
-            held.push_back(*loader.next(stream));
+            leased.push_back(*loader.next(stream));
         }
         CHECK_THROWS_AS(loader.next(stream), all_slots_leased);
         CHECK_THROWS_AS(loader.next(), all_slots_leased);
-        for (const batch& batch : held) {
+        for (const batch& batch : leased) {
             CHECK(holds_its_rows(batch, stream));
         }
-        held.erase(held.begin());
+        leased.erase(leased.begin());
         const auto next = loader.next(stream);
         REQUIRE(next);
         CHECK(next->index() == 3);
     });
 }
 
-TEST_CASE("batch: a consumer that holds every slot gets the end, too") {
+TEST_CASE("batch: a consumer that leases every slot gets the end, too") {
     on_each_device([](const device& device) {
         loader loader({numbered_rows(30)}, {.device = device, .batch_rows = 10, .slots = 3});
         const stream stream(device);
-        std::vector<batch> held;
+        std::vector<batch> leased;
         for (int i = 0; i < 3; ++i) {
             auto batch = i == 1 ? loader.next() : loader.next(stream);
             REQUIRE(batch);
-            held.push_back(std::move(*batch));
+            leased.push_back(std::move(*batch));
         }
         CHECK_FALSE(loader.next().has_value());
         CHECK_FALSE(loader.next(stream).has_value());
-        for (const batch& batch : held) {
+        for (const batch& batch : leased) {
             CHECK(holds_its_rows(batch, stream));
         }
     });

@@ -178,20 +178,20 @@ TEST_CASE("errors: a source that says it has changed ends the loader, without an
     });
 }
 
-TEST_CASE("errors: held batches stay intact after an error") {
+TEST_CASE("errors: leased batches stay intact after an error") {
     for_routes_of_own_rows([](const loader_options& options) {
         const stream stream(options.device);
-        std::vector<batch> held;
+        std::vector<batch> leased;
         {
             loader loader({std::make_shared<broken_rows>(35)}, options);
             for (int i = 0; i < 3; ++i) {
                 auto batch = loader.next(stream);
                 REQUIRE(batch);
-                held.push_back(std::move(*batch));
+                leased.push_back(std::move(*batch));
             }
             CHECK_THROWS_AS(static_cast<void>(loader.next(stream)), own_error);
         }
-        for (const batch& batch : held)
+        for (const batch& batch : leased)
             CHECK(holds_its_rows(batch, stream));
     });
 }
@@ -212,7 +212,7 @@ TEST_CASE("errors: a loader may end at any moment, and batches that were taken o
         const int loader_count = sanitized || device.kind() != device_kind::host ? 60 : 300;
         for (int i = 0; i < loader_count; ++i) {
             CAPTURE(i);
-            std::vector<batch> held;
+            std::vector<batch> leased;
             {
                 loader loader({random() % 4 == 0 ? large : small},
                               {.device = device,
@@ -225,10 +225,10 @@ TEST_CASE("errors: a loader may end at any moment, and batches that were taken o
                 for (std::uint64_t taken = random() % 12; taken > 0; --taken) {
                     auto batch = random() % 3 == 0 ? loader.next() : loader.next(stream);
                     REQUIRE(batch);
-                    if (held.empty() && random() % 3 == 0) held.push_back(std::move(*batch));
+                    if (leased.empty() && random() % 3 == 0) leased.push_back(std::move(*batch));
                 }
             }
-            for (const batch& batch : held)
+            for (const batch& batch : leased)
                 CHECK(holds_its_rows(batch, stream));
         }
     });

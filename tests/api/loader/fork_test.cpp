@@ -18,7 +18,7 @@ using namespace pinflow;
 namespace {
 
 /// Runs in a forked child. @return 0, or the number of the failed step.
-int use_in_child(std::unique_ptr<loader>& parents, std::optional<batch>& held, const stream& stream,
+int use_in_child(std::unique_ptr<loader>& parents, std::optional<batch>& leased, const stream& stream,
                  const array& rows) {
     const auto refused = [](auto function) {
         try {
@@ -33,13 +33,13 @@ int use_in_child(std::unique_ptr<loader>& parents, std::optional<batch>& held, c
     if (!refused([&] { parents->next(); })) return 1;
     if (!refused([&] { parents->next(stream); })) return 2;
     if (!refused([&] { static_cast<void>(parents->state()); })) return 5;
-    if (!refused([&] { static_cast<void>(held->state()); })) return 6;
+    if (!refused([&] { static_cast<void>(leased->state()); })) return 6;
     if (stream.device().kind() == device_kind::cuda) {
         // no call reaches CUDA, where it might hang
         if (!refused([&] { stream.synchronize(); })) return 3;
         if (!refused([&] { loader({rows}, {.device = stream.device()}); })) return 4;
     }
-    held.reset();
+    leased.reset();
     parents.reset();
     return 0;
 }
@@ -62,8 +62,8 @@ TEST_CASE("loader: a forked child is refused and exits, and the parent continues
                                                                    .epochs = 3,
                                                                    .slots = 3,
                                                                    .pin_budget_bytes = generous_pin_budget});
-            auto held = parents->next(stream);
-            REQUIRE(held);
+            auto leased = parents->next(stream);
+            REQUIRE(leased);
             int parent_lives[2] = {-1, -1};
             REQUIRE(::pipe(parent_lives) == 0);
             const ::pid_t child = ::fork();
@@ -71,14 +71,14 @@ TEST_CASE("loader: a forked child is refused and exits, and the parent continues
             if (child == 0) {
                 ::alarm(60);  // a call that hangs ends the process, and fails the test
                 ::close(parent_lives[1]);
-                const int wrong_step = use_in_child(parents, held, stream, rows);
+                const int wrong_step = use_in_child(parents, leased, stream, rows);
                 char nothing = 0;
                 [[maybe_unused]] const auto end = ::read(parent_lives[0], &nothing, 1);  // the parent is done
                 ::_exit(wrong_step);
             }
             ::close(parent_lives[0]);
-            CHECK(holds_its_rows(*held, stream));
-            held.reset();
+            CHECK(holds_its_rows(*leased, stream));
+            leased.reset();
             std::uint64_t seen = 0;
             // fork makes private pages copy-on-write: locked pages must stay with the parent
             while (const auto batch = parents->next(stream)) {

@@ -56,29 +56,29 @@ void for_every_route(Body body) {
 
 }  // namespace
 
-TEST_CASE("leases: any number of held batches stays intact") {
+TEST_CASE("leases: any number of leased batches stays intact") {
     for_every_route([](const known_sample& sample, const device& device, order order, route route) {
         constexpr unsigned slots = 5;
-        for (const std::size_t held_count : {1U, 3U, slots - 1, slots}) {
-            CAPTURE(held_count);
+        for (const std::size_t leased_count : {1U, 3U, slots - 1, slots}) {
+            CAPTURE(leased_count);
             loader loader(sources_of(sample), options_with_slots(device, order, route, slots));
             const stream stream(device);
-            std::deque<batch> held;
+            std::deque<batch> leased;
             std::uint64_t batches = 0;
             for (;;) {
-                if (held.size() == held_count) {
-                    CHECK(holds_rows_of(sample, held.front(), stream));
-                    if (held_count == slots && batches < batch_count)
+                if (leased.size() == leased_count) {
+                    CHECK(holds_rows_of(sample, leased.front(), stream));
+                    if (leased_count == slots && batches < batch_count)
                         CHECK_THROWS_AS(loader.next(stream), all_slots_leased);
-                    held.pop_front();
+                    leased.pop_front();
                 }
                 auto batch = loader.next(stream);
                 if (!batch) break;
                 CHECK(batch->index() == batches);
-                held.push_back(std::move(*batch));
+                leased.push_back(std::move(*batch));
                 ++batches;
             }
-            for (const batch& batch : held)
+            for (const batch& batch : leased)
                 CHECK(holds_rows_of(sample, batch, stream));
             CHECK(batches == batch_count);
         }
@@ -93,20 +93,20 @@ TEST_CASE("leases: batches may be released in any order") {
         options.epochs = 3;
         loader loader(sources_of(sample), options);
         const stream stream(device);
-        std::vector<batch> held;
+        std::vector<batch> leased;
         std::uint64_t batches = 0;
         for (;;) {
-            while (!held.empty() && (held.size() == slots || random() % 3 == 0)) {
-                const auto chosen = held.begin() + static_cast<std::ptrdiff_t>(random() % held.size());
+            while (!leased.empty() && (leased.size() == slots || random() % 3 == 0)) {
+                const auto chosen = leased.begin() + static_cast<std::ptrdiff_t>(random() % leased.size());
                 CHECK(holds_rows_of(sample, *chosen, stream));
                 if (random() % 2 == 0) chosen->release();
-                held.erase(chosen);
+                leased.erase(chosen);
             }
             auto batch = loader.next(stream);
             if (!batch) break;
             CHECK(batch->epoch() == batches / batch_count);
             CHECK(batch->index() == batches % batch_count);
-            held.push_back(std::move(*batch));
+            leased.push_back(std::move(*batch));
             ++batches;
         }
         CHECK(batches == 3 * batch_count);
@@ -202,14 +202,15 @@ TEST_CASE("leases: consumers with a stream and without one take turns") {
     });
 }
 
-TEST_CASE("leases: several threads hold and release batches in any order, and share all of them") {
+TEST_CASE("leases: several threads lease and release batches in any order, and share all of them") {
     for_every_route([](const known_sample& sample, const device& device, order order, route route) {
         constexpr std::uint64_t epochs = 3;
         constexpr unsigned thread_count = 4;
-        // each thread holds one batch less than its share of the slots, so that no thread finds all slots
+        // each thread leases one batch less than its share of the slots, so that no thread finds all slots
         // taken
-        constexpr unsigned held_by_each = 2;
-        loader_options options = options_with_slots(device, order, route, thread_count * (held_by_each + 1));
+        constexpr unsigned leased_by_each = 2;
+        loader_options options =
+            options_with_slots(device, order, route, thread_count * (leased_by_each + 1));
         options.epochs = epochs;
         loader loader(sources_of(sample), options);
         std::mutex mutex;
@@ -220,7 +221,7 @@ TEST_CASE("leases: several threads hold and release batches in any order, and sh
             threads.emplace_back([&, number] {
                 std::mt19937_64 random(number);
                 const stream stream(device);
-                std::vector<batch> held;
+                std::vector<batch> leased;
                 for (;;) {
                     auto batch = random() % 4 == 0 ? loader.next() : loader.next(stream);
                     if (!batch) break;
@@ -228,15 +229,16 @@ TEST_CASE("leases: several threads hold and release batches in any order, and sh
                         const std::lock_guard lock(mutex);
                         seen.push_back(batch->epoch() * batch_count + batch->index());
                     }
-                    held.push_back(std::move(*batch));
-                    if (held.size() <= held_by_each) continue;
-                    const auto chosen = held.begin() + static_cast<std::ptrdiff_t>(random() % held.size());
+                    leased.push_back(std::move(*batch));
+                    if (leased.size() <= leased_by_each) continue;
+                    const auto chosen =
+                        leased.begin() + static_cast<std::ptrdiff_t>(random() % leased.size());
                     const bool holds = holds_rows_of(sample, *chosen, stream);
-                    held.erase(chosen);
+                    leased.erase(chosen);
                     const std::lock_guard lock(mutex);
                     right = right && holds;
                 }
-                for (const batch& batch : held) {
+                for (const batch& batch : leased) {
                     const bool holds = holds_rows_of(sample, batch, stream);
                     const std::lock_guard lock(mutex);
                     right = right && holds;
