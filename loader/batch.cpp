@@ -45,15 +45,15 @@ std::span<const std::uint64_t> batch::row_ids() const noexcept {
 }
 
 std::uint64_t batch::epoch() const noexcept {
-    return lease_ ? lease_->leased_slot().step.epoch : 0;
+    return lease_ ? lease_->leased_slot().scheduled.epoch : 0;
 }
 
 std::uint64_t batch::index() const noexcept {
-    return lease_ ? lease_->leased_slot().step.index : 0;
+    return lease_ ? lease_->leased_slot().scheduled.index : 0;
 }
 
 bool batch::last_of_epoch() const noexcept {
-    return lease_ && lease_->leased_slot().step.last_of_epoch;
+    return lease_ && lease_->leased_slot().scheduled.last_of_epoch;
 }
 
 loader_state batch::state() const {

@@ -91,28 +91,28 @@ schedule::epoch_steps schedule::steps_from(std::uint64_t position) const noexcep
     return steps;
 }
 
-step schedule::at(std::uint64_t number) const noexcept {
+rank_batch schedule::at(std::uint64_t number) const noexcept {
     const bool in_first = number < first_epoch_.batch_count;
     const epoch_steps& steps = in_first ? first_epoch_ : whole_epoch_;
-    step step;
-    step.epoch = terms_.start.epoch;
+    rank_batch batch;
+    batch.epoch = terms_.start.epoch;
     std::uint64_t index = number;
     if (!in_first) {
         index -= first_epoch_.batch_count;
-        step.epoch += 1 + index / steps.batch_count;
+        batch.epoch += 1 + index / steps.batch_count;
         index %= steps.batch_count;
     }
-    step.index = index + (step_rows_ == 0 ? 0 : steps.first_position / step_rows_);
-    step.begin = {step.epoch, steps.first_position + index * step_rows_};
-    step.last_of_epoch = index + 1 == steps.batch_count;
+    batch.index = index + (step_rows_ == 0 ? 0 : steps.first_position / step_rows_);
+    batch.begin = {batch.epoch, steps.first_position + index * step_rows_};
+    batch.last_of_epoch = index + 1 == steps.batch_count;
     const bool full = index < steps.full_count;
-    step.position = step.begin.position + (full ? terms_.shard.rank * terms_.batch_rows : steps.tail_begin);
-    step.row_count = full ? terms_.batch_rows : steps.tail_rows;
+    batch.position = batch.begin.position + (full ? terms_.shard.rank * terms_.batch_rows : steps.tail_begin);
+    batch.row_count = full ? terms_.batch_rows : steps.tail_rows;
     // an epoch ends with its last step, even if a dropped tail leaves rows
     const bool more_steps = full && (index + 1 < steps.full_count || steps.tail_count > 0);
-    step.end = more_steps ? epoch_position{step.epoch, step.begin.position + step_rows_}
-                          : epoch_position{step.epoch + 1, 0};
-    return step;
+    batch.end = more_steps ? epoch_position{batch.epoch, batch.begin.position + step_rows_}
+                           : epoch_position{batch.epoch + 1, 0};
+    return batch;
 }
 
 }  // namespace pinflow::detail

@@ -16,17 +16,18 @@ struct epoch_position {
     friend auto operator<=>(const epoch_position&, const epoch_position&) = default;
 };
 
-/// One batch of a rank, as the positions that it takes.
-struct step {
+/// The part of one step that one rank delivers as a batch. A step is one batch of every rank.
+struct rank_batch {
     std::uint64_t epoch = 0;
-    std::uint64_t index = 0;     ///< of the step, if the whole epoch consisted of such steps
+    /// Index of the step in the epoch, counted as if the epoch began at position 0 with steps of this size.
+    std::uint64_t index = 0;
     std::uint64_t position = 0;  ///< the first of its rows
     std::uint64_t row_count = 0;
     epoch_position begin;        ///< the first position of the step, over all ranks
     epoch_position end;          ///< the first position that no rank has taken after this step
     bool last_of_epoch = false;  ///< for this rank
 
-    friend bool operator==(const step&, const step&) = default;
+    friend bool operator==(const rank_batch&, const rank_batch&) = default;
 };
 
 /// The parameters of a schedule.
@@ -59,7 +60,7 @@ class schedule {
     /// The position after all of these batches, of all ranks.
     const epoch_position& end() const noexcept { return end_; }
     /// Batch `number`, which must be below `batch_count()`.
-    step at(std::uint64_t number) const noexcept;
+    rank_batch at(std::uint64_t number) const noexcept;
 
  private:
     /// The steps of an epoch, beginning at a position.

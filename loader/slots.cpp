@@ -333,7 +333,7 @@ slot* slot_pool::lease(bool with_data) {
         statistics_.rows += next->row_ids.size();
         statistics_.ready += ready_before;
         statistics_.max_ready = std::max(statistics_.max_ready, ready_before);
-        statistics_.reached = std::max(statistics_.reached, std::optional(next->step.end));
+        statistics_.reached = std::max(statistics_.reached, std::optional(next->scheduled.end));
         // time in which the loader waits for the consumer's streams is the consumer's own
         const auto after = times_.now();
         const std::chrono::nanoseconds waited = after.at - before.at - data_wait;
@@ -390,7 +390,7 @@ slot_pool::statistics slot_pool::collected() const {
     result.consumer_wait = times_.consumer_wait(until);
     // slots delivered again come before slots leased after them
     if (!ready_.empty()) {
-        result.reached = std::min(result.reached, std::optional(ready_.front()->step.begin));
+        result.reached = std::min(result.reached, std::optional(ready_.front()->scheduled.begin));
     }
     result.wall = times_.wall(until);
     return result;
@@ -450,7 +450,7 @@ loader_state slot_lease::state() const {
         throw device_error(
             "the state of a batch cannot be asked for in a forked process: its loader is the parent's");
     }
-    return origin_->state_at(slot_->step.end);
+    return origin_->state_at(slot_->scheduled.end);
 }
 
 }  // namespace pinflow::detail

@@ -45,7 +45,7 @@ struct slot {
     // the current batch
     std::vector<std::uint64_t> row_ids;
     std::vector<array_view> arrays;
-    detail::step step;
+    rank_batch scheduled;      ///< its positions in the order
     std::uint64_t number = 0;  ///< number of the batch, over all epochs
     bool last = false;         ///< the last batch of the loader
     batch_times times;

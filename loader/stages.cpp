@@ -114,7 +114,7 @@ slot_group* stages::sample(std::size_t count) {
     }
     for (slot* const each : group->slots) {
         each->number = next_batch_++;
-        each->step = what_.order.at(each->number);
+        each->scheduled = what_.order.at(each->number);
         each->last = each->number + 1 == what_.order.batch_count();
         begin_read(*each);
         run(stage::sample, *each, [&] { begin_batch(*each); });
@@ -152,7 +152,7 @@ void stages::run(stage where, slot& slot, Work work) noexcept {
 }
 
 void stages::begin_batch(slot& slot) const {
-    const std::uint64_t rows = slot.step.row_count;
+    const std::uint64_t rows = slot.scheduled.row_count;
     try {
         slot.row_ids.resize(rows);
     } catch (const std::exception&) {
@@ -180,7 +180,7 @@ void stages::sample_rows(slot_group& group) const {
     const auto before = clock::now();
     std::mutex errors;
     const auto write = [&](const piece& part) {
-        const detail::step& taken = part.sampled->step;
+        const rank_batch& taken = part.sampled->scheduled;
         try {
             what_.sampler.rows_at(
                 taken.epoch, taken.position + part.begin,
@@ -322,17 +322,17 @@ void stages::check_files(slot_group& group) {
 
 void stages::begin_read(const slot& slot) {
     const std::lock_guard lock(mutex_);
-    if (reads_.empty() || reads_.back().epoch != slot.step.epoch)
-        reads_.push_back({.epoch = slot.step.epoch});
+    if (reads_.empty() || reads_.back().epoch != slot.scheduled.epoch)
+        reads_.push_back({.epoch = slot.scheduled.epoch});
     ++reads_.back().batch_count;
-    reads_.back().all_sampled = slot.step.last_of_epoch || slot.last;
+    reads_.back().all_sampled = slot.scheduled.last_of_epoch || slot.last;
 }
 
 std::vector<slot*> stages::end_reads(slot_group& group) {
     std::vector<slot*> last;
     const std::lock_guard lock(mutex_);
     for (slot* const each : group.slots) {
-        const auto reads = std::ranges::find(reads_, each->step.epoch, &epoch_reads::epoch);
+        const auto reads = std::ranges::find(reads_, each->scheduled.epoch, &epoch_reads::epoch);
         if (--reads->batch_count > 0 || !reads->all_sampled) continue;
         reads_.erase(reads);
         last.push_back(each);

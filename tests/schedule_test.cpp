@@ -16,40 +16,40 @@
 
 using namespace pinflow;
 using detail::epoch_position;
+using detail::rank_batch;
 using detail::schedule;
 using detail::schedule_terms;
-using detail::step;
 
 namespace {
 
-std::vector<step> steps_of(const schedule& schedule) {
-    std::vector<step> steps;
+std::vector<rank_batch> batches_of(const schedule& schedule) {
+    std::vector<rank_batch> batches;
     for (std::uint64_t number = 0; number < schedule.batch_count(); ++number)
-        steps.push_back(schedule.at(number));
-    return steps;
+        batches.push_back(schedule.at(number));
+    return batches;
 }
 
-/// The steps of all ranks; `terms.shard` says how many these are.
-std::vector<std::vector<step>> steps_of_ranks(schedule_terms terms) {
-    std::vector<std::vector<step>> ranks;
+/// The batches of all ranks. `terms.shard.world` is the number of ranks.
+std::vector<std::vector<rank_batch>> batches_of_ranks(schedule_terms terms) {
+    std::vector<std::vector<rank_batch>> ranks;
     for (terms.shard.rank = 0; terms.shard.rank < terms.shard.world; ++terms.shard.rank)
-        ranks.push_back(steps_of(schedule(terms)));
+        ranks.push_back(batches_of(schedule(terms)));
     return ranks;
 }
 
 /// How often each position of each epoch is taken.
 using counts = std::map<std::pair<std::uint64_t, std::uint64_t>, unsigned>;
 
-void add(counts& taken, const step& step) {
-    for (std::uint64_t i = 0; i < step.row_count; ++i)
-        ++taken[{step.epoch, step.position + i}];
+void add(counts& taken, const rank_batch& batch) {
+    for (std::uint64_t i = 0; i < batch.row_count; ++i)
+        ++taken[{batch.epoch, batch.position + i}];
 }
 
-counts taken_by(const std::vector<std::vector<step>>& ranks) {
+counts taken_by(const std::vector<std::vector<rank_batch>>& ranks) {
     counts taken;
     for (const auto& rank : ranks) {
-        for (const step& step : rank)
-            add(taken, step);
+        for (const rank_batch& batch : rank)
+            add(taken, batch);
     }
     return taken;
 }
@@ -96,29 +96,30 @@ TEST_CASE("schedule: the ranks take every position once, in batches that are no 
     for (int i = 0; i < draws; ++i) {
         const schedule_terms terms = draw(random);
         INFO(spelled(terms));
-        const auto ranks = steps_of_ranks(terms);
+        const auto ranks = batches_of_ranks(terms);
         CHECK(taken_by(ranks) == all_from(terms.start, terms.position_count, terms.epochs));
         for (const auto& rank : ranks) {
-            CHECK(std::ranges::all_of(rank, [&](const step& step) {
-                return step.row_count > 0 && step.row_count <= terms.batch_rows;
+            CHECK(std::ranges::all_of(rank, [&](const rank_batch& batch) {
+                return batch.row_count > 0 && batch.row_count <= terms.batch_rows;
             }));
         }
     }
 }
 
-TEST_CASE("schedule: a step is [(sW+r)B, (sW+r+1)B), and the tail [T*r/W, T*(r+1)/W) of what is left") {
+TEST_CASE("schedule: a batch is [(sW+r)B, (sW+r+1)B) in step s, and [T*r/W, T*(r+1)/W) of the tail") {
     // 23 = 2 steps of 3 ranks with 3 each, and 5 that are split as 1, 2, 2
-    const auto ranks = steps_of_ranks({.position_count = 23, .batch_rows = 3, .shard = {0, 3}, .epochs = 2});
+    const auto ranks =
+        batches_of_ranks({.position_count = 23, .batch_rows = 3, .shard = {0, 3}, .epochs = 2});
     const std::array<std::vector<std::pair<std::uint64_t, std::uint64_t>>, 3> expected{
         {{{0, 3}, {9, 3}, {18, 1}}, {{3, 3}, {12, 3}, {19, 2}}, {{6, 3}, {15, 3}, {21, 2}}}};
     for (std::size_t rank = 0; rank < 3; ++rank) {
         REQUIRE(ranks[rank].size() == 6);
         for (std::size_t i = 0; i < 6; ++i) {
-            const step& step = ranks[rank][i];
-            CHECK(std::pair(step.position, step.row_count) == expected[rank][i % 3]);
-            CHECK(step.epoch == i / 3);
-            CHECK(step.index == i % 3);
-            CHECK(step.last_of_epoch == (i % 3 == 2));
+            const rank_batch& batch = ranks[rank][i];
+            CHECK(std::pair(batch.position, batch.row_count) == expected[rank][i % 3]);
+            CHECK(batch.epoch == i / 3);
+            CHECK(batch.index == i % 3);
+            CHECK(batch.last_of_epoch == (i % 3 == 2));
         }
         CHECK(ranks[rank][0].end == epoch_position{0, 9});
         CHECK(ranks[rank][1].end == epoch_position{0, 18});
@@ -126,7 +127,7 @@ TEST_CASE("schedule: a step is [(sW+r)B, (sW+r+1)B), and the tail [T*r/W, T*(r+1
         CHECK(ranks[rank][5].end == epoch_position{2, 0});
     }
     // two positions for three ranks: the first one has no batch
-    const auto few = steps_of_ranks({.position_count = 2, .batch_rows = 3, .shard = {0, 3}});
+    const auto few = batches_of_ranks({.position_count = 2, .batch_rows = 3, .shard = {0, 3}});
     CHECK(few[0].empty());
     CHECK(few[1].size() == 1);
     CHECK(few[2].size() == 1);
@@ -143,11 +144,11 @@ TEST_CASE("schedule: a dropped tail leaves full batches, equally many for each r
             (terms.position_count - terms.start.position) / step_rows;  // steps in the epoch it starts in
         const std::uint64_t steps =
             first_epoch + (terms.epochs - terms.start.epoch - 1) * (terms.position_count / step_rows);
-        const auto ranks = steps_of_ranks(terms);
+        const auto ranks = batches_of_ranks(terms);
         for (const auto& rank : ranks) {
             CHECK(rank.size() == steps);
-            CHECK(std::ranges::all_of(rank,
-                                      [&](const step& step) { return step.row_count == terms.batch_rows; }));
+            CHECK(std::ranges::all_of(
+                rank, [&](const rank_batch& batch) { return batch.row_count == terms.batch_rows; }));
             if (!rank.empty()) CHECK(rank.back().end.position == 0);  // nobody continues with the tail
         }
         const counts taken = taken_by(ranks);
@@ -162,16 +163,16 @@ TEST_CASE("schedule: ranks agree on where a step ends, and the next one begins t
         const schedule_terms terms = draw(random);
         INFO(spelled(terms));
         std::map<std::pair<std::uint64_t, std::uint64_t>, epoch_position> ends;  // by where the step begins
-        for (const auto& rank : steps_of_ranks(terms)) {
-            const step* before = nullptr;
-            for (const step& step : rank) {
+        for (const auto& rank : batches_of_ranks(terms)) {
+            const rank_batch* before = nullptr;
+            for (const rank_batch& batch : rank) {
                 const auto [found, is_new] =
-                    ends.try_emplace({step.begin.epoch, step.begin.position}, step.end);
-                CHECK(found->second == step.end);
+                    ends.try_emplace({batch.begin.epoch, batch.begin.position}, batch.end);
+                CHECK(found->second == batch.end);
                 // a rank has no part in the last step of an epoch, at most
-                if (before != nullptr && before->epoch == step.epoch) CHECK(before->end == step.begin);
-                if (before != nullptr && before->epoch != step.epoch) CHECK(before->last_of_epoch);
-                before = &step;
+                if (before != nullptr && before->epoch == batch.epoch) CHECK(before->end == batch.begin);
+                if (before != nullptr && before->epoch != batch.epoch) CHECK(before->last_of_epoch);
+                before = &batch;
             }
         }
     }
@@ -181,14 +182,14 @@ TEST_CASE("schedule: after any interruption, what is left comes once, at any wor
     std::mt19937_64 random(4);
     for (int i = 0; i < draws; ++i) {
         const schedule_terms terms = draw(random);
-        const auto ranks = steps_of_ranks(terms);
+        const auto ranks = batches_of_ranks(terms);
         const auto& some_rank = ranks[random() % ranks.size()];
         if (some_rank.empty()) continue;
         const epoch_position stop = some_rank[random() % some_rank.size()].end;
         counts taken;
         for (const auto& rank : ranks) {
-            for (const step& step : rank) {
-                if (!is_before(stop, step.end)) add(taken, step);
+            for (const rank_batch& batch : rank) {
+                if (!is_before(stop, batch.end)) add(taken, batch);
             }
         }
         schedule_terms other = draw(random);
@@ -196,9 +197,9 @@ TEST_CASE("schedule: after any interruption, what is left comes once, at any wor
         other.epochs = terms.epochs;
         other.start = stop;
         INFO(spelled(terms) << ", then " << spelled(other));
-        for (const auto& rank : steps_of_ranks(other)) {
-            for (const step& step : rank)
-                add(taken, step);
+        for (const auto& rank : batches_of_ranks(other)) {
+            for (const rank_batch& batch : rank)
+                add(taken, batch);
         }
         CHECK(taken == all_from(terms.start, terms.position_count, terms.epochs));
     }
@@ -212,12 +213,12 @@ TEST_CASE("schedule: after any interruption, the same batches come at the same s
         if (random() % 3 == 0) terms.tail = tail::drop;
         terms.shard.rank = static_cast<unsigned>(random() % terms.shard.world);
         INFO(spelled(terms) << ", rank " << terms.shard.rank);
-        const auto whole = steps_of(schedule(terms));
+        const auto whole = batches_of(schedule(terms));
         for (std::size_t done = 0; done < whole.size(); ++done) {
             schedule_terms rest = terms;
             rest.start = whole[done].end;
-            const auto steps = steps_of(schedule(rest));
-            CHECK(std::ranges::equal(steps, std::span(whole).subspan(done + 1)));
+            const auto batches = batches_of(schedule(rest));
+            CHECK(std::ranges::equal(batches, std::span(whole).subspan(done + 1)));
         }
     }
 }
@@ -228,12 +229,12 @@ TEST_CASE(
     for (int i = 0; i < draws; ++i) {
         schedule_terms terms = draw(random);
         if (random() % 3 == 0) terms.tail = tail::drop;
-        const auto ranks = steps_of_ranks(terms);
+        const auto ranks = batches_of_ranks(terms);
         std::map<std::pair<std::uint64_t, std::uint64_t>, epoch_position>
             ends;  // of every step, in their order
         for (const auto& rank : ranks) {
-            for (const step& step : rank)
-                ends.emplace(std::pair(step.begin.epoch, step.begin.position), step.end);
+            for (const rank_batch& batch : rank)
+                ends.emplace(std::pair(batch.begin.epoch, batch.begin.position), batch.end);
         }
         const std::uint64_t count = 1 + random() % (ends.size() + 3);
         INFO(spelled(terms) << ", " << count << " steps");
@@ -248,14 +249,14 @@ TEST_CASE(
             terms.shard.rank = static_cast<unsigned>(rank);
             const schedule limited(terms);
             CHECK(limited.end() == end);
-            std::vector<step> expected;
+            std::vector<rank_batch> expected;
             std::uint64_t rows = 0;
-            for (const step& step : ranks[rank]) {
-                if (is_before(end, step.end)) break;
-                expected.push_back(step);
-                rows += step.row_count;
+            for (const rank_batch& batch : ranks[rank]) {
+                if (is_before(end, batch.end)) break;
+                expected.push_back(batch);
+                rows += batch.row_count;
             }
-            CHECK(steps_of(limited) == expected);
+            CHECK(batches_of(limited) == expected);
             CHECK(limited.row_count() == rows);
         }
     }
@@ -271,9 +272,9 @@ TEST_CASE("schedule: counts its batches and rows") {
         const schedule schedule(terms);
         std::uint64_t rows = 0;
         std::uint64_t last_epoch_batches = 0;
-        for (const step& step : steps_of(schedule)) {
-            rows += step.row_count;
-            if (step.epoch + 1 == terms.epochs) ++last_epoch_batches;
+        for (const rank_batch& batch : batches_of(schedule)) {
+            rows += batch.row_count;
+            if (batch.epoch + 1 == terms.epochs) ++last_epoch_batches;
         }
         CHECK(schedule.row_count() == rows);
         if (terms.start.epoch + 1 < terms.epochs) CHECK(schedule.batches_per_epoch() == last_epoch_batches);
@@ -307,8 +308,8 @@ TEST_CASE("schedule: is right for numbers that need all of 64 bits") {
                 {.position_count = position_count, .batch_rows = batch_rows, .shard = {rank, world}});
             const schedule next(
                 {.position_count = position_count, .batch_rows = batch_rows, .shard = {rank + 1, world}});
-            const step tail = one.at(one.batch_count() - 1);
-            const step next_tail = next.at(next.batch_count() - 1);
+            const rank_batch tail = one.at(one.batch_count() - 1);
+            const rank_batch next_tail = next.at(next.batch_count() - 1);
             CHECK(tail.position + tail.row_count == next_tail.position);
             CHECK(tail.end == epoch_position{1, 0});
             if (rank == 0) CHECK(tail.position == tail.begin.position);

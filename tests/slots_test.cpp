@@ -51,7 +51,7 @@ slot& fill(slot_pool& pool, const stream& stream, std::uint64_t number, bool las
     taken->number = number;
     taken->last = last;
     taken->row_ids = {number};
-    taken->step = {.position = number, .row_count = 1, .begin = {0, number}, .end = {0, number + 1}};
+    taken->scheduled = {.position = number, .row_count = 1, .begin = {0, number}, .end = {0, number + 1}};
     const auto ready = std::make_shared<detail::ready_mark>(stream.device());
     ready->record(stream);
     taken->ready = ready;
