@@ -65,18 +65,18 @@ void stages::begin() {
         transfer->begin();
 }
 
-bool stages::step(std::size_t count) {
+bool stages::run_one(std::size_t count) {
     const auto at = [&](slot_group::stage reached) {
-        return std::ranges::find(stepped_, reached, &slot_group::reached);
+        return std::ranges::find(begun_, reached, &slot_group::reached);
     };
-    if (!stepped_.empty() && stepped_.front()->reached == slot_group::stage::filled) {
-        slot_group& oldest = *stepped_.front();
-        stepped_.erase(stepped_.begin());
+    if (!begun_.empty() && begun_.front()->reached == slot_group::stage::filled) {
+        slot_group& oldest = *begun_.front();
+        begun_.erase(begun_.begin());
         deliver(oldest);
-    } else if (const auto sampled = at(slot_group::stage::sampled); sampled != stepped_.end()) {
+    } else if (const auto sampled = at(slot_group::stage::sampled); sampled != begun_.end()) {
         fill(**sampled);
     } else if (slot_group* const group = sample(count)) {
-        stepped_.push_back(group);
+        begun_.push_back(group);
     } else {
         return false;
     }

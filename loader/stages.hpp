@@ -23,7 +23,7 @@
 namespace pinflow::detail {
 
 /// The work of a loader as a state machine: groups of slots pass the stages sample, fill and deliver. It has
-/// no threads and never waits for the consumer: one thread can step it, and several can share it.
+/// no threads and never waits for the consumer. One thread can run it, and several can share it.
 ///
 ///     free slots --sample--> row ids --fill--> rows staged, copies listed --deliver--> enqueued, announced
 ///
@@ -59,9 +59,10 @@ class stages {
     bool more_batches() const noexcept { return next_batch_ < what_.order.batch_count(); }
     std::size_t max_groups() const noexcept { return groups_.size(); }
 
-    /// Does one step, for use by one thread: delivers the oldest group if it is filled, otherwise fills the
-    /// oldest sampled group, otherwise samples. @return false if there is nothing to do.
-    bool step(std::size_t count);
+    /// Runs one stage of one group, for use by one thread: delivers the oldest group if it is filled,
+    /// otherwise fills the oldest sampled group, otherwise samples.
+    /// @return false if there is nothing to do.
+    bool run_one(std::size_t count);
 
  private:
     slot_group* take_group();
@@ -101,7 +102,7 @@ class stages {
     std::vector<epoch_reads> reads_;
     std::vector<std::unique_ptr<slot_group>> groups_;
     std::vector<slot_group*> idle_;
-    std::vector<slot_group*> stepped_;  ///< groups that `step` has begun, the oldest first
+    std::vector<slot_group*> begun_;  ///< groups that `run_one` has begun, the oldest first
 };
 
 }  // namespace pinflow::detail

@@ -15,7 +15,7 @@
 #include "src/rows/transfer_planner.hpp"
 #include "tests/support/arrays.hpp"
 
-// The loader's work, stepped by one thread: no thread of its own, no TBB pipeline.
+// The loader's stages, run by one thread: no thread of their own, no TBB pipeline.
 
 using namespace pinflow;
 using detail::slot_group;
@@ -110,7 +110,7 @@ TEST_CASE("stages: a group passes sample, fill and deliver, and is announced as 
     }
 }
 
-TEST_CASE("stages: one thread steps all batches of several epochs through, in any size of groups") {
+TEST_CASE("stages: one thread runs all batches of several epochs, in groups of any size") {
     for (const std::size_t together : {1U, 2U, 3U}) {
         CAPTURE(together);
         fixture loader({numbered_rows(95)},
@@ -119,10 +119,10 @@ TEST_CASE("stages: one thread steps all batches of several epochs through, in an
         std::vector<unsigned> seen(95, 0);
         std::uint64_t batches = 0;
         while (batches < 30) {
-            // steps until only the consumer can continue, or, at the end, one slot at a time
-            while (loader.work->step(together)) {
+            // until only the consumer can continue; at the end, one slot at a time
+            while (loader.work->run_one(together)) {
             }
-            while (loader.work->step(1)) {
+            while (loader.work->run_one(1)) {
             }
             const std::uint64_t before = batches;
             for (std::uint64_t i = 0; i < 3 && batches < 30; ++i) {
@@ -135,7 +135,7 @@ TEST_CASE("stages: one thread steps all batches of several epochs through, in an
             REQUIRE(batches > before);
         }
         CHECK_FALSE(loader.work->more_batches());
-        CHECK_FALSE(loader.work->step(together));
+        CHECK_FALSE(loader.work->run_one(together));
         CHECK(loader.pool->lease() == nullptr);
         for (const unsigned count : seen)
             CHECK(count == 3);
@@ -150,7 +150,7 @@ TEST_CASE(
             if (at == where && batch == 1) throw std::runtime_error("broken");
         });
         fixture loader({numbered_rows(40)}, {.device = device::host(), .batch_rows = 10}, 4);
-        while (loader.work->step(4)) {
+        while (loader.work->run_one(4)) {
         }
         CHECK(loader.pool->failed());
         {
@@ -160,7 +160,7 @@ TEST_CASE(
         }
         CHECK_THROWS_WITH_AS(loader.pool->lease(), "broken", std::runtime_error);
         CHECK(loader.pool->lease() == nullptr);
-        CHECK_FALSE(loader.work->step(1));  // nothing more is begun
+        CHECK_FALSE(loader.work->run_one(1));  // nothing more is begun
     }
 }
 
@@ -170,7 +170,7 @@ TEST_CASE("stages: rows that cannot be read fail their own batch of a group, and
         if (first == 20) throw data_changed("row 20 is gone");
     };
     fixture loader({rows}, {.device = device::host(), .batch_rows = 10}, 4);
-    while (loader.work->step(4)) {
+    while (loader.work->run_one(4)) {
     }
     for (int i = 0; i < 2; ++i)
         CHECK(holds_its_rows(loader.take()->leased_slot()));
