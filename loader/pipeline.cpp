@@ -235,7 +235,7 @@ loader_report loader::pipeline::report() const {
     if (on_host) report.cpu_wait += std::exchange(report.link_wait, {});
     report.consumer_wait = collected.consumer_wait;
     if (collected.batches > 0) {
-        report.mean_ready = static_cast<double>(collected.ready) / static_cast<double>(collected.batches);
+        report.mean_ready = static_cast<double>(collected.ready_sum) / static_cast<double>(collected.batches);
     }
     report.max_ready = static_cast<unsigned>(collected.max_ready);
     return report;

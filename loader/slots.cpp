@@ -32,11 +32,11 @@ std::span<const event> marks_of(const slot& slot) {
 }
 
 bool is_known_complete(const slot& slot) {
-    return slot.ready == nullptr || slot.ready->known_done();
+    return slot.data_mark == nullptr || slot.data_mark->known_done();
 }
 
 bool is_complete(const slot& slot) {
-    return slot.ready == nullptr || slot.ready->done();
+    return slot.data_mark == nullptr || slot.data_mark->done();
 }
 
 void wait_until_passed(const slot& slot) noexcept {
@@ -124,14 +124,14 @@ std::vector<slot*> slot_pool::candidates() const {
 }
 
 void slot_pool::wake_driver() noexcept {
-    if (wanted_ && (free_.size() >= *wanted_ || consumer_starves())) freed_.notify_one();
+    if (wanted_ && (free_.size() >= *wanted_ || consumer_starves())) slot_freed_.notify_one();
 }
 
-template <typename Ready>
-void slot_pool::await_consumer(std::unique_lock<std::mutex>& lock, std::size_t wanted, Ready ready) {
+template <typename Condition>
+void slot_pool::await_consumer(std::unique_lock<std::mutex>& lock, std::size_t wanted, Condition is_met) {
     times_.begin_consumer_wait();
     wanted_ = wanted;
-    freed_.wait(lock, [&] { return stopped_ || ready(); });
+    slot_freed_.wait(lock, [&] { return stopped_ || is_met(); });
     wanted_.reset();
     times_.end_consumer_wait();
 }
@@ -179,7 +179,7 @@ std::size_t slot_pool::wait_for_free(std::size_t together) {
         // slots mostly pass in this order; if another slot passes first or is returned, the next check finds
         // it
         const bool complete =
-            not_passed->ready == nullptr || not_passed->ready->synchronize_for(look_again_interval);
+            not_passed->data_mark == nullptr || not_passed->data_mark->synchronize_for(look_again_interval);
         if (complete) wait_for_marks(*not_passed);
         lock.lock();
         const auto after = times_.now();
@@ -206,7 +206,7 @@ std::vector<slot*> slot_pool::take_free(std::size_t count) {
         each->use_count = 0;
         each->has_passed = false;
         each->taken = true;
-        each->ready = nullptr;
+        each->data_mark = nullptr;
         each->error = nullptr;
         each->times = {};
     }
@@ -230,12 +230,12 @@ void slot_pool::deliver(std::span<slot* const> filled) {
                 error_ = std::exchange(each->error, nullptr);
                 free_.push_back(each);
             } else {
-                ready_.push_back(each);
+                delivered_.push_back(each);
                 finished_ = finished_ || each->last;
             }
         }
     }
-    delivered_.notify_all();
+    slot_delivered_.notify_all();
 }
 
 void slot_pool::finish(std::exception_ptr error) {
@@ -246,9 +246,9 @@ void slot_pool::finish(std::exception_ptr error) {
             failed_ = true;
             error_ = std::move(error);
         }
-        if (!ready_.empty()) times_.begin_consumer_wait();
+        if (!delivered_.empty()) times_.begin_consumer_wait();
     }
-    delivered_.notify_all();
+    slot_delivered_.notify_all();
 }
 
 void slot_pool::stop() noexcept {
@@ -256,8 +256,8 @@ void slot_pool::stop() noexcept {
         const std::lock_guard lock(mutex_);
         stopped_ = finished_ = true;
     }
-    freed_.notify_all();
-    delivered_.notify_all();
+    slot_freed_.notify_all();
+    slot_delivered_.notify_all();
 }
 
 bool slot_pool::stopped() const noexcept {
@@ -273,13 +273,13 @@ bool slot_pool::failed() const noexcept {
 // ---- the consumer's side ---------------------------------------------------------------------------------
 
 std::uint64_t slot_pool::count_ready(std::unique_lock<std::mutex>& lock) {
-    if (!awaits_data_) return ready_.size();
+    if (!awaits_data_) return delivered_.size();
     for (;;) {
         // count only up to the first incomplete batch: batches may alternate between two streams
-        while (complete_count_ < ready_.size() && is_known_complete(*ready_[complete_count_]))
+        while (complete_count_ < delivered_.size() && is_known_complete(*delivered_[complete_count_]))
             ++complete_count_;
-        if (complete_count_ == ready_.size()) return complete_count_;
-        const std::shared_ptr<const ready_mark> next = ready_[complete_count_]->ready;
+        if (complete_count_ == delivered_.size()) return complete_count_;
+        const std::shared_ptr<const data_mark> next = delivered_[complete_count_]->data_mark;
         lock.unlock();
         const bool done = next->done();
         lock.lock();
@@ -287,7 +287,7 @@ std::uint64_t slot_pool::count_ready(std::unique_lock<std::mutex>& lock) {
     }
 }
 
-std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& lock, const ready_mark& ready) {
+std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& lock, const data_mark& mark) {
     const auto before = wait_times::clock::now();
     times_.begin_data_wait(before);
     wake_driver();
@@ -298,7 +298,7 @@ std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& loc
     };
     lock.unlock();
     try {
-        ready.synchronize_for(data_look_interval);
+        mark.synchronize_for(data_look_interval);
     } catch (...) {
         lock.lock();
         stop_waiting();
@@ -317,21 +317,22 @@ slot* slot_pool::lease(bool with_data) {
     const std::uint64_t ready_before = count_ready(lock);
     std::chrono::nanoseconds data_wait{};
     for (;;) {
-        delivered_.wait(lock, [&] { return !ready_.empty() || finished_ || leased_ == slots_.size(); });
-        if (ready_.empty() || !with_data) break;
-        const std::shared_ptr<const ready_mark> ready = ready_.front()->ready;
-        if (ready == nullptr || ready->known_done()) break;
-        data_wait += await_data(lock, *ready);
+        slot_delivered_.wait(lock,
+                             [&] { return !delivered_.empty() || finished_ || leased_ == slots_.size(); });
+        if (delivered_.empty() || !with_data) break;
+        const std::shared_ptr<const data_mark> mark = delivered_.front()->data_mark;
+        if (mark == nullptr || mark->known_done()) break;
+        data_wait += await_data(lock, *mark);
     }
-    if (!ready_.empty()) {
-        slot* const next = ready_.front();
-        ready_.pop_front();
+    if (!delivered_.empty()) {
+        slot* const next = delivered_.front();
+        delivered_.pop_front();
         complete_count_ -= std::min<std::size_t>(complete_count_, 1);
         ++leased_;
         next->ready_before = ready_before;
         ++statistics_.batches;
         statistics_.rows += next->row_ids.size();
-        statistics_.ready += ready_before;
+        statistics_.ready_sum += ready_before;
         statistics_.max_ready = std::max(statistics_.max_ready, ready_before);
         statistics_.reached = std::max(statistics_.reached, std::optional(next->scheduled.end));
         // time in which the loader waits for the consumer's streams is the consumer's own
@@ -339,9 +340,9 @@ slot* slot_pool::lease(bool with_data) {
         const std::chrono::nanoseconds waited = after.at - before.at - data_wait;
         const std::chrono::nanoseconds for_consumer = times_.consumer_wait(after) - consumer_wait_before;
         times_.add_wait(next->times, std::max(waited - for_consumer, {}), data_wait);
-        if (ready_.empty() && finished_) times_.end_consumer_wait();
+        if (delivered_.empty() && finished_) times_.end_consumer_wait();
         // all slots are leased: wake other waiting consumers, which would wait for ever
-        if (leased_ == slots_.size()) delivered_.notify_all();
+        if (leased_ == slots_.size()) slot_delivered_.notify_all();
         wake_driver();
         return next;
     }
@@ -368,18 +369,18 @@ void slot_pool::undo_lease(slot& leased) {
     {
         const std::lock_guard lock(mutex_);
         // other consumers may have leased later batches, and may undo that too
-        ready_.insert(
-            std::ranges::find_if(ready_, [&](const slot* other) { return other->number > leased.number; }),
-            &leased);
+        delivered_.insert(std::ranges::find_if(
+                              delivered_, [&](const slot* other) { return other->number > leased.number; }),
+                          &leased);
         complete_count_ = 0;
         --leased_;
         --statistics_.batches;
         statistics_.rows -= leased.row_ids.size();
-        statistics_.ready -= leased.ready_before;
+        statistics_.ready_sum -= leased.ready_before;
         statistics_.ended = false;
         times_.undo_end();
     }
-    delivered_.notify_all();
+    slot_delivered_.notify_all();
 }
 
 slot_pool::statistics slot_pool::collected() const {
@@ -389,8 +390,8 @@ slot_pool::statistics slot_pool::collected() const {
     result.waits = times_.waits();
     result.consumer_wait = times_.consumer_wait(until);
     // slots delivered again come before slots leased after them
-    if (!ready_.empty()) {
-        result.reached = std::min(result.reached, std::optional(ready_.front()->scheduled.begin));
+    if (!delivered_.empty()) {
+        result.reached = std::min(result.reached, std::optional(delivered_.front()->scheduled.begin));
     }
     result.wall = times_.wall(until);
     return result;
@@ -434,7 +435,8 @@ void slot_lease::use_on(stream_view stream) {
             "of "
             "other batches later. Copy the batch to memory of your own before the capture begins");
     }
-    if (slot_->ready != nullptr && !slot_->ready->known_done()) stream.wait(slot_->ready->event());
+    if (slot_->data_mark != nullptr && !slot_->data_mark->known_done())
+        stream.wait(slot_->data_mark->event());
     const bool known = std::ranges::any_of(
         streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
     if (!known) streams_.push_back(stream);

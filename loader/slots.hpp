@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "loader/ready_mark.hpp"
+#include "loader/data_mark.hpp"
 #include "loader/schedule.hpp"
 #include "loader/state_origin.hpp"
 #include "loader/wait_times.hpp"
@@ -35,7 +35,7 @@ struct slot {
     std::byte* host_side = nullptr;    ///< pinned staging memory; null if no rows are staged
     std::byte* device_side = nullptr;  ///< read by the consumer; null if the consumer reads the mapping
     /// Passed when the device side is complete; null: it is complete when delivered.
-    std::shared_ptr<const ready_mark> ready;
+    std::shared_ptr<const detail::data_mark> data_mark;
     /// Marks in the streams that read the batch; the first `use_count` belong to the last lease.
     std::vector<event> uses;
     std::size_t use_count = 0;
@@ -131,7 +131,7 @@ class slot_pool {
         std::chrono::nanoseconds wall{};  ///< from the first `lease` to the `lease` that returned null
         std::uint64_t batches = 0;
         std::uint64_t rows = 0;
-        std::uint64_t ready = 0;      ///< ready batches, summed over the successful calls of `lease`
+        std::uint64_t ready_sum = 0;  ///< ready batches, summed over the successful calls of `lease`
         std::uint64_t max_ready = 0;  ///< the most at any such call, including undone leases
         /// The end of the furthest slot leased; if slots are delivered again, the beginning of the first of
         /// them.
@@ -143,22 +143,22 @@ class slot_pool {
  private:
     // all members below need the lock, unless stated otherwise
 
-    /// Whether there are delivered batches that no consumer has taken or waits for.
-    bool consumer_has_some() const noexcept { return ready_.size() > times_.data_waiters(); }
-    /// Whether the consumer has no batch left and none is being filled.
-    bool consumer_starves() const noexcept { return !consumer_has_some() && filling_ == 0; }
+    /// Whether there are more delivered batches than consumers that wait for the data of one.
+    bool has_unclaimed_batches() const noexcept { return delivered_.size() > times_.data_waiters(); }
+    /// Whether no batch is left for the consumer, and none is being filled.
+    bool consumer_starves() const noexcept { return !has_unclaimed_batches() && filling_ == 0; }
     /// Free slots in the order in which they are filled.
     std::vector<slot*> candidates() const;
     /// Wakes the driver if its condition is met.
     void wake_driver() noexcept;
-    /// Waits until `ready` is true, and counts the time as waiting for the consumer. `wanted` is the number
+    /// Waits until `is_met` is true, and counts the time as waiting for the consumer. `wanted` is the number
     /// of free slots at which wake_driver wakes the driver.
-    template <typename Ready>
-    void await_consumer(std::unique_lock<std::mutex>& lock, std::size_t wanted, Ready ready);
-    /// Waits for `ready`, for a limited time. Releases the lock while it waits.
+    template <typename Condition>
+    void await_consumer(std::unique_lock<std::mutex>& lock, std::size_t wanted, Condition is_met);
+    /// Waits for `mark`, for a limited time. Releases the lock while it waits.
     /// @return the time waited.
     /// @throws device_error.
-    std::chrono::nanoseconds await_data(std::unique_lock<std::mutex>& lock, const ready_mark& ready);
+    std::chrono::nanoseconds await_data(std::unique_lock<std::mutex>& lock, const data_mark& mark);
     /// The number of ready batches: delivered, and with complete data if consumers wait for data. May release
     /// the lock meanwhile.
     std::uint64_t count_ready(std::unique_lock<std::mutex>& lock);
@@ -174,12 +174,13 @@ class slot_pool {
     std::vector<std::unique_ptr<slot>> slots_;
 
     mutable std::mutex mutex_;
-    std::condition_variable freed_;      // for the driver
-    std::condition_variable delivered_;  // for consumers
+    std::condition_variable slot_freed_;      // for the driver
+    std::condition_variable slot_delivered_;  // for consumers
     std::deque<slot*> free_;
-    std::deque<slot*> ready_;
-    std::size_t complete_count_ = 0;  ///< slots at the front of `ready_` whose data is known to be complete
-    std::size_t filling_ = 0;         ///< slots taken and not yet delivered
+    std::deque<slot*> delivered_;  ///< not leased yet; their data may still be incomplete
+    /// Slots at the front of `delivered_` whose data is known to be complete.
+    std::size_t complete_count_ = 0;
+    std::size_t filling_ = 0;  ///< slots taken and not yet delivered
     std::size_t leased_ = 0;
     std::optional<std::size_t> wanted_;  ///< free slots that the driver waits for
     bool stopped_ = false;

@@ -383,10 +383,10 @@ void stages::enqueue(std::span<slot* const> slots, slot_group& group) {
     }
     for (const auto& transfer : what_.transfers)
         transfer->enqueue(slots, stream);
-    const std::shared_ptr<ready_mark> mark = marks_.take();
+    const std::shared_ptr<data_mark> mark = marks_.take();
     mark->record(stream);
     for (slot* const each : slots)
-        each->ready = mark;
+        each->data_mark = mark;
 }
 
 }  // namespace pinflow::detail

@@ -87,7 +87,7 @@ class stages {
     parts what_;
     std::uint64_t next_batch_ = 0;   ///< number of the next batch to sample, over all epochs
     std::uint64_t next_stream_ = 0;  ///< groups alternate streams, so that copies of two groups overlap
-    ready_marks marks_;
+    data_marks marks_;
     // destroyed before marks_ and what_: their destructors wait for the enqueued work
     std::array<stream, 2> streams_;
     stream lists_;      ///< see array_transfer::enqueue_lists

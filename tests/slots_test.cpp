@@ -52,9 +52,9 @@ slot& fill(slot_pool& pool, const stream& stream, std::uint64_t number, bool las
     taken->last = last;
     taken->row_ids = {number};
     taken->scheduled = {.position = number, .row_count = 1, .begin = {0, number}, .end = {0, number + 1}};
-    const auto ready = std::make_shared<detail::ready_mark>(stream.device());
-    ready->record(stream);
-    taken->ready = ready;
+    const auto mark = std::make_shared<detail::data_mark>(stream.device());
+    mark->record(stream);
+    taken->data_mark = mark;
     pool.deliver({&taken, 1});
     return *taken;
 }
@@ -284,7 +284,7 @@ TEST_CASE("slots: on a GPU, a slot of a group of 8 MiB or more is leased only on
         hold(copies, copying);
         fill(*pool, copies, 0);
         const slot_lease lease(pool, *pool->lease());
-        const bool with_data = lease.leased_slot().ready->done();
+        const bool with_data = lease.leased_slot().data_mark->done();
         CHECK(with_data == (waits > 0));
         copying.open();
         copies.synchronize();
@@ -314,7 +314,7 @@ TEST_CASE("slots: several consumers get every batch, once and with its data") {
         consumers.emplace_back([&] {
             while (slot* const leased = pool->lease()) {
                 const slot_lease lease(pool, *leased);
-                CHECK(leased->ready->done());
+                CHECK(leased->data_mark->done());
                 const std::lock_guard lock(mutex);
                 got.push_back(leased->number);
             }
@@ -351,7 +351,7 @@ TEST_CASE("slots: a batch whose data cannot be waited for comes the next time") 
     backend.before_wait = [&] { copying.open(); };
     const slot_lease lease(pool, *pool->lease());
     CHECK(lease.leased_slot().number == 0);
-    CHECK(lease.leased_slot().ready->done());
+    CHECK(lease.leased_slot().data_mark->done());
     CHECK(pool->collected().batches == 1);
     copying.open();
     copies.synchronize();
@@ -520,7 +520,7 @@ TEST_CASE("slots: undoing a lease moves `reached` back to its batch, and leasing
     const auto third = leased(2);
     CHECK(reached() == 3);
     CHECK(pool->collected().batches == 3);
-    CHECK(pool->collected().ready == 3 + 2 + 1);  // as each was leased the last time
+    CHECK(pool->collected().ready_sum == 3 + 2 + 1);  // as each was leased the last time
     // one consumer gets the end, and then a batch comes again: time continues
     CHECK(pool->lease() == nullptr);
     CHECK(pool->collected().ended);
@@ -569,18 +569,18 @@ TEST_CASE("slots: batches with arrived data are counted right while others are t
     copies[0].synchronize();
     // the second is on its way, so that the third is not counted either
     auto first = std::make_unique<slot_lease>(pool, *pool->lease());
-    CHECK(pool->collected().ready == 1);
+    CHECK(pool->collected().ready_sum == 1);
     first->undo();
     copying.open();
     copies[1].synchronize();
     first = std::make_unique<slot_lease>(pool, *pool->lease());
     CHECK(first->leased_slot().number == 0);
-    CHECK(pool->collected().ready == 3);
+    CHECK(pool->collected().ready_sum == 3);
     const slot_lease second(pool, *pool->lease());
-    CHECK(pool->collected().ready == 3 + 2);
+    CHECK(pool->collected().ready_sum == 3 + 2);
     fill(*pool, copies[0], 3, true);
     copies[0].synchronize();
     const slot_lease third(pool, *pool->lease());
     CHECK(third.leased_slot().number == 2);
-    CHECK(pool->collected().ready == 3 + 2 + 2);
+    CHECK(pool->collected().ready_sum == 3 + 2 + 2);
 }

@@ -12,9 +12,9 @@ namespace pinflow::detail {
 
 /// The point in a stream where the data of some slots is complete. Slots that are filled together share one.
 /// Once it is known to be passed, the device is not asked again. Thread-safe, except `record`.
-class ready_mark {
+class data_mark {
  public:
-    explicit ready_mark(const pinflow::device& device) : event_(device) {}
+    explicit data_mark(const pinflow::device& device) : event_(device) {}
 
     void record(stream_view stream) {
         passed_.store(false, std::memory_order_relaxed);
@@ -46,11 +46,11 @@ class ready_mark {
 };
 
 /// Marks that are reused once no slot refers to them. For one thread at a time.
-class ready_marks {
+class data_marks {
  public:
-    explicit ready_marks(const pinflow::device& device) : device_(device) {}
+    explicit data_marks(const pinflow::device& device) : device_(device) {}
 
-    std::shared_ptr<ready_mark> take() {
+    std::shared_ptr<data_mark> take() {
         for (const auto& mark : all_) {
             // a mark with one reference belongs to this list alone, so no other thread can copy it
             if (mark.use_count() != 1) continue;
@@ -58,12 +58,12 @@ class ready_marks {
                 std::memory_order_acquire);  // orders this after the last use by another thread
             return mark;
         }
-        return all_.emplace_back(std::make_shared<ready_mark>(device_));
+        return all_.emplace_back(std::make_shared<data_mark>(device_));
     }
 
  private:
     pinflow::device device_;
-    std::vector<std::shared_ptr<ready_mark>> all_;
+    std::vector<std::shared_ptr<data_mark>> all_;
 };
 
 }  // namespace pinflow::detail
