@@ -33,9 +33,9 @@ struct loader_setup {
     /// For device memory that transfers allocate when they are made. Synchronised afterwards, then gone.
     stream_view allocation_stream;
     std::size_t slot_count = 2;
-    std::uint64_t rows_of_slot = 0;
-    bool is_in_order = false;     ///< the rows of a batch are consecutive
-    std::uint64_t first_row = 0;  ///< first row of the first batch, if is_in_order
+    std::uint64_t max_slot_rows = 0;  ///< rows of the largest batch
+    bool is_in_order = false;         ///< the rows of a batch are consecutive
+    std::uint64_t first_row = 0;      ///< first row of the first batch, if is_in_order
     pin_options pinning;
     std::shared_ptr<device_held> held = nullptr;  ///< arrays held on the device; null: there are none
     std::function<bool()> is_stopped;             ///< whether the loader is stopping
@@ -63,7 +63,7 @@ class array_transfer {
     /// Enqueues the work after the copies of the group. `slots` are the group's slots without an error.
     virtual void enqueue(std::span<slot* const> /*slots*/, stream_view /*stream*/) {}
     /// The address at which the consumer finds the rows of a slot.
-    virtual const std::byte* rows_of(const slot& filled) const = 0;
+    virtual const std::byte* data_of(const slot& filled) const = 0;
 
     /// One sentence: the reason for this transfer, and its state.
     virtual std::string reason() const = 0;

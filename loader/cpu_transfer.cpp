@@ -25,7 +25,7 @@ class cpu_transfer final : public array_transfer {
         if (is_staged_) group.copies.push_back({on_device, target, size_bytes});
     }
 
-    const std::byte* rows_of(const slot& filled) const override {
+    const std::byte* data_of(const slot& filled) const override {
         return filled.device_side + array_.offset_bytes;
     }
     std::string reason() const override { return array_.plan.reason; }
@@ -44,7 +44,7 @@ class view_transfer final : public array_transfer {
     explicit view_transfer(sample_array array) : array_(std::move(array)) {}
 
     void prepare(slot& /*filling*/, slot_group& /*group*/) override {}
-    const std::byte* rows_of(const slot& filled) const override {
+    const std::byte* data_of(const slot& filled) const override {
         const auto extents = array_.source->extents();
         if (extents.empty() || extents[0].data == nullptr || filled.row_ids.empty()) return nullptr;
         return extents[0].data + filled.row_ids[0] * array_.row_bytes();

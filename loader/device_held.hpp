@@ -15,10 +15,10 @@ namespace pinflow::detail {
 class device_held {
  public:
     /// As row_list.
-    device_held(std::size_t slot_count, std::uint64_t rows_of_slot, stream_view allocation_stream)
+    device_held(std::size_t slot_count, std::uint64_t max_slot_rows, stream_view allocation_stream)
         : device_(allocation_stream.device()),
-          rows_of_slot_(rows_of_slot),
-          ids_(slot_count, rows_of_slot, allocation_stream) {}
+          max_slot_rows_(max_slot_rows),
+          ids_(slot_count, max_slot_rows, allocation_stream) {}
 
     /// Adds an array, which must stay in device memory as long as this object is used.
     void add(const held_table& table) { tables_.push_back(table); }
@@ -26,7 +26,7 @@ class device_held {
     void prepare(const slot& filling) const { std::ranges::copy(filling.row_ids, ids_.of(filling).begin()); }
     /// Uploads the row ids of prepared slots, and enqueues the gathers.
     void enqueue(std::span<slot* const> slots, stream_view stream) const {
-        for_runs(slots, rows_of_slot_, row_parts::max, [&](std::span<slot* const> run, std::uint64_t rows) {
+        for_runs(slots, max_slot_rows_, row_parts::max, [&](std::span<slot* const> run, std::uint64_t rows) {
             ids_.upload_async(*run[0], rows, stream);
             held_gather gather;
             gather.ids = ids_.on_device(*run[0]);
@@ -44,7 +44,7 @@ class device_held {
 
  private:
     pinflow::device device_;
-    std::uint64_t rows_of_slot_;
+    std::uint64_t max_slot_rows_;
     row_list ids_;
     std::vector<held_table> tables_;
 };

@@ -59,7 +59,7 @@ class host_held_transfer final : public array_transfer {
         group.jobs.push_back(
             {&filling, &*reader_, filling.row_ids, filling.device_side + array_.offset_bytes});
     }
-    const std::byte* rows_of(const slot& filled) const override {
+    const std::byte* data_of(const slot& filled) const override {
         return filled.device_side + array_.offset_bytes;
     }
     std::string reason() const override { return reason_of(array_); }
@@ -89,7 +89,7 @@ class device_held_transfer final : public array_transfer {
         if (array_.row_bytes() > 0) setup_.held->add({rows_.data(), array_.row_bytes(), array_.offset_bytes});
     }
     void prepare(slot& /*filling*/, slot_group& /*group*/) override {}
-    const std::byte* rows_of(const slot& filled) const override {
+    const std::byte* data_of(const slot& filled) const override {
         return filled.device_side + array_.offset_bytes;
     }
     std::string reason() const override { return reason_of(array_); }

@@ -102,7 +102,7 @@ void loader::pipeline::plan() {
         .device = options_.device,
         .allocation_stream = allocation_stream,
         .slot_count = sizes.count,
-        .rows_of_slot = layout_.row_count,
+        .max_slot_rows = layout_.row_count,
         .is_in_order = sample.is_in_order,
         .first_row = sample.is_in_order ? schedule_.start().position : 0,
         .pinning = {.budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit},
@@ -116,7 +116,7 @@ void loader::pipeline::plan() {
     const auto is_held = [](const detail::transfer_plan& plan) { return plan.main() == transfer::held; };
     if (!sample.on_host && std::ranges::any_of(plans, is_held))
         setup.held =
-            std::make_shared<detail::device_held>(setup.slot_count, setup.rows_of_slot, allocation_stream);
+            std::make_shared<detail::device_held>(setup.slot_count, setup.max_slot_rows, allocation_stream);
     for (std::size_t i = 0; i < plans.size(); ++i) {
         arrays_.push_back({sources_[i], std::move(plans[i]), layout_.array_offsets[i], facts[i].is_aligned});
         transfers_.push_back(detail::make_transfer(arrays_.back(), setup));

@@ -46,7 +46,7 @@ class registered_transfer : public array_transfer {
         if (array_.plan.pages->is_required) require_pages();
     }
 
-    const std::byte* rows_of(const slot& filled) const override {
+    const std::byte* data_of(const slot& filled) const override {
         return filled.device_side + array_.offset_bytes;
     }
     std::string reason() const override {
@@ -243,11 +243,11 @@ class kernel_transfer final : public registered_transfer {
     kernel_transfer(const sample_array& array, const loader_setup& setup)
         : registered_transfer(array, setup),
           part_(array.plan.parts.front()),
-          addresses_(setup.slot_count, setup.rows_of_slot, setup.allocation_stream),
+          addresses_(setup.slot_count, setup.max_slot_rows, setup.allocation_stream),
           missing_ids_(setup.slot_count),
           is_copied_(setup.slot_count) {
         if (!part_.sorted) return;
-        const std::uint64_t row_count = setup.slot_count * setup.rows_of_slot;
+        const std::uint64_t row_count = setup.slot_count * setup.max_slot_rows;
         sorted_ = device_buffer(row_count * sizeof(std::uint64_t), setup.allocation_stream);
         positions_ = device_buffer(row_count * sizeof(std::uint32_t), setup.allocation_stream);
         const auto extents = array.source->extents();
@@ -317,13 +317,13 @@ class kernel_transfer final : public registered_transfer {
         std::vector<slot*> gathered;
         std::ranges::copy_if(slots, std::back_inserter(gathered),
                              [&](const slot* each) { return is_copied_[each->index] == 0; });
-        for_runs(std::span<slot* const>(gathered), setup().rows_of_slot, row_parts::max, work);
+        for_runs(std::span<slot* const>(gathered), setup().max_slot_rows, row_parts::max, work);
     }
     std::uint64_t* sorted_of(const slot& first) const {
-        return reinterpret_cast<std::uint64_t*>(sorted_.data()) + first.index * setup().rows_of_slot;
+        return reinterpret_cast<std::uint64_t*>(sorted_.data()) + first.index * setup().max_slot_rows;
     }
     std::uint32_t* positions_of(const slot& first) const {
-        return reinterpret_cast<std::uint32_t*>(positions_.data()) + first.index * setup().rows_of_slot;
+        return reinterpret_cast<std::uint32_t*>(positions_.data()) + first.index * setup().max_slot_rows;
     }
 
     transfer_part part_;

@@ -16,27 +16,27 @@ namespace pinflow::detail {
 class row_list {
  public:
     /// Device memory is allocated in the order of `allocation_stream`.
-    row_list(std::size_t slot_count, std::uint64_t rows_of_slot, stream_view allocation_stream)
-        : rows_of_slot_(rows_of_slot),
-          host_(slot_count * rows_of_slot * sizeof(std::uint64_t), allocation_stream.device()),
+    row_list(std::size_t slot_count, std::uint64_t max_slot_rows, stream_view allocation_stream)
+        : max_slot_rows_(max_slot_rows),
+          host_(slot_count * max_slot_rows * sizeof(std::uint64_t), allocation_stream.device()),
           device_(host_.size_bytes(), allocation_stream) {}
 
     std::span<std::uint64_t> of(const slot& slot) const {
-        return {reinterpret_cast<std::uint64_t*>(host_.data()) + slot.index * rows_of_slot_, rows_of_slot_};
+        return {reinterpret_cast<std::uint64_t*>(host_.data()) + slot.index * max_slot_rows_, max_slot_rows_};
     }
     const std::uint64_t* on_device(const slot& slot) const {
-        return reinterpret_cast<const std::uint64_t*>(device_.data()) + slot.index * rows_of_slot_;
+        return reinterpret_cast<const std::uint64_t*>(device_.data()) + slot.index * max_slot_rows_;
     }
     /// Copies `row_count` numbers of a run of for_runs to the device, beginning with the first row of
     /// `first`.
     void upload_async(const slot& first, std::uint64_t row_count, stream_view stream) const {
-        const std::uint64_t offset_bytes = first.index * rows_of_slot_ * sizeof(std::uint64_t);
+        const std::uint64_t offset_bytes = first.index * max_slot_rows_ * sizeof(std::uint64_t);
         copy_to_device_async(device_.data() + offset_bytes,
                              host_.bytes().subspan(offset_bytes, row_count * sizeof(std::uint64_t)), stream);
     }
 
  private:
-    std::uint64_t rows_of_slot_;
+    std::uint64_t max_slot_rows_;
     pinned_buffer host_;
     device_buffer device_;
 };
@@ -44,11 +44,11 @@ class row_list {
 /// Calls `work(slots, row_count)` for each run of slots whose numbers are contiguous: consecutive slots, all
 /// full except the last. A run has at most `max_slots` slots.
 template <typename Work>
-void for_runs(std::span<slot* const> slots, std::uint64_t rows_of_slot, std::size_t max_slots, Work work) {
+void for_runs(std::span<slot* const> slots, std::uint64_t max_slot_rows, std::size_t max_slots, Work work) {
     while (!slots.empty()) {
         std::size_t count = 1;
         std::uint64_t rows = slots[0]->row_ids.size();
-        while (count < std::min(slots.size(), max_slots) && rows == count * rows_of_slot &&
+        while (count < std::min(slots.size(), max_slots) && rows == count * max_slot_rows &&
                slots[count]->index == slots[count - 1]->index + 1) {
             rows += slots[count]->row_ids.size();
             ++count;

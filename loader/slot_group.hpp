@@ -28,9 +28,9 @@ struct read_job {
 
 /// Slots that are filled, copied and announced together. A group passes through the stages of the pipeline.
 struct slot_group {
-    enum class stage : std::uint8_t { idle, sampled, filled };
+    enum class state : std::uint8_t { idle, sampled, filled };
 
-    stage reached = stage::idle;
+    state reached = state::idle;
     std::vector<slot*> slots;        ///< in the order of their batches
     std::vector<read_job> jobs;      ///< for the CPU
     std::vector<copy_range> copies;  ///< for the copy engine, after the jobs

@@ -66,14 +66,14 @@ void stages::begin() {
 }
 
 bool stages::run_one(std::size_t count) {
-    const auto at = [&](slot_group::stage reached) {
+    const auto at = [&](slot_group::state reached) {
         return std::ranges::find(begun_, reached, &slot_group::reached);
     };
-    if (!begun_.empty() && begun_.front()->reached == slot_group::stage::filled) {
+    if (!begun_.empty() && begun_.front()->reached == slot_group::state::filled) {
         slot_group& oldest = *begun_.front();
         begun_.erase(begun_.begin());
         deliver(oldest);
-    } else if (const auto sampled = at(slot_group::stage::sampled); sampled != begun_.end()) {
+    } else if (const auto sampled = at(slot_group::state::sampled); sampled != begun_.end()) {
         fill(**sampled);
     } else if (slot_group* const group = sample(count)) {
         begun_.push_back(group);
@@ -97,7 +97,7 @@ void stages::give_back(slot_group& group) {
     group.slots.clear();
     group.jobs.clear();
     group.copies.clear();
-    group.reached = slot_group::stage::idle;
+    group.reached = slot_group::state::idle;
     const std::lock_guard lock(mutex_);
     idle_.push_back(&group);
 }
@@ -124,7 +124,7 @@ slot_group* stages::sample(std::size_t count) {
     } catch (...) {
         set_error(*group, std::current_exception());
     }
-    group->reached = slot_group::stage::sampled;
+    group->reached = slot_group::state::sampled;
     return group;
 }
 
@@ -212,7 +212,7 @@ void stages::fill(slot_group& group) {
         set_error(group, std::current_exception());
     }
     check_files(group);
-    group.reached = slot_group::stage::filled;
+    group.reached = slot_group::state::filled;
 }
 
 void stages::prepare(slot& slot, slot_group& group) {
@@ -225,7 +225,7 @@ void stages::prepare(slot& slot, slot_group& group) {
 /// Sets the views of the arrays. They are mostly the same as for the slot's last batch.
 void stages::show_arrays(slot& slot) const {
     const auto is_shown = [&, i = std::size_t{0}](const array_view& view) mutable {
-        return view.data() == what_.transfers[i++]->rows_of(slot) && view.shape()[0] == slot.row_ids.size();
+        return view.data() == what_.transfers[i++]->data_of(slot) && view.shape()[0] == slot.row_ids.size();
     };
     if (slot.arrays.size() == what_.arrays.size() && std::ranges::all_of(slot.arrays, is_shown)) return;
     slot.arrays.clear();
@@ -233,7 +233,7 @@ void stages::show_arrays(slot& slot) const {
         const row_source& source = *what_.arrays[i].source;
         shape_vector shape = source.row_shape();
         shape.insert(shape.begin(), slot.row_ids.size());
-        slot.arrays.emplace_back(what_.transfers[i]->rows_of(slot), source.dtype(), std::move(shape));
+        slot.arrays.emplace_back(what_.transfers[i]->data_of(slot), source.dtype(), std::move(shape));
     }
 }
 

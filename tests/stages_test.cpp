@@ -44,7 +44,7 @@ struct fixture {
         const detail::loader_setup setup{.device = options.device,
                                          .allocation_stream = allocation_stream,
                                          .slot_count = sizes.count,
-                                         .rows_of_slot = layout.row_count,
+                                         .max_slot_rows = layout.row_count,
                                          .is_in_order = options.order == order::sequential,
                                          .pinning = {},
                                          .is_stopped = [] { return false; }};
@@ -91,7 +91,7 @@ TEST_CASE("stages: a group passes sample, fill and deliver, and is announced as 
                    {.device = device::host(), .batch_rows = 10, .order = order::shuffled}, 4);
     slot_group* const group = loader.work->sample(3);
     REQUIRE(group != nullptr);
-    CHECK(group->reached == slot_group::stage::sampled);
+    CHECK(group->reached == slot_group::state::sampled);
     REQUIRE(group->slots.size() == 3);
     for (std::uint64_t number = 0; number < 3; ++number) {
         CHECK(group->slots[number]->number == number);
@@ -99,10 +99,10 @@ TEST_CASE("stages: a group passes sample, fill and deliver, and is announced as 
     }
     CHECK(loader.work->sample(2) == nullptr);  // one slot is left
     loader.work->fill(*group);
-    CHECK(group->reached == slot_group::stage::filled);
+    CHECK(group->reached == slot_group::state::filled);
     CHECK_FALSE(loader.pool->failed());
     loader.work->deliver(*group);
-    CHECK(group->reached == slot_group::stage::idle);
+    CHECK(group->reached == slot_group::state::idle);
     for (std::uint64_t number = 0; number < 3; ++number) {
         const auto lease = loader.take();
         CHECK(lease->leased_slot().number == number);
