@@ -553,6 +553,7 @@ TEST_CASE("slots: stopping ends every wait") {
     taker.join();
     CHECK(pool->wait_for_free() == 0);
     gate.open();
+    consumer.synchronize();  // its functions use the gate, which is destroyed before the stream
 }
 
 TEST_CASE("slots: batches with arrived data are counted right while others are taken or repeated") {
