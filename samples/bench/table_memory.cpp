@@ -103,7 +103,7 @@ void measure(const char* name, const device& gpu, const std::function<std::span<
     const auto start = clock::now();
     const std::span<std::byte> table = make();
     if (table.empty()) {
-        std::printf("%-36s cannot be had here\n", name);
+        std::printf("%-36s is not available on this machine\n", name);
         return;
     }
     fill(table);
