@@ -18,7 +18,7 @@ target = sys.argv[2] if len(sys.argv) > 2 else os.path.join(here, "chart.svg")
 works = [
     ("stream 8 GiB, 64 rows", 1, "sequential epochs, rows of 256 KiB"),
     ("shuffled, the same file", 1, "shuffled epochs, rows of 256 KiB"),
-    ("make that file ready", 0, "page-locking a file"),
+    ("register that file in place", 0, "page-locking a file"),
     ("gather 64 x 131072", 0, "gather random rows of 512 B"),
     ("scatter 64 x 131072", 0, "scatter random rows of 512 B"),
     ("gather and scatter at once", 0, "both at once"),

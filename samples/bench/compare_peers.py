@@ -158,7 +158,7 @@ shuffled = bench("shuffled", "--file", stream_file)
 add("shuffled, the same file, epoch 1", shuffled, "shuffled, epoch 1, opening and registering included")
 add("the same, epochs 2 to 5", shuffled, "shuffled, later epochs", "shuffled")
 pinned = bench("pin", "--file", stream_file)
-add("make that file ready for the copy engine, in place", pinned, "pin, a file in place", "pin", of_link=False)
+add("register that file in place", pinned, "pin, a file in place", "pin", of_link=False)
 os.unlink(stream_file)  # DIR may be memory, which the tables below need
 for order in ("stream", "shuffled"):
     small = bench(order, "--table", "8GiB", "--row-bytes", "4096", "--batch", "16384")
