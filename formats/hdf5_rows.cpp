@@ -11,6 +11,7 @@
 #include "src/core/checked.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
+#include "src/core/source_check.hpp"
 #include "src/core/stack.hpp"
 
 namespace pinflow::detail {
@@ -112,17 +113,7 @@ class hdf5_rows final : public row_source {
 
 std::chrono::nanoseconds hdf5_rows::read_rows(std::span<const std::uint64_t> ids,
                                               std::span<std::byte> destination) const {
-    for (const std::uint64_t id : ids) {
-        if (id >= row_count_) {
-            throw invalid_argument(
-                fmt::format("row {} is out of range: {} has {} rows", id, description_, row_count_));
-        }
-    }
-    std::uint64_t size_bytes = 0;
-    if (!multiply(ids.size(), row_size_bytes_, size_bytes) || destination.size() != size_bytes) {
-        throw invalid_argument(fmt::format("{} rows of {} bytes do not fit a destination of {} bytes exactly",
-                                           ids.size(), row_size_bytes_, destination.size()));
-    }
+    check_row_request(*this, ids, destination);
     if (destination.empty()) return {};
     return content_->read(runs_of(ids), destination);
 }

@@ -6,7 +6,7 @@
 #include "pinflow/array.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
-#include "src/core/checked.hpp"
+#include "src/core/source_check.hpp"
 #include "src/core/stack.hpp"
 #include "src/core/strided_reader.hpp"
 #include "src/core/swap_plan.hpp"
@@ -80,17 +80,7 @@ class array_rows final : public row_source {
 
 std::chrono::nanoseconds array_rows::read_rows(std::span<const std::uint64_t> ids,
                                                std::span<std::byte> destination) const {
-    for (const std::uint64_t id : ids) {
-        if (id >= row_count_) {
-            throw invalid_argument(
-                fmt::format("row {} is out of range: {} has {} rows", id, description(), row_count_));
-        }
-    }
-    std::uint64_t size_bytes = 0;
-    if (!detail::multiply(ids.size(), row_size_bytes_, size_bytes) || destination.size() != size_bytes) {
-        throw invalid_argument(fmt::format("{} rows of {} bytes do not fit a destination of {} bytes exactly",
-                                           ids.size(), row_size_bytes_, destination.size()));
-    }
+    detail::check_row_request(*this, ids, destination);
     std::chrono::nanoseconds waited{};
     detail::scratch_memory scratch;
     for (std::size_t first = 0; first < ids.size();) {

@@ -8,6 +8,7 @@
 #include "pinflow/row_source.hpp"
 #include "src/core/extent_rows.hpp"
 #include "src/core/row_locator.hpp"
+#include "src/core/source_check.hpp"
 
 namespace pinflow {
 

@@ -12,6 +12,7 @@
 #include "pinflow/file.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/row_locator.hpp"
+#include "src/core/source_check.hpp"
 
 namespace pinflow::detail {
 
@@ -116,22 +117,6 @@ std::chrono::nanoseconds extent_rows::read_rows(std::span<const std::uint64_t> i
 }
 
 }  // namespace
-
-void check_row_request(const row_source& rows, std::span<const std::uint64_t> ids,
-                       std::span<const std::byte> destination) {
-    const std::uint64_t row_count = rows.row_count();
-    for (const std::uint64_t id : ids) {
-        if (id >= row_count) {
-            throw invalid_argument(fmt::format("row {} is out of range: the number of rows of {} is {}", id,
-                                               rows.description(), row_count));
-        }
-    }
-    std::uint64_t size_bytes = 0;
-    if (!multiply(ids.size(), rows.row_size_bytes(), size_bytes) || destination.size() != size_bytes) {
-        throw invalid_argument(fmt::format("{} rows of {} bytes do not fit a destination of {} bytes exactly",
-                                           ids.size(), rows.row_size_bytes(), destination.size()));
-    }
-}
 
 side_by_side_mapping map_extents(std::span<row_extent> extents, std::uint64_t row_size_bytes) {
     std::vector<file_part> parts;

@@ -10,11 +10,6 @@
 
 namespace pinflow::detail {
 
-/// Checks the arguments of row_source::read_rows.
-/// @throws invalid_argument for rows out of range, and for a destination of another size.
-void check_row_request(const row_source& rows, std::span<const std::uint64_t> ids,
-                       std::span<const std::byte> destination);
-
 /// Maps extents of files that are not mapped yet, side by side, and sets their `data`. Neighbours in one file
 /// share a mapping.
 /// @throws as side_by_side_mapping.

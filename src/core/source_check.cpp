@@ -85,4 +85,20 @@ void check_row_source(const row_source& source) {
     check_extents(source);
 }
 
+void check_row_request(const row_source& rows, std::span<const std::uint64_t> ids,
+                       std::span<const std::byte> destination) {
+    const std::uint64_t row_count = rows.row_count();
+    for (const std::uint64_t id : ids) {
+        if (id >= row_count) {
+            throw invalid_argument(fmt::format("row {} is out of range: the number of rows of {} is {}", id,
+                                               rows.description(), row_count));
+        }
+    }
+    std::uint64_t size_bytes = 0;
+    if (!multiply(ids.size(), rows.row_size_bytes(), size_bytes) || destination.size() != size_bytes) {
+        throw invalid_argument(fmt::format("{} rows of {} bytes do not fit a destination of {} bytes exactly",
+                                           ids.size(), rows.row_size_bytes(), destination.size()));
+    }
+}
+
 }  // namespace pinflow::detail

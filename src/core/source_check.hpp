@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
 #include "pinflow/row_source.hpp"
 
 namespace pinflow::detail {
@@ -10,5 +14,10 @@ namespace pinflow::detail {
 /// - the extents have more or fewer rows than the source;
 /// - an extent has neither a file nor data, or ends past the end of its file.
 void check_row_source(const row_source& source);
+
+/// Checks the arguments of row_source::read_rows.
+/// @throws invalid_argument for rows out of range, and for a destination of another size.
+void check_row_request(const row_source& rows, std::span<const std::uint64_t> ids,
+                       std::span<const std::byte> destination);
 
 }  // namespace pinflow::detail

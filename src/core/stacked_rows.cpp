@@ -8,6 +8,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/core/extent_rows.hpp"
+#include "src/core/source_check.hpp"
 #include "src/core/stack.hpp"
 
 namespace pinflow {
