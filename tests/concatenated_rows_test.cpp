@@ -230,7 +230,7 @@ TEST_CASE("concatenated_rows: a row past the end, or another size, is refused be
         std::vector<std::byte> destination(3);
         CHECK(contains_all(
             sentence_of<invalid_argument>([&] { rows->read_rows(row_ids{0, 15, wrong}, destination); }),
-            {"row " + std::to_string(wrong) + " ", "out of range", rows->description(), "is 30"}));
+            {"row " + std::to_string(wrong) + " ", "out of range", rows->description(), "has 30 rows"}));
     }
     for (const std::size_t size : {0u, 1u, 3u}) {
         std::vector<std::byte> destination(size);

@@ -245,8 +245,9 @@ TEST_CASE("tuning: simultaneous requests are measured once") {
 TEST_CASE("tuning: a failed measurement is repeated at the next request") {
     measured_backend backend;
     const guarded_table table(device::host(), table_bytes);
-    row_exchange first(table_of(table), backend.device());
-    row_exchange next(table_of(table), backend.device());
+    const row_exchange_options options{.staging_bytes = tiny_staging_bytes};
+    row_exchange first(table_of(table), backend.device(), options);
+    row_exchange next(table_of(table), backend.device(), options);
     gate reached;
     gate held;
     backend.before_allocating = [&, fails = true]() mutable {

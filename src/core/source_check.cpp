@@ -90,8 +90,8 @@ void check_row_request(const row_source& rows, std::span<const std::uint64_t> id
     const std::uint64_t row_count = rows.row_count();
     for (const std::uint64_t id : ids) {
         if (id >= row_count) {
-            throw invalid_argument(fmt::format("row {} is out of range: the number of rows of {} is {}", id,
-                                               rows.description(), row_count));
+            throw invalid_argument(
+                fmt::format("row {} is out of range: {} has {} rows", id, rows.description(), row_count));
         }
     }
     std::uint64_t size_bytes = 0;
