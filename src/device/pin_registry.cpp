@@ -6,7 +6,6 @@
 #include <exception>
 #include <iterator>
 #include <limits>
-#include <new>
 #include <utility>
 
 namespace pinflow::detail {
@@ -72,6 +71,7 @@ std::optional<pin_refusal> pin_registry::acquire_locked(
     const auto [begin, end] = address_range_of(pages);
     for (std::uintptr_t at = begin; at < end;) {
         taken.reserve(taken.size() + 1);  // so that push_back below cannot throw
+        kept_.reserve(kept_.size() + 1);
         auto next = intervals_.upper_bound(at);
         if (next != intervals_.begin() && std::prev(next)->second.end > at) {
             auto& [start, there] = *std::prev(next);
@@ -99,9 +99,8 @@ std::optional<pin_refusal> pin_registry::acquire_locked(
         lock.lock();
         const auto registered = intervals_.find(at);
         if (refusal || error) {
-            // a later mapping at these addresses could not be registered, so the owner is leaked
-            if (refusal && refusal->may_be_locked)
-                static_cast<void>(new (std::nothrow) std::shared_ptr<const void>(owner));
+            // a later mapping at these addresses could not be registered
+            if (refusal && refusal->may_be_locked) kept_.push_back(owner);
             intervals_.erase(registered);
             changed_.notify_all();
             return error ? refusal_of(error) : std::move(refusal);

@@ -106,6 +106,7 @@ class pin_registry {
     std::map<std::uintptr_t, interval> intervals_;  // by their first address
     std::atomic<std::size_t> count_ = 0;            // size of intervals_, readable without the lock
     pin_reservations reserved_;
+    std::vector<std::shared_ptr<const void>> kept_;  // owners of refused pages that may be registered
 };
 
 }  // namespace pinflow::detail

@@ -163,6 +163,7 @@ TEST_CASE("rows: a stalled stream with all its calls in flight holds up its own 
         const auto expected = gathered(content, row_bytes, ids);
         const guarded_rows stalled_rows(device, expected.size());
         const guarded_rows rows(device, expected.size());
+        const guarded_rows others(device, expected.size());
         gate gate;
         hold(stalled, gate);
         std::atomic<int> enqueued = 0;
@@ -176,7 +177,7 @@ TEST_CASE("rows: a stalled stream with all its calls in flight holds up its own 
         for (int i = 0; i < 20; ++i) {
             exchange.gather_async(ids_of(ids), rows.data(), other);
             exchange.check();
-            exchange.gather(ids_of(ids), rows.data());
+            exchange.gather(ids_of(ids), others.data());
         }
         other.synchronize();
         CHECK(enqueued == 2);
@@ -186,6 +187,7 @@ TEST_CASE("rows: a stalled stream with all its calls in flight holds up its own 
         exchange.check();
         CHECK(enqueued == calls);
         CHECK(rows.holds(expected));
+        CHECK(others.holds(expected));
         CHECK(stalled_rows.holds(expected));
     });
 }
