@@ -67,7 +67,7 @@ TEST_CASE("pin: a file that is 5 % over the budget has 95 % of its pages registe
         CHECK(contains_all(without_time(report.reason),
                            {"registered read-only", "76.0 KiB of 80.0 KiB (95 %), T s:", "budget of 76.0 KiB",
                             "is used up", "budget that was set"}));
-        CHECK_FALSE(contains(report.reason, "others use"));
+        CHECK_FALSE(contains(report.reason, "other objects"));
     }
     CHECK(locker.locked_bytes() == 0);
     CHECK(registry.reserved_bytes() == 0);
@@ -105,14 +105,30 @@ TEST_CASE("pin: other registrations reduce the budget, and the reason says so") 
     CAPTURE(second.report().reason);
     CHECK(contains_all(without_time(second.report().reason),
                        {"registered read-only", "1.0 MiB of 2.0 MiB (50 %), T s:", "budget of 3.0 MiB",
-                        "is used up", "others use 2.0 MiB", "budget that was set"}));
+                        "is used up", "other objects of this process hold 2.0 MiB", "budget that was set"}));
     const auto third = map_pattern(folder / "z.bin", mebibyte);
     const pin_worker none({range_of(third)}, locker, registry, options, &generous);
     CHECK_FALSE(none.wait());
     CAPTURE(none.report().reason);
     CHECK(contains_all(none.report().reason,
-                       {"registered nothing of 1.0 MiB", "budget of 3.0 MiB", "too small for the first piece",
-                        "others use 3.0 MiB", "budget that was set"}));
+                       {"registered nothing of 1.0 MiB", "budget of 3.0 MiB", "is used up",
+                        "other objects of this process hold 3.0 MiB", "budget that was set"}));
+    CHECK_FALSE(contains(none.report().reason, "too small"));
+}
+
+TEST_CASE("pin: a budget below one piece registers nothing, and the reason says so") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", mebibyte);
+    fake_locker locker;
+    pin_registry registry;
+    const pin_options options{.budget_bytes = mebibyte / 2, .piece_bytes = mebibyte};
+    const pin_worker worker({range_of(file)}, locker, registry, options, &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(locker.calls == 0);
+    CAPTURE(worker.report().reason);
+    CHECK(contains_all(worker.report().reason, {"registered nothing of 1.0 MiB", "budget of 512.0 KiB",
+                                                "too small for the first piece", "budget that was set"}));
+    CHECK_FALSE(contains(worker.report().reason, "other objects"));
 }
 
 TEST_CASE("pin: a budget below 16 pieces has smaller pieces") {
@@ -138,7 +154,7 @@ TEST_CASE("pin: all or nothing registers nothing beyond the budget") {
     CAPTURE(worker.report().reason);
     CHECK(contains_all(worker.report().reason, {"registered nothing of 4.0 MiB", "budget of 3.0 MiB",
                                                 "too small for all pages", "budget that was set"}));
-    CHECK_FALSE(contains(worker.report().reason, "others use"));
+    CHECK_FALSE(contains(worker.report().reason, "other objects"));
     options.budget_bytes = 4 * mebibyte;
     const pin_worker fits({range_of(file)}, locker, registry, options, &generous);
     CHECK(fits.wait());

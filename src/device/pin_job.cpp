@@ -177,10 +177,12 @@ void pin_job::reserve(pin_order& order, const pin_budget& budget) {
     const std::uint64_t others_bytes = reserved_bytes - std::min(reserved_bytes, own_bytes);
     shortfall_.add(fmt::format(
         "the pin budget of {} {}{} ({})", in_binary_units(budget.size_bytes),
-        !options_.allow_partial ? "is too small for all pages"
-        : reserved_.empty()     ? "is too small for the first piece"
-                                : "is used up",
-        others_bytes == 0 ? "" : fmt::format(", others use {} of it", in_binary_units(others_bytes)),
+        !options_.allow_partial                  ? "is too small for all pages"
+        : reserved_.empty() && others_bytes == 0 ? "is too small for the first piece"
+                                                 : "is used up",
+        others_bytes == 0
+            ? ""
+            : fmt::format(": other objects of this process hold {} of it", in_binary_units(others_bytes)),
         budget.source));
     if (options_.allow_partial) return;
     order.clear();
