@@ -207,7 +207,8 @@ TEST_CASE("cuda pin: memory that runs out for one piece leaves the others usable
     CHECK(pages.covers(file->data() + 3 * mebibyte, 5 * mebibyte));
     CHECK(pages.registered_prefix_bytes() == 2 * mebibyte);
     CHECK(contains(pages.report().reason, "registered read-only, 7.0 MiB of 8.0 MiB (87 %)"));
-    CHECK(contains(pages.report().reason, "cannot register 1048576 bytes, 2097152 bytes into '"));
+    CHECK(contains(pages.report().reason,
+                   "cannot register 1048576 bytes at offset 2097152 of the mapping of '"));
     CHECK(contains(pages.report().reason, "cudaErrorMemoryAllocation"));
     const stream stream(gpu);
     const device_buffer memory(file->size_bytes(), stream);

@@ -88,7 +88,8 @@ TEST_CASE("pin: a registration that does not return is abandoned, and its memory
         CHECK(report.duration >= milliseconds(500));
         CHECK(contains(report.reason, "registered read-only, 8.0 KiB of 32.0 KiB (25 %)"));
         CHECK(
-            contains(report.reason, "registering 4096 bytes, 8192 bytes into 'x.bin', has not returned for"));
+            contains(report.reason,
+                     "registering 4096 bytes at offset 8192 of the mapping of 'x.bin' has not returned for"));
     }
     // the destructor has returned: the thread, the mapping and the reservations are still there
     CHECK_FALSE(file.is_gone());
@@ -182,8 +183,8 @@ TEST_CASE("pin: a disk that does not answer is given up like a registration") {
         const pin_worker worker({file.range()}, locker, registry, impatient(), &generous);
         CHECK_FALSE(worker.wait());
         CHECK(contains(worker.report().reason,
-                       "registered nothing of 16.0 KiB: populating 4096 bytes, 0 bytes "
-                       "into 'x.bin', has not returned for"));
+                       "registered nothing of 16.0 KiB: populating 4096 bytes at offset 0 "
+                       "of the mapping of 'x.bin' has not returned for"));
     }
     CHECK_FALSE(file.is_gone());
     disk.open();

@@ -181,7 +181,7 @@ TEST_CASE("pin: a piece that cannot be registered leaves the others registered")
     CHECK(contains_all(
         without_time(worker.report().reason),
         {"registered read-only", "24.0 KiB of 32.0 KiB (75 %), T s:", "cannot register 8192 bytes",
-         "8192 bytes into 'x.bin'", "cudaErrorMemoryAllocation (out of memory)"}));
+         "offset 8192 of the mapping of 'x.bin'", "cudaErrorMemoryAllocation (out of memory)"}));
     CHECK_FALSE(contains(worker.report().reason, "more refusal"));
 }
 
@@ -229,7 +229,8 @@ TEST_CASE("pin: after 16 refusals the rest is not tried") {
     CHECK(locker.calls == 50 + 16);
     CHECK(worker.registered_prefix_bytes() == 50 * page);
     CHECK(contains(worker.report().reason, "(50 %)"));
-    CHECK(contains(worker.report().reason, "204800 bytes into 'x.bin': cudaErrorMemoryAllocation"));
+    CHECK(contains(worker.report().reason,
+                   "offset 204800 of the mapping of 'x.bin': cudaErrorMemoryAllocation"));
     CHECK(contains(worker.report().reason, "(and 15 more refusals, after which the rest was not tried)"));
 }
 

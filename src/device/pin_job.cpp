@@ -236,8 +236,9 @@ bool pin_job::register_piece(const judged_piece& wanted) {
                            options_.piece_deadline);
     if (!end_call()) return false;
     if (refusal) {
-        shortfall_.add(fmt::format("cannot register {} bytes, {} bytes into {}: {}", piece.pages().size(),
-                                   piece.offset_bytes(), piece.tracked->range.description, refusal->reason));
+        shortfall_.add(fmt::format("cannot register {} bytes at offset {} of the mapping of {}: {}",
+                                   piece.pages().size(), piece.offset_bytes(),
+                                   piece.tracked->range.description, refusal->reason));
         is_refused_kind = refusal->same_for_others;
         shortfall_.ends_early = ++refusal_count_ == max_refusals;
         return options_.allow_partial && !shortfall_.ends_early;
@@ -268,7 +269,7 @@ bool pin_job::end_call() {
 
 /// Called by the thread, or with the lock held.
 std::string pin_job::describe_call(const char* outcome) const {
-    return fmt::format("{} {} bytes, {} bytes into {}, {} {:.1f} s", current_.verb,
+    return fmt::format("{} {} bytes at offset {} of the mapping of {} {} {:.1f} s", current_.verb,
                        current_.piece.pages().size(), current_.piece.offset_bytes(),
                        current_.piece.tracked->range.description, outcome,
                        seconds(pin_clock::now() - current_.began));
