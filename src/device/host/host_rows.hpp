@@ -4,8 +4,8 @@
 
 #include "src/device/row_work.hpp"
 
-/// Gathers and scatters rows on the host device, with all cores. The functions of the same names in
-/// device_backend enqueue these.
+/// Gathers and scatters rows on the host device, on all cores except in `gather_held` and `record_wrong_ids`.
+/// `gather` implements device_backend::gather_rows, and so on.
 namespace pinflow::detail::host_rows {
 
 void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, index_errors* errors);
