@@ -64,7 +64,8 @@ struct loader_options {
 };
 
 /// Delivers the rows of one or several sources as batches on a device, ahead of the consumer. The slots bound
-/// its memory. From construction on, a pipeline (sample, gather, copy, deliver) runs on its own threads.
+/// its memory. From construction on, a pipeline (sample, fill, deliver) prepares batches on a thread of the
+/// loader and on oneTBB's workers.
 ///
 /// The loader keeps its sources alive. A batch keeps the parts of the loader and the sources that it needs
 /// alive, so that it may outlive both. Memory that a source points to but does not keep alive must outlive

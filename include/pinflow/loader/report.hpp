@@ -12,8 +12,9 @@ namespace pinflow {
 /// How the rows of one array are copied.
 struct array_report {
     std::string name;  ///< its path, or another description
-    /// "held" (read once, kept on the device), "copy engine", "kernel" (both from registered pages), "staged"
-    /// (gathered by the CPU into pinned memory), "decode", "read"; on the host "slot copy" or "view".
+    /// On any device "held" (read once, kept on the device), "staged" (gathered by the CPU into a staging
+    /// buffer), "decode" or "read". Only on a GPU "copy engine" or "kernel" (both read registered pages).
+    /// Only on the host "slot copy" or "view".
     std::string transfer;
     std::string reason;       ///< one sentence: why this transfer, and its result so far
     std::uint64_t bytes = 0;  ///< bytes delivered

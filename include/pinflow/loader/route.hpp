@@ -11,8 +11,9 @@ enum class route {
              ///< file can raise SIGBUS); on CUDA a kernel reads registered pages into the slot, in any order
     copy,    ///< the copy engine reads registered pages; pieces of a file below 32 KiB are staged; on the
              ///< host, the CPU copies rows into the slot (see fault_guard.hpp)
-    staged,  ///< gathered by the CPU into a pinned slot, then copied by the device's stream
-    read,    ///< read from the file into a pinned slot, whether or not it is mapped
+    staged,  ///< the CPU gathers rows into a staging buffer, from which the device's stream copies them
+    read,    ///< read from the file, whether or not it is mapped: into a staging buffer for a GPU, directly
+             ///< into the slot on the host
 };
 
 /// "auto", "direct", "copy", "staged", "read".
