@@ -18,9 +18,10 @@
 /// libhdf5 or make it loop for ever (1.10.8: 24 of 20,000 single byte flips crash). So open only files from a
 /// trusted source with these functions; the tool runs libhdf5 in a child process. The data is read by
 /// pinflow's own code, which trusts nothing: contiguous data is mapped, and chunks filtered by shuffle,
-/// deflate, fletcher32 and lzf are decoded on all cores. libhdf5 reads only data that this code cannot read
-/// (other filters inside libhdf5, datasets with more than 2^24 chunks), on one thread at a time. Filter
-/// plugins are never loaded, and other files are never opened.
+/// deflate, fletcher32 and lzf are decoded on all cores. libhdf5 reads compact datasets, which are part of
+/// the metadata, and data that this code cannot read (such as chunks with other filters, or datasets with
+/// more than 2^24 chunks), on one thread at a time. Filter plugins are never loaded, and other files are
+/// never opened.
 ///
 /// libhdf5's filters trust the sizes in a chunk; if the chunk is damaged, they return uninitialised memory as
 /// elements. So pinflow checks each chunk before libhdf5 decodes it. A scale-offset or n-bit chunk is refused
