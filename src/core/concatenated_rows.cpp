@@ -33,7 +33,8 @@ class concatenated_rows final : public row_source {
                                    [](const source_pointer& source) { return source->file_backed(); });
     }
     std::uint64_t memory_bytes() const noexcept override {
-        std::uint64_t max_bytes = 0;  // they share it
+        // for sources that one call opened, which share their memory (see row_source::memory_bytes)
+        std::uint64_t max_bytes = 0;
         for (const source_pointer& source : sources_)
             max_bytes = std::max(max_bytes, source->memory_bytes());
         return max_bytes;
