@@ -196,9 +196,9 @@ TEST_CASE("concatenated_rows: incompatible sources are refused, and named") {
         return sentence_of<invalid_argument>([&] { concatenate({first, first, other}); });
     };
     const auto names_both = [&](const std::string& sentence, const std::string& other) {
-        return contains_all(
-            sentence, {first->description() + " and '" + (folder / "other").string() + "'",
-                       "cannot follow each other", "the first are <f4 of shape (3,)", "the second " + other});
+        return contains_all(sentence,
+                            {first->description() + " and '" + (folder / "other").string() + "'",
+                             "cannot concatenate", "the first are <f4 of shape (3,)", "the second " + other});
     };
     CHECK(names_both(refusal(make("other", "<i4", {2, 3})), "<i4 of shape (3,)"));
     CHECK(names_both(refusal(make("other", "<f4", {2, 4})), "<f4 of shape (4,)"));

@@ -110,8 +110,8 @@ void check_alike(const std::vector<source_pointer>& sources) {
     for (const source_pointer& source : sources) {
         if (source->dtype() == first.dtype() && source->row_shape() == first.row_shape()) continue;
         throw invalid_argument(fmt::format(
-            "the rows of {} and {} cannot follow each other: those of the first are {} of shape "
-            "{}, those of the second {} of shape {}",
+            "cannot concatenate {} and {}: rows of the first are {} of shape {}, rows of the second {} of "
+            "shape {}",
             first.description(), source->description(), first.dtype().descr(), to_string(first.row_shape()),
             source->dtype().descr(), to_string(source->row_shape())));
     }
@@ -122,7 +122,7 @@ void check_alike(const std::vector<source_pointer>& sources) {
 std::shared_ptr<const row_source> concatenate(std::vector<source_pointer> sources) {
     if (sources.empty()) throw invalid_argument("cannot concatenate an empty list of sources");
     if (std::ranges::find(sources, nullptr) != sources.end()) {
-        throw invalid_argument("one of the sources whose rows are to follow each other is null");
+        throw invalid_argument("one of the sources to concatenate is null");
     }
     if (sources.size() == 1) return sources.front();
     check_alike(sources);
