@@ -22,11 +22,11 @@ enum class order {
 /// "sequential", "shuffled", "windowed", "listed", "weighted", "custom".
 std::string_view to_string(order order) noexcept;
 
-/// A permutation of 0 ... size-1 that is computed, not stored: every position costs the same, and no memory
-/// is used. It is a keyed bijection: a Feistel network of alternating halves on the smallest sufficient
-/// number of bits, applied again until the result is below `size` (cycle walking; Black and Rogaway, "Ciphers
-/// with Arbitrary Finite Domains", 2002). The same size and key always give the same permutation, on every
-/// machine: this is version 1 of the order "shuffled".
+/// A permutation of 0 ... size-1: any position can be computed directly, in expected constant time and
+/// without memory. It is a keyed bijection: a Feistel network of alternating halves on the smallest
+/// sufficient number of bits, applied again until the result is below `size` (cycle walking; Black and
+/// Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The same size and key always give the same
+/// permutation, on every machine: this is version 1 of the order "shuffled".
 class permutation {
  public:
     static constexpr std::uint64_t max_size = std::uint64_t{1} << 62;
@@ -38,7 +38,7 @@ class permutation {
     std::uint64_t size() const noexcept { return size_; }
     /// The element at `position` (below `size`).
     std::uint64_t operator()(std::uint64_t position) const noexcept;
-    /// The position of `element` (below `size`): the inverse, at the same cost.
+    /// The position of `element` (below `size`): the inverse, at the same expected cost.
     std::uint64_t position_of(std::uint64_t element) const noexcept;
 
  private:
@@ -108,8 +108,8 @@ class sampler {
 
     /// Every row once, from a small part of the data at a time: chunks of consecutive rows in shuffled order,
     /// and the rows of some 16 chunks (a window) shuffled among each other before those of the next window.
-    /// For data that storage or the page cache reads faster in large pieces. Takes no memory; every position
-    /// costs the same.
+    /// For data that storage or the page cache reads faster in large pieces. Takes no memory. Any position
+    /// can be computed directly.
     ///
     /// A chunk has window_rows / 16 rows, at least one. In each epoch the first chunk begins at another row,
     /// and chunks wrap around the end of the data; the last one may be shorter. A window has at most
