@@ -18,7 +18,10 @@ function(pinflow_find_cuda result)
   include(CheckLanguage)
   check_language(CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
-    set(${result} "nvcc does not work with this host compiler (see CMakeFiles/CMakeError.log)" PARENT_SCOPE)
+    set(log "CMakeFiles/CMakeConfigureLog.yaml, or CMakeError.log before CMake 3.26")
+    set(${result}
+      "CMake's test of nvcc failed, perhaps because nvcc does not support this host compiler (see ${log})"
+      PARENT_SCOPE)
     return()
   endif()
   execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE answer ERROR_QUIET)
