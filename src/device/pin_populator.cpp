@@ -81,9 +81,9 @@ void pin_populator::run() noexcept {
     }
 }
 
-/// Reads cold pages of a read-only file mapping from the disk on this thread. All other pages are brought in
-/// with all cores. Pages of files and of shared memory are only read, because a write would change the file.
-/// For pages that a truncated file has lost, the registration reports the error.
+/// Brings in read-only pages on this thread, all other pages with all cores. Pages of files and of shared
+/// memory are only read, because a write would change the file. For pages that a truncated file has lost, the
+/// registration reports the error.
 void pin_populator::populate(const request& wanted) const noexcept {
     const int how = wanted.read_only || wanted.shared ? populate_read : populate_write;
     const std::span<const std::byte> pages = wanted.pages;
