@@ -14,10 +14,10 @@
 /// To a float: every source is rounded once, to nearest, ties to even (IEEE 754-2019, 4.3.1). A value that
 /// rounds beyond the largest finite number becomes infinite. In float8_e4m3fn, which has no infinities, it
 /// becomes NaN, as in ml_dtypes (non-saturating in the OCP 8-bit Floating Point Specification (OFP8) 1.0). A
-/// NaN becomes a quiet NaN with the same sign, and with the payload as far as it fits (IEEE 754-2019, 6.2.3);
-/// bfloat16 and the 8-bit floats hold no payload, as in ml_dtypes. To an integer: truncated toward zero; a
-/// value out of range becomes the nearest limit, and NaN becomes 0. To bool: true if not zero. Complex
-/// numbers: each part separately.
+/// NaN becomes a quiet NaN with the same sign, and with the payload as far as it fits (IEEE 754-2019, 6.2.3).
+/// Conversions to bfloat16, and to and from 8-bit floats, drop the payload, as in ml_dtypes. To an integer:
+/// truncated toward zero; a value out of range becomes the nearest limit, and NaN becomes 0. To bool: true if
+/// not zero. Complex numbers: each part separately.
 ///
 /// The floating-point environment must be the default: rounding to nearest, subnormals not flushed.
 namespace pinflow::detail {
