@@ -67,8 +67,8 @@ class device_buffer {
     detail::empty_on_move<std::byte*> data_ = nullptr;
     detail::empty_on_move<std::uint64_t> size_bytes_ = 0;
     std::optional<stream_view> stream_;
-    /// The stream, unless it is foreign. On the host, without a resource, only watched: nothing is ordered
-    /// once it has ended, and a kept stream would keep its thread.
+    /// Keeps the stream alive until the memory is released. Null for a foreign stream. Also null on the host
+    /// without a resource: there `watched_` suffices, and keeping the stream would keep its thread.
     std::shared_ptr<detail::shared_stream> kept_;
     std::weak_ptr<detail::shared_stream> watched_;
     std::shared_ptr<memory_resource> resource_;

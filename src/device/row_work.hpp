@@ -59,8 +59,8 @@ struct row_transfer {
     /// For equal indices, a gather reads only the row of the first index. A scatter may write all of their
     /// rows, but only the last one is valid (for a sum, the first).
     bool compact = false;
-    /// On CUDA, the number of thread blocks if host memory is read or written. 0: enough blocks for all rows
-    /// at once.
+    /// On CUDA, the number of thread blocks if host memory is read or written. 0: the kernel's default, at
+    /// most 16 per SM.
     unsigned blocks = 0;
 };
 

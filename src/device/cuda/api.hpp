@@ -80,7 +80,7 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 /// @return cudaSuccess if all enqueued work is done, cudaErrorNotReady if it is not.
 [[nodiscard]] cudaError_t query_stream(cudaStream_t stream) noexcept;
 /// Whether the stream is being captured into a graph. The legacy default stream counts as captured while any
-/// stream is that it would wait for.
+/// stream that it would wait for is being captured.
 [[nodiscard]] cudaError_t is_capturing(bool& answer, cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t launch_host_function(cudaStream_t stream, cudaHostFn_t function,
                                                void* data) noexcept;
