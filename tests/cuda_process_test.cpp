@@ -193,6 +193,17 @@ int gather_without_clusters() {
     return right ? 0 : 1;
 }
 
+/// Kernels cannot be loaded: prints an error for a GPU without code, and one for another failure.
+int fail_to_load_kernels() {
+    for (const cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorMemoryAllocation}) {
+        const detail::cuda::scoped_failure_hook hook([status](std::string_view call) {
+            return call == "cudaFuncGetAttributes" ? status : cudaSuccess;
+        });
+        std::printf("%s\n", sentence_of<device_error>([] { device::cuda(0); }).c_str());
+    }
+    return 0;
+}
+
 struct outcome {
     int status = -1;
     std::string output;
@@ -246,6 +257,7 @@ int run_as_child(std::string_view name) {
     if (name == "primary") return stream_in_primary_context();
     if (name == "blocked") return stream_beside_a_blocked_stream();
     if (name == "clusterless") return gather_without_clusters();
+    if (name == "unloadable") return fail_to_load_kernels();
     std::fprintf(stderr, "no child of that name\n");
     return 2;
 }
@@ -362,6 +374,19 @@ TEST_CASE("cuda process: without clusters, rows are gathered by single thread bl
     INFO(child.output);
     CHECK(child.status == 0);
     CHECK(child.output == "asked 1, 40 batches right, route direct, 0 launched in pairs\n");
+}
+
+TEST_CASE("cuda process: only a build without code for the GPU is called one") {
+    const outcome child = run_child("unloadable");
+    INFO(child.output);
+    CHECK(child.status == 0);
+    const std::size_t second = child.output.find('\n') + 1;
+    CHECK(contains_all(
+        child.output.substr(0, second),
+        {"cannot use cuda:0", "no code for its compute capability", "cudaErrorNoKernelImageForDevice"}));
+    CHECK(contains_all(child.output.substr(second),
+                       {"cannot load kernels on cuda:0", "cudaErrorMemoryAllocation"}));
+    CHECK_FALSE(contains(child.output.substr(second), "no code"));
 }
 
 TEST_CASE(

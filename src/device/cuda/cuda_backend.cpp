@@ -49,9 +49,12 @@ class backend final : public device_backend {
         check(device_properties(properties, device), "cannot read the properties of cuda:{}", device);
         model_ = properties.name;
         multiprocessors_ = static_cast<unsigned>(properties.multiProcessorCount);
-        check(context_.run([] { return kernel_runs(digest_samples()); }),
-              "cannot use cuda:{} ({}): this build has no code for its compute capability {}.{}", device,
-              model_, properties.major, properties.minor);
+        const cudaError_t loaded = context_.run([] { return kernel_runs(digest_samples()); });
+        if (loaded == cudaErrorNoKernelImageForDevice || loaded == cudaErrorInvalidDeviceFunction) {
+            check(loaded, "cannot use cuda:{} ({}): this build has no code for its compute capability {}.{}",
+                  device, model_, properties.major, properties.minor);
+        }
+        check(loaded, "cannot load kernels on cuda:{} ({})", device, model_);
         check(context_.run([&] { return create_pool(pool_, device, pool_keeps_bytes); }),
               "cannot create a memory pool on cuda:{}", device);
         row_kernels_.emplace(pool_, multiprocessors_);
