@@ -87,7 +87,7 @@ TEST_CASE(
     "array: too many elements are refused, in each order of the axes, also beside an axis of length 0") {
     CHECK(contains_all(sentence_of<invalid_argument>(
                            [] { pinflow::element_count(shape_vector{power_of_two(32), power_of_two(32)}); }),
-                       {"(4294967296, 4294967296)", "more than 2^64 elements"}));
+                       {"(4294967296, 4294967296)", "is too large", "2^64 or more"}));
     CHECK_THROWS_AS(pinflow::element_count(shape_vector{power_of_two(40), power_of_two(40), 0}),
                     invalid_argument);
     CHECK_THROWS_AS(pinflow::element_count(shape_vector{power_of_two(40), 0, power_of_two(40)}),

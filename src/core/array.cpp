@@ -74,7 +74,8 @@ bool is_packed(const array_view& view, const std::vector<std::int64_t>& packed) 
 std::uint64_t element_count(std::span<const std::uint64_t> shape) {
     const auto count = extended_product(shape, 1);
     if (!count) {
-        throw invalid_argument(fmt::format("the shape {} has more than 2^64 elements", to_string(shape)));
+        throw invalid_argument(fmt::format(
+            "the shape {} is too large: its non-zero lengths multiply to 2^64 or more", to_string(shape)));
     }
     return std::ranges::find(shape, 0u) == shape.end() ? *count : 0;
 }
