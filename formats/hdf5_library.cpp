@@ -24,9 +24,9 @@ std::mutex library_mutex;
 
 /// Text of the library, which may quote the file, made safe for messages.
 std::string printable(const char* text) {
-    constexpr std::size_t longest = 200;
+    constexpr std::size_t max_length = 200;
     std::string result;
-    for (; text != nullptr && *text != '\0' && result.size() < longest; ++text) {
+    for (; text != nullptr && *text != '\0' && result.size() < max_length; ++text) {
         result += *text >= ' ' && *text <= '~' ? *text : '?';
     }
     return result;

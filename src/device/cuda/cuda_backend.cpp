@@ -25,8 +25,8 @@ namespace pinflow::detail {
 namespace cuda {
 namespace {
 
-/// The oldest supported compute capability: no build has code for older devices.
-constexpr int oldest_capability = 8;
+/// The lowest supported compute capability: no build has code for older devices.
+constexpr int min_capability = 8;
 /// Freed device memory that the pool keeps for later allocations. The rest returns to the driver at the next
 /// synchronisation, for use by others in the process.
 constexpr std::uint64_t pool_keeps_bytes = std::uint64_t{64} << 20;
@@ -490,10 +490,10 @@ class backend final : public device_backend {
                           arguments, stream);
         }
         // parts are small enough for a batch to occupy every SM, and large enough to need few atomics
-        constexpr std::uint64_t min_part = 4096;
-        constexpr std::uint64_t largest_part = 65536;
+        constexpr std::uint64_t min_part_bytes = 4096;
+        constexpr std::uint64_t max_part_bytes = 65536;
         const std::uint64_t even = rows * array.row_size_bytes / (std::uint64_t{multiprocessors_} * 64);
-        work.part_bytes = std::clamp(even / 16 * 16, min_part, largest_part);
+        work.part_bytes = std::clamp(even / 16 * 16, min_part_bytes, max_part_bytes);
         work.parts = (array.row_size_bytes + work.part_bytes - 1) / work.part_bytes;
         if (work.parts > 1) {
             const cudaError_t status = cuda::fill_zero(hashes, rows * sizeof(std::uint64_t), stream);
@@ -548,7 +548,7 @@ int cuda_device_count(std::string* none_reason) noexcept {
     if (status == cudaSuccess && count > 0) {
         status = cuda::device_attribute(capability, cudaDevAttrComputeCapabilityMajor, 0);
     }
-    const bool usable = status == cudaSuccess && count > 0 && capability >= cuda::oldest_capability;
+    const bool usable = status == cudaSuccess && count > 0 && capability >= cuda::min_capability;
     if (usable) return count;
     if (none_reason != nullptr) {
         try {
@@ -559,7 +559,7 @@ int cuda_device_count(std::string* none_reason) noexcept {
             } else {
                 *none_reason =
                     fmt::format("cuda:0 has compute capability {}; {}.0 is the oldest that pinflow supports",
-                                capability, cuda::oldest_capability);
+                                capability, cuda::min_capability);
             }
         } catch (const std::exception&) {
             none_reason->clear();

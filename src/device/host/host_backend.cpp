@@ -213,8 +213,8 @@ class host final : public device_backend {
 
     std::byte* keep(std::uint64_t size_bytes) {
         // small allocations of row exchanges skip the check because of its cost
-        constexpr std::uint64_t asked_from_bytes = std::uint64_t{8} << 20;
-        if (size_bytes >= asked_from_bytes)
+        constexpr std::uint64_t min_checked_bytes = std::uint64_t{8} << 20;
+        if (size_bytes >= min_checked_bytes)
             require_memory(size_bytes, fmt::format("cannot allocate a buffer of {} bytes", size_bytes),
                            "use smaller batches or buffers");
         memory_region region = memory_region::anonymous(size_bytes);
