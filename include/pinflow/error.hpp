@@ -55,7 +55,7 @@ class data_changed : public error {
     using error::error;
 };
 
-/// Every slot of a loader is held by the consumer, so that no further batch can ever arrive.
+/// Every slot of a loader is leased by the consumer, so that no further batch can ever arrive.
 class all_slots_leased : public error {
  public:
     using error::error;

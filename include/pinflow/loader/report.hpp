@@ -54,8 +54,8 @@ struct loader_report {
     std::chrono::nanoseconds file_wait{};
     std::chrono::nanoseconds cpu_wait{};
     std::chrono::nanoseconds link_wait{};
-    /// Time the loader was idle because the consumer or its streams held every slot, or the consumer had not
-    /// yet taken the last batch.
+    /// Time the loader was idle because every slot was leased or in use by the consumer's streams, or because
+    /// the consumer had not yet taken the last batch.
     std::chrono::nanoseconds consumer_wait{};
     /// Batches that were ready when `next` was called: their mean and maximum. If the maximum stays below
     /// `slots`, fewer slots suffice. A mean near 0 means that the consumer is faster than the loader.
