@@ -114,15 +114,28 @@ std::vector<taken_memory> calls_in_flight::take(stream_view stream, std::size_t 
         end_passed();
         if (!can_take(handle, count)) await_some(lock, handle);
     }
-    for (call_memory& each : memory_) {
-        if (taken.size() == count) break;
-        if (each.state_ != state::free) continue;
-        each.state_ = state::taken;
-        each.stream_ = handle;
-        *each.errors_ = {};
-        taken.emplace_back(*this, each);
+    while (taken.size() < count) {
+        call_memory& next = *last_used_free();
+        next.state_ = state::taken;
+        next.stream_ = handle;
+        *next.errors_ = {};
+        taken.emplace_back(*this, next);
     }
     return taken;
+}
+
+/// The free memory that was used last, which is most likely still in the CPU's caches. There must be some.
+call_memory* calls_in_flight::last_used_free() noexcept {
+    call_memory* found = nullptr;
+    for (call_memory& each : memory_) {
+        if (each.state_ == state::free && (found == nullptr || each.number_ > found->number_)) found = &each;
+    }
+    return found;
+}
+
+void calls_in_flight::collect() {
+    const std::lock_guard lock(mutex_);
+    end_passed();
 }
 
 void calls_in_flight::give_back(call_memory& memory) noexcept {

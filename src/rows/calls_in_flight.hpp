@@ -138,6 +138,10 @@ class calls_in_flight {
     /// Returns memory that no stream uses.
     void give_back(call_memory& memory) noexcept;
 
+    /// Frees the memory of calls that their streams have passed, for the next call. Otherwise `take` does so
+    /// only when no other memory is left.
+    void collect();
+
     /// Throws the error of the oldest listed call that has ended with one. Throws each error once.
     /// @throws invalid_argument for wrong indices, or the exception given to `pending_call::add`.
     void check();
@@ -154,6 +158,7 @@ class calls_in_flight {
     std::size_t count_of(state which) const noexcept;
     bool can_take(void* stream, std::size_t count) const noexcept;
     const call_memory* oldest_in_flight(void* stream) const noexcept;
+    call_memory* last_used_free() noexcept;
     void end_passed();
     void end(call_memory& memory) noexcept;
     void await_some(std::unique_lock<std::mutex>& lock, void* stream);

@@ -165,6 +165,7 @@ void exchange_state::run(row_direction direction, const row_batch& only, duplica
     try {
         const pending_calls pending = enqueue(request, *calls);
         own_stream_.synchronize();
+        calls->collect();
         for (const std::shared_ptr<pending_call>& call : pending)
             calls->check(*call);
     } catch (...) {
