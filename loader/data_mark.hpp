@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -48,7 +49,11 @@ class data_mark {
 /// Marks that are reused once no slot refers to them. For one thread at a time.
 class data_marks {
  public:
-    explicit data_marks(const pinflow::device& device) : device_(device) {}
+    /// Makes `count` marks at once. `take` makes more only if all of them are referred to.
+    data_marks(const pinflow::device& device, std::size_t count) : device_(device) {
+        for (std::size_t i = 0; i < count; ++i)
+            all_.push_back(std::make_shared<data_mark>(device));
+    }
 
     std::shared_ptr<data_mark> take() {
         for (const auto& mark : all_) {

@@ -85,6 +85,7 @@ slot_pool::slot_pool(const slot_sizes& sizes, std::vector<std::shared_ptr<const 
         made->index = i;
         made->host_side = side_of(host_sides_.data(), sizes.host_side_bytes, i);
         made->device_side = side_of(device_sides_.data(), sizes.device_side_bytes, i);
+        made->uses.emplace_back(device_);  // most batches are read on one stream
         free_.push_back(made.get());
         slots_.push_back(std::move(made));
     }

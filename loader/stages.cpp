@@ -52,7 +52,7 @@ std::vector<read_job> parts_of(std::span<const read_job> jobs) {
 
 stages::stages(const parts& what, std::size_t max_groups)
     : what_(what),
-      marks_(what.pool.device()),
+      marks_(what.pool.device(), what.pool.slot_count()),
       streams_{stream(what.pool.device()), stream(what.pool.device())},
       lists_(what.pool.device()),
       lists_done_(what.pool.device()) {
