@@ -427,13 +427,14 @@ TEST_CASE("cuda: pinned memory that cannot be registered is allocated by CUDA") 
         if (call == "cudaHostRegister") return cudaErrorMemoryAllocation;
         return allocate_too && call == "cudaHostAlloc" ? cudaErrorMemoryAllocation : cudaSuccess;
     });
+    constexpr std::uint64_t size_bytes = 4 * mebibyte;  // small pieces come from slabs
     {
-        const pinned_buffer memory(1 << 20, gpu);
+        const pinned_buffer memory(size_bytes, gpu);
         CHECK(std::ranges::all_of(memory.bytes(), [](std::byte byte) { return byte == std::byte{0}; }));
     }
     allocate_too = true;
-    CHECK(contains(sentence_of<device_error>([&] { pinned_buffer(1 << 20, gpu); }),
-                   "cannot page-lock 1048576 bytes: cudaErrorMemoryAllocation"));
+    CHECK(contains(sentence_of<device_error>([&] { pinned_buffer(size_bytes, gpu); }),
+                   "cannot page-lock 4194304 bytes: cudaErrorMemoryAllocation"));
 }
 
 // ---- what waits for a stream that is stuck ------------------------------------------------------

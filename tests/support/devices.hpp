@@ -36,24 +36,31 @@ class gate {
     gate& operator=(const gate&) = delete;
     ~gate() { open(); }
 
-    void open() {
+    void open() const {
         {
-            const std::lock_guard lock(*mutex_);
-            open_ = true;
+            const std::lock_guard lock(state_->mutex);
+            state_->open = true;
         }
-        opened_.notify_all();
+        state_->opened.notify_all();
     }
-    void wait() {
-        std::unique_lock lock(*mutex_);
-        opened_.wait(lock, [&] { return open_; });
+    void wait() const { state_->wait(); }
+    /// A function that waits, and may be called after the gate has been destroyed.
+    auto waiter() const {
+        return [state = state_] { state->wait(); };
     }
 
  private:
-    /// On the heap: ThreadSanitizer is not told when a std::mutex ends, and takes a later one at the same
-    /// address of the stack for the same.
-    std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
-    std::condition_variable opened_;
-    bool open_ = false;
+    struct state {
+        void wait() {
+            std::unique_lock lock(mutex);
+            opened.wait(lock, [&] { return open; });
+        }
+        std::mutex mutex;
+        std::condition_variable opened;
+        bool open = false;
+    };
+    /// Shared, because a thread that was released may still be leaving `wait` when the gate is destroyed.
+    std::shared_ptr<state> state_ = std::make_shared<state>();
 };
 
 /// Marks tests that compute-sanitizer cannot run: they block one stream and wait for another. Under the tool,
@@ -65,8 +72,8 @@ inline const auto blocks_a_stream = doctest::test_suite("blocked stream");
 inline const auto blocks_copies = doctest::test_suite("copies behind a blocked stream");
 
 /// Everything enqueued on `stream` after this starts when `gate` opens.
-inline void hold(pinflow::stream_view stream, gate& gate) {
-    stream.host_function_async([&gate] { gate.wait(); });
+inline void hold(pinflow::stream_view stream, const gate& gate) {
+    stream.host_function_async(gate.waiter());
 }
 
 /// Device memory, brought to the host in `stream`'s order.
