@@ -52,7 +52,7 @@ struct id_lists {
         stream.synchronize();
     }
     row_ids ids(bool in_device_memory) const {
-        if (!in_device_memory) return row_ids(std::span<const std::uint64_t>(on_host));
+        if (!in_device_memory) return {std::span<const std::uint64_t>(on_host)};
         return row_ids::on_device(on_device.data(), on_host.size());
     }
     std::vector<std::uint64_t> on_host;
@@ -64,7 +64,7 @@ figures measure(const stream& stream, Call call) {
     figures found;
     for (int i = -10; i < calls; ++i) {
         const auto start = clock::now();
-        call(static_cast<std::size_t>(i + 10));
+        call(static_cast<std::size_t>(i) + 10);
         const double host = microseconds_since(start);
         stream.synchronize();
         if (i < 0) continue;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "pinflow/rows.hpp"
 #include "src/rows/transfer_planner.hpp"
@@ -12,13 +13,17 @@ enum class row_direction : std::uint8_t { gather, scatter };
 
 /// What all calls of a row exchange share.
 struct exchange_setup {
+    exchange_setup(row_table of_table, pinflow::device of_device, const row_exchange_options& of_options,
+                   std::uint64_t staging)
+        : table(std::move(of_table)), device(of_device), options(of_options), staging_bytes(staging) {}
+
     row_table table;
     pinflow::device device;
     row_exchange_options options;
     /// As in the options, or less if memory is short.
-    std::uint64_t staging_bytes = 0;
+    std::uint64_t staging_bytes;
     /// Why the device cannot read the table in place; empty if it can.
-    std::string not_reached_reason{};
+    std::string not_reached_reason;
     unsigned threads = 1;  ///< of the staged route
 
     /// Whether the table lies in a file. If the file is truncated, the CPU faults on the lost pages, even if

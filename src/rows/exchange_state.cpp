@@ -26,8 +26,9 @@ constexpr std::uint64_t max_buffers = 16;
 constexpr std::uint64_t max_rows_of_call = std::numeric_limits<std::uint32_t>::max();
 
 /// @throws invalid_argument for options that no exchange can have.
-const row_exchange_options& checked(const row_exchange_options& options) {
-    if (!(options.staged_share >= 0 && options.staged_share < 1)) {
+row_exchange_options checked(const row_exchange_options& options) {
+    const bool is_share = options.staged_share >= 0 && options.staged_share < 1;
+    if (!is_share) {
         throw invalid_argument(fmt::format(
             "the staged share of the hybrid route must be 0 (the planner's) or more, and below 1, not {}",
             options.staged_share));
@@ -77,10 +78,7 @@ std::uint64_t exchange_setup::staging_buffer_bytes() const noexcept {
 }
 
 exchange_state::exchange_state(row_table table, pinflow::device device, const row_exchange_options& options)
-    : setup_{.table = std::move(table),
-             .device = device,
-             .options = checked(options),
-             .staging_bytes = within_memory(options.staging_bytes)},
+    : setup_(std::move(table), device, checked(options), within_memory(options.staging_bytes)),
       calls_(std::make_shared<calls_in_flight>(device, options.max_batch_rows, calls_within_memory(options))),
       workers_(options.threads),
       arena_(static_cast<int>(workers_.count())),

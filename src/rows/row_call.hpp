@@ -81,7 +81,7 @@ class row_call {
     /// The errors of indices that the device has found. For work in the order of the call's stream.
     const index_errors* found_errors() const noexcept { return memory_->errors(); }
 
-    staging_rings::taken_ring ring{};  ///< of the staged transfer
+    staging_rings::taken_ring ring;  ///< of the staged transfer
 
     /// Puts the call in flight: its memory is in use until its stream has completed the work enqueued so far.
     void finish();
@@ -103,7 +103,7 @@ class row_call {
     transfer_plan plan_{};
     device_scratch scratch_{};
     row_transfer transfer_{};
-    std::shared_ptr<pending_call> errors_{};  ///< null: no error is possible
+    std::shared_ptr<pending_call> errors_;  ///< null: no error is possible
     empty_on_move<bool> has_begun_ = false;
 };
 

@@ -37,11 +37,12 @@ class gate {
     ~gate() { open(); }
 
     void open() const {
+        const std::shared_ptr<state> kept = state_;  // who was released may destroy the gate
         {
-            const std::lock_guard lock(state_->mutex);
-            state_->open = true;
+            const std::lock_guard lock(kept->mutex);
+            kept->open = true;
         }
-        state_->opened.notify_all();
+        kept->opened.notify_all();
     }
     void wait() const { state_->wait(); }
     /// A function that waits, and may be called after the gate has been destroyed.
