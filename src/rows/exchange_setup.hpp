@@ -13,9 +13,12 @@ enum class row_direction : std::uint8_t { gather, scatter };
 
 /// What all calls of a row exchange share.
 struct exchange_setup {
-    exchange_setup(row_table of_table, pinflow::device of_device, const row_exchange_options& of_options,
+    exchange_setup(row_table of_table, pinflow::device of_device, row_exchange_options of_options,
                    std::uint64_t staging)
-        : table(std::move(of_table)), device(of_device), options(of_options), staging_bytes(staging) {}
+        : table(std::move(of_table)),
+          device(of_device),
+          options(std::move(of_options)),
+          staging_bytes(staging) {}
 
     row_table table;
     pinflow::device device;
