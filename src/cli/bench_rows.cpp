@@ -17,6 +17,7 @@
 #include "src/cli/bench_words.hpp"
 #include "src/cli/output.hpp"
 #include "src/core/checked.hpp"
+#include "src/rows/tuning.hpp"
 
 namespace pinflow::cli {
 
@@ -75,8 +76,8 @@ struct sizes {
     }
     /// Rows of the largest call: of a group, or of a group that `plan` measures.
     std::uint64_t max_call_rows() const {
-        constexpr std::uint64_t max_measured_rows = std::uint64_t{1} << 20;
-        return std::max(batch_rows * together(), std::min(batch_rows * max_group, max_measured_rows));
+        return std::max(batch_rows * together(),
+                        detail::measured_rows(row_bytes, detail::saturated(batch_rows, max_group)));
     }
     std::uint64_t batch_bytes() const { return batch_rows * row_bytes; }
     std::uint64_t table_bytes() const { return row_count * row_bytes; }

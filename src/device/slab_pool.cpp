@@ -1,7 +1,6 @@
 #include "src/device/slab_pool.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <utility>
 

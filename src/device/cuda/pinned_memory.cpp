@@ -27,6 +27,7 @@ constexpr int populate_write = 23;  // Linux 5.14, newer than some C libraries
 
 constexpr std::uint64_t page_bytes = 4096;
 constexpr std::uint64_t slab_bytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t max_small_bytes = slab_bytes / 4;  ///< larger pieces are allocated by themselves
 
 /// Throws if the system lacks this much memory: locking it would not fail, but make the system kill a
 /// process.
@@ -63,7 +64,7 @@ void populate(std::byte* data, std::uint64_t size_bytes) {
 }  // namespace
 
 std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
-    return size_bytes <= slab_bytes / 4 ? allocate_small(size_bytes) : allocate_pages(size_bytes);
+    return size_bytes <= max_small_bytes ? allocate_small(size_bytes) : allocate_pages(size_bytes);
 }
 
 std::byte* pinned_memory::allocate_small(std::uint64_t size_bytes) {
