@@ -21,10 +21,10 @@ class call_transfer {
 
     /// Whether it needs the order that row_call::prepare_order makes.
     virtual bool needs_order(const row_call& /*call*/) const { return true; }
-    /// Takes what it needs for the call. Comes before any part has enqueued the copies of its rows, so that
-    /// parts do not wait for each other.
+    /// Takes the staging buffers that the call needs. Called for all parts before any of them enqueues its
+    /// rows, so that parts do not wait for each other.
     virtual void begin(row_call& /*call*/) {}
-    /// Enqueues the copies of the rows at `begin` ... `end` - 1 of the order.
+    /// Enqueues the copies of the rows at `begin` ... `end` - 1 of the order, at least one.
     virtual void move(row_call& call, std::uint64_t begin, std::uint64_t end) = 0;
 };
 

@@ -30,7 +30,6 @@ class kernel_transfer final : public call_transfer {
     explicit kernel_transfer(const exchange_setup& setup) : setup_(setup) {}
 
     void move(row_call& call, std::uint64_t begin, std::uint64_t end) override {
-        if (begin == end) return;
         row_transfer transfer = call.transfer();
         transfer.begin = begin;
         transfer.end = end;

@@ -65,9 +65,7 @@ class staged_transfer final : public call_transfer {
     }
 
     void move(row_call& call, std::uint64_t begin, std::uint64_t end) override {
-        if (begin == end) {
-            // the order has too few rows
-        } else if (!needs_order(call)) {
+        if (!needs_order(call)) {
             gather_unsorted(call, begin, end);
         } else if (call.is_gather()) {
             gather(call, begin, end);
@@ -96,6 +94,20 @@ class staged_transfer final : public call_transfer {
             piece.end = std::min(at + rows_of_buffer, rows.end);
             enqueue(call.ring->next(), piece);
         }
+    }
+
+    /// Enqueues `work` of the CPU on a buffer. Its exception becomes the call's error. Does nothing if the
+    /// device has found wrong indices.
+    template <typename Work>
+    static void enqueue_on_cpu(row_call& call, const staging_ring::buffer& buffer, Work work) {
+        buffer.cpu.host_function_async([errors = call.errors(), wrong = call.found_errors(), work] {
+            if (refused(*wrong)) return;
+            try {
+                work();
+            } catch (...) {
+                errors->add(std::current_exception());
+            }
+        });
     }
 
     const exchange_setup& setup_;
@@ -127,31 +139,26 @@ void staged_transfer::gather_unsorted(row_call& call, std::uint64_t begin, std::
     const row_parts& parts = call.transfer().parts;
     const std::uint64_t row_bytes = setup_.table.row_size_bytes();
     unsigned part = 0;
-    for_pieces(
-        call, {{call.host_ids(), call.count()}, begin, end, row_bytes},
-        [&](staging_ring::buffer& buffer, const row_piece& piece) {
-            buffer.cpu.wait(buffer.free);
-            buffer.cpu.host_function_async([this, piece, errors = call.errors(), to = buffer.host.data()] {
-                try {
-                    gather_piece(piece, kept_duplicate::all, to);
-                } catch (...) {
-                    errors->add(std::current_exception());
-                }
-            });
-            buffer.filled.record(buffer.cpu);
-            ring.copies().wait(buffer.filled);
-            for (std::uint64_t at = piece.begin; at < piece.end;) {
-                while (at >= parts.first[part + 1])
-                    ++part;
-                const std::uint64_t last = std::min(piece.end, parts.first[part + 1]);
-                copy_to_device_async(
-                    parts.rows[part] + (at - parts.first[part]) * row_bytes,
-                    {buffer.host.data() + (at - piece.begin) * row_bytes, (last - at) * row_bytes},
-                    ring.copies());
-                at = last;
-            }
-            buffer.free.record(ring.copies());
-        });
+    for_pieces(call, {{call.host_ids(), call.count()}, begin, end, row_bytes},
+               [&](staging_ring::buffer& buffer, const row_piece& piece) {
+                   buffer.cpu.wait(buffer.free);
+                   enqueue_on_cpu(call, buffer, [this, piece, to = buffer.host.data()] {
+                       gather_piece(piece, kept_duplicate::all, to);
+                   });
+                   buffer.filled.record(buffer.cpu);
+                   ring.copies().wait(buffer.filled);
+                   for (std::uint64_t at = piece.begin; at < piece.end;) {
+                       while (at >= parts.first[part + 1])
+                           ++part;
+                       const std::uint64_t last = std::min(piece.end, parts.first[part + 1]);
+                       copy_to_device_async(
+                           parts.rows[part] + (at - parts.first[part]) * row_bytes,
+                           {buffer.host.data() + (at - piece.begin) * row_bytes, (last - at) * row_bytes},
+                           ring.copies());
+                       at = last;
+                   }
+                   buffer.free.record(ring.copies());
+               });
 }
 
 /// Enqueues the copy of the order's indices to host memory. They can be read once the copy stream has passed.
@@ -172,15 +179,8 @@ void staged_transfer::gather(row_call& call, std::uint64_t begin, std::uint64_t 
     const kept_duplicate which = call.transfer().order.sorted ? kept_duplicate::first : kept_duplicate::all;
     for_pieces(call, all, [&](staging_ring::buffer& buffer, const row_piece& piece) {
         buffer.cpu.wait(buffer.free);
-        buffer.cpu.host_function_async([this, piece, errors = call.errors(), wrong = call.found_errors(),
-                                        which, to = buffer.host.data()] {
-            if (refused(*wrong)) return;
-            try {
-                gather_piece(piece, which, to);
-            } catch (...) {
-                errors->add(std::current_exception());
-            }
-        });
+        enqueue_on_cpu(call, buffer,
+                       [this, piece, which, to = buffer.host.data()] { gather_piece(piece, which, to); });
         buffer.filled.record(buffer.cpu);
         ring.copies().wait(buffer.filled);
         const std::uint64_t size_bytes = (piece.end - piece.begin) * piece.row_size_bytes;
@@ -202,14 +202,8 @@ void staged_transfer::scatter(row_call& call, std::uint64_t begin, std::uint64_t
         copy_to_host_async(buffer.host.bytes().first(size_bytes), buffer.on_device.data(), ring.copies());
         buffer.filled.record(ring.copies());
         buffer.cpu.wait(buffer.filled);
-        buffer.cpu.host_function_async([this, piece, errors = call.errors(), wrong = call.found_errors(),
-                                        which, from = buffer.host.data()] {
-            if (refused(*wrong)) return;
-            try {
-                scatter_piece(piece, which, from);
-            } catch (...) {
-                errors->add(std::current_exception());
-            }
+        enqueue_on_cpu(call, buffer, [this, piece, which, from = buffer.host.data()] {
+            scatter_piece(piece, which, from);
         });
         buffer.free.record(buffer.cpu);
     });
