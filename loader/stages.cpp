@@ -357,7 +357,9 @@ void stages::deliver(slot_group& group) {
     give_back(group);
 }
 
-void stages::enqueue_lists(std::span<slot* const> slots, stream_view stream) {
+/// Enqueues row lists and held arrays on their own stream.
+/// @return whether there are any.
+bool stages::enqueue_lists(std::span<slot* const> slots) {
     bool has_lists = false;
     for (const auto& transfer : what_.transfers)
         has_lists = transfer->enqueue_lists(slots, lists_) || has_lists;
@@ -365,22 +367,23 @@ void stages::enqueue_lists(std::span<slot* const> slots, stream_view stream) {
         what_.held->enqueue(slots, lists_);
         has_lists = true;
     }
-    if (!has_lists) return;
-    lists_done_.record(lists_);
-    stream.wait(lists_done_);
+    if (has_lists) lists_done_.record(lists_);
+    return has_lists;
 }
 
 void stages::enqueue(std::span<slot* const> slots, slot_group& group) {
     const bool on_host = what_.pool.device().kind() == device_kind::host;
     if (on_host && group.copies.empty()) return;
     const stream_view stream = streams_[next_stream_++ % streams_.size()];
-    enqueue_lists(slots, stream);
+    const bool has_lists = enqueue_lists(slots);
     if (group.copies.size() == 1) {
         const copy_range& whole = group.copies[0];
         copy_to_device_async(whole.destination, {whole.source, whole.size_bytes}, stream);
     } else if (!group.copies.empty()) {
         copy_batch_to_device_async(group.copies, stream);
     }
+    // not before the copies, which need no lists
+    if (has_lists) stream.wait(lists_done_);
     for (const auto& transfer : what_.transfers)
         transfer->enqueue(slots, stream);
     const std::shared_ptr<data_mark> mark = marks_.take();

@@ -82,7 +82,7 @@ class stages {
     /// @return the slots that completed an epoch: all of its batches are filled now.
     std::vector<slot*> end_reads(slot_group& group);
     void enqueue(std::span<slot* const> slots, slot_group& group);
-    void enqueue_lists(std::span<slot* const> slots, stream_view stream);
+    bool enqueue_lists(std::span<slot* const> slots);
 
     parts what_;
     std::uint64_t next_batch_ = 0;   ///< number of the next batch to sample, over all epochs
