@@ -254,6 +254,10 @@ class kernel_transfer final : public registered_transfer {
         const auto [low, high] = std::ranges::minmax_element(extents, {}, &row_extent::data);
         const auto last_rows_bytes = high->row_count * array.row_bytes();
         address_range_ = static_cast<std::uint64_t>(high->data - low->data) + last_rows_bytes;
+        const std::uint64_t max_run_rows =
+            std::min<std::uint64_t>(setup.slot_count, row_parts::max) * setup.max_slot_rows;
+        scratch_ = device_buffer(setup.device.backend().sort_scratch_bytes(max_run_rows, address_range_),
+                                 setup.allocation_stream);
     }
 
     void prepare(slot& filling, slot_group& group) override {
@@ -284,9 +288,10 @@ class kernel_transfer final : public registered_transfer {
             if (part_.sorted) {
                 // sorted by the low bits, which differ between pages of the array; staged rows may come
                 // anywhere
-                setup().device.backend().sort_rows(addresses_.on_device(*run[0]), rows, address_range_,
-                                                   sorted_of(*run[0]), positions_of(*run[0]),
-                                                   lists.native_handle());
+                setup().device.backend().sort_rows(
+                    {addresses_.on_device(*run[0]), rows, address_range_, sorted_of(*run[0]),
+                     positions_of(*run[0]), scratch_.data(), scratch_.size_bytes()},
+                    lists.native_handle());
             }
             has_lists = true;
         });
@@ -331,8 +336,10 @@ class kernel_transfer final : public registered_transfer {
     std::vector<std::vector<std::uint64_t>> missing_ids_;  ///< for each slot
     /// For each slot: whether all its rows are staged, and copied by the copy engine.
     std::vector<std::uint8_t> is_copied_;
+    // of sorted lists
     device_buffer sorted_;
     device_buffer positions_;
+    device_buffer scratch_;
     std::uint64_t address_range_ = 0;
 };
 

@@ -37,14 +37,14 @@ struct logged {
     /// A call of 10 indices to a table of 5 rows, with so many wrong ones, the first at position 3.
     std::shared_ptr<pending_call> add(unsigned outside, unsigned repeated = 0, bool is_listed = true) {
         std::vector<taken_memory> memory = log.take(stream, 1);
-        CHECK(memory[0]->errors()->outside_count == 0);
-        CHECK(memory[0]->errors()->repeated_count == 0);
-        *memory[0]->errors() = {.outside_count = outside,
-                                .outside_complement = ~3ULL,
-                                .repeated_count = repeated,
-                                .repeated_complement = ~4ULL,
-                                .outside_id = 70 + outside,
-                                .repeated_id = 2};
+        CHECK(memory[0]->errors().report->outside_count == 0);
+        CHECK(memory[0]->errors().report->repeated_count == 0);
+        *memory[0]->errors().report = {.outside_count = outside,
+                                       .outside_position = 3,
+                                       .outside_id = 70 + outside,
+                                       .repeated_count = repeated,
+                                       .repeated_position = 4,
+                                       .repeated_id = 2};
         auto call = std::make_shared<pending_call>("rows were not moved", 10, 5, is_listed);
         log.put_in_flight(memory[0], stream, call);
         CHECK_FALSE(memory[0]);
@@ -98,7 +98,7 @@ TEST_CASE(
         gate gate;
         hold(stuck, gate);
         std::vector<taken_memory> memory = with.log.take(stuck, 1);
-        *memory[0]->errors() = {.outside_count = 1, .outside_complement = ~0ULL, .outside_id = 99};
+        *memory[0]->errors().report = {.outside_count = 1, .outside_position = 0, .outside_id = 99};
         with.log.put_in_flight(memory[0], stuck, std::make_shared<pending_call>("late", 1, 1, true));
         CHECK(with.checked().empty());
         with.add(1);
@@ -152,12 +152,12 @@ TEST_CASE("calls_in_flight: a call without errors is not reported, and its memor
     on_each_device([](const device& device) {
         logged with(device, 1);
         std::vector<taken_memory> memory = with.log.take(with.stream, 1);
-        const index_errors* const errors = memory[0]->errors();
-        memory[0]->errors()->outside_count = 1;
+        const index_errors* const errors = memory[0]->errors().report;
+        memory[0]->errors().report->outside_count = 1;
         with.log.put_in_flight(memory[0], with.stream);
         with.stream.synchronize();
         CHECK(with.checked().empty());
-        CHECK(with.log.take(with.stream, 1)[0]->errors() == errors);  // returned at once
+        CHECK(with.log.take(with.stream, 1)[0]->errors().report == errors);  // returned at once
         const auto call = with.add(1);  // nobody asks for its error before its memory is reused
         with.add(0);
         CHECK(contains(with.checked(*call), "the first is 71"));
@@ -187,11 +187,11 @@ TEST_CASE("calls_in_flight: memory is reserved for indices of all calls, and doe
         CHECK(all.size() == 3);
         for (std::size_t i = 0; i < all.size(); ++i) {
             std::fill_n(all[i]->ids(), max_rows, i);
-            all[i]->errors()->outside_id = i;
+            all[i]->errors().report->outside_id = i;
         }
         for (std::size_t i = 0; i < all.size(); ++i) {
             CHECK(std::count(all[i]->ids(), all[i]->ids() + max_rows, i) == max_rows);
-            CHECK(all[i]->errors()->outside_id == i);
+            CHECK(all[i]->errors().report->outside_id == i);
         }
     });
 }
@@ -230,6 +230,7 @@ TEST_CASE("calls_in_flight: a stream with all its calls in flight waits for the 
             calls.take(stream, 1);
             return opened.load();
         });
+        CHECK(waiting.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);
         calls.check();  // does not wait for the thread that waits
         const pinflow::stream other(device);
         CHECK(calls.take(other, 1).size() == 1);

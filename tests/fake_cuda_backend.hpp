@@ -90,20 +90,18 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
 
     void prepare_rows() override { host_.prepare_rows(); }
     void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                    pinflow::detail::index_errors* errors, void* stream) override {
+                    const pinflow::detail::error_memory& errors, void* stream) override {
         host_.check_rows(ids, count, row_count, errors, stream);
     }
-    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
-        host_.sort_rows(ids, count, row_count, sorted_ids, positions, stream);
+    std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) override {
+        return host_.sort_scratch_bytes(count, row_count);
     }
-    void refuse_repeated_rows(const pinflow::detail::row_order& order, pinflow::detail::index_errors* errors,
-                              void* stream) override {
-        host_.refuse_repeated_rows(order, errors, stream);
+    void sort_rows(const pinflow::detail::row_sort& sort, void* stream) override {
+        host_.sort_rows(sort, stream);
     }
-    void record_wrong_ids(const std::uint64_t* ids, pinflow::detail::index_errors* errors,
-                          void* stream) override {
-        host_.record_wrong_ids(ids, errors, stream);
+    void refuse_repeated_rows(const pinflow::detail::row_order& order, const std::uint64_t* ids,
+                              const pinflow::detail::error_memory& errors, void* stream) override {
+        host_.refuse_repeated_rows(order, ids, errors, stream);
     }
     void gather_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
         host_.gather_rows(transfer, stream);

@@ -48,10 +48,9 @@ class locking_backend final : public fake_cuda_backend {
         if (!is_aligned(transfer)) ++unaligned_gathers;
         fake_cuda_backend::gather_rows(transfer, stream);
     }
-    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
+    void sort_rows(const detail::row_sort& sort, void* stream) override {
         ++sorts;
-        fake_cuda_backend::sort_rows(ids, count, row_count, sorted_ids, positions, stream);
+        fake_cuda_backend::sort_rows(sort, stream);
     }
     void gather_held(const detail::held_gather& gather, void* stream) override {
         ++held_gathers;

@@ -45,10 +45,9 @@ class measured_backend final : public fake_cuda_backend {
         }
         return fake_cuda_backend::allocate_pinned(size_bytes);
     }
-    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
+    void sort_rows(const pinflow::detail::row_sort& sort, void* stream) override {
         ++sorts;
-        fake_cuda_backend::sort_rows(ids, count, row_count, sorted_ids, positions, stream);
+        fake_cuda_backend::sort_rows(sort, stream);
     }
     void gather_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
         if (transfer.compact) {

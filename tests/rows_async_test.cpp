@@ -113,14 +113,13 @@ class full_stream_backend final : public fake_cuda_backend {
         fake_cuda_backend::fill_zero(data, size_bytes, stream);
     }
     void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                    detail::index_errors* errors, void* stream) override {
+                    const detail::error_memory& errors, void* stream) override {
         enqueue_on(stream);
         fake_cuda_backend::check_rows(ids, count, row_count, errors, stream);
     }
-    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
+    void sort_rows(const detail::row_sort& sort, void* stream) override {
         enqueue_on(stream);
-        fake_cuda_backend::sort_rows(ids, count, row_count, sorted_ids, positions, stream);
+        fake_cuda_backend::sort_rows(sort, stream);
     }
     void gather_rows(const detail::row_transfer& transfer, void* stream) override {
         enqueue_on(stream);

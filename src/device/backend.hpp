@@ -94,17 +94,18 @@ class device_backend {
     /// launch and waits for all streams. If a stream is held back until that launch returns, this is a
     /// deadlock.
     virtual void prepare_rows() = 0;
-    /// Counts the indices that are `row_count` or more, in *errors.
+    /// Finds the indices that are `row_count` or more. Overwrites *errors.found. `count` is at least 1.
     virtual void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                            index_errors* errors, void* stream) = 0;
+                            const error_memory& errors, void* stream) = 0;
+    /// The scratch memory that sorting up to `count` indices takes.
+    virtual std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) = 0;
     /// Writes the indices in ascending order, and the position of each. Equal indices stay in the order of
-    /// their positions. `count` is below 2^32.
-    virtual void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                           std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) = 0;
-    /// Counts the repeated indices of a sorted order, in *errors.
-    virtual void refuse_repeated_rows(const row_order& order, index_errors* errors, void* stream) = 0;
-    /// Copies the wrong indices from the unsorted `ids` to *errors, by the positions that were found.
-    virtual void record_wrong_ids(const std::uint64_t* ids, index_errors* errors, void* stream) = 0;
+    /// their positions.
+    virtual void sort_rows(const row_sort& sort, void* stream) = 0;
+    /// Adds the repeated indices of a sorted order to *errors.found, which check_rows has written. `ids` are
+    /// the unsorted indices.
+    virtual void refuse_repeated_rows(const row_order& order, const std::uint64_t* ids,
+                                      const error_memory& errors, void* stream) = 0;
     /// Copies rows from the table to the batches, each to its position. In a sorted order, equal indices are
     /// copied to the first position only.
     virtual void gather_rows(const row_transfer& transfer, void* stream) = 0;

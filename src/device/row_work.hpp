@@ -18,15 +18,28 @@ struct row_memory {
     bool addresses_are_aligned = false;  ///< addresses and row_size_bytes are multiples of 16
 };
 
-/// The errors found in the indices of one call, in device memory, zero at first. If there are errors, nothing
-/// is gathered or scattered.
+/// The errors found in the indices of one call. If there are errors, nothing is gathered or scattered.
 struct index_errors {
-    unsigned long long outside_count = 0;       ///< indices past the last row
-    unsigned long long outside_complement = 0;  ///< ~(position of the first such index); 0: there is none
-    unsigned long long repeated_count = 0;      ///< indices that occurred before, when that is refused
-    unsigned long long repeated_complement = 0;
-    std::uint64_t outside_id = 0;  ///< the index at that position
+    std::uint64_t outside_count = 0;     ///< indices past the last row
+    std::uint64_t outside_position = 0;  ///< of the first such index
+    std::uint64_t outside_id = 0;        ///< the index at that position
+    std::uint64_t repeated_count = 0;    ///< indices that occurred before, when that is refused
+    std::uint64_t repeated_position = 0;
     std::uint64_t repeated_id = 0;
+};
+
+/// What the thread blocks of one operation have counted so far.
+struct error_count {
+    unsigned long long count = 0;
+    unsigned long long complement = 0;  ///< ~(lowest position); 0: there is none
+    unsigned finished_blocks = 0;
+};
+
+/// Where the operations of one call write the errors that they find.
+struct error_memory {
+    index_errors* found = nullptr;    ///< in device memory
+    index_errors* report = nullptr;   ///< in page-locked memory; written only if there are errors
+    error_count* counting = nullptr;  ///< in device memory; zero before and after each operation
 };
 
 /// The rows of several batches, in device memory. The rows at positions first[i] ... first[i + 1] - 1 of a
@@ -45,6 +58,17 @@ struct row_order {
     const std::uint32_t* positions = nullptr;  ///< in the group; null: the i-th index is at position i
     std::uint64_t count = 0;
     bool sorted = false;  ///< equal indices are contiguous, the lower position first
+};
+
+/// A sort of indices in device memory.
+struct row_sort {
+    const std::uint64_t* ids = nullptr;
+    std::uint64_t count = 0;      ///< below 2^32
+    std::uint64_t row_count = 0;  ///< of the table: larger indices may end up anywhere
+    std::uint64_t* sorted_ids = nullptr;
+    std::uint32_t* positions = nullptr;  ///< of the sorted indices in `ids`
+    std::byte* scratch = nullptr;        ///< device_backend::sort_scratch_bytes, at a multiple of 256
+    std::uint64_t scratch_bytes = 0;
 };
 
 /// A copy between rows of a table and rows of batches, for the indices `begin` ... `end` - 1 of an order.

@@ -8,6 +8,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/device/backend.hpp"
 
 namespace pinflow::detail {
 
@@ -41,13 +42,13 @@ std::exception_ptr pending_call::error_of(const index_errors& wrong) const {
     if (failure_) return failure_;
     if (wrong.outside_count > 0) {
         return std::make_exception_ptr(invalid_argument(outside_sentence(
-            what_, wrong.outside_count, count_, row_count_, wrong.outside_id, ~wrong.outside_complement)));
+            what_, wrong.outside_count, count_, row_count_, wrong.outside_id, wrong.outside_position)));
     }
     if (wrong.repeated_count > 0) {
         return std::make_exception_ptr(invalid_argument(fmt::format(
             "{}: {} of {} row numbers occurred before, which duplicate_policy::error refuses: the "
             "first is {}, at position {}",
-            what_, wrong.repeated_count, count_, spelled(wrong.repeated_id), ~wrong.repeated_complement)));
+            what_, wrong.repeated_count, count_, spelled(wrong.repeated_id), wrong.repeated_position)));
     }
     return nullptr;
 }
@@ -58,26 +59,35 @@ taken_memory::~taken_memory() {
     if (memory_ != nullptr) from_->give_back(*memory_);
 }
 
-calls_in_flight::calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls)
+calls_in_flight::calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls,
+                                 std::shared_ptr<memory_resource> resource)
     : max_rows_(max_rows) {
     constexpr std::uint64_t alignment = 64;  // no two calls share a cache line
     const std::uint64_t size_bytes =
         (call_memory::size_bytes(max_rows) + alignment - 1) / alignment * alignment;
     pages_ = pinned_buffer(saturated(size_bytes, max_calls), device);
+    const stream clearing(device);
+    on_device_ = device_buffer(max_calls * sizeof(device_errors), clearing, std::move(resource));
+    device.backend().fill_zero(on_device_.data(), on_device_.size_bytes(), clearing.view().native_handle());
+    clearing.synchronize();
     memory_.reserve(max_calls);
-    for (unsigned i = 0; i < max_calls; ++i)
-        memory_.emplace_back(pages_.data() + i * size_bytes, max_rows, device);
-}
-
-std::size_t calls_in_flight::count_of(state which) const noexcept {
-    return static_cast<std::size_t>(std::ranges::count(memory_, which, &call_memory::state_));
+    for (unsigned i = 0; i < max_calls; ++i) {
+        memory_.emplace_back(pages_.data() + i * size_bytes,
+                             reinterpret_cast<device_errors*>(on_device_.data()) + i, max_rows, device);
+    }
 }
 
 bool calls_in_flight::can_take(void* stream, std::size_t count) const noexcept {
-    const auto in_use = static_cast<std::size_t>(std::ranges::count_if(memory_, [&](const call_memory& each) {
-        return each.state_ != state::free && each.stream_ == stream;
-    }));
-    return in_use + 2 * count <= count_of(state::free) + 1;
+    std::size_t free = 0;
+    std::size_t own = 0;
+    for (const call_memory& each : memory_) {
+        if (each.state_ == state::free) {
+            ++free;
+        } else if (each.stream_ == stream) {
+            ++own;
+        }
+    }
+    return own + 2 * count <= free + 1;
 }
 
 /// The memory that will be free first: of calls on `stream` or, if there are none, of any call. Null if no
@@ -114,28 +124,15 @@ std::vector<taken_memory> calls_in_flight::take(stream_view stream, std::size_t 
         end_passed();
         if (!can_take(handle, count)) await_some(lock, handle);
     }
-    while (taken.size() < count) {
-        call_memory& next = *last_used_free();
-        next.state_ = state::taken;
-        next.stream_ = handle;
-        *next.errors_ = {};
-        taken.emplace_back(*this, next);
+    for (call_memory& each : memory_) {
+        if (taken.size() == count) break;
+        if (each.state_ != state::free) continue;
+        each.state_ = state::taken;
+        each.stream_ = handle;
+        *each.errors_.report = {};
+        taken.emplace_back(*this, each);
     }
     return taken;
-}
-
-/// The free memory that was used last, which is most likely still in the CPU's caches. There must be some.
-call_memory* calls_in_flight::last_used_free() noexcept {
-    call_memory* found = nullptr;
-    for (call_memory& each : memory_) {
-        if (each.state_ == state::free && (found == nullptr || each.number_ > found->number_)) found = &each;
-    }
-    return found;
-}
-
-void calls_in_flight::collect() {
-    const std::lock_guard lock(mutex_);
-    end_passed();
 }
 
 void calls_in_flight::give_back(call_memory& memory) noexcept {
@@ -177,7 +174,7 @@ void calls_in_flight::end(call_memory& memory) noexcept {
     pending_call& call = *memory.call_.front();
     call.memory_ = nullptr;
     try {
-        call.error_ = call.error_of(*memory.errors_);
+        call.error_ = call.error_of(*memory.errors_.report);
     } catch (...) {
         call.error_ = std::current_exception();  // there is no memory for the message
     }
@@ -218,6 +215,7 @@ void calls_in_flight::close() noexcept {
     const std::lock_guard lock(mutex_);
     memory_.clear();
     pages_ = {};
+    on_device_ = {};
 }
 
 }  // namespace pinflow::detail

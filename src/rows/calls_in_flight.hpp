@@ -45,20 +45,27 @@ class pending_call {
     std::exception_ptr failure_;
 };
 
-/// What one call needs of page-locked memory: room for its indices, and for the errors that the device finds
-/// in them.
+/// The device memory of one call's errors.
+struct device_errors {
+    index_errors found;
+    error_count counting;
+};
+
+/// What one call needs of reserved memory: page-locked memory for its indices and errors, and device memory
+/// for the errors that the device finds.
 class call_memory {
  public:
-    call_memory(std::byte* memory, std::uint64_t max_rows, pinflow::device device)
-        : ids_(reinterpret_cast<std::uint64_t*>(memory)),
-          errors_(reinterpret_cast<index_errors*>(ids_ + max_rows)),
+    call_memory(std::byte* pinned, device_errors* on_device, std::uint64_t max_rows, pinflow::device device)
+        : ids_(reinterpret_cast<std::uint64_t*>(pinned)),
+          errors_{&on_device->found, reinterpret_cast<index_errors*>(ids_ + max_rows), &on_device->counting},
           last_use_(device) {}
+    /// Of page-locked memory.
     static std::uint64_t size_bytes(std::uint64_t max_rows) noexcept {
         return max_rows * sizeof(std::uint64_t) + sizeof(index_errors);
     }
 
     std::uint64_t* ids() const noexcept { return ids_; }
-    index_errors* errors() const noexcept { return errors_; }
+    const error_memory& errors() const noexcept { return errors_; }
     /// Marks `stream`'s work so far as the last use.
     void mark(stream_view stream) { last_use_.record(stream); }
     /// Makes `stream` wait until the marked use is over.
@@ -69,7 +76,7 @@ class call_memory {
     enum class state : std::uint8_t { free, taken, in_flight };
 
     std::uint64_t* ids_;
-    index_errors* errors_;
+    error_memory errors_;
     event last_use_;
     state state_ = state::free;
     void* stream_ = nullptr;    ///< of the call that took it
@@ -98,7 +105,7 @@ class taken_memory {
 
     explicit operator bool() const noexcept { return memory_ != nullptr; }
     call_memory* operator->() const noexcept { return memory_; }
-    call_memory& operator*() const noexcept { return *memory_; }
+    /// Gives up the ownership.
     call_memory& release() noexcept { return *std::exchange(memory_, nullptr); }
 
  private:
@@ -106,7 +113,7 @@ class taken_memory {
     call_memory* memory_ = nullptr;
 };
 
-/// The calls of a row exchange that their streams have not passed yet: their page-locked memory, allocated
+/// The calls of a row exchange that their streams have not passed yet: their reserved memory, allocated
 /// when this is made, and their errors, until someone asks for them. The handles of calls share it, so that
 /// it may outlive the exchange. Thread-safe. `take` and `close` wait for streams, and `put_in_flight`
 /// while the queue of its stream is full, without the lock. Other members do not wait for streams.
@@ -115,9 +122,11 @@ class calls_in_flight {
     /// If many more errors than this are not asked for, only their handles have the oldest.
     static constexpr std::size_t max_listed = 1024;
 
-    /// For `max_calls` calls of up to `max_rows` rows.
+    /// For `max_calls` calls of up to `max_rows` rows. Device memory comes from `resource`, or else from the
+    /// device's pool.
     /// @throws device_error, or system_failure on the host device, if memory is short.
-    calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls);
+    calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls,
+                    std::shared_ptr<memory_resource> resource = nullptr);
     calls_in_flight(const calls_in_flight&) = delete;
     calls_in_flight& operator=(const calls_in_flight&) = delete;
     ~calls_in_flight() { close(); }
@@ -138,10 +147,6 @@ class calls_in_flight {
     /// Returns memory that no stream uses.
     void give_back(call_memory& memory) noexcept;
 
-    /// Frees the memory of calls that their streams have passed, for the next call. Otherwise `take` does so
-    /// only when no other memory is left.
-    void collect();
-
     /// Throws the error of the oldest listed call that has ended with one. Throws each error once.
     /// @throws invalid_argument for wrong indices, or the exception given to `pending_call::add`.
     void check();
@@ -155,10 +160,8 @@ class calls_in_flight {
  private:
     using state = call_memory::state;
     // with the lock held
-    std::size_t count_of(state which) const noexcept;
     bool can_take(void* stream, std::size_t count) const noexcept;
     const call_memory* oldest_in_flight(void* stream) const noexcept;
-    call_memory* last_used_free() noexcept;
     void end_passed();
     void end(call_memory& memory) noexcept;
     void await_some(std::unique_lock<std::mutex>& lock, void* stream);
@@ -167,6 +170,7 @@ class calls_in_flight {
     std::mutex mutex_;                 ///< for the members below
     std::condition_variable changed_;  ///< notified when memory is returned without having been in flight
     pinned_buffer pages_;
+    device_buffer on_device_;
     std::vector<call_memory> memory_;
     std::uint64_t last_number_ = 0;
     /// Calls that ended with an error that `check()` has not thrown, in their order.

@@ -12,7 +12,7 @@ std::size_t device_scratch::add(std::uint64_t size_bytes) {
 }
 
 void device_scratch::allocate(stream_view stream, std::shared_ptr<memory_resource> resource) {
-    memory_ = device_buffer(size_bytes_, stream, std::move(resource));
+    if (size_bytes_ > 0) memory_ = device_buffer(size_bytes_, stream, std::move(resource));
 }
 
 void device_scratch::release(stream_view stream) noexcept {

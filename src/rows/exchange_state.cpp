@@ -79,7 +79,8 @@ std::uint64_t exchange_setup::staging_buffer_bytes() const noexcept {
 
 exchange_state::exchange_state(row_table table, pinflow::device device, const row_exchange_options& options)
     : setup_(std::move(table), device, checked(options), within_memory(options.staging_bytes)),
-      calls_(std::make_shared<calls_in_flight>(device, options.max_batch_rows, calls_within_memory(options))),
+      calls_(std::make_shared<calls_in_flight>(device, options.max_batch_rows, calls_within_memory(options),
+                                               options.device_memory)),
       workers_(options.threads),
       arena_(static_cast<int>(workers_.count())),
       own_stream_(device),
@@ -158,12 +159,11 @@ void exchange_state::run(row_direction direction, const row_batch& only, duplica
     std::shared_ptr<calls_in_flight> calls = calls_;
     if (count > calls_->max_rows() && count <= max_rows_of_call) {
         check_request(setup_, request);
-        calls = std::make_shared<calls_in_flight>(setup_.device, count, 1);
+        calls = std::make_shared<calls_in_flight>(setup_.device, count, 1, setup_.options.device_memory);
     }
     try {
         const pending_calls pending = enqueue(request, *calls);
         own_stream_.synchronize();
-        calls->collect();
         for (const std::shared_ptr<pending_call>& call : pending)
             calls->check(*call);
     } catch (...) {
@@ -262,7 +262,7 @@ void exchange_state::enqueue(row_call& call, transfer_plan plan) {
         const bool is_last = &part == &parts.back();
         const auto rows = static_cast<std::uint64_t>(part.share * static_cast<double>(call.count()));
         const std::uint64_t end = is_last ? call.count() : std::min(begin + rows, call.count());
-        transfer_of(part).move(call, begin, end);
+        if (begin < end) transfer_of(part).move(call, begin, end);
         begin = end;
     }
     if (has_order && call.is_gather() && call.transfer().order.sorted)

@@ -125,7 +125,9 @@ void row_call::order_on_device(stream_view preparing) {
     const std::size_t ids_part = scratch_.add(is_there ? 0 : count() * id_bytes);
     const std::size_t sorted_part = scratch_.add(sorted ? count() * id_bytes : 0);
     const std::size_t positions_part = scratch_.add(sorted ? count() * sizeof(std::uint32_t) : 0);
-    const std::size_t errors_part = scratch_.add(sizeof(index_errors));
+    const std::uint64_t sort_bytes =
+        sorted ? backend.sort_scratch_bytes(count(), setup_.table.row_count()) : 0;
+    const std::size_t sort_part = scratch_.add(sort_bytes);
     if (can_be_wrong) errors();
     scratch_.allocate(preparing, setup_.options.device_memory);
 
@@ -135,24 +137,21 @@ void row_call::order_on_device(stream_view preparing) {
     } else {
         copy_ids_to(scratch_.part_as<std::uint64_t>(ids_part), preparing);
     }
-    auto* const errors = scratch_.part_as<index_errors>(errors_part);
+    const error_memory& found = memory_->errors();
     if (can_be_wrong) {
-        backend.fill_zero(scratch_.part(errors_part), sizeof(index_errors), stream);
-        if (has_device_ids_) backend.check_rows(unsorted, count(), setup_.table.row_count(), errors, stream);
-        transfer_.errors = errors;
+        backend.check_rows(unsorted, count(), setup_.table.row_count(), found, stream);
+        transfer_.errors = found.found;
     }
     transfer_.order = {unsorted, nullptr, count(), false};
     if (sorted) {
         auto* const sorted_ids = scratch_.part_as<std::uint64_t>(sorted_part);
         auto* const positions = scratch_.part_as<std::uint32_t>(positions_part);
-        backend.sort_rows(unsorted, count(), setup_.table.row_count(), sorted_ids, positions, stream);
+        backend.sort_rows({unsorted, count(), setup_.table.row_count(), sorted_ids, positions,
+                           scratch_.part(sort_part), sort_bytes},
+                          stream);
         transfer_.order = {sorted_ids, positions, count(), true};
-        if (refuses_repeated) backend.refuse_repeated_rows(transfer_.order, errors, stream);
+        if (refuses_repeated) backend.refuse_repeated_rows(transfer_.order, unsorted, found, stream);
     }
-    if (!can_be_wrong) return;
-    backend.record_wrong_ids(unsorted, errors, stream);
-    copy_to_host_async({reinterpret_cast<std::byte*>(memory_->errors()), sizeof(index_errors)},
-                       scratch_.part(errors_part), preparing);
 }
 
 // ---- the end ---------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class row_call {
     const std::shared_ptr<pending_call>& errors();
     bool has_errors() const noexcept { return errors_ != nullptr; }
     /// The errors of indices that the device has found. For work in the order of the call's stream.
-    const index_errors* found_errors() const noexcept { return memory_->errors(); }
+    const index_errors* found_errors() const noexcept { return memory_->errors().report; }
 
     staging_rings::taken_ring ring;  ///< of the staged transfer
 

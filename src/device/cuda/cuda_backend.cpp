@@ -57,7 +57,7 @@ class backend final : public device_backend {
         check(loaded, "cannot load kernels on cuda:{} ({})", device, model_);
         check(context_.run([&] { return create_pool(pool_, device, pool_keeps_bytes); }),
               "cannot create a memory pool on cuda:{}", device);
-        row_kernels_.emplace(pool_, multiprocessors_);
+        row_kernels_.emplace(multiprocessors_);
     }
 
     device_kind kind() const noexcept override { return device_kind::cuda; }
@@ -276,39 +276,37 @@ class backend final : public device_backend {
         const std::lock_guard lock(rows_mutex_);
         if (rows_loaded_) return;
         void* const stream = create_stream();
-        const cudaError_t status = context_.run([&] { return row_kernels_->load(stream_of(stream)); });
+        const cudaError_t status = context_.run([&] { return row_kernels_->load(pool_, stream_of(stream)); });
         destroy_stream(stream);
         check(status, "cannot load the kernels for rows on cuda:{}", index());
         rows_loaded_ = true;
     }
 
     void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                    index_errors* errors, void* stream) override {
-        if (count == 0) return;
+                    const error_memory& errors, void* stream) override {
         check(context_.run(
                   [&] { return row_kernels_->check_rows(ids, count, row_count, errors, stream_of(stream)); }),
               "cannot check {} row indices on cuda:{}", count, index());
     }
 
-    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                   std::uint64_t* sorted_ids, std::uint32_t* positions, void* stream) override {
-        if (count == 0) return;
-        check(context_.run([&] {
-            return row_kernels_->sort_rows(ids, count, row_count, sorted_ids, positions, stream_of(stream));
-        }),
-              "cannot sort {} row indices on cuda:{}", count, index());
+    std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) override {
+        std::uint64_t size_bytes = 0;
+        check(context_.run([&] { return row_kernels::sort_scratch_bytes(size_bytes, count, row_count); }),
+              "cannot prepare to sort {} row indices on cuda:{}", count, index());
+        return size_bytes;
     }
 
-    void refuse_repeated_rows(const row_order& order, index_errors* errors, void* stream) override {
-        if (order.count == 0) return;
+    void sort_rows(const row_sort& sort, void* stream) override {
+        if (sort.count == 0) return;
+        check(context_.run([&] { return row_kernels_->sort_rows(sort, stream_of(stream)); }),
+              "cannot sort {} row indices on cuda:{}", sort.count, index());
+    }
+
+    void refuse_repeated_rows(const row_order& order, const std::uint64_t* ids, const error_memory& errors,
+                              void* stream) override {
         check(context_.run(
-                  [&] { return row_kernels_->refuse_repeated_rows(order, errors, stream_of(stream)); }),
+                  [&] { return row_kernels_->refuse_repeated_rows(order, ids, errors, stream_of(stream)); }),
               "cannot check {} row indices on cuda:{}", order.count, index());
-    }
-
-    void record_wrong_ids(const std::uint64_t* ids, index_errors* errors, void* stream) override {
-        check(context_.run([&] { return row_kernels_->record_wrong_ids(ids, errors, stream_of(stream)); }),
-              "cannot report wrong row indices of cuda:{}", index());
     }
 
     void gather_rows(const row_transfer& transfer, void* stream) override {

@@ -22,6 +22,21 @@ unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
         std::min(std::bit_ceil((row_size_bytes + word_bytes - 1) / word_bytes), max_lanes));
 }
 
+/// The bits that a sort compares.
+int bits_of(std::uint64_t row_count) noexcept {
+    return std::max(1, static_cast<int>(std::bit_width(row_count)));
+}
+
+std::uint64_t aligned(std::uint64_t size_bytes) noexcept {
+    constexpr std::uint64_t alignment = 256;
+    return (size_bytes + alignment - 1) / alignment * alignment;
+}
+
+/// The first part of a sort's scratch memory, for the numbers 0, 1, 2, ... CUB's scratch memory follows.
+std::uint64_t numbers_bytes(std::uint64_t count) noexcept {
+    return aligned(count * sizeof(std::uint32_t));
+}
+
 }  // namespace
 
 unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) const noexcept {
@@ -30,28 +45,33 @@ unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) 
     return static_cast<unsigned>(std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 16));
 }
 
-cudaError_t row_kernels::load(cudaStream_t stream) noexcept {
+cudaError_t row_kernels::load(cudaMemPool_t pool, cudaStream_t stream) noexcept {
     for (const void* const kernel :
-         {cuda::check_rows(), number_rows(), cuda::refuse_repeated_rows(), cuda::record_wrong_ids(),
-          cuda::gather_rows(true), cuda::gather_rows(false), cuda::gather_held(), cuda::repeat_rows(true),
-          cuda::repeat_rows(false), cuda::scatter_rows(true), cuda::scatter_rows(false),
-          scatter_sums(sum_type::float16), scatter_sums(sum_type::bfloat16), scatter_sums(sum_type::float32),
-          scatter_sums(sum_type::float64), scatter_sums(sum_type::int32), scatter_sums(sum_type::int64)}) {
+         {cuda::check_rows(), number_rows(), cuda::refuse_repeated_rows(), cuda::gather_rows(true),
+          cuda::gather_rows(false), cuda::gather_held(), cuda::repeat_rows(true), cuda::repeat_rows(false),
+          cuda::scatter_rows(true), cuda::scatter_rows(false), scatter_sums(sum_type::float16),
+          scatter_sums(sum_type::bfloat16), scatter_sums(sum_type::float32), scatter_sums(sum_type::float64),
+          scatter_sums(sum_type::int32), scatter_sums(sum_type::int64)}) {
         if (const cudaError_t status = kernel_runs(kernel); status != cudaSuccess) return status;
     }
     gathers_in_pairs_ = runs_in_pairs(cuda::gather_rows(true), gather_threads(true));
     // loads the kernels of the sort: short and long lists use different ones
     for (const std::uint64_t count : {std::uint64_t{1}, std::uint64_t{1} << 17}) {
-        const std::uint64_t ids_bytes = count * sizeof(std::uint64_t);
+        row_sort sort;
+        sort.count = count;
+        sort.row_count = ~std::uint64_t{0};
+        const std::uint64_t lists_bytes = aligned(3 * count * sizeof(std::uint64_t));
         void* memory = nullptr;
-        cudaError_t status = allocate(memory, 2 * ids_bytes + count * sizeof(std::uint32_t), pool_, stream);
+        cudaError_t status = sort_scratch_bytes(sort.scratch_bytes, count, sort.row_count);
+        if (status == cudaSuccess) status = allocate(memory, lists_bytes + sort.scratch_bytes, pool, stream);
         if (status != cudaSuccess) return status;
         auto* const ids = static_cast<std::uint64_t*>(memory);
-        status = fill_zero(ids, ids_bytes, stream);
-        if (status == cudaSuccess) {
-            status = sort_rows(ids, count, ~std::uint64_t{0}, ids + count,
-                               reinterpret_cast<std::uint32_t*>(ids + 2 * count), stream);
-        }
+        sort.ids = ids;
+        sort.sorted_ids = ids + count;
+        sort.positions = reinterpret_cast<std::uint32_t*>(ids + 2 * count);
+        sort.scratch = static_cast<std::byte*>(memory) + lists_bytes;
+        status = fill_zero(ids, count * sizeof(std::uint64_t), stream);
+        if (status == cudaSuccess) status = sort_rows(sort, stream);
         const cudaError_t freed = free(memory, stream);
         if (status == cudaSuccess) status = freed;
         if (status != cudaSuccess) return status;
@@ -60,46 +80,41 @@ cudaError_t row_kernels::load(cudaStream_t stream) noexcept {
 }
 
 cudaError_t row_kernels::check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                                    index_errors* errors, cudaStream_t stream) const noexcept {
-    void* arguments[] = {&ids, &count, &row_count, &errors};
-    return launch(cuda::check_rows(), blocks_for(count), row_threads, arguments, stream);
+                                    const error_memory& errors, cudaStream_t stream) const noexcept {
+    error_memory copy = errors;
+    void* arguments[] = {&ids, &count, &row_count, &copy};
+    return launch(cuda::check_rows(), std::min(blocks_for(count), max_local_blocks), row_threads, arguments,
+                  stream);
 }
 
-cudaError_t row_kernels::sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                                   std::uint64_t* sorted_ids, std::uint32_t* positions,
-                                   cudaStream_t stream) const noexcept {
-    // too large indices are errors, so their position in the order does not matter
-    const int bits = std::max(1, static_cast<int>(std::bit_width(row_count)));
-    std::size_t scratch_bytes = 0;
-    cudaError_t status =
-        sort_ids(nullptr, scratch_bytes, ids, sorted_ids, positions, positions, count, bits, stream);
-    if (status != cudaSuccess) return status;
-    const std::size_t numbers_bytes = (count * sizeof(std::uint32_t) + 255) / 256 * 256;
-    void* scratch = nullptr;
-    status = allocate(scratch, numbers_bytes + std::max<std::size_t>(scratch_bytes, 1), pool_, stream);
-    if (status != cudaSuccess) return status;
-    auto* numbers = static_cast<std::uint32_t*>(scratch);
+cudaError_t row_kernels::sort_scratch_bytes(std::uint64_t& size_bytes, std::uint64_t count,
+                                            std::uint64_t row_count) noexcept {
+    std::size_t sort_bytes = 0;
+    const cudaError_t status =
+        sort_ids(nullptr, sort_bytes, nullptr, nullptr, nullptr, nullptr, count, bits_of(row_count), nullptr);
+    size_bytes = numbers_bytes(count) + std::max<std::size_t>(sort_bytes, 1);
+    return status;
+}
+
+cudaError_t row_kernels::sort_rows(const row_sort& sort, cudaStream_t stream) const noexcept {
+    auto* numbers = reinterpret_cast<std::uint32_t*>(sort.scratch);
+    std::uint64_t count = sort.count;
     void* arguments[] = {static_cast<void*>(&numbers), &count};
-    status = launch(number_rows(), blocks_for(count), row_threads, arguments, stream);
-    if (status == cudaSuccess) {
-        status = sort_ids(static_cast<std::byte*>(scratch) + numbers_bytes, scratch_bytes, ids, sorted_ids,
-                          numbers, positions, count, bits, stream);
-    }
-    const cudaError_t freed = free(scratch, stream);
-    return status == cudaSuccess ? freed : status;
+    const cudaError_t status = launch(number_rows(), blocks_for(count), row_threads, arguments, stream);
+    if (status != cudaSuccess) return status;
+    std::size_t sort_bytes = sort.scratch_bytes - numbers_bytes(count);
+    return sort_ids(sort.scratch + numbers_bytes(count), sort_bytes, sort.ids, sort.sorted_ids, numbers,
+                    sort.positions, count, bits_of(sort.row_count), stream);
 }
 
-cudaError_t row_kernels::refuse_repeated_rows(const row_order& order, index_errors* errors,
+cudaError_t row_kernels::refuse_repeated_rows(const row_order& order, const std::uint64_t* ids,
+                                              const error_memory& errors,
                                               cudaStream_t stream) const noexcept {
-    row_order copy = order;
-    void* arguments[] = {&copy, &errors};
-    return launch(cuda::refuse_repeated_rows(), blocks_for(order.count), row_threads, arguments, stream);
-}
-
-cudaError_t row_kernels::record_wrong_ids(const std::uint64_t* ids, index_errors* errors,
-                                          cudaStream_t stream) const noexcept {
-    void* arguments[] = {&ids, &errors};
-    return launch(cuda::record_wrong_ids(), 1, 1, arguments, stream);
+    row_order order_copy = order;
+    error_memory errors_copy = errors;
+    void* arguments[] = {&order_copy, &ids, &errors_copy};
+    return launch(cuda::refuse_repeated_rows(), std::min(blocks_for(order.count), max_local_blocks),
+                  row_threads, arguments, stream);
 }
 
 cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, bool pairs,

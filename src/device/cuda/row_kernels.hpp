@@ -11,21 +11,18 @@ namespace pinflow::detail::cuda {
 /// Launches the kernels of rows.hpp and sorts indices, on one device. The device's context must be current.
 class row_kernels {
  public:
-    /// Scratch memory is allocated from `pool`, in stream order.
-    row_kernels(cudaMemPool_t pool, unsigned multiprocessors) noexcept
-        : pool_(pool), multiprocessors_(multiprocessors) {}
+    explicit row_kernels(unsigned multiprocessors) noexcept : multiprocessors_(multiprocessors) {}
 
-    /// Loads all kernels and waits for `stream`. Must be called before the other functions.
-    cudaError_t load(cudaStream_t stream) noexcept;
+    /// Loads all kernels, with memory of `pool`, and waits for `stream`. Must be called before the other
+    /// functions.
+    cudaError_t load(cudaMemPool_t pool, cudaStream_t stream) noexcept;
     cudaError_t check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                           index_errors* errors, cudaStream_t stream) const noexcept;
-    cudaError_t sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                          std::uint64_t* sorted_ids, std::uint32_t* positions,
-                          cudaStream_t stream) const noexcept;
-    cudaError_t refuse_repeated_rows(const row_order& order, index_errors* errors,
-                                     cudaStream_t stream) const noexcept;
-    cudaError_t record_wrong_ids(const std::uint64_t* ids, index_errors* errors,
-                                 cudaStream_t stream) const noexcept;
+                           const error_memory& errors, cudaStream_t stream) const noexcept;
+    static cudaError_t sort_scratch_bytes(std::uint64_t& size_bytes, std::uint64_t count,
+                                          std::uint64_t row_count) noexcept;
+    cudaError_t sort_rows(const row_sort& sort, cudaStream_t stream) const noexcept;
+    cudaError_t refuse_repeated_rows(const row_order& order, const std::uint64_t* ids,
+                                     const error_memory& errors, cudaStream_t stream) const noexcept;
     cudaError_t gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept;
     cudaError_t gather_held(const held_gather& gather, cudaStream_t stream) const noexcept;
     cudaError_t repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept;
@@ -38,7 +35,6 @@ class row_kernels {
     cudaError_t launch_moving(const void* kernel, unsigned threads, bool pairs, const row_transfer& transfer,
                               cudaStream_t stream) const noexcept;
 
-    cudaMemPool_t pool_;
     unsigned multiprocessors_;
     bool gathers_in_pairs_ = false;
 };

@@ -138,13 +138,39 @@ __device__ word load_host(const row_transfer& work, const host_words& words, std
 
 // ---- the kernels -----------------------------------------------------------------------------------------
 
+__device__ void add(error_count& to, std::uint64_t position) {
+    atomicAdd(&to.count, 1ULL);
+    atomicMax(&to.complement, ~static_cast<unsigned long long>(position));
+}
+
+/// Ends the counting of a block. Called by all of its threads.
+/// @return true in one thread of the last block, which takes what all blocks have counted.
+__device__ bool take_counts(error_count& from, error_count& taken) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x != 0) return false;
+    // the last block sets it to 0 again
+    if (atomicInc(&from.finished_blocks, gridDim.x - 1) != gridDim.x - 1) return false;
+    taken.count = atomicExch(&from.count, 0ULL);
+    taken.complement = atomicExch(&from.complement, 0ULL);
+    return true;
+}
+
 __global__ void __launch_bounds__(row_threads)
-    check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, index_errors* errors) {
+    check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, error_memory errors) {
     for (std::uint64_t i = thread_number(); i < count; i += thread_count()) {
-        if (ids[i] < row_count) continue;
-        atomicAdd(&errors->outside_count, 1ULL);
-        atomicMax(&errors->outside_complement, ~static_cast<unsigned long long>(i));
+        if (ids[i] >= row_count) add(*errors.counting, i);
     }
+    error_count outside;
+    if (!take_counts(*errors.counting, outside)) return;
+    index_errors found;
+    if (outside.count != 0) {
+        found.outside_count = outside.count;
+        found.outside_position = ~outside.complement;
+        found.outside_id = ids[found.outside_position];
+        *errors.report = found;
+    }
+    *errors.found = found;
 }
 
 __global__ void __launch_bounds__(row_threads) number(std::uint32_t* positions, std::uint64_t count) {
@@ -152,17 +178,19 @@ __global__ void __launch_bounds__(row_threads) number(std::uint32_t* positions, 
         positions[i] = static_cast<std::uint32_t>(i);
 }
 
-__global__ void __launch_bounds__(row_threads) refuse_repeated(row_order order, index_errors* errors) {
+__global__ void __launch_bounds__(row_threads)
+    refuse_repeated(row_order order, const std::uint64_t* ids, error_memory errors) {
     for (std::uint64_t i = thread_number(); i < order.count; i += thread_count()) {
-        if (!is_repeated(order, i)) continue;
-        atomicAdd(&errors->repeated_count, 1ULL);
-        atomicMax(&errors->repeated_complement, ~static_cast<unsigned long long>(position_of(order, i)));
+        if (is_repeated(order, i)) add(*errors.counting, position_of(order, i));
     }
-}
-
-__global__ void record_wrong(const std::uint64_t* ids, index_errors* errors) {
-    if (errors->outside_count != 0) errors->outside_id = ids[~errors->outside_complement];
-    if (errors->repeated_count != 0) errors->repeated_id = ids[~errors->repeated_complement];
+    error_count repeated;
+    if (!take_counts(*errors.counting, repeated) || repeated.count == 0) return;
+    index_errors found = *errors.found;
+    found.repeated_count = repeated.count;
+    found.repeated_position = ~repeated.complement;
+    found.repeated_id = ids[found.repeated_position];
+    *errors.report = found;
+    *errors.found = found;
 }
 
 /// Moves `rows_at_once` rows with a group of `lanes` threads, 16 bytes per thread at a time. `begin_row(k)`
@@ -471,10 +499,6 @@ const void* number_rows() {
 
 const void* refuse_repeated_rows() {
     return address(&refuse_repeated);
-}
-
-const void* record_wrong_ids() {
-    return address(&record_wrong);
 }
 
 const void* gather_rows(bool aligned) {

@@ -22,15 +22,13 @@ struct row_launch {
     unsigned lanes = 32;
 };
 
-/// kernel(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, index_errors*)
+/// kernel(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, error_memory)
 const void* check_rows();
 /// kernel(std::uint32_t* positions, std::uint64_t count): 0, 1, 2, ...
 const void* number_rows();
-/// kernel(const row_order, index_errors*): counts equal neighbours of a sorted order as errors.
+/// kernel(row_order, const std::uint64_t* ids, error_memory): counts equal neighbours of a sorted order as
+/// errors.
 const void* refuse_repeated_rows();
-/// kernel(const std::uint64_t* ids, index_errors*), one thread: copies the wrong indices, by the positions
-/// found.
-const void* record_wrong_ids();
 /// kernel(row_launch): copies rows to their positions. In a sorted order, equal indices are copied to the
 /// first position only. `aligned`: all addresses and sizes are multiples of 16 bytes.
 const void* gather_rows(bool aligned);

@@ -178,18 +178,16 @@ class host final : public device_backend {
 
     void prepare_rows() override { start_worker_threads(); }
     void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
-                    index_errors* errors, void* stream) override {
+                    const error_memory& errors, void* stream) override {
         stream_of(stream).enqueue([=] { host_rows::check(ids, count, row_count, errors); });
     }
-    void sort_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t, std::uint64_t* sorted_ids,
-                   std::uint32_t* positions, void* stream) override {
-        stream_of(stream).enqueue([=] { host_rows::sort(ids, count, sorted_ids, positions); });
+    std::uint64_t sort_scratch_bytes(std::uint64_t, std::uint64_t) override { return 0; }
+    void sort_rows(const row_sort& sort, void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::sort(sort); });
     }
-    void refuse_repeated_rows(const row_order& order, index_errors* errors, void* stream) override {
-        stream_of(stream).enqueue([=] { host_rows::refuse_repeated(order, errors); });
-    }
-    void record_wrong_ids(const std::uint64_t* ids, index_errors* errors, void* stream) override {
-        stream_of(stream).enqueue([=] { host_rows::record_wrong_ids(ids, errors); });
+    void refuse_repeated_rows(const row_order& order, const std::uint64_t* ids, const error_memory& errors,
+                              void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::refuse_repeated(order, ids, errors); });
     }
     void gather_rows(const row_transfer& transfer, void* stream) override {
         stream_of(stream).enqueue([=] { host_rows::gather(transfer); });

@@ -22,15 +22,22 @@ bool refused(const index_errors* errors) {
     return errors != nullptr && (errors->outside_count != 0 || errors->repeated_count != 0);
 }
 
-/// Counts one error, and keeps the lowest position.
-void note(unsigned long long& count, unsigned long long& complement, std::uint64_t position) {
-    std::atomic_ref(count).fetch_add(1);
-    const std::atomic_ref lowest(complement);
-    unsigned long long known = lowest.load();
-    while (known < ~static_cast<unsigned long long>(position) &&
-           !lowest.compare_exchange_weak(known, ~static_cast<unsigned long long>(position))) {
+/// The positions of wrong indices. Thread-safe.
+class wrong_positions {
+ public:
+    void add(std::uint64_t position) {
+        ++count_;
+        std::uint64_t known = lowest_;
+        while (position < known && !lowest_.compare_exchange_weak(known, position)) {
+        }
     }
-}
+    std::uint64_t count() const { return count_; }
+    std::uint64_t lowest() const { return lowest_; }
+
+ private:
+    std::atomic<std::uint64_t> count_ = 0;
+    std::atomic<std::uint64_t> lowest_ = ~std::uint64_t{0};
+};
 
 std::uint64_t position_of(const row_order& order, std::uint64_t index) {
     return order.positions == nullptr ? index : order.positions[index];
@@ -124,33 +131,41 @@ void sum_into(const row_transfer& work, std::uint64_t index, sum_type type) {
 
 }  // namespace
 
-void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, index_errors* errors) {
-    tbb::parallel_for(std::uint64_t{0}, count, [=](std::uint64_t i) {
-        if (ids[i] >= row_count) note(errors->outside_count, errors->outside_complement, i);
+void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
+           const error_memory& errors) {
+    wrong_positions outside;
+    tbb::parallel_for(std::uint64_t{0}, count, [&](std::uint64_t i) {
+        if (ids[i] >= row_count) outside.add(i);
     });
+    *errors.found = {};
+    if (outside.count() == 0) return;
+    errors.found->outside_count = outside.count();
+    errors.found->outside_position = outside.lowest();
+    errors.found->outside_id = ids[outside.lowest()];
+    *errors.report = *errors.found;
 }
 
-void sort(const std::uint64_t* ids, std::uint64_t count, std::uint64_t* sorted_ids,
-          std::uint32_t* positions) {
-    for (std::uint64_t i = 0; i < count; ++i)
-        positions[i] = static_cast<std::uint32_t>(i);
-    tbb::parallel_sort(positions, positions + count, [=](std::uint32_t a, std::uint32_t b) {
+void sort(const row_sort& sort) {
+    const std::uint64_t* const ids = sort.ids;
+    for (std::uint64_t i = 0; i < sort.count; ++i)
+        sort.positions[i] = static_cast<std::uint32_t>(i);
+    tbb::parallel_sort(sort.positions, sort.positions + sort.count, [=](std::uint32_t a, std::uint32_t b) {
         return ids[a] != ids[b] ? ids[a] < ids[b] : a < b;
     });
-    for (std::uint64_t i = 0; i < count; ++i)
-        sorted_ids[i] = ids[positions[i]];
+    for (std::uint64_t i = 0; i < sort.count; ++i)
+        sort.sorted_ids[i] = ids[sort.positions[i]];
 }
 
-void refuse_repeated(const row_order& order, index_errors* errors) {
+void refuse_repeated(const row_order& order, const std::uint64_t* ids, const error_memory& errors) {
+    wrong_positions repeated;
     tbb::parallel_for(std::uint64_t{0}, order.count, [&](std::uint64_t i) {
-        if (is_repeated(order, i))
-            note(errors->repeated_count, errors->repeated_complement, position_of(order, i));
+        if (is_repeated(order, i)) repeated.add(position_of(order, i));
     });
-}
-
-void record_wrong_ids(const std::uint64_t* ids, index_errors* errors) {
-    if (errors->outside_count != 0) errors->outside_id = ids[~errors->outside_complement];
-    if (errors->repeated_count != 0) errors->repeated_id = ids[~errors->repeated_complement];
+    if (repeated.count() == 0) return;
+    errors.found->repeated_count = repeated.count();
+    errors.found->repeated_position = repeated.lowest();
+    errors.found->repeated_id = ids[repeated.lowest()];
+    *errors.report = *errors.found;
 }
 
 void gather(const row_transfer& transfer) {
