@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,6 +66,16 @@ class stages {
     bool run_one(std::size_t count);
 
  private:
+    /// The streams of a group's copies. On a GPU, the second one takes half of the copies if they are many.
+    struct copy_streams {
+        explicit copy_streams(const pinflow::device& device) : first(device), second_done(device) {
+            if (device.kind() != device_kind::host) second.emplace(device);
+        }
+        stream first;
+        std::optional<stream> second;
+        event second_done;
+    };
+
     slot_group* take_group();
     void give_back(slot_group& group);
 
@@ -83,13 +94,14 @@ class stages {
     std::vector<slot*> end_reads(slot_group& group);
     void enqueue(std::span<slot* const> slots, slot_group& group);
     bool enqueue_lists(std::span<slot* const> slots);
+    void enqueue_copies(std::span<const copy_range> copies, copy_streams& streams) const;
 
     parts what_;
     std::uint64_t next_batch_ = 0;   ///< number of the next batch to sample, over all epochs
     std::uint64_t next_stream_ = 0;  ///< groups alternate streams, so that copies of two groups overlap
     data_marks marks_;
     // destroyed before marks_ and what_: their destructors wait for the enqueued work
-    std::array<stream, 2> streams_;
+    std::array<copy_streams, 2> streams_;
     stream lists_;      ///< see array_transfer::enqueue_lists
     event lists_done_;  ///< the lists of the group that is being enqueued
     /// The batches of an epoch between sample and the end of fill.
