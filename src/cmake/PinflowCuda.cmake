@@ -2,7 +2,7 @@
 # scope.
 
 set(PINFLOW_HAVE_CUDA OFF)
-set(pinflow_cuda_oldest 12.8)  # cudaMemcpyBatchAsync
+set(pinflow_cuda_min_version 12.8)  # cudaMemcpyBatchAsync
 
 # pinflow_find_cuda(RESULT): empty when a CUDA compiler can be used, otherwise why not.
 function(pinflow_find_cuda result)
@@ -27,8 +27,8 @@ function(pinflow_find_cuda result)
   execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE answer ERROR_QUIET)
   if(NOT answer MATCHES "release ([0-9]+\\.[0-9]+)")
     set(${result} "${CMAKE_CUDA_COMPILER} does not say its version" PARENT_SCOPE)
-  elseif(CMAKE_MATCH_1 VERSION_LESS pinflow_cuda_oldest)
-    set(${result} "the toolkit ${CMAKE_MATCH_1} is older than ${pinflow_cuda_oldest}" PARENT_SCOPE)
+  elseif(CMAKE_MATCH_1 VERSION_LESS pinflow_cuda_min_version)
+    set(${result} "the toolkit ${CMAKE_MATCH_1} is older than ${pinflow_cuda_min_version}" PARENT_SCOPE)
   else()
     set(${result} "" PARENT_SCOPE)
   endif()
@@ -38,7 +38,7 @@ if(PINFLOW_CUDA)  # AUTO is true, too
   pinflow_find_cuda(pinflow_no_cuda)
   if(pinflow_no_cuda STREQUAL "")
     enable_language(CUDA)
-    find_package(CUDAToolkit ${pinflow_cuda_oldest} REQUIRED)
+    find_package(CUDAToolkit ${pinflow_cuda_min_version} REQUIRED)
     set(PINFLOW_HAVE_CUDA ON)
     message(STATUS "CUDA device: toolkit ${CUDAToolkit_VERSION}, architectures ${CMAKE_CUDA_ARCHITECTURES}")
   elseif(PINFLOW_CUDA STREQUAL "AUTO")
@@ -86,7 +86,7 @@ function(pinflow_add_cuda_tests)
     return()
   endif()
   add_executable(cuda_test cuda_test.cpp cuda_digest_test.cpp cuda_loader_test.cpp cuda_pin_test.cpp
-    cuda_process_test.cpp cuda_rows_test.cpp cuda_scalar_test.cpp cuda_steady_test.cpp single_copies.cpp cuda_kernels.cu cuda_scalar.cu)
+    cuda_process_test.cpp cuda_rows_test.cpp cuda_scalar_test.cpp cuda_steady_test.cpp cuda_unwind_test.cpp single_copies.cpp cuda_kernels.cu cuda_scalar.cu)
   target_include_directories(cuda_test PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(cuda_test PRIVATE pinflow::pinflow pinflow_warnings doctest::doctest fmt::fmt-header-only
     Threads::Threads)

@@ -1,0 +1,87 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/rows.hpp"
+#include "pinflow/stream.hpp"
+#include "src/device/cuda/api.hpp"
+#include "tests/support/row_tables.hpp"
+
+// Exceptions in the middle of a loop that uses memory asynchronously. compute-sanitizer sees what the test
+// cannot: work that runs on memory that was freed.
+
+using namespace pinflow;
+
+namespace {
+
+constexpr std::uint64_t row_bytes = 512;
+constexpr std::uint64_t row_count = 2000;
+constexpr std::uint64_t batch_rows = 300;
+constexpr std::uint64_t batch_bytes = batch_rows * row_bytes;
+constexpr std::uint64_t max_calls = 100'000;  ///< far more than a loop makes
+
+/// The loop of samples/embedding_rows.cpp. All memory is freed when it ends, also by an exception.
+void train(const device& gpu, row_route route) {
+    const pinned_buffer values(batch_bytes, gpu);
+    const pinned_buffer memory(row_count * row_bytes, gpu);
+    const stream stream(gpu);
+    const device_buffer batch_1(batch_bytes, stream);
+    const device_buffer batch_2(batch_bytes, stream);
+    row_exchange exchange(row_table(memory.bytes(), row_bytes), gpu,
+                          {.route = route, .max_calls_in_flight = 4, .staging_bytes = 64 << 10});
+    for (std::uint64_t step = 0; step < 3; ++step) {
+        id_vector ids_1(batch_rows);
+        id_vector ids_2(batch_rows);
+        for (std::uint64_t i = 0; i < batch_rows; ++i) {
+            ids_1[i] = (step * 700 + i) % row_count;
+            ids_2[i] = (step * 700 + 200 + i) % row_count;
+        }
+        const row_gather known[] = {{ids_of(ids_1), batch_1.data()}, {ids_of(ids_2), batch_2.data()}};
+        exchange.gather_group_async(known, stream);
+        for (const device_buffer* const batch : {&batch_1, &batch_2}) {
+            copy_to_host_async(values.bytes(), batch->data(), stream);
+            stream.host_function_async([bytes = values.bytes()] {
+                for (std::byte& byte : bytes)
+                    byte ^= std::byte{1};
+            });
+            copy_to_device_async(batch->data(), values.bytes(), stream);
+        }
+        const row_scatter changed[] = {{ids_of(ids_1), batch_1.data()}, {ids_of(ids_2), batch_2.data()}};
+        exchange.scatter_group_async(changed, duplicate_policy::last, stream);
+        exchange.check();
+    }
+    stream.synchronize();
+    exchange.check();
+}
+
+}  // namespace
+
+TEST_CASE("cuda unwind: an exception at any CUDA call of an embedding loop ends the loop, and the next one runs") {
+    const device gpu = device::cuda(0);
+    for (const row_route route : {row_route::direct, row_route::staged, row_route::hybrid, row_route::copy}) {
+        CAPTURE(to_string(route));
+        train(gpu, route);  // makes what is made once
+        std::uint64_t thrown = 0;
+        std::uint64_t failing = 1;
+        for (bool is_reached = true; is_reached; ++failing) {
+            REQUIRE(failing < max_calls);
+            std::atomic<std::uint64_t> calls = 0;
+            try {
+                const detail::cuda::scoped_failure_hook hook([&](std::string_view) {
+                    return ++calls == failing ? cudaErrorMemoryAllocation : cudaSuccess;
+                });
+                train(gpu, route);
+            } catch (const error&) {
+                ++thrown;
+            }
+            is_reached = calls >= failing;
+        }
+        MESSAGE((failing - 2) << " calls of CUDA, " << thrown << " exceptions");
+        CHECK(thrown > 20);
+        train(gpu, route);
+    }
+}
