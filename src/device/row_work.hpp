@@ -18,12 +18,12 @@ struct row_memory {
     bool addresses_are_aligned = false;  ///< addresses and row_size_bytes are multiples of 16
 };
 
-/// The errors found in the indices of one call. If there are errors, nothing is gathered or scattered.
+/// The errors found in the indices of one call. A call with errors gathers or scatters no rows.
 struct index_errors {
     std::uint64_t outside_count = 0;     ///< indices past the last row
     std::uint64_t outside_position = 0;  ///< of the first such index
     std::uint64_t outside_id = 0;        ///< the index at that position
-    std::uint64_t repeated_count = 0;    ///< indices that occurred before, when that is refused
+    std::uint64_t repeated_count = 0;    ///< indices that occur earlier in the call; 0 unless that is refused
     std::uint64_t repeated_position = 0;
     std::uint64_t repeated_id = 0;
 };
@@ -64,7 +64,7 @@ struct row_order {
 struct row_sort {
     const std::uint64_t* ids = nullptr;
     std::uint64_t count = 0;      ///< below 2^32
-    std::uint64_t row_count = 0;  ///< of the table: larger indices may end up anywhere
+    std::uint64_t row_count = 0;  ///< of the table; indices outside it may be sorted to any position
     std::uint64_t* sorted_ids = nullptr;
     std::uint32_t* positions = nullptr;  ///< of the sorted indices in `ids`
     std::byte* scratch = nullptr;        ///< device_backend::sort_scratch_bytes, at a multiple of 256
@@ -76,15 +76,17 @@ struct row_transfer {
     row_memory table;
     row_order order;
     row_parts parts;
-    const index_errors* errors = nullptr;  ///< in device memory; null: the indices are known to be valid
+    const index_errors* errors = nullptr;  ///< in device memory; null: none were found in advance
+    /// In page-locked memory. If it is set, a gather checks the indices of the order, which is that of the
+    /// batches, itself: it reports errors here, and gathers nothing then.
+    index_errors* report = nullptr;
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
     /// The table has one row per index of the transfer: its row i belongs to index begin + i of the order.
     /// For equal indices, a gather reads only the row of the first index. A scatter may write all of their
     /// rows, but only the last one is valid (for a sum, the first).
     bool compact = false;
-    /// On CUDA, the number of thread blocks if host memory is read or written. 0: the kernel's default, at
-    /// most 16 per SM.
+    /// On CUDA, the maximum number of thread blocks. 0: as many as the work fills, at most 16 per SM.
     unsigned blocks = 0;
 };
 

@@ -25,12 +25,14 @@ constexpr std::uint64_t max_buffers = 16;
 /// Positions of rows in a call have 32 bits.
 constexpr std::uint64_t max_rows_of_call = std::numeric_limits<std::uint32_t>::max();
 
-/// @throws invalid_argument for options that no exchange can have.
+/// Returns the options.
+/// @throws invalid_argument for values that are out of range.
 row_exchange_options checked(const row_exchange_options& options) {
     const bool is_share = options.staged_share >= 0 && options.staged_share < 1;
     if (!is_share) {
         throw invalid_argument(fmt::format(
-            "the staged share of the hybrid route must be 0 (the planner's) or more, and below 1, not {}",
+            "staged_share of a row_exchange must be at least 0 and below 1, not {}; 0 lets the planner "
+            "choose",
             options.staged_share));
     }
     if (options.max_batch_rows == 0 || options.max_batch_rows > max_rows_of_call) {
@@ -46,13 +48,14 @@ row_exchange_options checked(const row_exchange_options& options) {
     return options;
 }
 
-/// Limits `staging_bytes` to an eighth of the available memory. On the host device, all rings take four times
-/// that.
+/// Limits `staging_bytes` to an eighth of the available memory. On the host device, the two staging rings
+/// together take four times the result.
 std::uint64_t within_memory(std::uint64_t staging_bytes) {
     return std::min(staging_bytes, read_available_memory().size_bytes / 8);
 }
 
-/// The same for the memory of calls, unless that leaves fewer than two.
+/// The number of calls in flight, whose memory is limited to an eighth of the available memory. If fewer than
+/// two fit, it is two, or less if the options say so.
 unsigned calls_within_memory(const row_exchange_options& options) {
     constexpr std::uint64_t min_calls = 2;
     const std::uint64_t fitting =
@@ -108,7 +111,7 @@ void exchange_state::page_lock() {
     const bool may_go = setup_.is_file_backed() && setup_.device.kind() != device_kind::host;
     if (!may_go && setup_.device.backend().reaches(table.data(), table.size_bytes())) return;
     if (options.route == row_route::staged) {
-        setup_.not_reached_reason = "the staged route was asked for";
+        setup_.not_reached_reason = "the staged route was requested";
         return;
     }
     pages_.emplace(
@@ -132,7 +135,7 @@ void exchange_state::reserve_staging() {
 
 /// Makes the device's pool keep the memory that a few of the largest calls take from it.
 void exchange_state::warm_device_memory() const {
-    if (setup_.device.kind() == device_kind::host) return;
+    if (setup_.device.kind() == device_kind::host || setup_.options.device_memory) return;
     // indices, sorted indices and their positions, and as much for the sort
     constexpr std::uint64_t bytes_of_row = 2 * (2 * sizeof(std::uint64_t) + sizeof(std::uint32_t));
     constexpr std::size_t max_warmed = 4;
@@ -231,9 +234,9 @@ std::vector<call_request> exchange_state::split(const call_request& request,
     if (requests.size() > 1 && request.direction == row_direction::scatter &&
         request.policy != duplicate_policy::last) {
         throw unsupported(fmt::format(
-            "{} batches cannot be scattered in one call, unless the policy is duplicate_policy::last: a call "
-            "takes up to {} batches, and {} rows (row_exchange_options::max_batch_rows)",
-            request.batches.size(), row_parts::max, calls.max_rows()));
+            "{} batches make {} calls, which a scatter allows only with duplicate_policy::last: a call takes "
+            "up to {} batches and {} rows (row_exchange_options::max_batch_rows)",
+            request.batches.size(), requests.size(), row_parts::max, calls.max_rows()));
     }
     if (requests.size() > calls.max_together()) {
         throw invalid_argument(fmt::format(

@@ -143,6 +143,12 @@ __device__ void add(error_count& to, std::uint64_t position) {
     atomicMax(&to.complement, ~static_cast<unsigned long long>(position));
 }
 
+__device__ void report_outside(const error_count& outside, const std::uint64_t* ids, index_errors& report) {
+    report.outside_count = outside.count;
+    report.outside_position = ~outside.complement;
+    report.outside_id = ids[report.outside_position];
+}
+
 /// Ends the counting of a block. Called by all of its threads.
 /// @return true in one thread of the last block, which takes what all blocks have counted.
 __device__ bool take_counts(error_count& from, error_count& taken) {
@@ -163,14 +169,10 @@ __global__ void __launch_bounds__(row_threads)
     }
     error_count outside;
     if (!take_counts(*errors.counting, outside)) return;
-    index_errors found;
-    if (outside.count != 0) {
-        found.outside_count = outside.count;
-        found.outside_position = ~outside.complement;
-        found.outside_id = ids[found.outside_position];
-        *errors.report = found;
-    }
-    *errors.found = found;
+    *errors.found = {};
+    if (outside.count == 0) return;
+    report_outside(outside, ids, *errors.found);
+    *errors.report = *errors.found;
 }
 
 __global__ void __launch_bounds__(row_threads) number(std::uint32_t* positions, std::uint64_t count) {
@@ -414,8 +416,33 @@ __device__ void move_repeated_rows(const row_launch& launch, Mover mover) {
     }
 }
 
+/// Checks all indices in each block, so that no block has to wait for another one. The first block reports
+/// the wrong ones. Called by all threads of a block.
+__device__ bool are_valid(const row_transfer& work) {
+    __shared__ unsigned long long count;
+    __shared__ unsigned long long complement;
+    if (threadIdx.x == 0) count = complement = 0;
+    error_count own;
+#pragma unroll 8
+    for (std::uint64_t i = threadIdx.x; i < work.order.count; i += blockDim.x) {
+        const bool is_wrong = work.order.ids[i] >= work.table.row_count;
+        if (is_wrong && own.count == 0) own.complement = ~static_cast<unsigned long long>(i);
+        own.count += is_wrong ? 1 : 0;
+    }
+    if (__syncthreads_or(own.count != 0) == 0) return true;
+    if (blockIdx.x != 0) return false;
+    if (own.count != 0) {
+        atomicAdd(&count, own.count);
+        atomicMax(&complement, own.complement);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) report_outside({count, complement}, work.order.ids, *work.report);
+    return false;
+}
+
 template <bool Aligned>
 __global__ void __launch_bounds__(gather_threads(Aligned)) gather(row_launch launch) {
+    if (launch.transfer.report != nullptr && !are_valid(launch.transfer)) return;
     move_rows(launch, gatherer<Aligned>(launch.transfer));
 }
 
@@ -462,7 +489,8 @@ __global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
     for (std::uint64_t index = work.begin + thread_number() / launch.lanes; index < work.end;
          index += thread_count() / launch.lanes) {
         const bool repeated = is_repeated(order, index);
-        if (repeated && !work.compact) continue;  // a compact table has no holes
+        // a compact table also has rows for repeated indices
+        if (repeated && !work.compact) continue;
         const std::uint64_t id = order.ids[index];
         auto* const to = reinterpret_cast<Value*>(host_row(work, index));
         for (std::uint64_t at = lane; at < values; at += launch.lanes) {

@@ -169,6 +169,12 @@ void refuse_repeated(const row_order& order, const std::uint64_t* ids, const err
 }
 
 void gather(const row_transfer& transfer) {
+    if (transfer.report != nullptr) {
+        index_errors found;
+        check(transfer.order.ids, transfer.order.count, transfer.table.row_count,
+              {&found, transfer.report, nullptr});
+        if (found.outside_count != 0) return;
+    }
     for_each_index(transfer, [&](std::uint64_t index) {
         if (is_repeated(transfer.order, index)) return;
         std::memcpy(device_row(transfer, position_of(transfer.order, index)), host_row(transfer, index),
