@@ -30,8 +30,8 @@ struct sample_array {
 /// The settings that all arrays of a loader share.
 struct loader_setup {
     pinflow::device device;
-    /// For device memory that transfers allocate when they are made. Synchronised afterwards, then gone.
-    stream_view allocation_stream;
+    /// For device memory that transfers allocate when they are made. Its stream ends after that.
+    device_allocator allocator;
     std::size_t slot_count = 2;
     std::uint64_t max_slot_rows = 0;  ///< rows of the largest batch
     bool is_in_order = false;         ///< the rows of a batch are consecutive
@@ -52,12 +52,12 @@ class array_transfer {
 
     /// Prepares the transfer, once, before the first batch. May be slow.
     virtual void begin() {}
-    /// Lists the work that brings the rows of `filling` to its device side: jobs for the CPU, and copies
+    /// Lists the work that gathers the rows of `filling` in its device side: jobs for the CPU, and copies
     /// after them.
     virtual void prepare(slot& filling, slot_group& group) = 0;
     /// Uploads the row lists that `enqueue` needs, and enqueues work that depends on them alone.
     /// `lists` is a separate stream for short work, because the stream of `enqueue` waits for it, and a
-    /// waiting engine polls over PCIe.
+    /// waiting stream polls over PCIe.
     /// @return whether anything was enqueued.
     virtual bool enqueue_lists(std::span<slot* const> /*slots*/, stream_view /*lists*/) { return false; }
     /// Enqueues the work after the copies of the group. `slots` are the group's slots without an error.
@@ -67,10 +67,10 @@ class array_transfer {
 
     /// One sentence: the reason for this transfer, and its state.
     virtual std::string reason() const = 0;
-    /// The transfer that has moved most rows, or will move them.
+    /// The planned transfer. After registration, the fallback if less than half of the bytes were registered.
     virtual transfer main() const = 0;
-    /// Whether the CPU copies any rows from now on.
-    virtual bool copies() const = 0;
+    /// Whether the CPU gathers any rows from now on.
+    virtual bool needs_cpu() const = 0;
     /// The array's registered pages; null if there are none.
     virtual const pinned_pages* pages() const { return nullptr; }
 };

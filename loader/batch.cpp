@@ -33,10 +33,10 @@ const array_view& batch::operator[](std::size_t index) const {
 
 void batch::check_on_host(std::size_t index) const {
     if (!lease_ || lease_->pool().device().kind() == device_kind::host) return;
-    throw invalid_argument(fmt::format(
-        "the CPU cannot read array {} of a batch, which lies on {}: give its address to a kernel, "
-        "or copy it to the host",
-        index, lease_->pool().device().name()));
+    throw invalid_argument(
+        fmt::format("the CPU cannot read array {} of a batch, which is on {}: give its address to a kernel, "
+                    "or copy it to the host",
+                    index, lease_->pool().device().name()));
 }
 
 std::span<const std::uint64_t> batch::row_ids() const noexcept {

@@ -6,7 +6,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Brings rows to their slot with the CPU: to the device side for a slot copy, otherwise to the staging side,
+/// Gathers rows with the CPU: into the slot's device side for a slot copy, otherwise into its staging side,
 /// from which the copy engine or a host stream copies them.
 class cpu_transfer final : public array_transfer {
  public:
@@ -30,7 +30,7 @@ class cpu_transfer final : public array_transfer {
     }
     std::string reason() const override { return array_.plan.reason; }
     transfer main() const override { return array_.plan.main(); }
-    bool copies() const override { return true; }
+    bool needs_cpu() const override { return true; }
 
  private:
     sample_array array_;
@@ -51,7 +51,7 @@ class view_transfer final : public array_transfer {
     }
     std::string reason() const override { return array_.plan.reason; }
     transfer main() const override { return transfer::view; }
-    bool copies() const override { return false; }
+    bool needs_cpu() const override { return false; }
 
  private:
     sample_array array_;

@@ -15,10 +15,10 @@ namespace pinflow::detail {
 class device_held {
  public:
     /// As row_list.
-    device_held(std::size_t slot_count, std::uint64_t max_slot_rows, stream_view allocation_stream)
-        : device_(allocation_stream.device()),
+    device_held(std::size_t slot_count, std::uint64_t max_slot_rows, const device_allocator& allocator)
+        : device_(allocator.stream.device()),
           max_slot_rows_(max_slot_rows),
-          ids_(slot_count, max_slot_rows, allocation_stream) {}
+          ids_(slot_count, max_slot_rows, allocator) {}
 
     /// Adds an array, which must stay in device memory as long as this object is used.
     void add(const held_table& table) { tables_.push_back(table); }

@@ -15,7 +15,7 @@ namespace pinflow::detail {
 namespace {
 
 constexpr std::chrono::milliseconds min_interval{100};
-constexpr std::chrono::microseconds interval_of_file{100};
+constexpr std::chrono::microseconds file_interval{100};
 /// A source whose files are not known is checked as a whole. The pause after a check is at least this many
 /// times as long as the check, so that checks take at most 2 % of the time.
 constexpr int min_pause_factor = 50;
@@ -38,7 +38,7 @@ file_checks::checked_source::checked_source(std::shared_ptr<const row_source> ch
     : source(std::move(checked)),
       extents(source->extents()),
       files(files_of(*source)),
-      interval(std::max<std::chrono::nanoseconds>(min_interval, interval_of_file * files.size())) {}
+      interval(std::max<std::chrono::nanoseconds>(min_interval, file_interval * files.size())) {}
 
 file_checks::file_checks(std::span<const std::shared_ptr<const row_source>> sources) {
     for (const auto& source : sources)
@@ -67,13 +67,13 @@ void file_checks::checked_source::check_rows(std::span<const std::uint64_t> row_
 }
 
 void file_checks::checked_source::check_all() const {
-    constexpr std::size_t files_of_task = 64;
-    if (files.size() < 2 * files_of_task) {
+    constexpr std::size_t task_files = 64;
+    if (files.size() < 2 * task_files) {
         // also for sources without known files
         return source->check_unchanged();
     }
     tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(tbb::blocked_range<std::size_t>(0, files.size(), files_of_task),
+        tbb::parallel_for(tbb::blocked_range<std::size_t>(0, files.size(), task_files),
                           [&](const tbb::blocked_range<std::size_t>& part) {
                               for (std::size_t i = part.begin(); i != part.end(); ++i)
                                   files[i]->check_unchanged();

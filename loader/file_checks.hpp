@@ -17,8 +17,8 @@ namespace pinflow::detail {
 /// Checks that the files of a loader's rows have not changed since they were opened. For a batch, it checks
 /// the files of its rows, each at most every 100 ms. At the end of an epoch it checks all files. Thread-safe.
 ///
-/// A check takes some microseconds. Thousands of files are checked less often, so that checks take a few
-/// percent of one core.
+/// A check takes some microseconds. The interval grows with the number of files, so that checks take at most
+/// a few percent of one core.
 class file_checks {
  public:
     explicit file_checks(std::span<const std::shared_ptr<const row_source>> sources);

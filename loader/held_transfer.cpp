@@ -19,18 +19,17 @@ namespace {
 
 /// Reads all rows of an array with the loader's threads. Stops early if the loader stops.
 void read_all(const row_reader& reader, std::byte* destination, const std::function<bool()>& is_stopped) {
-    constexpr std::uint64_t bytes_of_task = std::uint64_t{1} << 20;
+    constexpr std::uint64_t task_bytes = std::uint64_t{1} << 20;
     const row_source& source = reader.source();
     const std::uint64_t row_count = source.row_size_bytes() == 0 ? 0 : source.row_count();
-    const std::uint64_t rows_of_task =
-        std::max<std::uint64_t>(1, bytes_of_task / std::max<std::uint64_t>(1, source.row_size_bytes()));
-    tbb::parallel_for(
-        std::uint64_t{0}, (row_count + rows_of_task - 1) / rows_of_task, [&](std::uint64_t task) {
-            if (is_stopped()) return;
-            std::vector<std::uint64_t> ids(std::min(rows_of_task, row_count - task * rows_of_task));
-            std::iota(ids.begin(), ids.end(), task * rows_of_task);
-            static_cast<void>(reader.read(ids, destination + ids[0] * source.row_size_bytes()));
-        });
+    const std::uint64_t task_rows =
+        std::max<std::uint64_t>(1, task_bytes / std::max<std::uint64_t>(1, source.row_size_bytes()));
+    tbb::parallel_for(std::uint64_t{0}, (row_count + task_rows - 1) / task_rows, [&](std::uint64_t task) {
+        if (is_stopped()) return;
+        std::vector<std::uint64_t> ids(std::min(task_rows, row_count - task * task_rows));
+        std::iota(ids.begin(), ids.end(), task * task_rows);
+        static_cast<void>(reader.read(ids, destination + ids[0] * source.row_size_bytes()));
+    });
     source.check_unchanged();
 }
 
@@ -64,7 +63,7 @@ class host_held_transfer final : public array_transfer {
     }
     std::string reason() const override { return reason_of(array_); }
     transfer main() const override { return transfer::held; }
-    bool copies() const override { return true; }
+    bool needs_cpu() const override { return true; }
 
  private:
     sample_array array_;
@@ -83,7 +82,7 @@ class device_held_transfer final : public array_transfer {
         const stream upload(setup_.device);
         const pinned_buffer staging(source.row_count() * source.row_size_bytes(), setup_.device);
         read_all(row_reader(array_.source, row_access::memory), staging.data(), setup_.is_stopped);
-        rows_ = device_buffer(staging.size_bytes(), upload);
+        rows_ = device_buffer(staging.size_bytes(), upload, setup_.allocator.resource);
         copy_to_device_async(rows_.data(), staging.bytes(), upload);
         upload.synchronize();
         if (array_.row_bytes() > 0) setup_.held->add({rows_.data(), array_.row_bytes(), array_.offset_bytes});
@@ -94,7 +93,7 @@ class device_held_transfer final : public array_transfer {
     }
     std::string reason() const override { return reason_of(array_); }
     transfer main() const override { return transfer::held; }
-    bool copies() const override { return false; }
+    bool needs_cpu() const override { return false; }
 
  private:
     sample_array array_;

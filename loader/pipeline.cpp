@@ -96,11 +96,12 @@ void loader::pipeline::plan() {
     group_size_ = std::clamp<std::size_t>(sizes.count / 4, 1, groups.batches);
     sizes.max_group_slots = static_cast<unsigned>(group_size_);
     const stream allocation_stream(options_.device);
-    pool_ = std::make_shared<detail::slot_pool>(sizes, sources_, allocation_stream);
+    const detail::device_allocator allocator{allocation_stream, options_.device_memory};
+    pool_ = std::make_shared<detail::slot_pool>(sizes, sources_, allocator);
 
     detail::loader_setup setup{
         .device = options_.device,
-        .allocation_stream = allocation_stream,
+        .allocator = allocator,
         .slot_count = sizes.count,
         .max_slot_rows = layout_.row_count,
         .is_in_order = sample.is_in_order,
@@ -116,7 +117,7 @@ void loader::pipeline::plan() {
     const auto is_held = [](const detail::transfer_plan& plan) { return plan.main() == transfer::held; };
     if (!sample.on_host && std::ranges::any_of(plans, is_held))
         setup.held =
-            std::make_shared<detail::device_held>(setup.slot_count, setup.max_slot_rows, allocation_stream);
+            std::make_shared<detail::device_held>(setup.slot_count, setup.max_slot_rows, allocator);
     for (std::size_t i = 0; i < plans.size(); ++i) {
         arrays_.push_back({sources_[i], std::move(plans[i]), layout_.array_offsets[i], facts[i].is_aligned});
         transfers_.push_back(detail::make_transfer(arrays_.back(), setup));
@@ -144,7 +145,7 @@ std::unique_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
 unsigned loader::pipeline::wanted_threads() const noexcept {
     detail::work_facts work;
     for (const auto& transfer : transfers_) {
-        work.copies = work.copies || transfer->copies();
+        work.needs_cpu = work.needs_cpu || transfer->needs_cpu();
         work.registers = work.registers || (transfer->pages() != nullptr && !transfer->pages()->finished());
     }
     return detail::count_threads(work, workers_.count());
@@ -196,7 +197,7 @@ void loader::pipeline::run_stages(std::size_t first_count) {
 loader_report loader::pipeline::report() const {
     if (pool_->forked())
         throw device_error(
-            "the report of a loader cannot be asked for in a forked process: it is the parent's");
+            "the report of a loader is not available in a forked process: the loader belongs to the parent");
     const detail::slot_pool::statistics collected = pool_->collected();
     const bool on_host = device().kind() == device_kind::host;
     loader_report report;
@@ -244,7 +245,7 @@ loader_report loader::pipeline::report() const {
 loader_state loader::pipeline::state() const {
     if (pool_->forked()) {
         throw device_error(
-            "the state of a loader cannot be asked for in a forked process: it is the parent's");
+            "the state of a loader is not available in a forked process: the loader belongs to the parent");
     }
     const detail::slot_pool::statistics collected = pool_->collected();
     if (collected.ended) return origin_->state_at(schedule_.end());

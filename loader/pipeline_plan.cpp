@@ -23,11 +23,11 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
     return {batches, static_cast<unsigned>(std::max<std::uint64_t>(slots, profile.min_slots))};
 }
 
-unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile) noexcept {
+unsigned count_threads(const work_facts& work, unsigned threads, const link_profile& profile) noexcept {
     const unsigned beside =
-        std::clamp(cores / 2, profile.min_beside_registering, profile.max_beside_registering);
-    if (work.registers) return std::max(1U, std::min(cores - 1, beside));
-    return work.copies ? cores : std::min(cores, profile.listing_threads);
+        std::clamp(threads / 2, profile.min_beside_registering, profile.max_beside_registering);
+    if (work.registers) return std::max(1U, std::min(threads - 1, beside));
+    return work.needs_cpu ? threads : std::min(threads, profile.listing_threads);
 }
 
 bool next_waits_for_data(bool on_host, std::uint64_t group_bytes, const link_profile& profile) noexcept {

@@ -19,11 +19,11 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
 
 /// The current work of the CPU.
 struct work_facts {
-    bool copies = false;     ///< the CPU moves rows of some array
+    bool needs_cpu = false;  ///< the CPU gathers rows of some array
     bool registers = false;  ///< pages are being registered at the same time
 };
-/// The number of threads that run the stages of a loader.
-unsigned count_threads(const work_facts& work, unsigned cores, const link_profile& profile = {}) noexcept;
+/// The number of threads that run the stages of a loader that has `threads` threads.
+unsigned count_threads(const work_facts& work, unsigned threads, const link_profile& profile = {}) noexcept;
 
 /// Whether `next` blocks the calling thread for the data of groups of `group_bytes`, instead of only its
 /// stream.

@@ -13,7 +13,7 @@
 #include "src/device/pin_registry.hpp"
 
 // Transfers for arrays whose pages are registered while their rows are delivered. The copy engine or a kernel
-// reads rows of registered pages in place. The CPU brings all other rows, and pieces that are too small for
+// reads rows of registered pages in place. The CPU gathers all other rows, and pieces that are too small for
 // the copy engine.
 namespace pinflow::detail {
 
@@ -63,7 +63,7 @@ class registered_transfer : public array_transfer {
         const pin_report pinned = pages_.report();
         return pinned.registered_bytes * 2 < pinned.total_bytes ? fallback() : array_.plan.main();
     }
-    bool copies() const override { return !pages_.all_registered(); }
+    bool needs_cpu() const override { return !pages_.all_registered(); }
     const pinned_pages* pages() const override { return &pages_; }
 
  protected:
@@ -177,12 +177,12 @@ class registered_transfer : public array_transfer {
 };
 
 /// Copies each run of contiguous rows with one copy. Pieces too small for the copy engine pass through the
-/// staging side of the slot: short runs, and pieces cut off at boundaries between registrations.
+/// staging side of the slot: short runs, and short pieces next to boundaries between registrations.
 class engine_transfer final : public registered_transfer {
  public:
     using registered_transfer::registered_transfer;
 
-    bool copies() const override { return registered_transfer::copies() || is_too_short(); }
+    bool needs_cpu() const override { return registered_transfer::needs_cpu() || is_too_short(); }
 
     void prepare(slot& filling, slot_group& group) override {
         const std::uint64_t row_bytes = array().row_bytes();
@@ -209,7 +209,7 @@ class engine_transfer final : public registered_transfer {
             }
             stage_rows();
             if (!is_of_file) return group.copies.push_back(whole);
-            pieces.clear();  // cut like the device will cut them
+            pieces.clear();  // cut at the same boundaries at which the device cuts copies
             pin_registry::process().cut({&whole, 1}, pieces);
             for (copy_range& piece : pieces) {
                 if (piece.size_bytes < min_piece_bytes())
@@ -243,21 +243,21 @@ class kernel_transfer final : public registered_transfer {
     kernel_transfer(const sample_array& array, const loader_setup& setup)
         : registered_transfer(array, setup),
           part_(array.plan.parts.front()),
-          addresses_(setup.slot_count, setup.max_slot_rows, setup.allocation_stream),
+          addresses_(setup.slot_count, setup.max_slot_rows, setup.allocator),
           missing_ids_(setup.slot_count),
           is_copied_(setup.slot_count) {
         if (!part_.sorted) return;
         const std::uint64_t row_count = setup.slot_count * setup.max_slot_rows;
-        sorted_ = device_buffer(row_count * sizeof(std::uint64_t), setup.allocation_stream);
-        positions_ = device_buffer(row_count * sizeof(std::uint32_t), setup.allocation_stream);
+        sorted_ = setup.allocator.allocate(row_count * sizeof(std::uint64_t));
+        positions_ = setup.allocator.allocate(row_count * sizeof(std::uint32_t));
         const auto extents = array.source->extents();
         const auto [low, high] = std::ranges::minmax_element(extents, {}, &row_extent::data);
         const auto last_rows_bytes = high->row_count * array.row_bytes();
         address_range_ = static_cast<std::uint64_t>(high->data - low->data) + last_rows_bytes;
         const std::uint64_t max_run_rows =
             std::min<std::uint64_t>(setup.slot_count, row_parts::max) * setup.max_slot_rows;
-        scratch_ = device_buffer(setup.device.backend().sort_scratch_bytes(max_run_rows, address_range_),
-                                 setup.allocation_stream);
+        scratch_ = setup.allocator.allocate(
+            setup.device.backend().sort_scratch_bytes(max_run_rows, address_range_));
     }
 
     void prepare(slot& filling, slot_group& group) override {

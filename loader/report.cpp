@@ -41,9 +41,9 @@ double loader_report::rows_per_second() const noexcept {
 
 std::string loader_report::verdict() const {
     const std::string shortage = slots_reason.empty() ? "" : fmt::format("; {}", slots_reason);
-    if (wall_time.count() <= 0) return "nothing has been asked for yet";
+    if (wall_time.count() <= 0) return "no batch has been requested yet";
     const std::array limits{limit{"storage", "reads", storage_wait},
-                            limit{"file system", "files to be opened and checked", file_wait},
+                            limit{"filesystem", "files to be opened and checked", file_wait},
                             limit{"CPU", "rows to be gathered", cpu_wait},
                             limit{"link", "copies to the device", link_wait}};
     const std::chrono::nanoseconds waited = storage_wait + file_wait + cpu_wait + link_wait;

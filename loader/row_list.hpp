@@ -15,11 +15,10 @@ namespace pinflow::detail {
 /// numbers of consecutive slots are contiguous.
 class row_list {
  public:
-    /// Device memory is allocated in the order of `allocation_stream`.
-    row_list(std::size_t slot_count, std::uint64_t max_slot_rows, stream_view allocation_stream)
+    row_list(std::size_t slot_count, std::uint64_t max_slot_rows, const device_allocator& allocator)
         : max_slot_rows_(max_slot_rows),
-          host_(slot_count * max_slot_rows * sizeof(std::uint64_t), allocation_stream.device()),
-          device_(host_.size_bytes(), allocation_stream) {}
+          host_(slot_count * max_slot_rows * sizeof(std::uint64_t), allocator.stream.device()),
+          device_(allocator.allocate(host_.size_bytes())) {}
 
     std::span<std::uint64_t> of(const slot& slot) const {
         return {reinterpret_cast<std::uint64_t*>(host_.data()) + slot.index * max_slot_rows_, max_slot_rows_};

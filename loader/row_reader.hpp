@@ -19,7 +19,7 @@ enum class row_access : std::uint8_t {
     source,  ///< by row_source::read_rows
 };
 
-/// Brings rows of one array to host memory: the CPU's part of every transfer. Thread-safe.
+/// Gathers rows of one array into host memory: the CPU's part of every transfer. Thread-safe.
 ///
 /// Rows in memory are copied. Mapped rows of a file are copied while the fault guard is active and the pages
 /// are in the page cache. After a copy that waited for storage, the reader uses reads, which measure their
@@ -49,7 +49,7 @@ class row_reader {
     bool is_mapped_;             ///< some rows are mapped
     bool is_file_backed_;        ///< pages may be lost, or not in memory
     bool source_reports_waits_;  ///< otherwise this reader measures them
-    /// Reads that must still not wait before rows are copied again.
+    /// How many more reads in a row must not wait for storage before rows are copied again.
     mutable std::atomic<int> reads_left_ = 0;
 };
 

@@ -74,7 +74,7 @@ std::vector<std::shared_ptr<const row_source>> checked(
         check_row_source(*source);
         if (source->row_count() != sources[0]->row_count()) {
             throw invalid_argument(
-                fmt::format("the arrays of a sample need equal row counts: {} has {}, {} has {}",
+                fmt::format("the arrays of a sample need the same number of rows: {} has {}, but {} has {}",
                             sources[0]->description(), sources[0]->row_count(), source->description(),
                             source->row_count()));
         }

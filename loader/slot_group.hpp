@@ -11,7 +11,7 @@
 
 namespace pinflow::detail {
 
-/// Rows of a slot that the CPU has to bring.
+/// Rows of a slot for the CPU to gather.
 struct read_job {
     slot* filling = nullptr;
     const row_reader* reader = nullptr;

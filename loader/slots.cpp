@@ -21,7 +21,7 @@ constexpr std::chrono::microseconds look_again_interval{200};
 
 /// How long a consumer without batches waits for a full group of slots before fewer slots are filled. Longer
 /// than a group of small batches takes.
-constexpr std::chrono::microseconds patience{500};
+constexpr std::chrono::microseconds max_group_wait{500};
 
 /// How long a consumer waits for data before it checks that the data is still that of the next batch. Another
 /// consumer may have taken the slot, and the slot may have been filled again.
@@ -66,17 +66,18 @@ void wait_for_marks(const slot& slot) {
 }  // namespace
 
 slot_pool::slot_pool(const slot_sizes& sizes, std::vector<std::shared_ptr<const row_source>> keep_alive,
-                     stream_view allocation_stream)
-    : device_(allocation_stream.device()),
+                     const device_allocator& allocator)
+    : device_(allocator.stream.device()),
       owner_(::getpid()),
       keep_alive_(std::move(keep_alive)),
       views_sources_(sizes.device_side_bytes == 0),
       awaits_data_(next_waits_for_data(device_.kind() == device_kind::host,
                                        sizes.max_group_slots * sizes.device_side_bytes)),
-      // on the host, its memory is still in the CPU's cache; on a GPU, it has only just been read
+      // On the host, the memory of the slot freed last is still in the CPU's cache. On a GPU, the consumer's
+      // streams may still be reading that slot.
       takes_last_(device_.kind() == device_kind::host),
       host_sides_(sizes.count * sizes.host_side_bytes, device_),
-      device_sides_(sizes.count * sizes.device_side_bytes, allocation_stream) {
+      device_sides_(allocator.allocate(sizes.count * sizes.device_side_bytes)) {
     const auto side_of = [](std::byte* sides, std::uint64_t size_bytes, unsigned index) {
         return size_bytes == 0 ? nullptr : sides + index * size_bytes;
     };
@@ -164,10 +165,10 @@ std::size_t slot_pool::wait_for_free(std::size_t together) {
         lock.lock();
         if (passed > 0 && consumer_starves()) {
             // A missing slot is still leased, or given back and in use on the device. A slot in use becomes
-            // free by itself unless the consumer's streams wait for the consumer. `patience` covers that
-            // case.
+            // free by itself unless the consumer's streams wait for the consumer. `max_group_wait` covers
+            // that case.
             if (!first_passed) first_passed = before.at;
-            if (given_back.size() < together || before.at - *first_passed > patience) return passed;
+            if (given_back.size() < together || before.at - *first_passed > max_group_wait) return passed;
         }
         if (not_passed == nullptr) {
             // all returned slots can be filled: wait until more are returned or the consumer has nothing left
@@ -432,9 +433,8 @@ void slot_lease::use_on(stream_view stream) {
     }
     if (pool_->device().backend().is_capturing(stream.native_handle())) {
         throw unsupported(
-            "a batch cannot be used on a stream that is being captured into a CUDA graph: its memory is that "
-            "of "
-            "other batches later. Copy the batch to memory of your own before the capture begins");
+            "a batch cannot be used on a stream that is being captured into a CUDA graph: its memory is "
+            "reused for later batches. Copy the batch to memory of your own before the capture begins");
     }
     if (slot_->data_mark != nullptr && !slot_->data_mark->known_done())
         stream.wait(slot_->data_mark->event());
@@ -451,7 +451,7 @@ void slot_lease::undo() {
 loader_state slot_lease::state() const {
     if (pool_->forked()) {
         throw device_error(
-            "the state of a batch cannot be asked for in a forked process: its loader is the parent's");
+            "the state of a batch is not available in a forked process: the loader belongs to the parent");
     }
     return origin_->state_at(slot_->scheduled.end);
 }

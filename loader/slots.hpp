@@ -64,6 +64,14 @@ struct slot_sizes {
     std::string reason = {};  // NOLINT(readability-redundant-member-init): g++ wants it
 };
 
+/// Where a loader's device memory comes from.
+struct device_allocator {
+    stream_view stream;  ///< once it is synchronised, any stream may use the memory
+    std::shared_ptr<memory_resource> resource = nullptr;  ///< null: the device's pool
+
+    device_buffer allocate(std::uint64_t size_bytes) const { return {size_bytes, stream, resource}; }
+};
+
 /// The slots of one loader and the queues between them. The states of a slot are free -> (taken by the
 /// pipeline) -> delivered -> leased -> free. A free slot may still be in use by the consumer's streams.
 /// Shared by the loader and its leases, so that a batch may outlive its loader. Any thread may call any
@@ -71,9 +79,8 @@ struct slot_sizes {
 class slot_pool {
  public:
     /// `keep_alive` lives as long as the slots. Batches without their own memory point into it.
-    /// The device sides can be used once `allocation_stream` has been synchronised.
     slot_pool(const slot_sizes& sizes, std::vector<std::shared_ptr<const row_source>> keep_alive,
-              stream_view allocation_stream);
+              const device_allocator& allocator);
     slot_pool(const slot_pool&) = delete;
     slot_pool& operator=(const slot_pool&) = delete;
     /// Never waits for the consumer's streams.
@@ -85,12 +92,14 @@ class slot_pool {
 
     // ---- the pipeline's side ----
 
-    /// Waits until `together` slots can be filled: given back, and no longer read by any stream.
+    /// Waits until `together` slots are ready to be filled: given back, and no longer read by any stream.
     /// Fewer are enough if the consumer has nothing left and the other slots do not become free soon.
     /// Only the pipeline's driver calls it: a TBB thread might wait for itself.
     /// @return how many can be taken; 0 if the loader stops.
+    /// @throws device_error.
     std::size_t wait_for_free(std::size_t together = 1);
-    /// Takes `count` slots that can be filled at once, or none. Never waits. For one thread at a time.
+    /// Takes `count` slots that are ready to be filled, or none. Never waits. For one thread at a time.
+    /// @throws device_error.
     std::vector<slot*> take_free(std::size_t count = 1);
     /// Hands slots, filled or with an error, to the consumer, in this order.
     void deliver(std::span<slot* const> filled);

@@ -43,7 +43,7 @@ const json& object_of(const json& object, const char* key) {
 
 const json& list_of(const json& object, const char* key) {
     const json& value = member(object, key);
-    if (!value.is_array()) fail(fmt::format("\"{}\" is not a list", key));
+    if (!value.is_array()) fail(fmt::format("\"{}\" is not an array", key));
     return value;
 }
 
@@ -60,7 +60,7 @@ std::uint64_t number_of(const json& object, const char* key) {
 
 const std::string& text_of(const json& object, const char* key) {
     const json& value = member(object, key);
-    if (!value.is_string()) fail(fmt::format("\"{}\" is not a text", key));
+    if (!value.is_string()) fail(fmt::format("\"{}\" is not a string", key));
     return value.get_ref<const std::string&>();
 }
 

@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t max_probes = 16;
 constexpr std::uint64_t max_probe_bytes = std::uint64_t{16} << 20;  // unless one row alone is larger
 
-/// The rows to read. They depend only on the size of the data, and lie in the middles of equal parts.
+/// The rows to read: the middle rows of equal parts. They depend only on the size of the data.
 std::vector<std::uint64_t> probes_of(const row_source& source) {
     const std::uint64_t fitting = max_probe_bytes / std::max<std::uint64_t>(1, source.row_size_bytes());
     const std::uint64_t count =
@@ -51,7 +51,8 @@ std::string listed(const data_fingerprint& data) {
 
 [[noreturn]] void refuse_data(const std::string& saved, const std::string& given) {
     throw state_mismatch(fmt::format(
-        "cannot resume, the data differ: the state was saved with {}, and this loader has {}", saved, given));
+        "cannot resume, because the data differs: the state was saved with {}, and this loader has {}", saved,
+        given));
 }
 
 }  // namespace
@@ -102,14 +103,14 @@ epoch_position state_origin::resume_position(const loader_state& saved) const {
         }
         if (saved_array.hash != array.hash) {
             throw state_mismatch(
-                fmt::format("cannot resume, the data differ: rows of {} are not those of {} that the state "
+                fmt::format("cannot resume, because the data differs: rows of {} are not those of {} that the state "
                             "was saved with",
                             listed({0, {array}}), listed({0, {saved_array}})));
         }
     }
     if (saved.order != order_) {
         throw state_mismatch(fmt::format(
-            "cannot resume, the order differs: the state was saved with {}, and this loader has {}",
+            "cannot resume, because the order differs: the state was saved with {}, and this loader has {}",
             to_string(saved.order), to_string(order_)));
     }
     if (saved.position >= std::max<std::uint64_t>(1, order_.position_count)) {

@@ -21,7 +21,7 @@ blocked_timer::reading blocked_timer::now() noexcept {
 std::chrono::nanoseconds blocked_timer::blocked() const noexcept {
     const reading end = now();
     // without a voluntary switch, the thread was only preempted, not blocked
-    if (end.times_given_up == begin_.times_given_up) return {};
+    if (end.voluntary_switches == begin_.voluntary_switches) return {};
     return std::max((end.wall - begin_.wall) - (end.cpu - begin_.cpu), std::chrono::nanoseconds{});
 }
 

@@ -10,14 +10,14 @@ class blocked_timer {
  public:
     blocked_timer() noexcept;
 
-    /// Since construction, on the same thread.
+    /// The time for which this thread was blocked since construction. Call it on the same thread.
     std::chrono::nanoseconds blocked() const noexcept;
 
  private:
     struct reading {
         std::chrono::nanoseconds wall;
         std::chrono::nanoseconds cpu;
-        long times_given_up;
+        long voluntary_switches;
     };
     static reading now() noexcept;
 

@@ -22,7 +22,7 @@ constexpr std::uint64_t scale(std::uint64_t fraction, std::uint64_t size) noexce
 
 /// Converts weights to proportional whole numbers with a sum of about 2^62, minus rounding. Floating-point
 /// sums only choose powers of two, so that all machines get the same numbers.
-/// @throws invalid_argument
+/// @throws invalid_argument for a weight that is negative or not finite.
 std::vector<std::uint64_t> whole_numbers(std::span<const double> weights) {
     double largest = 0;
     for (std::uint64_t row = 0; row < weights.size(); ++row) {

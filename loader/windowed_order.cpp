@@ -27,18 +27,18 @@ windowed_order::windowed_order(std::uint64_t row_count, std::uint64_t seed,
     missing_rows_ = chunk_count_ * chunk_rows_ - row_count;
     const std::uint64_t max_chunks = window_rows == row_count ? chunk_count_ : window_rows / chunk_rows_;
     const std::uint64_t window_count = (chunk_count_ - 1) / max_chunks + 1;
-    chunks_a_window_ = chunk_count_ / window_count;
+    chunks_per_window_ = chunk_count_ / window_count;
     larger_windows_ = chunk_count_ % window_count;
 }
 
-windowed_order::window windowed_order::window_of(std::uint64_t position) const noexcept {
-    const std::uint64_t in_larger = larger_windows_ * (chunks_a_window_ + 1);
-    if (position < in_larger) {
-        const std::uint64_t number = position / (chunks_a_window_ + 1);
-        return {number, number * (chunks_a_window_ + 1), chunks_a_window_ + 1};
+windowed_order::window windowed_order::window_of(std::uint64_t turn) const noexcept {
+    const std::uint64_t in_larger = larger_windows_ * (chunks_per_window_ + 1);
+    if (turn < in_larger) {
+        const std::uint64_t number = turn / (chunks_per_window_ + 1);
+        return {number, number * (chunks_per_window_ + 1), chunks_per_window_ + 1};
     }
-    const std::uint64_t number = (position - in_larger) / chunks_a_window_;
-    return {larger_windows_ + number, in_larger + number * chunks_a_window_, chunks_a_window_};
+    const std::uint64_t number = (turn - in_larger) / chunks_per_window_;
+    return {larger_windows_ + number, in_larger + number * chunks_per_window_, chunks_per_window_};
 }
 
 void windowed_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const {
@@ -47,31 +47,30 @@ void windowed_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span
     const permutation chunks(chunk_count_, digest_mix(key ^ chunks_salt));
     const std::uint64_t windows_key = digest_mix(key ^ windows_salt);
     const std::uint64_t start = digest_mix(key ^ start_salt) % row_count_;
-    // every position has chunk_rows_ rows, except the position of the last chunk. Positions after its window
-    // are shifted
-    const std::uint64_t short_position = chunks.position_of(chunk_count_ - 1);
-    const window short_window = window_of(short_position);
+    // every chunk has chunk_rows_ rows, except the last one. Positions after its window are shifted
+    const std::uint64_t short_turn = chunks.position_of(chunk_count_ - 1);
+    const window short_window = window_of(short_turn);
     const std::uint64_t short_end =
-        (short_window.first_position + short_window.chunk_count) * chunk_rows_ - missing_rows_;
+        (short_window.first_turn + short_window.chunk_count) * chunk_rows_ - missing_rows_;
     std::array<std::uint64_t, max_window_chunks> chunk_begins{};
     while (!rows.empty()) {
         const std::uint64_t shift = first < short_end ? 0 : missing_rows_;
         const window within = window_of((first + shift) / chunk_rows_);
         const bool has_short = within.number == short_window.number;
-        const std::uint64_t begin = within.first_position * chunk_rows_ - shift;
+        const std::uint64_t begin = within.first_turn * chunk_rows_ - shift;
         const std::uint64_t size = within.chunk_count * chunk_rows_ - (has_short ? missing_rows_ : 0);
-        for (std::uint64_t position = 0; position < within.chunk_count; ++position) {
-            chunk_begins[position] = start + chunks(within.first_position + position) * chunk_rows_;
+        for (std::uint64_t turn = 0; turn < within.chunk_count; ++turn) {
+            chunk_begins[turn] = start + chunks(within.first_turn + turn) * chunk_rows_;
         }
         const std::uint64_t gap_begin =
-            has_short ? (short_position - within.first_position + 1) * chunk_rows_ - missing_rows_ : size;
+            has_short ? (short_turn - within.first_turn + 1) * chunk_rows_ - missing_rows_ : size;
         const permutation shuffled(size, windows_key + within.number * window_step);
         const auto count = std::min<std::uint64_t>(rows.size(), begin + size - first);
         for (std::uint64_t i = 0; i < count; ++i) {
             std::uint64_t offset = shuffled(first - begin + i);
             if (offset >= gap_begin) offset += missing_rows_;
-            const std::uint64_t position = offset / chunk_rows_;
-            const std::uint64_t row = chunk_begins[position] + (offset - position * chunk_rows_);
+            const std::uint64_t turn = offset / chunk_rows_;
+            const std::uint64_t row = chunk_begins[turn] + (offset - turn * chunk_rows_);
             rows[i] = row < row_count_ ? row : row - row_count_;
         }
         first += count;

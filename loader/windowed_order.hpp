@@ -9,9 +9,8 @@
 namespace pinflow::detail {
 
 /// Implements sampler::windowed, which documents it. Chunks are numbered in the order of the data, beginning
-/// at the row where the epoch's cuts start, and wrapping around. A position here is a chunk's place in the
-/// shuffled order of the epoch; only `position_count` and the parameter `first` of `rows_at` count rows. A
-/// window is a range of chunks' positions.
+/// at the row where the epoch's cuts start, and wrapping around. The turn of a chunk is its index in the
+/// shuffled order of the epoch. A window is a range of turns. Positions count rows.
 class windowed_order final : public row_sequence {
  public:
     /// At most this many chunks are in a window.
@@ -28,18 +27,18 @@ class windowed_order final : public row_sequence {
  private:
     struct window {
         std::uint64_t number;
-        std::uint64_t first_position;
+        std::uint64_t first_turn;
         std::uint64_t chunk_count;
     };
-    window window_of(std::uint64_t position) const noexcept;
+    window window_of(std::uint64_t turn) const noexcept;
 
     std::uint64_t row_count_;
     std::uint64_t seed_;
     std::uint64_t chunk_rows_ = 1;
     std::uint64_t chunk_count_ = 0;
     std::uint64_t missing_rows_ = 0;  ///< rows that the last chunk lacks
-    std::uint64_t chunks_a_window_ = 0;
-    std::uint64_t larger_windows_ = 0;  ///< the number of first windows, which have one more position
+    std::uint64_t chunks_per_window_ = 0;
+    std::uint64_t larger_windows_ = 0;  ///< the number of first windows, which have one more chunk
 };
 
 }  // namespace pinflow::detail

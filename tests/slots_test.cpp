@@ -32,7 +32,7 @@ namespace {
 std::shared_ptr<slot_pool> make_pool(const device& device, const detail::slot_sizes& sizes) {
     const stream allocation_stream(device);
     auto pool = std::make_shared<slot_pool>(sizes, std::vector<std::shared_ptr<const row_source>>(),
-                                            allocation_stream);
+                                            detail::device_allocator{allocation_stream});
     allocation_stream.synchronize();
     return pool;
 }

@@ -40,9 +40,9 @@ struct fixture {
                                        .host_side_bytes = layout.side_bytes,
                                        .device_side_bytes = layout.side_bytes};
         const stream allocation_stream(options.device);
-        pool = std::make_shared<detail::slot_pool>(sizes, sources, allocation_stream);
+        pool = std::make_shared<detail::slot_pool>(sizes, sources, detail::device_allocator{allocation_stream});
         const detail::loader_setup setup{.device = options.device,
-                                         .allocation_stream = allocation_stream,
+                                         .allocator = {allocation_stream},
                                          .slot_count = sizes.count,
                                          .max_slot_rows = layout.row_count,
                                          .is_in_order = options.order == order::sequential,

@@ -36,7 +36,8 @@ class batch {
     /// The number of arrays in a sample.
     std::size_t array_count() const noexcept;
     /// The rows of array `index`: C order, little-endian, shape (row_count, ...), at addresses of the
-    /// loader's device. Valid while the lease lasts. @throws invalid_argument when there is no such array.
+    /// loader's device. Valid while the lease lasts.
+    /// @throws invalid_argument if there is no such array.
     const array_view& operator[](std::size_t index) const;
     /// The elements of array `index`, row after row, for the CPU to read. Only for batches on the host
     /// device. After `next()` they can be read at once. After `next(stream)`, wait for the stream first.
@@ -48,7 +49,8 @@ class batch {
         check_on_host(index);
         return {(*this)[index].template as<T>(), static_cast<std::size_t>((*this)[index].size())};
     }
-    /// The row numbers of the samples in the sources, in the order of the samples; in host memory.
+    /// The indices of the rows in the sources, in the order of the samples; in host memory. Valid while the
+    /// lease lasts.
     std::span<const std::uint64_t> row_ids() const noexcept;
     /// The epoch, counted from 0.
     std::uint64_t epoch() const noexcept;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
 #include "pinflow/loader/batch.hpp"
 #include "pinflow/loader/report.hpp"
@@ -31,8 +32,8 @@ struct loader_options {
     std::optional<pinflow::sampler> sampler = std::nullopt;
     /// Epochs in total, including those delivered before `resume_from`.
     std::uint64_t epochs = 1;
-    /// The maximum number of steps to deliver, counted from where the loader begins. A step in which this
-    /// rank has no batch counts as well, so that all ranks end at the same position.
+    /// The maximum number of batches, counted in steps from where the loader begins: a step in which this
+    /// rank has no batch counts too, so that all ranks end at the same position.
     std::optional<std::uint64_t> max_batches = std::nullopt;
     /// The part of each epoch that this loader delivers.
     pinflow::shard shard = {};
@@ -43,14 +44,18 @@ struct loader_options {
     /// interruption; otherwise the same samples.
     std::optional<loader_state> resume_from = std::nullopt;
     pinflow::route route = route::automatic;
-    /// Upper bound on the memory of all slots, in bytes.
-    /// 0 means 1 GiB, or half of the memory that is left (machine, cgroup, `ulimit -v`) if that is less.
-    /// The default always allows two slots if they fit into the memory that is left. If `slots` is set, it
-    /// decides. If rows may be staged for a GPU, each slot also has a pinned staging buffer of the same size.
+    /// Upper bound on the memory of all slots and of arrays held on the device, in bytes. The constructor
+    /// throws invalid_argument if the slots do not fit.
+    /// 0 means 1 GiB, or half of the memory that is left (machine, cgroup, `ulimit -v`) if that is less; two
+    /// slots are always allowed if they fit into what is left. If `slots` is set, 0 means no bound but the
+    /// memory that is left.
+    /// If rows may be staged for a GPU, each slot also has a pinned staging buffer of the same size, which
+    /// counts too.
     std::uint64_t memory_bytes = 0;
-    /// The number of batches that can exist at once (being filled, ready or leased); at least 2. 0 chooses 2
-    /// to 8 by memory, fewer if memory is short (loader_report::slots_reason). Small batches are filled in
-    /// groups: then up to 256 slots, but at most the batches of an epoch.
+    /// The number of batches that can exist at once (being filled, ready or leased); at least 2. 0 lets the
+    /// loader choose: 2 to 8 as memory allows, up to 256 for small batches, which are filled in groups, but
+    /// no more than an epoch has (8 if that is more). loader_report::slots_reason says so if the memory that
+    /// is left allows fewer.
     unsigned slots = 0;
     /// Threads that gather rows. 0 means one for each core, fewer if memory is short.
     /// A number above the core count raises oneTBB's limit for the process while the loader lives.
@@ -61,6 +66,9 @@ struct loader_options {
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
+    /// Where slots, row lists and held arrays get device memory when the loader is made. Null: from the
+    /// device's stream-ordered pool. Batches keep it alive.
+    std::shared_ptr<memory_resource> device_memory = nullptr;
 };
 
 /// Delivers the rows of one or several sources as batches on a device, ahead of the consumer. The slots bound
@@ -99,15 +107,18 @@ class loader {
     /// outlive the lease.
     ///
     /// The calling thread waits until the copy of the batch is enqueued. On a GPU, if the batches of a group
-    /// have 8 MiB or more, it waits until the data has arrived: a waiting stream polls over PCIe and takes up
-    /// to 7 % of the link. It waits for work on `stream` only if that work still uses the slot it needs.
+    /// total 8 MiB or more, it waits until the data has arrived: a waiting stream polls over PCIe and takes
+    /// up to 7 % of the link. It waits for work on `stream` only if that work still uses the slot it needs.
     ///
     /// An error in the pipeline is thrown here once, after all batches before it. After that, `next` returns
     /// nothing. If a wait fails, or `stream` cannot be made to wait, the batch is not lost: the next call
     /// returns it.
+    /// @throws invalid_argument for a stream of another device.
     /// @throws unsupported for a stream that is being captured into a CUDA graph; the batch is not lost.
-    /// @throws all_slots_leased if the consumer holds every slot; the errors of the pipeline: data_changed,
-    /// ...
+    /// @throws all_slots_leased if the consumer holds every slot.
+    /// @throws device_error, also in a process forked later.
+    /// @throws the error of the pipeline: data_changed, system_failure, format_error, or what a custom order
+    /// or row_source throws.
     std::optional<batch> next(stream_view stream);
     /// The same for a consumer without a stream: returns when the data has arrived.
     std::optional<batch> next();
@@ -125,7 +136,8 @@ class loader {
     /// that this loader began with. Once `next` has returned nothing, it is the end of all epochs, or of
     /// `max_batches`.
     /// If `next` threw for a batch that has not been redelivered, this is the state before that batch.
-    /// Batches after it are delivered again on resume. @throws as batch::state.
+    /// Batches after it are delivered again on resume.
+    /// @throws as batch::state.
     loader_state state() const;
 
  private:

@@ -12,9 +12,12 @@ namespace pinflow {
 /// How the rows of one array are copied.
 struct array_report {
     std::string name;  ///< its path, or another description
-    /// On any device "held" (read once, kept on the device), "staged" (gathered by the CPU into a staging
-    /// buffer), "decode" or "read". Only on a GPU "copy engine" or "kernel" (both read registered pages).
-    /// Only on the host "slot copy" or "view".
+    /// On any device: "held" (read once, then kept on the device), "staged" (gathered by the CPU into a
+    /// staging buffer), "decode" (as staged, by row_source::read_rows, which decodes or converts the rows) or
+    /// "read" (as staged, read from the file even if it is mapped). On the host, decode and read fill the
+    /// slot directly.
+    /// Only on a GPU: "copy engine" or "kernel" (both read registered pages).
+    /// Only on the host: "slot copy" (copied into the slot) or "view" (the mapping itself).
     std::string transfer;
     std::string reason;       ///< one sentence: why this transfer, and its result so far
     std::uint64_t bytes = 0;  ///< bytes delivered

@@ -4,13 +4,13 @@ namespace pinflow {
 
 /// How to deliver the samples at the end of an epoch that do not fill a batch for every rank.
 enum class tail {
-    partial,  ///< split evenly among the ranks, as smaller batches: every sample once
+    partial,  ///< split evenly among the ranks, as smaller batches: every position once
     drop,     ///< left out: all batches are full, and all ranks have the same number of them
 };
 
 /// The part of every epoch that one of several processes delivers: ranks take batches in turn. Ranks with
-/// equal options (data, order, seed, batch size, tail) never deliver the same sample in an epoch, and
-/// together deliver all of it.
+/// equal options (data, order, seed, batch size, tail) never deliver the same position of an epoch. Together
+/// they deliver every position, except those that `tail::drop` leaves out.
 ///
 /// With batches of B samples and W ranks, step s of an epoch covers the next W*B positions of the order: rank
 /// r takes [(sW+r)B, (sW+r+1)B). The T < W*B remaining positions are one more step, of which rank r takes

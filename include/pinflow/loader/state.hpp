@@ -47,7 +47,8 @@ struct loader_state {
     static loader_state from_json(std::string_view text);
 
     /// Writes the JSON text to a file that appears under its name complete or not at all.
-    /// @throws system_failure.
+    /// @throws system_failure. If only the last step failed, fsync of the folder, the new file is in place
+    /// but may not survive a power failure.
     void save(const std::filesystem::path& path) const;
     /// Reads a file that `save` wrote.
     /// @throws system_failure if the file cannot be read; what from_json throws, with the path in the

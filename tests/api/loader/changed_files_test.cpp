@@ -53,7 +53,7 @@ void make(change change, const std::filesystem::path& path) {
     }
 }
 
-/// Sets an old write time, so that a change is detected however coarse the file system's clock is.
+/// Sets an old write time, so that a change is detected however coarse the filesystem's clock is.
 void make_old(const std::filesystem::path& path) {
     std::filesystem::last_write_time(path,
                                      std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));

@@ -14,7 +14,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("loader: delivers every row once an epoch, as it lies in the source") {
+TEST_CASE("loader: delivers every row once per epoch, as it is in the source") {
     on_each_device([](const device& device) {
         for (const order order : {order::sequential, order::shuffled}) {
             for (const std::uint64_t rows : {1U, 63U, 64U, 65U, 1000U}) {

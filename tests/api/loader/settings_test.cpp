@@ -7,8 +7,12 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "counting_resource.hpp"
+#include "file_bytes.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "samples.hpp"
+#include "temporary_folder.hpp"
 
 using namespace pinflow;
 
@@ -25,7 +29,7 @@ TEST_CASE("loader: refuses contradictory options in one sentence") {
             return false;
         };
         CHECK(refuses({}, {}, "at least one source"));
-        CHECK(refuses({numbered_rows(3), numbered_rows(4)}, {}, "equal row counts"));
+        CHECK(refuses({numbered_rows(3), numbered_rows(4)}, {}, "the same number of rows"));
         CHECK(refuses({numbered_rows(3)}, {.batch_rows = 0}, "at least one row"));
         CHECK(refuses({numbered_rows(3)}, {.slots = 1}, "at least 2 slots"));
         CHECK(refuses({numbered_rows(100, 1000)}, {.memory_bytes = 1000}, "do not fit into 1000 bytes"));
@@ -74,5 +78,30 @@ TEST_CASE("loader: the lists of rows count as its memory too") {
                                {.device = device, .batch_rows = 50'000, .memory_bytes = 150'000}),
                         invalid_argument);
         CHECK_THROWS_AS(loader({nullptr}, {.device = device}), invalid_argument);
+    });
+}
+
+TEST_CASE("loader: device memory comes from the caller's resource, and goes back to it with the last batch") {
+    on_each_device([](const device& device) {
+        const temporary_folder folder;
+        std::mt19937_64 random(81);
+        const known_sample sample{npy_file(folder / "rows.npy", "|u1", {400, 96}, random),
+                                  npy_file(folder / "labels.npy", "<i8", {400}, random)};
+        const auto resource = std::make_shared<counting_resource>();
+        std::optional<batch> kept;
+        {
+            loader loader(
+                sources_of(sample),
+                {.device = device, .batch_rows = 32, .order = order::shuffled, .device_memory = resource});
+            CHECK(resource->allocated > 0);
+            kept = loader.next();
+            std::uint64_t rows = kept->row_count();
+            while (const auto next = loader.next())
+                rows += next->row_count();
+            CHECK(rows == 400);
+        }
+        CHECK(resource->deallocated < resource->allocated);
+        kept.reset();
+        CHECK(resource->deallocated == resource->allocated);
     });
 }

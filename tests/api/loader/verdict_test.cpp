@@ -44,7 +44,7 @@ TEST_CASE("report: the verdict names the longest wait in words") {
         {"link is the limit", "the consumer waited 40%", "75% of that", "copies to the device"}));
     CHECK(contains_all(report_with(4, 3, 2, 11, 100).verdict(),
                        {"nothing stands out", "the consumer waited 9%", "the loader 11%"}));
-    CHECK(contains(report_with(0, 0, 0, 0, 0).verdict(), "nothing has been asked"));
+    CHECK(contains(report_with(0, 0, 0, 0, 0).verdict(), "no batch has been requested"));
     // both wait by turns: the larger share counts
     CHECK(report_with(30, 0, 0, 40, 100).verdict().starts_with("the consumer is the limit"));
     CHECK(report_with(40, 0, 0, 30, 100).verdict().starts_with("the storage is the limit"));
@@ -134,7 +134,7 @@ TEST_CASE("report: batches not yet taken count as waiting for the consumer, also
     // all of it fits into the slots, so that the loader is done soon
     loader loader({numbered_rows(40)}, {.device = device::host(), .batch_rows = 10, .slots = 8});
     CHECK(loader.report().wall_time == std::chrono::nanoseconds(0));
-    CHECK(contains(loader.report().verdict(), "nothing has been asked"));
+    CHECK(contains(loader.report().verdict(), "no batch has been requested"));
     auto batch = loader.next();
     while (loader.report().consumer_wait.count() == 0)
         std::this_thread::yield();

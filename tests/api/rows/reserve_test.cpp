@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "counting_resource.hpp"
 #include "devices.hpp"
 #include "file_bytes.hpp"
 #include "pinflow/error.hpp"
@@ -19,44 +20,12 @@
 // What an exchange reserves for its calls, and what happens when that is used up.
 using namespace pinflow;
 
-namespace {
-
-/// Counts what it allocates; the memory is the device's own.
-class counting_resource final : public memory_resource {
- public:
-    std::byte* allocate(std::uint64_t size_bytes, stream_view stream) override {
-        device_buffer memory(size_bytes, stream);
-        std::byte* const data = memory.data();
-        const std::lock_guard lock(mutex_);
-        memory_.push_back(std::move(memory));
-        ++allocated;
-        return data;
-    }
-    void deallocate(std::byte* data, std::uint64_t size_bytes, stream_view stream) noexcept override {
-        const std::lock_guard lock(mutex_);
-        const auto found = std::ranges::find(memory_, data, &device_buffer::data);
-        if (found == memory_.end() || found->size_bytes() != size_bytes) return;
-        found->set_stream(stream);
-        memory_.erase(found);
-        ++deallocated;
-    }
-
-    std::atomic<int> allocated = 0;
-    std::atomic<int> deallocated = 0;
-
- private:
-    std::mutex mutex_;
-    std::vector<device_buffer> memory_;
-};
-
-}  // namespace
-
 TEST_CASE("rows: a batch larger than max_batch_rows throws, unless the caller waits for it") {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(51);
         const auto content = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, content);
-        row_exchange_options options = through_few_slots(route);
+        row_exchange_options options = with_small_staging(route);
         options.max_batch_rows = 50;
         row_exchange exchange(row_table(table.bytes(), row_bytes), device, options);
         const stream stream(device);
@@ -64,7 +33,7 @@ TEST_CASE("rows: a batch larger than max_batch_rows throws, unless the caller wa
         const guarded_rows rows(device, ids.size() * row_bytes);
         const std::vector<std::byte> rows_before = rows.content();
         CHECK(contains_all(
-            sentence_of<invalid_argument>([&] { exchange.gather_async(ids_of(ids), rows.data(), stream); }),
+            message_of<invalid_argument>([&] { exchange.gather_async(ids_of(ids), rows.data(), stream); }),
             {"51 rows", "up to 50", "max_batch_rows"}));
         CHECK_THROWS_AS(exchange.scatter_async(ids_of(ids), rows.data(), duplicate_policy::last, stream),
                         invalid_argument);
@@ -86,12 +55,12 @@ TEST_CASE("rows: a batch larger than max_batch_rows throws, unless the caller wa
     });
 }
 
-TEST_CASE("rows: a group that is larger than a call travels in several calls, if there may be as many") {
+TEST_CASE("rows: a group that is larger than a call makes several calls, if that many can be in flight") {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(52);
         const auto content = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, content);
-        row_exchange_options options = through_few_slots(route);
+        row_exchange_options options = with_small_staging(route);
         options.max_batch_rows = 50;
         options.max_calls_in_flight = 8;
         row_exchange exchange(row_table(table.bytes(), row_bytes), device, options);
@@ -121,9 +90,8 @@ TEST_CASE("rows: a group that is larger than a call travels in several calls, if
         }
         std::vector<row_gather> larger = group;
         larger.insert(larger.end(), group.begin(), group.end());
-        CHECK(
-            contains_all(sentence_of<invalid_argument>([&] { exchange.gather_group_async(larger, stream); }),
-                         {"18 batches", "8 calls", "up to 4", "max_calls_in_flight"}));
+        CHECK(contains_all(message_of<invalid_argument>([&] { exchange.gather_group_async(larger, stream); }),
+                           {"18 batches", "8 calls", "up to 4", "max_calls_in_flight"}));
         std::vector<row_scatter> back;
         for (const row_gather& each : group)
             back.push_back({each.ids, each.destination});
@@ -138,7 +106,7 @@ TEST_CASE("rows: options of a reserve that no exchange can have are refused") {
     on_each_device([](const device& device) {
         const guarded_table table(device, std::vector<std::byte>(4096));
         const auto refused = [&](const row_exchange_options& options) {
-            return sentence_of<invalid_argument>(
+            return message_of<invalid_argument>(
                 [&] { row_exchange(row_table(table.bytes(), 64), device, options); });
         };
         CHECK(contains(refused({.max_batch_rows = 0}), "max_batch_rows"));
@@ -154,7 +122,7 @@ TEST_CASE("rows: a stalled stream with all its calls in flight holds up its own 
         std::mt19937_64 random(53);
         const auto content = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, content);
-        row_exchange_options options = through_few_slots(route);
+        row_exchange_options options = with_small_staging(route);
         options.max_calls_in_flight = 4;
         row_exchange exchange(row_table(table.bytes(), row_bytes), device, options);
         const stream stalled(device);
@@ -197,7 +165,7 @@ TEST_CASE("rows: calls take device memory from the caller's resource, and return
         std::mt19937_64 random(54);
         const auto content = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, content);
-        row_exchange_options options = through_few_slots(route);
+        row_exchange_options options = with_small_staging(route);
         const auto resource = std::make_shared<counting_resource>();
         options.device_memory = resource;
         const id_vector ids = make_ids(id_order::random, 40, row_count, random);
