@@ -16,15 +16,15 @@ namespace pinflow::detail {
 hdf5_chunk_grid::hdf5_chunk_grid(shape_vector shape, shape_vector chunk_shape, std::uint64_t item_bytes)
     : shape_(std::move(shape)), chunk_shape_(std::move(chunk_shape)), item_bytes_(item_bytes) {
     if (shape_.empty() || shape_.size() > max_axes || shape_.size() != chunk_shape_.size()) {
-        throw format_error(fmt::format("a dataset of {} axes cannot lie in chunks of {}", shape_.size(),
+        throw format_error(fmt::format("a dataset of {} axes cannot be stored in chunks of {}", shape_.size(),
                                        chunk_shape_.size()));
     }
     const auto refuse = [&](const char* why) {
-        throw format_error(fmt::format("a dataset of shape {} cannot lie in chunks of shape {}: {}",
+        throw format_error(fmt::format("a dataset of shape {} cannot be stored in chunks of shape {}: {}",
                                        to_string(shape_), to_string(chunk_shape_), why));
     };
     if (item_bytes_ == 0 || std::ranges::find(chunk_shape_, 0u) != chunk_shape_.end())
-        refuse("they hold no bytes");
+        refuse("a chunk has no bytes");
     chunk_row_bytes_ = item_bytes_;
     chunks_per_band_ = 1;
     // checks also the product of the lengths, with 0 counted as 1, so that no offset within the dataset
@@ -40,7 +40,7 @@ hdf5_chunk_grid::hdf5_chunk_grid(shape_vector shape, shape_vector chunk_shape, s
     if (!fits || !multiply(chunk_row_bytes_, rows_per_chunk(), bytes) ||
         !multiply(row_bytes, shape_[0], bytes) ||
         !multiply(chunks_per_band_, chunks_along(0), chunk_count_)) {
-        refuse("they are too large, or too many");
+        refuse("the chunks are too large, or too many");
     }
 }
 
@@ -212,7 +212,7 @@ std::uint64_t hdf5_chunk_part::units_per_row() const noexcept {
 
 void hdf5_chunk_part::fill(std::span<const std::byte> element, std::byte* destination,
                            std::uint64_t destination_stride, std::uint64_t rows) const noexcept {
-    // as if from places as far apart as those written to
+    // there is no source: the row stride of the destination stands in for that of the source
     const rows_of_part all(*this, destination_stride, destination_stride, rows);
     for_each_unit(all.axes(), 0, destination + destination_offset,
                   [&](std::uint64_t, std::byte* to) { fill_elements({to, all.unit_bytes()}, element); });

@@ -214,7 +214,7 @@ void hdf5_chunk_read::use(std::size_t work, const hdf5_chunk_bytes& chunk) noexc
     copy(work, chunk);
     const std::lock_guard lock(mutex_);
     --promised_;
-    served_.notify_one();  // under the lock: without it this call may be over before
+    served_.notify_one();  // under the lock; otherwise `run` could return and destroy this object first
 }
 
 void hdf5_chunk_read::ask_again(std::size_t work) noexcept {

@@ -62,18 +62,16 @@ class chunked_content final : public hdf5_content {
 
 std::string chunked_content::no_extents_reason() const {
     if (!description_->filters.empty()) {
-        return fmt::format("lies in chunks that are filtered ({}), so that its rows are decoded",
+        return fmt::format("is stored in filtered chunks ({}), so its rows are decoded",
                            hdf5_filter_names(*description_));
     }
-    if (!as_stored_) return "is big-endian, so that its rows are converted on the way";
+    if (!as_stored_) return "is big-endian, so its rows are byte-swapped when they are read";
     if (!reader_.grid().holds_whole_rows())
-        return "lies in chunks that hold parts of rows, so that its rows are put together";
+        return "is stored in chunks that hold parts of rows, so its rows are assembled";
     const auto missing = std::ranges::count(description_->chunks, 0u, &hdf5_chunk::size_bytes);
     if (missing > 0) {
-        return fmt::format(
-            "has chunks that were never written ({} of {}) and are read as the fill value, so that its rows "
-            "are not mapped",
-            missing, description_->chunks.size());
+        return fmt::format("has chunks that were never written ({} of {}), so its rows are not mapped",
+                           missing, description_->chunks.size());
     }
     if (description_->chunks.empty()) return "has no rows";
     return {};
@@ -143,8 +141,7 @@ class inline_content final : public plain_content {
  public:
     using plain_content::plain_content;
     std::string no_extents_reason() const override {
-        return "lies within the file's own description of it (compact), so that its rows are copied from "
-               "there";
+        return "is stored in the file's metadata (compact), so its rows are copied from there";
     }
 
  protected:
@@ -159,7 +156,7 @@ class absent_content final : public plain_content {
  public:
     using plain_content::plain_content;
     std::string no_extents_reason() const override {
-        return "was never written, so that its rows are made of the fill value";
+        return "was never written, so its rows are the fill value";
     }
 
  protected:
@@ -207,7 +204,7 @@ std::unique_ptr<hdf5_content> open_hdf5_content(const hdf5_dataset& dataset,
         case hdf5_storage::contiguous:
             break;
     }
-    throw format_error(cannot_open(dataset, "it is not stored in a way that is known"));
+    throw format_error(cannot_open(dataset, "it is stored in a way that pinflow does not know"));
 }
 
 void check_dataset(const hdf5_dataset& dataset) {

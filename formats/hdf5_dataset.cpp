@@ -74,7 +74,7 @@ void describer::find_type_and_shape() {
     if (layout_ == H5D_VIRTUAL)
         refuse("is virtual: it shows parts of other datasets, which are not opened; open those");
     if (checked(::H5Pget_external_count(creation_.id()), not_examinable) > 0) {
-        refuse("keeps its data in other files (external storage), which are not opened");
+        refuse("stores its data in other files (external storage), which are not opened");
     }
     type_ = {::H5Dget_type(dataset_.id()), not_examinable};
     element_type element = element_type_of(type_.id());
@@ -82,7 +82,7 @@ void describer::find_type_and_shape() {
 
     const space_handle space(::H5Dget_space(dataset_.id()), not_examinable);
     const ::H5S_class_t kind = ::H5Sget_simple_extent_type(space.id());
-    if (kind == H5S_NULL) refuse("is of no shape: it holds nothing but its type (a null dataspace)");
+    if (kind == H5S_NULL) refuse("has a type, but no shape and no elements (a null dataspace)");
     if (kind != H5S_SCALAR && kind != H5S_SIMPLE) fail(not_examinable);
     std::array<::hsize_t, H5S_MAX_RANK> lengths{};
     const int rank = checked(::H5Sget_simple_extent_ndims(space.id()), not_examinable);
@@ -95,12 +95,12 @@ void describer::find_type_and_shape() {
     element_bytes_ = ::H5Tget_size(type_.id());
     std::uint64_t expected_bytes = description_.dtype.size_bytes();
     for (const std::uint64_t length : element.shape) {
-        // neither is more than the library has multiplied already
+        // on overflow the product stays different from element_bytes_, which is reported below
         if (length != 0 && expected_bytes > std::numeric_limits<std::uint64_t>::max() / length) break;
         expected_bytes *= length;
     }
     if (element_bytes_ != expected_bytes) {
-        damaged("has elements of {} bytes, whose parts take {}", element_bytes_, expected_bytes);
+        damaged("has elements of {} bytes, but their parts take {}", element_bytes_, expected_bytes);
     }
 }
 
@@ -210,7 +210,7 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
                         reported_offset + file_.user_block_bytes() == read.offset_bytes;
     if (read.count != 1 || read.size_bytes != element_bytes_ || !agrees) {
         return leave_to_library(
-            fmt::format("it says that the data lies at byte {}, but reads it elsewhere", reported_offset));
+            fmt::format("libhdf5 reports the data at byte {}, but reads it elsewhere", reported_offset));
     }
     description_.storage = hdf5_storage::contiguous;
     description_.offset_bytes = read.offset_bytes;
@@ -219,7 +219,7 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
 void describer::find_compact(detail_wanted wanted, std::uint64_t payload_bytes) {
     const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
     if (stored_bytes != payload_bytes || payload_bytes > max_compact_bytes) {
-        damaged("takes {} bytes, but has {} among the metadata", payload_bytes, stored_bytes);
+        damaged("takes {} bytes, but has {} in the metadata", payload_bytes, stored_bytes);
     }
     description_.storage = hdf5_storage::compact;
     if (wanted == detail_wanted::listing) return;
@@ -236,7 +236,7 @@ void describer::find_chunk_shape() {
     const int rank = checked(::H5Pget_chunk(creation_.id(), H5S_MAX_RANK, lengths.data()), not_examinable);
     shape_vector& shape = description_.chunk_shape;
     if (rank < 1 || static_cast<std::size_t>(rank) != rank_)
-        damaged("has {} axes, its chunks have {}", rank_, rank);
+        damaged("has {} axes, but its chunks have {}", rank_, rank);
     shape.assign(lengths.begin(), lengths.begin() + rank);
     if (std::ranges::find(shape, 0u) != shape.end()) damaged("has chunks of shape {}", to_string(shape));
     // the axes of an array type are never divided

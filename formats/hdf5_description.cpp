@@ -69,7 +69,7 @@ void check_chunk_shape(const hdf5_description& description) {
     const shape_vector& shape = description.shape;
     const shape_vector& chunk_shape = description.chunk_shape;
     if (shape.empty() || chunk_shape.size() != shape.size() || is_empty(chunk_shape)) {
-        fail(description, "of shape {} cannot lie in chunks of shape {}", to_string(shape),
+        fail(description, "of shape {} cannot be stored in chunks of shape {}", to_string(shape),
              to_string(chunk_shape));
     }
     const auto bytes = extended_bytes(chunk_shape, description.dtype.size_bytes());
@@ -184,11 +184,11 @@ std::string hdf5_storage_reason(const hdf5_description& description) {
         case hdf5_storage::contiguous:
             return mapping_reason(description.dtype, description.offset_bytes, payload_bytes(description));
         case hdf5_storage::chunked:
-            return fmt::format("it lies in chunks of shape {}{}{}", to_string(description.chunk_shape),
+            return fmt::format("it is stored in chunks of shape {}{}{}", to_string(description.chunk_shape),
                                description.filters.empty() ? "" : ", filtered by ",
                                hdf5_filter_names(description));
         case hdf5_storage::compact:
-            return "it lies among the metadata of the file";
+            return "it is stored in the file's metadata (compact)";
         case hdf5_storage::absent:
             return payload_bytes(description) == 0 ? "there are no bytes to map"
                                                    : "it was never written: all elements are the fill value";
@@ -214,7 +214,7 @@ std::string how_chunks_are_mapped(const hdf5_description& description) {
                "written";
     const auto missing = std::ranges::count(description.chunks, 0u, &hdf5_chunk::size_bytes);
     if (missing == 0) return "; open copies it into memory, open_rows maps its rows chunk by chunk";
-    return fmt::format(", of which {} of {} were never written, so that its rows are not mapped", missing,
+    return fmt::format(", of which {} of {} were never written, so its rows are not mapped", missing,
                        description.chunks.size());
 }
 

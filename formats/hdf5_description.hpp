@@ -83,8 +83,8 @@ std::optional<std::uint64_t> hdf5_grid_size(const shape_vector& shape,
 /// The names of the filters in the order in which they were applied, made printable: "shuffle, deflate".
 std::string hdf5_filter_names(const hdf5_description& description);
 
-/// One sentence that says why the bytes can or cannot be mapped as they are: "it lies in chunks of shape (64,
-/// 64), filtered by shuffle, deflate".
+/// One sentence that says why the bytes can or cannot be mapped as they are: "it is stored in chunks of shape
+/// (64, 64), filtered by shuffle, deflate".
 std::string hdf5_storage_reason(const hdf5_description& description);
 
 /// The listing of a dataset for `inspect`. The description need not list the chunks.

@@ -17,8 +17,8 @@ namespace pinflow::detail {
 namespace {
 
 /// The first bytes: a magic number, and the version of the layout.
-constexpr std::uint64_t description_mark = 0x0001'3548'666e'6970;  // "pinfH5", 1
-constexpr std::uint64_t listings_mark = 0x0001'354c'666e'6970;     // "pinfL5", 1
+constexpr std::uint64_t description_magic = 0x0001'3548'666e'6970;  // "pinfH5", 1
+constexpr std::uint64_t listings_magic = 0x0001'354c'666e'6970;     // "pinfL5", 1
 /// Limit on nested structures; the libhdf5 side stops earlier.
 constexpr unsigned max_depth = 64;
 /// Stands for the kind of a structured type.
@@ -83,7 +83,7 @@ class reader {
     explicit reader(std::span<const std::byte> bytes) : rest_(bytes) {}
 
     std::uint64_t number() {
-        if (rest_.size() < 8) fail("it breaks off");
+        if (rest_.size() < 8) fail("it is truncated");
         std::uint64_t value = 0;
         for (std::size_t index = 8; index-- > 0;) {
             value = value << 8 | std::to_integer<std::uint64_t>(rest_[index]);
@@ -164,8 +164,8 @@ class reader {
             fail(failure.what());
         }
     }
-    void expect(std::uint64_t mark) {
-        if (number() != mark) fail("it has no known version mark");
+    void expect(std::uint64_t magic) {
+        if (number() != magic) fail("it does not begin with a known magic number");
     }
     void finish() const {
         if (!rest_.empty()) fail("bytes follow its end");
@@ -182,7 +182,7 @@ class reader {
 std::vector<std::byte> serialize(const hdf5_description& description) {
     writer to;
     to.reserve(24 * description.chunks.size() + description.compact_data.size() + 1024);
-    to.number(description_mark);
+    to.number(description_magic);
     to.text(description.name);
     to.type(description.dtype);
     to.numbers(description.shape);
@@ -213,7 +213,7 @@ std::vector<std::byte> serialize(const hdf5_description& description) {
 hdf5_description parse_hdf5_description(std::span<const std::byte> bytes, std::uint64_t file_size_bytes) {
     reader from(bytes);
     hdf5_description description;
-    from.expect(description_mark);
+    from.expect(description_magic);
     description.name = from.text();
     description.dtype = from.type();
     description.shape = from.numbers();
@@ -249,7 +249,7 @@ hdf5_description parse_hdf5_description(std::span<const std::byte> bytes, std::u
 
 std::vector<std::byte> serialize(std::span<const array_listing> listings) {
     writer to;
-    to.number(listings_mark);
+    to.number(listings_magic);
     to.number(listings.size());
     for (const array_listing& listing : listings) {
         to.text(listing.name);
@@ -268,7 +268,7 @@ std::vector<std::byte> serialize(std::span<const array_listing> listings) {
 
 std::vector<array_listing> parse_array_listings(std::span<const std::byte> bytes) {
     reader from(bytes);
-    from.expect(listings_mark);
+    from.expect(listings_magic);
     // grows while reading, since a listing in memory is larger than its bytes
     std::vector<array_listing> listings;
     for (std::size_t left = from.count(72); left > 0; --left) {

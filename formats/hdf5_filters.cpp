@@ -79,7 +79,7 @@ hdf5_pipeline::hdf5_pipeline(std::span<const hdf5_filter> filters, std::uint64_t
     : chunk_bytes_(chunk_bytes) {
     if (const std::string why = not_decoded_reason(filters); !why.empty()) throw unsupported(why);
     if (filters.size() > max_filters) {
-        throw format_error(fmt::format("its chunks are said to have gone through {} filters, {} are possible",
+        throw format_error(fmt::format("its chunks have {} filters, but at most {} are possible",
                                        filters.size(), max_filters));
     }
     for (std::size_t index = 0; index < filters.size(); ++index) {
@@ -205,8 +205,8 @@ void hdf5_chunk_decoder::decode_down_to(std::size_t first, const hdf5_pipeline& 
         bytes = undo(stage, bytes, output);
     }
     if (bytes.size() != destination.size()) {
-        throw format_error(
-            fmt::format("is damaged: it makes {} bytes, a chunk has {}", bytes.size(), destination.size()));
+        throw format_error(fmt::format("is damaged: it decodes to {} bytes, but a chunk has {}", bytes.size(),
+                                       destination.size()));
     }
     if (bytes.data() != destination.data() && !bytes.empty()) {
         std::memcpy(destination.data(), bytes.data(), bytes.size());
@@ -227,7 +227,7 @@ std::span<const std::byte> hdf5_chunk_decoder::undo(const hdf5_pipeline::stage& 
             hdf5_unshuffle(input, stage.what.element_bytes, output.data());
             return output;
         case hdf5_pipeline::method::fletcher32: {
-            if (input.size() < checksum_bytes) throw format_error("is damaged: its checksum is cut off");
+            if (input.size() < checksum_bytes) throw format_error("is damaged: its checksum is truncated");
             const auto result = input.first(input.size() - checksum_bytes);
             std::uint32_t stored = 0;  // little-endian
             for (std::size_t index = checksum_bytes; index-- > 0;)
@@ -236,8 +236,9 @@ std::span<const std::byte> hdf5_chunk_decoder::undo(const hdf5_pipeline::stage& 
             // up to version 1.6.2, libhdf5 swapped the bytes of both halves
             const std::uint32_t turned = (sum & 0x00FF00FF) << 8 | (sum >> 8 & 0x00FF00FF);
             if (stored != sum && stored != turned) {
-                throw format_error(fmt::format(
-                    "is damaged: its Fletcher checksum is {:08x}, {:08x} is stored with it", sum, stored));
+                throw format_error(
+                    fmt::format("is damaged: its Fletcher checksum is {:08x}, but {:08x} is stored with it",
+                                sum, stored));
             }
             return result;
         }
@@ -279,10 +280,10 @@ std::span<const std::byte> hdf5_chunk_decoder::inflate(const hdf5_pipeline::stag
             fmt::format("is damaged: its {} data continues after the {} bytes that it should make", method,
                         output.size()));
     }
-    if (wrong) throw format_error(fmt::format("is damaged: its {} data is wrong or breaks off", method));
+    if (wrong) throw format_error(fmt::format("is damaged: its {} data is wrong or truncated", method));
     if (stage.exact && count != output.size()) {
-        throw format_error(fmt::format("is damaged: its {} data ends after {} bytes, {} are expected", method,
-                                       count, output.size()));
+        throw format_error(fmt::format("is damaged: its {} data ends after {} bytes, but {} are expected",
+                                       method, count, output.size()));
     }
     return output.first(count);
 }
@@ -388,7 +389,7 @@ void hdf5_unshuffle(std::span<const std::byte> shuffled, std::uint64_t element_b
 std::uint32_t hdf5_fletcher32(std::span<const std::byte> bytes) noexcept {
     constexpr std::uint64_t modulus = 65535;
     constexpr std::size_t lanes = 16;
-    // what 32 bits hold of a lane's sum of sums: 65535 (1 + 2 + ... + 360)
+    // most steps for which a lane's sum of sums fits into 32 bits: 65535 (1 + 2 + ... + 360) < 2^32
     constexpr std::uint64_t max_steps = 360;
     const auto word_at = [&](std::uint64_t index) {
         return static_cast<std::uint32_t>(std::to_integer<std::uint32_t>(bytes[2 * index]) << 8 |
@@ -412,8 +413,8 @@ std::uint32_t hdf5_fletcher32(std::span<const std::byte> bytes) noexcept {
                 lane_sums[lane] += lane_sum[lane];
             }
         }
-        // a lane's sum of sums counts its words by steps: one of lane l comes `l` words later than the step's
-        // first
+        // A lane's sum of sums counts a word once per step that is left. The exact factor is the number of
+        // words that are left: `lanes` times the steps, minus l for lane l.
         sum_of_sums += steps * lanes * sum;
         for (std::size_t lane = 0; lane < lanes; ++lane) {
             sum += lane_sum[lane];

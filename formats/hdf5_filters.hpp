@@ -12,7 +12,7 @@
 #include "src/core/strided_reader.hpp"
 
 /// Decodes HDF5 chunks without libhdf5. Error messages here name neither file nor chunk: they continue a
-/// sentence that begins with the chunk's name ("is damaged: its checksum is cut off").
+/// sentence that begins with the chunk's name ("is damaged: its checksum is truncated").
 namespace pinflow::detail {
 
 /// Numbers of filters, from the HDF Group's registry.

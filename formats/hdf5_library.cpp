@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
 #include "formats/hdf5_handles.hpp"
+#include "formats/hdf5_path.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/system.hpp"
@@ -76,7 +76,7 @@ library_lock::~library_lock() {
 failure_report report_failure() {
     failure_report report;
     ::H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, note_record, &report);
-    if (report.description.empty()) report.description = "it does not say why";
+    if (report.description.empty()) report.description = "unknown error";
     return report;
 }
 
@@ -147,8 +147,9 @@ open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
     checked(::H5Pset_driver(access.id(), driver_.id(), nullptr), "its driver cannot be chosen");
     checked(::H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), "its properties cannot be set");
     // primes, as the library's manual advises; per open dataset
-    const std::size_t slots = chunk_cache_bytes > default_chunk_cache_bytes ? 12'421 : 521;
-    checked(::H5Pset_cache(access.id(), 0, slots, chunk_cache_bytes, 0.75), "its properties cannot be set");
+    const std::size_t hash_entries = chunk_cache_bytes > default_chunk_cache_bytes ? 12'421 : 521;
+    checked(::H5Pset_cache(access.id(), 0, hash_entries, chunk_cache_bytes, 0.75),
+            "its properties cannot be set");
     // reads that are only recorded must not be buffered for later reads
     checked(::H5Pset_sieve_buf_size(access.id(), 0), "its properties cannot be set");
     const ::hid_t opened = ::H5Fopen(file.path().c_str(), H5F_ACC_RDONLY, access.id());
@@ -169,7 +170,7 @@ open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
 
 void open_file::check_same_file(const input_file& file, ::hid_t access) const {
     void* descriptor = nullptr;
-    checked(::H5Fget_vfd_handle(file_.id(), access, &descriptor), "its descriptor cannot be had");
+    checked(::H5Fget_vfd_handle(file_.id(), access, &descriptor), "its file descriptor cannot be obtained");
     const struct ::stat theirs = system::status(*static_cast<const int*>(descriptor), file.path());
     if (theirs.st_dev != file.identity().device || theirs.st_ino != file.identity().inode) {
         throw data_changed(
@@ -181,28 +182,12 @@ void open_file::check_same_file(const input_file& file, ::hid_t access) const {
 
 // ---- one dataset -----------------------------------------------------------------------------------------
 
-namespace {
-
-/// A path as it stands in descriptions: one slash between two names, and no others.
-std::string normal_path(std::string_view path) {
-    std::string result;
-    while (!path.empty()) {
-        const std::size_t end = std::min(path.find('/'), path.size());
-        if (end > 0 && !result.empty()) result += '/';
-        result += path.substr(0, end);
-        path.remove_prefix(std::min(end + 1, path.size()));
-    }
-    return result;
-}
-
-}  // namespace
-
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name) {
     return hdf5::naming(file, [&] {
         const hdf5::library_lock lock;
         const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
         hdf5::link_access links;
-        const std::string path = normal_path(name);
+        const std::string path = hdf5_path(name);
         const hdf5::object_handle dataset = hdf5::open_dataset(opened, path, links);
         hdf5_description description = hdf5::describe(opened, dataset, path, hdf5::detail_wanted::all);
         check_hdf5_description(description, file.size_bytes());

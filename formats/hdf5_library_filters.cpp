@@ -60,16 +60,16 @@ void check_scaleoffset(const hdf5_filter& filter, std::uint64_t chunk_bytes,
     const std::uint64_t count = filter.parameters[2];
     const std::uint64_t element_bytes = filter.parameters[4];
     if (element_bytes == 0 || element_bytes > 8 || count * element_bytes != chunk_bytes) {
-        damaged("its scale-offset filter is for {} elements of {} bytes, a chunk has {} bytes", count,
+        damaged("its scale-offset filter is for {} elements of {} bytes, but a chunk has {} bytes", count,
                 element_bytes, chunk_bytes);
     }
     if (way == integers && factor == 8 * element_bytes) {  // nothing was done
         if (input.size() != chunk_bytes) {
-            damaged("{} bytes are stored, a chunk has {}", input.size(), chunk_bytes);
+            damaged("{} bytes are stored, but a chunk has {}", input.size(), chunk_bytes);
         }
         return;
     }
-    if (input.size() < head_bytes) damaged("its scale-offset data breaks off after {} bytes", input.size());
+    if (input.size() < head_bytes) damaged("its scale-offset data is truncated after {} bytes", input.size());
     const std::uint32_t bits = little_endian(input);
     if (bits > 8 * element_bytes) {
         damaged("its scale-offset data is said to have {} bits for elements of {} bytes", bits,
@@ -110,7 +110,7 @@ class nbit_type {
 
  private:
     std::uint32_t next() {
-        if (left_.empty()) damaged("the parameters of its n-bit filter break off");
+        if (left_.empty()) damaged("the parameters of its n-bit filter are truncated");
         const std::uint32_t number = left_.front();
         left_ = left_.subspan(1);
         return number;
@@ -156,8 +156,8 @@ class nbit_type {
 };
 
 /// Checks a chunk against the parameters of its n-bit filter.
-/// @return false, without checking, if there are 256 parameters: pinflow reads no more of them, so that the
-/// list may be cut off.
+/// @return false, without checking, if there are 256 parameters: pinflow reads no more of them, so the list
+/// may be truncated.
 bool check_nbit(const hdf5_filter& filter, std::uint64_t chunk_bytes, std::span<const std::byte> input) {
     constexpr std::size_t max_parameters = 256;
     const std::vector<std::uint32_t>& parameters = filter.parameters;
@@ -167,15 +167,15 @@ bool check_nbit(const hdf5_filter& filter, std::uint64_t chunk_bytes, std::span<
     }
     if (parameters[1] != 0) {  // nothing was done
         if (input.size() != chunk_bytes) {
-            damaged("{} bytes are stored, a chunk has {}", input.size(), chunk_bytes);
+            damaged("{} bytes are stored, but a chunk has {}", input.size(), chunk_bytes);
         }
         return true;
     }
     const std::uint64_t count = parameters[2];
     const nbit_type::sizes element = nbit_type(std::span(parameters).subspan(3)).read();
     if (saturated(count, element.bytes) != chunk_bytes) {
-        damaged("its n-bit filter is for {} elements of {} bytes, a chunk has {} bytes", count, element.bytes,
-                chunk_bytes);
+        damaged("its n-bit filter is for {} elements of {} bytes, but a chunk has {} bytes", count,
+                element.bytes, chunk_bytes);
     }
     check_bits("n-bit", saturated(count, element.bits), input.size());
     return true;
@@ -185,10 +185,10 @@ bool check_nbit(const hdf5_filter& filter, std::uint64_t chunk_bytes, std::span<
 
 /// An szip chunk begins with the size of its output.
 void check_szip(std::uint64_t output_bytes, std::span<const std::byte> input) {
-    if (input.size() < 4) damaged("its szip data breaks off after {} bytes", input.size());
+    if (input.size() < 4) damaged("its szip data is truncated after {} bytes", input.size());
     const std::uint32_t promised = little_endian(input);
     if (promised != output_bytes && output_bytes != unknown) {
-        damaged("its szip data declares {} decompressed bytes, {} are expected", promised, output_bytes);
+        damaged("its szip data declares {} decompressed bytes, but {} are expected", promised, output_bytes);
     }
 }
 
@@ -264,7 +264,7 @@ std::span<const std::byte> hdf5_library_filters::undo(const hdf5_filter& filter,
         return output;
     }
     if (filter.id == filter_id::fletcher32) {
-        if (input.size() < checksum_bytes) damaged("its checksum is cut off");
+        if (input.size() < checksum_bytes) damaged("its checksum is truncated");
         return input.first(input.size() - checksum_bytes);  // libhdf5 checks the sum
     }
     if (!decompressor_) decompressor_ = std::make_unique<decompressor>();
@@ -272,7 +272,7 @@ std::span<const std::byte> hdf5_library_filters::undo(const hdf5_filter& filter,
     std::size_t count = 0;
     const auto result = ::libdeflate_zlib_decompress(decompressor_->handle, input.data(), input.size(),
                                                      output.data(), output.size(), &count);
-    if (result != LIBDEFLATE_SUCCESS) damaged("its deflate data is wrong, or breaks off");
+    if (result != LIBDEFLATE_SUCCESS) damaged("its deflate data is wrong or truncated");
     return std::span<const std::byte>(output).first(count);
 }
 

@@ -19,7 +19,7 @@ namespace hdf5 {
 
 namespace {
 
-/// The elements of a box, in C order.
+/// Reads the elements of a box, in C order.
 void read_box(const object_handle& dataset, const type_handle& type, std::span<const ::hsize_t> lengths,
               std::span<const ::hsize_t> begin, std::span<const ::hsize_t> block, std::byte* destination) {
     const int rank = static_cast<int>(lengths.size());
@@ -35,18 +35,18 @@ void read_box(const object_handle& dataset, const type_handle& type, std::span<c
 class marked_memory {
  public:
     explicit marked_memory(std::uint8_t mark) {
-        // glibc fills newly allocated memory, except small blocks in the thread cache, which are replaced
-        // here
+        // glibc fills newly allocated memory, except small blocks in the thread cache. These are allocated,
+        // filled and freed here.
         ::mallopt(M_PERTURB, static_cast<std::uint8_t>(~mark));
         static void* (*volatile const fill)(void*, int, std::size_t) =
             std::memset;  // volatile, so that it is not optimised away
         constexpr std::size_t max_small_bytes = 1032;
         constexpr std::size_t step_bytes = 16;
-        constexpr std::size_t max_at_hand = 8;
+        constexpr std::size_t max_cached_blocks = 8;
         std::vector<std::unique_ptr<std::byte[]>> blocks;
-        blocks.reserve(max_at_hand * (max_small_bytes / step_bytes));
+        blocks.reserve(max_cached_blocks * (max_small_bytes / step_bytes));
         for (std::size_t size_bytes = 24; size_bytes <= max_small_bytes; size_bytes += step_bytes) {
-            for (std::size_t count = 0; count < max_at_hand; ++count) {
+            for (std::size_t count = 0; count < max_cached_blocks; ++count) {
                 blocks.push_back(std::make_unique_for_overwrite<std::byte[]>(size_bytes));
                 fill(blocks.back().get(), mark, size_bytes);
             }
@@ -141,7 +141,7 @@ void chunk_check::check(std::span<const ::hsize_t> position, std::span<const ::h
     };
     if (chunk.offset_bytes > file_->size_bytes() ||
         chunk.size_bytes > file_->size_bytes() - chunk.offset_bytes) {
-        damaged(fmt::format("does not lie in the file, which has {} bytes", file_->size_bytes()));
+        damaged(fmt::format("extends past the end of the file, which has {} bytes", file_->size_bytes()));
     }
     stored_.resize(static_cast<std::size_t>(chunk.size_bytes));
     file_->read(chunk.offset_bytes, stored_);

@@ -61,7 +61,7 @@ object_handle open_dataset(const open_file& file, const std::string& name, link_
     for (std::size_t end = name.find('/'); end != 0; end = end == name.npos ? 0 : name.find('/', end + 1)) {
         const std::string part = name.substr(0, end);
         const ::htri_t exists = ::H5Lexists(file.id(), part.c_str(), links.id());
-        if (exists < 0) fail(fmt::format("the way to {} cannot be read at {}", quoted, quote(part)));
+        if (exists < 0) fail(fmt::format("the path {} cannot be followed at {}", quoted, quote(part)));
         if (exists == 0) throw invalid_argument(fmt::format("there is nothing called {} in it", quote(part)));
         const auto found = identity_of(file.id(), part.c_str(), links);
         if (const std::string other_file = links.take_other_file(); !other_file.empty())
@@ -92,7 +92,7 @@ namespace {
 constexpr std::size_t max_depth = 256;
 constexpr std::size_t max_links = std::size_t{1} << 20;
 /// Longer link targets are left out of the report.
-constexpr std::size_t longest_target = 4096;
+constexpr std::size_t max_target_bytes = 4096;
 
 struct link {
     std::string name;
@@ -117,7 +117,7 @@ extern "C" ::herr_t pinflow_collect_link(::hid_t /*group*/, const char* name, co
     auto& collector = *static_cast<link_collector*>(collector_address);
     try {
         if (collector.links.size() == collector.max_count) {
-            throw unsupported(fmt::format("it has more than {} links, which is too much to list", max_links));
+            throw unsupported(fmt::format("it has more than {} links, too many to list", max_links));
         }
         const bool has_value = info->type != H5L_TYPE_HARD;
         collector.links.push_back({name, info->type, has_value ? info->u.val_size : 0});
@@ -186,7 +186,7 @@ std::string lister::not_followed_reason(const open_group& at, const link& found,
     if (found.type != H5L_TYPE_SOFT && found.type != H5L_TYPE_EXTERNAL) {
         return fmt::format("the link {} is of a kind that pinflow does not know", quote(path));
     }
-    std::string value(std::min(found.value_bytes, longest_target), '\0');
+    std::string value(std::min(found.value_bytes, max_target_bytes), '\0');
     std::string target;
     if (value.size() == found.value_bytes &&
         ::H5Lget_val(at.group.id(), found.name.c_str(), value.data(), value.size(), links_.id()) >= 0) {
@@ -240,7 +240,7 @@ void lister::add(const open_group& at, const link& found) {
         if (identity->type == H5O_TYPE_DATASET) add_dataset(at, found, path);
         if (identity->type != H5O_TYPE_GROUP) return;
         if (open_groups_.size() > max_depth) {
-            throw unsupported(fmt::format("the group {} lies in more than {} others, and is not looked into",
+            throw unsupported(fmt::format("the group {} is nested in more than {} groups, and is not listed",
                                           quote(path), max_depth));
         }
         enter({::H5Oopen(at.group.id(), found.name.c_str(), links_.id()),

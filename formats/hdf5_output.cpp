@@ -59,7 +59,8 @@ constexpr std::uint64_t max_file_bytes = (std::uint64_t{1} << 63) - 1;
 
 }  // namespace
 
-/// Called by the library, which is locked meanwhile. A file begins with what the library knows of it.
+/// The driver. libhdf5 calls its functions while the library lock is held. `file` derives from H5FD_t,
+/// because libhdf5 accesses its members.
 struct driver {
     using state = output::state;
 
@@ -90,7 +91,7 @@ struct driver {
     }
 
     static ::herr_t query(const ::H5FD_t* /*opened*/, unsigned long* flags) {
-        // elements are not collected in blocks, so that each dataset's own are aligned
+        // libhdf5 must not put small datasets into shared blocks, because each dataset has to be aligned
         *flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_ACCUMULATE_METADATA;
         return 0;
     }
@@ -278,7 +279,8 @@ std::uint64_t output::create_contiguous(const std::string& name, const dtype& ty
         state_->alignment_bytes = 1;
         if (size_bytes == 0) return 0;
         const ::haddr_t offset = ::H5Dget_offset(dataset.id());  // in a file without a user block
-        if (offset == HADDR_UNDEF) fail(fmt::format("the dataset {} has no place", quote(name)));
+        if (offset == HADDR_UNDEF)
+            fail(fmt::format("no space was allocated for the dataset {}", quote(name)));
         return offset;
     });
 }

@@ -32,14 +32,14 @@ std::string spelled(const hdf5_dataset& dataset) {
 
 // ---- rows -----------------------------------------------------------------------------------------------
 
-/// Memory for reading the rows, without the destination.
+/// The memory that reading rows takes, in addition to the destination.
 std::uint64_t decoding_bytes(const hdf5_description& description, const hdf5_memory& memory) {
     std::uint64_t chunk_bytes = 0;
     if (!description.chunk_shape.empty())
         chunk_bytes = element_count(description.chunk_shape) * description.dtype.size_bytes();
     switch (description.storage) {
         case hdf5_storage::chunked:
-            // one that is kept, and three for decoding another one
+            // one cached chunk, and three buffers to decode another one
             return std::max(memory.size_bytes(), 4 * chunk_bytes);
         case hdf5_storage::library:
             return hdf5_library_cache_bytes + 3 * chunk_bytes;
@@ -59,7 +59,7 @@ void require_chunk_memory(const hdf5_dataset& dataset) {
         description.chunk_shape.empty()
             ? 0
             : saturated(element_count(description.chunk_shape), description.dtype.size_bytes());
-    // one that is kept, and three for decoding another one
+    // one cached chunk, and three buffers to decode another one
     const std::uint64_t needed_bytes = saturated(chunk_bytes, 4);
     require_memory(needed_bytes, fmt::format("{}: decoding chunks of {} bytes takes {} bytes of memory",
                                              spelled(dataset), chunk_bytes, needed_bytes));
@@ -312,8 +312,7 @@ std::shared_ptr<const row_source> make_hdf5_rows(const hdf5_dataset& dataset,
                                                  std::shared_ptr<hdf5_memory> memory) {
     check_dataset(dataset);
     if (dataset.description->shape.empty()) {
-        throw unsupported(fmt::format("{} holds one element without axes, so that there are no rows to take",
-                                      spelled(dataset)));
+        throw unsupported(fmt::format("{} is one element without axes, so it has no rows", spelled(dataset)));
     }
     if (dataset.description->storage == hdf5_storage::contiguous) return map_contiguous(dataset).rows();
     return std::make_shared<const hdf5_rows>(dataset, std::move(memory));
@@ -340,7 +339,7 @@ array make_hdf5_array(const hdf5_dataset& dataset) {
         content->read({&all, 1}, memory.bytes());
     }
     return array::of_memory(std::move(memory), description.dtype, description.shape, false,
-                            hdf5_storage_reason(description) + "; its elements are brought into memory")
+                            hdf5_storage_reason(description) + "; it is read into memory")
         .labelled(label_of(dataset));
 }
 

@@ -30,9 +30,9 @@ struct hdf5_dataset {
     hdf5_read_function library;  ///< for storage that only libhdf5 can read; may be empty for any other
 };
 
-/// Makes a source of the dataset's rows. A contiguous dataset has one extent; chunks without filters that
-/// hold whole rows are extents too. All other rows are read with `read_rows`, in `memory`, which may be
-/// shared with other datasets.
+/// Makes a source of the dataset's rows. A contiguous little-endian dataset has one extent. Unfiltered chunks
+/// of whole little-endian rows are extents if all chunks were written. All other rows are read with
+/// `read_rows`, in `memory`, which may be shared with other datasets.
 /// @throws format_error, unsupported (also for a dataset without axes).
 std::shared_ptr<const row_source> make_hdf5_rows(const hdf5_dataset& dataset,
                                                  std::shared_ptr<hdf5_memory> memory);

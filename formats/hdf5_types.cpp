@@ -65,7 +65,8 @@ number_layout layout_of(::hid_t type, std::string_view what) {
     layout.precision_bits = ::H5Tget_precision(type);
     const ::H5T_order_t order = ::H5Tget_order(type);
     if (layout.precision_bits == 0 || order == H5T_ORDER_ERROR) fail_type();
-    if (order != H5T_ORDER_LE && order != H5T_ORDER_BE) refuse("{} in a byte order of its own", what);
+    if (order != H5T_ORDER_LE && order != H5T_ORDER_BE)
+        refuse("{} in a byte order that is neither little-endian nor big-endian", what);
     if (order == H5T_ORDER_BE) layout.order = std::endian::big;
     if (::H5Tget_offset(type) != 0) refuse("{} whose bits begin within a byte", what);
     return layout;
@@ -149,7 +150,8 @@ bool is_boolean(::hid_t type) {
 dtype string_type(::hid_t type) {
     const ::htri_t is_variable = ::H5Tis_variable_str(type);
     if (is_variable < 0) fail_type();
-    if (is_variable > 0) refuse("strings of variable length, whose characters lie elsewhere in the file");
+    if (is_variable > 0)
+        refuse("strings of variable length, whose characters are stored elsewhere in the file");
     // padding is left unchanged; usually it is zeros
     return {dtype_kind::bytes, size_of(type)};
 }
@@ -245,9 +247,9 @@ element_type convert(::hid_t type, unsigned depth) {
         case H5T_REFERENCE:
             refuse("references to other objects");
         case H5T_VLEN:
-            refuse("sequences of variable length, whose elements lie elsewhere in the file");
+            refuse("sequences of variable length, whose elements are stored elsewhere in the file");
         case H5T_TIME:
-            refuse("times of HDF5's own kind, which nobody can interpret");
+            refuse("times of the class H5T_TIME, whose meaning HDF5 does not define");
         case H5T_NO_CLASS:
             fail_type();
         default:

@@ -25,7 +25,7 @@ namespace pinflow::detail {
 namespace {
 
 constexpr std::uint64_t default_chunk_bytes = std::uint64_t{1} << 20;
-/// Of chunks that wait or are encoded at the same time, beyond the one band that it takes.
+/// Upper bound on the bytes of the bands collected and encoded together, unless a single band is larger.
 constexpr std::uint64_t max_batch_bytes = std::uint64_t{64} << 20;
 /// Small chunks are encoded in batches of at least this size: starting a task for each one would take longer
 /// than encoding it.
@@ -59,14 +59,15 @@ shape_vector hdf5_default_chunk_shape(const shape_vector& shape, std::uint64_t e
 
 // ---- encoding --------------------------------------------------------------------------------------------
 
-/// One chunk at a time, in memory that is kept for the next.
+/// Encodes one chunk at a time, in memory that is reused for the next one.
 struct hdf5_chunk_writer::encoder {
     encoder() = default;
     encoder(const encoder&) = delete;
     encoder& operator=(const encoder&) = delete;
     ~encoder() { ::libdeflate_free_compressor(compressor); }
 
-    /// Sets `stored` and `filter_mask`; the bytes live until the next call, or as long as `chunk`.
+    /// Sets `stored` and `filter_mask`. The bytes of `stored` are valid until the next call, or are those of
+    /// `chunk`.
     void encode(std::span<const std::byte> chunk, std::uint64_t element_bytes, unsigned deflate_level);
 
     ::libdeflate_compressor* compressor = nullptr;
@@ -87,7 +88,7 @@ void hdf5_chunk_writer::encoder::encode(std::span<const std::byte> chunk, std::u
         hdf5_shuffle(chunk, element_bytes, to);
         input = {to, chunk.size()};
     }
-    // no more room than makes it worth while
+    // the output has room for a smaller result only: a chunk that does not shrink is stored as it is
     const std::size_t room_bytes = chunk.size() - 1;
     std::byte* const to = deflated.reserve(room_bytes);
     const std::size_t size_bytes =

@@ -27,7 +27,7 @@ constexpr unsigned max_zlib_level = 9;
 /// Contiguous elements are written in pieces of at least this size; smaller pieces are collected.
 constexpr std::size_t piece_bytes = std::size_t{1} << 20;
 
-// ---- what can be written: what is thrown here is read after "the dataset 'NAME'" --------------------------
+// ---- checks: messages continue "the dataset NAME" --------------------------------------------------------
 
 /// The paths that are already in the file.
 class path_tree {
@@ -43,22 +43,23 @@ void path_tree::add(const std::string& path) {
     if (path.empty()) throw invalid_argument("has an empty name");
     if (path.find('\0') != path.npos) throw invalid_argument("has a zero byte in its name");
     if (!detail::count_code_points(path)) throw invalid_argument("has a name that is not UTF-8");
-    if (datasets_.contains(path)) throw invalid_argument("has the name of another one");
+    if (datasets_.contains(path)) throw invalid_argument("has the same name as another dataset");
     if (groups_.contains(path)) throw invalid_argument("has the name of a group that holds others");
     std::vector<std::string> leads_through;
     for (std::size_t begin = 0; begin <= path.size();) {
         const std::size_t end = std::min(path.find('/', begin), path.size());
         const std::string_view part = std::string_view(path).substr(begin, end - begin);
-        if (part.empty()) throw invalid_argument("has an empty part in its name, before or behind a '/'");
+        if (part.empty()) throw invalid_argument("has an empty part in its name, before or after a '/'");
         if (part == "." || part == "..") {
-            throw invalid_argument(fmt::format("has the part '{}' in its name, which is no name", part));
+            throw invalid_argument(
+                fmt::format("has the part '{}' in its name, which is not a valid name", part));
         }
         if (end < path.size()) leads_through.push_back(path.substr(0, end));
         begin = end + 1;
     }
     for (const std::string& group : leads_through) {
         if (datasets_.contains(group)) {
-            throw invalid_argument(fmt::format("would lie in {}, which is a dataset itself", quote(group)));
+            throw invalid_argument(fmt::format("cannot be in {}, which is a dataset", quote(group)));
         }
     }
     groups_.insert(leads_through.begin(), leads_through.end());
@@ -82,20 +83,20 @@ void check_chunks(const dataset& of, std::uint64_t payload_bytes) {
     }
     if (of.chunk_shape.empty()) return;
     const auto refuse = [&](std::string_view why) {
-        throw invalid_argument(fmt::format("of shape {} cannot lie in chunks of shape {}: {}",
+        throw invalid_argument(fmt::format("of shape {} cannot be stored in chunks of shape {}: {}",
                                            to_string(of.shape), to_string(of.chunk_shape), why));
     };
-    if (of.deflate_level == 0) refuse("it is not deflated");
-    if (of.chunk_shape.size() != of.shape.size()) refuse("they differ in their axes");
+    if (of.deflate_level == 0) refuse("only deflated datasets have chunks, and its deflate level is 0");
+    if (of.chunk_shape.size() != of.shape.size()) refuse("the numbers of axes differ");
     if (payload_bytes == 0) return;
     constexpr std::uint64_t limit = std::uint64_t{1} << 32;
     std::uint64_t chunk_bytes = of.dtype.size_bytes();
     for (std::size_t axis = 0; axis < of.shape.size(); ++axis) {
         const std::uint64_t length = of.chunk_shape[axis];
-        if (length == 0) refuse("they hold no elements");
-        if (length > of.shape[axis]) refuse("they are longer");
+        if (length == 0) refuse("a chunk has no elements");
+        if (length > of.shape[axis]) refuse("a chunk is longer than the dataset");
         if (!detail::multiply(chunk_bytes, length, chunk_bytes) || chunk_bytes >= limit) {
-            refuse("HDF5 allows none of 4 GiB or more");
+            refuse("HDF5 limits chunks to less than 4 GiB");
         }
     }
 }
@@ -133,7 +134,7 @@ struct hdf5_writer::state {
     std::string attempt() const { return fmt::format("cannot write '{}'", file.path()); }
     void check_complete() const;
     std::uint64_t check(const dataset& of, path_tree& among) const;
-    void write_together(std::span<const std::byte> bytes);
+    void write_contiguous(std::span<const std::byte> bytes);
 
     detail::hdf5::output file;
     std::uint64_t alignment_bytes;
@@ -142,17 +143,16 @@ struct hdf5_writer::state {
     std::string description;  ///< empty before the first
     std::uint64_t expected_bytes = 0;
     std::uint64_t written_bytes = 0;
-    std::optional<detail::hdf5_chunk_writer>
-        chunks;  ///< or elements that are contiguous, from offset_bytes on
-    std::uint64_t offset_bytes = 0;
-    std::vector<std::byte> collected;
+    std::optional<detail::hdf5_chunk_writer> chunks;  ///< empty for a contiguous dataset
+    std::uint64_t offset_bytes = 0;                   ///< of the next elements of a contiguous dataset
+    std::vector<std::byte> collected;                 ///< contiguous elements that are not written yet
     bool finished = false;
 };
 
 void hdf5_writer::state::check_complete() const {
     if (finished) throw invalid_argument(fmt::format("{}: it is finished", attempt()));
     if (written_bytes != expected_bytes) {
-        throw invalid_argument(fmt::format("{}: {} declares {} bytes, {} were written", attempt(),
+        throw invalid_argument(fmt::format("{}: {} declares {} bytes, but {} were written", attempt(),
                                            description, expected_bytes, written_bytes));
     }
 }
@@ -170,7 +170,7 @@ std::uint64_t hdf5_writer::state::check(const dataset& of, path_tree& among) con
     }
 }
 
-void hdf5_writer::state::write_together(std::span<const std::byte> bytes) {
+void hdf5_writer::state::write_contiguous(std::span<const std::byte> bytes) {
     const auto put = [&](std::span<const std::byte> piece) {
         file.write_at(offset_bytes, piece);
         offset_bytes += piece.size();
@@ -258,7 +258,7 @@ void hdf5_writer::write(std::span<const std::byte> bytes) {
     if (now.chunks) {
         now.chunks->write(bytes);
     } else {
-        now.write_together(bytes);
+        now.write_contiguous(bytes);
     }
 }
 

@@ -40,13 +40,13 @@ npy_header read_header(const input_file& file) {
 
 // ---- writing a view ---------------------------------------------------------------------------------------
 
-/// Elements of a view that lie next to each other in C order, as (trailing axes, bytes).
+/// Elements of a view that are contiguous in C order, as (trailing axes, bytes).
 struct packed_run {
     std::size_t axes = 0;
     std::uint64_t size_bytes = 0;
 };
 
-packed_run longest_packed_run(const array_view& view) {
+packed_run max_packed_run(const array_view& view) {
     packed_run run{0, view.dtype().size_bytes()};
     for (std::size_t axis = view.shape().size(); axis-- > 0;) {
         if (view.strides_bytes()[axis] != static_cast<std::int64_t>(run.size_bytes)) break;
@@ -58,7 +58,7 @@ packed_run longest_packed_run(const array_view& view) {
 
 /// Writes the elements in C order, run by run; the file collects what is small.
 void write_strided(detail::output_file& file, const array_view& view) {
-    const packed_run run = longest_packed_run(view);
+    const packed_run run = max_packed_run(view);
     const std::size_t outer_axes = view.shape().size() - run.axes;
     std::vector<std::uint64_t> index(outer_axes);
     const std::byte* position = view.data();
@@ -223,7 +223,7 @@ void npy_writer::finish() {
         throw invalid_argument(fmt::format("cannot finish '{}' twice", own.file.path()));
     }
     if (!own.complete()) {
-        throw invalid_argument(fmt::format("cannot finish '{}': {}, {} were written", own.file.path(),
+        throw invalid_argument(fmt::format("cannot finish '{}': {}, but {} were written", own.file.path(),
                                            own.promise(), own.written_bytes));
     }
     if (own.grows && own.written_bytes > 0) {

@@ -96,7 +96,7 @@ void check_size(const npy_header& header, std::uint64_t file_size_bytes) {
             fail("the shape {} of {}-byte elements is larger than any file", to_string(header.shape),
                  item_size_bytes);
         }
-        fail("header declares {} bytes of data, file has {}", size_bytes,
+        fail("the header declares {} bytes of data, but the file has {}", size_bytes,
              file_size_bytes - header.data_offset_bytes);
     }
 }
@@ -180,7 +180,8 @@ std::string format_npy_header(const dtype& type, std::span<const std::uint64_t> 
             fmt::format("a .npy file cannot have {} axes: numpy allows {}", shape.size(), max_npy_axes));
     }
     if (std::ranges::any_of(shape, [](std::uint64_t length) { return length > max_npy_size_bytes; })) {
-        throw invalid_argument(fmt::format("numpy allows no axis as long as one of {}", to_string(shape)));
+        throw invalid_argument(
+            fmt::format("the shape {} has a length above numpy's limit of 2^63 - 1", to_string(shape)));
     }
 
     const dtype stored = type_in_file(type);

@@ -58,7 +58,7 @@ npz_member begin_npz_member(const zip_entry& entry, const read_bytes& read, std:
     // a .npy file may have bytes after its elements, but no writer of archives makes such members, and they
     // could make us inflate bytes that no header declares
     if (member.header.data_offset_bytes + member.payload_bytes != entry.size_bytes) {
-        throw format_error(fmt::format("the member {} has {} bytes, its .npy header declares {}",
+        throw format_error(fmt::format("the member {} has {} bytes, but its .npy header declares {}",
                                        quote(entry.name), entry.size_bytes,
                                        member.header.data_offset_bytes + member.payload_bytes));
     }
@@ -72,7 +72,7 @@ namespace {
 using detail::npz_member;
 using detail::zip_entry;
 
-/// Read at a time: to find a header, and to read all.
+/// Bytes per read: `peek_bytes` if only the header is needed, `piece_bytes` if the whole member is read.
 constexpr std::size_t peek_bytes = 4096;
 constexpr std::size_t piece_bytes = 256 << 10;
 
@@ -134,7 +134,7 @@ archive::archive(const std::filesystem::path& path)
         for (const zip_entry& entry : entries_) {
             if (!by_name_.emplace(array_name(entry.name), &entry).second) {
                 throw format_error(
-                    fmt::format("two members answer to the name {}", detail::quote(array_name(entry.name))));
+                    fmt::format("two members are arrays named {}", detail::quote(array_name(entry.name))));
             }
         }
     });
@@ -202,7 +202,7 @@ array inflated_member::take() && {
     }
     return array::of_memory(std::move(elements), std::move(member_.header.dtype),
                             std::move(member_.header.shape), member_.header.fortran_order,
-                            "inflated into memory, as the member is compressed");
+                            "the member is compressed, so it is inflated into memory");
 }
 
 /// Checks the memory for all members and for what `thread_count` threads read at a time.
@@ -254,7 +254,7 @@ std::vector<array> open_members(const archive& archive, std::span<const std::str
     for (std::size_t index = 0; index < names.size(); ++index) {
         const zip_entry& entry = archive.find(names[index]);
         npz_member member = detail::begin_npz_member(entry, archive.read(), peek_bytes);
-        member.reader.reset();  // has shown the header
+        member.reader.reset();  // only the header was needed
         if (entry.deflated()) {
             deflated.emplace_back(index, entry, std::move(member));
         } else {
@@ -386,7 +386,7 @@ array_listing list_member(const zip_entry& entry, const detail::read_bytes& read
             listing.reason =
                 detail::mapping_reason(*listing.dtype, *listing.offset_bytes, listing.size_bytes);
         } else {
-            listing.reason = "the member is compressed, so that it is inflated into memory";
+            listing.reason = "the member is compressed, so it is inflated into memory";
         }
     } catch (const format_error& failure) {
         listing.reason = failure.what();

@@ -31,7 +31,7 @@ struct npz_writer::state {
 void npz_writer::state::check_complete() const {
     if (finished) throw invalid_argument(fmt::format("{}: it is finished", attempt()));
     if (written_bytes != expected_bytes) {
-        throw invalid_argument(fmt::format("{}: {} declares {} bytes, {} were written", attempt(),
+        throw invalid_argument(fmt::format("{}: {} declares {} bytes, but {} were written", attempt(),
                                            description, expected_bytes, written_bytes));
     }
 }

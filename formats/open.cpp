@@ -96,7 +96,7 @@ array open_npy_field(std::shared_ptr<const input_file> file, std::string_view na
     const array whole = detail::open_npy_file(std::move(file), mapping);
     if (whole.dtype().fields().empty()) {
         throw invalid_argument(fmt::format(
-            "cannot open {} of '{}': it is an .npy file, whose one array has no name and no fields",
+            "cannot open {} of '{}': it is a .npy file, whose one array has no name and no fields",
             quote(name), path));
     }
     try {

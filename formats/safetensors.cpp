@@ -210,7 +210,7 @@ detail::safetensors_beginning detail::format_safetensors_header(
     }
     constexpr std::size_t length_size = 8;
     safetensors_beginning header;
-    std::string& json = header.bytes;  // behind its length
+    std::string& json = header.bytes;  // after its length
     json.append(length_size, '\0');
     json += '{';
     const auto begin_entry = [&json] { json += json.ends_with('{') ? "" : ","; };
@@ -309,8 +309,9 @@ void safetensors_writer::finish() {
         throw invalid_argument(fmt::format("cannot finish '{}' twice", own.file.path()));
     }
     if (own.written_bytes != own.promised_bytes) {
-        throw invalid_argument(fmt::format("cannot finish '{}': its tensors take {} bytes, {} were written",
-                                           own.file.path(), own.promised_bytes, own.written_bytes));
+        throw invalid_argument(
+            fmt::format("cannot finish '{}': its tensors take {} bytes, but {} were written", own.file.path(),
+                        own.promised_bytes, own.written_bytes));
     }
     own.file.commit();
     own.finished = true;

@@ -63,7 +63,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
             if (value.empty()) refuse_type(value);
             tensor_.type_name = value;
         } else {
-            take_ignored("text");
+            take_ignored("a string");
         }
         return true;
     }
@@ -86,7 +86,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         return true;
     }
     bool number_float(number_float_t /*value*/, const string_t& /*text*/) override {
-        take_ignored("a number that is not whole or passes 2^64");
+        take_ignored("a number that is not whole or is 2^64 or more");
         return true;
     }
     bool boolean(bool /*value*/) override {
@@ -134,7 +134,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
             if (offset_count_ > 0) refuse_second();
             level_ = level::offsets;
         } else {
-            enter_ignored("a list");
+            enter_ignored("an array");
         }
         return true;
     }
@@ -161,7 +161,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         --depth_;
     }
     void enter_metadata() {
-        if (std::exchange(has_metadata_, true)) fail("the header holds __metadata__ twice");
+        if (std::exchange(has_metadata_, true)) fail("the header has __metadata__ twice");
         level_ = level::metadata;
     }
     /// The reference implementation ignores unknown keys of a tensor.
@@ -180,12 +180,13 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
             case level::top:
                 fail("the header has {} for {}, which should be an object", what, quote(key_));
             case level::metadata:
-                fail("the header's __metadata__ has {} for {}, which should be text", what, quote(key_));
+                fail("the header's __metadata__ has {} for {}, which should be a string", what, quote(key_));
             case level::shape:
             case level::offsets:
             case level::tensor:
                 fail("the header has {} in the {} of the tensor {}, which should be {}", what, key_,
-                     quote(tensor_.name), key_ == "dtype" ? "text" : "a list of whole numbers below 2^64");
+                     quote(tensor_.name),
+                     key_ == "dtype" ? "a string" : "an array of whole numbers below 2^64");
             case level::start:
             case level::ignored:
                 break;
@@ -230,7 +231,7 @@ void header_reader::take_metadata(const std::string& value) {
         return;
     }
     if (!header.metadata.try_emplace(key_, value).second)
-        fail("the header's __metadata__ holds two texts of the name {}", quote(key_));
+        fail("the header's __metadata__ has two strings named {}", quote(key_));
     // writing it to another file makes two more copies
     constexpr std::uint64_t max_unchecked_bytes = std::uint64_t{1} << 20;
     const std::uint64_t before = std::exchange(metadata_bytes_, metadata_bytes_ + key_.size() + value.size());
@@ -246,8 +247,8 @@ void header_reader::check_memory() const {
     const std::size_t count = header.tensors.size();
     if (count < max_unchecked || count != header.tensors.capacity()) return;
     // for each tensor, its entry and its listing
-    constexpr std::uint64_t bytes_of_tensor = 1024;
-    const std::uint64_t size_bytes = 2 * count * bytes_of_tensor;
+    constexpr std::uint64_t tensor_bytes = 1024;
+    const std::uint64_t size_bytes = 2 * count * tensor_bytes;
     detail::require_memory(size_bytes,
                            fmt::format("the header's list of more than {} tensors takes {} bytes of "
                                        "memory",
@@ -257,7 +258,7 @@ void header_reader::check_memory() const {
 void header_reader::check_metadata_names() {
     std::ranges::sort(metadata_names_);
     if (std::ranges::adjacent_find(metadata_names_) != metadata_names_.end())
-        fail("the header's __metadata__ holds two texts of one name");
+        fail("the header's __metadata__ has two strings of one name");
 }
 
 void header_reader::complete_tensor() {
@@ -285,7 +286,7 @@ void header_reader::complete_tensor() {
     const auto [begin, end] = offsets_;
     if (end < begin) fail("the data_offsets of the tensor {} run backwards, from {} to {}", name, begin, end);
     if (end - begin != bits / 8) {
-        fail("the tensor {} of {} and shape {} takes {} bytes, its data_offsets [{}, {}] span {}", name,
+        fail("the tensor {} of {} and shape {} takes {} bytes, but its data_offsets [{}, {}] span {}", name,
              type->name, to_string(tensor_.shape), bits / 8, begin, end, end - begin);
     }
     tensor_.offset_bytes = begin;
@@ -306,7 +307,7 @@ void check_names(const std::vector<safetensors_entry>& tensors) {
     }
     std::ranges::sort(names);
     const auto twice = std::ranges::adjacent_find(names);
-    if (twice != names.end()) fail("the header holds two tensors of the name {}", quote(*twice));
+    if (twice != names.end()) fail("the header has two tensors named {}", quote(*twice));
 }
 
 /// Sorts the tensors by their data, and checks that they cover all of it.
@@ -329,8 +330,7 @@ void check_layout(std::vector<safetensors_entry>& tensors, std::uint64_t data_si
         before = &tensor;
     }
     if (end != data_size_bytes) {
-        fail("the tensors take {} bytes of data, but the file has {} behind the header", end,
-             data_size_bytes);
+        fail("the tensors take {} bytes of data, but the file has {} after the header", end, data_size_bytes);
     }
 }
 

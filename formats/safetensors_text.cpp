@@ -119,7 +119,7 @@ safetensors_text::int_type safetensors_text::underflow() {
 void safetensors_text::skip() {
     if (skips_string_) return skip_string();
     std::size_t count = 0;
-    while (behind_space_ && count < rest_.size() && is_space(byte_of(rest_[count])))
+    while (after_space_ && count < rest_.size() && is_space(byte_of(rest_[count])))
         ++count;
     rest_ = rest_.subspan(count);
     taken_bytes_ += count;
@@ -147,7 +147,7 @@ std::size_t safetensors_text::count_shown() {
     while (count < rest_.size()) {
         const unsigned char byte = byte_of(rest_[count]);
         if (!in_string_) {
-            if (behind_space_ && is_space(byte)) break;
+            if (after_space_ && is_space(byte)) break;
             take_outside(byte);
             ++count;
             continue;
@@ -161,15 +161,15 @@ std::size_t safetensors_text::count_shown() {
 }
 
 void safetensors_text::take_outside(unsigned char byte) noexcept {
-    behind_space_ = is_space(byte);
-    if (behind_space_) return;
+    after_space_ = is_space(byte);
+    if (after_space_) return;
     if (byte == '"') {
         in_string_ = true;
-        is_value_ = behind_colon_ && strings_ == long_strings::cut;
+        is_value_ = after_colon_ && strings_ == long_strings::cut;
         string_bytes_ = 0;
         check_ = {};
     }
-    behind_colon_ = byte == ':';
+    after_colon_ = byte == ':';
 }
 
 /// @return whether the rest of the string is skipped.

@@ -76,12 +76,12 @@ class safetensors_text final : public std::streambuf {
     std::uint64_t skipped_bytes_ = 0;
     bool in_string_ = false;
     bool is_escaped_ = false;  ///< the next character of the string
-    bool is_value_ = false;    ///< the string, behind a colon
+    bool is_value_ = false;    ///< whether the string follows a colon
     bool skips_string_ = false;
     std::uint64_t string_bytes_ = 0;  ///< of the string, passed to the parser
     json_string_check check_;         ///< of the string, if it is a value
-    bool behind_colon_ = false;
-    bool behind_space_ = false;
+    bool after_colon_ = false;
+    bool after_space_ = false;
 };
 
 }  // namespace pinflow::detail

@@ -31,8 +31,8 @@ constexpr std::size_t end_size_bytes = 22;
 constexpr std::size_t locator_size_bytes = 20;
 constexpr std::size_t end64_size_bytes = 56;
 /// The maximum size of a name, an extra field or a comment.
-constexpr std::size_t longest_field_bytes = 0xFFFF;
-constexpr std::size_t longest_entry_bytes = entry_size_bytes + 3 * longest_field_bytes;
+constexpr std::size_t max_field_bytes = 0xFFFF;
+constexpr std::size_t max_entry_bytes = entry_size_bytes + 3 * max_field_bytes;
 
 /// The value of a field that is too narrow for the real value.
 constexpr std::uint64_t saturated_16 = 0xFFFF;
@@ -99,7 +99,7 @@ void check_one_disk(std::uint64_t disk, std::uint64_t directory_disk, std::uint6
 }
 
 /// Reads the end record at `position` of the file's last bytes, and the zip64 records right before it.
-/// `tail_offset_bytes` is where these bytes lie in the file.
+/// `tail_offset_bytes` is the offset of these bytes in the file.
 directory_location parse_end(std::span<const std::byte> tail, std::size_t position,
                              std::uint64_t tail_offset_bytes) {
     const record end(tail.subspan(position, end_size_bytes));
@@ -117,14 +117,14 @@ directory_location parse_end(std::span<const std::byte> tail, std::size_t positi
         const record end64(position >= both_bytes ? tail.subspan(position - both_bytes, end64_size_bytes)
                                                   : std::span<const std::byte>());
         if (!end64.begins_with(end64_signature)) {
-            fail("its zip64 end record does not lie before the record at byte {} that tells where it is",
+            fail("its zip64 locator at byte {} does not follow a zip64 end record",
                  end_bytes - locator_size_bytes);
         }
         end_bytes -= both_bytes;
         if (locator.u32(4) != 0 || locator.u32(16) > 1) check_one_disk(1, 0, 0, 0);
         if (locator.u64(8) != end_bytes) {
             fail(
-                "its zip64 end record lies at byte {}, not at {} as promised: bytes were put before the "
+                "its zip64 end record is at byte {}, but its locator says {}: bytes were put before the "
                 "archive",
                 end_bytes, locator.u64(8));
         }
@@ -164,9 +164,9 @@ directory_location parse_end(std::span<const std::byte> tail, std::size_t positi
 
 /// Finds the end record: the last one whose comment ends at the end of the file.
 directory_location find_directory(std::uint64_t file_size_bytes, const read_bytes& read) {
-    constexpr std::uint64_t longest_tail_bytes =
-        end64_size_bytes + locator_size_bytes + end_size_bytes + longest_field_bytes;
-    std::vector<std::byte> tail(static_cast<std::size_t>(std::min(file_size_bytes, longest_tail_bytes)));
+    constexpr std::uint64_t max_tail_bytes =
+        end64_size_bytes + locator_size_bytes + end_size_bytes + max_field_bytes;
+    std::vector<std::byte> tail(static_cast<std::size_t>(std::min(file_size_bytes, max_tail_bytes)));
     const std::uint64_t tail_offset_bytes = file_size_bytes - tail.size();
     read(tail_offset_bytes, tail);
     for (std::size_t comment_bytes = 0; comment_bytes + end_size_bytes <= tail.size(); ++comment_bytes) {
@@ -176,7 +176,7 @@ directory_location find_directory(std::uint64_t file_size_bytes, const read_byte
             return parse_end(tail, position, tail_offset_bytes);
         }
     }
-    fail("no directory of a zip archive ends where the file ends: it was cut off, or bytes follow it");
+    fail("no directory of a zip archive ends where the file ends: it is truncated, or bytes follow it");
 }
 
 // ---- names ------------------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ void read_zip64_field(zip_entry& entry, std::uint32_t& disk, std::span<const std
         const std::uint16_t id = record(extra).u16(0);
         const std::size_t size_bytes = record(extra).u16(2);
         if (size_bytes > extra.size() - 4) {
-            fail("the member {} has an extra field of {} bytes in {}", quote(entry.name), size_bytes,
-                 extra.size() - 4);
+            fail("the member {} has an extra field of {} bytes, but only {} are left", quote(entry.name),
+                 size_bytes, extra.size() - 4);
         }
         if (id == 1) {
             if (wide) fail("the member {} has two zip64 fields", quote(entry.name));
@@ -274,12 +274,12 @@ std::size_t parse_entry(std::span<const std::byte> bytes, const directory_locati
     }
     std::uint32_t disk = fixed.u16(34);
     read_zip64_field(entry, disk, bytes.subspan(entry_size_bytes + name_bytes, extra_bytes));
-    if (disk != 0) fail("the member {} lies on another disk", quote(entry.name));
+    if (disk != 0) fail("the member {} is stored on another disk", quote(entry.name));
 
     std::uint64_t end_bytes = 0;
     if (!add(entry.header_offset_bytes, local_size_bytes, end_bytes) ||
         !add(end_bytes, entry.compressed_bytes, end_bytes) || end_bytes > directory.offset_bytes) {
-        fail("the member {} of {} bytes at offset {} reaches past byte {}, where the directory begins",
+        fail("the member {} of {} bytes at offset {} extends past byte {}, where the directory begins",
              quote(entry.name), entry.compressed_bytes, entry.header_offset_bytes, directory.offset_bytes);
     }
     entries.push_back(std::move(entry));
@@ -312,7 +312,7 @@ void check_names_differ(std::span<const zip_entry> entries) {
         names.push_back(entry.name);
     std::ranges::sort(names);
     const auto twice = std::ranges::adjacent_find(names);
-    if (twice != names.end()) fail("two members are called {}", quote(*twice));
+    if (twice != names.end()) fail("two members are named {}", quote(*twice));
 }
 
 }  // namespace
@@ -337,7 +337,7 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
     // a file that only ends like an archive is none for numpy, and another format for other readers
     std::array<std::byte, 4> begin{};
     if (file_size_bytes < end_size_bytes)
-        fail("a zip archive has at least 22 bytes, it has {}", file_size_bytes);
+        fail("it has {} bytes, but a zip archive has at least 22 bytes", file_size_bytes);
     read(0, begin);
     if (!record(begin).begins_with(local_signature) && !record(begin).begins_with(end_signature)) {
         fail("it does not begin as a zip archive does");
@@ -352,11 +352,11 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
     std::size_t taken = 0;
     for (std::uint64_t position = directory.offset_bytes; position < end_bytes;) {
         const std::size_t left = window.size() - taken;
-        if (left < longest_entry_bytes && left < end_bytes - position) {
+        if (left < max_entry_bytes && left < end_bytes - position) {
             window.resize(static_cast<std::size_t>(std::min(max_window_bytes, end_bytes - position)));
             read(position, window);
             taken = 0;
-            // what is known of each member, its listing and the tables of names, beside those before it
+            // for a member: its entry, its listing, and its place in the tables of names
             constexpr std::uint64_t member_bytes = 512;
             const std::uint64_t needed_bytes =
                 entries.size() * member_bytes + window.size() / entry_size_bytes * member_bytes;
@@ -374,7 +374,7 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
         position += entry_bytes;
     }
     if (entries.size() != directory.entry_count) {
-        fail("its directory has {} members, its end record declares {}", entries.size(),
+        fail("its directory has {} members, but its end record declares {}", entries.size(),
              directory.entry_count);
     }
     separate(entries, directory);
@@ -384,8 +384,8 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
 
 std::uint64_t zip_data_offset_bytes(const zip_entry& entry, const read_bytes& read) {
     const auto differs = [&](std::string_view what) {
-        fail("the member {} has another {} in the header at byte {} than in the directory", quote(entry.name),
-             what, entry.header_offset_bytes);
+        fail("the member {} has a different {} in its header at byte {} than in the directory",
+             quote(entry.name), what, entry.header_offset_bytes);
     };
     std::array<std::byte, local_size_bytes> bytes{};
     read(entry.header_offset_bytes, bytes);
@@ -398,11 +398,11 @@ std::uint64_t zip_data_offset_bytes(const zip_entry& entry, const read_bytes& re
     const std::uint64_t data_offset_bytes =
         entry.header_offset_bytes + local_size_bytes + name_bytes + header.u16(28);
     if (data_offset_bytes > entry.end_bytes || entry.compressed_bytes > entry.end_bytes - data_offset_bytes) {
-        fail("the member {} of {} bytes at offset {} reaches past byte {}, where what follows it begins",
+        fail("the member {} of {} bytes at offset {} extends past byte {}, where the next record begins",
              quote(entry.name), entry.compressed_bytes, data_offset_bytes, entry.end_bytes);
     }
     if (header.u16(8) != entry.method) differs("compression method");
-    if (((header.u16(6) ^ entry.flags) & zip_flag_encrypted) != 0) differs("mark of encryption");
+    if (((header.u16(6) ^ entry.flags) & zip_flag_encrypted) != 0) differs("encryption flag");
     std::vector<std::byte> name(name_bytes);
     read(entry.header_offset_bytes + local_size_bytes, name);
     if (decode_name(name, header.u16(6)) != entry.name) differs("name");

@@ -94,7 +94,7 @@ std::size_t zip_member_reader::inflation::inflate(std::span<std::byte> destinati
     while (written < destination.size() && !ended) {
         if (stream.avail_in == 0) {
             if (compressed_left_bytes == 0) {
-                fail(entry, "is damaged: its compressed data breaks off at byte {} of {}", stream.total_out,
+                fail(entry, "is damaged: its compressed data is truncated at byte {} of {}", stream.total_out,
                      entry.size_bytes);
             }
             const auto next = std::span(piece).first(
@@ -144,7 +144,7 @@ void zip_member_reader::read(std::span<std::byte> destination) {
     if (inflation_) {
         const std::size_t count = inflation_->inflate(destination, entry_, read_, position_bytes_);
         if (count < destination.size()) {
-            fail(entry_, "is damaged: its compressed data ends after {} bytes, the directory declares {}",
+            fail(entry_, "is damaged: its compressed data ends after {} bytes, but the directory declares {}",
                  entry_.size_bytes - left_bytes_ + count, entry_.size_bytes);
         }
     } else {
@@ -207,11 +207,11 @@ void zip_inflater::inflate(const zip_entry& entry, std::uint64_t data_offset_byt
                  "is damaged: its compressed data continues after the {} bytes that the directory declares",
                  entry.size_bytes);
         default:
-            fail(entry, "is damaged: its compressed data is wrong or breaks off");
+            fail(entry, "is damaged: its compressed data is wrong or truncated");
     }
     if (written < destination.size()) {
-        fail(entry, "is damaged: its compressed data ends after {} bytes, the directory declares {}", written,
-             entry.size_bytes);
+        fail(entry, "is damaged: its compressed data ends after {} bytes, but the directory declares {}",
+             written, entry.size_bytes);
     }
     if (taken < compressed.size()) {
         fail(entry, "is damaged: {} bytes follow its compressed data", compressed.size() - taken);

@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::size_t local_size_bytes = 30;
 constexpr std::size_t local_crc32_offset_bytes = 14;
-/// In a member's own header, zip64 is always both sizes.
+/// The zip64 extra field of a member's own header: its id and size, then the sizes before and after
+/// compression.
 constexpr std::size_t local_zip64_bytes = 4 + 16;
 constexpr std::uint16_t version_plain = 20;
 constexpr std::uint16_t version_zip64 = 45;
@@ -76,13 +77,13 @@ void zip_writer::begin(std::string_view name, std::uint64_t size_bytes, std::uin
         throw invalid_argument(
             fmt::format("cannot write the member {} to '{}': {}", quote(name), path(), why));
     };
-    constexpr std::size_t longest_name_bytes = 0xFFFF;
+    constexpr std::size_t max_name_bytes = 0xFFFF;
     if (const auto defect = zip_name_defect(name); !defect.empty()) {
         refuse(fmt::format("the name is {}", defect));
     }
     const auto characters = count_code_points(name);
     if (!characters) refuse("the name is not UTF-8");
-    if (name.size() > longest_name_bytes) refuse(fmt::format("the name has {} bytes", name.size()));
+    if (name.size() > max_name_bytes) refuse(fmt::format("the name has {} bytes", name.size()));
     if (names_.contains(name)) refuse("there is one of that name already");
 
     const bool zip64 = needs_zip64(size_bytes);

@@ -92,7 +92,7 @@ std::string repeated(const std::string& part, std::size_t count) {
     return result;
 }
 
-/// A header with this shape, and type, and some data behind it.
+/// A header with this shape, and type, and some data after it.
 std::string shaped(const std::string& shape, const std::string& descr = "'<f4'", unsigned version = 1) {
     return header(text(descr, shape), version) + std::string(64, '\0');
 }
@@ -162,7 +162,7 @@ TEST_CASE("cli: refuses every bad npy file with one line, within a second") {
     }
 }
 
-TEST_CASE("cli: refuses a npy file that was cut after any byte") {
+TEST_CASE("cli: refuses a .npy file that was truncated after any byte") {
     const temporary_folder folder;
     const std::string whole = header(text("'<f4'", "(2, 3)")) + std::string(24, '\0');
     check_refused_when_cut(folder / "cut.npy", whole, 1);
@@ -214,7 +214,7 @@ TEST_CASE("cli: refuses every npz file whose directory is bad with one line, wit
         {"name upwards", named("../a.npy")},
         {"name upwards inside", named("b/../../a.npy")},
         {"two of one name", zip_bytes::make({{"a.npy", array}, {"a.npy", array}}).bytes},
-        {"two that answer to one name", zip_bytes::make({{"a.npy", array}, {"a", array}}).bytes},
+        {"two arrays of one name", zip_bytes::make({{"a.npy", array}, {"a", array}}).bytes},
     };
     const temporary_folder folder;
     for (const auto& [name, content] : table) {
@@ -223,7 +223,7 @@ TEST_CASE("cli: refuses every npz file whose directory is bad with one line, wit
     }
 }
 
-TEST_CASE("cli: refuses every bad member of an npz file with one line, within a second") {
+TEST_CASE("cli: refuses every bad member of a .npz file with one line, within a second") {
     const std::string array = header(text("'|u1'", "(100,)")) + std::string(100, 'x');
     const auto deflated = zip_bytes::make({{"a.npy", array, true}});
     const auto changed = [](const zip_bytes::archive& archive, std::size_t offset, std::uint64_t value,
@@ -298,7 +298,7 @@ TEST_CASE("cli: refuses every bad member of an npz file with one line, within a 
     check_refused("convert", folder / "stored with a wrong CRC");
 }
 
-TEST_CASE("cli: refuses an npz file that was cut after any byte") {
+TEST_CASE("cli: refuses a .npz file that was truncated after any byte") {
     const temporary_folder folder;
     const std::string array = header(text("'<f4'", "(2, 3)")) + std::string(24, '\0');
     const std::string whole = zip_bytes::make({{"a.npy", array}, {"b.npy", array, true}}).bytes;
@@ -332,7 +332,7 @@ TEST_CASE("cli: refuses every bad safetensors file with one line, within a secon
         {"the same bytes", both("[0,12]", "[0,12]", 12)},
         {"hole", both("[0,12]", "[16,28]", 28)},
         {"hole in front", both("[4,16]", "[16,28]", 28)},
-        {"bytes behind", both("[0,12]", "[12,24]", 25)},
+        {"bytes after", both("[0,12]", "[12,24]", 25)},
         {"data lacking", both("[0,12]", "[12,24]", 23)},
         {"offsets reversed", only("F32", "[6]", "[24,0]")},
         {"offsets huge", only("F32", "[6]", "[18446744073709551592,18446744073709551615]")},
@@ -419,7 +419,7 @@ TEST_CASE("cli: opens a sparse file of 1 TiB at once, mapped or not") {
     std::error_code refused;
     std::filesystem::resize_file(path, std::filesystem::file_size(path) + (std::uint64_t{1} << 40), refused);
     if (refused) {
-        MESSAGE("skipped: this file system has no sparse files of 1 TiB");
+        MESSAGE("skipped: this filesystem has no sparse files of 1 TiB");
         return;
     }
     const tool_result mapped = run_tool({"inspect", path, "--json"});

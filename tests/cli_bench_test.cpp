@@ -130,12 +130,12 @@ TEST_CASE("bench: uses the blocks and the staged share of the flags") {
     REQUIRE(plans.size() >= 2);
     CHECK(plans[0]["work"] == "plan, gather, 1 at a time: hybrid, sorted, 24 blocks, 25 % staged");
     const std::string gather = plans[0]["note"];
-    CHECK(
-        gather.starts_with("set in the options; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
+    CHECK(gather.starts_with(
+        "requested in the options; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
     const std::string scatter = plans[1]["note"];
-    CHECK(
-        scatter.starts_with("set in the options; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
-    // rows come right
+    CHECK(scatter.starts_with(
+        "requested in the options; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
+    // the rows are correct
     for (const char* work : {"gather", "scatter", "duplex"})
         CHECK_FALSE(bench({work, "--route", "hybrid", "--blocks", "3", "--staged-share", "0.9"}).empty());
 }

@@ -1,6 +1,6 @@
-// Converting from and to HDF5, which h5py has written and reads. Exits with 77 (skipped) where the
+// Converts HDF5 files that h5py wrote, and writes HDF5 files that h5py reads. Exits with 77 (skipped) if the
 // distribution's Python has no h5py.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include <doctest/doctest.h>
@@ -96,7 +96,7 @@ std::string source_path(const std::string& file) {
     return hdf5_folder() / file;
 }
 
-/// The first dataset that is so.
+/// The first dataset whose description meets `condition`.
 template <typename Condition>
 const hdf5_file_entry& find_entry(Condition condition) {
     const auto found = std::ranges::find_if(
@@ -138,7 +138,7 @@ TEST_CASE(
             check_content({member.dtype().descr(), pinflow::to_string(member.shape()),
                            text_of({member.view().data(), member.size_bytes()})},
                           expected);
-            if (count % 10 != 0) continue;  // each of them takes looking for it in the whole file
+            if (count % 10 != 0) continue;  // opening one by name searches the whole file
             check_content(read_back(mapped, entry.description->name), expected);
             check_content(read_back(deflated, entry.description->name), expected);
         }
@@ -380,7 +380,7 @@ TEST_CASE(
         {{one, path + ":z"}, {"'x'", "'group/y'", "lost"}},
         {{path + ":x", path}, {"'group/y'", "lost"}},
         {{path + ":/group/y", path}, {"'x'", "lost"}},
-        {{one, cut + ":x"}, {"cut.h5", "cannot be told"}},
+        {{one, cut + ":x"}, {"cut.h5", "cannot be listed"}},
         {{path, path + ":x"}, {"'x'", "'group/y'"}},
         {{path, folder / "out.npy"}, {"'x'", "'group/y'", "one array"}},
         {{path + ":z", folder / "out.npy"}, {"'z'"}},

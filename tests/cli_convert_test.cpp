@@ -140,7 +140,7 @@ TEST_CASE("convert: the arrays of an archive keep their names, a single array is
         check_content(read_back(out, "small", 1), {"|u1", "(3,)", "123"});
         check_content(read_back(out, "dir/two", 2), {"<i2", "()", "ab"});
     }
-    // all members of an .npz begin on a page; tensors lie without gaps, so that the largest elements go first
+    // all members of a .npz begin on a page; tensors have no gaps, so the largest elements go first
     for (const pinflow::array_listing& each : pinflow::list_arrays(archive)) {
         CHECK(each.mappable);
         CHECK(*each.offset_bytes % 4096 == 0);
@@ -300,7 +300,7 @@ TEST_CASE("convert: onto its own input, under any of its names, writes the new f
     CHECK(read_file(path) == old);
 
     std::filesystem::create_symlink("a.npy", soft);
-    convert({path, soft});  // takes the link's place, not that of the file behind it
+    convert({path, soft});  // replaces the link, not its target
     check_content(read_back(soft), expected);
     CHECK(read_file(path) == old);
     std::filesystem::remove(soft);
@@ -399,8 +399,8 @@ TEST_CASE("convert: arrays that cannot be converted are exit status 1, and all f
         {{path("two.npz:x.npy"), path("two.npz")}, {"'y'", "lost"}},
         {{path("two.npz:x"), path("link.npz")}, {"'y'", "lost"}},
         {{path("fields.npy:a"), path("fields.npy")}, {"field", "lost"}},
-        {{path("a.npy"), path("cut.npz:x")}, {"cut.npz", "cannot be told"}},
-        {{path("a.npy"), path("other.npz:x")}, {"other.npz", "cannot be told"}},
+        {{path("a.npy"), path("cut.npz:x")}, {"cut.npz", "cannot be listed"}},
+        {{path("a.npy"), path("other.npz:x")}, {"other.npz", "cannot be listed"}},
     };
     for (const auto& [arguments, says] : table) {
         cli::arguments command = arguments;

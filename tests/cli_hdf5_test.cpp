@@ -1,6 +1,6 @@
 // For files written by h5py, the tool's HDF5 child process must report the same as libhdf5 in this process.
-// Exits with 77 (skipped) where the distribution's Python has no h5py.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+// Exits with 77 (skipped) if the distribution's Python has no h5py.
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include <doctest/doctest.h>
@@ -298,9 +298,9 @@ TEST_CASE("cli hdf5: a child runs under limits, and has only the descriptors tha
     CHECK(soft("Max address space") == (sanitized ? "unlimited" : std::to_string(max_hdf5_memory_bytes)));
     const auto seconds = soft("Max cpu time");
     REQUIRE(seconds.find_first_not_of("0123456789") == seconds.npos);
-    CHECK(std::stol(seconds) >= max_hdf5_computing.count());
-    CHECK(std::stol(seconds) <= max_hdf5_computing.count() + 10);
-    // which is granted for each question anew
+    CHECK(std::stol(seconds) >= max_hdf5_cpu_time.count());
+    CHECK(std::stol(seconds) <= max_hdf5_cpu_time.count() + 10);
+    // the limit is raised for each request
     const input_file slow(files() / "slow.h5");
     for (int time = 0; time < 4; ++time)
         child.ask({hdf5_question::describe, slow.path(), slow.identity(), "slow"});
@@ -313,7 +313,7 @@ TEST_CASE("cli hdf5: a child runs under limits, and has only the descriptors tha
 
 TEST_CASE("cli hdf5: a child that computes ends when the tool is killed") {
     ++cases_run;
-    REQUIRE(::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);  // whose parent is gone becomes ours
+    REQUIRE(::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);  // orphans become our children
     const std::string slow = (files() / "slow.h5").string() + ":slow";
     for (const int signal : {SIGKILL, SIGINT, SIGTERM}) {
         CAPTURE(signal);
@@ -340,13 +340,13 @@ TEST_CASE("cli hdf5: the hidden command of the child works only for the tool") {
     cli::check_fails(2, {"hdf5-child"}, {"there is no command 'hdf5-child'"});
     cli::check_fails(2, {"hdf5-child", "--help"});
     CHECK(run_tool({"--help"}).output.find("hdf5") == std::string::npos);
-    // a descriptor of that number which is no socket
+    // descriptor 3 is not a socket
     CHECK(run_program({"/bin/sh", "-c", "exec \"$0\" hdf5-child 3</dev/null 2>/dev/null", PINFLOW_TOOL}) ==
           2);
-    // and a socket whose other side sends something else
+    // descriptor 3 is a socket, but its other side sends no request
     CHECK(run_program({"/usr/bin/python3", "-c",
                        "import os, socket, subprocess, sys\n"
-                       "os.dup2(0, 3)\n"  // so that neither end is
+                       "os.dup2(0, 3)\n"  // so that neither end of the pair is
                        "ours, its = socket.socketpair()\n"
                        "os.dup2(its.fileno(), 3)\n"
                        "its.close()\n"

@@ -49,7 +49,7 @@ std::string payload_of(const std::string& path, const std::string& payload) {
 
 TEST_CASE("cli patterns: convert writes the rows of all files into one, in the order of the numbers") {
     const temporary_folder folder;
-    const std::string rows = write_parts(folder, 12);  // part-10 comes behind part-9
+    const std::string rows = write_parts(folder, 12);  // part-10 comes after part-9
     const std::string whole = folder / "whole.npy";
     CHECK(run_tool({"convert", folder / "part-*.npy", whole}).status == 0);
     const json inspected = run_json({"inspect", whole});
@@ -61,7 +61,7 @@ TEST_CASE("cli patterns: convert writes the rows of all files into one, in the o
     CHECK(run_json({"inspect", cast})["dtype"] == "<i4");
 }
 
-TEST_CASE("cli patterns: members of archives are named behind the pattern") {
+TEST_CASE("cli patterns: members of archives are named after the pattern") {
     const temporary_folder folder;
     const std::string rows = write_parts(folder, 3);
     for (const char* const number : {"0", "1", "2"}) {

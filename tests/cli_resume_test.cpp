@@ -124,7 +124,7 @@ TEST_CASE("cli: the ranks of a world stream every row once, in every order") {
             CHECK(most - least <= 2);
         }
     }
-    // without the tail all ranks have equally many rows
+    // without the tail all ranks have the same number of rows
     for (const char* const rank : {"0", "1", "2"}) {
         const json part = run_json({"stream", "--device", "host", rows.file, "--batch", "60", "--rank", rank,
                                     "--world", "3", "--tail", "drop"});
@@ -155,7 +155,7 @@ TEST_CASE("cli: a run that continues from a saved state streams exactly the rows
     const std::string state = rows.folder / "state.json";
     const cli::arguments command{"stream",   "--device", "host", rows.file,  "--order",
                                  "shuffled", "--seed",   "9",    "--epochs", "3"};
-    // batch size, number of batches; ranks take equally many, and all save the same state
+    // batch size, number of batches; ranks take the same number, and all save the same state
     struct run {
         std::string batch;
         std::string batches;
@@ -221,7 +221,7 @@ TEST_CASE("cli: ranks that end after --max-batches save the same state, even wit
     }
 }
 
-TEST_CASE("cli: a saved state brings its order, and refuses another order and other data") {
+TEST_CASE("cli: a saved state restores its order, and refuses another order and other data") {
     const rows_in_file rows;
     const std::string state = rows.folder / "state.json";
     run_json({"stream", "--device", "host", rows.file, "--order", "windowed", "--window", "100", "--seed",
@@ -247,9 +247,9 @@ TEST_CASE("cli: a saved state brings its order, and refuses another order and ot
     CHECK(run_json({"stream", "--device", "host", copy, "--load-state", state})["digest"] == whole["digest"]);
     write_file(other, npy("<f4", "(1003, 4)", std::string(row_count * 16, 'x')));
     cli::check_fails(1, {"stream", "--device", "host", other, "--load-state", state},
-                     {state, "the data differ", "other.npy"});
+                     {state, "the data differs", "other.npy"});
     cli::check_fails(1, {"stream", "--device", "host", rows.file, rows.file, "--load-state", state},
-                     {state, "the data differ"});
+                     {state, "the data differs"});
 }
 
 TEST_CASE("cli: a state that is absent, damaged or cannot be written is a one-line error") {

@@ -76,7 +76,7 @@ TEST_CASE("cli stack: files that cannot be stacked are reported") {
     write_file(folder / "image-3.npy", npy("|u1", "(3, 2)", "abcdef"));
     check_fails(1, {"stream", folder / "image-*.npy", "--stack"},
                 {"image-0.npy", "image-3.npy", "cannot be stacked", "(2, 3)", "(3, 2)"});
-    check_fails(1, {"stream", folder / "label-*.npy"}, {"label-0.npy", "without axes"});
+    check_fails(1, {"stream", folder / "label-*.npy"}, {"label-0.npy", "has no axes"});
     check_fails(1, {"stream", folder / "nothing-*.npy", "--stack"}, {"nothing-*.npy"});
 }
 

@@ -209,7 +209,7 @@ TEST_CASE("cli: takes the longest existing prefix that ends at a colon as the fi
                                                  {"a:", "a'", "''"}}) {
         const tool_result result = run_tool({"inspect", folder / argument});
         CAPTURE(result.errors);
-        CHECK(result.status == 1);  // an .npy file has no named arrays
+        CHECK(result.status == 1);  // a .npy file has no named arrays
         CHECK(result.one_error_line());
         CHECK(result.errors.find(file) != std::string::npos);
         CHECK(result.errors.find(name) != std::string::npos);
@@ -340,7 +340,7 @@ TEST_CASE("cli: inspect lists the arrays of a file, also those that cannot be op
     CHECK(std::ranges::count(text.output, '\n') == 6);
 }
 
-TEST_CASE("cli: inspect describes the one array of an archive as that of an npy file") {
+TEST_CASE("cli: inspect describes the one array of an archive as that of a .npy file") {
     const temporary_folder folder;
     write_file(folder / "one.npz", zip_bytes::make({{"x.npy", npy("<f4", "(2,)", counting_bytes(8))}}).bytes);
     write_file(folder / "one.safetensors",

@@ -91,7 +91,7 @@ hdf5_description library_dataset() {
 std::string sentence_of_list(const hdf5_child_options& options) {
     const some_file file;
     hdf5_in_child access(options);
-    std::string sentence = sentence_of<format_error>([&] { access.list(input_file(file.path)); });
+    std::string sentence = message_of<format_error>([&] { access.list(input_file(file.path)); });
     const std::string begin = fmt::format("cannot open '{}': ", file.path);
     REQUIRE(sentence.starts_with(begin));
     return sentence.substr(begin.size());
@@ -111,10 +111,10 @@ TEST_CASE("hdf5 child: each way to die is a sentence of its own") {
         {"kill -SEGV $$", "libhdf5 crashed", "(signal 11, Segmentation fault)", "file is damaged"},
         {"kill -ABRT $$", "libhdf5 crashed", "(signal 6, Aborted)", "file is damaged"},
         {"kill -BUS $$", "libhdf5 crashed", "(signal 7, Bus error)", "file is damaged"},
-        {"kill -XCPU $$", "libhdf5 did not finish", "60 s of computing", "too much in it"},
+        {"kill -XCPU $$", "libhdf5 did not finish", "60 s of CPU time", "damaged or too large"},
         {"kill -KILL $$", "was killed", "(signal 9, Killed)", "memory may be exhausted"},
-        {"exit 3", "has ended", "(exit status 3)", "by libhdf5"},
-        {"exit 0", "has ended", "(exit status 0)", "by libhdf5"},
+        {"exit 3", "has ended", "(exit status 3)", "with libhdf5"},
+        {"exit 0", "has ended", "(exit status 0)", "with libhdf5"},
         {"printf 12345678 >&3; kill -SEGV $$", "libhdf5 crashed", "(signal 11, Segmentation fault)",
          "file is damaged"},
         {"exec cat /dev/zero >&3", "libhdf5 sent", "malformed answer", "file is probably damaged"},
@@ -141,7 +141,7 @@ TEST_CASE("hdf5 child: a child that does not finish in time is killed") {
         const ::pid_t process = child.process();
         REQUIRE(is_alive(process));
         const auto before = std::chrono::steady_clock::now();
-        const std::string sentence = sentence_of<hdf5_child_lost>([&] { child.ask({}); });
+        const std::string sentence = message_of<hdf5_child_lost>([&] { child.ask({}); });
         const auto waited = std::chrono::steady_clock::now() - before;
         CHECK(contains_all(sentence, {"libhdf5 did not finish", "within 0.1 s", "very slow disk"}));
         CHECK(waited >= 100ms);
@@ -150,14 +150,14 @@ TEST_CASE("hdf5 child: a child that does not finish in time is killed") {
         CHECK(!is_alive(process));
         CHECK(!has_children());
         // it stays lost
-        CHECK(sentence_of<hdf5_child_lost>([&] { child.ask({}); }) == sentence);
+        CHECK(message_of<hdf5_child_lost>([&] { child.ask({}); }) == sentence);
     }
 }
 
 TEST_CASE("hdf5 child: a child that reads no request does not block its sender") {
     hdf5_child child(shell("exec sleep 1000", {}, 100ms));
     const hdf5_request request = request_of(hdf5_question::list, std::string(8'000'000, 'x'));
-    CHECK(contains(sentence_of<hdf5_child_lost>([&] { child.ask(request); }), "did not finish within 0.1 s"));
+    CHECK(contains(message_of<hdf5_child_lost>([&] { child.ask(request); }), "did not finish within 0.1 s"));
 }
 
 TEST_CASE("hdf5 child: is killed if there is no memory for its answer: the rest would be read as the next") {
@@ -189,7 +189,7 @@ TEST_CASE("hdf5 child: is killed if there is no memory for its answer: the rest 
     CHECK(child.process() == -1);
     CHECK(!is_alive(process));
     CHECK(!has_children());
-    CHECK(contains(sentence_of<hdf5_child_lost>([&] { child.ask({}); }), "was given up"));
+    CHECK(contains(message_of<hdf5_child_lost>([&] { child.ask({}); }), "was ended"));
 }
 
 TEST_CASE("hdf5 child: ends with the object that started it") {
@@ -241,7 +241,7 @@ TEST_CASE(
             "seen=$(readlink /proc/$$/fd/[0-3]); echo \"$seen\" >\"$1\"; exec cat /proc/self/status >>\"$1\"",
             {path}));
         CHECK(::getpgid(child.process()) == child.process());
-        sentence_of<hdf5_child_lost>([&] { child.ask({}); });
+        message_of<hdf5_child_lost>([&] { child.ask({}); });
     }
     std::signal(SIGINT, ignored_before);
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
@@ -277,7 +277,7 @@ TEST_CASE("hdf5 child: an error comes back as the type it was thrown as") {
         CHECK(failure.what() == std::string("what happened"));
         CHECK(failure.code() == std::errc::operation_would_block);
     }
-    CHECK(contains_all(sentence_of<format_error>([&] { thrown(hdf5_answer_kind::out_of_memory); }),
+    CHECK(contains_all(message_of<format_error>([&] { thrown(hdf5_answer_kind::out_of_memory); }),
                        {"cannot open '" + file.path + "'", "ran out of memory"}));
 }
 
@@ -291,7 +291,7 @@ TEST_CASE("hdf5 child: no answer is trusted") {
     };
     const auto is_refused = [&](std::span<const std::byte> content) {
         return contains_all(
-            sentence_of<format_error>([&] { described(content); }),
+            message_of<format_error>([&] { described(content); }),
             {"cannot open '" + file.path + "'", "malformed answer", "file is probably damaged"});
     };
     hdf5_description description;
@@ -353,7 +353,7 @@ TEST_CASE("hdf5 child: signals that arrive meanwhile change nothing") {
     hdf5_in_child access(
         shell("dd bs=1 count=200 <&3 >/dev/null 2>&1; cat \"$1\" >&3; exec cat <&3 >/dev/null", {answers}));
     const auto listed =
-        sentence_of<pinflow::error>([&] { access.describe(input_file(file.path), std::string(300, 'n')); });
+        message_of<pinflow::error>([&] { access.describe(input_file(file.path), std::string(300, 'n')); });
     ::setitimer(ITIMER_REAL, &never, nullptr);
     ::sigaction(SIGALRM, &before, nullptr);
     CHECK(contains(listed, "malformed answer"));  // listings are no description
@@ -392,8 +392,8 @@ TEST_CASE("hdf5 child: rows come in pieces, and have to be as many as were asked
         "cannot read the dataset 'group/d' of '{}': the child process that runs libhdf5 sent a malformed "
         "answer: the file is probably damaged",
         file.path);
-    CHECK(sentence_of<format_error>([&] { read(opened + piece(0, 1)); }) == nonsense);
-    CHECK(sentence_of<format_error>([&] { read(opened + piece(0, 3)); }) == nonsense);
+    CHECK(message_of<format_error>([&] { read(opened + piece(0, 1)); }) == nonsense);
+    CHECK(message_of<format_error>([&] { read(opened + piece(0, 3)); }) == nonsense);
 }
 
 TEST_CASE("hdf5 child: a reader that is lost stays lost, and an error of its own does not lose it") {
@@ -416,7 +416,7 @@ TEST_CASE("hdf5 child: a reader that is lost stays lost, and an error of its own
         "file is damaged",
         file.path);
     for (int time = 0; time < 3; ++time) {
-        CHECK(sentence_of<format_error>(
+        CHECK(message_of<format_error>(
                   [&] { reader(7, 1, std::as_writable_bytes(std::span(destination))); }) == crashed);
     }
     CHECK(read_file(file.folder / "starts").size() == 1);
@@ -428,7 +428,7 @@ TEST_CASE("hdf5 child: a reader that is lost stays lost, and an error of its own
     const auto read_other = [&] { other(7, 1, std::as_writable_bytes(std::span(destination))); };
     read_other();
     CHECK(destination == "12345678");
-    CHECK(sentence_of<format_error>(read_other) == "cannot read it");
+    CHECK(message_of<format_error>(read_other) == "cannot read it");
     read_other();
     CHECK_THROWS_AS(other(0, 3, std::as_writable_bytes(std::span(destination))), pinflow::invalid_argument);
     CHECK_THROWS_AS(other(0, 0, std::as_writable_bytes(std::span(destination))), pinflow::invalid_argument);

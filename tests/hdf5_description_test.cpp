@@ -103,8 +103,8 @@ template <typename Change>
 std::string refusal(hdf5_description description, Change change) {
     change(description);
     const std::string sentence =
-        sentence_of<format_error>([&] { check_hdf5_description(description, file_size); });
-    CHECK(sentence_of<format_error>([&] { parse_hdf5_description(serialize(description), file_size); }) ==
+        message_of<format_error>([&] { check_hdf5_description(description, file_size); });
+    CHECK(message_of<format_error>([&] { parse_hdf5_description(serialize(description), file_size); }) ==
           sentence);
     return sentence;
 }
@@ -176,10 +176,11 @@ TEST_CASE("hdf5 description: chunks that do not form a grid are refused") {
     CHECK(contains(refusal(chunked(), [](auto& d) { d.chunks.pop_back(); }), "cannot have 5 chunks"));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.shape = {9, 9}; }), "cannot have 6 chunks"));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.shape = {0, 7}; }), "cannot have 6 chunks"));
-    CHECK(contains(refusal(chunked(), [](auto& d) { d.chunk_shape = {4, 0}; }), "cannot lie in chunks"));
-    CHECK(contains(refusal(chunked(), [](auto& d) { d.chunk_shape = {4}; }), "cannot lie in chunks"));
-    CHECK(contains(refusal(chunked(), [](auto& d) { d.chunk_shape.clear(); }), "cannot lie in chunks"));
-    CHECK(contains(refusal(chunked(), [](auto& d) { d.shape.clear(); }), "cannot lie in chunks"));
+    CHECK(
+        contains(refusal(chunked(), [](auto& d) { d.chunk_shape = {4, 0}; }), "cannot be stored in chunks"));
+    CHECK(contains(refusal(chunked(), [](auto& d) { d.chunk_shape = {4}; }), "cannot be stored in chunks"));
+    CHECK(contains(refusal(chunked(), [](auto& d) { d.chunk_shape.clear(); }), "cannot be stored in chunks"));
+    CHECK(contains(refusal(chunked(), [](auto& d) { d.shape.clear(); }), "cannot be stored in chunks"));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.chunk_shape = {1u << 16, 1u << 15}; }),
                    "larger than 4294967295"));
     CHECK(
@@ -236,7 +237,7 @@ TEST_CASE("hdf5 description: counts of more than follows, unknown kinds and cont
         REQUIRE(bytes.size() == 15 * 8);
         for (std::size_t index = 0; index < 8; ++index)
             bytes[8 * at + index] = static_cast<std::byte>(value >> (8 * index));
-        return sentence_of<format_error>([&] { parse_hdf5_description(bytes, file_size); });
+        return message_of<format_error>([&] { parse_hdf5_description(bytes, file_size); });
     };
     CHECK(with_number(1, 0).empty());
     // the lengths of name, unit, shape, library_reason, data, fill value, chunk, filters, chunks
@@ -245,7 +246,7 @@ TEST_CASE("hdf5 description: counts of more than follows, unknown kinds and cont
         for (const std::uint64_t value : {std::uint64_t{20 * 8}, std::uint64_t{1} << 61, std::uint64_t(-1)})
             CHECK(contains(with_number(at, value), "declares more than follows"));
     }
-    CHECK(contains(with_number(0, 1), "version mark"));
+    CHECK(contains(with_number(0, 1), "known magic number"));
     CHECK(contains(with_number(2, 'x'), "unknown kind"));
     CHECK(contains(with_number(2, 256), "too large"));
     CHECK(contains(with_number(7, 5), "kind of storage"));
@@ -300,7 +301,7 @@ TEST_CASE("hdf5 description: the reason says where the bytes are") {
     unnamed.shape = {9, 4};
     CHECK(contains(listed(), "chunks of shape (4, 4)"));
     CHECK(listed() == hdf5_storage_reason(unnamed));
-    CHECK(contains(hdf5_storage_reason(inlined()), "among the metadata"));
+    CHECK(contains(hdf5_storage_reason(inlined()), "in the file's metadata (compact)"));
     CHECK(contains_all(hdf5_storage_reason(absent()), {"never written", "fill value"}));
     CHECK(contains_all(hdf5_storage_reason(of_library()), {"read by libhdf5", "it says so"}));
     auto empty = absent();

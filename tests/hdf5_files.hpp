@@ -119,7 +119,7 @@ inline pinflow::detail::hdf5_dataset dataset_of(const hdf5_file_entry& entry) {
     return {file, entry.description, {}};
 }
 
-/// Rows that keep so much decoded.
+/// Rows with a cache of `cache_bytes` for decoded chunks.
 inline std::shared_ptr<const pinflow::row_source> rows_with_cache(
     const pinflow::detail::hdf5_dataset& dataset, std::uint64_t cache_bytes) {
     constexpr std::uint64_t decoding_bytes = std::uint64_t{64} << 20;

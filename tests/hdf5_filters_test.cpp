@@ -126,7 +126,7 @@ void check_parts(const hdf5_pipeline& pipeline, std::uint32_t mask, const byte_v
 
 std::string refusal(const std::vector<hdf5_filter>& filters, std::size_t chunk_bytes,
                     const byte_vector& stored, std::uint32_t mask = 0) {
-    return sentence_of<pinflow::format_error>([&] { decoded(filters, chunk_bytes, stored, mask); });
+    return message_of<pinflow::format_error>([&] { decoded(filters, chunk_bytes, stored, mask); });
 }
 
 }  // namespace
@@ -258,7 +258,7 @@ TEST_CASE("hdf5_filters: lzf is decoded as h5py wrote it") {
     // a chunk that could not be compressed
     CHECK((decoded({lzf}, 160, bytes, 1) == bytes));
     CHECK(contains(refusal({lzf}, 159, stored), "its lzf data continues after the 159 bytes"));
-    CHECK(contains(refusal({lzf}, 161, stored), "its lzf data ends after 160 bytes, 161 are expected"));
+    CHECK(contains(refusal({lzf}, 161, stored), "its lzf data ends after 160 bytes, but 161 are expected"));
     for (std::size_t size = 2; size < stored.size(); ++size) {
         CHECK(!refusal({lzf}, 160,
                        byte_vector(stored.begin(), stored.begin() + static_cast<std::ptrdiff_t>(size)))
@@ -287,7 +287,7 @@ TEST_CASE(
         damaged[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
         byte_vector result;
         const auto sentence =
-            sentence_of<pinflow::format_error>([&] { result = decoded(filters, 500, damaged); });
+            message_of<pinflow::format_error>([&] { result = decoded(filters, 500, damaged); });
         if (sentence.empty()) {
             CHECK((result == bytes));
         } else {
@@ -300,7 +300,8 @@ TEST_CASE(
                        byte_vector(stored.begin(), stored.begin() + static_cast<std::ptrdiff_t>(size)))
                    .empty());
     }
-    CHECK(contains(refusal(filters, 501, stored), "its deflate data ends after 500 bytes, 501 are expected"));
+    CHECK(contains(refusal(filters, 501, stored),
+                   "its deflate data ends after 500 bytes, but 501 are expected"));
     CHECK(contains(refusal(filters, 499, stored), "its deflate data continues after the 499 bytes"));
     // one of two filters: its output size is not known, but is limited
     CHECK(contains(refusal({deflate_filter, deflate_filter}, 10, deflated(byte_vector(100000))),
@@ -310,7 +311,7 @@ TEST_CASE(
 TEST_CASE("hdf5_filters: sizes that no chunk can have are refused before memory is taken") {
     const auto check = [](const std::vector<hdf5_filter>& filters, std::uint64_t chunk_bytes,
                           std::uint64_t stored_bytes, std::uint32_t mask = 0) {
-        return sentence_of<pinflow::format_error>(
+        return message_of<pinflow::format_error>(
             [&] { hdf5_pipeline(filters, chunk_bytes).check_size({0, stored_bytes, mask}); });
     };
     const std::uint64_t large = std::uint64_t{1} << 40;

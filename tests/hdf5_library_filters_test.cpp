@@ -45,7 +45,7 @@ bool is_sure(std::vector<hdf5_filter> filters, const byte_vector& stored, std::u
 }
 
 std::string refusal(std::vector<hdf5_filter> filters, const byte_vector& stored, std::uint32_t mask = 0) {
-    return sentence_of<pinflow::format_error>([&] { is_sure(filters, stored, mask); });
+    return message_of<pinflow::format_error>([&] { is_sure(filters, stored, mask); });
 }
 
 }  // namespace
@@ -60,8 +60,8 @@ TEST_CASE("hdf5 library filters: scale-offset needs its bits, and parameters tha
     CHECK(is_sure({scaleoffset()}, beginning(32, 21 + 40)));
     CHECK(contains(refusal({scaleoffset()}, beginning(33, 1000)), "33 bits for elements of 4 bytes"));
     CHECK(contains(refusal({scaleoffset()}, beginning(0xFFFFFFFF, 1000)), "4294967295 bits"));
-    CHECK(contains(refusal({scaleoffset()}, beginning(0, 20)), "breaks off after 20 bytes"));
-    CHECK(contains(refusal({scaleoffset()}, {}), "breaks off after 0 bytes"));
+    CHECK(contains(refusal({scaleoffset()}, beginning(0, 20)), "is truncated after 20 bytes"));
+    CHECK(contains(refusal({scaleoffset()}, {}), "is truncated after 0 bytes"));
     CHECK(contains(refusal({scaleoffset({2, 0, 9, 0, 4})}, beginning(0, 21)), "9 elements of 4 bytes"));
     CHECK(contains(refusal({scaleoffset({2, 0, 40, 0, 1, 0})}, beginning(9, 1000)),
                    "9 bits for elements of 1"));
@@ -81,13 +81,13 @@ TEST_CASE("hdf5 library filters: n-bit needs its bits, and a type that fits the 
     CHECK(contains(refusal({nbit(number, 0, 11)}, byte_vector(100)), "11 elements of 4 bytes"));
     CHECK(is_sure({nbit(number, 1)}, byte_vector(40)));
     CHECK(is_sure({nbit({}, 1)}, byte_vector(40)));
-    CHECK(contains(refusal({nbit(number, 1)}, byte_vector(15)), "15 bytes are stored, a chunk has 40"));
+    CHECK(contains(refusal({nbit(number, 1)}, byte_vector(15)), "15 bytes are stored, but a chunk has 40"));
     CHECK(
         contains(refusal({nbit({1, 4, 0, 12, 21})}, byte_vector(100)), "12 bits from bit 21 on in 4 bytes"));
     CHECK(contains(refusal({nbit({1, 4, 0, 0, 0})}, byte_vector(100)), "0 bits"));
     CHECK(contains(refusal({nbit({1, 4, 0, 0xFFFFFFFF, 1})}, byte_vector(100)), "4294967295 bits"));
     CHECK(contains(refusal({nbit({1, 4, 2, 12, 2})}, byte_vector(100)), "12 bits"));
-    CHECK(contains(refusal({nbit({1, 4, 0, 12})}, byte_vector(100)), "break off"));
+    CHECK(contains(refusal({nbit({1, 4, 0, 12})}, byte_vector(100)), "are truncated"));
     CHECK(contains(refusal({nbit({9})}, byte_vector(100)), "types of kind 9"));
     CHECK(contains(refusal({{5, "", {2, 0}}}, byte_vector(100)), "has 2 parameters"));
     // arrays, structures, and types that are stored whole
@@ -99,15 +99,16 @@ TEST_CASE("hdf5 library filters: n-bit needs its bits, and a type that fits the 
     CHECK(contains(refusal({nbit({3, 4, 2, 0, 1, 2, 0, 5, 1, 3, 4, 1})}, byte_vector(16)), "130 bits"));
     CHECK(
         contains(refusal({nbit({3, 4, 1, 3, 4, 2})}, byte_vector(100)), "a field of 2 bytes at byte 3 of 4"));
-    CHECK(contains(refusal({nbit({3, 4, 0xFFFFFFFF, 0, 4, 1})}, byte_vector(100)), "break off"));
+    CHECK(contains(refusal({nbit({3, 4, 0xFFFFFFFF, 0, 4, 1})}, byte_vector(100)), "are truncated"));
     // as many parameters as pinflow reads: there may be more
     CHECK(!is_sure({{5, "", std::vector<std::uint32_t>(256, 3)}}, byte_vector(1)));
 }
 
 TEST_CASE("hdf5 library filters: szip declares a size, but its data is never sure") {
     CHECK(!is_sure({szip}, beginning(40, 10)));
-    CHECK(contains(refusal({szip}, beginning(41, 10)), "declares 41 decompressed bytes, 40 are expected"));
-    CHECK(contains(refusal({szip}, beginning(40, 3)), "breaks off after 3 bytes"));
+    CHECK(
+        contains(refusal({szip}, beginning(41, 10)), "declares 41 decompressed bytes, but 40 are expected"));
+    CHECK(contains(refusal({szip}, beginning(40, 3)), "is truncated after 3 bytes"));
     CHECK(!is_sure({shuffle, szip}, beginning(40, 10)));
     CHECK(contains(refusal({shuffle, szip}, beginning(44, 10)), "44 decompressed bytes"));
     CHECK(!is_sure({fletcher32, szip}, beginning(44, 10)));  // a chunk and its checksum
@@ -117,13 +118,14 @@ TEST_CASE("hdf5 library filters: szip declares a size, but its data is never sur
 TEST_CASE("hdf5 library filters: filters applied later are undone first, and skipped ones are not checked") {
     CHECK(is_sure({scaleoffset(), fletcher32}, beginning(7, 21 + 9 + 4)));
     CHECK(contains(refusal({scaleoffset(), fletcher32}, beginning(7, 21 + 9 + 3)), "has 8 bytes"));
-    CHECK(contains(refusal({scaleoffset(), fletcher32}, byte_vector(3)), "checksum is cut off"));
+    CHECK(contains(refusal({scaleoffset(), fletcher32}, byte_vector(3)), "checksum is truncated"));
     CHECK(contains(refusal({scaleoffset(), {1, "deflate", {6}}}, byte_vector(30)), "deflate data is wrong"));
     CHECK(contains(refusal({scaleoffset(), {2, "", {}}}, byte_vector(30)), "shuffle filter"));
     CHECK(is_sure({scaleoffset(), {2, "", {1}}, fletcher32, {2, "", {1}}, fletcher32},
                   beginning(7, 21 + 9 + 8)));
     CHECK(is_sure({shuffle, scaleoffset()}, beginning(7, 21 + 9)));
-    CHECK(!is_sure({fletcher32, scaleoffset()}, beginning(7, 21 + 9)));  // of a size that it does not make
+    CHECK(!is_sure({fletcher32, scaleoffset()},
+                   beginning(7, 21 + 9)));  // its input is a chunk and its checksum
     CHECK(is_sure({scaleoffset(), szip}, beginning(7, 21 + 9), 2));
     CHECK(is_sure({scaleoffset(), szip}, byte_vector(40), 3));
     CHECK(contains(refusal({scaleoffset(), szip}, byte_vector(39), 3), "39 bytes"));

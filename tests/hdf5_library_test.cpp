@@ -1,6 +1,6 @@
-// What libhdf5 and h5py have written is described as it is. Exits with 77 (skipped) where the distribution's
+// Files that libhdf5 and h5py wrote are described correctly. Exits with 77 (skipped) if the distribution's
 // Python has no h5py.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include "formats/hdf5_library.hpp"
@@ -222,7 +222,7 @@ TEST_CASE(
         CAPTURE(line[1]);
         const fs::path path = files() / line[0];
         const std::string sentence =
-            sentence_of<pinflow::error>([&] { describe_hdf5_dataset(input_file(path), line[1]); });
+            message_of<pinflow::error>([&] { describe_hdf5_dataset(input_file(path), line[1]); });
         CAPTURE(sentence);
         CHECK(sentence.starts_with(fmt::format("cannot open '{}': ", path.string())));
         CHECK(contains(sentence + '$', line[2]));
@@ -297,7 +297,7 @@ TEST_CASE("hdf5: data with an address and a size of 0 is refused, not read as th
                                             {"deflated", "of no bytes at (16,)"}}) {
         CAPTURE(name);
         const std::string sentence =
-            sentence_of<pinflow::format_error>([&] { describe_hdf5_dataset(file, name); });
+            message_of<pinflow::format_error>([&] { describe_hdf5_dataset(file, name); });
         CAPTURE(sentence);
         CHECK(contains(sentence, fmt::format("'{}'", file.path())));
         CHECK(contains(sentence, fmt::format("the dataset '{}'", name)));
@@ -309,7 +309,7 @@ TEST_CASE("hdf5: data with an address and a size of 0 is refused, not read as th
         CHECK(listing.dtype.has_value() == (listing.name != "contiguous"));
 }
 
-TEST_CASE("hdf5: slashes in front of, within and behind a path change nothing") {
+TEST_CASE("hdf5: slashes before, within and after a path change nothing") {
     ++cases_run;
     const input_file file(files() / "links.h5");
     const auto description = describe_hdf5_dataset(file, "b/data");
@@ -364,7 +364,7 @@ TEST_CASE("hdf5: damaged chunks for which the library would invent elements are 
             std::string rows(payload_bytes(description) / description.shape[0] * count, '?');
             reader.read(first, count, std::as_writable_bytes(std::span(rows)));
         };
-        const std::string sentence = sentence_of<pinflow::format_error>([&] { read(3, 2); });
+        const std::string sentence = message_of<pinflow::format_error>([&] { read(3, 2); });
         CAPTURE(sentence);
         CHECK(sentence.starts_with(fmt::format("cannot read the dataset '{}' of '{}': its chunk at (0, 0), ",
                                                line[1], file->path())));
@@ -396,7 +396,7 @@ TEST_CASE("hdf5: a file that is locked for writing is not opened, and the senten
     REQUIRE(writer != -1);
     REQUIRE(::flock(writer, LOCK_EX | LOCK_NB) == 0);
     const std::string sentence =
-        sentence_of<pinflow::system_failure>([&] { describe_hdf5_dataset(input_file(path), "scaleoffset"); });
+        message_of<pinflow::system_failure>([&] { describe_hdf5_dataset(input_file(path), "scaleoffset"); });
     CHECK(contains(sentence, path.string()));
     CHECK(contains(sentence, "HDF5_USE_FILE_LOCKING=FALSE"));
     ::close(writer);
@@ -405,7 +405,7 @@ TEST_CASE("hdf5: a file that is locked for writing is not opened, and the senten
 
 TEST_CASE("hdf5: a file whose writer did not close it is refused with what helps") {
     ++cases_run;
-    const std::string sentence = sentence_of<pinflow::format_error>(
+    const std::string sentence = message_of<pinflow::format_error>(
         [&] { describe_hdf5_dataset(input_file(files() / "unclosed.h5"), "data"); });
     CAPTURE(sentence);
     CHECK(contains(sentence, "h5clear"));
@@ -421,7 +421,7 @@ TEST_CASE("hdf5: a truncated file, or a file that is not HDF5, is refused in one
         const input_file file(folder / "cut.h5");
         CAPTURE(size);
         for (const bool listing : {true, false}) {
-            const std::string sentence = sentence_of<pinflow::format_error>([&] {
+            const std::string sentence = message_of<pinflow::format_error>([&] {
                 if (listing)
                     pinflow::detail::list_hdf5_datasets(file);
                 else

@@ -4,7 +4,7 @@ hdf5_matrix.py check           exits with 77 when there is no h5py
 hdf5_matrix.py write FOLDER    writes files of all layouts, filters, types, user blocks and chunk shapes
 
 manifest.json: "datasets", of each its file and name; numpy's spelling of its type; its shape, array types included; whether
-its elements lie together in the file; how many rows a chunk without filters holds whole, or 0; where expected.bin has its
+its elements are contiguous in the file; how many rows a chunk without filters holds whole, or 0; where expected.bin has its
 elements, as they are stored and little-endian. "refused", of each file, name, and what the sentence says.
 """
 
@@ -250,7 +250,7 @@ def write(folder):
     for user_block, version in (0, "earliest"), (512, "earliest"), (0, "latest"), (1024, "latest"):
         name = f"{version}{user_block}.h5"
         with h5py.File(folder / name, "w", userblock_size=user_block, libver=version) as file:
-            file["before"] = np.uint8(0)  # what follows lies at an odd offset
+            file["before"] = np.uint8(0)  # the data after it begins at an odd offset
             for part in write_types, write_grids, write_indexes, write_others:
                 part(file, writer)
             write_refused(file, writer)

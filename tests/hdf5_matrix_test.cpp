@@ -1,7 +1,7 @@
-// What h5py wrote, in all layouts, filters, types, chunk shapes and behind user blocks, is read equal through
-// the public interface, and listings tell the truth. Exits with 77 (skipped) where the distribution's Python
-// has no h5py.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+// Datasets that h5py wrote, in all layouts, filters, types and chunk shapes, and after user blocks, are read
+// back identical through the public interface, and listings are correct. Exits with 77 (skipped) if the
+// distribution's Python has no h5py.
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include <doctest/doctest.h>
@@ -43,7 +43,7 @@ struct written_dataset {
     std::string dtype;  ///< as numpy spells it
     pinflow::shape_vector shape;
     bool together = false;         ///< its elements are contiguous in the file
-    std::uint64_t whole_rows = 0;  ///< that each chunk holds as they are delivered
+    std::uint64_t whole_rows = 0;  ///< whole rows per chunk, if they are stored as they are delivered; or 0
     bytes_view stored;             ///< its elements, in the byte order of the file
     bytes_view little;             ///< and little-endian
 
@@ -181,7 +181,7 @@ TEST_CASE("hdf5 matrix: every dataset is listed as h5py wrote it, and mappable i
     CHECK(mappable > 500);
 }
 
-TEST_CASE("hdf5 matrix: every dataset is read equal as a whole, in the byte order of the file") {
+TEST_CASE("hdf5 matrix: every dataset is read back identical as a whole, in the byte order of the file") {
     ++cases_run;
     for (const written_dataset& dataset : written().datasets) {
         INFO(dataset.path.filename() << ": " << dataset.name);
@@ -194,7 +194,7 @@ TEST_CASE("hdf5 matrix: every dataset is read equal as a whole, in the byte orde
     CHECK(written().datasets.size() > 2500);
 }
 
-TEST_CASE("hdf5 matrix: every dataset is read equal by random rows, in little-endian order") {
+TEST_CASE("hdf5 matrix: every dataset is read back identical by random rows, in little-endian order") {
     ++cases_run;
     std::mt19937_64 random(1);
     unsigned with_extents = 0;
@@ -203,7 +203,7 @@ TEST_CASE("hdf5 matrix: every dataset is read equal by random rows, in little-en
         const std::string spelled = dataset.path.string() + ":" + dataset.name;
         if (dataset.shape.empty()) {
             for (const bool by_name : {true, false}) {
-                CHECK(contains(sentence_of<pinflow::unsupported>([&] {
+                CHECK(contains(message_of<pinflow::unsupported>([&] {
                                    if (by_name)
                                        pinflow::open_hdf5_rows(dataset.path, dataset.name);
                                    else
@@ -217,7 +217,7 @@ TEST_CASE("hdf5 matrix: every dataset is read equal by random rows, in little-en
         CHECK(rows->dtype() == pinflow::list_hdf5(dataset.path, dataset.name).dtype->little_endian());
         check_rows(*rows, dataset, random);
         check_rows(*pinflow::open_rows(spelled), dataset, random);
-        // rows that lie in the file as they are delivered can be had there
+        // rows that are stored as they are delivered have extents
         const bool in_place =
             (dataset.together || dataset.whole_rows > 0) && rows->dtype().descr() == dataset.dtype;
         if (!dataset.stored.empty()) CHECK(rows->extents().empty() == !in_place);
@@ -230,7 +230,7 @@ TEST_CASE("hdf5 matrix: every dataset is read equal by random rows, in little-en
     CHECK(with_extents > 400);
 }
 
-TEST_CASE("hdf5 matrix: every dataset is read equal from the front to the back, in any memory") {
+TEST_CASE("hdf5 matrix: every dataset is read back identical sequentially, in any memory") {
     ++cases_run;
     std::mt19937_64 random(2);
     for (const written_dataset& dataset : written().datasets) {
@@ -264,7 +264,7 @@ TEST_CASE("hdf5 matrix: what is refused is listed with the reason, and named in 
         CHECK(contains(listing->reason, dataset.says));
         CHECK(contains(listing->reason, "'" + dataset.name + "'"));
         const auto check = [&](auto open) {
-            const std::string sentence = sentence_of<pinflow::error>(open);
+            const std::string sentence = message_of<pinflow::error>(open);
             CAPTURE(sentence);
             CHECK(sentence.starts_with(fmt::format("cannot open '{}': ", dataset.path.string())));
             CHECK(contains(sentence, "'" + dataset.name + "'"));

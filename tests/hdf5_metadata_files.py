@@ -111,7 +111,7 @@ def create(file, name, file_type, shape, dcpl, maxshape=None):
 
 
 def layouts(writer):
-    """Every kind of index that libhdf5 has for chunks, before and behind user blocks, all written, partly, never."""
+    """Every kind of index that libhdf5 has for chunks, before and after user blocks, all written, partly, never."""
     shape, chunks = (7, 10), (3, 4)
     kinds = {"contiguous": ("contiguous", None, None, False), "compact": ("compact", None, None, False),
              "fixed": ("chunked", chunks, None, False), "one_axis": ("chunked", chunks, (None, 10), False),
@@ -195,7 +195,7 @@ def damaged_chunks(writer):
         damage("bits", data, packed(), put(0, 30), "do not hold 4800 bits")
         damage("too_many_bits", data, packed(), put(1, 1), "is said to have 264 bits for elements of 4 bytes")
         damage("short", data, packed(), cut, "do not hold 1280 bits")
-        damage("no_head", data, packed(), lambda stored: stored[:20], "breaks off after 20 bytes")
+        damage("no_head", data, packed(), lambda stored: stored[:20], "is truncated after 20 bytes")
         damage("deflated", data, packed(DEFLATE), lambda stored: zlib.compress(zlib.decompress(stored)[:-9]),
                "do not hold 1280 bits")
         damage("shuffled", data, packed(SHUFFLE, FLETCHER32), cut, "its scale-offset data")
@@ -205,7 +205,7 @@ def damaged_chunks(writer):
             damage("nbit", data.astype("<f16"), dcpl, cut, "do not hold 12800 bits")
         if h5z.filter_avail(SZIP) and h5z.get_filter_info(SZIP) & h5z.FILTER_CONFIG_ENCODE_ENABLED:
             pressed = lambda: properties("chunked", (16, 10), (SZIP,))
-            damage("szip_size", data, pressed(), put(0, 0), "declares 512 decompressed bytes, 640 are expected")
+            damage("szip_size", data, pressed(), put(0, 0), "declares 512 decompressed bytes, but 640 are expected")
             damage("szip_short", data, pressed(), lambda stored: stored[:len(stored) // 2],
                    "decoded it twice with different results", True)
             small = np.arange(100, dtype="<u2").reshape(10, 10)
@@ -219,7 +219,7 @@ def damaged_chunks(writer):
     assert content.count(lengths) == 1
     content[content.find(lengths)] = 255
     (writer.folder / "larger.h5").write_bytes(content)
-    writer.damaged.append(["larger.h5", "d", "is for 80 elements of 4 bytes, a chunk has 5100 bytes", "once"])
+    writer.damaged.append(["larger.h5", "d", "is for 80 elements of 4 bytes, but a chunk has 5100 bytes", "once"])
 
 
 def chunks(writer):
@@ -382,14 +382,14 @@ def refused_types(writer, file):
             ("float_odd", floating(4, 7, 24, 63), "laid out in a way of their own"),
             ("float_bias", floating(2, 5, 10, 16), "laid out in a way of their own"),
             ("vax", h5t.VAX_F32 if hasattr(h5t, "VAX_F32") else None, "byte order"),
-            ("clock", h5t.UNIX_D32LE, "times of HDF5's own kind"),
+            ("clock", h5t.UNIX_D32LE, "times of the class H5T_TIME"),
             ("strings", vlen_string, "strings of variable length"),
             ("sequences", h5t.vlen_create(h5t.STD_I32LE), "sequences of variable length"),
             ("references", h5t.STD_REF_OBJ, "references"),
             ("regions", h5t.STD_REF_DSETREG, "references"),
             ("array_of_strings", h5t.array_create(vlen_string, (2,)), "strings of variable length"),
-            ("within", structure, "strings of variable length, whose characters lie elsewhere in the file in the field "
-                                  "'deep' in the field 'inner'")):
+            ("within", structure, "strings of variable length, whose characters are stored elsewhere in the file in the "
+                                  "field 'deep' in the field 'inner'")):
         if file_type is not None:
             create(file, name, file_type, (3,), properties())
             writer.refuse(file, name, sentence)
@@ -471,7 +471,7 @@ def stored_sizes_of_zero(writer):
         place = file["contiguous"].id.get_offset()
         sizes = {place.to_bytes(8, "little") + (128).to_bytes(8, "little"): (8, 8)}
         for name in ("chunked", "deflated"):
-            # size, filter mask and two coordinates lie in front of the place
+            # size, filter mask and two coordinates come before the address
             chunk = file[name].id.get_chunk_info(1)
             sizes[chunk.byte_offset.to_bytes(8, "little")] = (-24, 4)
     content = bytearray(path.read_bytes())

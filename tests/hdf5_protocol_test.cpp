@@ -97,7 +97,7 @@ TEST_CASE(
     };
     CHECK(received(whole, 8));
     CHECK(!received(whole, 7));
-    for (const std::size_t at : {0U, 7U, 8U, 15U, 31U}) {  // mark, kind, length
+    for (const std::size_t at : {0U, 7U, 8U, 15U, 31U}) {  // magic, kind, length
         std::string changed = whole;
         changed[at] = '\x55';
         CHECK(!received(changed, 8));

@@ -1,6 +1,6 @@
-// Damaged and lying HDF5 files are errors that say where. Exits with 77 (skipped) where the distribution's
+// Damaged and forged HDF5 files are errors that name the place. Exits with 77 (skipped) if the distribution's
 // Python has no h5py.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include <doctest/doctest.h>
@@ -67,7 +67,7 @@ TEST_CASE("hdf5_rows: damaged chunks are errors that name the chunk and its addr
             const auto rows = rows_with_cache(dataset, 1 << 20);
             const row_ids ids = all_rows(rows->row_count());
             INFO(entry.description->name);
-            const auto sentence = sentence_of<pinflow::format_error>([&] {
+            const auto sentence = message_of<pinflow::format_error>([&] {
                 const auto bytes = read(*rows, ids);
                 if (checked) CHECK((bytes == entry.little));  // a bit that means nothing
             });
@@ -76,7 +76,7 @@ TEST_CASE("hdf5_rows: damaged chunks are errors that name the chunk and its addr
                 CHECK(contains(sentence,
                                fmt::format("{} bytes at offset {}, ", chunk.size_bytes, chunk.offset_bytes)));
                 // other rows are none the worse for it, and the same ones fail again
-                CHECK(!sentence_of<pinflow::format_error>([&] { read(*rows, ids); }).empty());
+                CHECK(!message_of<pinflow::format_error>([&] { read(*rows, ids); }).empty());
             }
         }
     }
@@ -91,9 +91,9 @@ TEST_CASE("hdf5_rows: false sizes and addresses are refused before anything is r
         change(description);
         const hdf5_dataset dataset{
             dataset_of(base).file, std::make_shared<const hdf5_description>(description), {}};
-        std::string sentence = sentence_of<pinflow::error>([&] { rows_with_cache(dataset, 1 << 20); });
-        CHECK(sentence_of<pinflow::error>([&] { make_hdf5_array(dataset); }) == sentence);
-        CHECK(sentence_of<pinflow::error>([&] { make_hdf5_elements(dataset, 1 << 20); }) == sentence);
+        std::string sentence = message_of<pinflow::error>([&] { rows_with_cache(dataset, 1 << 20); });
+        CHECK(message_of<pinflow::error>([&] { make_hdf5_array(dataset); }) == sentence);
+        CHECK(message_of<pinflow::error>([&] { make_hdf5_elements(dataset, 1 << 20); }) == sentence);
         return sentence;
     };
     const std::uint64_t file_bytes = dataset_of(entry).file->size_bytes();
@@ -107,9 +107,9 @@ TEST_CASE("hdf5_rows: false sizes and addresses are refused before anything is r
     CHECK(contains(refusal(plain, [&](auto& it) { it.chunks[4].size_bytes -= 1; }), "without filters"));
     CHECK(contains(refusal(entry, [&](auto& it) { it.chunks.pop_back(); }), "cannot have 23 chunks"));
     CHECK(contains(refusal(entry, [&](auto& it) { it.chunk_shape = {5}; }),
-                   "cannot lie in chunks of shape (5,)"));
+                   "cannot be stored in chunks of shape (5,)"));
     CHECK(contains(refusal(entry, [&](auto& it) { it.chunk_shape = {5, 0}; }),
-                   "cannot lie in chunks of shape (5, 0)"));
+                   "cannot be stored in chunks of shape (5, 0)"));
     CHECK(
         contains(refusal(entry, [&](auto& it) { it.chunk_shape = {~std::uint64_t{0}, 4}; }), "larger than"));
     CHECK(contains(refusal(entry, [&](auto& it) { it.fill.resize(1); }), "fill value of 1 bytes"));
@@ -119,7 +119,7 @@ TEST_CASE("hdf5_rows: false sizes and addresses are refused before anything is r
                    "the filter 'szip' (number 4)"));
     CHECK(contains(refusal(entry, [&](auto& it) { it.shape = {std::uint64_t{1} << 62, 1 << 20}; }),
                    "is too large"));
-    // chunks of many bytes that come of few
+    // few stored bytes cannot decode to a large chunk
     CHECK(contains(refusal(entry,
                            [&](auto& it) {
                                it.shape = it.chunk_shape = {1 << 14, 1 << 14};
@@ -134,13 +134,13 @@ TEST_CASE("hdf5_rows: false sizes and addresses are refused before anything is r
     vast.dtype = pinflow::dtype::of<double>();
     vast.shape = {1 << 10, std::uint64_t{1} << 40};
     const hdf5_dataset dataset{dataset_of(entry).file, std::make_shared<const hdf5_description>(vast), {}};
-    CHECK(contains(sentence_of<pinflow::system_failure>([&] { make_hdf5_array(dataset); }),
+    CHECK(contains(message_of<pinflow::system_failure>([&] { make_hdf5_array(dataset); }),
                    "it takes 9007199254740992 bytes of memory, more than "));
     vast.shape = {1 << 10, 1 << 16};
     const hdf5_dataset large{dataset.file, std::make_shared<const hdf5_description>(vast), {}};
     {
         const pinflow::detail::scoped_available_memory available(100'000'000);
-        CHECK(contains(sentence_of<pinflow::system_failure>([&] { make_hdf5_array(large); }),
+        CHECK(contains(message_of<pinflow::system_failure>([&] { make_hdf5_array(large); }),
                        "it takes 536870912 bytes of memory, more than the 100000000 bytes of memory that "));
     }
     std::vector<std::byte> some(80, std::byte{1});

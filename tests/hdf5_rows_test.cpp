@@ -1,6 +1,6 @@
-// What h5py wrote is read equal: whole, by random rows, from the front to the back, by many threads at once;
-// and what is damaged is an error. Exits with 77 (skipped) where the distribution's Python has no h5py.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+// Datasets that h5py wrote are read back identical: whole, by random rows, sequentially, and by many threads
+// at once. Damaged data is an error. Exits with 77 (skipped) if the distribution's Python has no h5py.
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include <doctest/doctest.h>
@@ -78,7 +78,7 @@ void check_extents(const pinflow::row_source& rows, std::span<const std::byte> e
 
 }  // namespace
 
-TEST_CASE("hdf5_rows: everything that h5py wrote is read equal, whole and by random rows") {
+TEST_CASE("hdf5_rows: everything that h5py wrote is read back identical, whole and by random rows") {
     ++cases_run;
     std::mt19937_64 random(1);
     std::map<hdf5_storage, unsigned> storages;
@@ -98,7 +98,7 @@ TEST_CASE("hdf5_rows: everything that h5py wrote is read equal, whole and by ran
         CHECK((array.size_bytes() == 0 ||
                std::equal(entry.stored.begin(), entry.stored.end(), array.view().data())));
         if (description.shape.empty()) {
-            CHECK(contains(sentence_of<pinflow::unsupported>([&] { rows_with_cache(dataset_of(entry), 0); }),
+            CHECK(contains(message_of<pinflow::unsupported>([&] { rows_with_cache(dataset_of(entry), 0); }),
                            "one element without axes"));
             continue;
         }
@@ -131,7 +131,7 @@ TEST_CASE("hdf5_rows: everything that h5py wrote is read equal, whole and by ran
     CHECK(masks > 40);
 }
 
-TEST_CASE("hdf5_rows: everything that h5py wrote is read equal from the front to the back, in any memory") {
+TEST_CASE("hdf5_rows: everything that h5py wrote is read back identical sequentially, in any memory") {
     ++cases_run;
     std::mt19937_64 random(2);
     for (const hdf5_file_entry& entry : hdf5_entries()) {
@@ -155,7 +155,7 @@ TEST_CASE("hdf5_rows: everything that h5py wrote is read equal from the front to
     }
 }
 
-TEST_CASE("hdf5_rows: parts of rows are read equal from every corner of the grid") {
+TEST_CASE("hdf5_rows: parts of rows are read back identical from every corner of the grid") {
     ++cases_run;
     std::mt19937_64 random(3);
     for (const hdf5_file_entry& entry : hdf5_entries()) {
@@ -214,7 +214,7 @@ TEST_CASE("hdf5_rows: chunks without filters that hold whole rows are extents, a
         return rows_with_cache(dataset_of(entry_named(name)), 0)->no_extents_reason();
     };
     CHECK(contains(why("grids/((37, 11), (5, 4))/none"), "chunks that hold parts of rows"));
-    CHECK(contains(why("grids/((40, 6), (10, 6))/shuffle,gzip"), "filtered (shuffle, deflate)"));
+    CHECK(contains(why("grids/((40, 6), (10, 6))/shuffle,gzip"), "filtered chunks (shuffle, deflate)"));
     const auto& chunks = entry_named("partly/1/none/29some").description->chunks;
     const auto missing = std::ranges::count(chunks, 0u, &pinflow::detail::hdf5_chunk::size_bytes);
     CHECK(contains_all(why("partly/1/none/29some"),
@@ -372,7 +372,7 @@ TEST_CASE("hdf5_rows: a dataset that only libhdf5 can read is read by the functi
     description.offset_bytes = 0;
     description.library_reason = "it is virtual";
     hdf5_dataset dataset{dataset_of(entry).file, std::make_shared<const hdf5_description>(description), {}};
-    CHECK(contains(sentence_of<pinflow::unsupported>([&] { rows_with_cache(dataset, 0); }),
+    CHECK(contains(message_of<pinflow::unsupported>([&] { rows_with_cache(dataset, 0); }),
                    "only libhdf5 can read it: it is virtual"));
     const std::uint64_t row_bytes = 5 * description.dtype.size_bytes();
     unsigned calls = 0;

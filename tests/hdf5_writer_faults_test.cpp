@@ -51,12 +51,12 @@ TEST_CASE("hdf5 writer: impossible names are refused, also before anything is wr
     }
     const std::vector<std::pair<std::string, std::string>> table{
         {"", "the dataset '' has an empty name"},
-        {"data", "the dataset 'data' has the name of another one"},
-        {"group/data", "has the name of another one"},
+        {"data", "the dataset 'data' has the same name as another dataset"},
+        {"group/data", "has the same name as another dataset"},
         {"group", "the dataset 'group' has the name of a group"},
         {"group/inner", "has the name of a group"},
-        {"data/x", "the dataset 'data/x' would lie in 'data', which is a dataset itself"},
-        {"group/data/x/y", "would lie in 'group/data'"},
+        {"data/x", "the dataset 'data/x' cannot be in 'data', which is a dataset"},
+        {"group/data/x/y", "cannot be in 'group/data'"},
         {"/", "empty part"},
         {"/x", "empty part"},
         {"x/", "empty part"},
@@ -71,12 +71,12 @@ TEST_CASE("hdf5 writer: impossible names are refused, also before anything is wr
     for (const auto& [name, sentence] : table) {
         CAPTURE(name);
         const std::string begun =
-            sentence_of<pinflow::invalid_argument>([&] { writer.begin({name, type, {}}); });
+            message_of<pinflow::invalid_argument>([&] { writer.begin({name, type, {}}); });
         CHECK(begun.starts_with(fmt::format("cannot write '{}': the dataset ", (folder / "a.h5").string())));
         CHECK(contains(begun, sentence));
         CHECK(begun.find('\n') == begun.npos);
         const std::vector<dataset> both{{"new/one", type, {}}, {name, type, {}}};
-        CHECK(sentence_of<pinflow::invalid_argument>([&] { writer.check(both); }) == begun);
+        CHECK(message_of<pinflow::invalid_argument>([&] { writer.check(both); }) == begun);
     }
     CHECK_THROWS_AS(writer.check(std::vector<dataset>{{"x", type, {}}, {"x/y", type, {}}}),
                     pinflow::invalid_argument);
@@ -116,7 +116,7 @@ TEST_CASE("hdf5 writer: types that HDF5 or its readers would lose are refused") 
     };
     for (const auto& [type, sentence] : table) {
         CAPTURE(type.descr());
-        const std::string found = sentence_of<pinflow::unsupported>([&] { writer.begin({"x", type, {2}}); });
+        const std::string found = message_of<pinflow::unsupported>([&] { writer.begin({"x", type, {2}}); });
         CAPTURE(found);
         CHECK(found.starts_with(
             fmt::format("cannot write '{}': the dataset 'x' ", (folder / "a.h5").string())));
@@ -138,11 +138,11 @@ TEST_CASE("hdf5 writer: impossible chunks, levels, shapes and alignments are ref
     };
     refuse({"x", f4, {3}, 13}, "cannot be deflated at level 13: levels are 1 to 12, 0 is none");
     refuse({"x", f4, {3, 4}, 0, {3, 4}},
-           "of shape (3, 4) cannot lie in chunks of shape (3, 4): it is not deflated");
-    refuse({"x", f4, {3, 4}, 1, {3}}, "they differ in their axes");
-    refuse({"x", f4, {}, 1, {1}}, "they differ in their axes");
-    refuse({"x", f4, {3, 4}, 1, {0, 4}}, "they hold no elements");
-    refuse({"x", f4, {3, 4}, 1, {4, 4}}, "they are longer");
+           "of shape (3, 4) cannot be stored in chunks of shape (3, 4): only deflated datasets have chunks");
+    refuse({"x", f4, {3, 4}, 1, {3}}, "the numbers of axes differ");
+    refuse({"x", f4, {}, 1, {1}}, "the numbers of axes differ");
+    refuse({"x", f4, {3, 4}, 1, {0, 4}}, "a chunk has no elements");
+    refuse({"x", f4, {3, 4}, 1, {4, 4}}, "a chunk is longer than the dataset");
     refuse({"x", f4, {1 << 16, 1 << 16}, 1, {1 << 15, 1 << 15}}, "4 GiB");
     refuse({"x", dtype::parse("|u1"), {1ull << 40}, 1, {1ull << 32}}, "4 GiB");
     refuse({"x", f4, {1ull << 40, 1ull << 40}}, "2^64");
@@ -169,8 +169,8 @@ TEST_CASE("hdf5 writer: a dataset takes all of its elements and no more, and a f
         const dataset made{fmt::format("{}", level), dtype::parse("<f4"), {20}, level};
         writer.begin(made);
         writer.write(std::span(bytes).first(50));
-        refuse([&] { writer.begin({"next", made.dtype, {}}); }, "declares 80 bytes, 50 were written");
-        refuse([&] { writer.finish(); }, "of <f4 and shape (20,) declares 80 bytes, 50 were written");
+        refuse([&] { writer.begin({"next", made.dtype, {}}); }, "declares 80 bytes, but 50 were written");
+        refuse([&] { writer.finish(); }, "of <f4 and shape (20,) declares 80 bytes, but 50 were written");
         refuse([&] { writer.write(std::span(bytes).first(31)); }, "31 bytes are too many after 50 of the 80");
         writer.write(std::span(bytes).first(30));
         refuse([&] { writer.write(std::span(bytes).first(1)); }, "1 bytes are too many after 80 of the 80");
@@ -242,7 +242,7 @@ unsigned check_failures(const fs::path& path, seam::call failing, bool each, Wri
             const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
                 return seam::injected_failure{.error = what == failing && ++calls == number ? ENOSPC : 0};
             });
-            sentence = sentence_of<pinflow::system_failure>(write);
+            sentence = message_of<pinflow::system_failure>(write);
         }
         if (calls < number) {
             CHECK(sentence.empty());

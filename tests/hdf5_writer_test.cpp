@@ -1,6 +1,6 @@
-// What hdf5_writer writes is read back by h5py and by our own reader. Exits with 77 (skipped) where the
+// What hdf5_writer writes is read back by h5py and by our own reader. Exits with 77 (skipped) if the
 // distribution's Python has no h5py.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include <doctest/doctest.h>

@@ -272,7 +272,7 @@ TEST_CASE("npy header: refuses what is not a .npy file") {
     }
 }
 
-TEST_CASE("npy header: refuses a file cut off after any byte") {
+TEST_CASE("npy header: refuses a file truncated after any byte") {
     for (const unsigned version : {1u, 2u, 3u}) {
         const std::string bytes = header(text("'<f4'", "(2, 3)") + "    \n", version) + std::string(24, 'x');
         CHECK_NOTHROW(parse(bytes, bytes.size()));
@@ -392,7 +392,7 @@ TEST_CASE("npy header: refuses malformed shapes") {
 }
 
 TEST_CASE("npy header: refuses sizes that overflow with the data's offset") {
-    // 2^63 - 16 bytes of data fit into numpy's integers, but not behind a header
+    // 2^63 - 16 bytes of data fit into numpy's integers, but not after a header
     const std::string bytes = header(text("'<f8'", "(1152921504606846974,)"));
     CHECK(refusal(bytes, any_size).find("larger than any file") != std::string::npos);
     CHECK(refusal(bytes, std::numeric_limits<std::uint64_t>::max()) == "accepted");

@@ -1,6 +1,6 @@
-// pinflow and numpy read what the other wrote. Exits with 77 (skipped) where the distribution's Python has no
+// pinflow and numpy read what the other wrote. Exits with 77 (skipped) if the distribution's Python has no
 // numpy.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include <doctest/doctest.h>

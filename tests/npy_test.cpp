@@ -117,7 +117,7 @@ TEST_CASE("npy: opens structured types, whose fields are views of the same bytes
     CHECK(b.view().strides_bytes() == std::vector<std::int64_t>{8});
     CHECK(std::to_integer<int>(*b.view().data()) == 2);
 
-    // a field is written without what lies around it, the whole with it
+    // a field is written without the bytes around it, the whole with them
     pinflow::write_npy(folder / "b.npy", b.view());
     CHECK(payload(open_npy(folder / "b.npy")) == std::vector<std::int32_t>{2, 4});
     pinflow::write_npy(folder / "again.npy", opened.view());
@@ -243,7 +243,7 @@ TEST_CASE("npy: a file that cannot be mapped is opened all the same, and says wh
 
 // ---- writing views ----------------------------------------------------------------------------------------
 
-TEST_CASE("npy: writes C-order and Fortran-order views as they lie") {
+TEST_CASE("npy: writes C-order and Fortran-order views as they are") {
     const temporary_folder folder;
     const auto values = counted(24);
     for (const bool fortran_order : {false, true}) {
@@ -381,7 +381,7 @@ TEST_CASE("npy writer: takes exactly the bytes of its shape") {
     pinflow::npy_writer writer(folder / "a.npy", dtype::of<std::int32_t>(), {4});
     CHECK_THROWS_AS(writer.write(all), pinflow::invalid_argument);
     writer.write(all.first(15));
-    CHECK_THROWS_WITH_AS(writer.finish(), doctest::Contains("declares 16 bytes, 15 were written"),
+    CHECK_THROWS_WITH_AS(writer.finish(), doctest::Contains("declares 16 bytes, but 15 were written"),
                          pinflow::invalid_argument);
     CHECK_FALSE(fs::exists(folder / "a.npy"));
     writer.write(all.subspan(15, 1));
@@ -477,7 +477,7 @@ TEST_CASE("npy writer: finish refuses a row that is not whole") {
     auto writer = pinflow::npy_writer::of_rows(path, dtype::of<std::int32_t>(), {3});
     writer.write(all.first(13));
     CHECK_THROWS_WITH_AS(writer.finish(),
-                         doctest::Contains("a row of shape (3,) of <i4 has 12 bytes, 13 were written"),
+                         doctest::Contains("a row of shape (3,) of <i4 has 12 bytes, but 13 were written"),
                          pinflow::invalid_argument);
     CHECK_FALSE(fs::exists(path));
     writer.write(all.subspan(13));

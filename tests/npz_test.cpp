@@ -77,8 +77,8 @@ std::string streamed(const fs::path& path, std::string_view name, std::size_t st
 /// The sentence of opening the member "a" as an Error, and of streaming it.
 template <typename Error>
 std::string refusal(const fs::path& path) {
-    const std::string opening = sentence_of<Error>([&] { open_npz(path, "a"); });
-    const std::string streaming = sentence_of<Error>([&] { streamed(path, "a", 1 << 20); });
+    const std::string opening = message_of<Error>([&] { open_npz(path, "a"); });
+    const std::string streaming = message_of<Error>([&] { streamed(path, "a", 1 << 20); });
     CHECK(opening == streaming);
     return opening;
 }
@@ -160,7 +160,7 @@ TEST_CASE("npz: arrays without axes and without elements open, stored and deflat
     }
     write_file(folder / "none.npz", zip_bytes::make({}).bytes);
     CHECK(list_npz(folder / "none.npz").empty());
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { open_npz(folder / "none.npz", "a"); }),
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { open_npz(folder / "none.npz", "a"); }),
                    "none.npz': there is no array 'a' in it; it has no arrays"));
     CHECK(open_npz(folder / "none.npz", std::vector<std::string>{}).empty());
 }
@@ -229,11 +229,11 @@ TEST_CASE("npz: a member answers to its name with and without .npy") {
     CHECK(value("a.npy.npy") == 3);
     CHECK(value("folder/c") == 4);
     CHECK(value("folder/c.npy") == 4);
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { open_npz(folder / "a.npz", "c"); }),
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { open_npz(folder / "a.npz", "c"); }),
                    "a.npz': there is no array 'c' in it; it has 'a', 'b', 'a.npy', 'folder/c'"));
     write_file(folder / "two.npz", zip_bytes::make({{.name = "a.npy"}, {.name = "a"}}).bytes);
-    CHECK(contains(sentence_of<pinflow::format_error>([&] { list_npz(folder / "two.npz"); }),
-                   "two members answer to the name 'a'"));
+    CHECK(contains(message_of<pinflow::format_error>([&] { list_npz(folder / "two.npz"); }),
+                   "two members are arrays named 'a'"));
 }
 
 TEST_CASE("npz: several members are opened in the order of their names, deflated members in parallel") {
@@ -258,12 +258,12 @@ TEST_CASE("npz: several members are opened in the order of their names, deflated
               static_cast<std::uint64_t>(1000 * (std::stoi(names[index]) % 7) + 1));
     }
     names[5] = "absent";
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { open_npz(folder / "a.npz", names); }),
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { open_npz(folder / "a.npz", names); }),
                    "there is no array 'absent' in it; it has '0', '1',"));
     names[5] = "8";
     made.bytes[made.datas[20] + 1000] ^= 1;
     write_file(folder / "a.npz", made.bytes);
-    CHECK(contains(sentence_of<pinflow::format_error>([&] { open_npz(folder / "a.npz", names); }),
+    CHECK(contains(message_of<pinflow::format_error>([&] { open_npz(folder / "a.npz", names); }),
                    "the member '20.npy' is damaged: its CRC-32 is "));
 }
 
@@ -316,7 +316,7 @@ TEST_CASE("npz: lists what every member is, or why it cannot be opened") {
                                    "the member 'lzma.npy' is compressed by method 14",
                                    "the member 'pickle.npy': ",
                                    "the member 'short.npy': ",
-                                   "the member 'long.npy' has 140 bytes, its .npy header declares 136",
+                                   "the member 'long.npy' has 140 bytes, but its .npy header declares 136",
                                    "the member 'damaged.npy' is damaged: its compressed data is wrong",
                                    "the member 'moved.npy' has no header at byte "};
     for (std::size_t index = 3; index < listings.size(); ++index) {
@@ -328,8 +328,8 @@ TEST_CASE("npz: lists what every member is, or why it cannot be opened") {
         CHECK_FALSE(listing.mappable);
         const bool is_unsupported = index == 6 || index == 7 || index == 8;
         const auto open = [&] { open_npz(folder / "a.npz", listing.name); };
-        const std::string sentence = is_unsupported ? sentence_of<pinflow::unsupported>(open)
-                                                    : sentence_of<pinflow::format_error>(open);
+        const std::string sentence =
+            is_unsupported ? message_of<pinflow::unsupported>(open) : message_of<pinflow::format_error>(open);
         CHECK(sentence == "cannot open '" + (folder / "a.npz").string() + "': " + listing.reason);
     }
     CHECK(bytes_of(open_npz(folder / "a.npz", "stored")) == counted(6));
@@ -354,17 +354,17 @@ TEST_CASE("npz: refuses a deflated member that contradicts its directory entry")
         {"CRC-32", made.entries[0] + 16, 1, 4, "the member 'a.npy' is damaged: its CRC-32 is "},
         {"content", made.datas[0] + 2000, 0xAAAA, 2, "the member 'a.npy' is damaged: its CRC-32 is "},
         {"size too large", made.entries[0] + 24, content.size() + 1, 4,
-         "has 4129 bytes, its .npy header declares 4128"},
+         "has 4129 bytes, but its .npy header declares 4128"},
         {"size too small", made.entries[0] + 24, content.size() - 1, 4, "the member 'a.npy': "},
         {"a bomb", made.entries[0] + 24, 0xFFFFFFFE, 4,
          "is said to have 4294967294 bytes, which 4133 compressed bytes cannot make"},
         {"a smaller bomb", made.entries[0] + 24, 4'000'000, 4,
-         "has 4000000 bytes, its .npy header declares 4128"},
+         "has 4000000 bytes, but its .npy header declares 4128"},
         {"compressed size", made.entries[0] + 20, 2000, 4,
          "the member 'a.npy' is damaged: its compressed data"},
         {"no header there", made.entries[0] + 20, 3, 4, "is said to have 4128 bytes, which 3 compressed"},
         {"broken off in the header", made.entries[0] + 20, 100, 4,
-         "is damaged: its compressed data breaks off at byte 95"},
+         "is damaged: its compressed data is truncated at byte 95"},
         {"block", made.datas[0], 7, 1,
          "the member 'a.npy' is damaged: its compressed data is wrong at byte 0"},
         {"block length", made.datas[0] + 1, 100, 1, "is damaged: its compressed data is wrong at byte 0"},
@@ -375,9 +375,9 @@ TEST_CASE("npz: refuses a deflated member that contradicts its directory entry")
         put(bytes, c.offset, c.value, c.size);
         write_file(folder / "a.npz", bytes);
         const std::string opening =
-            sentence_of<pinflow::format_error>([&] { open_npz(folder / "a.npz", "a"); });
+            message_of<pinflow::format_error>([&] { open_npz(folder / "a.npz", "a"); });
         const std::string streaming =
-            sentence_of<pinflow::format_error>([&] { streamed(folder / "a.npz", "a", 400); });
+            message_of<pinflow::format_error>([&] { streamed(folder / "a.npz", "a", 400); });
         CAPTURE(opening);
         CAPTURE(streaming);
         CHECK(contains(opening, c.sentence));
@@ -396,7 +396,7 @@ TEST_CASE("npz: a stored member with a wrong CRC-32 is mapped by open, and refus
         made.bytes[made.datas[0] + 3000] ^= 1;
         write_file(folder / "a.npz", made.bytes);
         CHECK(open_npz(folder / "a.npz", "a").size_bytes() == 4000);
-        CHECK(contains(sentence_of<pinflow::format_error>([&] { streamed(folder / "a.npz", "a", 400); }),
+        CHECK(contains(message_of<pinflow::format_error>([&] { streamed(folder / "a.npz", "a", 400); }),
                        "the member 'a.npy' is damaged: its CRC-32 is "));
     }
 }
@@ -416,7 +416,7 @@ TEST_CASE("npz: names the path when the directory is wrong") {
     CHECK_THROWS_AS(open_npz("/dev/zero", "a"), pinflow::format_error);
 }
 
-TEST_CASE("npz: a file cut off after any byte is refused") {
+TEST_CASE("npz: a file truncated after any byte is refused") {
     const temporary_folder folder;
     const std::string bytes =
         zip_bytes::make({{.name = "a.npy", .content = int_npy({3}, counted(3)), .deflated = true}}).bytes;
@@ -426,7 +426,7 @@ TEST_CASE("npz: a file cut off after any byte is refused") {
     }
 }
 
-TEST_CASE("npz: a file cut off while it is read is reported as changed, and does not crash") {
+TEST_CASE("npz: a file truncated while it is read is reported as changed, and does not crash") {
     const temporary_folder folder;
     const std::string path = (folder / "a.npz").string();
     const std::string content = int_npy({1'000'000}, counted(1'000'000));
@@ -442,7 +442,7 @@ TEST_CASE("npz: a file cut off while it is read is reported as changed, and does
                 }
                 return sys::injected_failure{};
             });
-            return sentence_of<pinflow::data_changed>(function);
+            return message_of<pinflow::data_changed>(function);
         };
         CHECK(contains(cut_at(2, [&] { list_npz(path); }), "the file has 3000 bytes now"));
         if (deflated) {
@@ -487,7 +487,7 @@ TEST_CASE("npz: a member larger than memory is refused at once") {
     REQUIRE(listings.size() == 1);
     CHECK(contains_all(listings[0].reason, {"member is compressed", "inflated into memory"}));
     CHECK(listings[0].size_bytes == payload);
-    CHECK(contains(sentence_of<pinflow::system_failure>([&] { open_npz(folder / "a.npz", "a"); }),
+    CHECK(contains(message_of<pinflow::system_failure>([&] { open_npz(folder / "a.npz", "a"); }),
                    "the member 'a.npy' of 70368744177"));
 }
 
@@ -504,7 +504,7 @@ TEST_CASE("npz: members that together exceed the memory left are refused at once
     const pinflow::detail::scoped_available_memory available(110 << 20);
     CHECK(open_npz(folder / "a.npz", "b").size_bytes() == 50 << 20);
     const std::string sentence =
-        sentence_of<pinflow::system_failure>([&] { open_npz(folder / "a.npz", both); });
+        message_of<pinflow::system_failure>([&] { open_npz(folder / "a.npz", both); });
     CAPTURE(sentence);
     CHECK(contains(sentence, "cannot inflate the member 'b.npy' of 524288"));
     CHECK(contains(sentence, " bytes and 1 more: that takes 18876"));
@@ -521,7 +521,7 @@ TEST_CASE("npz: memory that the system refuses is an error with the path") {
         return sys::injected_failure{what == sys::call::mmap ? ENOMEM : 0};
     });
     const std::string sentence =
-        sentence_of<pinflow::system_failure>([&] { open_npz(folder / "a.npz", "a"); });
+        message_of<pinflow::system_failure>([&] { open_npz(folder / "a.npz", "a"); });
     CHECK(contains(sentence, "a.npz': cannot allocate "));
 }
 
@@ -572,7 +572,7 @@ TEST_CASE("npz writer: takes exactly the bytes of its shapes") {
     writer.write(std::span(bytes).first(7));
     for (int step = 0; step < 2; ++step) {
         const auto next = [&] { step == 0 ? writer.finish() : writer.begin("b", dtype::of<float>(), {}); };
-        CHECK(contains(sentence_of<pinflow::invalid_argument>(next), "declares 8 bytes, 7 were written"));
+        CHECK(contains(message_of<pinflow::invalid_argument>(next), "declares 8 bytes, but 7 were written"));
     }
     writer.write(std::span(bytes).first(1));
     for (const char* const name : {"", "a", "/b", "../b", "b\xFF"}) {

@@ -24,7 +24,7 @@ inline std::string eight_bytes(std::uint64_t number) {
     return bytes;
 }
 
-/// A file as it lies on disk.
+/// A file as it is on disk.
 inline std::string file_of(const std::string& json, const std::string& data = "") {
     return eight_bytes(json.size()) + json + data;
 }

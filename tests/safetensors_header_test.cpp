@@ -32,7 +32,7 @@ using safetensors_bytes::only;
 using safetensors_bytes::parsed;
 
 std::string refusal(const std::string& file) {
-    return sentence_of<pinflow::format_error>([&] { parsed(file); });
+    return message_of<pinflow::format_error>([&] { parsed(file); });
 }
 
 std::string repeated(const std::string& part, std::size_t count) {
@@ -97,7 +97,7 @@ TEST_CASE("safetensors header: accepts unusual but valid headers") {
                                                  entry("f", "U8", "[0]", "[0,0]") + "}",
                                              "x")},
         {"64 axes", file_of(only("U8", "[" + repeated("1,", 63) + "1]", "[0,1]"), "x")},
-        {"line ends behind it", file_of("{" + scalar + "}\n\t \r\n", "x")},
+        {"line ends after it", file_of("{" + scalar + "}\n\t \r\n", "x")},
         {"spaces within", file_of("{ \n\"a\" : { \"dtype\" : \"U8\" , \"shape\":[ ],"
                                   "\"data_offsets\" : [ 0 , 1 ] } }",
                                   "x")},
@@ -148,9 +148,9 @@ TEST_CASE("safetensors header: refuses every bad header with one sentence that s
         {"list", file_of("[]"), "does not begin with '{'"},
         {"space first", file_of(" {}"), "does not begin with '{'"},
         {"byte order mark", file_of("\xef\xbb\xbf{}"), "does not begin with '{'"},
-        {"NUL behind it", file_of("{}" + nul), "not valid JSON at byte 3"},
-        {"NUL and a second one behind it", file_of("{" + one + "}" + nul + "{}", "xx"), "not valid JSON"},
-        {"text behind it", file_of("{}x"), "not valid JSON at byte 3"},
+        {"NUL after it", file_of("{}" + nul), "not valid JSON at byte 3"},
+        {"NUL and a second one after it", file_of("{" + one + "}" + nul + "{}", "xx"), "not valid JSON"},
+        {"text after it", file_of("{}x"), "not valid JSON at byte 3"},
         {"comment", file_of("{}//"), "not valid JSON"},
         {"unclosed", file_of("{" + one, "xx"), "not valid JSON"},
         {"unclosed text", file_of("{\"a"), "not valid JSON"},
@@ -171,20 +171,20 @@ TEST_CASE("safetensors header: refuses every bad header with one sentence that s
         // the header's parts
         {"number for a tensor", file_of("{\"a\":1}"), "has a number for 'a'"},
         {"null for a tensor", file_of("{\"a\":null}"), "has null for 'a'"},
-        {"text for a tensor", file_of("{\"a\":\"U8\"}"), "has text for 'a'"},
+        {"string for a tensor", file_of("{\"a\":\"U8\"}"), "has a string for 'a'"},
         {"boolean for a tensor", file_of("{\"a\":true}"), "has a boolean for 'a'"},
-        {"list for a tensor", file_of(R"({"a":["U8",[1],[0,1]]})", "x"), "has a list for 'a'"},
-        {"list for metadata", file_of(R"({"__metadata__":[]})"), "has a list for '__metadata__'"},
+        {"list for a tensor", file_of(R"({"a":["U8",[1],[0,1]]})", "x"), "has an array for 'a'"},
+        {"list for metadata", file_of(R"({"__metadata__":[]})"), "has an array for '__metadata__'"},
         {"number in metadata", file_of(R"({"__metadata__":{"a":1}})"), "__metadata__ has a number for 'a'"},
         {"object in metadata", file_of(R"({"__metadata__":{"a":{}}})"), "__metadata__ has an object for 'a'"},
         {"null in metadata", file_of(R"({"__metadata__":{"a":null}})"), "__metadata__ has null for 'a'"},
         {"metadata twice", file_of(R"({"__metadata__":{},"__metadata__":{}})"), "__metadata__ twice"},
         {"metadata null twice", file_of(R"({"__metadata__":null,"__metadata__":{}})"), "__metadata__ twice"},
-        {"a text twice", file_of(R"({"__metadata__":{"a":"b","a":"b"}})"), "two texts of the name 'a'"},
-        {"a tensor twice", file_of("{" + one + "," + one + "}", "xx"), "two tensors of the name 'a'"},
+        {"a string twice", file_of(R"({"__metadata__":{"a":"b","a":"b"}})"), "two strings named 'a'"},
+        {"a tensor twice", file_of("{" + one + "," + one + "}", "xx"), "two tensors named 'a'"},
         {"an empty tensor twice",
          file_of("{" + entry("b", "U8", "[0]", "[0,0]") + "," + entry("b", "I8", "[0]", "[0,0]") + "}"),
-         "two tensors of the name 'b'"},
+         "two tensors named 'b'"},
         {"dtype twice", with(R"("dtype":"U8")"), "gives the dtype of the tensor 'a' twice"},
         {"shape twice", with(R"("shape":[1])"), "gives the shape of the tensor 'a' twice"},
         {"offsets twice", with(R"("data_offsets":[0,1])"), "gives the data_offsets of the tensor 'a' twice"},
@@ -198,7 +198,7 @@ TEST_CASE("safetensors header: refuses every bad header with one sentence that s
         {"numpy's type", file_of(only("<f4", "[1]", "[0,4]"), "xxxx"), "unknown type '<f4'"},
         {"no type", file_of(only("", "[1]", "[0,1]"), "x"), "unknown type ''"},
         {"type by number", file_of(R"({"a":{"dtype":1,"shape":[1],"data_offsets":[0,1]}})", "x"),
-         "has a number in the dtype of the tensor 'a', which should be text"},
+         "has a number in the dtype of the tensor 'a', which should be a string"},
         {"type by map", file_of(R"({"a":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1]}})", "x"),
          "has an object in the dtype"},
         // shapes
@@ -206,12 +206,12 @@ TEST_CASE("safetensors header: refuses every bad header with one sentence that s
         {"shape -0", file_of(only("U8", "[-0]", "[0,0]")), "has -0 in the shape"},
         {"shape 1.0", file_of(only("U8", "[1.0]", "[0,1]"), "x"), "not whole"},
         {"shape 1e0", file_of(only("U8", "[1e0]", "[0,1]"), "x"), "not whole"},
-        {"shape 2^64", file_of(only("U8", "[18446744073709551616]", "[0,1]"), "x"), "passes 2^64"},
-        {"shape \"1\"", file_of(only("U8", "[\"1\"]", "[0,1]"), "x"), "has text in the shape"},
+        {"shape 2^64", file_of(only("U8", "[18446744073709551616]", "[0,1]"), "x"), "is 2^64 or more"},
+        {"shape \"1\"", file_of(only("U8", "[\"1\"]", "[0,1]"), "x"), "has a string in the shape"},
         {"shape true", file_of(only("U8", "[true]", "[0,1]"), "x"), "has a boolean in the shape"},
         {"shape null", file_of(only("U8", "null", "[0,1]"), "x"), "has null in the shape"},
         {"shape 1", file_of(only("U8", "1", "[0,1]"), "x"), "has a number in the shape"},
-        {"shape [[1]]", file_of(only("U8", "[[1]]", "[0,1]"), "x"), "has a list in the shape"},
+        {"shape [[1]]", file_of(only("U8", "[[1]]", "[0,1]"), "x"), "has an array in the shape"},
         {"65 axes", file_of(only("U8", "[" + repeated("1,", 64) + "1]", "[0,1]"), "x"), "more than 64 axes"},
         {"2^64 elements", file_of(only("U8", "[4294967296,4294967296]", "[0,0]")), "too large"},
         {"bytes overflow", file_of(only("F64", "[2305843009213693952]", "[0,0]")), "too large"},
@@ -225,7 +225,7 @@ TEST_CASE("safetensors header: refuses every bad header with one sentence that s
         {"negative offset", file_of(only("U8", "[2]", "[-2,0]"), "xx"),
          "negative number in the data_offsets"},
         {"offsets too near", file_of(only("F32", "[2]", "[0,7]"), std::string(7, 'x')),
-         "the tensor 'a' of F32 and shape (2,) takes 8 bytes, its data_offsets [0, 7] span 7"},
+         "the tensor 'a' of F32 and shape (2,) takes 8 bytes, but its data_offsets [0, 7] span 7"},
         {"offsets too far", file_of(only("F32", "[2]", "[0,9]"), std::string(9, 'x')), "span 9"},
         {"empty with bytes", file_of(only("F32", "[0]", "[0,4]"), "xxxx"), "takes 0 bytes"},
         {"offsets near 2^64", file_of(only("U8", "[2]", "[18446744073709551613,18446744073709551615]"), "xx"),
@@ -258,12 +258,12 @@ TEST_CASE("safetensors header: refuses every bad header with one sentence that s
 
 TEST_CASE("safetensors header: refuses a header of more than 100 MB without looking at it") {
     const std::string beginning = eight_bytes(100'000'001) + "{";
-    CHECK(contains(sentence_of<pinflow::format_error>([&] {
+    CHECK(contains(message_of<pinflow::format_error>([&] {
                        pinflow::parse_safetensors_header(as_bytes(beginning), std::uint64_t{1} << 40);
                    }),
                    "safetensors allows 100000000"));
     // one that may be that long, but of which nothing was read
-    CHECK(contains(sentence_of<pinflow::format_error>([&] {
+    CHECK(contains(message_of<pinflow::format_error>([&] {
                        pinflow::parse_safetensors_header(as_bytes(eight_bytes(100'000'000) + "{"),
                                                          std::uint64_t{1} << 40);
                    }),
@@ -302,7 +302,7 @@ TEST_CASE("safetensors header: an error in metadata that is not kept is reported
     const auto refusals = [](const std::string& json) {
         const std::string file = file_of(json);
         const auto refused = [&](pinflow::detail::safetensors_metadata wanted) {
-            return sentence_of<pinflow::format_error>(
+            return message_of<pinflow::format_error>(
                 [&] { pinflow::detail::parse_safetensors_bytes(as_bytes(file), file.size(), wanted); });
         };
         return std::pair(refused(pinflow::detail::safetensors_metadata::kept),
@@ -322,7 +322,7 @@ TEST_CASE("safetensors header: an error in metadata that is not kept is reported
     CHECK(contains(kept, "not valid JSON at byte"));
     CHECK(checked == kept);
     CHECK(contains(refusals(beginning).second, "not valid JSON"));
-    CHECK(contains(refusals(R"({"__metadata__":{"a":"b","a":"c"}})").second, "two texts of one name"));
+    CHECK(contains(refusals(R"({"__metadata__":{"a":"b","a":"c"}})").second, "two strings of one name"));
     CHECK(refusals(beginning + R"(","b":"c"}})").second.empty());
 }
 

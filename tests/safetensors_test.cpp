@@ -65,9 +65,9 @@ TEST_CASE("safetensors: opens a tensor in place") {
     CHECK(c.shape() == shape_vector{0});
     CHECK(c.size_bytes() == 0);
 
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open_safetensors(path, "e"); }),
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { pinflow::open_safetensors(path, "e"); }),
                    "cannot open 'e' of '" + path + "': none of its 4 tensors has that name"));
-    CHECK(contains(sentence_of<pinflow::unsupported>([&] { pinflow::open_safetensors(path, "d"); }),
+    CHECK(contains(message_of<pinflow::unsupported>([&] { pinflow::open_safetensors(path, "d"); }),
                    "cannot open 'd' of '" + path + "': pinflow has no elements of the type F8_E8M0"));
 
     const auto both = pinflow::open_safetensors(path, {"c", "b"});
@@ -104,7 +104,7 @@ TEST_CASE("safetensors: opening reads the header alone, and refuses before it re
     std::error_code refused;
     fs::resize_file(path, 8 + json.size() + (std::uint64_t{1} << 40), refused);
     if (refused) {
-        MESSAGE("skipped: this file system has no sparse files of 1 TiB");
+        MESSAGE("skipped: this filesystem has no sparse files of 1 TiB");
         return;
     }
     CHECK(pinflow::open_safetensors(path, "a").size_bytes() == std::uint64_t{1} << 40);
@@ -122,11 +122,11 @@ TEST_CASE("safetensors: opening reads the header alone, and refuses before it re
         CHECK_THROWS_AS(pinflow::list_safetensors(path), pinflow::format_error);
         CHECK(reads <= 6);
     }
-    // a zero byte far behind is found, and named by its place in the header
+    // a zero byte far into it is found, and named by its place in the header
     const std::string spaces = "{" + std::string(3 << 20, ' ');
     write_file(path, file_of(spaces + std::string(1, '\0') + "}"));
     CHECK(contains(
-        sentence_of<pinflow::format_error>([&] { pinflow::list_safetensors(path); }),
+        message_of<pinflow::format_error>([&] { pinflow::list_safetensors(path); }),
         "large.safetensors': its header is not valid JSON at byte " + std::to_string(spaces.size() + 1)));
     write_file(path, file_of(spaces + "}"));
     CHECK(pinflow::list_safetensors(path).empty());
@@ -141,7 +141,7 @@ TEST_CASE("safetensors: refuses a file that is cut after any byte, or has an ext
         CAPTURE(size);
         write_file(path, size <= whole.size() ? whole.substr(0, size) : whole + "x");
         const std::string sentence =
-            sentence_of<pinflow::format_error>([&] { pinflow::list_safetensors(path); });
+            message_of<pinflow::format_error>([&] { pinflow::list_safetensors(path); });
         if (size == whole.size()) {
             CHECK(sentence == "");
         } else {
@@ -194,7 +194,7 @@ TEST_CASE("safetensors: the writer refuses types and names that the format lacks
     const std::string path = folder / "refused.safetensors";
     const auto refused = [&](const std::vector<tensor>& tensors, std::uint64_t alignment = 4096,
                              const std::map<std::string, std::string>& metadata = {}) {
-        const std::string sentence = sentence_of<pinflow::invalid_argument>(
+        const std::string sentence = message_of<pinflow::invalid_argument>(
             [&] { pinflow::safetensors_writer(path, tensors, metadata, alignment); });
         CHECK(sentence.starts_with("cannot write '" + path + "': "));
         return sentence;
@@ -206,8 +206,8 @@ TEST_CASE("safetensors: the writer refuses types and names that the format lacks
                        fmt::format("no type for {}, that of the tensor 'a'", dtype::parse(descr).descr())));
     }
     CHECK(contains(refused({{"a", dtype::parse(">f4"), {1}}}), "little-endian"));
-    CHECK(contains(refused({{"a", byte, {1}}, {"a", byte, {2}}}), "two tensors of the name 'a'"));
-    CHECK(contains(refused({{"a", byte, {0}}, {"a", byte, {0}}}), "two tensors of the name 'a'"));
+    CHECK(contains(refused({{"a", byte, {1}}, {"a", byte, {2}}}), "two tensors named 'a'"));
+    CHECK(contains(refused({{"a", byte, {0}}, {"a", byte, {0}}}), "two tensors named 'a'"));
     CHECK(contains(refused({{"__metadata__", byte, {1}}}), "no tensor can have the name '__metadata__'"));
     CHECK(contains(refused({{"\xff", byte, {1}}}), "is not UTF-8"));
     CHECK(contains(refused({{"\xed\xa0\x80", byte, {1}}}), "is not UTF-8"));
@@ -230,10 +230,10 @@ TEST_CASE("safetensors: the writer takes exactly the bytes that it promised, and
     {
         pinflow::safetensors_writer writer(path, tensors);
         writer.write(as_bytes("1234"));
-        CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { writer.write(as_bytes("56")); }),
+        CHECK(contains(message_of<pinflow::invalid_argument>([&] { writer.write(as_bytes("56")); }),
                        "cannot write 2 bytes at 4 of the data of '" + path + "': its tensors take 5 bytes"));
-        CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { writer.finish(); }),
-                       "take 5 bytes, 4 were written"));
+        CHECK(contains(message_of<pinflow::invalid_argument>([&] { writer.finish(); }),
+                       "take 5 bytes, but 4 were written"));
     }
     CHECK(read_file(path) == "what was there before");
     CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);
@@ -242,7 +242,7 @@ TEST_CASE("safetensors: the writer takes exactly the bytes that it promised, and
     CHECK(read_file(path) == "what was there before");
     writer.finish();
     CHECK(bytes_of(pinflow::open_safetensors(path, "a")) == "1234");
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { writer.finish(); }), "twice"));
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { writer.finish(); }), "twice"));
     CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);
 }
 

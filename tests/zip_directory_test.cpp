@@ -79,7 +79,7 @@ TEST_CASE("zip directory: a comment may be as long as its length can say, and lo
     CHECK(contains(refusal(outer), "were put before"));
 }
 
-TEST_CASE("zip directory: members lie in any order, with gaps, and have extra fields and comments") {
+TEST_CASE("zip directory: members are stored in any order, with gaps, and have extra fields and comments") {
     archive made =
         zip_bytes::make({{.name = "one",
                           .content = "first",
@@ -145,7 +145,7 @@ TEST_CASE("zip directory: names are UTF-8 or of code page 437, as a flag says") 
     CHECK(name_of("caf\xC3\xA9", true) == "caf\xC3\xA9");
     CHECK(name_of("caf\x82", false) == "caf\xC3\xA9");
     CHECK(name_of("\xE0\xFF", false) == "\xCE\xB1\xC2\xA0");
-    CHECK(contains_all(sentence_of<pinflow::format_error>([&] { name_of("caf\xE9", true); }),
+    CHECK(contains_all(message_of<pinflow::format_error>([&] { name_of("caf\xE9", true); }),
                        {"the name of entry 0 ", "is not the UTF-8"}));
 }
 
@@ -171,7 +171,7 @@ TEST_CASE("zip directory: is read in pieces, whatever its size") {
 
 // ---- what is refused --------------------------------------------------------------------------------------
 
-TEST_CASE("zip directory: refuses an archive cut off after any byte, and bytes after it") {
+TEST_CASE("zip directory: refuses an archive truncated after any byte, and bytes after it") {
     const archive plain = two_members();
     const archive wide = zip_bytes::make({{.name = "one", .content = "first"}}, "comment", true);
     for (const archive* made : {&plain, &wide}) {
@@ -191,7 +191,7 @@ TEST_CASE("zip directory: refuses bytes before the archive, as numpy does") {
     CHECK(contains(refusal("PK\3\4" + wide), "were put before"));
     CHECK(contains_all(refusal(""), {"zip archive", "at least 22 bytes", "it has 0"}));
     CHECK(contains(refusal(std::string(100, '\0')), "does not begin as"));
-    CHECK(contains(refusal("PK\3\4" + std::string(100, '\0')), "cut off"));
+    CHECK(contains(refusal("PK\3\4" + std::string(100, '\0')), "is truncated"));
 }
 
 TEST_CASE("zip directory: refuses bytes that cannot be an archive") {
@@ -205,24 +205,24 @@ TEST_CASE("zip directory: refuses bytes that cannot be an archive") {
         const char* sentence;
     } const cases[] = {
         {part::local, 0, 0, 4, "does not begin as a zip"},
-        {part::local, 6, 1, 2, "has another mark of encryption in the header at byte 0"},
-        {part::local, 8, 8, 2, "has another compression method"},
-        {part::local, 26, 2, 2, "has another name"},
-        {part::local, 26, 0, 2, "has another name"},
-        {part::local, 26, 0xFFFF, 2, "where what follows it begins"},
-        {part::local, 28, 1, 2, "where what follows it begins"},
-        {part::local, 30, 'O', 1, "has another name"},
+        {part::local, 6, 1, 2, "has a different encryption flag in its header at byte 0"},
+        {part::local, 8, 8, 2, "has a different compression method"},
+        {part::local, 26, 2, 2, "has a different name"},
+        {part::local, 26, 0, 2, "has a different name"},
+        {part::local, 26, 0xFFFF, 2, "where the next record begins"},
+        {part::local, 28, 1, 2, "where the next record begins"},
+        {part::local, 30, 'O', 1, "has a different name"},
         {part::local, 6, 1 << 11, 2, "read"},
         {part::local, 14, 0, 4, "read"},
         {part::local, 18, 0xFFFFFFFF, 4, "read"},
         {part::local, 22, 0, 4, "read"},
         {part::entry, 0, 0, 4, "entry 0 of its directory does not look like one"},
-        {part::entry, 10, 8, 2, "has another compression method"},
-        {part::entry, 8, 1, 2, "has another mark of encryption"},
-        {part::entry, 20, 6, 4, "the member 'one' of 6 bytes at offset 33 reaches past byte 38"},
+        {part::entry, 10, 8, 2, "has a different compression method"},
+        {part::entry, 8, 1, 2, "has a different encryption flag"},
+        {part::entry, 20, 6, 4, "the member 'one' of 6 bytes at offset 33 extends past byte 38"},
         {part::entry, 20, 9, 4, "the members 'one' and 'two' overlap"},
-        {part::entry, 20, 1'000, 4, "the member 'one' of 1000 bytes at offset 0 reaches past byte"},
-        {part::entry, 20, 0xFFFFFFFE, 4, "reaches past byte"},
+        {part::entry, 20, 1'000, 4, "the member 'one' of 1000 bytes at offset 0 extends past byte"},
+        {part::entry, 20, 0xFFFFFFFE, 4, "extends past byte"},
         {part::entry, 20, 0xFFFFFFFF, 4, "refers to a zip64 field that it does not have"},
         {part::entry, 24, 0xFFFFFFFF, 4, "refers to a zip64 field that it does not have"},
         {part::entry, 28, 0, 2, "is empty"},
@@ -231,11 +231,11 @@ TEST_CASE("zip directory: refuses bytes that cannot be an archive") {
         {part::entry, 30, 0xFFFF, 2, "entry 0 of its directory ends past the directory"},
         {part::entry, 32, 0xFFFF, 2, "entry 0 of its directory ends past the directory"},
         {part::entry, 32, 1, 2, "entry 1 of its directory does not look like one"},
-        {part::entry, 34, 1, 2, "the member 'one' lies on another disk"},
+        {part::entry, 34, 1, 2, "the member 'one' is stored on another disk"},
         {part::entry, 34, 0xFFFF, 2, "refers to a zip64 field"},
         {part::entry, 42, 1, 4, "'one'"},
         {part::entry, 42, 38, 4, "overlap"},
-        {part::entry, 42, 0xFFFFFFFE, 4, "reaches past byte"},
+        {part::entry, 42, 0xFFFFFFFE, 4, "extends past byte"},
         {part::entry, 42, 0xFFFFFFFF, 4, "refers to a zip64 field"},
         {part::entry, 46, '/', 1, "is absolute"},
         {part::entry, 46, 0, 1, "is not text: it has a zero byte"},
@@ -248,13 +248,13 @@ TEST_CASE("zip directory: refuses bytes that cannot be an archive") {
         {part::end, 16, 1, 4, "disagree about the directory's offset"},
         {part::end, 20, 1, 2, "no directory of a zip archive"},
         {part::locator, 4, 1, 4, "spans several disks"},
-        {part::locator, 8, 0, 8, "as promised: bytes were put before"},
+        {part::locator, 8, 0, 8, "but its locator says 0: bytes were put before"},
         {part::locator, 8, std::numeric_limits<std::uint64_t>::max(), 8,
-         "as promised: bytes were put before"},
+         "but its locator says 18446744073709551615: bytes were put before"},
         {part::locator, 16, 2, 4, "spans several disks"},
         {part::locator, 16, 0, 4, "read"},
         {part::locator, 0, 0, 4, "were put before the archive or into it"},
-        {part::end64, 0, 0, 4, "its zip64 end record does not lie before"},
+        {part::end64, 0, 0, 4, "does not follow a zip64 end record"},
         {part::end64, 4, 45, 8, "is 45 bytes long, of which 44 are known"},
         {part::end64, 16, 1, 4, "disagree about the disk"},
         {part::end64, 20, 1, 4, "disagree about the directory's disk"},
@@ -331,11 +331,11 @@ TEST_CASE("zip directory: refuses false zip64 fields") {
         const char* sentence;
     } const cases[] = {
         {number(1, 2) + number(8, 2) + number(5, 8), "refers to a zip64 field that it does not have"},
-        {number(1, 2) + number(16, 2) + number(5, 8), "has an extra field of 16 bytes in 8"},
+        {number(1, 2) + number(16, 2) + number(5, 8), "has an extra field of 16 bytes, but only 8 are left"},
         {number(1, 2) + number(0, 2), "refers to a zip64 field that it does not have"},
         {number(2, 2) + number(16, 2) + number(5, 8) + number(5, 8), "refers to a zip64 field"},
-        {number(1, 2) + number(16, 2) + number(5, 8) + number(most, 8), "reaches past byte"},
-        {number(1, 2) + number(16, 2) + number(5, 8) + number(most - 29, 8), "reaches past byte"},
+        {number(1, 2) + number(16, 2) + number(5, 8) + number(most, 8), "extends past byte"},
+        {number(1, 2) + number(16, 2) + number(5, 8) + number(most - 29, 8), "extends past byte"},
         {number(1, 2) + number(16, 2) + number(5, 8) + number(5, 8) + number(1, 2) + number(0, 2),
          "has two zip64 fields"},
     };
@@ -348,7 +348,7 @@ TEST_CASE("zip directory: refuses false zip64 fields") {
     archive made = zip_bytes::make(
         {{.name = "one", .content = "first", .extra = number(1, 2) + number(8, 2) + number(most, 8)}});
     put(made.bytes, made.entries[0] + 42, 0xFFFFFFFF, 4);
-    CHECK(contains(refusal(made.bytes), "reaches past byte"));
+    CHECK(contains(refusal(made.bytes), "extends past byte"));
 }
 
 TEST_CASE("zip directory: refuses names that lead out of a folder, and two of one name") {
@@ -366,11 +366,11 @@ TEST_CASE("zip directory: refuses names that lead out of a folder, and two of on
         CHECK(refusal(zip_bytes::make({{.name = name, .content = "x"}}).bytes) == "read");
     }
     CHECK(contains_all(refusal(zip_bytes::make({{.name = "a"}, {.name = "b"}, {.name = "a"}}).bytes),
-                       {"two members", "called 'a'"}));
+                       {"two members", "named 'a'"}));
     CHECK(contains_all(
         refusal(zip_bytes::make({{.name = "\x82"}, {.name = "\xC3\xA9", .flags = 1 << 11}}).bytes),
         {"two members",
-         "called '?"
+         "named '?"
          "?'"}));
 }
 
@@ -395,7 +395,7 @@ TEST_CASE("zip directory: does not allocate a size that only a record claims") {
                                                     : std::byte{};
         }
     };
-    CHECK(contains_all(sentence_of<pinflow::format_error>([&] { read_zip_directory(file_size, read); }),
+    CHECK(contains_all(message_of<pinflow::format_error>([&] { read_zip_directory(file_size, read); }),
                        {"entry 0 of its directory", "does not look like"}));
     CHECK(largest <= std::size_t{1} << 20);
 }

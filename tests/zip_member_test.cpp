@@ -51,8 +51,8 @@ std::string inflate(const zip_entry& entry, std::string_view data) {
 /// The sentence that both ways of inflating end with; they need not agree on the words.
 std::string refusal(const zip_entry& entry, std::string_view data) {
     const std::string piecewise =
-        sentence_of<pinflow::format_error>([&] { read_in_pieces(entry, data, 1000, 4096); });
-    const std::string whole = sentence_of<pinflow::format_error>([&] { inflate(entry, data); });
+        message_of<pinflow::format_error>([&] { read_in_pieces(entry, data, 1000, 4096); });
+    const std::string whole = message_of<pinflow::format_error>([&] { inflate(entry, data); });
     CHECK(piecewise.empty() == whole.empty());
     return piecewise;
 }
@@ -126,9 +126,9 @@ TEST_CASE("zip member: refuses data that contradicts the directory") {
 
     changed = entry;
     changed.size_bytes += 1;
-    CHECK(contains(refusal(changed, data), "ends after 50000 bytes, the directory declares 50001"));
-    CHECK(contains(sentence_of<pinflow::format_error>([&] { inflate(changed, data); }),
-                   "ends after 50000 bytes, the directory declares 50001"));
+    CHECK(contains(refusal(changed, data), "ends after 50000 bytes, but the directory declares 50001"));
+    CHECK(contains(message_of<pinflow::format_error>([&] { inflate(changed, data); }),
+                   "ends after 50000 bytes, but the directory declares 50001"));
     changed.size_bytes = content.size() - 1;
     CHECK(contains(refusal(changed, data), "continues after the 49999 bytes that the directory declares"));
 
@@ -144,7 +144,7 @@ TEST_CASE("zip member: refuses data that contradicts the directory") {
     for (std::size_t size = 50; size < data.size(); size += 997) {
         changed = entry;
         changed.compressed_bytes = size;
-        CHECK(contains(refusal(changed, data.substr(0, size)), "its compressed data breaks off"));
+        CHECK(contains(refusal(changed, data.substr(0, size)), "its compressed data is truncated"));
     }
     for (std::size_t size = 0; size < fixed_codes.size(); ++size) {
         zip_entry cut = entry_of(fixed_codes, fixed_codes_content);
@@ -188,7 +188,7 @@ TEST_CASE("zip member: refuses sizes that cannot both be true before anything is
     entry = entry_of("abc", "abc", false);
     check_zip_member_readable(entry);
     entry.size_bytes = 4;
-    CHECK(contains_all(sentence_of<pinflow::format_error>([&] { check_zip_member_readable(entry); }),
+    CHECK(contains_all(message_of<pinflow::format_error>([&] { check_zip_member_readable(entry); }),
                        {"member 'a.npy'", "is stored", "4 bytes", "compressed size as 3"}));
 }
 

@@ -27,36 +27,38 @@ namespace pinflow::cli {
 
 namespace {
 
-struct work {
+struct benchmark {
     std::string_view name;
     void (*run)(const bench_options&, const link_rates&, const bench_report&);
     /// Refuses impossible options before any work.
     void (*check)(const bench_options&) = [](const bench_options&) {};
 };
 
-constexpr std::array works{
-    work{"copy", bench_copy},
-    work{"pin", bench_pin},
-    work{"stream",
-         [](const bench_options& options, const link_rates& link, const bench_report& report) {
-             bench_stream(options, false, link, report);
-         },
-         check_stream},
-    work{"shuffled",
-         [](const bench_options& options, const link_rates& link, const bench_report& report) {
-             bench_stream(options, true, link, report);
-         },
-         check_stream},
-    work{"gather", bench_gather, [](const bench_options& options) { check_rows(options, ways_of_gather); }},
-    work{"scatter", bench_scatter,
-         [](const bench_options& options) { check_rows(options, ways_of_scatter); }},
-    work{"duplex", bench_duplex, [](const bench_options& options) { check_rows(options, ways_of_duplex); }},
-    work{"plan", bench_plan, [](const bench_options& options) { check_rows(options, ways_of_plan); }},
+constexpr std::array benchmarks{
+    benchmark{"copy", bench_copy},
+    benchmark{"pin", bench_pin},
+    benchmark{"stream",
+              [](const bench_options& options, const link_rates& link, const bench_report& report) {
+                  bench_stream(options, false, link, report);
+              },
+              check_stream},
+    benchmark{"shuffled",
+              [](const bench_options& options, const link_rates& link, const bench_report& report) {
+                  bench_stream(options, true, link, report);
+              },
+              check_stream},
+    benchmark{"gather", bench_gather,
+              [](const bench_options& options) { check_rows(options, ways_of_gather); }},
+    benchmark{"scatter", bench_scatter,
+              [](const bench_options& options) { check_rows(options, ways_of_scatter); }},
+    benchmark{"duplex", bench_duplex,
+              [](const bench_options& options) { check_rows(options, ways_of_duplex); }},
+    benchmark{"plan", bench_plan, [](const bench_options& options) { check_rows(options, ways_of_plan); }},
 };
 
-std::string names_of_works() {
+std::string benchmark_names() {
     std::string names;
-    for (const work& each : works)
+    for (const benchmark& each : benchmarks)
         names += fmt::format("{}{}", names.empty() ? "" : "|", each.name);
     return names;
 }
@@ -90,10 +92,10 @@ double parse_staged_share(const std::string& text) {
 /// Empty when help was asked for.
 std::optional<bench_arguments> parse_bench_arguments(const argument_list& arguments) {
     CLI::App app(
-        "Measures this machine: how fast bytes travel to the device and back, and how near to that rate\n"
-        "streams, shuffled batches, and rows by index come. Streamed and exchanged rows are checked, each\n"
-        "repetition uses new indices, and rates are medians (epoch 1 is one run). Ratios are to the link's\n"
-        "rate in the same run.\n"
+        "Measures the link to the device and back, and the rates of streams, shuffled batches, and rows\n"
+        "gathered and scattered by index. Streamed and exchanged rows are checked, each repetition uses\n"
+        "new indices, and rates are medians (epoch 1 is one run). Ratios are to the link's rate in the\n"
+        "same run.\n"
         "By default the table takes 4.8 GiB of page-locked memory, and the batches take 4 GiB of device "
         "memory\n"
         "for each direction. stream and shuffled write a file of 8 GiB to TMPDIR (/tmp if it is not set) "
@@ -104,7 +106,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     std::string device_name = "auto", table, row_bytes, batch, batches = "64", known = "8", route = "auto";
     std::string blocks, staged_share;
     std::string epochs = "5", repetitions = "3";
-    app.add_option("WORK", parsed.work, "One of " + names_of_works() + " (default: all)")->type_name("");
+    app.add_option("WORK", parsed.work, "One of " + benchmark_names() + " (default: all)")->type_name("");
     const auto add = [&](const char* flag, std::string& value, const char* type, const char* help) {
         app.add_option(flag, value, help)->type_name(type)->capture_default_str();
     };
@@ -116,9 +118,9 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "(default: 8GiB)");
     add("--row-bytes", row_bytes, "BYTES",
         "Size of a row (default: 512; 256KiB in the file that stream and shuffled make)");
-    add("--batch", batch, "ROWS", "Rows a batch (default: 131072; stream, shuffled: 64)");
+    add("--batch", batch, "ROWS", "Rows per batch (default: 131072; stream, shuffled: 64)");
     add("--batches", batches, "N",
-        "gather, scatter, duplex: batches a repetition; plan: the size limit of its group");
+        "gather, scatter, duplex: batches per repetition; plan: the size limit of its group");
     add("--known", known, "N",
         "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");
     add("--route", route, "auto|direct|copy|staged|hybrid",
@@ -139,8 +141,9 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return std::nullopt;
 
-    if (app.count("WORK") > 0 && std::ranges::find(works, parsed.work, &work::name) == works.end()) {
-        throw usage_error(fmt::format("bench measures {}, not '{}'", names_of_works(), parsed.work));
+    if (app.count("WORK") > 0 &&
+        std::ranges::find(benchmarks, parsed.work, &benchmark::name) == benchmarks.end()) {
+        throw usage_error(fmt::format("bench measures {}, not '{}'", benchmark_names(), parsed.work));
     }
     bench_options& options = parsed.options;
     options.device = parse_device(device_name);
@@ -163,11 +166,11 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
 }
 
 /// Runs all of `chosen`. @return the failure that ended it early, with its sentence; empty if there was none.
-std::pair<std::exception_ptr, std::string> run_all(const std::vector<const work*>& chosen,
+std::pair<std::exception_ptr, std::string> run_all(const std::vector<const benchmark*>& chosen,
                                                    const bench_options& options, const link_rates& link,
                                                    const bench_report& report) {
     try {
-        for (const work* each : chosen)
+        for (const benchmark* each : chosen)
             each->run(options, link, report);
         return {};
     } catch (const std::bad_alloc&) {
@@ -191,11 +194,11 @@ double median(std::vector<double> values) {
 void bench(const argument_list& arguments) {
     const std::optional<bench_arguments> parsed = parse_bench_arguments(arguments);
     if (!parsed) return;
-    std::vector<const work*> chosen;
-    for (const work& each : works) {
+    std::vector<const benchmark*> chosen;
+    for (const benchmark& each : benchmarks) {
         if (parsed->work.empty() || parsed->work == each.name) chosen.push_back(&each);
     }
-    for (const work* each : chosen)
+    for (const benchmark* each : chosen)
         each->check(parsed->options);
     pinflow::detail::start_worker_threads();
     const device& device = parsed->options.device;

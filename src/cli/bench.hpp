@@ -20,8 +20,8 @@ struct bench_options {
     std::uint64_t table_bytes = 0;  ///< of tables, and of the file that is made
     std::uint64_t row_bytes = 0;    ///< 0: the usual value for the work
     std::uint64_t batch_rows = 0;   ///< the same
-    std::uint64_t batches = 64;  ///< gather, scatter, duplex: of a repetition; plan: the limit of its group
-    unsigned known = 8;          ///< batches that are known ahead, 2 at least
+    std::uint64_t batches = 64;     ///< gather, scatter, duplex: per repetition; plan: the limit of its group
+    unsigned known = 8;             ///< batches that are known ahead, at least 2
     row_route route = row_route::automatic;
     bool tunes = false;       ///< measures the routes first
     unsigned blocks = 0;      ///< of the direct and the hybrid route; 0: the planner's
@@ -39,19 +39,19 @@ struct bench_result {
     std::string note;
 };
 
-/// Rates of page-locked copies of 256 MiB, in GB (1e9 bytes) a second.
+/// Rates of page-locked copies of 256 MiB, in GB (1e9 bytes) per second.
 struct link_rates {
     double to_device = 0;
     double to_host = 0;
 };
 link_rates measure_link(const device& device);
 
-/// Takes each result as soon as it is there.
+/// Called with each result as soon as it is measured.
 using bench_report = std::function<void(const bench_result&)>;
 
 void bench_copy(const bench_options& options, const link_rates& link, const bench_report& report);
 void bench_pin(const bench_options& options, const link_rates& link, const bench_report& report);
-/// stream and shuffled.
+/// Measures `stream`, or `shuffled` if that is set.
 void bench_stream(const bench_options& options, bool shuffled, const link_rates& link,
                   const bench_report& report);
 void bench_gather(const bench_options& options, const link_rates& link, const bench_report& report);
@@ -59,10 +59,10 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
 void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report);
 void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report);
 
-/// Checks before any measurement that stream and shuffled can make their file. @throws system_failure if the
-/// folder for temporary files does not exist or has too little space.
+/// Checks before any measurement that stream and shuffled can make their file.
+/// @throws system_failure if the folder for temporary files does not exist or has too little space.
 void check_stream(const bench_options& options);
-/// The ways that rows travel in a kind of work.
+/// The directions in which rows travel in a benchmark.
 struct row_ways {
     bool to_device = false;
     bool to_host = false;

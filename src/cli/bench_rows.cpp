@@ -54,8 +54,8 @@ struct sizes {
         const std::uint64_t lists = row_count / batch_rows;
         if (lists < 2) {
             throw invalid_argument(fmt::format(
-                "duplex takes a table with the rows of two batches of {} at least, not of {}; --table and "
-                "--batch set their sizes",
+                "duplex needs a table of at least two batches of {} rows, but it has {}: make --table larger "
+                "or --batch smaller",
                 batch_rows, readable_count(row_count, "row", "rows")));
         }
         batches = std::min(batches, lists / 2);
@@ -142,7 +142,7 @@ class exchange_bench {
           stream_(options.device),
           back_(options.device),
           table_(of.table_bytes(), options.device),
-          slot_(of.ways.to_device || of.ways.to_host ? of.batch_bytes() : 0, options.device),
+          host_batch_(of.ways.to_device || of.ways.to_host ? of.batch_bytes() : 0, options.device),
           exchange_(row_table(table_.bytes(), of.row_bytes), options.device,
                     {.route = options.route,
                      .max_batch_rows = of.max_call_rows(),
@@ -199,17 +199,17 @@ class exchange_bench {
     /// Overwrites the first `batches` destinations, so that rows of an earlier gather cannot pass as new
     /// ones.
     void clear_gathered(std::uint64_t batches) {
-        std::memset(slot_.data(), 0xEE, slot_.size_bytes());
+        std::memset(host_batch_.data(), 0xEE, host_batch_.size_bytes());
         for (const device_buffer& batch : std::span(gathered_).first(batches))
-            copy_to_device_async(batch.data(), slot_.bytes(), stream_);
+            copy_to_device_async(batch.data(), host_batch_.bytes(), stream_);
         stream_.synchronize();
     }
 
     /// Different contents for each batch and each repetition.
     void fill_sources(std::uint64_t repetition) {
         for (std::uint64_t batch = 0; batch < sources_.size(); ++batch) {
-            fill_with_words(slot_.bytes(), source_seed(repetition, batch));
-            copy_to_device_async(sources_[batch].data(), slot_.bytes(), stream_);
+            fill_with_words(host_batch_.bytes(), source_seed(repetition, batch));
+            copy_to_device_async(sources_[batch].data(), host_batch_.bytes(), stream_);
             stream_.synchronize();
         }
     }
@@ -217,7 +217,7 @@ class exchange_bench {
     /// @throws format_error unless every batch, from the first on, has the table's rows.
     void check_gathered(std::span<const id_list> ids) {
         for (std::uint64_t batch = 0; batch < ids.size(); ++batch) {
-            copy_to_host_async(slot_.bytes(), gathered_[batch].data(), stream_);
+            copy_to_host_async(host_batch_.bytes(), gathered_[batch].data(), stream_);
             stream_.synchronize();
             compare(ids[batch], batch, [](std::uint64_t) { return true; });
         }
@@ -227,7 +227,7 @@ class exchange_bench {
     void check_scattered(const std::vector<id_list>& ids, std::uint64_t repetition) {
         std::vector<bool> seen(sizes_.row_count);
         for (std::uint64_t batch = ids.size(); batch-- > 0;) {
-            fill_with_words(slot_.bytes(), source_seed(repetition, batch));
+            fill_with_words(host_batch_.bytes(), source_seed(repetition, batch));
             std::vector<char> last(ids[batch].size());
             for (std::uint64_t i = 0; i < last.size(); ++i) {
                 last[i] = seen[ids[batch][i]] ? 0 : 1;
@@ -282,7 +282,7 @@ class exchange_bench {
         tbb::parallel_for(std::uint64_t{0}, static_cast<std::uint64_t>(ids.size()), [&](std::uint64_t i) {
             if (!wanted(i)) return;
             const std::byte* const row = table_.data() + ids[i] * sizes_.row_bytes;
-            if (std::memcmp(slot_.data() + i * sizes_.row_bytes, row, sizes_.row_bytes) != 0) ++wrong;
+            if (std::memcmp(host_batch_.data() + i * sizes_.row_bytes, row, sizes_.row_bytes) != 0) ++wrong;
         });
         if (wrong > 0) {
             throw format_error(
@@ -301,7 +301,7 @@ class exchange_bench {
     group_stream stream_;
     group_stream back_;
     pinned_buffer table_;
-    pinned_buffer slot_;
+    pinned_buffer host_batch_;
     std::vector<device_buffer> gathered_;
     std::vector<device_buffer> sources_;
     std::vector<bool> written_;  ///< the rows that were ever scattered to

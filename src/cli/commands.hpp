@@ -3,9 +3,10 @@
 #include <string>
 #include <vector>
 
-/// The commands of the tool: each takes what follows its name on the command line, prints its result to
-/// standard output and throws when it could not do its work: usage_error for what the user could have known
-/// beforehand, format_not_built for a file that this build cannot read.
+/// The commands of the tool. Each takes the arguments after its name and prints its result to standard
+/// output.
+/// @throws usage_error for wrong arguments; format_not_built for a file that this build cannot read; other
+/// errors if the data or the machine fails.
 namespace pinflow::cli {
 
 using argument_list = std::vector<std::string>;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "formats/element_streams.hpp"
+#include "formats/hdf5_path.hpp"
 #include "formats/patterns.hpp"
 #include "formats/safetensors_header.hpp"
 #include "pinflow/error.hpp"
@@ -69,18 +70,15 @@ dtype parse_dtype(std::string_view flag, const std::string& text) {
 /// Empty when help was asked for.
 std::optional<convert_arguments> parse_convert_arguments(const argument_list& arguments) {
     CLI::App app(
-        "Rewrites an array of any format as .npy, .npz (stored), .safetensors or HDF5 (.h5, .hdf5), "
-        "whichever\n"
-        "extension OUT has: C order, little-endian, aligned, so that it can be mapped. IN without NAME "
-        "stands\n"
-        "for all of its arrays. OUT appears complete or not at all, and may be IN. HDF5 attributes are not "
-        "copied.",
+        "Rewrites arrays as .npy, .npz (stored), .safetensors or HDF5 (.h5, .hdf5), by the extension of\n"
+        "OUT. The output is in C order, little-endian and aligned, so that it can be mapped. IN without\n"
+        "NAME means all of its arrays. OUT appears complete or not at all, and may be IN. HDF5 attributes\n"
+        "are not copied.",
         "pinflow convert");
     std::string in, out, cast_to, view_as, alignment, deflate_level;
-    app.add_option(
-           "IN", in,
-           "A file, or FILE:NAME for an array in it; a quoted pattern stands for all files that match,\n"
-           "whose rows follow each other")
+    app.add_option("IN", in,
+                   "A file, or FILE:NAME for an array in it. A quoted pattern means all files that\n"
+                   "match: their rows follow each other")
         ->type_name("")
         ->required();
     app.add_option("OUT", out,
@@ -132,13 +130,13 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
     return parsed;
 }
 
-// ---- what is to be done -----------------------------------------------------------------------------------
+// ---- the plan ---------------------------------------------------------------------------------------------
 
-/// One array on its way.
+/// The conversion of one array.
 struct conversion {
-    std::string source_name;  ///< as list_arrays tells it
-    pinflow::dtype source;    ///< as its stream delivers it
-    pinflow::dtype viewed;
+    std::string source_name;  ///< as in list_arrays
+    pinflow::dtype source;    ///< the type that its stream delivers
+    pinflow::dtype viewed;    ///< the type after --view-as
     target_array target;
 };
 
@@ -168,7 +166,7 @@ conversion plan_one(const convert_arguments& arguments, const std::string& sourc
     const auto what = [&] { return named(arguments.source, source_name); };
     if (viewed.size_bytes() != source.size_bytes()) {
         throw invalid_argument(fmt::format(
-            "cannot convert {}: its elements are {} of {}, {} takes {}", what(), source.descr(),
+            "cannot convert {}: its elements are {} of {}, but {} takes {}", what(), source.descr(),
             readable_count(source.size_bytes(), "byte", "bytes"), viewed.descr(), viewed.size_bytes()));
     }
     if (viewed != target && !pinflow::detail::can_cast(viewed, target)) {
@@ -208,12 +206,12 @@ std::vector<conversion> plan(const convert_arguments& arguments,
             listed.empty()
                 ? fmt::format("cannot convert '{}': there is no array in it", source.path)
                 : fmt::format("cannot convert '{}' to a .npy file, which holds one array: name one "
-                              "of {} behind a colon",
+                              "of {} after a colon",
                               source.path, names_of(listed)));
     }
     if (target.named) {
         throw invalid_argument(fmt::format(
-            "cannot convert '{}' to the one array '{}': name one of {} behind a colon, or none in '{}'",
+            "cannot convert '{}' to the one array '{}': name one of {} after a colon, or none in '{}'",
             source.path, target.name, names_of(listed), target.path));
     }
     std::vector<conversion> conversions;
@@ -241,11 +239,12 @@ bool same_file(const std::string& a, const std::string& b) {
     return std::filesystem::equivalent(a, b, ignored);
 }
 
-/// A file with one named array would replace the old file, whose other arrays would be lost.
+/// Checks that the new file loses no array of an existing file: it replaces the file as a whole.
+/// @throws invalid_argument if it would.
 void check_nothing_is_lost(const source_argument& source, const target_argument& target) {
     if (source.is_pattern() && pinflow::detail::pattern_covers(source.path, target.path)) {
         throw invalid_argument(fmt::format(
-            "cannot write '{}': the pattern '{}' matches it, so that another run would read it as well",
+            "cannot write '{}': the pattern '{}' matches it, so another run would read it as well",
             target.path, source.path));
     }
     if (!pinflow::detail::exists(target.path)) return;
@@ -262,12 +261,13 @@ void check_nothing_is_lost(const source_argument& source, const target_argument&
         present = list_arrays(target.path);
     } catch (const error& failure) {
         throw invalid_argument(fmt::format(
-            "cannot write '{}' to '{}': the file exists, and what would be lost with it cannot be told: {}",
+            "cannot write '{}' to '{}': the file exists, and its arrays, which would be lost, cannot be "
+            "listed: {}",
             target.name, target.path, failure.what()));
     }
-    // what is read stays as what is written; a field, though, is not all of its array
+    // the array that is read is written back, so it is not lost; a field is only a part of its array
     std::string kept = onto_itself ? *source.name : target.name;
-    if (format == file_format::hdf5) kept = hdf5_path(kept);
+    if (format == file_format::hdf5) kept = pinflow::detail::hdf5_path(kept);
     std::erase_if(present, [&](const array_listing& each) {
         return each.name == kept || (format == file_format::npz && each.name + ".npy" == kept);
     });
@@ -278,7 +278,7 @@ void check_nothing_is_lost(const source_argument& source, const target_argument&
             target.path));
     }
     throw invalid_argument(fmt::format(
-        "cannot write '{}' to '{}': the file exists and holds {}, which would be lost, as convert "
+        "cannot write '{}' to '{}': the file exists and has {}, which would be lost, because convert "
         "writes whole files",
         target.name, target.path, names_of(present)));
 }
@@ -329,8 +329,8 @@ std::uint64_t convert_all(const convert_arguments& arguments, const pinflow::det
     for (const conversion& each : conversions) {
         const auto stream = elements.stream(each.source_name, memory_bytes);
         if (stream->dtype() != each.source || stream->shape() != each.target.shape) {
-            throw data_changed(
-                fmt::format("{} changed between two looks at it", named(arguments.source, each.source_name)));
+            throw data_changed(fmt::format("{} changed after its header was read",
+                                           named(arguments.source, each.source_name)));
         }
         file.begin(each.target);
         pipeline.run(*stream, each.viewed, each.target.dtype, write);

@@ -15,7 +15,7 @@ namespace pinflow::cli {
 namespace {
 
 /// Fewer for elements that are larger than a piece. A cast takes as much memory again.
-constexpr std::uint64_t max_slots = 16;
+constexpr std::uint64_t max_buffers = 16;
 /// Large enough for the system to read ahead in large requests.
 constexpr std::uint64_t default_piece_bytes = std::uint64_t{4} << 20;
 /// If memory is short.
@@ -25,7 +25,7 @@ constexpr std::uint64_t min_piece_bytes = std::uint64_t{64} << 10;
 
 // an eighth for what is read, so that reads and casts together take at most a quarter
 element_pipeline::element_pipeline()
-    : memory_bytes_(std::min(max_slots * default_piece_bytes,
+    : memory_bytes_(std::min(max_buffers * default_piece_bytes,
                              pinflow::detail::read_available_memory().size_bytes / 8)) {}
 
 void element_pipeline::run(pinflow::detail::element_stream& source, const dtype& from, const dtype& to,
@@ -38,9 +38,9 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
     const std::uint64_t piece_bytes = std::clamp(memory_bytes_ / 4, min_piece_bytes, default_piece_bytes);
     const std::uint64_t piece_elements = std::clamp<std::uint64_t>(piece_bytes / element_bytes, 1, elements);
     const std::uint64_t pieces = (elements - 1) / piece_elements + 1;
-    const std::uint64_t slots = std::clamp<std::uint64_t>(memory_bytes_ / (piece_elements * element_bytes), 1,
-                                                          std::min(max_slots, pieces));
-    const std::uint64_t needed_bytes = slots * piece_elements * element_bytes * (casts ? 2 : 1);
+    const std::uint64_t buffer_count = std::clamp<std::uint64_t>(
+        memory_bytes_ / (piece_elements * element_bytes), 1, std::min(max_buffers, pieces));
+    const std::uint64_t needed_bytes = buffer_count * piece_elements * element_bytes * (casts ? 2 : 1);
     // a cast doubles the buffers, and a single element may be larger than a piece: check the memory
     if (needed_bytes > memory_bytes_) {
         pinflow::detail::require_memory(
@@ -49,14 +49,14 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
                         needed_bytes, element_bytes),
             "free memory, or raise the limits on it");
     }
-    slots_.resize(std::max<std::size_t>(slots_.size(), slots));
+    buffers_.resize(std::max<std::size_t>(buffers_.size(), buffer_count));
 
     const auto elements_of = [&](std::uint64_t piece) {
         return std::min(piece_elements, elements - piece * piece_elements);
     };
-    // At most `slots` pieces are in flight, and they leave in order. So the previous piece of a slot has left
-    // before the next piece is read into it.
-    const auto slot_of = [&](std::uint64_t piece) -> slot& { return slots_[piece % slots]; };
+    // At most `buffer_count` pieces are in flight, and they are written in order. So the previous piece of a
+    // buffer has been written before the next piece is read into it.
+    const auto buffer_of = [&](std::uint64_t piece) -> buffer& { return buffers_[piece % buffer_count]; };
 
     std::uint64_t next = 0;
     const auto read = [&](tbb::flow_control& control) -> std::uint64_t {
@@ -64,14 +64,14 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
             control.stop();
             return 0;
         }
-        std::vector<std::byte>& bytes = slot_of(next).read;
+        std::vector<std::byte>& bytes = buffer_of(next).read;
         bytes.resize(elements_of(next) * from.size_bytes());
         source.read(bytes);
         return next++;
     };
     const auto cast = [&](std::uint64_t piece) {
         if (casts) {
-            slot& current = slot_of(piece);
+            buffer& current = buffer_of(piece);
             current.cast.resize(elements_of(piece) * to.size_bytes());
             pinflow::detail::cast_elements(from, current.read.data(), to, current.cast.data(),
                                            elements_of(piece));
@@ -79,14 +79,14 @@ void element_pipeline::run(pinflow::detail::element_stream& source, const dtype&
         return piece;
     };
     const auto pass_on = [&](std::uint64_t piece) {
-        const slot& current = slot_of(piece);
+        const buffer& current = buffer_of(piece);
         write(casts ? current.cast : current.read);
     };
     pinflow::detail::start_worker_threads();
     tbb::parallel_pipeline(
-        slots, tbb::make_filter<void, std::uint64_t>(tbb::filter_mode::serial_in_order, read) &
-                   tbb::make_filter<std::uint64_t, std::uint64_t>(tbb::filter_mode::parallel, cast) &
-                   tbb::make_filter<std::uint64_t, void>(tbb::filter_mode::serial_in_order, pass_on));
+        buffer_count, tbb::make_filter<void, std::uint64_t>(tbb::filter_mode::serial_in_order, read) &
+                          tbb::make_filter<std::uint64_t, std::uint64_t>(tbb::filter_mode::parallel, cast) &
+                          tbb::make_filter<std::uint64_t, void>(tbb::filter_mode::serial_in_order, pass_on));
 }
 
 }  // namespace pinflow::cli

@@ -28,12 +28,12 @@ class element_pipeline {
 
  private:
     /// One piece before and after the cast; kept for the next array.
-    struct slot {
+    struct buffer {
         std::vector<std::byte> read;
         std::vector<std::byte> cast;
     };
     std::uint64_t memory_bytes_;
-    std::vector<slot> slots_;
+    std::vector<buffer> buffers_;
 };
 
 }  // namespace pinflow::cli

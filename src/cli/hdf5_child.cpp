@@ -34,7 +34,8 @@ namespace {
 
 // ---- starting ---------------------------------------------------------------------------------------------
 
-/// The child's surroundings: its socket, no standard input or output, and default signal handling.
+/// Settings of posix_spawn: the child gets its socket, /dev/null as its standard descriptors, and default
+/// signal handling.
 class spawn_settings {
  public:
     explicit spawn_settings(int socket) {
@@ -82,24 +83,22 @@ class spawn_settings {
     ::posix_spawn_file_actions_t actions_{};
 };
 
-// ---- what became of it ------------------------------------------------------------------------------------
+// ---- errors -----------------------------------------------------------------------------------------------
 
 std::string describe_end(int status) {
     if (!WIFSIGNALED(status)) {
-        return fmt::format("the process that reads it by libhdf5 has ended (exit status {})",
+        return fmt::format("the process that reads it with libhdf5 has ended (exit status {})",
                            WEXITSTATUS(status));
     }
     const int signal = WTERMSIG(status);
     if (signal == SIGXCPU) {
-        return fmt::format(
-            "libhdf5 did not finish within {} s of computing: the file is damaged, or there is too much in "
-            "it",
-            max_hdf5_computing.count());
+        return fmt::format("libhdf5 did not finish within {} s of CPU time: the file is damaged or too large",
+                           max_hdf5_cpu_time.count());
     }
     const char* const name = ::sigdescr_np(signal);
     const std::string which = fmt::format("signal {}, {}", signal, name == nullptr ? "unknown" : name);
     if (signal == SIGKILL) {
-        return fmt::format("the process that reads it by libhdf5 was killed ({}): memory may be exhausted",
+        return fmt::format("the process that reads it with libhdf5 was killed ({}): memory may be exhausted",
                            which);
     }
     return fmt::format("libhdf5 crashed on it ({}): the file is damaged", which);
@@ -160,7 +159,8 @@ hdf5_child::~hdf5_child() {
     end();
 }
 
-/// @return how it ended, as waitpid says: that it was killed, unless it had died before.
+/// Kills the child unless it has ended by itself.
+/// @return its wait status (see waitpid).
 int hdf5_child::end() noexcept {
     if (process_ == -1) return 0;
     ::kill(process_, SIGKILL);
@@ -182,8 +182,7 @@ void hdf5_child::check(delivery result) {
     if (result == delivery::done) return;
     if (result == delivery::ended) lose(describe_end(end()));
     lose(fmt::format(
-        "libhdf5 did not finish within {} s: the file is damaged, there is too much in it, or it lies "
-        "on a very slow disk",
+        "libhdf5 did not finish within {} s: the file is damaged, too large, or on a very slow disk",
         std::chrono::duration<double>(options_.max_waiting).count()));
 }
 
@@ -191,7 +190,8 @@ void hdf5_child::refuse_answer() {
     lose("the child process that runs libhdf5 sent a malformed answer: the file is probably damaged");
 }
 
-/// Sends a request, and takes the answer: its head, and by `take` the content, unless it is an error.
+/// Sends a request and receives the answer: the head, and then the content with `take`. Throws the error if
+/// the answer is one.
 template <typename Take>
 void hdf5_child::exchange(const hdf5_request& request, std::uint64_t max_bytes, Take take) {
     if (process_ == -1) throw hdf5_child_lost(lost_reason_);
@@ -213,7 +213,7 @@ void hdf5_child::exchange(const hdf5_request& request, std::uint64_t max_bytes, 
     }
     if (head->kind == hdf5_answer_kind::answered) return;
     if (head->kind == hdf5_answer_kind::out_of_memory)
-        lose("libhdf5 ran out of memory on it: the file is damaged, or there is too much in it");
+        lose("libhdf5 ran out of memory on it: the file is damaged or too large");
     throw_as_told(head->kind, {reinterpret_cast<const char*>(sentence.data()), sentence.size()},
                   head->error_number);
 }
@@ -252,7 +252,7 @@ hdf5_request request_about(const input_file& file, hdf5_question question, std::
     return request;
 }
 
-/// Calls `function`, and begins the sentence of a child that is lost.
+/// Calls `function`. Puts `attempt` in front of the message of hdf5_child_lost.
 template <typename Function>
 auto naming(std::string_view attempt, Function function) -> decltype(function()) {
     try {
@@ -315,7 +315,7 @@ detail::hdf5_description hdf5_in_child::describe(const input_file& file, std::st
 
 namespace {
 
-/// A dataset that a child keeps open. Any thread may use it; one at a time does.
+/// A dataset that its own child keeps open. Thread-safe; reads are serialised.
 class child_reader {
  public:
     child_reader(const hdf5_child_options& options, const std::shared_ptr<const input_file>& file,
@@ -369,7 +369,7 @@ detail::hdf5_read_function hdf5_in_child::reader(std::shared_ptr<const input_fil
     };
 }
 
-void open_hdf5_in_child() {
+void use_hdf5_child() {
     detail::use_hdf5_access(std::make_shared<hdf5_in_child>());
 }
 

@@ -17,8 +17,9 @@
 #include "src/cli/hdf5_protocol.hpp"
 
 /// The tool reads HDF5 files with libhdf5 in a child process, because damaged files can crash libhdf5 or make
-/// it loop for ever. The child is the tool itself, started anew under limits of memory and time. It is never
-/// only forked: the tool has threads, and may have CUDA. If the child fails, the tool reports one error line.
+/// it loop for ever. The child runs the tool's own program, under limits of memory and time. It is spawned,
+/// not only forked, because the tool has threads and may use CUDA. If the child fails, the tool prints one
+/// error line.
 namespace pinflow::cli {
 
 /// The first argument of the child, and the descriptor of the socket that it listens to.
@@ -27,7 +28,7 @@ inline constexpr int hdf5_child_socket = 3;
 
 /// CPU time limit of one request to libhdf5. Locating 2^24 chunks, or listing a million datasets, takes about
 /// 25 s.
-inline constexpr std::chrono::seconds max_hdf5_computing{60};
+inline constexpr std::chrono::seconds max_hdf5_cpu_time{60};
 /// The time limit of a whole answer; a disk may be slow.
 inline constexpr std::chrono::seconds max_hdf5_waiting{300};
 /// Upper bound on the child's address space; less if memory is short. HDF5 chunks can be 4 GiB.
@@ -41,7 +42,7 @@ struct hdf5_child_options {
     std::chrono::milliseconds max_waiting = max_hdf5_waiting;
 };
 
-/// The child died, missed its deadline or gave a malformed answer, and has been ended. The message continues
+/// The child died, missed its deadline or sent a malformed answer, and has been ended. The message continues
 /// "cannot open 'a.h5': ".
 class hdf5_child_lost : public error {
  public:
@@ -51,23 +52,24 @@ class hdf5_child_lost : public error {
 /// One child process, from its start to its end. For one thread at a time.
 class hdf5_child {
  public:
-    /// Starts it. @throws system_failure, a sentence to be read as that of hdf5_child_lost.
+    /// Starts the process.
+    /// @throws system_failure; like that of hdf5_child_lost, its message continues "cannot open 'a.h5': ".
     explicit hdf5_child(hdf5_child_options options = {});
     hdf5_child(const hdf5_child&) = delete;
     hdf5_child& operator=(const hdf5_child&) = delete;
-    /// Kills it.
+    /// Kills the process.
     ~hdf5_child();
 
-    /// -1 when it is gone.
+    /// The process, or -1 if it has ended.
     ::pid_t process() const noexcept { return process_; }
 
-    /// Requests a description, listings, or that a dataset is kept open, and waits for the answer.
+    /// Sends a request (list, describe or open) and waits for the answer.
     /// @throws hdf5_child_lost, also if it was lost before; the exception of libhdf5's side in the child.
     std::vector<std::byte> ask(const hdf5_request& request);
-    /// Requests rows, which have to fill `destination`. @throws like the other overload.
+    /// Sends a request to read rows, which must fill `destination`. @throws like the other overload.
     void ask(const hdf5_request& request, std::span<std::byte> destination);
 
-    /// Ends it, as it cannot be trusted any more. @throws hdf5_child_lost.
+    /// Ends the process, because it cannot be trusted any more. @throws hdf5_child_lost.
     [[noreturn]] void refuse_answer();
 
  private:
@@ -80,7 +82,7 @@ class hdf5_child {
     hdf5_child_options options_;
     int socket_ = -1;
     ::pid_t process_ = -1;
-    std::string lost_reason_ = "the process that reads it by libhdf5 was given up";
+    std::string lost_reason_ = "the process that reads it with libhdf5 was ended";
 };
 
 /// Calls libhdf5 in child processes, from any thread. One child serves all lists and descriptions. It is
@@ -104,9 +106,9 @@ class hdf5_in_child final : public detail::hdf5_access {
     std::unique_ptr<hdf5_child> child_;  // guarded by mutex_
 };
 
-/// From now on HDF5 files are opened by child processes. Starts none yet; does nothing in a build without
+/// Makes child processes open all HDF5 files from now on. Starts none yet. Does nothing in a build without
 /// HDF5.
-void open_hdf5_in_child();
+void use_hdf5_child();
 
 /// Serves the tool that started this process, until the tool ends it or exits. Returns at once if this
 /// process is not such a child.

@@ -46,7 +46,7 @@ constexpr bool limits_addresses = true;
 
 // ---- limits -----------------------------------------------------------------------------------------------
 
-/// Lowers a limit for good; one that is lower already stays.
+/// Lowers a limit permanently. Does not raise a limit that is lower already.
 void lower_limit(::__rlimit_resource resource, ::rlim_t value) {
     ::rlimit limit{};
     if (::getrlimit(resource, &limit) != 0) return;
@@ -80,12 +80,12 @@ void prefer_for_oom_kill() {
 }
 
 /// Grants the CPU time of one request, in addition to the time used before.
-void grant_computing() {
+void grant_cpu_time() {
     ::rusage used{};
     ::rlimit limit{};
     if (::getrusage(RUSAGE_SELF, &used) != 0 || ::getrlimit(RLIMIT_CPU, &limit) != 0) ::_exit(not_served);
     const auto begun = static_cast<::rlim_t>(used.ru_utime.tv_sec + used.ru_stime.tv_sec + 1);
-    limit.rlim_cur = std::min(begun + static_cast<::rlim_t>(max_hdf5_computing.count()), limit.rlim_max);
+    limit.rlim_cur = std::min(begun + static_cast<::rlim_t>(max_hdf5_cpu_time.count()), limit.rlim_max);
     if (::setrlimit(RLIMIT_CPU, &limit) != 0) ::_exit(not_served);
 }
 
@@ -101,7 +101,7 @@ void end_with_parent() {
     try {
         pinflow::detail::system::start_thread("waits for the end of the parent", wait_for_end).detach();
     } catch (const pinflow::system_failure&) {
-        return;  // this process ends after the answer that it is working on, or with its computing time
+        return;  // this process ends after its current answer, or when its CPU time is used up
     }
 }
 
@@ -189,7 +189,7 @@ void serve_as_hdf5_child() {
         end_with_parent();
         server serve;
         while (true) {
-            grant_computing();
+            grant_cpu_time();
             const std::optional<hdf5_request> request = receive_request(hdf5_child_socket);
             // without any cleaning up, which libhdf5 may be in no state for
             if (!request || reply(serve, *request) != delivery::done) ::_exit(served);

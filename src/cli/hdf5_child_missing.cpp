@@ -3,7 +3,7 @@
 /// The functions in a build without HDF5.
 namespace pinflow::cli {
 
-void open_hdf5_in_child() {}
+void use_hdf5_child() {}
 
 void serve_as_hdf5_child() {}
 

@@ -15,13 +15,13 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::uint64_t request_mark = 0x0001'5135'6866'6e70;  // "pnfh5Q", 1
-constexpr std::uint64_t answer_mark = 0x0001'4135'6866'6e70;   // "pnfh5A", 1
-/// The size limit of a path, or of a name and a description without chunks.
+constexpr std::uint64_t request_magic = 0x0001'5135'6866'6e70;  // "pnfh5Q", 1
+constexpr std::uint64_t answer_magic = 0x0001'4135'6866'6e70;   // "pnfh5A", 1
+/// Upper bound on the bytes of `path`, and on the bytes of `about`, in a request.
 constexpr std::uint64_t max_request_bytes = std::uint64_t{1} << 30;
 
 struct request_head {
-    std::uint64_t mark;
+    std::uint64_t magic;
     std::uint64_t question;
     file_identity identity;
     std::uint64_t first_row;
@@ -55,7 +55,7 @@ delivery wait_for(int socket, short events, hdf5_deadline until) {
     }
 }
 
-/// Moves bytes by `call(rest)`, as ::send and ::recv do, until there are none left.
+/// Sends or receives all of `bytes` with `call(rest)`, which is ::send or ::recv.
 template <typename Byte, typename Call>
 delivery transfer(int socket, std::span<Byte> bytes, short events, hdf5_deadline until, Call call) {
     while (!bytes.empty()) {
@@ -91,7 +91,7 @@ delivery receive_all(int socket, std::span<std::byte> bytes, hdf5_deadline until
 // ---- requests ---------------------------------------------------------------------------------------------
 
 delivery send_request(int socket, const hdf5_request& request, hdf5_deadline until) {
-    request_head head{request_mark,        static_cast<std::uint64_t>(request.question),
+    request_head head{request_magic,       static_cast<std::uint64_t>(request.question),
                       request.identity,    request.first_row,
                       request.row_count,   request.size_bytes,
                       request.path.size(), request.about.size()};
@@ -107,7 +107,7 @@ std::optional<hdf5_request> receive_request(int socket) {
     if (receive_all(socket, bytes_of(head), no_deadline) != delivery::done) return std::nullopt;
     const bool known = head.question >= static_cast<std::uint64_t>(hdf5_question::list) &&
                        head.question <= static_cast<std::uint64_t>(hdf5_question::read);
-    if (head.mark != request_mark || !known || head.path_bytes > max_request_bytes ||
+    if (head.magic != request_magic || !known || head.path_bytes > max_request_bytes ||
         head.about_bytes > max_request_bytes) {
         return std::nullopt;
     }
@@ -131,7 +131,7 @@ delivery send_answer(int socket, hdf5_answer_kind kind, std::span<const std::byt
                      int error_number) {
     if (kind != hdf5_answer_kind::answered)
         content = content.first(std::min<std::size_t>(content.size(), max_sentence_bytes));
-    hdf5_answer_head head{answer_mark, kind, error_number, content.size()};
+    hdf5_answer_head head{answer_magic, kind, error_number, content.size()};
     const delivery result = send_all(socket, bytes_of(head), no_deadline);
     return result == delivery::done ? send_all(socket, content, no_deadline) : result;
 }
@@ -140,7 +140,7 @@ std::optional<hdf5_answer_head> receive_answer_head(int socket, std::uint64_t ma
                                                     delivery& result) {
     hdf5_answer_head head;
     result = receive_all(socket, bytes_of(head), until);
-    if (result != delivery::done || head.mark != answer_mark) return std::nullopt;
+    if (result != delivery::done || head.magic != answer_magic) return std::nullopt;
     if (head.kind < hdf5_answer_kind::answered || head.kind > hdf5_answer_kind::out_of_memory)
         return std::nullopt;
     if (head.kind != hdf5_answer_kind::answered) max_bytes = max_sentence_bytes;
@@ -153,7 +153,7 @@ delivery receive_content(int socket, std::uint64_t size_bytes, std::vector<std::
     constexpr std::uint64_t min_piece_bytes = std::uint64_t{1} << 20;
     content.clear();
     while (content.size() < size_bytes) {
-        // as much again as has come, so that nothing is set aside for what was only promised
+        // grows only as data arrives, at most doubling, so that a false size cannot allocate memory
         const std::size_t have = content.size();
         content.resize(have + std::min(size_bytes - have, std::max<std::uint64_t>(have, min_piece_bytes)));
         const delivery result = receive_all(socket, std::span(content).subspan(have), until);

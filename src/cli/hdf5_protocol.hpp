@@ -11,10 +11,10 @@
 
 #include "pinflow/file.hpp"
 
-/// The protocol between the tool and the child process that calls libhdf5, through a socket: requests and
-/// answers in turns, each a head of fixed size and the content that it announces. Both sides are the same
+/// The protocol between the tool and the child process that calls libhdf5. Requests and answers alternate on
+/// a socket. Each has a head of fixed size, and content whose size the head gives. Both sides run the same
 /// program, so numbers are sent as they are in memory. The tool trusts no answer, because libhdf5 may have
-/// written anywhere.
+/// overwritten any memory of the child.
 namespace pinflow::cli {
 
 // ---- bytes ------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ enum class hdf5_answer_kind : std::uint64_t {
 };
 
 struct hdf5_answer_head {
-    std::uint64_t mark = 0;
+    std::uint64_t magic = 0;
     hdf5_answer_kind kind = hdf5_answer_kind::answered;
     std::int64_t error_number = 0;  ///< errno of a system_failure
     std::uint64_t content_bytes = 0;
@@ -83,11 +83,14 @@ struct hdf5_answer_head {
 inline constexpr std::uint64_t max_answer_bytes = std::uint64_t{1} << 30;
 inline constexpr std::uint64_t max_sentence_bytes = std::uint64_t{1} << 16;
 
-/// Sends head and content; a sentence that is too long is cut.
+/// Sends head and content. An error message that is too long is truncated.
 delivery send_answer(int socket, hdf5_answer_kind kind, std::span<const std::byte> content,
                      int error_number = 0);
-/// Receives a head. It has a known kind, and announces at most `max_bytes` that were asked for, or a
-/// sentence; otherwise it is empty while `result` is `done`.
+/// Receives a head.
+/// @param max_bytes upper bound on the content of an answer; for an error it is max_sentence_bytes
+/// @param result the outcome of the transfer
+/// @return empty if the transfer failed (`result` says how), or if the head has a wrong magic, an unknown
+/// kind or too much content (`result` is then `done`).
 std::optional<hdf5_answer_head> receive_answer_head(int socket, std::uint64_t max_bytes, hdf5_deadline until,
                                                     delivery& result);
 /// Receives content, into memory that grows as it arrives.

@@ -31,7 +31,7 @@ void explain_order(array_listing& listed, bool is_pattern) {
 
 // ---- JSON -------------------------------------------------------------------------------------------------
 
-/// Adds the keys that describe an array; what is not known of one that cannot be opened is null.
+/// Adds the keys that describe an array. If it cannot be opened, the values that are not known are null.
 void describe(ordered_json& object, const array_listing& listed) {
     const bool known = listed.dtype.has_value();
     object["dtype"] = known ? ordered_json(listed.dtype->descr()) : ordered_json();
@@ -93,11 +93,11 @@ std::string all_as_text(const std::string& name, file_format format,
         row[5] += escaped(each.reason);
         rows.push_back(std::move(row));
     }
-    constexpr std::size_t widest = 40;  // a longer entry pushes its own line only
+    constexpr std::size_t max_width = 40;  // a longer entry pushes its own line only
     std::array<std::size_t, 5> widths{};
     for (const table_row& row : rows) {
         for (std::size_t column = 0; column < widths.size(); ++column) {
-            widths[column] = std::max(widths[column], std::min(row[column].size(), widest));
+            widths[column] = std::max(widths[column], std::min(row[column].size(), max_width));
         }
     }
     std::string text = fmt::format("{}: {}, {}\n", escaped(name), to_string(format),
@@ -124,15 +124,15 @@ void inspect_pattern(const std::string& text, bool stack, bool json) {
 }  // namespace
 
 void inspect(const argument_list& arguments) {
-    CLI::App app("Lists the arrays of a file, and whether each can be mapped. Reads headers only.",
+    CLI::App app("Lists the arrays of a file, and says whether each can be mapped. Reads headers only.",
                  "pinflow inspect");
     std::string file;
     bool json = false;
     bool stack = false;
     app.add_option(
            "FILE", file,
-           "A file, or FILE:NAME for an array in it; a quoted pattern stands for all files that match,\n"
-           "as one array")
+           "A file, or FILE:NAME for an array in it. A quoted pattern means all files that match, as one\n"
+           "array")
         ->type_name("")
         ->required();
     app.add_flag("--stack", stack, "Each file that a pattern matches is one row")->disable_flag_override();

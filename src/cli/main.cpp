@@ -30,8 +30,8 @@ struct command {
 };
 
 constexpr std::array commands{
-    command{"inspect", inspect, "says what lies in a file, and whether it can be mapped"},
-    command{"stream", stream_files, "streams rows to a device and says how fast, and by which route"},
+    command{"inspect", inspect, "lists the arrays of a file, and says whether each can be mapped"},
+    command{"stream", stream_files, "streams rows to a device, and reports the rate and the route"},
     command{"convert", convert, "rewrites arrays of any format so that they can be mapped"},
     command{"verify", verify, "checks a file against its checksum, or writes the checksum"},
     command{"devices", list_devices, "lists the devices that batches can be streamed to"},
@@ -43,7 +43,7 @@ constexpr std::array<std::string_view, 4> planned_commands{"pin", "unpin", "list
 
 std::string help() {
     std::string text =
-        "Streams arrays from the files they lie in to where they are used.\n"
+        "Streams arrays from files (.npy, .npz, HDF5, safetensors) to a GPU or to host memory.\n"
         "\n"
         "Usage: pinflow COMMAND [OPTIONS]\n"
         "\n";
@@ -96,7 +96,7 @@ int main(int argument_count, char** arguments) {
     // an ignored SIGCHLD is inherited from the parent: then waitpid could not tell how a child ended
     std::signal(SIGCHLD, SIG_DFL);
     try {
-        open_hdf5_in_child();
+        use_hdf5_child();
         pinflow::install_fault_guard();
         run(argument_list(arguments + std::min(argument_count, 1), arguments + argument_count));
         return done;

@@ -25,13 +25,13 @@ struct source_argument {
 /// @throws usage_error for `shm:` names; invalid_argument for an empty path; what format_of throws.
 source_argument find_source(const std::string& text);
 
-/// @throws usage_error if --stack was given for what is no pattern.
+/// @throws usage_error if --stack was given, but `source` is not a pattern.
 void check_stacks(bool stack, const source_argument& source);
 
 /// The names of arrays for a message: all of them, or the first few.
 std::string names_of(const std::vector<array_listing>& arrays);
 
-/// Describes the array that `source`, which is no pattern and has a name, means.
+/// Describes the array that `source` names. `source` is not a pattern and has a name.
 /// @throws as list_arrays; invalid_argument if there is no such array; unsupported if it cannot be opened.
 array_listing find_array(const source_argument& source);
 

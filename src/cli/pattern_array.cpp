@@ -47,7 +47,7 @@ class joined_elements final : public element_stream {
         }
     }
 
-    /// Looks at the files without elements behind the last element. `read` has finished the others.
+    /// Opens and checks the files without elements after the last element. `read` has finished all others.
     void finish() override {
         while (next_ < parts_.size())
             open_next();
@@ -62,7 +62,7 @@ class joined_elements final : public element_stream {
         const pattern_array::part& part = parts_[next_++];
         open_ = pinflow::detail::open_elements(part.source.path)->stream(part.listing.name, memory_bytes_);
         if (open_->dtype() != dtype_ || open_->shape() != part.listing.shape) {
-            throw data_changed(fmt::format("'{}' changed between two looks at it", part.source.path));
+            throw data_changed(fmt::format("'{}' changed after its header was read", part.source.path));
         }
         left_bytes_ = size_bytes_of(part.listing);
         if (left_bytes_ == 0) open_->finish();
@@ -108,10 +108,10 @@ pattern_array::pattern_array(const std::string& text, bool stacked) : stacked_(s
         if (!listing.dtype)
             throw unsupported(fmt::format("cannot open '{}': {}", source.path, listing.reason));
         if (!stacked && listing.shape.empty()) {
-            throw invalid_argument(fmt::format(
-                "the array of '{}' has no axes, so that its rows cannot follow others: with --stack, each "
-                "file is a row",
-                source.path));
+            throw invalid_argument(
+                fmt::format("the array of '{}' has no axes, so it has no rows that could follow others: with "
+                            "--stack, each file is a row",
+                            source.path));
         }
         parts_.push_back({std::move(source), std::move(listing)});
         check_alike(parts_.front(), parts_.back(), stacked);

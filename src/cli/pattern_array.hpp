@@ -14,7 +14,7 @@
 namespace pinflow::cli {
 
 /// The arrays of all files that match a pattern, as one array. Their rows follow each other or, if stacked,
-/// each array is one row. Headers are read at once, elements file by file.
+/// each array is one row. The constructor reads all headers; elements are read file by file.
 class pattern_array final : public pinflow::detail::element_file {
  public:
     /// @param text FILE[:NAME], in which FILE is a pattern.

@@ -82,8 +82,8 @@ std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::s
         if (sources.back()->row_count() != sources.front()->row_count()) {
             const std::string hint = are_probably_parts(files) ? fmt::format("; {}", quote_pattern) : "";
             throw invalid_argument(fmt::format(
-                "'{}' has {} rows and '{}' has {}: the arrays of a sample need equally many{}", files.front(),
-                sources.front()->row_count(), file, sources.back()->row_count(), hint));
+                "the arrays of a sample need the same number of rows: '{}' has {}, but '{}' has {}{}",
+                files.front(), sources.front()->row_count(), file, sources.back()->row_count(), hint));
         }
     }
     return sources;
@@ -136,7 +136,7 @@ class consumption_clock {
         std::uint64_t epoch;
         clock::time_point time;
     };
-    /// What was marked, once the last time has come.
+    /// Waits until the device has passed all marks, then returns them.
     const std::deque<epoch_end>& times() {
         stream_.synchronize();
         return ends_;

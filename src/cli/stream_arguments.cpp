@@ -105,8 +105,8 @@ void take_order(const CLI::App& app, const loader_state& state, const std::strin
     const auto saved = order_named(name);
     if (!saved) {
         throw unsupported(
-            fmt::format("cannot resume from '{}': its order is {}, which only a program of one's "
-                        "own can give",
+            fmt::format("cannot resume from '{}': its order is {}, which the tool does not have; resume it "
+                        "with the library",
                         path, to_string(state.order)));
     }
     if (app.count("--order") == 0) options.order = *saved;
@@ -119,16 +119,16 @@ void take_order(const CLI::App& app, const loader_state& state, const std::strin
 
 std::optional<stream_arguments> parse_stream_arguments(const argument_list& arguments) {
     CLI::App app(
-        "Streams the rows of one array, or of several with equally many rows, to a device in batches,\n"
-        "computes their digest there and says how fast, by which route, and where time was lost.",
+        "Streams the rows of one array, or of several with the same number of rows, to a device in batches,\n"
+        "computes their digest there, and reports the rate, the route, and what the stream waited for.",
         "pinflow stream");
     stream_arguments parsed;
     std::string device_name = "auto", batch = "64", order_name = "sequential", seed = "0", epochs = "1";
     std::string route_name = "auto", tail_name = "partial", memory, slots, threads, pin_budget;
     std::string window, rank, world, max_batches;
     app.add_option("FILE", parsed.files,
-                   "The arrays of a sample: a file each, or FILE:NAME for an array in it; a quoted pattern\n"
-                   "stands for all files that match, one after the other")
+                   "The arrays of a sample: a file each, or FILE:NAME for an array in it. A quoted pattern\n"
+                   "means all files that match, one after the other")
         ->type_name("")
         ->required();
     app.add_flag("--stack", parsed.stack,
@@ -139,14 +139,14 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         app.add_option(flag, value, help)->type_name(type)->capture_default_str();
     };
     add("--device", device_name, "auto|host|cuda:N", "Where batches go; auto: a GPU when there is one");
-    add("--batch", batch, "ROWS", "Rows a batch");
+    add("--batch", batch, "ROWS", "Rows per batch");
     add("--order", order_name, "sequential|shuffled|windowed", "Order of rows within an epoch");
     add("--window", window, "ROWS",
         "windowed: number of rows that are shuffled together (default: as many as take 64MiB)");
     add("--seed", seed, "N", "Seed of the shuffled and the windowed order");
     add("--epochs", epochs, "N", "Number of epochs, including those before --load-state; at most 1000000");
     add("--route", route_name, "auto|direct|copy|staged|read",
-        "How rows travel; one that cannot work is an error");
+        "How rows travel; a route that cannot work is an error");
     add("--memory", memory, "BYTES",
         "Memory limit for slots and decoded HDF5 chunks. Half goes to chunks, or more if four chunks of a\n"
         "dataset do not fit into that half. BYTES may end in KiB, MiB, GiB or TiB (default: 1GiB for slots, "
@@ -157,7 +157,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "memory that\n"
         "the machine and the cgroup have left)");
     add("--slots", slots, "N", "Batches that can exist at once, from 2 on (default: by memory)");
-    add("--threads", threads, "N", "Threads that gather rows (default: one a core)");
+    add("--threads", threads, "N", "Threads that gather rows (default: one per core)");
     add("--rank", rank, "R", "Rank of this process, from 0 to W - 1; ranks take batches in turn");
     add("--world", world, "W|env",
         "Number of processes; env: take rank and number from torchrun, MPI or Slurm");
@@ -176,7 +176,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "  pinflow stream images.npy labels.npy --order shuffled --epochs 3\n"
         "  pinflow stream data.h5:images --batch 256\n"
         "  pinflow stream 'part-*.npy'                        many files, as one array\n"
-        "  pinflow stream 'scan-*.npy' --stack --batch 4      one sample a file\n"
+        "  pinflow stream 'scan-*.npy' --stack --batch 4      one sample per file\n"
         "  pinflow stream a.npy --save-state s.json           and later: --load-state s.json");
     if (!parse(app, arguments)) return std::nullopt;
 

@@ -10,14 +10,14 @@
 
 namespace pinflow::cli {
 
-/// What `pinflow stream` is asked for.
+/// The parsed arguments of `pinflow stream`.
 struct stream_arguments {
     std::vector<std::string> files;
     bool stack = false;  ///< whether each file that a pattern matches is one row
-    /// With the state of --load-state, and its order, seed and window where no flags say other ones.
+    /// Includes the state of --load-state. Its order, seed and window apply unless flags set others.
     loader_options options;
-    std::string save_state;  ///< a path; empty: nowhere
-    std::string load_state;  ///< the same, of options.resume_from
+    std::string save_state;  ///< a path; empty: the state is not saved
+    std::string load_state;  ///< the path of options.resume_from; empty: there is none
     bool json = false;
 };
 

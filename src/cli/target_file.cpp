@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <bit>
 #include <filesystem>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/hdf5_path.hpp"
 #include "formats/patterns.hpp"
 #include "pinflow/error.hpp"
 #include "src/cli/arguments.hpp"
@@ -43,8 +43,8 @@ std::uint64_t min_file_bytes(std::span<const target_array> arrays, const target_
     return layout.deflate_level == 0 ? payload_bytes : payload_bytes / max_deflate_ratio;
 }
 
-/// @throws system_failure unless the filesystem has room for the file. Other processes may take it later:
-/// then writing fails, as ever, and leaves nothing behind.
+/// @throws system_failure unless the filesystem has room for the file. If other processes take the room
+/// later, writing fails and leaves no file.
 void check_free_space(const target_argument& target, std::span<const target_array> arrays,
                       const target_layout& layout) {
     std::error_code unknown;
@@ -130,7 +130,7 @@ target_argument parse_target(const std::string& text) {
             split.path));
     }
     if (split.named && split.name.empty()) {
-        throw usage_error(fmt::format("'{}' ends in a colon without a name behind it", text));
+        throw usage_error(fmt::format("'{}' ends in a colon without a name after it", text));
     }
     if (!split.named) split.name = "data";
     // a member answers to its name with and without the extension, which is added when it is written
@@ -138,22 +138,11 @@ target_argument parse_target(const std::string& text) {
         split.name.resize(split.name.size() - 4);
     }
     if (*format == file_format::hdf5) {
-        split.name = hdf5_path(split.name);
+        split.name = pinflow::detail::hdf5_path(split.name);
         if (split.name.empty())
             throw usage_error(fmt::format("'{}' ends in slashes, which name nothing", text));
     }
     return {std::move(split.path), std::move(split.name), split.named, *format};
-}
-
-std::string hdf5_path(std::string_view path) {
-    std::string result;
-    while (!path.empty()) {
-        const std::size_t end = std::min(path.find('/'), path.size());
-        if (end > 0 && !result.empty()) result += '/';
-        result += path.substr(0, end);
-        path.remove_prefix(std::min(end + 1, path.size()));
-    }
-    return result;
 }
 
 void check_alignment(file_format format, std::uint64_t alignment_bytes) {

@@ -29,9 +29,6 @@ struct target_argument {
 /// @throws usage_error for another extension, one that this build cannot write, and a NAME in a .npy file.
 target_argument parse_target(const std::string& text);
 
-/// A path within a HDF5 file as listings spell it: one slash between two names, and no others.
-std::string hdf5_path(std::string_view path);
-
 /// One array of a file that is to be written: C order, little-endian.
 struct target_array {
     std::string name;
@@ -41,12 +38,12 @@ struct target_array {
 
 using text_map = std::map<std::string, std::string>;
 
-/// How the arrays lie in the file.
+/// How the arrays are stored in the file.
 struct target_layout {
     /// Each array's data begins at a multiple of this; in safetensors only the first tensor's. Unused with
     /// deflate_level > 0.
     std::uint64_t alignment_bytes = 4096;
-    unsigned deflate_level = 0;  ///< HDF5: from 1 to 9 they lie in chunks, deflated
+    unsigned deflate_level = 0;  ///< HDF5: 1 to 9 for deflated chunks, 0 for contiguous data
 };
 
 /// @throws usage_error unless arrays of `format` can begin at multiples of `alignment_bytes`.

@@ -26,7 +26,7 @@ namespace pinflow::cli {
 
 namespace {
 
-constexpr std::size_t digits_of_checksum = 32;
+constexpr std::size_t checksum_digits = 32;
 
 // ---- the checksum -----------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ std::string checksum_of(const input_file& file) {
     const std::unique_ptr<XXH3_state_t, state_deleter> state(XXH3_createState());
     if (!state) throw std::bad_alloc();
     XXH3_128bits_reset(state.get());
-    // hashed while it lies in the processor's cache
+    // small enough to be hashed while it is in the CPU's cache
     std::vector<std::byte> buffer(std::min<std::uint64_t>(file.size_bytes(), std::uint64_t{1} << 20));
     progress_line progress;
     for (std::uint64_t offset = 0; offset < file.size_bytes(); offset += buffer.size()) {
@@ -89,15 +89,15 @@ std::string line_for(const std::string& path, std::string_view checksum) {
 std::optional<std::string> checksum_in(std::string_view text) {
     if (text.ends_with('\n')) text.remove_suffix(1);
     if (text.starts_with('\\')) text.remove_prefix(1);
-    constexpr std::size_t name_begins = digits_of_checksum + 2;
+    constexpr std::size_t name_begins = checksum_digits + 2;
     if (text.size() <= name_begins || text.find_first_of(std::string_view("\n\0", 2)) != text.npos) return {};
-    std::string checksum(text.substr(0, digits_of_checksum));
+    std::string checksum(text.substr(0, checksum_digits));
     for (char& digit : checksum) {
         if (digit >= 'A' && digit <= 'F') digit = static_cast<char>(digit - 'A' + 'a');
         if ((digit < '0' || digit > '9') && (digit < 'a' || digit > 'f')) return {};
     }
     // the second character is xxhsum's mark of how the file was read, where it has one
-    const std::string_view mark = text.substr(digits_of_checksum, 2);
+    const std::string_view mark = text.substr(checksum_digits, 2);
     if (mark != "  " && mark != " *") return {};
     return checksum;
 }
@@ -146,8 +146,8 @@ void verify(const argument_list& arguments) {
     const std::string expected = read_checksum(path, checksum_path);
     const std::string found = checksum_of(file);
     if (found != expected) {
-        throw format_error(fmt::format("'{}' is not what it was: its checksum is {}, '{}' says {}", path,
-                                       found, checksum_path, expected));
+        throw format_error(fmt::format("'{}' has changed: its checksum is {}, but '{}' says {}", path, found,
+                                       checksum_path, expected));
     }
     print(fmt::format("{}: OK\n", escaped(path)));
 }

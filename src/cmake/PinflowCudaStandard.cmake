@@ -1,5 +1,5 @@
-# nvcc knows C++20 from CUDA 12 on, CMake 3.25 does not know that it does: a .cu file that includes pinflow's headers
-# would be refused. Newer versions of CMake need none of this.
+# CMake 3.25 does not know that nvcc supports C++20 from CUDA 12 on, and would refuse a .cu file that includes pinflow's
+# headers. Newer versions of CMake do not need this file.
 if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.0
     AND NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)

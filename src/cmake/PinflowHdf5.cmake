@@ -2,10 +2,10 @@
 # scope.
 
 set(PINFLOW_HAVE_HDF5 OFF)
-set(pinflow_hdf5_oldest 1.10.5)  # H5Dget_num_chunks
+set(pinflow_hdf5_min_version 1.10.5)  # H5Dget_num_chunks
 
 if(PINFLOW_HDF5)  # AUTO is true, too
-  find_package(hdf5_serial ${pinflow_hdf5_oldest} QUIET)
+  find_package(hdf5_serial ${pinflow_hdf5_min_version} QUIET)
   find_package(lzf QUIET)
   if(hdf5_serial_FOUND)
     set(PINFLOW_HAVE_HDF5 ON)
@@ -15,9 +15,9 @@ if(PINFLOW_HDF5)  # AUTO is true, too
       message(STATUS "HDF5: ${hdf5_serial_VERSION}, without its filter lzf, as no liblzf was found")
     endif()
   elseif(PINFLOW_HDF5 STREQUAL "AUTO")
-    message(STATUS "HDF5: left out, no HDF5 of ${pinflow_hdf5_oldest} or later was found")
+    message(STATUS "HDF5: left out, no HDF5 of ${pinflow_hdf5_min_version} or later was found")
   else()
-    message(FATAL_ERROR "PINFLOW_HDF5 is ${PINFLOW_HDF5}, but no HDF5 of ${pinflow_hdf5_oldest} or later was found")
+    message(FATAL_ERROR "PINFLOW_HDF5 is ${PINFLOW_HDF5}, but no HDF5 of ${pinflow_hdf5_min_version} or later was found")
   endif()
 else()
   message(STATUS "HDF5: left out, PINFLOW_HDF5 is ${PINFLOW_HDF5}")

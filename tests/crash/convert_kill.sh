@@ -2,9 +2,10 @@
 # convert_kill.sh PINFLOW [KILLS]
 #
 # Kills `pinflow convert` with SIGKILL (10 times, or KILLS), while it replaces another file and while it replaces its own
-# input, in every format: in turn at a random moment, and at a random moment after it began to write. Afterwards the file must be the old one or the new one, byte for byte. A temporary file may be left beside it only if the
-# kill came while the new file had a temporary name, or if the file system lacks files without a name (O_TMPFILE). SEED, from the environment,
-# repeats a run.
+# input, in every format: in turn at a random moment, and at a random moment after it began to write. Afterwards the
+# file must be the old one or the new one, byte for byte. A temporary file may be left beside it only if the kill came
+# while the new file had a temporary name, or if the filesystem lacks files without a name (O_TMPFILE). SEED, from the
+# environment, repeats a run.
 set -euo pipefail
 
 pinflow=$(realpath -- "${1:?usage: convert_kill.sh PINFLOW [KILLS]}")
@@ -22,7 +23,7 @@ fail() {
     exit 1
 }
 
-# 24 MiB behind a header made by hand: 118 characters behind the magic, the version and their number, 0x76
+# 24 MiB after a header made by hand: 118 characters after the magic, the version and their number, 0x76
 {
     printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "{'descr': '|u1', 'fortran_order': False, 'shape': (24576, 1024), }"
     head -c $((24 << 20)) /dev/urandom
@@ -101,7 +102,7 @@ done
 printf '%d kills within %d ms: %d left the old file, %d the new one; %d came while it was written, %d left a temporary name (SEED=%s)\n' \
     "$kills" $((duration_us * 11 / 10000)) $old $new $writing $temporary "$seed"
 if [ $temporary -gt $max_temporary ]; then
-    fail "files have temporary names though this file system has files without"
+    fail "files have temporary names, although this filesystem has unnamed files"
 fi
 if [ $writing = 0 ]; then
     fail "no kill came while a file was written"

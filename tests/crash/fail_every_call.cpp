@@ -148,7 +148,7 @@ class campaign {
 
     const std::vector<scenario>& all() const noexcept { return all_; }
 
-    /// From here on outputs lie in a folder of this name. Printed paths stay the same.
+    /// From here on outputs are in a folder of this name. Printed paths stay the same.
     void work_in(const std::string& name) {
         fs::create_directories(folder_ / name);
         fs::current_path(folder_ / name);
@@ -252,7 +252,7 @@ class campaign {
         ::close(printed);
         ::close(errors);
         try {
-            pinflow::cli::open_hdf5_in_child();
+            pinflow::cli::use_hdf5_child();
             pinflow::install_fault_guard();
             work(*result_);
         } catch (const std::exception& failure) {

@@ -18,7 +18,7 @@ expected of every run:
   (How often h5py makes up what the tool refuses is counted.)
 
 h5py reads in a process of its own, as libhdf5 may crash in it. Prints a summary, and what each violation and each death
-of libhdf5 was; the damaged files of those are kept in FOLDER. Exits with 77 where there is no h5py, and with 1 after a
+of libhdf5 was; the damaged files of those are kept in FOLDER. Exits with 77 if there is no h5py, and with 1 after a
 violation.
 """
 

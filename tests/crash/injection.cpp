@@ -138,7 +138,7 @@ bool is_next_to_fail(record& shared) {
 /// The frame of the scope's creator. Frames above it differ between kinds of run.
 thread_local std::uintptr_t outermost_frame = UINTPTR_MAX;
 
-/// Call stacks of allocations are told apart by so many addresses.
+/// The number of addresses that identify the call stack of an allocation.
 constexpr unsigned allocation_depth = 8;
 
 /// Takes the addresses of the callers. The frame pointers of libraries cannot be trusted.

@@ -33,7 +33,7 @@ exit_with() {
 
 # ---- what is read -------------------------------------------------------------------------------------------------------
 
-# npy_header DESCR SHAPE: 118 characters behind the magic, the version and their number, 0x76
+# npy_header DESCR SHAPE: 118 characters after the magic, the version and their number, 0x76
 npy_header() {
     printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "{'descr': '$1', 'fortran_order': False, 'shape': $2, }"
 }
@@ -88,7 +88,7 @@ PYTHON
 # ---- running it ---------------------------------------------------------------------------------------------------------
 
 runs=0 refused=0 failures=0
-declare -A digests=()  # of streams without limits; what is converted without limits lies in expected/
+declare -A digests=()  # of streams without limits; files converted without limits are in expected/
 # Called in the subshell that becomes the tool.
 # shellcheck disable=SC2317
 limit() { :; }
@@ -109,7 +109,7 @@ is_right() {
         expected=expected/$2.$(basename -- "$3")
         [ -e "$expected" ] || cp "$3" "$expected"
         cmp -s "$3" "$expected" && return
-        # chunks of HDF5 lie in the order in which they were compressed
+        # HDF5 chunks are stored in the order in which they were compressed
         "$pinflow" stream "$3" --device host --json >converted 2>&1
         "$pinflow" stream "$expected" --device host --json >expected.json
         [ "$(digest_of converted)" = "$(digest_of expected.json)" ]
@@ -117,7 +117,7 @@ is_right() {
     esac
 }
 
-# run ARGUMENTS...: of the tool, under the limit
+# run ARGUMENTS...: runs the tool under the limit
 run() {
     local status lines
     {

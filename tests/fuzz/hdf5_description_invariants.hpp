@@ -58,8 +58,8 @@ inline std::string broken_for(const detail::hdf5_description& description, std::
     return again == description ? "" : "what is written for it reads differently";
 }
 
-/// Runs `check`; exceptions that are no errors of the format are broken too, and so is a sentence of several
-/// lines.
+/// Runs `check`. An exception other than format_error, and an error message of several lines, break an
+/// invariant too.
 template <typename Check>
 std::string broken_in(Check check) {
     try {
@@ -72,7 +72,8 @@ std::string broken_in(Check check) {
     }
 }
 
-/// @return an empty string, or what does not hold for these bytes, as either kind, of a file of any size.
+/// Parses these bytes as a description in a small and a large file, and as listings.
+/// @return the invariant that does not hold; an empty string if all hold.
 inline std::string broken_for(std::span<const std::byte> bytes) {
     for (const std::uint64_t file_size_bytes :
          {std::uint64_t{4096}, std::numeric_limits<std::uint64_t>::max()}) {

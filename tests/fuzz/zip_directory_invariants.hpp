@@ -108,7 +108,7 @@ inline std::string broken_for(std::span<const std::byte> bytes) {
         for (const auto& entry : entries) {
             if (entry.end_bytes > bytes.size() || entry.header_offset_bytes > entry.end_bytes ||
                 entry.compressed_bytes > entry.end_bytes - entry.header_offset_bytes) {
-                return "a member lies outside the file";
+                return "a member is outside the file";
             }
             const std::string broken = broken_in([&] { return broken_for(entry, read); });
             if (!broken.empty()) return broken;
