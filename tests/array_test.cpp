@@ -85,7 +85,7 @@ TEST_CASE("array: the elements of a shape are the product of its lengths") {
 
 TEST_CASE(
     "array: too many elements are refused, in each order of the axes, also beside an axis of length 0") {
-    CHECK(contains_all(sentence_of<invalid_argument>(
+    CHECK(contains_all(message_of<invalid_argument>(
                            [] { pinflow::element_count(shape_vector{power_of_two(32), power_of_two(32)}); }),
                        {"(4294967296, 4294967296)", "is too large", "2^64 or more"}));
     CHECK_THROWS_AS(pinflow::element_count(shape_vector{power_of_two(40), power_of_two(40), 0}),
@@ -109,7 +109,7 @@ TEST_CASE("array: strides of C order and of Fortran order") {
 TEST_CASE("array: strides that would pass 2^63 are refused, with the shape") {
     CHECK_NOTHROW(pinflow::c_strides_bytes(shape_vector{power_of_two(31), power_of_two(31)}, 1));
     for (const std::uint64_t item_size : {2u, 4u, 8u}) {
-        CHECK(contains_all(sentence_of<invalid_argument>([&] {
+        CHECK(contains_all(message_of<invalid_argument>([&] {
                                pinflow::c_strides_bytes(shape_vector{power_of_two(31), power_of_two(31)},
                                                         item_size);
                            }),
@@ -173,7 +173,7 @@ TEST_CASE("array_view: tells C order from Fortran order and from neither") {
 }
 
 TEST_CASE("array_view: refuses as many strides as it has no axes for") {
-    CHECK(contains_all(sentence_of<invalid_argument>([] { shaped({2, 3}, {4}); }),
+    CHECK(contains_all(message_of<invalid_argument>([] { shaped({2, 3}, {4}); }),
                        {"shape (2, 3)", "needs 2 strides", "not 1"}));
     CHECK_THROWS_AS(shaped({}, {4}), invalid_argument);
     CHECK_THROWS_AS(shaped({2}, {4, 4}), invalid_argument);
@@ -206,7 +206,7 @@ TEST_CASE("array_view: refuses typed access that would misread, and says why") {
     alignas(8) const std::array<std::byte, 64> bytes{};
     const auto refusal = [&](const std::string& descr, std::size_t offset, strides strides_bytes) {
         const array_view view(bytes.data() + offset, dtype::parse(descr), {2, 2}, std::move(strides_bytes));
-        return sentence_of<invalid_argument>([&] { static_cast<void>(view.as<float>()); });
+        return message_of<invalid_argument>([&] { static_cast<void>(view.as<float>()); });
     };
     CHECK(refusal("<f4", 0, {8, 4}).empty());
     CHECK(
@@ -250,7 +250,7 @@ TEST_CASE("array: takes memory over and keeps it as long as a copy lives") {
 TEST_CASE("array: memory may be larger than the array, but not smaller") {
     const array enough(memory_region::anonymous(100), dtype::of<double>(), {3, 4});
     CHECK(enough.size_bytes() == 96);
-    CHECK(contains_all(sentence_of<invalid_argument>(
+    CHECK(contains_all(message_of<invalid_argument>(
                            [] { array(memory_region::anonymous(95), dtype::of<double>(), {3, 4}); }),
                        {"<f8", "shape (3, 4)", "needs 96 bytes", "has 95"}));
     CHECK_THROWS_AS(array(memory_region::anonymous(8), dtype::of<double>(), {power_of_two(61)}),
@@ -295,7 +295,7 @@ TEST_CASE("array: fills a file to its last byte, and not one byte more") {
     const auto file = make_file(folder, 100);
     CHECK_NOTHROW(array::of_file(file, 20, dtype::of<double>(), {10}));
     CHECK(contains_all(
-        sentence_of<pinflow::format_error>([&] { array::of_file(file, 21, dtype::of<double>(), {10}); }),
+        message_of<pinflow::format_error>([&] { array::of_file(file, 21, dtype::of<double>(), {10}); }),
         {"<f8", "shape (10,)", "at offset 21", "does not fit", "'" + file->path() + "'", "has 100 bytes"}));
     CHECK_THROWS_AS(array::of_file(file, 20, dtype::of<double>(), {11}), pinflow::format_error);
     CHECK_THROWS_AS(array::of_file(file, 101, dtype::of<double>(), {0}), pinflow::format_error);
@@ -340,7 +340,7 @@ TEST_CASE("array: if mapping is refused, the array gives the reason, and its row
     const std::string& reason = source.reason();
     CHECK(contains(reason,
                    "cannot map 900 bytes at offset 10 of '" + file->path() + "': Cannot allocate memory"));
-    CHECK(contains_all(sentence_of<pinflow::unsupported>([&] { static_cast<void>(source.view()); }),
+    CHECK(contains_all(message_of<pinflow::unsupported>([&] { static_cast<void>(source.view()); }),
                        {"array in '" + file->path() + "'", "cannot be viewed", reason}));
     CHECK(source.size_bytes() == 900);
 
@@ -407,8 +407,8 @@ TEST_CASE("array: is taken for another type of the same size") {
     CHECK(contains_all(
         array::of_file(source.file(), 5, dtype::parse("|V2"), {3}).view_as(half.dtype()).reason(),
         {"mapped in place", "no multiple of 2"}));
-    CHECK(contains_all(sentence_of<invalid_argument>([&] { source.view_as(dtype::parse("<f4")); }),
-                       {"array of |V2", "one of <f4", "has 2 bytes", "to have 4"}));
+    CHECK(contains_all(message_of<invalid_argument>([&] { source.view_as(dtype::parse("<f4")); }),
+                       {"array of |V2 as <f4", "elements have 2 bytes, not 4"}));
 }
 
 TEST_CASE("array: memory lives as long as any view of it under another type") {
@@ -516,7 +516,7 @@ TEST_CASE(
 TEST_CASE("array: an unknown field is refused, and the error names the existing fields") {
     const array source(memory_region::anonymous(24), record_type(), {1});
     const auto refusal = [&](const std::string& name) {
-        return sentence_of<invalid_argument>([&] { source.field(name); });
+        return message_of<invalid_argument>([&] { source.field(name); });
     };
     const std::string outer = "among 'id', 'points', 'weight'";
     for (const std::string name : {"nothing", "", ".", ".id", "id2"}) {
@@ -526,12 +526,12 @@ TEST_CASE("array: an unknown field is refused, and the error names the existing 
     CHECK(contains_all(refusal("points.y"), {"no field 'points.y'", "among 'x', 'y.z'"}));
     CHECK(contains_all(refusal("points."), {"no field 'points.'", "among 'x', 'y.z'"}));
     CHECK(contains_all(refusal("id.x"), {"no field 'id.x'", "elements of >i2", "have no fields"}));
-    CHECK(contains_all(sentence_of<invalid_argument>([&] { source.field("weight").field("x"); }),
+    CHECK(contains_all(message_of<invalid_argument>([&] { source.field("weight").field("x"); }),
                        {"no field 'x'", "elements of <f4", "have no fields"}));
 
     std::vector<pinflow::dtype_field> many;
     for (std::uint64_t index = 0; index < 1'000; ++index)
         many.push_back({"f" + std::to_string(index), "", dtype::parse("|u1"), {}, index});
     const array wide(memory_region::anonymous(1'000), dtype::structured(many, 1'000), {1});
-    CHECK(contains(sentence_of<invalid_argument>([&] { wide.field("f"); }), "'f19' and 980 more"));
+    CHECK(contains(message_of<invalid_argument>([&] { wide.field("f"); }), "'f19' and 980 more"));
 }

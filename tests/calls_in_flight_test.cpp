@@ -51,10 +51,10 @@ struct logged {
         return call;
     }
     std::string checked() {
-        return sentence_of<error>([&] { log.check(); });
+        return message_of<error>([&] { log.check(); });
     }
     std::string checked(pending_call& call) {
-        return sentence_of<error>([&] { log.check(call); });
+        return message_of<error>([&] { log.check(call); });
     }
 
     calls_in_flight log;
@@ -84,7 +84,7 @@ TEST_CASE("calls_in_flight: reports each call with errors once, in the order of 
                                             "the first is 71,", "at position 3"}));
         CHECK(contains_all(with.checked(), {"rows were not moved", "2 of 10", "are outside", "has 5 rows",
                                             "the first is 72,", "at position 3"}));
-        CHECK(contains_all(with.checked(), {"rows were not moved", "3 of 10", "occurred before",
+        CHECK(contains_all(with.checked(), {"rows were not moved", "3 of 10", "are repeated",
                                             "duplicate_policy::error", "the first is 2,", "at position 4"}));
         CHECK(with.checked().empty());
     });
@@ -107,7 +107,7 @@ TEST_CASE(
         CHECK(with.checked().empty());
         gate.open();
         stuck.synchronize();
-        CHECK(contains(with.checked(), "late: 1 of 1 row numbers is outside"));
+        CHECK(contains(with.checked(), "late: 1 of 1 indices is outside"));
         CHECK(with.checked().empty());
     });
 }
@@ -196,7 +196,7 @@ TEST_CASE("calls_in_flight: memory is reserved for indices of all calls, and doe
     });
 }
 
-TEST_CASE("calls_in_flight: a stream takes as many calls as it leaves for other streams") {
+TEST_CASE("calls_in_flight: a stream takes at most half of the calls that others do not use, rounded up") {
     const device host = device::host();
     calls_in_flight calls(host, max_rows, 8);
     const stream first(host);
@@ -270,7 +270,7 @@ TEST_CASE("calls_in_flight: its destructor waits until the streams have passed t
     });
 }
 
-TEST_CASE("calls_in_flight: negative row numbers are spelled as such") {
+TEST_CASE("calls_in_flight: negative indices are printed as such") {
     CHECK(contains_all(detail::outside_sentence("it", 2, 3, 4, ~std::uint64_t{0}, 1),
                        {"it: ", "2 of 3", "are outside", "has 4 rows", "the first is -1,", "at position 1"}));
     CHECK(contains(detail::outside_sentence("it", 1, 3, 4, (std::uint64_t{1} << 63) - 1, 1),

@@ -126,7 +126,7 @@ TEST_CASE("cast: elements of every type of number become those of every other, a
             REQUIRE(can_cast(from, to));
             const std::vector<std::byte> result = cast(from, source, to);
             if constexpr (std::is_same_v<From, To>) {
-                CHECK(result == source);  // even what is no boolean of ours
+                CHECK(result == source);  // also bytes that are not valid booleans
             } else {
                 using raw = std::array<std::byte, sizeof(To)>;
                 std::size_t wrong = 0;
@@ -192,7 +192,7 @@ TEST_CASE("cast: any type becomes itself, byte for byte") {
     CHECK_FALSE(can_cast(dtype::of<std::int64_t>(), record));
 }
 
-TEST_CASE("cast: what is no number, not little-endian, or too long is refused with a sentence") {
+TEST_CASE("cast: types that are not numbers, not little-endian or too long are refused") {
     for (const std::string_view descr :
          {"<f16", "<c32", ">f4", ">i2", ">c8", "|S4", "<U1", "|V4", "<M8[ns]", "<m8[s]"}) {
         const dtype other = dtype::parse(descr);
@@ -209,7 +209,7 @@ TEST_CASE("cast: what is no number, not little-endian, or too long is refused wi
     CHECK_FALSE(can_cast(dtype::parse("|S4"), dtype::parse("|S5")));
     CHECK_FALSE(can_cast(dtype::parse("<f4"), dtype::parse("<c8")));
     CHECK_FALSE(can_cast(dtype::parse("<c8"), dtype::parse("<f4")));
-    CHECK(contains_all(sentence_of<pinflow::invalid_argument>([] {
+    CHECK(contains_all(message_of<pinflow::invalid_argument>([] {
                            cast_elements(dtype::parse("<c8"), nullptr, dtype::parse("<f4"), nullptr, 1);
                        }),
                        {"cannot cast elements", "'<c8' to '<f4'", "at most 8 bytes", "at most 16 bytes"}));

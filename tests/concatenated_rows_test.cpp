@@ -79,7 +79,7 @@ TEST_CASE("concatenated_rows: deliver any rows of any sources in the order asked
         shape_vector shape{0, 1 + random() % 5, 1 + random() % 3};
         for (std::uint64_t index = 0, count = 2 + random() % 9; index < count; ++index) {
             shape[0] = random() % 3 == 0 ? 0 : random() % 20;
-            // what is delivered alike may lie differently
+            // sources of one delivered type, stored in different byte orders
             const dtype type = dtype::parse(random() % 4 == 0 ? ">i4" : "<i4");
             const auto [source, expected] =
                 make_array(random, folder / std::to_string(index), type, shape, false);
@@ -193,7 +193,7 @@ TEST_CASE("concatenated_rows: incompatible sources are refused, and named") {
     };
     const rows_pointer first = make("first", "<f4", {2, 3});
     const auto refusal = [&](const rows_pointer& other) {
-        return sentence_of<invalid_argument>([&] { concatenate({first, first, other}); });
+        return message_of<invalid_argument>([&] { concatenate({first, first, other}); });
     };
     const auto names_both = [&](const std::string& sentence, const std::string& other) {
         return contains_all(sentence,
@@ -205,7 +205,7 @@ TEST_CASE("concatenated_rows: incompatible sources are refused, and named") {
     CHECK(names_both(refusal(make("other", "<f4", {2})), "<f4 of shape ()"));
     CHECK(names_both(refusal(make("other", "<f4", {0, 4})), "<f4 of shape (4,)"));
     CHECK(refusal(make("other", "<f4", {9, 3})).empty());
-    CHECK(contains_all(sentence_of<invalid_argument>([] { concatenate({}); }),
+    CHECK(contains_all(message_of<invalid_argument>([] { concatenate({}); }),
                        {"cannot concatenate", "empty list"}));
     CHECK_THROWS_AS(concatenate({first, nullptr}), invalid_argument);
 }
@@ -217,8 +217,8 @@ TEST_CASE("concatenated_rows: more rows than can be numbered are refused") {
     CHECK(most->row_count() == ~std::uint64_t{0});
     read(*most, {~std::uint64_t{1}});
     CHECK((rest->calls == std::vector<row_ids>{{(std::uint64_t{1} << 63) - 2}}));
-    CHECK(contains_all(sentence_of<invalid_argument>([&] { concatenate({half, half}); }),
-                       {"a recording to a recording (2 sources)", "more than 2^64 rows",
+    CHECK(contains_all(message_of<invalid_argument>([&] { concatenate({half, half}); }),
+                       {"a recording to a recording (2 sources)", "2^64 rows or more",
                         "a recording alone has 9223372036854775808"}));
 }
 
@@ -229,13 +229,13 @@ TEST_CASE("concatenated_rows: a row past the end, or another size, is refused be
     for (const std::uint64_t wrong : {std::uint64_t{30}, ~std::uint64_t{0}}) {
         std::vector<std::byte> destination(3);
         CHECK(contains_all(
-            sentence_of<invalid_argument>([&] { rows->read_rows(row_ids{0, 15, wrong}, destination); }),
+            message_of<invalid_argument>([&] { rows->read_rows(row_ids{0, 15, wrong}, destination); }),
             {"row " + std::to_string(wrong) + " ", "out of range", rows->description(), "has 30 rows"}));
     }
     for (const std::size_t size : {0u, 1u, 3u}) {
         std::vector<std::byte> destination(size);
         CHECK(contains_all(
-            sentence_of<invalid_argument>([&] { rows->read_rows(row_ids{1, 11}, destination); }),
+            message_of<invalid_argument>([&] { rows->read_rows(row_ids{1, 11}, destination); }),
             {"2 rows of 1 bytes", "do not fit", "destination of " + std::to_string(size) + " bytes"}));
     }
     CHECK(first->calls.empty());

@@ -184,7 +184,7 @@ TEST_CASE("cuda pin: pages registered by other code are not registered, and the 
         const pinned_pages pages({range_of(file)}, gpu, generous());
         CHECK_FALSE(pages.wait());
         CHECK(contains(pages.report().reason, "cudaErrorHostMemoryAlreadyRegistered"));
-        CHECK(contains(sentence_of<unsupported>([&] { pages.require(); }), "something else in this process"));
+        CHECK(contains(message_of<unsupported>([&] { pages.require(); }), "something else in this process"));
         CHECK_FALSE(pages.covers(file->data(), 1));
     }
     CHECK(::cudaPeekAtLastError() == cudaSuccess);
@@ -366,7 +366,7 @@ TEST_CASE("cuda pin: a registration that does not return is given up, and cleans
         const pinned_pages pages({range_of(file)}, gpu, options);
         file.reset();
         CHECK_FALSE(pages.wait());
-        CHECK(contains(sentence_of<unsupported>([&] { pages.require(); }), "has not returned for"));
+        CHECK(contains(message_of<unsupported>([&] { pages.require(); }), "has not returned for"));
         CHECK(pages.covers(data, 2 * mebibyte));
         CHECK_FALSE(pages.covers(data + 2 * mebibyte, 1));
         // what is registered can be used

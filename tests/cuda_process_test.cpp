@@ -199,7 +199,7 @@ int fail_to_load_kernels() {
         const detail::cuda::scoped_failure_hook hook([status](std::string_view call) {
             return call == "cudaFuncGetAttributes" ? status : cudaSuccess;
         });
-        std::printf("%s\n", sentence_of<device_error>([] { device::cuda(0); }).c_str());
+        std::printf("%s\n", message_of<device_error>([] { device::cuda(0); }).c_str());
     }
     return 0;
 }
@@ -284,7 +284,7 @@ TEST_CASE("cuda process: a sticky error from any call is fatal, and destructors 
         CHECK_THROWS_AS(mark.record(inside), fatal_device_error);
         CHECK_THROWS_AS(outside.synchronize(), fatal_device_error);
         CHECK_THROWS_AS(stream{gpu}, fatal_device_error);
-        CHECK(contains(sentence_of<fatal_device_error>([&] { outside.done(); }), "cudaErrorLaunchFailure"));
+        CHECK(contains(message_of<fatal_device_error>([&] { outside.done(); }), "cudaErrorLaunchFailure"));
     }
     outside.synchronize();  // it was the test that said so
 }
@@ -297,9 +297,9 @@ TEST_CASE("cuda process: an error that is not sticky leaves the device usable") 
         const detail::cuda::scoped_failure_hook hook([](std::string_view call) {
             return call == "cudaEventRecord" ? cudaErrorInvalidResourceHandle : cudaSuccess;
         });
-        const std::string why = sentence_of<device_error>([&] { mark.record(queue); });
-        CHECK(contains(why, "cannot record an event on cuda:0: cudaErrorInvalidResourceHandle ("));
-        CHECK_FALSE(contains(why, "any more"));
+        const std::string reason = message_of<device_error>([&] { mark.record(queue); });
+        CHECK(contains(reason, "cannot record an event on cuda:0: cudaErrorInvalidResourceHandle ("));
+        CHECK_FALSE(contains(reason, "any more"));
     }
     mark.record(queue);
     mark.synchronize();
@@ -320,14 +320,14 @@ TEST_CASE("cuda process: destructors stay silent while CUDA is unloading") {
     next.synchronize();
 }
 
-TEST_CASE("cuda process: a forked child gets a sentence, and the parent continues") {
+TEST_CASE("cuda process: a forked child gets an error, and the parent continues") {
     const device gpu = device::cuda(0);
     holdings held(gpu);
     const ::pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        const std::string stream_error = sentence_of<device_error>([&] { const stream in_child(gpu); });
-        const std::string event_error = sentence_of<device_error>([&] { held.mark.record(held.queue); });
+        const std::string stream_error = message_of<device_error>([&] { const stream in_child(gpu); });
+        const std::string event_error = message_of<device_error>([&] { held.mark.record(held.queue); });
         const bool told = contains(stream_error, "before this process was forked") &&
                           contains(event_error, "before this process was forked");
         {

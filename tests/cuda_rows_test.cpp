@@ -127,10 +127,10 @@ TEST_CASE("cuda rows: if page-locking fails, the staged route remains, and the r
                 return call == "cudaHostRegister" ? cudaErrorMemoryAllocation : cudaSuccess;
             });
             for (const row_route route : {row_route::direct, row_route::copy, row_route::hybrid}) {
-                const std::string why =
-                    sentence_of<unsupported>([&] { row_exchange(table(), gpu, {.route = route}); });
-                CHECK(contains(why, "the route " + std::string(to_string(route)) + " cannot be taken"));
-                CHECK(contains(why, "cudaErrorMemoryAllocation"));
+                const std::string reason =
+                    message_of<unsupported>([&] { row_exchange(table(), gpu, {.route = route}); });
+                CHECK(contains(reason, "the route " + std::string(to_string(route)) + " cannot be taken"));
+                CHECK(contains(reason, "cudaErrorMemoryAllocation"));
             }
             exchange.emplace(table(), gpu);
         }
@@ -287,7 +287,7 @@ TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the e
         row_exchange exchange(row_table(table.bytes(), row_bytes), gpu,
                               {.route = route, .staging_bytes = 2000});
         const guarded_rows rows(gpu, expected);
-        exchange.gather(ids_of(ids), rows.data());  // what is made once is there
+        exchange.gather(ids_of(ids), rows.data());  // makes everything that is made once
         exchange.scatter(ids_of(ids), rows.data());
         /// Makes a CUDA call fail. @return whether the exchange made the call, and whether it threw.
         const auto attempt = [&](std::string_view refused, int when, bool gathers) {
@@ -320,7 +320,8 @@ TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the e
                     const guarded_rows after(gpu, expected.size());
                     exchange.gather(ids_of(ids), after.data());
                     CHECK(after.holds(expected));
-                    if (!met || !thrown) break;  // the other calls were not about what was asked for
+                    // later calls of this kind do not belong to the gather or scatter
+                    if (!met || !thrown) break;
                 }
             }
         }

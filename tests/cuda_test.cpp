@@ -111,8 +111,8 @@ TEST_CASE("cuda: the device says what it is") {
     CHECK(device::best() == gpu);
     CHECK(device::parse("cuda:0") == gpu);
     CHECK(device::no_cuda_reason().empty());
-    CHECK(contains(sentence_of<device_error>([] { device::cuda(1000); }), "cuda:1000"));
-    CHECK(contains(sentence_of<device_error>([] { device::cuda(-1); }), "counted from 0"));
+    CHECK(contains(message_of<device_error>([] { device::cuda(1000); }), "cuda:1000"));
+    CHECK(contains(message_of<device_error>([] { device::cuda(-1); }), "counted from 0"));
 }
 
 TEST_CASE("cuda: the calling thread's device and context stay as they were, even none") {
@@ -397,10 +397,11 @@ TEST_CASE("cuda: device memory is aligned, and asking for too much says how much
         const device_buffer memory(size, stream);
         CHECK(reinterpret_cast<std::uintptr_t>(memory.data()) % 256 == 0);
     }
-    const std::string why = sentence_of<device_error>([&] { device_buffer(std::uint64_t{1} << 50, stream); });
-    CHECK(contains(why, "1125899906842624 bytes"));
-    CHECK(contains(why, "are free"));
-    CHECK(contains(why, "cudaErrorMemoryAllocation"));
+    const std::string reason =
+        message_of<device_error>([&] { device_buffer(std::uint64_t{1} << 50, stream); });
+    CHECK(contains(reason, "1125899906842624 bytes"));
+    CHECK(contains(reason, "of free memory"));
+    CHECK(contains(reason, "cudaErrorMemoryAllocation"));
     const device_buffer memory(4096, stream);  // the device continues
     stream.synchronize();
 }
@@ -416,7 +417,7 @@ TEST_CASE("cuda: pinned memory is zero-filled, aligned, and known to CUDA") {
         CHECK(attributes.type == cudaMemoryTypeHost);
         CHECK(attributes.devicePointer == memory.data() + size - 1);
     }
-    CHECK(contains(sentence_of<device_error>([&] { pinned_buffer(std::uint64_t{1} << 50, gpu); }),
+    CHECK(contains(message_of<device_error>([&] { pinned_buffer(std::uint64_t{1} << 50, gpu); }),
                    "cannot page-lock"));
 }
 
@@ -433,7 +434,7 @@ TEST_CASE("cuda: pinned memory that cannot be registered is allocated by CUDA") 
         CHECK(std::ranges::all_of(memory.bytes(), [](std::byte byte) { return byte == std::byte{0}; }));
     }
     allocate_too = true;
-    CHECK(contains(sentence_of<device_error>([&] { pinned_buffer(size_bytes, gpu); }),
+    CHECK(contains(message_of<device_error>([&] { pinned_buffer(size_bytes, gpu); }),
                    "cannot page-lock 4194304 bytes: cudaErrorMemoryAllocation"));
 }
 

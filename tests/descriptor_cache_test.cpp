@@ -244,14 +244,14 @@ TEST_CASE("descriptor_cache: opening a file again notices that it has changed") 
         const std::size_t before = open_descriptors();
         std::array<std::byte, 10> bytes{};
         const std::string expected = "'" + path.string() + "' changed while it was read: " + sentence;
-        CHECK(sentence_of<pinflow::data_changed>([&] { file.read(0, bytes); }) == expected);
-        CHECK(sentence_of<pinflow::data_changed>([&] { file.lease_descriptor(); }) == expected);
-        CHECK(sentence_of<pinflow::data_changed>([&] { file.check_unchanged(); }) == expected);
+        CHECK(message_of<pinflow::data_changed>([&] { file.read(0, bytes); }) == expected);
+        CHECK(message_of<pinflow::data_changed>([&] { file.lease_descriptor(); }) == expected);
+        CHECK(message_of<pinflow::data_changed>([&] { file.check_unchanged(); }) == expected);
         CHECK(open_descriptors() <= before);
     }
 }
 
-TEST_CASE("descriptor_cache: a file that cannot be opened again is a sentence with the code") {
+TEST_CASE("descriptor_cache: a failed reopening gives a message with the path, and the system's code") {
     const temporary_folder folder;
     const scoped_descriptor_limit limit(16);
     const fs::path path = folder / "data";
@@ -266,8 +266,8 @@ TEST_CASE("descriptor_cache: a file that cannot be opened again is a sentence wi
         file.read(0, bytes);
     } catch (const pinflow::system_failure& failure) {
         code = failure.code();
-        CHECK(contains_all(failure.what(), {"cannot open '" + path.string() + "' again",
-                                            "too many other files", "No such file"}));
+        CHECK(contains_all(failure.what(), {"cannot reopen '" + path.string() + "', which was closed",
+                                            "too many files", "No such file"}));
     }
     CHECK(code == std::errc::no_such_file_or_directory);
     fs::rename(folder / "elsewhere", path);
@@ -323,11 +323,11 @@ TEST_CASE("descriptor_cache: if closing idle descriptors does not help, opening 
             return what == seam::call::open ? seam::injected_failure{.error = EMFILE}
                                             : seam::injected_failure{};
         });
-        CHECK(contains(sentence_of<pinflow::system_failure>([&] { input_file(folder / "new"); }),
+        CHECK(contains(message_of<pinflow::system_failure>([&] { input_file(folder / "new"); }),
                        "cannot open '" + (folder / "new").string() + "': Too many open files"));
         std::array<std::byte, 10> bytes{};
-        CHECK(contains(sentence_of<pinflow::system_failure>([&] { files[0]->read(0, bytes); }),
-                       "too many other files are open: Too many open files"));
+        CHECK(contains(message_of<pinflow::system_failure>([&] { files[0]->read(0, bytes); }),
+                       "because too many files were open: Too many open files"));
         CHECK(reads_right(*files[4], 4));
     }
     CHECK(open_descriptors() == before + 1);

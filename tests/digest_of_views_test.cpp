@@ -56,7 +56,7 @@ TEST_CASE("digest: a view of a truncated file throws data_changed with the file'
         stream.synchronize();
         std::filesystem::resize_file(cut, 4096);
         digest.add_async(*batch, stream);
-        const std::string sentence = sentence_of<data_changed>([&] { digest.value(); });
+        const std::string sentence = message_of<data_changed>([&] { digest.value(); });
         CAPTURE(sentence);
         CHECK(sentence.find("'" + cut + "'") != std::string::npos);
         CHECK(sentence.find(whole) == std::string::npos);

@@ -176,7 +176,7 @@ TEST_CASE("dtype: refuses what numpy rejects") {
 TEST_CASE("dtype: refuses what numpy accepts but never writes") {
     struct {
         const char* descr;
-        const char* why;
+        const char* reason;
     } const cases[] = {
         {"|V00", "a leading zero"},
         {"S", "elements without bytes"},
@@ -210,14 +210,14 @@ TEST_CASE("dtype: refuses what numpy accepts but never writes") {
         {"2f4", "a subarray in short"},
         {"(2,)f4", "a subarray in short"},
     };
-    for (const auto& [descr, why] : cases) {
+    for (const auto& [descr, reason] : cases) {
         CAPTURE(descr);
-        CAPTURE(why);
+        CAPTURE(reason);
         CHECK_THROWS_AS(dtype::parse(descr), pinflow::format_error);
     }
 }
 
-TEST_CASE("dtype: refuses Python objects with a sentence about pickles") {
+TEST_CASE("dtype: refuses Python objects with a message about pickles") {
     for (const char* const descr : {"|O", "O", "<O", "|O8", "|O4", "object"}) {
         CAPTURE(descr);
         CHECK_THROWS_WITH_AS(dtype::parse(descr), doctest::Contains("pickle"), pinflow::unsupported);

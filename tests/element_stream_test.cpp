@@ -254,12 +254,12 @@ TEST_CASE("element_stream: a read past the end, or of half an element, is refuse
         const auto stream = stream_elements(source, 0);
         std::vector<std::byte> elements(28);
         CHECK(contains_all(
-            sentence_of<pinflow::invalid_argument>([&] { stream->read(std::span(elements).first(6)); }),
+            message_of<pinflow::invalid_argument>([&] { stream->read(std::span(elements).first(6)); }),
             {"6 bytes are", "not a whole number", "elements of 4 bytes"}));
         CHECK_THROWS_AS(stream->read(elements), pinflow::invalid_argument);
         stream->read(std::span(elements).first(16));
         CHECK(contains_all(
-            sentence_of<pinflow::invalid_argument>([&] { stream->read(std::span(elements).first(12)); }),
+            message_of<pinflow::invalid_argument>([&] { stream->read(std::span(elements).first(12)); }),
             {"cannot read 12 bytes", "at byte 16 ", "shape (2, 3)", "which has 24"}));
         // what was refused has moved nothing
         stream->read(std::span(elements).subspan(16, 8));
@@ -288,7 +288,7 @@ TEST_CASE("element_stream: a file truncated while it is read is an error and not
                 for (int row = 1; row < 500; ++row)
                     stream->read(elements);
             };
-            CHECK(contains(sentence_of<pinflow::data_changed>(read_on),
+            CHECK(contains(message_of<pinflow::data_changed>(read_on),
                            "the file has 800000 bytes now, it had 160000"));
             CHECK_THROWS_AS(stream->finish(), pinflow::data_changed);
         }

@@ -329,16 +329,16 @@ TEST_CASE(
     const rows_pointer rows = concatenate(sources);
     const std::uint64_t begin = rows->extents()[1].offset_bytes;
     fs::resize_file(folder / "1", begin + 10 * row_bytes);
-    CHECK(contains(sentence_of<pinflow::data_changed>([&] { rows->check_unchanged(); }), folder / "1"));
+    CHECK(contains(message_of<pinflow::data_changed>([&] { rows->check_unchanged(); }), folder / "1"));
     CHECK((read(*rows, {49, 50, 59, 100}) == rows_of(content, {49, 50, 59, 100})));
-    CHECK(contains(sentence_of<pinflow::data_changed>([&] { read(*rows, {0, 60, 100}); }), folder / "1"));
+    CHECK(contains(message_of<pinflow::data_changed>([&] { read(*rows, {0, 60, 100}); }), folder / "1"));
 }
 
 TEST_CASE("extent_rows: a file truncated before mapping is detected") {
     const temporary_folder folder;
     const auto [sources, content] = make_dataset(folder, {50, 50, 50});
     fs::resize_file(folder / "2", 20);
-    CHECK(contains(sentence_of<pinflow::data_changed>([&] { concatenate(sources); }), folder / "2"));
+    CHECK(contains(message_of<pinflow::data_changed>([&] { concatenate(sources); }), folder / "2"));
     // changes of unmapped files are detected when they are read
     const pinflow::detail::scoped_mapping_limit limit(2);
     const rows_pointer rows = concatenate(sources);
@@ -350,7 +350,7 @@ TEST_CASE("extent_rows: a row past the end, or another size, is refused") {
     const temporary_folder folder;
     const auto [sources, content] = make_dataset(folder, {1, 1});
     const rows_pointer rows = concatenate(sources);
-    const std::string sentence = sentence_of<pinflow::invalid_argument>([&] { read(*rows, {0, 2}); });
+    const std::string sentence = message_of<pinflow::invalid_argument>([&] { read(*rows, {0, 2}); });
     for (const std::string& fact :
          {std::string("row 2 "), (folder / "0").string(), (folder / "1").string(), std::string("has 2 rows")})
         CHECK(contains(sentence, fact));

@@ -338,7 +338,7 @@ TEST_CASE("fake CUDA loader: the copy engine copies no piece below 32 KiB of a f
                     locking_backend backend;
                     loader_options options = options_for(backend, order);
                     options.route = route;
-                    // registered in pieces of 1 MiB, whose edges lie within rows
+                    // registered in pieces of 1 MiB, whose edges are within rows
                     if (route == route::automatic) options.pin_budget_bytes = std::uint64_t{16} << 20;
                     loader batches({source}, options);
                     wait_until_registered(batches);
@@ -415,7 +415,7 @@ TEST_CASE("fake CUDA loader: a stream that is being captured is refused, and no 
     const stream captured(batches.device());
     const stream stream(batches.device());
     backend.captured = captured.view().native_handle();
-    const std::string why = sentence_of<unsupported>([&] { batches.next(captured); });
+    const std::string why = message_of<unsupported>([&] { batches.next(captured); });
     CHECK(contains(why, "CUDA graph"));
     std::optional<batch> first = batches.next(stream);
     REQUIRE(first);

@@ -38,7 +38,7 @@ void make_old(const fs::path& path) {
 }
 
 std::string change_of(const input_file& file) {
-    return sentence_of<pinflow::data_changed>([&] { file.check_unchanged(); });
+    return message_of<pinflow::data_changed>([&] { file.check_unchanged(); });
 }
 
 /// Drops root's rights during its lifetime, if this process is root.
@@ -98,7 +98,7 @@ TEST_CASE("file: closes its descriptor at the end, and when opening is refused")
 TEST_CASE("file: refuses what is not a regular file, and says what it is") {
     const temporary_folder folder;
     const auto refusal = [](const fs::path& path) {
-        return sentence_of<pinflow::format_error>([&] { input_file{path}; });
+        return message_of<pinflow::format_error>([&] { input_file{path}; });
     };
     CHECK(refusal(folder.path()).starts_with("cannot open '" + folder.path().string() + "': it is a folder"));
     CHECK(contains_all(refusal("/dev/zero"), {"cannot open '/dev/zero'", "it is a device"}));
@@ -109,7 +109,7 @@ TEST_CASE("file: refuses what is not a regular file, and says what it is") {
 TEST_CASE("file: refuses a named pipe at once, although nobody writes to it") {
     const temporary_folder folder;
     REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
-    CHECK(contains_all(sentence_of<pinflow::format_error>([&] { input_file(folder / "pipe"); }),
+    CHECK(contains_all(message_of<pinflow::format_error>([&] { input_file(folder / "pipe"); }),
                        {"cannot open '" + (folder / "pipe").string() + "'", "it is a named pipe"}));
 }
 
@@ -127,7 +127,7 @@ TEST_CASE("file: a socket cannot be opened") {
     ::close(descriptor);
 }
 
-TEST_CASE("file: what cannot be opened is a sentence with the path, and the system's code") {
+TEST_CASE("file: opening fails with a message that has the path, and the system's code") {
     const temporary_folder folder;
     const auto code_of = [](const fs::path& path) {
         try {
@@ -153,7 +153,7 @@ TEST_CASE("file: a file that may not be read is refused with the system's reason
     fs::permissions(folder.path(), fs::perms::owner_all | fs::perms::others_exec);
     fs::permissions(folder / "data", fs::perms::none);
     const without_root nobody;
-    CHECK(contains(sentence_of<pinflow::system_failure>([&] { input_file(folder / "data"); }),
+    CHECK(contains(message_of<pinflow::system_failure>([&] { input_file(folder / "data"); }),
                    "cannot open '" + (folder / "data").string() + "': Permission denied; check"));
 }
 
@@ -217,7 +217,7 @@ TEST_CASE("file: a read that a signal interrupts is made again") {
     CHECK((bytes == content));
 }
 
-TEST_CASE("file: a disk that fails is a sentence with path and offset, also after a part was read") {
+TEST_CASE("file: a failing disk gives a message with path and offset, also after a partial read") {
     const temporary_folder folder;
     write_bytes(folder / "data", pattern_bytes(100));
     const input_file file(folder / "data");
@@ -247,7 +247,7 @@ TEST_CASE("file: a file that shrinks is noticed by reading, with both sizes") {
     std::vector<std::byte> bytes(5'000);
     for (const std::uint64_t offset : {0u, 4'000u, 5'000u}) {
         CAPTURE(offset);
-        const std::string sentence = sentence_of<pinflow::data_changed>([&] { file.read(offset, bytes); });
+        const std::string sentence = message_of<pinflow::data_changed>([&] { file.read(offset, bytes); });
         CHECK(contains(sentence, "'" + file.path() + "'"));
         CHECK(contains(sentence, "the file has 4000 bytes now, it had 10000 when it was opened"));
     }

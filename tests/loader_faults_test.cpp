@@ -278,7 +278,7 @@ TEST_CASE("loader: a file that shrinks, is modified or is replaced in an epoch i
             CAPTURE(width);
             CAPTURE(to_string(route));
             write_npy(path, numbered_rows(200, width).view());
-            // written long ago, so that a change shows however coarse the file system's clock is
+            // written long ago, so that a change shows however coarse the filesystem's clock is
             std::filesystem::last_write_time(
                 path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
             loader loader({open_npy(path)}, {.device = device,

@@ -70,7 +70,7 @@ TEST_CASE(
         CHECK(loader({sources}, on_host()).report().slots == 2);
     }
     const scoped_available_memory less(7 * mebibyte);
-    const std::string sentence = sentence_of<system_failure>([&] { loader({sources}, on_host()); });
+    const std::string sentence = message_of<system_failure>([&] { loader({sources}, on_host()); });
     CAPTURE(sentence);
     CHECK(contains(sentence, std::to_string(7 * mebibyte)));
     CHECK(contains(sentence, "2 slots"));
@@ -87,7 +87,7 @@ TEST_CASE("loader memory: explicit slots, memory and threads that do not fit are
     options.slots = 7;
     CHECK(loader({sources}, options).report().slots == 7);
     options.slots = 8;
-    CHECK(contains(sentence_of<system_failure>([&] { loader({sources}, options); }), "8 slots"));
+    CHECK(contains(message_of<system_failure>([&] { loader({sources}, options); }), "8 slots"));
     // an upper bound is kept when less is taken
     options = on_host();
     options.memory_bytes = 64 * mebibyte;
@@ -99,7 +99,7 @@ TEST_CASE("loader memory: explicit slots, memory and threads that do not fit are
     CHECK_THROWS_AS(loader({sources}, options), invalid_argument);
     options = on_host();
     options.threads = 1000;
-    CHECK(contains(sentence_of<system_failure>([&] { loader({sources}, options); }), "1000 threads"));
+    CHECK(contains(message_of<system_failure>([&] { loader({sources}, options); }), "1000 threads"));
 }
 
 TEST_CASE("loader memory: slots of one loader count for the next one before they are filled") {

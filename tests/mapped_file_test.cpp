@@ -79,7 +79,7 @@ TEST_CASE("mapped_file: an empty file can be mapped as nothing") {
     CHECK(mapping.size_bytes() == 0);
 }
 
-TEST_CASE("mapped_file: refuses what passes the end of the file, with a sentence") {
+TEST_CASE("mapped_file: refuses ranges that pass the end of the file, with path, offset and sizes") {
     const temporary_folder folder;
     const auto file = make_file(folder);
     constexpr std::uint64_t largest = std::numeric_limits<std::uint64_t>::max();
@@ -94,7 +94,7 @@ TEST_CASE("mapped_file: refuses what passes the end of the file, with a sentence
         CAPTURE(offset);
         CAPTURE(size);
         CHECK(contains_all(
-            sentence_of<pinflow::format_error>([&] { mapped_file(file, offset, size); }),
+            message_of<pinflow::format_error>([&] { mapped_file(file, offset, size); }),
             {"cannot map " + std::to_string(size) + " bytes", "at offset " + std::to_string(offset) + " ",
              "'" + file->path() + "'", "the file has 20001 bytes"}));
     }
@@ -124,7 +124,7 @@ TEST_CASE("mapped_file: is the page cache itself, and shows what is written to t
     CHECK(std::memcmp(mapping.data(), "pinflow", 7) == 0);
 }
 
-TEST_CASE("mapped_file: a refused mapping is reported in a sentence with the system's code") {
+TEST_CASE("mapped_file: a failed mapping is reported with a message and the system's code") {
     const temporary_folder folder;
     const auto file = make_file(folder);
     const seam::scoped_failure_hook hook([&](seam::call what, std::string_view path) {
@@ -165,7 +165,7 @@ TEST_CASE("mapped_file: an error of the mapping call reaches the caller as a sys
     const auto file = std::make_shared<const input_file>(path);
     std::filesystem::remove(path);
     CHECK(contains(
-        sentence_of<pinflow::system_failure>([&] { mapped_file(file, 0, size); }),
+        message_of<pinflow::system_failure>([&] { mapped_file(file, 0, size); }),
         "cannot map 1125899906842624 bytes at offset 0 of '" + path.string() + "': Cannot allocate memory"));
 }
 

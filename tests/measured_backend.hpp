@@ -18,7 +18,7 @@ class measured_backend final : public fake_cuda_backend {
     bool broken = false;
     /// Called before device memory is allocated, the first step of a measurement.
     std::function<void()> before_allocating = [] {};
-    unsigned refused = 0;      ///< pieces
+    unsigned refused = 0;      ///< allocations
     unsigned gathers = 0;      ///< from the table itself
     unsigned rows_staged = 0;  ///< pieces that were gathered from staging buffers
     std::uint64_t max_rows = 0;

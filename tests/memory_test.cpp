@@ -183,7 +183,7 @@ TEST_CASE("memory: the excess of huge-page alignment is unmapped at once, the re
     }
 }
 
-TEST_CASE("memory: impossible sizes fail with a sentence, also if they overflow with the alignment") {
+TEST_CASE("memory: impossible sizes fail with a message, also if they overflow with the alignment") {
     constexpr std::uint64_t largest = std::numeric_limits<std::uint64_t>::max();
     for (const std::uint64_t size_bytes :
          {std::uint64_t{1} << 60, std::uint64_t{1} << 63, largest - 4 * mebibyte, largest - 2 * mebibyte,
@@ -205,11 +205,11 @@ TEST_CASE("memory: impossible sizes fail with a sentence, also if they overflow 
     }
 }
 
-TEST_CASE("memory: a refused allocation is a sentence with the size and the system's reason") {
+TEST_CASE("memory: a failed allocation gives a message with the size and the system's reason") {
     const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
         return what == seam::call::mmap ? seam::injected_failure{.error = ENOMEM} : seam::injected_failure{};
     });
-    CHECK(contains(sentence_of<pinflow::system_failure>([] { memory_region::anonymous(4096); }),
+    CHECK(contains(message_of<pinflow::system_failure>([] { memory_region::anonymous(4096); }),
                    "cannot allocate 4096 bytes of memory: Cannot allocate memory"));
 }
 

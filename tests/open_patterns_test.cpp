@@ -161,9 +161,7 @@ TEST_CASE("open patterns: the first bad file in the order of the paths is report
     fs::remove(folder / "part-90.npy");
     fs::create_directory(folder / "part-90.npy");
     pinflow::npz_writer(folder / "part-58.npy").finish();
-    const auto first_bad = [&] {
-        return sentence_of<pinflow::error>([&] { open_rows(at + "/part-*.npy"); });
-    };
+    const auto first_bad = [&] { return message_of<pinflow::error>([&] { open_rows(at + "/part-*.npy"); }); };
     for (const auto& [bad, part] :
          std::vector<std::pair<std::string, std::string>>{{"part-57.npy", "the file is empty"},
                                                           {"part-58.npy", "there is no array in it"},
@@ -228,7 +226,7 @@ TEST_CASE("open patterns: files that cannot be stacked are refused, and named") 
     const std::string at = folder.path().string();
     write_parts(folder, 3, "(3, 2)", 6);
     const auto refusal = [&] {
-        return sentence_of<pinflow::invalid_argument>([&] { open_stacked(at + "/part-*.npy"); });
+        return message_of<pinflow::invalid_argument>([&] { open_stacked(at + "/part-*.npy"); });
     };
     const auto names_both = [&](const std::string& sentence, const std::string& other) {
         return contains_all(sentence,
@@ -242,7 +240,7 @@ TEST_CASE("open patterns: files that cannot be stacked are refused, and named") 
     write_file(folder / "part-3.npy",
                npy_bytes::header(npy_bytes::text("'<f4'", "(3, 2)")) + std::string(24, 'x'));
     CHECK(names_both(refusal(), "<f4 of shape (3, 2)"));
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { open_stacked(at + "/none-*.npy"); }),
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { open_stacked(at + "/none-*.npy"); }),
                    "no file has that name or matches it"));
 }
 
@@ -340,7 +338,7 @@ TEST_CASE("open patterns: datasets of HDF5 files are stacked, however they are s
     CHECK(deflated->extents().empty());
     CHECK(deflated->file_backed());
     CHECK(deflated->memory_bytes() > 0);
-    CHECK(contains(deflated->no_extents_reason(), "lies in chunks that are filtered"));
+    CHECK(contains(deflated->no_extents_reason(), "is stored in filtered chunks"));
     const rows_pointer labels = open_stacked(at + "/part-*.h5:label");
     CHECK(labels->row_shape().empty());
     CHECK(elements_of(*labels) == integers{0, 6, 12});
@@ -400,6 +398,6 @@ TEST_CASE("open patterns: files that change after they were opened are noticed")
     const pinflow::detail::scoped_descriptor_limit limit(16);
     const rows_pointer rows = open_rows(at + "/part-*.npy");
     fs::resize_file(folder / "part-20.npy", fs::file_size(folder / "part-20.npy") - 1);
-    CHECK(contains(sentence_of<pinflow::data_changed>([&] { rows->check_unchanged(); }), "part-20.npy"));
-    CHECK(contains(sentence_of<pinflow::data_changed>([&] { elements_of(*rows); }), "part-20.npy"));
+    CHECK(contains(message_of<pinflow::data_changed>([&] { rows->check_unchanged(); }), "part-20.npy"));
+    CHECK(contains(message_of<pinflow::data_changed>([&] { elements_of(*rows); }), "part-20.npy"));
 }

@@ -126,12 +126,12 @@ TEST_CASE("open: the content decides the format of a file, not its name") {
         // damaged, which only a build that can read the format finds out
         const auto opened = [&] { pinflow::open(folder / "hdf5.npy"); };
         if (pinflow::has_hdf5()) {
-            CHECK(contains(sentence_of<pinflow::format_error>(opened), "hdf5.npy"));
+            CHECK(contains(message_of<pinflow::format_error>(opened), "hdf5.npy"));
             CHECK_THROWS_AS(pinflow::open(folder / "hdf5.npy", "x"), pinflow::format_error);
             CHECK_THROWS_AS(pinflow::list_arrays(folder / "hdf5.npy"), pinflow::format_error);
             continue;
         }
-        CHECK(contains(sentence_of<pinflow::format_not_built>(opened),
+        CHECK(contains(message_of<pinflow::format_not_built>(opened),
                        "this build of pinflow cannot read HDF5 files"));
         CHECK_THROWS_AS(pinflow::open(folder / "hdf5.npy", "x"), pinflow::format_not_built);
         CHECK_THROWS_AS(pinflow::list_arrays(folder / "hdf5.npy"), pinflow::format_not_built);
@@ -164,13 +164,13 @@ TEST_CASE("open: a damaged beginning is reported by the reader that knows most a
     for (const auto& [content, part] : table) {
         CAPTURE(content);
         write_file(path, content);
-        const std::string sentence = sentence_of<pinflow::format_error>([&] { pinflow::open(path); });
+        const std::string sentence = message_of<pinflow::format_error>([&] { pinflow::open(path); });
         CAPTURE(sentence);
         CHECK(sentence.starts_with("cannot open '" + path + "': "));
         CHECK(contains(sentence, part));
-        CHECK(sentence_of<pinflow::format_error>([&] { pinflow::list_arrays(path); }) == sentence);
-        CHECK(sentence_of<pinflow::format_error>([&] { pinflow::open(path, "x"); }) == sentence);
-        CHECK(sentence_of<pinflow::format_error>([&] { pinflow::open_rows(path); }) == sentence);
+        CHECK(message_of<pinflow::format_error>([&] { pinflow::list_arrays(path); }) == sentence);
+        CHECK(message_of<pinflow::format_error>([&] { pinflow::open(path, "x"); }) == sentence);
+        CHECK(message_of<pinflow::format_error>([&] { pinflow::open_rows(path); }) == sentence);
     }
 }
 
@@ -179,11 +179,11 @@ TEST_CASE("open: refuses anything but a file in one sentence, and never waits fo
     REQUIRE(::mkfifo((folder / "fifo").c_str(), 0600) == 0);
     fs::create_symlink("nowhere", folder / "dangling");
     const auto refusal = [&](const std::string& path) {
-        const std::string sentence = sentence_of<pinflow::error>([&] { pinflow::open_rows(path); });
+        const std::string sentence = message_of<pinflow::error>([&] { pinflow::open_rows(path); });
         CHECK(contains(sentence, "'" + path + "'"));
-        CHECK(sentence_of<pinflow::error>([&] { pinflow::format_of(path); }) == sentence);
-        CHECK(sentence_of<pinflow::error>([&] { pinflow::list_arrays(path); }) == sentence);
-        CHECK(sentence_of<pinflow::error>([&] { pinflow::open(path, "x"); }) == sentence);
+        CHECK(message_of<pinflow::error>([&] { pinflow::format_of(path); }) == sentence);
+        CHECK(message_of<pinflow::error>([&] { pinflow::list_arrays(path); }) == sentence);
+        CHECK(message_of<pinflow::error>([&] { pinflow::open(path, "x"); }) == sentence);
         return sentence;
     };
     CHECK(contains(refusal(folder.path()), "it is a folder"));
@@ -203,7 +203,7 @@ TEST_CASE("open: refuses anything but a file in one sentence, and never waits fo
     fs::create_directory(folder / "locked");
     fs::permissions(folder / "locked", fs::perms::none);
     const std::string pattern = folder / "locked/*.npy";
-    CHECK(contains(sentence_of<pinflow::system_failure>([&] { pinflow::open_rows(pattern); }),
+    CHECK(contains(message_of<pinflow::system_failure>([&] { pinflow::open_rows(pattern); }),
                    "cannot look for the files that match '" + pattern + "': Permission denied"));
     fs::permissions(folder / "locked", fs::perms::owner_all);
 }
@@ -223,13 +223,13 @@ TEST_CASE("open: takes the one array of a file, or the one that is named") {
     CHECK(elements_of(*pinflow::open(folder / "two.safetensors", "y").rows()) == integers{2, 3});
     for (const std::string file : {"two.npz", "two.safetensors"}) {
         const std::string path = folder / file;
-        CHECK(contains_all(sentence_of<pinflow::invalid_argument>([&] { pinflow::open(path); }),
+        CHECK(contains_all(message_of<pinflow::invalid_argument>([&] { pinflow::open(path); }),
                            {"cannot open '" + path + "'", "without a name", "2 arrays", "'x', 'y'"}));
-        CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open(path, "z"); }), path));
-        CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open(path, ""); }), path));
+        CHECK(contains(message_of<pinflow::invalid_argument>([&] { pinflow::open(path, "z"); }), path));
+        CHECK(contains(message_of<pinflow::invalid_argument>([&] { pinflow::open(path, ""); }), path));
     }
     write_npz(folder / "none.npz", {});
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open(folder / "none.npz"); }),
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { pinflow::open(folder / "none.npz"); }),
                    "there is no array in it"));
 
     std::vector<std::string> many;
@@ -237,7 +237,7 @@ TEST_CASE("open: takes the one array of a file, or the one that is named") {
         many.push_back("tensor" + std::to_string(index));
     write_safetensors(folder / "many.safetensors", many);
     const std::string sentence =
-        sentence_of<pinflow::invalid_argument>([&] { pinflow::open(folder / "many.safetensors"); });
+        message_of<pinflow::invalid_argument>([&] { pinflow::open(folder / "many.safetensors"); });
     CHECK(contains(sentence, "there are 100 arrays in it, 'tensor0', "));
     CHECK(sentence.ends_with("'tensor9', ..."));
 }
@@ -256,20 +256,20 @@ TEST_CASE("open: a structured .npy file is one array, and its fields answer to t
     CHECK(pinflow::open(path, "at").shape() == shape_vector{2, 2});
     CHECK(elements_of(path + ":id") == integers{0, 3});
     CHECK(elements_of(path + ":at") == integers{1, 2, 4, 5});
-    const std::string sentence = sentence_of<pinflow::invalid_argument>([&] { pinflow::open(path, "name"); });
+    const std::string sentence = message_of<pinflow::invalid_argument>([&] { pinflow::open(path, "name"); });
     CHECK(sentence.starts_with("cannot open 'name' of '" + path + "': "));
     CHECK(contains(sentence, "id"));
 
     write_npy(folder / "plain.npy", counting(0, 2), {2});
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open(folder / "plain.npy", "id"); }),
-                   "plain.npy': it is an .npy file, whose one array has no name and no fields"));
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { pinflow::open(folder / "plain.npy", "id"); }),
+                   "plain.npy': it is a .npy file, whose one array has no name and no fields"));
 }
 
 TEST_CASE("open: the error for a path with a colon and a name shows the call that takes the name") {
     const temporary_folder folder;
     write_npz(folder / "a.npz", {"labels", "images"});
     const std::string sentence =
-        sentence_of<pinflow::invalid_argument>([&] { pinflow::open(folder / "a.npz:labels"); });
+        message_of<pinflow::invalid_argument>([&] { pinflow::open(folder / "a.npz:labels"); });
     CHECK(contains(sentence, "a.npz\", \"labels\")"));
     CHECK(pinflow::open(folder / "a.npz", "labels").size_bytes() == 8);
     CHECK_THROWS_AS(pinflow::open(folder / "none.npz:labels"), pinflow::system_failure);
@@ -299,7 +299,7 @@ TEST_CASE("open: lists the arrays of every format") {
     write_file(path, npy_bytes::header(npy_bytes::text("'|u1'", "(1, 1)", "True")) + "x");
     CHECK(pinflow::list_arrays(path)[0].fortran_order);
     write_file(path, npy_bytes::header(npy_bytes::text("'|O'", "(1,)")) + "x");
-    CHECK(contains(sentence_of<pinflow::unsupported>([&] { pinflow::list_arrays(path); }), path));
+    CHECK(contains(message_of<pinflow::unsupported>([&] { pinflow::list_arrays(path); }), path));
 }
 
 TEST_CASE("open: FILE:NAME is cut at the longest prefix that exists") {
@@ -365,10 +365,10 @@ TEST_CASE("open: a pattern stands for all files that match, in the order of the 
 
     for (const std::string pattern : {"/absent-*.npy", "/*.npz", "/part-1*.npy/x", "/nowhere/*"}) {
         CAPTURE(pattern);
-        CHECK(contains_all(sentence_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + pattern); }),
+        CHECK(contains_all(message_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + pattern); }),
                            {"cannot open '" + at + pattern + "'", "no file has that"}));
     }
-    CHECK(contains(sentence_of<pinflow::format_error>([&] { pinflow::open_rows(at + "/other*"); }),
+    CHECK(contains(message_of<pinflow::format_error>([&] { pinflow::open_rows(at + "/other*"); }),
                    "other.txt'"));
 }
 
@@ -404,11 +404,11 @@ TEST_CASE("open: a NAME after a pattern applies to every file") {
     write_points(folder / "points-2.npy");
     CHECK(elements_of(at + "/part-*.npz:y") == integers{2, 3, 0, 1, 4, 5});
     CHECK(elements_of(at + "/points-*:id") == integers{0, 3, 0, 3});
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/part-*.npz:x"); }),
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/part-*.npz:x"); }),
                    "part-10.npz"));
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/part-*.npz"); }),
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/part-*.npz"); }),
                    "part-2.npz' without a name"));
-    CHECK(contains(sentence_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/no-*.npz:x"); }),
+    CHECK(contains(message_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/no-*.npz:x"); }),
                    "no file has that name or matches it"));
 }
 
@@ -421,7 +421,7 @@ TEST_CASE("open: files of a pattern must be alike, and each must have rows") {
     CHECK(elements_of(at + "/a*.npy") == counting(0, 9));
     write_npy(folder / "a4.npy", counting(0, 6), {3, 2});
     const std::string shapes =
-        sentence_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/a*.npy"); });
+        message_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/a*.npy"); });
     CHECK(contains(shapes, "a4.npy"));
     CHECK(contains(shapes, "(3,)"));
     CHECK(contains(shapes, "(2,)"));
@@ -429,7 +429,7 @@ TEST_CASE("open: files of a pattern must be alike, and each must have rows") {
     pinflow::write_npy(folder / "a4.npy",
                        {std::as_bytes(std::span(floats)).data(), dtype::of<float>(), {1, 3}});
     const std::string types =
-        sentence_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/a*.npy"); });
+        message_of<pinflow::invalid_argument>([&] { pinflow::open_rows(at + "/a*.npy"); });
     CHECK(contains(types, "<i4"));
     CHECK(contains(types, "<f4"));
     write_npy(folder / "a4.npy", counting(0, 1), {});

@@ -35,12 +35,12 @@ class watched_file {
     watched_file(const std::filesystem::path& path, std::uint64_t size_bytes)
         : watched_file(map_pattern(path, size_bytes)) {}
 
-    /// Its one owner is given away.
+    /// The range with the only owner of the file, which this gives away.
     pin_range range() { return {bytes_, "'x.bin'", std::exchange(owner_, nullptr)}; }
     pin_range unowned_range() const { return {bytes_, "'x.bin'", nullptr}; }
     const std::byte* data() const { return bytes_.data(); }
     bool is_gone() const { return gone_.wait_for(milliseconds(0)) == std::future_status::ready; }
-    /// Until the thread that hung has cleaned up after itself.
+    /// Waits until the thread that hung has released the file.
     void await_gone() const { gone_.wait(); }
 
  private:

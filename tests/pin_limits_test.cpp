@@ -21,11 +21,11 @@ TEST_CASE("pin: the budget is a part of what the smallest limit leaves, and neve
     limits.available_bytes = 4000;
     CHECK(budget(0).size_bytes == 3000);
     CHECK(budget(3500).size_bytes == 3500);
-    CHECK(contains(budget(3500).source, "that was set"));
+    CHECK(contains(budget(3500).bound, "that was set"));
     CHECK(budget(9000).size_bytes == 4000);
     limits.cgroup_bytes = 2000;
     CHECK(budget(0).size_bytes == 1500);
-    CHECK(contains(budget(0).source, "cgroup"));
+    CHECK(contains(budget(0).bound, "cgroup"));
     limits.locked_bytes = 100;
     CHECK(budget(0).size_bytes == 1500);
     CHECK(budget(1800).size_bytes == 1800);
@@ -37,7 +37,7 @@ TEST_CASE("pin: RLIMIT_MEMLOCK bounds the budget only on request") {
     limits.locked_bytes = 100;
     CHECK(choose_pin_budget(0, pin_limit::memory, limits).size_bytes == 3000);
     CHECK(choose_pin_budget(0, pin_limit::memlock, limits).size_bytes == 100);
-    CHECK(contains(choose_pin_budget(0, pin_limit::memlock, limits).source, "RLIMIT_MEMLOCK"));
+    CHECK(contains(choose_pin_budget(0, pin_limit::memlock, limits).bound, "RLIMIT_MEMLOCK"));
     CHECK(choose_pin_budget(2000, pin_limit::memlock, limits).size_bytes == 100);
     CHECK(choose_pin_budget(50, pin_limit::memlock, limits).size_bytes == 50);
     limits.locked_bytes.reset();  // unlimited, or CAP_IPC_LOCK

@@ -182,7 +182,7 @@ TEST_CASE("pin: a piece that cannot be registered leaves the others registered")
         without_time(worker.report().reason),
         {"registered read-only", "24.0 KiB of 32.0 KiB (75 %), T s:", "cannot register 8192 bytes",
          "offset 8192 of the mapping of 'x.bin'", "cudaErrorMemoryAllocation (out of memory)"}));
-    CHECK_FALSE(contains(worker.report().reason, "more refusal"));
+    CHECK_FALSE(contains(worker.report().reason, "more reason"));
 }
 
 TEST_CASE("pin: all or nothing ends at the first piece that is refused") {
@@ -213,7 +213,7 @@ TEST_CASE("pin: a refusal that applies to all pages of a kind ends the attempts 
     CHECK_FALSE(worker.covers(file->data(), 1));
     CHECK(worker.covers(memory->data(), 40 * page));
     CHECK(contains(worker.report().reason, "registered, 160.0 KiB of 320.0 KiB (50 %)"));
-    CHECK_FALSE(contains(worker.report().reason, "more refusal"));
+    CHECK_FALSE(contains(worker.report().reason, "more reason"));
 }
 
 TEST_CASE("pin: after 16 refusals the rest is not tried") {
@@ -231,7 +231,7 @@ TEST_CASE("pin: after 16 refusals the rest is not tried") {
     CHECK(contains(worker.report().reason, "(50 %)"));
     CHECK(contains(worker.report().reason,
                    "offset 204800 of the mapping of 'x.bin': cudaErrorMemoryAllocation"));
-    CHECK(contains(worker.report().reason, "(and 15 more refusals, after which the rest was not tried)"));
+    CHECK(contains(worker.report().reason, "(and 15 more reasons, after which the rest was not tried)"));
 }
 
 TEST_CASE("pin: a range that must not be registered leaves the others registered") {
@@ -251,7 +251,7 @@ TEST_CASE("pin: a range that must not be registered leaves the others registered
         CHECK(contains(worker.report().reason, "(50 %)"));
         CHECK(
             contains(worker.report().reason, "cannot register 'private': it is a private mapping of a file"));
-        CHECK_FALSE(contains(worker.report().reason, "more refusal"));
+        CHECK_FALSE(contains(worker.report().reason, "more reason"));
         const pin_worker strict({range_of(file), copied}, locker, registry, {.allow_partial = false},
                                 &generous);
         CHECK_FALSE(strict.wait());
@@ -344,8 +344,8 @@ TEST_CASE("pin order: after a reader restarts, skipped pieces are registered ahe
 
 TEST_CASE("pin order: a reader faster than registration finds most pieces registered in time") {
     // so many pieces are read while another is registered, and three are under way
-    for (const double read_a_piece : {1.3, 2.0, 2.5}) {
-        CAPTURE(read_a_piece);
+    for (const double read_per_piece : {1.3, 2.0, 2.5}) {
+        CAPTURE(read_per_piece);
         constexpr std::size_t count = 600;
         pin_order order(count, false);
         std::vector<bool> is_there(count, false);
@@ -353,12 +353,12 @@ TEST_CASE("pin order: a reader faster than registration finds most pieces regist
         std::size_t found = 0;
         std::size_t longest_gap = 0;
         std::size_t gap = 0;
-        double next_done = read_a_piece;
+        double next_done = read_per_piece;
         for (std::size_t reader = 0; reader < count; ++reader) {
             if (is_there[reader]) ++found;
             gap = is_there[reader] ? 0 : gap + 1;
             if (reader > 40) longest_gap = std::max(longest_gap, gap);
-            for (; static_cast<double>(reader) >= next_done; next_done += read_a_piece) {
+            for (; static_cast<double>(reader) >= next_done; next_done += read_per_piece) {
                 while (under_way.size() < 4) {
                     const auto step = order.take(reader);
                     if (!step) break;
@@ -369,7 +369,7 @@ TEST_CASE("pin order: a reader faster than registration finds most pieces regist
                 under_way.pop_front();
             }
         }
-        CHECK(static_cast<double>(found) > 0.9 * count / read_a_piece);
+        CHECK(static_cast<double>(found) > 0.9 * count / read_per_piece);
         CHECK(longest_gap <= 2);  // those that are missing are spread evenly
     }
 }

@@ -31,7 +31,7 @@ using namespace pinflow::detail;
 
 namespace {
 
-/// Nothing but extents.
+/// A source that has only extents: its rows are never read.
 class extents_only final : public row_source {
  public:
     extents_only(std::vector<row_extent> extents, std::uint64_t row_bytes)
@@ -268,15 +268,15 @@ TEST_CASE("pin: the host device registers nothing and says so") {
     CHECK(pages.registered_prefix_bytes() == 0);
     pages.set_reader_position(memory->data());
     CHECK(pages.report().total_bytes == page);
-    CHECK(contains(sentence_of<unsupported>([&] { pages.require(); }),
-                   "the host device reads memory in place"));
+    CHECK(
+        contains(message_of<unsupported>([&] { pages.require(); }), "the host device reads memory in place"));
     const pinned_pages moved = std::move(pages);
     CHECK(moved.finished());
 }
 
 TEST_CASE("pin: a deadline out of range is refused") {
     const auto refuse = [](const pin_options& options) {
-        return sentence_of<invalid_argument>([&] { pinned_pages({}, device::host(), options); });
+        return message_of<invalid_argument>([&] { pinned_pages({}, device::host(), options); });
     };
     CHECK(contains(refuse({.piece_deadline = std::chrono::nanoseconds(0)}), "deadline"));
     CHECK(refuse({.piece_deadline = std::chrono::nanoseconds::max()}).empty());

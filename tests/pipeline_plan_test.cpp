@@ -44,12 +44,12 @@ TEST_CASE("pipeline plan: batches are filled in groups of some bytes, in a bound
 }
 
 TEST_CASE("pipeline plan: the number of threads follows the work") {
-    CHECK(count_threads({.copies = true}, 16) == 16);
-    CHECK(count_threads({.copies = true, .registers = true}, 16) == 8);
-    CHECK(count_threads({.copies = true, .registers = true}, 4) == 3);
-    CHECK(count_threads({.copies = true, .registers = true}, 2) == 1);
-    CHECK(count_threads({.copies = true, .registers = true}, 64) == 10);
-    CHECK(count_threads({.copies = true, .registers = true}, 1) == 1);
+    CHECK(count_threads({.needs_cpu = true}, 16) == 16);
+    CHECK(count_threads({.needs_cpu = true, .registers = true}, 16) == 8);
+    CHECK(count_threads({.needs_cpu = true, .registers = true}, 4) == 3);
+    CHECK(count_threads({.needs_cpu = true, .registers = true}, 2) == 1);
+    CHECK(count_threads({.needs_cpu = true, .registers = true}, 64) == 10);
+    CHECK(count_threads({.needs_cpu = true, .registers = true}, 1) == 1);
     CHECK(count_threads({}, 16) == 4);
     CHECK(count_threads({}, 2) == 2);
 }

@@ -43,22 +43,22 @@ TEST_CASE("planner: a forced route uses the blocks and the staged share that wer
         CHECK(plan.route == row_route::hybrid);
         CHECK(plan.staged_share == 0.4);
         CHECK(plan.blocks > 0);
-        CHECK(plan.reason == "set in the options");
+        CHECK(plan.reason == "requested in the options");
         plan = planned({.route = row_route::hybrid, .blocks = 9, .staged_share = 0.125});
         CHECK(plan.staged_share == 0.125);
         CHECK(plan.blocks == 9);
-        CHECK(contains_all(plan.reason, {"set in the options", "9 thread blocks, as set",
+        CHECK(contains_all(plan.reason, {"requested in the options", "9 thread blocks, as set",
                                          "0.125 of the rows staged, as set"}));
         for (const bool is_scatter : {false, true}) {
             plan = planned({.route = row_route::direct, .blocks = 9, .staged_share = 0.5}, is_scatter);
             CHECK(plan.blocks == 9);
             CHECK(plan.staged_share == 0);
-            CHECK(contains_all(plan.reason, {"set in the options", "9 thread blocks, as set"}));
+            CHECK(contains_all(plan.reason, {"requested in the options", "9 thread blocks, as set"}));
             CHECK_FALSE(contains(plan.reason, "staged"));
             plan = planned({.route = row_route::staged, .blocks = 9, .staged_share = 0.5}, is_scatter);
             CHECK(plan.blocks == 0);
             CHECK(plan.staged_share == 0);
-            CHECK(plan.reason == "set in the options");
+            CHECK(plan.reason == "requested in the options");
         }
     });
 }
@@ -197,7 +197,7 @@ TEST_CASE("planner: a staged share below 0, or of 1 or more, is refused") {
                                         {.route = row_route::hybrid, .staged_share = share});
             FAIL("was taken");
         } catch (const invalid_argument& failure) {
-            CHECK(contains(failure.what(), "the staged share of the hybrid route must be 0"));
+            CHECK(contains(failure.what(), "staged_share of a row_exchange must be at least 0 and below 1"));
         }
     }
 }
@@ -211,7 +211,7 @@ TEST_CASE("planner: the hybrid route is taken in both directions") {
             CHECK(plan.route == row_route::hybrid);
             CHECK(plan.sorted);
             CHECK(plan.staged_share == 0.3);
-            CHECK(contains_all(plan.reason, {"set in the options", "0.3 of the rows staged, as set"}));
+            CHECK(contains_all(plan.reason, {"requested in the options", "0.3 of the rows staged, as set"}));
             CHECK_FALSE(contains(plan.reason, "thread blocks"));
         }
     });

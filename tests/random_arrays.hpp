@@ -144,7 +144,7 @@ inline pinflow::array in_memory(const expected_elements& elements) {
     return {std::move(memory), elements.type, elements.shape};
 }
 
-/// A mapped array copied to memory as it lies.
+/// Copies a mapped array to memory, with its order and byte order.
 inline pinflow::array in_memory(const pinflow::array& source, bool fortran_order) {
     auto memory = pinflow::memory_region::anonymous(source.size_bytes());
     std::copy_n(source.view().data(), source.size_bytes(), memory.data());

@@ -35,13 +35,13 @@ TEST_CASE("report: time of a slow disk counts as storage") {
     });
 }
 
-TEST_CASE("report: a file system that is slow to open and to stat files is distinguished from slow reads") {
+TEST_CASE("report: a filesystem that is slow to open and to stat files is distinguished from slow reads") {
     const temporary_folder folder;
     for (std::uint64_t file = 0; file < batch_count; ++file)
         write_npy(folder / ("rows-" + std::to_string(file) + ".npy"), numbered_rows(batch_rows).view());
     on_each_device([&](const device& device) {
         for (const auto slow : {detail::system::call::open, detail::system::call::stat}) {
-            check_limit("file system", &loader_report::file_wait, [&](milliseconds slowness) {
+            check_limit("filesystem", &loader_report::file_wait, [&](milliseconds slowness) {
                 // files are closed between two uses of the same one
                 const detail::scoped_descriptor_limit few(2);
                 const auto rows = open_rows((folder / "rows-*.npy").string());

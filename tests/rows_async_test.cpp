@@ -66,9 +66,9 @@ TEST_CASE("rows async: a stream that is being captured into a graph is refused")
     const stream stream(backend.device());
     backend.captured = captured.view().native_handle();
     const id_vector ids{1};
-    const std::string why =
-        sentence_of<unsupported>([&] { exchange.gather_async(ids_of(ids), rows.data(), captured); });
-    CHECK(contains(why, "CUDA graph"));
+    const std::string reason =
+        message_of<unsupported>([&] { exchange.gather_async(ids_of(ids), rows.data(), captured); });
+    CHECK(contains(reason, "CUDA graph"));
     CHECK_THROWS_AS(exchange.scatter_async(ids_of(ids), rows.data(), duplicate_policy::last, captured),
                     unsupported);
     exchange.gather_async(ids_of(ids), rows.data(), stream);

@@ -83,17 +83,13 @@ struct wrong_ids {
 std::vector<wrong_ids> every_wrong_list() {
     return {
         {{0, 1, row_count},
-         "1 of 3 row numbers is outside the table, which has 50 rows: the first is 50, at "
-         "position 2"},
+         "1 of 3 indices is outside the table, which has 50 rows: the first is 50, at position 2"},
         {{to_id(-1)},
-         "1 of 1 row numbers is outside the table, which has 50 rows: the first is -1, at "
-         "position 0"},
+         "1 of 1 indices is outside the table, which has 50 rows: the first is -1, at position 0"},
         {{49, to_id(-2), 3, 1000, 50, 49},
-         "3 of 6 row numbers are outside the table, which has 50 rows: the "
-         "first is -2, at position 1"},
+         "3 of 6 indices are outside the table, which has 50 rows: the first is -2, at position 1"},
         {{5, std::uint64_t{1} << 32, 5},
-         "1 of 3 row numbers is outside the table, which has 50 rows: the "
-         "first is 4294967296, at position 1"},
+         "1 of 3 indices is outside the table, which has 50 rows: the first is 4294967296, at position 1"},
         {{7, std::uint64_t{1} << 63}, "the first is -9223372036854775808, at position 1"},
         {{7, (std::uint64_t{1} << 63) - 1}, "the first is 9223372036854775807, at position 1"},
     };
@@ -105,7 +101,7 @@ TEST_CASE("row_table: refuses bytes that are not whole rows, or not whole elemen
     std::vector<std::byte> memory(120);
     const auto refused = [&](std::size_t size_bytes, std::uint64_t row_size_bytes,
                              const dtype& element = dtype::of<std::byte>()) {
-        return sentence_of<invalid_argument>(
+        return message_of<invalid_argument>(
             [&] { row_table(std::span(memory).first(size_bytes), row_size_bytes, element); });
     };
     CHECK(contains(refused(120, 0), "a table of 120 bytes cannot have rows of 0 bytes"));
@@ -151,19 +147,18 @@ TEST_CASE("row_table: a table of a source keeps it alive, and is read-only") {
 
 TEST_CASE("row_table: a source that is not mapped in one piece is refused, with the reason") {
     const temporary_folder folder;
-    CHECK(contains(sentence_of<invalid_argument>([] { row_table(std::shared_ptr<const row_source>()); }),
+    CHECK(contains(message_of<invalid_argument>([] { row_table(std::shared_ptr<const row_source>()); }),
                    "a null pointer to a source"));
-    CHECK(contains(
-        sentence_of<unsupported>([&] { row_table(std::make_shared<scripted_rows>(5)); }),
-        "rows cannot be taken from rows of a test by their addresses: it is not mapped in one piece"));
-    CHECK(contains(sentence_of<unsupported>(
+    CHECK(contains(message_of<unsupported>([&] { row_table(std::make_shared<scripted_rows>(5)); }),
+                   "cannot make a row_table of rows of a test: it is not mapped in one piece"));
+    CHECK(contains(message_of<unsupported>(
                        [&] { row_table(concatenate({numbered_rows(5).rows(), numbered_rows(5).rows()})); }),
                    "not mapped in one piece"));
     std::string big_endian =
         format_npy_header(dtype::parse(">u8"), std::vector<std::uint64_t>{2, 1}) + std::string(16, 'x');
     write_bytes(folder / "big.npy", std::as_bytes(std::span(big_endian)));
-    CHECK(contains(sentence_of<unsupported>([&] { row_table(open_npy(folder / "big.npy").rows()); }),
-                   "is big-endian, so that its rows are converted on the way"));
+    CHECK(contains(message_of<unsupported>([&] { row_table(open_npy(folder / "big.npy").rows()); }),
+                   "is big-endian, so its rows are converted when they are read"));
 }
 
 // ---- wrong indices ------------------------------------------------------------------------------
@@ -177,21 +172,21 @@ TEST_CASE("rows: wrong indices in host memory are refused before the call return
         for (const auto& [ids, message] : every_wrong_list()) {
             for (const id_place place : {id_place::host, id_place::host_signed}) {
                 const id_list list(device, ids, place);
-                std::string why = sentence_of<invalid_argument>(
-                    [&] { with.exchange.gather(list.get(), with.rows.data()); });
-                CHECK(why.starts_with("cannot gather rows of a table in memory: "));
-                CHECK(why.ends_with(message));
-                why = sentence_of<invalid_argument>(
+                std::string reason =
+                    message_of<invalid_argument>([&] { with.exchange.gather(list.get(), with.rows.data()); });
+                CHECK(reason.starts_with("cannot gather rows of a table in memory: "));
+                CHECK(reason.ends_with(message));
+                reason = message_of<invalid_argument>(
                     [&] { with.exchange.gather_async(list.get(), with.rows.data(), stream); });
-                CHECK(why.ends_with(message));
-                why = sentence_of<invalid_argument>(
+                CHECK(reason.ends_with(message));
+                reason = message_of<invalid_argument>(
                     [&] { with.exchange.scatter(list.get(), with.rows.data()); });
-                CHECK(why.starts_with("cannot scatter rows of a table in memory: "));
-                CHECK(why.ends_with(message));
-                why = sentence_of<invalid_argument>([&] {
+                CHECK(reason.starts_with("cannot scatter rows of a table in memory: "));
+                CHECK(reason.ends_with(message));
+                reason = message_of<invalid_argument>([&] {
                     with.exchange.scatter_async(list.get(), with.rows.data(), duplicate_policy::last, stream);
                 });
-                CHECK(why.ends_with(message));
+                CHECK(reason.ends_with(message));
             }
         }
         gate.open();
@@ -207,19 +202,17 @@ TEST_CASE("rows: null pointers are refused before the call returns, unless nothi
         exchanged with(device, route);
         const stream stream(device);
         const id_vector ids{1, 2};
-        CHECK(contains_all(sentence_of<invalid_argument>([&] { with.exchange.gather(ids_of(ids), nullptr); }),
+        CHECK(contains_all(message_of<invalid_argument>([&] { with.exchange.gather(ids_of(ids), nullptr); }),
                            {"2 rows of 24 bytes", "cannot be gathered", "null pointer"}));
-        CHECK(
-            contains_all(sentence_of<invalid_argument>([&] { with.exchange.scatter(ids_of(ids), nullptr); }),
-                         {"2 rows of 24 bytes", "cannot be scattered", "null pointer"}));
+        CHECK(contains_all(message_of<invalid_argument>([&] { with.exchange.scatter(ids_of(ids), nullptr); }),
+                           {"2 rows of 24 bytes", "cannot be scattered", "null pointer"}));
         const std::vector<row_gather> group{{ids_of(ids), with.rows.data()}, {ids_of(ids), nullptr}};
-        CHECK(
-            contains(sentence_of<invalid_argument>([&] { with.exchange.gather_group_async(group, stream); }),
-                     "cannot be gathered to a null pointer"));
-        CHECK(contains_all(sentence_of<invalid_argument>([&] {
+        CHECK(contains(message_of<invalid_argument>([&] { with.exchange.gather_group_async(group, stream); }),
+                       "cannot be gathered to a null pointer"));
+        CHECK(contains_all(message_of<invalid_argument>([&] {
                                with.exchange.gather(row_ids::on_device(nullptr, 3), with.rows.data());
                            }),
-                           {"3 row numbers", "null pointer"}));
+                           {"3 indices", "null pointer"}));
         const id_vector none;
         with.exchange.gather(ids_of(none), nullptr);
         with.exchange.scatter(ids_of(none), nullptr);
@@ -241,13 +234,13 @@ TEST_CASE("rows: a wrong index in any batch stops all batches of a group") {
             std::vector<row_scatter> scatters(count, {ids_of(right), with.rows.data()});
             gathers.back().ids = scatters.back().ids = ids_of(wrong);
             const std::string message = "1 of " + std::to_string(2 * count) +
-                                        " row numbers is outside the table, which has 50 rows: the first is "
-                                        "-5, at position " +
+                                        " indices is outside the table, which has 50 rows: the first is -5, "
+                                        "at position " +
                                         std::to_string(2 * count - 1);
-            CHECK(sentence_of<invalid_argument>([&] {
+            CHECK(message_of<invalid_argument>([&] {
                       with.exchange.gather_group_async(gathers, stream);
                   }).ends_with(message));
-            CHECK(sentence_of<invalid_argument>([&] {
+            CHECK(message_of<invalid_argument>([&] {
                       with.exchange.scatter_group_async(scatters, duplicate_policy::last, stream);
                   }).ends_with(message));
         }
@@ -266,32 +259,32 @@ TEST_CASE(
             const id_list list(device, ids, id_place::device);
             if (route == row_route::copy) {
                 CHECK(contains(
-                    sentence_of<unsupported>([&] { with.exchange.gather(list.get(), with.rows.data()); }),
-                    "the route copy takes row numbers in host memory"));
+                    message_of<unsupported>([&] { with.exchange.gather(list.get(), with.rows.data()); }),
+                    "the route copy needs indices in host memory"));
                 continue;
             }
             // a call that is waited for throws itself
-            std::string why =
-                sentence_of<invalid_argument>([&] { with.exchange.gather(list.get(), with.rows.data()); });
-            CHECK(why.starts_with("rows of a table in memory were not gathered: "));
-            CHECK(why.ends_with(message));
+            std::string reason =
+                message_of<invalid_argument>([&] { with.exchange.gather(list.get(), with.rows.data()); });
+            CHECK(reason.starts_with("rows of a table in memory were not gathered: "));
+            CHECK(reason.ends_with(message));
             for (const auto policy : {duplicate_policy::last, duplicate_policy::error}) {
-                why = sentence_of<invalid_argument>(
+                reason = message_of<invalid_argument>(
                     [&] { with.exchange.scatter(list.get(), with.rows.data(), policy); });
-                CHECK(why.starts_with("rows of a table in memory were not scattered: "));
-                CHECK(why.ends_with(message));
+                CHECK(reason.starts_with("rows of a table in memory were not scattered: "));
+                CHECK(reason.ends_with(message));
             }
             with.exchange.check();
             CHECK(with.nothing_moved());
 
             with.exchange.gather_async(list.get(), with.rows.data(), stream);
             stream.synchronize();
-            CHECK(sentence_of<invalid_argument>([&] { with.exchange.check(); }).ends_with(message));
+            CHECK(message_of<invalid_argument>([&] { with.exchange.check(); }).ends_with(message));
             with.exchange.check();
             const exchange_call call =
                 with.exchange.scatter_async(list.get(), with.rows.data(), duplicate_policy::last, stream);
             stream.synchronize();
-            CHECK(sentence_of<invalid_argument>([&] { call.check(); }).ends_with(message));
+            CHECK(message_of<invalid_argument>([&] { call.check(); }).ends_with(message));
             with.exchange.check();
             CHECK(with.nothing_moved());
         }
@@ -317,9 +310,9 @@ TEST_CASE("rows: the position of a wrong index in device memory is counted over 
                                                   {bad.get(), with.rows.data() + 5 * size_bytes}};
             with.exchange.gather_group_async(batches, stream);
             stream.synchronize();
-            CHECK(sentence_of<invalid_argument>([&] { with.exchange.check(); })
-                      .ends_with("2 of 9 row numbers are outside the table, which has 50 rows: the first is "
-                                 "77, at position 6"));
+            CHECK(message_of<invalid_argument>([&] { with.exchange.check(); })
+                      .ends_with("2 of 9 indices are outside the table, which has 50 rows: the first is 77, "
+                                 "at position 6"));
             CHECK(with.nothing_moved());
             CHECK(with.still_works());
         }
@@ -334,12 +327,12 @@ TEST_CASE("rows: in a group with host and device indices, wrong host indices are
         const std::vector<row_gather> batches{{on_device.get(), with.rows.data()},
                                               {ids_of(on_host), with.rows.data() + 2 * row_bytes}};
         const stream stream(device);
-        const std::string why =
-            sentence_of<invalid_argument>([&] { with.exchange.gather_group_async(batches, stream); });
-        CHECK(contains(why,
-                       "rows of a table in memory (2 row numbers in device memory aside): 1 of 2 row "
-                       "numbers is outside the table"));
-        CHECK(contains(why, "the first is 77777, at position 3"));
+        const std::string reason =
+            message_of<invalid_argument>([&] { with.exchange.gather_group_async(batches, stream); });
+        CHECK(contains(reason,
+                       "rows of a table in memory (not counting 2 indices in device memory): 1 of 2 indices "
+                       "is outside the table"));
+        CHECK(contains(reason, "the first is 77777, at position 3"));
         stream.synchronize();
         CHECK(with.nothing_moved());
         CHECK(with.still_works());
@@ -358,11 +351,11 @@ TEST_CASE("rows: a failed call is reported even if an earlier call has not begun
         const id_list wrong(device, {1, 99}, id_place::device);
         with.exchange.gather_async(right.get(), other.data(), stuck);
         CHECK(contains(
-            sentence_of<invalid_argument>([&] { with.exchange.gather(wrong.get(), with.rows.data()); }),
+            message_of<invalid_argument>([&] { with.exchange.gather(wrong.get(), with.rows.data()); }),
             "the first is 99"));
         with.exchange.gather_async(wrong.get(), with.rows.data(), free);
         free.synchronize();
-        CHECK(contains(sentence_of<invalid_argument>([&] { with.exchange.check(); }), "the first is 99"));
+        CHECK(contains(message_of<invalid_argument>([&] { with.exchange.check(); }), "the first is 99"));
         with.exchange.check();
         gate.open();
         stuck.synchronize();
@@ -386,7 +379,7 @@ TEST_CASE("rows: each of several failed calls is reported, the oldest first" * b
         gate.open();
         stream.synchronize();
         for (std::uint64_t i = 0; i < 5; ++i) {
-            CHECK(contains(sentence_of<invalid_argument>([&] { with.exchange.check(); }),
+            CHECK(contains(message_of<invalid_argument>([&] { with.exchange.check(); }),
                            "the first is " + std::to_string(100 + i)));
         }
         with.exchange.check();
@@ -396,7 +389,7 @@ TEST_CASE("rows: each of several failed calls is reported, the oldest first" * b
 
 // ---- what cannot be done ------------------------------------------------------------------------
 
-TEST_CASE("rows: impossible calls are refused in a sentence, and nothing moves") {
+TEST_CASE("rows: impossible calls are refused with a message, and nothing moves") {
     on_each_route([](const device& device, row_route route) {
         exchanged with(device, route);
         const stream stream(device);
@@ -404,29 +397,29 @@ TEST_CASE("rows: impossible calls are refused in a sentence, and nothing moves")
         std::vector<row_scatter> many(65, {ids_of(ids), with.rows.data()});
         for (const auto policy : {duplicate_policy::sum, duplicate_policy::error}) {
             CHECK(contains(
-                sentence_of<unsupported>([&] { with.exchange.scatter_group_async(many, policy, stream); }),
-                "65 batches cannot be scattered in one call"));
+                message_of<unsupported>([&] { with.exchange.scatter_group_async(many, policy, stream); }),
+                "65 batches make 2 calls, which a scatter allows only with duplicate_policy::last"));
         }
         const auto too_many = row_ids::on_device(with.rows.data(), std::uint64_t{1} << 32);
         CHECK_THROWS_AS(with.exchange.gather(too_many, with.rows.data()), invalid_argument);
         const auto most = row_ids::on_device(with.rows.data(), std::uint64_t{1} << 63);
         const std::vector<row_gather> overflowing(2, {most, with.rows.data()});
         CHECK(contains(
-            sentence_of<invalid_argument>([&] { with.exchange.gather_group_async(overflowing, stream); }),
+            message_of<invalid_argument>([&] { with.exchange.gather_group_async(overflowing, stream); }),
             "max_batch_rows"));
         if (device.kind() != device_kind::host) {
-            CHECK(contains(sentence_of<invalid_argument>([&] {
+            CHECK(contains(message_of<invalid_argument>([&] {
                                with.exchange.gather_async(ids_of(ids), with.rows.data(),
                                                           pinflow::stream(device::host()));
                            }),
-                           "cannot travel in a stream of host"));
+                           " on a stream of host"));
         }
         CHECK(with.nothing_moved());
         CHECK(with.still_works());
 
         const array rows = numbered_rows(10, 3);
         row_exchange reading(row_table(rows.rows()), device, {.route = route});
-        CHECK(contains(sentence_of<unsupported>([&] { reading.scatter(ids_of(ids), with.rows.data()); }),
+        CHECK(contains(message_of<unsupported>([&] { reading.scatter(ids_of(ids), with.rows.data()); }),
                        "rows cannot be scattered to an array in memory, which is mapped for reading"));
         CHECK(rows.view().as<std::uint64_t>()[3] == 1);
     });
@@ -446,8 +439,8 @@ TEST_CASE("rows: a file that changed under its table is reported by the next cal
             exchange.check();
             const auto before = rows.content();
             change(folder / "rows.npy");
-            CHECK(contains(sentence_of<data_changed>([&] { exchange.check(); }), expected));
-            CHECK(contains(sentence_of<data_changed>([&] { exchange.gather(ids_of(ids), rows.data()); }),
+            CHECK(contains(message_of<data_changed>([&] { exchange.check(); }), expected));
+            CHECK(contains(message_of<data_changed>([&] { exchange.gather(ids_of(ids), rows.data()); }),
                            expected));
             CHECK(rows.holds(before));
         };
@@ -492,7 +485,7 @@ TEST_CASE("rows: a file that is truncated before its rows are gathered is an err
             stream.synchronize();
             // once for what was read, and then for the file, whatever the number of pieces
             CHECK_THROWS_AS(exchange.check(), data_changed);
-            CHECK(contains(sentence_of<data_changed>([&] { exchange.check(); }), "now it has 5000"));
+            CHECK(contains(message_of<data_changed>([&] { exchange.check(); }), "now it has 5000"));
             CHECK(rows.sentinels_left());
             write_random_rows(folder / "rows.npy", 4096, 4, 42);
             exchange = row_exchange(row_table(open_npy(folder / "rows.npy").rows()), device,

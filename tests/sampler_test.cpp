@@ -99,9 +99,9 @@ TEST_CASE("sampler: listed gives the list in every epoch, including repeated and
     sampler.rows_at(1, 3, part);
     CHECK(part == row_list{7, 3});
     CHECK(epoch_of(sampler::listed(8, {}), 0).empty());
-    CHECK(contains_all(sentence_of<invalid_argument>([&] { sampler::listed(7, list); }),
+    CHECK(contains_all(message_of<invalid_argument>([&] { sampler::listed(7, list); }),
                        {"the list of rows", "row 7 at position 0,", "the data has 7 rows"}));
-    CHECK(contains_all(sentence_of<invalid_argument>([] { sampler::listed(0, {1}); }),
+    CHECK(contains_all(message_of<invalid_argument>([] { sampler::listed(0, {1}); }),
                        {"the list of rows", "row 1 at position 0,", "the data has 0 rows"}));
 }
 
@@ -118,7 +118,7 @@ TEST_CASE("sampler: a row past the end in a custom order is an error that names 
     const auto sampler = sampler::custom(4, std::make_shared<countdown>(5));
     row_list rows(4);
     CHECK_NOTHROW(sampler.rows_at(0, 2, rows));
-    CHECK(contains_all(sentence_of<invalid_argument>([&] { sampler.rows_at(3, 3, rows); }),
+    CHECK(contains_all(message_of<invalid_argument>([&] { sampler.rows_at(3, 3, rows); }),
                        {"order 'countdown/3'", "row 4 at position 4 of epoch 3,", "the data has 4 rows"}));
 
     class failing : public countdown {
@@ -198,7 +198,7 @@ TEST_CASE("sampler: refuses positions past the end of an epoch") {
         CHECK_THROWS_AS(sampler.rows_at(0, count + 1, {}), invalid_argument);
         CHECK_THROWS_AS(sampler.rows_at(0, ~std::uint64_t{0}, rows), invalid_argument);
     }
-    CHECK(contains_all(sentence_of<invalid_argument>([] {
+    CHECK(contains_all(message_of<invalid_argument>([] {
                            row_list rows(3);
                            sampler::sequential(10).rows_at(0, 8, rows);
                        }),

@@ -232,7 +232,7 @@ TEST_CASE("scalar: numbers at, halfway between, and next to those of a small flo
                     check_rounding<Small>(number, wrong);
                     check_rounding<Small>(-number, wrong);
                 }
-                // of which rounding to float first would get every one wrong that is next to a midpoint
+                // rounding to float first would be wrong for each number next to a midpoint
                 for (const double number : with_neighbours(static_cast<double>(exact))) {
                     check_rounding<Small>(number, wrong);
                     check_rounding<Small>(-number, wrong);

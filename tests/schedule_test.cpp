@@ -133,7 +133,7 @@ TEST_CASE("schedule: a batch is [(sW+r)B, (sW+r+1)B) in step s, and [T*r/W, T*(r
     CHECK(few[2].size() == 1);
 }
 
-TEST_CASE("schedule: a dropped tail leaves full batches, equally many for each rank") {
+TEST_CASE("schedule: a dropped tail leaves full batches, the same number for each rank") {
     std::mt19937_64 random(2);
     for (int i = 0; i < draws; ++i) {
         schedule_terms terms = draw(random);

@@ -38,7 +38,7 @@ need_packages() {
         if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || { : </dev/tty; } 2>/dev/null; }; then
             as_root=(sudo)
         else
-            fail "cannot install ${missing[*]}: this needs root, or sudo that works here without a password."
+            fail "cannot install ${missing[*]}: this needs root, or sudo (without a password if there is no terminal)."
         fi
     fi
     say "installing ${missing[*]}"

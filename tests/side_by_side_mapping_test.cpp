@@ -244,7 +244,7 @@ TEST_CASE("side_by_side_mapping: a part that its file never held is refused") {
     const temporary_folder folder;
     const std::vector<file_part> parts{make_part(folder, 0, page, 0, page),
                                        make_part(folder, 1, 100, 60, 101)};
-    CHECK(contains_all(sentence_of<pinflow::format_error>([&] { side_by_side_mapping{parts}; }),
+    CHECK(contains_all(message_of<pinflow::format_error>([&] { side_by_side_mapping{parts}; }),
                        {"cannot map 41 bytes", "at offset 60 ", "'" + parts[1].file->path() + "'",
                         "the file has 100 bytes"}));
     const std::vector<file_part> endless{
@@ -259,7 +259,7 @@ TEST_CASE(
     const temporary_folder folder;
     const auto parts = make_parts(folder, 5, 100);
     fs::resize_file(parts[2].file->path(), 99);
-    CHECK(contains_all(sentence_of<pinflow::data_changed>([&] { side_by_side_mapping{parts}; }),
+    CHECK(contains_all(message_of<pinflow::data_changed>([&] { side_by_side_mapping{parts}; }),
                        {"cannot map 100 bytes", "at offset 0 ", "'" + parts[2].file->path() + "'",
                         "has 99 bytes now", "it had 100 "}));
     CHECK(mappings_of(folder.path().string()).empty());
@@ -270,7 +270,7 @@ TEST_CASE("side_by_side_mapping: a file that was closed meanwhile and is gone is
     const pinflow::detail::scoped_descriptor_limit limit(16);
     const auto parts = make_parts(folder, 40, 100);
     fs::remove(parts[1].file->path());
-    CHECK(contains(sentence_of<pinflow::system_failure>([&] { side_by_side_mapping{parts}; }),
+    CHECK(contains(message_of<pinflow::system_failure>([&] { side_by_side_mapping{parts}; }),
                    parts[1].file->path()));
     CHECK(mappings_of(folder.path().string()).empty());
 }

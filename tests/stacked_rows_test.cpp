@@ -93,7 +93,7 @@ TEST_CASE("stacked_rows: each file is one row, mapped side by side with the othe
         CHECK(std::memcmp(extent.data, given.contents[index].data(), 60) == 0);
     }
     std::filesystem::last_write_time(folder / "2", std::filesystem::file_time_type());
-    CHECK(contains(sentence_of<pinflow::data_changed>([&] { rows->check_unchanged(); }), folder / "2"));
+    CHECK(contains(message_of<pinflow::data_changed>([&] { rows->check_unchanged(); }), folder / "2"));
 }
 
 TEST_CASE("stacked_rows: vectors become rows, and rows of rows deeper ones") {
@@ -123,7 +123,7 @@ TEST_CASE("stacked_rows: big-endian files are converted") {
     CHECK_NOTHROW(rows->check_unchanged());
 }
 
-TEST_CASE("stacked_rows: files in Fortran order are put in order, when they are whole rows") {
+TEST_CASE("stacked_rows: files in Fortran order are reordered if they are whole rows") {
     const temporary_folder folder;
     for (const char* descr : {"<i4", ">i4"}) {
         const auto given = make_samples(folder, 4, descr, {5, 3, 2}, true);
@@ -132,7 +132,7 @@ TEST_CASE("stacked_rows: files in Fortran order are put in order, when they are 
         CHECK((read(*rows, some_ids) == given.rows_of(some_ids)));
         CHECK(rows->extents().empty());
         CHECK(contains(rows->no_extents_reason(),
-                       "is in Fortran order, so that its elements are put in order"));
+                       "is in Fortran order, so its elements are reordered when they are read"));
         CHECK(rows->file_backed());
         CHECK_THROWS_AS(stack(given.sources()), pinflow::unsupported);
     }
@@ -223,7 +223,7 @@ TEST_CASE("stacked_rows: incompatible sources are refused, and named") {
     };
     const rows_pointer first = make("first", "<f4", {2, 3});
     const auto refusal = [&](const rows_pointer& other) {
-        return sentence_of<pinflow::invalid_argument>([&] { stack({first, first, other}); });
+        return message_of<pinflow::invalid_argument>([&] { stack({first, first, other}); });
     };
     const auto names_both = [&](const std::string& sentence, const std::string& other) {
         return contains_all(
@@ -235,7 +235,7 @@ TEST_CASE("stacked_rows: incompatible sources are refused, and named") {
     CHECK(names_both(refusal(make("other", "<f4", {3, 3})), "<f4 of shape (3, 3)"));
     CHECK(names_both(refusal(make("other", "<f4", {6})), "<f4 of shape (6,)"));
     CHECK(refusal(make("other", ">f4", {2, 3})).empty());
-    CHECK(contains_all(sentence_of<pinflow::invalid_argument>([] { stack({}); }),
+    CHECK(contains_all(message_of<pinflow::invalid_argument>([] { stack({}); }),
                        {"cannot stack", "empty list"}));
     CHECK_THROWS_AS(stack({first, nullptr}), pinflow::invalid_argument);
 }

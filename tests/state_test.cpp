@@ -197,11 +197,11 @@ TEST_CASE("state: a damaged file is reported in a sentence with its path") {
     CHECK(contains(damaged("fedcba9876543210", "fedcba987654321g"), "\"content\" is not 16 hexadecimal"));
     CHECK(contains(damaged("fedcba9876543210", "fedcba98765432"), "\"content\" is not 16 hexadecimal"));
     CHECK(contains(damaged("fedcba9876543210", "-edcba9876543210"), "\"content\" is not 16 hexadecimal"));
-    CHECK(contains(damaged("\"windowed/1\"", "7"), "\"name\" is not a text"));
+    CHECK(contains(damaged("\"windowed/1\"", "7"), "\"name\" is not a string"));
     CHECK(contains(damaged("\"windowed/1\"", "\"\\u001b[31m\""),
                    "'?[31m', has characters that are not printable"));
     CHECK(contains(damaged("224", "\"224\""), "\"row_shape\" is not a whole number"));
-    CHECK(contains(damaged("[\n          3", "3, \"x\": [ 3"), "\"row_shape\" is not a list"));
+    CHECK(contains(damaged("[\n          3", "3, \"x\": [ 3"), "\"row_shape\" is not an array"));
     CHECK(contains(damaged("\"arrays\": [", "\"arrays\": [ 5,"), "an array is not described by an object"));
     CHECK(contains(damaged("\"data\": {", "\"data\": [], \"x\": {"), "\"data\" is not an object"));
     CHECK(contains(refusal<format_error>(std::string((std::size_t{16} << 20) + 1, ' ')),
@@ -217,7 +217,7 @@ TEST_CASE("state: a state of a newer pinflow is distinguished from a damaged sta
     CHECK(contains(sentence, "version 2, and this build of pinflow reads version 1"));
 }
 
-TEST_CASE("state: bytes that are cut off or flipped never do more than throw") {
+TEST_CASE("state: bytes that are missing or flipped never do more than throw") {
     const std::string text = some_state().to_json();
     std::mt19937_64 random(1);
     const auto try_to_read = [](const std::string& damaged) {

@@ -152,7 +152,7 @@ TEST_CASE("system: a hook is not called after its destruction") {
     CHECK(seam::status(file.descriptor, path).st_size == 10);
 }
 
-TEST_CASE("system: injected errors become sentences with the attempted call and the code") {
+TEST_CASE("system: injected errors become messages with the attempted call and the code") {
     const temporary_folder folder;
     const std::string path = folder / "data";
     const std::string other = folder / "other";
@@ -163,7 +163,7 @@ TEST_CASE("system: injected errors become sentences with the attempted call and 
     const auto sentence = [&](seam::call what, auto function) {
         const seam::scoped_failure_hook hook(failing(what, EIO));
         CHECK(code_of(function) == std::errc::io_error);
-        std::string message = sentence_of<pinflow::system_failure>(function);
+        std::string message = message_of<pinflow::system_failure>(function);
         CHECK(message.ends_with(": Input/output error"));
         return message;
     };
@@ -172,7 +172,7 @@ TEST_CASE("system: injected errors become sentences with the attempted call and 
     CHECK(contains(sentence(call::open, [&] { seam::create_for_writing(path, 0600); }),
                    "cannot create " + in_quotes));
     CHECK(contains(sentence(call::fstat, [&] { static_cast<void>(seam::status(file.descriptor, path)); }),
-                   "cannot examine " + in_quotes));
+                   "cannot read the status of " + in_quotes));
     CHECK(contains_all(sentence(call::pread, [&] { seam::read_at(file.descriptor, path, 3, bytes); }),
                        {"cannot read 10 bytes", "at offset 3 ", in_quotes}));
     CHECK(contains_all(sentence(call::write, [&] { seam::write_all(file.descriptor, path, bytes); }),
@@ -287,7 +287,7 @@ TEST_CASE("system: a file without a name is gone when it is closed, or gets one 
     const open_file file(create().value());
     seam::write_all(file.descriptor, path, bytes_of("pinflow"));
     write_bytes(path, pattern_bytes(10));
-    CHECK(contains_all(sentence_of<pinflow::system_failure>([&] { seam::give_name(file.descriptor, path); }),
+    CHECK(contains_all(message_of<pinflow::system_failure>([&] { seam::give_name(file.descriptor, path); }),
                        {"cannot create '" + path + "'", "File exists"}));
     const std::string free = folder / "free";
     int asked = 0;
@@ -335,7 +335,7 @@ TEST_CASE(
     CHECK(code_of([&] { seam::create_unnamed(path + "/absent", 0600); }) ==
           std::errc::no_such_file_or_directory);
     const seam::scoped_failure_hook hook(failing(seam::call::open_unnamed, EACCES));
-    CHECK(contains(sentence_of<pinflow::system_failure>([&] { seam::create_unnamed(path, 0600); }),
+    CHECK(contains(message_of<pinflow::system_failure>([&] { seam::create_unnamed(path, 0600); }),
                    "cannot create a file in '" + path + "': Permission denied"));
 }
 
@@ -355,7 +355,7 @@ TEST_CASE("system: the message of a failure names the remedy, if one is known") 
         CAPTURE(error);
         const seam::scoped_failure_hook hook(failing(seam::call::open, error));
         const std::string sentence =
-            sentence_of<pinflow::system_failure>([&] { seam::create_for_writing(path, 0600); });
+            message_of<pinflow::system_failure>([&] { seam::create_for_writing(path, 0600); });
         CAPTURE(sentence);
         CHECK(contains(sentence, "cannot create '" + path + "'"));
         CHECK(contains(sentence, help));

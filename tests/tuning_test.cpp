@@ -108,7 +108,7 @@ TEST_CASE("tuning: tuning leaves the table as it is, and does nothing where ther
     for (const row_route route : {row_route::direct, row_route::staged, row_route::hybrid}) {
         row_exchange exchange(table_of(table), backend.device(), {.route = route});
         exchange.tune(1000, 64);
-        CHECK(exchange.plan_gather(1000).reason == "set in the options");
+        CHECK(exchange.plan_gather(1000).reason == "requested in the options");
     }
     CHECK(backend.gathers == 0);
     row_exchange on_host(table_of(table), device::host());
@@ -172,8 +172,8 @@ TEST_CASE("tuning: without memory to measure in, tuning throws, and calls go on 
         if (lack == lacking::rows) backend.max_allocated_bytes = count * row_bytes - 1;
         if (lack == lacking::staging) backend.max_allocated_bytes = std::uint64_t{1} << 20;
         if (lack == lacking::pinned_staging) backend.max_pinned_bytes = std::uint64_t{1} << 20;
-        const std::string why = sentence_of<device_error>([&] { exchange.tune(count); });
-        CHECK(contains(why, lack == lacking::pinned_staging ? "cannot be page-locked" : "no such memory"));
+        const std::string reason = message_of<device_error>([&] { exchange.tune(count); });
+        CHECK(contains(reason, lack == lacking::pinned_staging ? "cannot be page-locked" : "no such memory"));
         CHECK(backend.refused == 1);
         exchange.gather(ids_of(ids), rows.data());
         CHECK(rows.holds(gathered(content, row_bytes, ids)));

@@ -27,7 +27,8 @@ std::uint64_t chunk_rows_of(std::uint64_t window_rows) {
     return std::max<std::uint64_t>(1, window_rows / 16);
 }
 
-/// The rows of data and window, and a seed. Often around each other, and around where chunks get a row more.
+/// Random parameters of an order. The window is often near the number of rows, or near a multiple of 16,
+/// where chunks get one row more.
 struct parameters {
     std::uint64_t row_count;
     std::uint64_t window_rows;
@@ -258,7 +259,7 @@ TEST_CASE("windowed: rows that are neighbours in the data are anywhere within th
 }
 
 TEST_CASE("windowed: the first rows of a window do not predict the next window") {
-    // two windows of 16 chunks of 32 rows: how far apart, within their chunks, the rows are that come first
+    // two windows of 16 chunks of 32 rows: the distance, within their chunks, between the first rows of both
     const auto sampler = sampler::windowed(1024, 23, 512);
     row_list distances(32);
     for (std::uint64_t epoch = 0; epoch < distances.size() * 500; ++epoch) {

@@ -120,9 +120,9 @@ bool array_view::fortran_contiguous() const {
 }
 
 void array_view::check_readable_as(const pinflow::dtype& type, std::size_t alignment) const {
-    const auto refuse = [&](const std::string& why) {
+    const auto refuse = [&](const std::string& reason) {
         throw invalid_argument(fmt::format("cannot read an array of {} and shape {} as {}: {}",
-                                           dtype_.descr(), to_string(shape_), type.descr(), why));
+                                           dtype_.descr(), to_string(shape_), type.descr(), reason));
     };
     if (dtype_ != type) {
         refuse(dtype_.little_endian() == type ? "its byte order is not this machine's" : "the types differ");
@@ -242,8 +242,7 @@ bool is_packed(const array_view& view) {
 array array::view_as(const pinflow::dtype& type) const {
     if (type.size_bytes() != dtype().size_bytes()) {
         throw invalid_argument(
-            fmt::format("an array of {} cannot be taken for one of {}: an element has {} bytes, and would "
-                        "have to have {}",
+            fmt::format("cannot view an array of {} as {}: its elements have {} bytes, not {}",
                         dtype().descr(), type.descr(), dtype().size_bytes(), type.size_bytes()));
     }
     array result = *this;
@@ -266,7 +265,7 @@ const dtype_field* find_field(const dtype& type, std::string_view name) {
     return nullptr;
 }
 
-/// "'a', 'b', 'c'", of a file that may have made up any number of them.
+/// The names of the fields: "'a', 'b', 'c'". At most 20, because a file can have any number of them.
 std::string names_of(std::span<const dtype_field> fields) {
     constexpr std::size_t max_names = 20;
     std::string names;

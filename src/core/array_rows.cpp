@@ -50,10 +50,10 @@ class array_rows final : public row_source {
     }
 
     std::string no_extents_reason() const override {
-        if (!reader_.in_order()) return "is in Fortran order, so that its elements are put in order";
-        if (!is_contiguous_)
-            return "holds records of which one field is taken, so that its rows are gathered";
-        if (!swap_.empty()) return "is big-endian, so that its rows are converted on the way";
+        if (!reader_.in_order())
+            return "is in Fortran order, so its elements are reordered when they are read";
+        if (!is_contiguous_) return "is a field of a structured array, so its rows are not contiguous";
+        if (!swap_.empty()) return "is big-endian, so its rows are converted when they are read";
         return {};
     }
 
@@ -102,8 +102,7 @@ std::chrono::nanoseconds array_rows::read_rows(std::span<const std::uint64_t> id
 std::shared_ptr<const row_source> array::rows() const {
     const std::string name = describe(*this);
     if (shape().empty()) {
-        throw unsupported(
-            fmt::format("{} holds one element without axes, so that there are no rows to take", name));
+        throw unsupported(fmt::format("{} has no axes, so it has no rows", name));
     }
     detail::strided_reader reader(*this);
     if (!reader.in_order()) {

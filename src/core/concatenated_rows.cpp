@@ -33,7 +33,7 @@ class concatenated_rows final : public row_source {
                                    [](const source_pointer& source) { return source->file_backed(); });
     }
     std::uint64_t memory_bytes() const noexcept override {
-        // for sources that one call opened, which share their memory (see row_source::memory_bytes)
+        // not the sum: sources that were opened by one call share their memory (see row_source::memory_bytes)
         std::uint64_t max_bytes = 0;
         for (const source_pointer& source : sources_)
             max_bytes = std::max(max_bytes, source->memory_bytes());
@@ -76,9 +76,10 @@ void concatenated_rows::add_extents() {
 std::string concatenated_rows::no_extents_reason() const {
     for (const source_pointer& source : sources_) {
         if (source->row_count() == 0 || !source->extents().empty()) continue;
-        const std::string why = source->no_extents_reason();
-        return why.empty() ? why
-                           : fmt::format("cannot be taken in place, since {} {}", source->description(), why);
+        const std::string reason = source->no_extents_reason();
+        return reason.empty()
+                   ? reason
+                   : fmt::format("cannot be taken in place, since {} {}", source->description(), reason);
     }
     return {};
 }

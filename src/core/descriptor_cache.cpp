@@ -63,7 +63,8 @@ void cached_descriptor::acquire(const open_function& open) {
         throw;
     }
     recently_used_.store(true, std::memory_order_relaxed);
-    // adds, since other threads may have incremented the count for a moment, to find it closed
+    // adds instead of storing: another thread may have incremented the count, and not yet noticed that the
+    // descriptor was closed
     state_.fetch_add(is_open + 1, std::memory_order_release);
 }
 
@@ -95,7 +96,7 @@ void descriptor_cache::enter(cached_descriptor& entry) {
     }
     std::size_t max_count = max_open();
     if (count > max_count) {
-        // twice as many may stay open
+        // half of the limit may stay open, so this allows twice the current count
         system::raise_max_descriptors(std::min(4 * count, max_raised_limit));
         max_count = max_open();
     }

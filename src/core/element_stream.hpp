@@ -22,7 +22,8 @@ class element_stream {
     virtual const pinflow::dtype& dtype() const noexcept = 0;
     virtual const shape_vector& shape() const noexcept = 0;
     /// Fills `destination`, a whole number of elements, with the next elements.
-    /// @throws invalid_argument past the end; data_changed, system_failure, format_error.
+    /// @throws invalid_argument past the end.
+    /// @throws data_changed, system_failure or format_error if reading fails.
     virtual void read(std::span<std::byte> destination) = 0;
     /// Makes the checks that need the whole array. Call it after the last element.
     /// @throws format_error for a wrong checksum, data_changed for a file that changed meanwhile.
@@ -30,7 +31,8 @@ class element_stream {
 };
 
 /// Makes a stream of any array: in C or Fortran order, strided, big-endian, without axes. Files are read with
-/// pread. `memory_bytes` bounds the memory for reordering.
+/// pread. `memory_bytes` limits the memory for reordering. It counts as 576 KiB if it is less, and up to 16
+/// KiB of padding are added.
 std::unique_ptr<element_stream> stream_elements(const array& array, std::uint64_t memory_bytes);
 
 }  // namespace pinflow::detail

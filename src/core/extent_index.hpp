@@ -12,7 +12,7 @@ namespace pinflow::detail {
 class extent_index {
  public:
     explicit extent_index(std::span<const row_extent> extents) : extents_(extents) {
-        // a source has at most 2^64 rows
+        // the sum cannot overflow: a source has fewer than 2^64 rows
         for (const row_extent& extent : extents)
             static_cast<void>(locator_.add(extent.row_count));
     }

@@ -161,7 +161,7 @@ std::string describe_sources(sources_view sources) {
 }
 
 void refuse_row_count(sources_view sources, const row_source& last) {
-    throw invalid_argument(fmt::format("{} have more than 2^64 rows together: {} alone has {}",
+    throw invalid_argument(fmt::format("{} have 2^64 rows or more together: {} alone has {}",
                                        describe_sources(sources), last.description(), last.row_count()));
 }
 

@@ -21,14 +21,14 @@ bool lies_in_files(const row_source& source);
 /// Concatenates sources for which lies_in_files is true. Keeps their extents, mapped again side by side, but
 /// not the sources (except sources without rows and extents, which it still has to check). Requires at least
 /// one source; all must have the same type and row shape.
-/// @throws invalid_argument for more than 2^64 rows; what map_extents throws.
+/// @throws invalid_argument for 2^64 rows or more; what map_extents throws.
 std::shared_ptr<const row_source> make_extent_rows(
     std::span<const std::shared_ptr<const row_source>> sources);
 
 /// "a to b (3 sources)".
 std::string describe_sources(std::span<const std::shared_ptr<const row_source>> sources);
 
-/// Throws invalid_argument: the sources up to `last` have more than 2^64 rows.
+/// Throws invalid_argument: the sources up to `last` have 2^64 rows or more.
 [[noreturn]] void refuse_row_count(std::span<const std::shared_ptr<const row_source>> sources,
                                    const row_source& last);
 

@@ -65,8 +65,8 @@ void handle_bus_error(int signal, siginfo_t* info, void* context) {
     guard_frame* const frame = current_frame.load(std::memory_order_relaxed);
     if (frame == nullptr || info->si_code <= 0) return pass_on(signal, info, context);
     current_frame.store(nullptr, std::memory_order_relaxed);
-    // Ours blocks no signals, but whoever calls it may (ThreadSanitizer does). The thread would end at its
-    // next fault if SIGBUS stayed blocked.
+    // SIGBUS may be blocked here: by the wrapper that ThreadSanitizer puts around a handler, for example. If
+    // it stayed blocked, the next fault of this thread would end the process.
     const sigset_t& before = static_cast<const ucontext_t*>(context)->uc_sigmask;
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     ::siglongjmp(frame->end, 1);

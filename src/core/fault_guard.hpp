@@ -10,7 +10,8 @@ namespace pinflow::detail {
 bool is_guarded_thread() noexcept;
 
 /// Runs `work(context)`. If it touches a page past the end of a truncated file, the rest of it is skipped.
-/// `work` must hold no object with a destructor, and must take no lock.
+/// `work` must hold no object with a destructor, and must take no lock. Calls must not be nested: the outer
+/// call would lose its guard.
 /// @return whether it ran to its end. Without pinflow's handler always true, if the process survives.
 bool run_guarded(void (*work)(const void* context), const void* context) noexcept;
 

@@ -42,10 +42,11 @@ file_identity identity_of(const struct ::stat& status) noexcept {
             static_cast<std::uint64_t>(status.st_size), nanoseconds_of(status.st_mtim)};
 }
 
-/// Opens the file at `place`, which messages call `path`, and calls `check` with its status.
+/// Opens `opened_path` and calls `check` with the file's status. If the status cannot be read, the error
+/// names `path`.
 template <typename Check>
-int open_checked(const std::string& place, const std::string& path, Check check) {
-    const int descriptor = detail::system::open_for_reading(place);
+int open_checked(const std::string& opened_path, const std::string& path, Check check) {
+    const int descriptor = detail::system::open_for_reading(opened_path);
     try {
         check(detail::system::status(descriptor, path));
     } catch (...) {
@@ -84,8 +85,7 @@ int input_file::open_first() {
         if (!S_ISREG(status.st_mode)) {
             throw format_error(fmt::format(
                 "cannot open '{}': it is {}, not a regular file{}", path_, kind_of(status.st_mode),
-                S_ISDIR(status.st_mode) ? "; a quoted pattern stands for the files "
-                                          "in it, such as '*.npy'"
+                S_ISDIR(status.st_mode) ? "; to open the files in it, pass a quoted pattern such as '*.npy'"
                                         : ""));
         }
         identity_ = identity_of(status);
@@ -98,8 +98,8 @@ int input_file::open_again() const {
                             [this](const struct ::stat& status) { check_identity(identity_of(status)); });
     } catch (const system_failure& failure) {
         throw system_failure(
-            fmt::format("cannot open '{}' again, which was closed because too many other files are open: {}",
-                        path_, failure.code().message()),
+            fmt::format("cannot reopen '{}', which was closed because too many files were open: {}", path_,
+                        failure.code().message()),
             failure.code());
     }
 }

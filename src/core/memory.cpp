@@ -56,7 +56,7 @@ memory_region memory_region::anonymous(std::uint64_t size_bytes) {
     if (size_bytes < huge_page_bytes) {
         return region_of(detail::system::map_anonymous(size_bytes), size_bytes);
     }
-    // only whole pages can be unmapped: from the end of the region's last page on
+    // mapped_bytes is rounded up to whole pages, because only whole pages can be unmapped
     const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
     std::uint64_t mapped_bytes = 0;
     if (!detail::add(size_bytes, huge_page_bytes + page_bytes - 1, mapped_bytes)) {

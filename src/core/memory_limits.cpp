@@ -32,9 +32,9 @@ struct cgroup_files {
 };
 constexpr cgroup_files version_2{"/sys/fs/cgroup", "memory.max", "memory.current",
                                  "file ",          "shmem ",     "slab_reclaimable "};
-constexpr cgroup_files version_1{
-    "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-    "total_cache ",          "total_shmem ",          "total_slab_reclaimable "};  // which it does not list
+// version 1 does not list the slab label, so it counts as 0
+constexpr cgroup_files version_1{"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                 "total_cache ",          "total_shmem ",          "total_slab_reclaimable "};
 
 /// The path of the group with the controller "memory" in version 1, from /proc/self/cgroup.
 std::string_view memory_group(std::string_view membership) {
@@ -53,7 +53,7 @@ std::string_view memory_group(std::string_view membership) {
     return {};
 }
 
-/// A limit on any level binds.
+/// Reads what a group and the groups above it have left. The lowest value applies.
 void read_groups(const std::string& root, std::string group, const cgroup_files& files,
                  memory_limits& limits) {
     constexpr std::uint64_t unlimited = std::uint64_t{1} << 62;  // version 1 writes a large number

@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::size_t max_collected_bytes = std::size_t{1} << 20;
 
-[[noreturn]] void fail(const std::string& path, std::string_view why, std::errc error) {
-    throw system_failure(fmt::format("cannot write '{}': {}", path, why), std::make_error_code(error));
+[[noreturn]] void fail(const std::string& path, std::string_view reason, std::errc error) {
+    throw system_failure(fmt::format("cannot write '{}': {}", path, reason), std::make_error_code(error));
 }
 
 /// Puts the path of the output file in front of error messages.

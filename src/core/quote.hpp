@@ -22,7 +22,7 @@ inline std::string quote(std::string_view text) {
     return "'" + printable(text, 60) + "'";
 }
 
-/// The length limit of a name within a label. It keeps arrays in nested groups apart.
+/// The maximum length of a name in a label: enough to tell arrays in nested groups apart.
 inline constexpr std::size_t max_label_name = 200;
 
 /// The label of an array in a file, as the tool takes it: "a.h5:group/data".

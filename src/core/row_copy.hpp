@@ -12,11 +12,12 @@ namespace pinflow::detail {
 void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_bytes,
                std::byte* destination) noexcept;
 
-// ---- what it is made of ----------------------------------------------------------------------------------
+// ---- parts of copy_rows and of other copies --------------------------------------------------------------
 
-/// As memcpy. Rows of 128 bytes or more are written with non-temporal stores on x86; see finish_streaming.
+/// Copies bytes, as memcpy does. On x86, 128 bytes or more are written with non-temporal stores: call
+/// finish_streaming afterwards.
 void stream_copy(std::byte* destination, const std::byte* source, std::size_t size_bytes) noexcept;
-/// Call it after stream_copy, before other threads are told of the copies.
+/// Makes the copies of stream_copy visible to a thread that is notified afterwards.
 void finish_streaming() noexcept;
 /// Prefetches the beginning of a row, up to 1 KiB. The hardware prefetches the rest, which is read in order.
 void prefetch_row(const std::byte* row, std::uint64_t row_size_bytes) noexcept;

@@ -29,7 +29,7 @@ void check_row_size(const row_source& source) {
             fits = fits && multiply(row_bytes, length, row_bytes);
     }
     if (!fits) {
-        refuse(source, fmt::format("a row of shape {} in elements of {} bytes takes more than 2^64 bytes",
+        refuse(source, fmt::format("a row of shape {} in elements of {} bytes takes 2^64 bytes or more",
                                    to_string(source.row_shape()), source.dtype().size_bytes()));
     }
     if (row_bytes != source.row_size_bytes()) {
@@ -39,7 +39,7 @@ void check_row_size(const row_source& source) {
     }
     if (std::uint64_t all = 0; !multiply(source.row_count(), row_bytes, all)) {
         refuse(source,
-               fmt::format("{} rows of {} bytes take more than 2^64 bytes", source.row_count(), row_bytes));
+               fmt::format("{} rows of {} bytes take 2^64 bytes or more", source.row_count(), row_bytes));
     }
 }
 

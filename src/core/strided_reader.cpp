@@ -259,7 +259,7 @@ void strided_read::read_tile(std::uint64_t source_bytes, std::byte* destination)
 void strided_read::copy_tile(std::size_t depth, const std::byte* source, std::byte* destination) const {
     if (depth == axes_.size()) {
         const box_axis& last = axes_[last_];
-        // the axis beside the last one that neighbours in the source belong to
+        // besides the last axis, the one with the smallest stride in the source
         const box_axis* const next = axes_.size() == 1 ? nullptr : &axes_[next_];
         return copy_plane({source, destination, next ? next->tile_count : 1, next ? next->tile_stride : 0,
                            next ? next->destination_stride : 0, last.tile_count, last.tile_stride},

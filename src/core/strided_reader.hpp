@@ -12,7 +12,7 @@
 namespace pinflow::detail {
 
 /// Memory for elements that are read before they are reordered. Grows as needed, to at most
-/// `strided_reader::scratch_bytes` and a few cache lines. For one thread at a time.
+/// `strided_reader::scratch_bytes` and 16 KiB of padding. For one thread at a time.
 class scratch_memory {
  public:
     std::byte* reserve(std::uint64_t size_bytes) {
@@ -40,11 +40,11 @@ class strided_reader {
 
     /// Whether the elements are stored in C order, with or without gaps.
     bool in_order() const noexcept;
-    /// Size of a unit: bytes that are contiguous in the source, if they begin at a multiple of this size in C
-    /// order.
+    /// The size of a unit: elements that are contiguous in the source. In C order, units begin at multiples
+    /// of this size.
     std::uint64_t unit_bytes() const noexcept { return unit_bytes_; }
-    /// The end of a range to read at once if the elements are not in order: it begins at `begin_bytes`, has
-    /// at most `max_bytes` (or one unit), and consists of whole slices as far as they fit.
+    /// The end of a range that begins at `begin_bytes` and is read with one call, if the elements are not in
+    /// order. It consists of whole slices of at most `max_bytes` together, or of one unit if no slice fits.
     std::uint64_t block_end(std::uint64_t begin_bytes, std::uint64_t max_bytes) const noexcept;
 
     /// Fills `destination` with the bytes from `begin_bytes` on, counted in C order.

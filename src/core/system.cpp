@@ -148,7 +148,7 @@ void close(int descriptor) noexcept {
 struct ::stat status(int descriptor, const std::string& path) {
     struct ::stat result{};
     if (attempt(call::fstat, path, [&] { return ::fstat(descriptor, &result); }) == -1) {
-        fail(errno, "cannot examine '{}'", path);
+        fail(errno, "cannot read the status of '{}'", path);
     }
     return result;
 }
@@ -157,7 +157,7 @@ std::optional<struct ::stat> status_of_path(const std::string& path) {
     struct ::stat result{};
     if (attempt(call::stat, path, [&] { return ::stat(path.c_str(), &result); }) == 0) return result;
     if (errno == ENOENT || errno == ENOTDIR || errno == EACCES) return std::nullopt;
-    fail(errno, "cannot ask for the status of '{}'", path);
+    fail(errno, "cannot read the status of '{}'", path);
 }
 
 std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offset_bytes,
@@ -328,7 +328,7 @@ void unmap(std::byte* data, std::uint64_t size_bytes) noexcept {
 struct ::sigaction signal_action(int signal) {
     struct ::sigaction action{};
     if (attempt(call::sigaction, {}, [&] { return ::sigaction(signal, nullptr, &action); }) == -1) {
-        fail(errno, "cannot examine the action of signal {}", signal);
+        fail(errno, "cannot read the action of signal {}", signal);
     }
     return action;
 }

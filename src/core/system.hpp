@@ -101,8 +101,8 @@ void set_mode(int descriptor, const std::string& path, ::mode_t mode);
 void close(int descriptor) noexcept;
 
 struct ::stat status(int descriptor, const std::string& path);
-/// The status of a path. Empty if it does not exist, or if this user has no access.
-/// @throws system_failure.
+/// The status of a path. Empty if the path does not exist, or if this user has no access to it.
+/// @throws system_failure for any other error.
 std::optional<struct ::stat> status_of_path(const std::string& path);
 
 /// Reads up to destination.size() bytes.

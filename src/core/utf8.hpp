@@ -9,8 +9,8 @@
 /// UTF-8 as RFC 3629 defines it: no overlong forms, no surrogates, nothing past U+10FFFF.
 namespace pinflow::detail {
 
-/// Reads the code point at `position`, and moves `position` past it. Empty if the bytes there are malformed.
-/// `position` must be within the text.
+/// Reads the code point at `position`, which must be within the text, and moves `position` past it.
+/// @return nothing if the bytes there are malformed. `position` has then moved by at least one byte.
 inline std::optional<std::uint32_t> next_code_point(std::string_view text, std::size_t& position) noexcept {
     const auto byte_at = [&](std::size_t at) { return std::uint32_t{static_cast<unsigned char>(text[at])}; };
     const std::uint32_t lead = byte_at(position++);

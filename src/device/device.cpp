@@ -24,8 +24,8 @@ int device::cuda_count() noexcept {
 }
 
 std::string device::no_cuda_reason() {
-    std::string why;
-    return detail::cuda_device_count(&why) > 0 ? std::string() : why;
+    std::string reason;
+    return detail::cuda_device_count(&reason) > 0 ? std::string() : reason;
 }
 
 #else
@@ -59,7 +59,7 @@ device device::parse(std::string_view name) {
         if (error == std::errc() && end == digits.data() + digits.size() && digits[0] != '-')
             return cuda(index);
     }
-    throw invalid_argument(fmt::format("'{}' is not the name of a device: auto, host or cuda:N", name));
+    throw invalid_argument(fmt::format("'{}' is not the name of a device: auto, host, cuda or cuda:N", name));
 }
 
 std::vector<device> device::all() {

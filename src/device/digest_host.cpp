@@ -28,10 +28,10 @@ std::uint64_t sum_of_words(const std::byte* row, std::uint64_t first, std::uint6
     return sum;
 }
 
-constexpr std::uint64_t words_a_task = 1 << 17;  // 1 MiB: a long row is worth several cores
+constexpr std::uint64_t words_per_task = 1 << 17;  // 1 MiB: a long row is worth several cores
 
 bool is_long(const digest_array& array) noexcept {
-    return array.row_size_bytes / word_bytes >= 2 * words_a_task;
+    return array.row_size_bytes / word_bytes >= 2 * words_per_task;
 }
 
 /// The contribution of the row's size, and of the bytes after its last whole word, to its hash.
@@ -63,7 +63,7 @@ std::uint64_t guarded(const Work& work) {
 std::uint64_t hash_of_long_row(const std::byte* row, std::uint64_t size_bytes) {
     const std::uint64_t rest = guarded([&] { return hash_of_rest(row, size_bytes); });
     return rest + tbb::parallel_reduce(
-                      tbb::blocked_range<std::uint64_t>(0, size_bytes / word_bytes, words_a_task),
+                      tbb::blocked_range<std::uint64_t>(0, size_bytes / word_bytes, words_per_task),
                       std::uint64_t{0},
                       [&](const auto& range, std::uint64_t sum) {
                           return sum + guarded([&] { return sum_of_words(row, range.begin(), range.end()); });
@@ -110,12 +110,13 @@ std::optional<std::uint64_t> digest_of_rows(std::span<const digest_array> arrays
     for (const digest_array& array : arrays) {
         sample_bytes += array.row_size_bytes;
     }
-    const std::uint64_t samples_a_task = std::max<std::uint64_t>(1, (std::uint64_t{1} << 18) / sample_bytes);
+    const std::uint64_t samples_per_task =
+        std::max<std::uint64_t>(1, (std::uint64_t{1} << 18) / sample_bytes);
     const bool has_long = std::ranges::any_of(arrays, is_long);
     try {
         start_worker_threads();
         return tbb::parallel_reduce(
-            tbb::blocked_range<std::uint64_t>(0, row_count, samples_a_task), std::uint64_t{0},
+            tbb::blocked_range<std::uint64_t>(0, row_count, samples_per_task), std::uint64_t{0},
             [&](const auto& range, std::uint64_t sum) {
                 // the parts of a long row are tasks, and a task must not begin under the guard of another
                 // task

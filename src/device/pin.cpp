@@ -15,9 +15,8 @@ namespace {
 
 void check(const pin_options& options) {
     if (options.piece_deadline <= std::chrono::nanoseconds::zero()) {
-        throw invalid_argument(
-            fmt::format("the deadline of a piece to register must be above 0 ns, not {} ns",
-                        options.piece_deadline.count()));
+        throw invalid_argument(fmt::format("piece_deadline of pin_options must be above 0 ns, not {} ns",
+                                           options.piece_deadline.count()));
     }
 }
 
@@ -40,7 +39,7 @@ const detail::pin_worker& used(const std::unique_ptr<detail::pin_worker>& worker
 }  // namespace
 
 std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source) {
-    if (!source) throw invalid_argument("pages of a null pointer to a source cannot be pinned");
+    if (!source) throw invalid_argument("cannot pin the pages of a null pointer to a source");
     std::vector<pin_range> ranges;
     const std::string description = source->description();
     bool last_of_file = false;

@@ -36,13 +36,13 @@ double seconds(std::chrono::nanoseconds duration) {
 
 // ---- what went wrong -------------------------------------------------------------------------------------
 
-void pin_job::shortfall::add(std::string why) {
-    if (count++ == 0) reason = std::move(why);
+void pin_job::shortfall::add(std::string failure) {
+    if (count++ == 0) reason = std::move(failure);
 }
 
 std::string pin_job::shortfall::text() const {
     if (count < 2) return reason;
-    return fmt::format("{} (and {} more refusal{}{})", reason, count - 1, count == 2 ? "" : "s",
+    return fmt::format("{} (and {} more reason{}{})", reason, count - 1, count == 2 ? "" : "s",
                        ends_early ? ", after which the rest was not tried" : "");
 }
 
@@ -90,9 +90,9 @@ void pin_job::run() noexcept {
 void pin_job::finish() {
     const std::chrono::nanoseconds duration = pin_clock::now() - start_;
     const bool failed = shortfall_.count > 0;
-    std::string why = shortfall_.text();
-    if (!failed && leaves_out_) why = "the reader had passed the other pages";
-    std::string reason = summary(duration, why);
+    std::string incomplete_reason = shortfall_.text();
+    if (!failed && leaves_out_) incomplete_reason = "the reader had passed the other pages";
+    std::string reason = summary(duration, incomplete_reason);
     {
         const std::lock_guard lock(mutex_);
         reason_ = std::move(reason);
@@ -183,7 +183,7 @@ void pin_job::reserve(pin_order& order, const pin_budget& budget) {
         others_bytes == 0
             ? ""
             : fmt::format(": other objects of this process hold {} of it", in_binary_units(others_bytes)),
-        budget.source));
+        budget.bound));
     if (options_.allow_partial) return;
     order.clear();
     for (const std::span<const std::byte> pages : reserved_)
@@ -317,18 +317,18 @@ bool pin_job::wait_for(const std::byte* data, std::uint64_t size_bytes,
     return tracker_.covers(data, size_bytes);
 }
 
-std::string pin_job::summary(std::chrono::nanoseconds duration, const std::string& why) const {
+std::string pin_job::summary(std::chrono::nanoseconds duration, const std::string& incomplete_reason) const {
     const char* const how =
         read_only_.load(std::memory_order_relaxed) ? "registered read-only" : "registered";
     const std::uint64_t total_bytes = tracker_.total_bytes();
-    if (why.empty())
+    if (incomplete_reason.empty())
         return fmt::format("{}, {}, {:.2f} s", how, in_binary_units(total_bytes), seconds(duration));
     const std::uint64_t registered_bytes = tracker_.registered_bytes();
     if (registered_bytes == 0)
-        return fmt::format("registered nothing of {}: {}", in_binary_units(total_bytes), why);
+        return fmt::format("registered nothing of {}: {}", in_binary_units(total_bytes), incomplete_reason);
     return fmt::format("{}, {} of {} ({} %), {:.2f} s: {}", how, in_binary_units(registered_bytes),
                        in_binary_units(total_bytes), registered_bytes * 100 / total_bytes, seconds(duration),
-                       why);
+                       incomplete_reason);
 }
 
 pin_report pin_job::report() const {

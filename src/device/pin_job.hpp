@@ -94,7 +94,7 @@ class pin_job {
         std::uint64_t count = 0;
         bool ends_early = false;  ///< too many refusals: the rest was not tried
 
-        void add(std::string why);
+        void add(std::string failure);
         std::string text() const;
     };
 
@@ -108,7 +108,7 @@ class pin_job {
     /// @return false if the call has been given up.
     bool end_call();
     std::string describe_call(const char* outcome) const;
-    std::string summary(std::chrono::nanoseconds duration, const std::string& why) const;
+    std::string summary(std::chrono::nanoseconds duration, const std::string& incomplete_reason) const;
     void finish();
     template <typename Condition>
     void wait_until(std::unique_lock<std::mutex>& lock, const call_watch& watch, pin_clock::time_point limit,

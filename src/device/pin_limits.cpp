@@ -21,7 +21,7 @@ pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const
     if (setting_bytes != 0) {
         if (setting_bytes <= budget.size_bytes) budget = {setting_bytes, "the pin budget that was set"};
     } else if (budget.size_bytes != unlimited) {
-        budget = {budget.size_bytes / 4 * 3, "three quarters of " + budget.source};
+        budget = {budget.size_bytes / 4 * 3, "three quarters of " + budget.bound};
     }
     if (limit == pin_limit::memlock && limits.locked_bytes && *limits.locked_bytes < budget.size_bytes) {
         budget = {*limits.locked_bytes, "RLIMIT_MEMLOCK, which `ulimit -l` shows"};

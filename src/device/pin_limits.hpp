@@ -15,7 +15,7 @@ namespace pinflow::detail {
 
 struct pin_budget {
     std::uint64_t size_bytes = 0;
-    std::string source;  ///< "RLIMIT_MEMLOCK", as the end of a sentence
+    std::string bound;  ///< what limits the budget: "RLIMIT_MEMLOCK", as the end of a sentence
 };
 
 /// Chooses how many bytes may be pinned in total: `setting_bytes`, or, if that is 0, three quarters of the

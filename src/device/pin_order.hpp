@@ -31,7 +31,7 @@ class pin_order {
 
     struct step {
         std::size_t index;
-        bool is_ahead;  ///< the piece was ahead of the reader when it was taken
+        bool is_ahead;  ///< when it was taken, the piece was ahead of the reader, or there was no reader
     };
     /// Takes the next piece.
     /// @param reader the piece that is being read, if any
@@ -45,8 +45,8 @@ class pin_order {
         if (*reader + wanted_lead < last_reader_) next_ = *reader;
         last_reader_ = *reader;
         const std::size_t lead = next_ > *reader ? next_ - *reader : 0;
-        const std::size_t left_out = lead >= wanted_lead ? 0 : lead >= wanted_lead / 2 ? 1 : 2;
-        if (const auto ahead = take_from(std::max(next_ + left_out, *reader + 1), true)) return ahead;
+        const std::size_t skipped_count = lead >= wanted_lead ? 0 : lead >= wanted_lead / 2 ? 1 : 2;
+        if (const auto ahead = take_from(std::max(next_ + skipped_count, *reader + 1), true)) return ahead;
         // all pieces further ahead are taken: skipped pieces come next, if they are far enough ahead
         if (const auto ahead = take_from(*reader + wanted_lead / 2, true)) return ahead;
         if (registers_rest_) return take_from(0, false);

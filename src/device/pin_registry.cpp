@@ -22,7 +22,8 @@ std::span<const std::byte> bytes_between(std::uintptr_t begin, std::uintptr_t en
     return {reinterpret_cast<const std::byte*>(begin), end - begin};
 }
 
-/// The cause of one delay is likely to delay other registrations too, so the refusal applies to all pages.
+/// Refuses pages that another holder has kept busy for too long. The cause is likely to delay other
+/// registrations too, so the refusal also applies to other pages (same_for_others).
 pin_refusal refuse_busy(std::chrono::nanoseconds waited) {
     return {
         fmt::format("another holder has been registering or unregistering some of these pages for {:.1f} s",
@@ -99,7 +100,7 @@ std::optional<pin_refusal> pin_registry::acquire_locked(
         lock.lock();
         const auto registered = intervals_.find(at);
         if (refusal || error) {
-            // a later mapping at these addresses could not be registered
+            // keeps the pages mapped: a later mapping at these addresses could not be registered
             if (refusal && refusal->may_be_locked) kept_.push_back(owner);
             intervals_.erase(registered);
             changed_.notify_all();

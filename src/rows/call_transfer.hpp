@@ -9,9 +9,9 @@
 
 namespace pinflow::detail {
 
-/// Carries out one part of a call's plan. The loader's counterpart is array_transfer. Thread-safe; the
-/// members enqueue on the call's stream, or on streams that are ordered with it in both directions, and block
-/// while the queue of that stream is full.
+/// Carries out one part of a call's plan. The loader's counterpart is array_transfer. Members enqueue on the
+/// call's stream, or on streams that are ordered with it in both directions. They block while the queue of
+/// such a stream is full. Thread-safe.
 class call_transfer {
  public:
     call_transfer() = default;

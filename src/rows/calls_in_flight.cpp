@@ -14,7 +14,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Prints large numbers as signed: most wrong row numbers were negative signed integers.
+/// Prints indices of 2^63 or more as negative numbers: the caller probably passed signed integers.
 std::string spelled(std::uint64_t id) {
     constexpr auto max_signed = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
     return id > max_signed ? fmt::format("{}", static_cast<std::int64_t>(id)) : fmt::format("{}", id);
@@ -25,9 +25,8 @@ std::string spelled(std::uint64_t id) {
 std::string outside_sentence(const std::string& what, std::uint64_t outside_count, std::uint64_t count,
                              std::uint64_t row_count, std::uint64_t id, std::uint64_t position) {
     return fmt::format(
-        "{}: {} of {} row numbers {} outside the table, which has {} rows: the first is {}, at "
-        "position {}",
-        what, outside_count, count, outside_count == 1 ? "is" : "are", row_count, spelled(id), position);
+        "{}: {} of {} indices {} outside the table, which has {} rows: the first is {}, at position {}", what,
+        outside_count, count, outside_count == 1 ? "is" : "are", row_count, spelled(id), position);
 }
 
 // ---- pending_call ----------------------------------------------------------------------------------------
@@ -46,9 +45,10 @@ std::exception_ptr pending_call::error_of(const index_errors& wrong) const {
     }
     if (wrong.repeated_count > 0) {
         return std::make_exception_ptr(invalid_argument(fmt::format(
-            "{}: {} of {} row numbers occurred before, which duplicate_policy::error refuses: the "
-            "first is {}, at position {}",
-            what_, wrong.repeated_count, count_, spelled(wrong.repeated_id), wrong.repeated_position)));
+            "{}: {} of {} indices {} repeated, which duplicate_policy::error refuses: the first is {}, at "
+            "position {}",
+            what_, wrong.repeated_count, count_, wrong.repeated_count == 1 ? "is" : "are",
+            spelled(wrong.repeated_id), wrong.repeated_position)));
     }
     return nullptr;
 }

@@ -25,8 +25,9 @@ class pending_call {
  public:
     /// Adds an exception from one of pinflow's threads. Only the first one is kept. Thread-safe.
     void add(std::exception_ptr failure) noexcept;
-    /// Describes the call: `count` indices to a table of `row_count` rows. `what` begins the message of wrong
-    /// indices. If `is_listed`, `calls_in_flight::check()` throws the error; `check(call)` does anyway.
+    /// Describes a call with `count` indices to a table of `row_count` rows. Messages about wrong indices
+    /// begin with `what`. `calls_in_flight::check(call)` throws the call's error. `check()` does so only if
+    /// `is_listed`.
     pending_call(std::string what, std::uint64_t count, std::uint64_t row_count, bool is_listed)
         : what_(std::move(what)), count_(count), row_count_(row_count), is_listed_(is_listed) {}
 
@@ -41,7 +42,7 @@ class pending_call {
     call_memory* memory_ = nullptr;  ///< while the call is in flight
     std::uint64_t number_ = 0;       ///< as in call_memory
     std::exception_ptr error_;       ///< once the call has ended; null if it was thrown
-    std::mutex mutex_;               ///< for failure_
+    std::mutex mutex_;               ///< for failure_ while the call is in flight
     std::exception_ptr failure_;
 };
 
@@ -51,8 +52,8 @@ struct device_errors {
     error_count counting;
 };
 
-/// What one call needs of reserved memory: page-locked memory for its indices and errors, and device memory
-/// for the errors that the device finds.
+/// The reserved memory of one call: page-locked memory for its indices and errors, and device memory for the
+/// errors that the device finds.
 class call_memory {
  public:
     call_memory(std::byte* pinned, device_errors* on_device, std::uint64_t max_rows, pinflow::device device)
@@ -85,8 +86,8 @@ class call_memory {
     std::list<std::shared_ptr<pending_call>> call_;
 };
 
-/// Owns memory of calls_in_flight until the call is in flight. The destructor returns memory that no stream
-/// uses.
+/// Owns the memory of a call until the call is in flight. If it is never put in flight, the destructor gives
+/// the memory back. Then no stream may use it.
 class taken_memory {
  public:
     taken_memory() noexcept = default;
@@ -113,13 +114,15 @@ class taken_memory {
     call_memory* memory_ = nullptr;
 };
 
-/// The calls of a row exchange that their streams have not passed yet: their reserved memory, allocated
-/// when this is made, and their errors, until someone asks for them. The handles of calls share it, so that
-/// it may outlive the exchange. Thread-safe. `take` and `close` wait for streams, and `put_in_flight`
-/// while the queue of its stream is full, without the lock. Other members do not wait for streams.
+/// Owns the memory of the calls of a row exchange that their streams have not passed yet, and keeps the
+/// errors of calls until they are read. The constructor allocates the memory. Handles of calls share
+/// ownership, so this may outlive the exchange. Thread-safe. `take` and `close` wait for streams.
+/// `put_in_flight` waits while the queue of its stream is full. They hold no lock while they wait. Other
+/// members do not wait for streams.
 class calls_in_flight {
  public:
-    /// If many more errors than this are not asked for, only their handles have the oldest.
+    /// The maximum number of errors that `check()` remembers. Beyond it, the oldest error can only be read
+    /// through its call's handle.
     static constexpr std::size_t max_listed = 1024;
 
     /// For `max_calls` calls of up to `max_rows` rows. Device memory comes from `resource`, or else from the
@@ -135,9 +138,9 @@ class calls_in_flight {
     /// The most calls that can be taken at once.
     std::size_t max_together() const noexcept { return (memory_.size() + 1) / 2; }
 
-    /// Takes memory for `count` calls on `stream`, at most `max_together`. The calls on one stream get at
-    /// most as much memory as they leave free, so that a stalled stream leaves some for other streams. Waits
-    /// until there is enough.
+    /// Takes memory for `count` calls on `stream`, at most `max_together`. Waits until the calls on this
+    /// stream would hold at most one more than stay free. So, with two calls or more, a stalled stream leaves
+    /// memory for other streams.
     std::vector<taken_memory> take(stream_view stream, std::size_t count);
 
     /// Puts a call in flight: its memory is in use until `stream` has completed the work enqueued so far.
@@ -177,7 +180,7 @@ class calls_in_flight {
     std::list<std::shared_ptr<pending_call>> listed_;
 };
 
-/// "3 of 131072 row numbers are outside the table, which has 10 rows: the first is 12, at position 7".
+/// "3 of 131072 indices are outside the table, which has 10 rows: the first is 12, at position 7".
 std::string outside_sentence(const std::string& what, std::uint64_t outside_count, std::uint64_t count,
                              std::uint64_t row_count, std::uint64_t id, std::uint64_t position);
 

@@ -16,7 +16,9 @@ class device_scratch {
     /// Adds a part of `size_bytes`, aligned to 256 bytes. Must be called before `allocate`.
     /// @return its number.
     std::size_t add(std::uint64_t size_bytes);
-    /// Allocates the memory, in the order of `stream`. As device_buffer.
+    /// Allocates the memory in the order of `stream`, from `resource`, or, if that is null, from the device's
+    /// pool.
+    /// @throws what device_buffer throws.
     void allocate(stream_view stream, std::shared_ptr<memory_resource> resource);
     std::byte* part(std::size_t number) const noexcept { return memory_.data() + offsets_[number]; }
     template <typename Value>

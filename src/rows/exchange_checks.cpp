@@ -37,9 +37,9 @@ void check_sums(const row_table& table, std::span<const row_batch> batches) {
         if (each.ids.size() > 0) bits |= reinterpret_cast<std::uintptr_t>(each.rows);
     }
     if (bits % table.element().size_bytes() != 0) {
-        throw unsupported(
-            fmt::format("rows that are not aligned to their elements, of {} bytes, cannot be added up",
-                        table.element().size_bytes()));
+        throw unsupported(fmt::format(
+            "cannot add up rows: the table, its row size or a batch is not aligned to elements of {} bytes",
+            table.element().size_bytes()));
     }
 }
 
@@ -47,8 +47,8 @@ void check_sums(const row_table& table, std::span<const row_batch> batches) {
 
 sum_type sum_type_of(const dtype& type) {
     if (!type.is_little_endian()) {
-        throw unsupported(fmt::format(
-            "rows with the same number cannot be added up as {}, in another byte order", type.descr()));
+        throw unsupported(fmt::format("cannot add up rows of {}: only little-endian elements can be added up",
+                                      type.descr()));
     }
     switch (type.kind()) {
         case dtype_kind::floating:
@@ -67,8 +67,8 @@ sum_type sum_type_of(const dtype& type) {
             break;
     }
     throw unsupported(fmt::format(
-        "rows with the same number cannot be added up as {}: only floats and integers of 4 and 8 bytes, "
-        "float16 and bfloat16 can",
+        "cannot add up rows of {}: only floats and integers of 4 and 8 bytes, float16 and bfloat16 can be "
+        "added up",
         type.descr()));
 }
 
@@ -80,7 +80,7 @@ void check_request(const exchange_setup& setup, const call_request& request) {
         const std::uint64_t count = each.ids.size();
         ids_on_device = ids_on_device || (count > 0 && each.ids.on_device());
         if (count > 0 && each.ids.data() == nullptr) {
-            throw invalid_argument(fmt::format("{} row numbers cannot lie at a null pointer", count));
+            throw invalid_argument(fmt::format("{} indices cannot lie at a null pointer", count));
         }
         if (count > 0 && table.row_size_bytes() > 0 && each.rows == nullptr) {
             throw invalid_argument(fmt::format("{} rows of {} bytes cannot be {} a null pointer", count,
@@ -90,17 +90,17 @@ void check_request(const exchange_setup& setup, const call_request& request) {
     }
     check_apart(table, request);
     if (request.stream.device() != setup.device) {
-        throw invalid_argument(fmt::format("rows of an exchange with {} cannot travel in a stream of {}",
+        throw invalid_argument(fmt::format("cannot exchange rows with {} on a stream of {}",
                                            setup.device.name(), request.stream.device().name()));
     }
     if (setup.device.backend().is_capturing(request.stream.native_handle())) {
         throw unsupported(
-            "rows cannot travel in a stream that is being captured into a CUDA graph: a call uses its memory "
-            "once, and a graph is launched again and again. Make the call before the capture begins or after "
-            "it has ended");
+            "cannot exchange rows on a stream that is being captured into a CUDA graph: a call uses its "
+            "memory once, and a graph is launched again and again. Make the call before the capture begins "
+            "or after it has ended");
     }
     if (setup.options.route == row_route::copy && ids_on_device) {
-        throw unsupported("the route copy takes row numbers in host memory, as the host enqueues its copies");
+        throw unsupported("the route copy needs indices in host memory: the host enqueues one copy per row");
     }
     if (is_gather) return;
     if (!table.writable()) {
@@ -108,8 +108,7 @@ void check_request(const exchange_setup& setup, const call_request& request) {
             fmt::format("rows cannot be scattered to {}, which is mapped for reading", table.description()));
     }
     if (setup.options.route == row_route::copy && request.policy != duplicate_policy::last) {
-        throw unsupported(
-            "the route copy writes the last of equal row numbers, and cannot add up or refuse them");
+        throw unsupported("the route copy supports only duplicate_policy::last");
     }
     if (request.policy == duplicate_policy::sum) check_sums(table, request.batches);
 }
@@ -138,7 +137,7 @@ void check_ids(const row_table& table, std::span<const row_call> calls) {
             if (wrong == own.end()) continue;
             const std::string what = fmt::format(
                 "cannot {} rows of {}{}", call.is_gather() ? "gather" : "scatter", table.description(),
-                not_seen == 0 ? "" : fmt::format(" ({} row numbers in device memory aside)", not_seen));
+                not_seen == 0 ? "" : fmt::format(" (not counting {} indices in device memory)", not_seen));
             throw invalid_argument(outside_sentence(what, outside_count, count, table.row_count(), *wrong,
                                                     first + static_cast<std::uint64_t>(wrong - own.begin())));
         }

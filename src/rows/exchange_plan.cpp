@@ -35,7 +35,8 @@ row_plan public_form(const rated_plan& rated, const row_exchange_options& option
     return result;
 }
 
-/// The rows of 1, 2, 4, ... and of `batches` batches, as far as more rows are measured with more.
+/// The row counts of groups of 1, 2, 4, ... and `batches` batches. Stops before the first larger group that
+/// exceeds the limit of one measurement: it would be measured with fewer rows.
 std::vector<std::uint64_t> counts_of_groups(std::uint64_t row_bytes, std::uint64_t batch_rows,
                                             unsigned batches) {
     std::vector<std::uint64_t> counts{batch_rows};
@@ -87,7 +88,7 @@ bool exchange_state::may_stage() const {
             if ((decided ? *decided : plan_by_sizes(call)).find(transfer::staged) != nullptr) return true;
         }
     }
-    return tuned_plans_stage(setup_.facts_of(row_direction::gather, 1, true), setup_.device);
+    return has_tuned_staged_plan(setup_.facts_of(row_direction::gather, 1, true), setup_.device);
 }
 
 row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) const {

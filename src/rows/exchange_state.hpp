@@ -31,17 +31,17 @@ class exchange_state {
     /// Waits until the streams have passed all calls.
     ~exchange_state() { calls_->close(); }
 
-    /// Calls with errors that are found later; most have none.
+    /// The calls of a request that can have errors found after `enqueue` has returned.
     using pending_calls = std::vector<std::shared_ptr<pending_call>>;
-    /// Enqueues batches. More than fit into one call travel in several.
+    /// Enqueues batches, as several calls if they do not fit into one.
     pending_calls enqueue(const call_request& request);
-    /// Enqueues one batch of any size, waits for it, and throws its error.
+    /// Enqueues one batch of up to 2^32 - 1 rows, waits for it, and throws its error.
     void run(row_direction direction, const row_batch& only, duplicate_policy policy);
     /// The plan for `batches` batches of `batch_rows` rows, with the number of batches worth moving together.
     row_plan plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) const;
     /// Measures plans for groups of 1, 2, 4, ... up to `batches` batches of `batch_rows` rows.
     void tune(std::uint64_t batch_rows, unsigned batches);
-    /// Throws the errors of calls that have ended, and of the table's file.
+    /// Throws the oldest error of a call that has ended, or data_changed if the table's file has changed.
     void check();
     /// What the handles of calls share with the exchange.
     const std::shared_ptr<calls_in_flight>& calls() const noexcept { return calls_; }

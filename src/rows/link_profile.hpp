@@ -59,7 +59,7 @@ struct link_profile {
     std::uint64_t min_sorted_bytes = 1 << 20;
     /// In larger tables, kernels alone move short rows at 26 to 35 GB/s; with the CPU's help 39 to 50.
     std::uint64_t huge_table_bytes = std::uint64_t{32} << 30;
-    unsigned min_staging_threads = 8;               ///< this many threads of the CPU are a help
+    unsigned min_staging_threads = 8;               ///< from this many on, the CPU's help pays off
     std::uint64_t min_copied_row_bytes = 16 << 10;  ///< from this row size on, `tune` tries one copy per row
     std::uint64_t min_staging_bytes = 256 << 10;    ///< staging buffers from this size on are used
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< scatters to larger tables need more blocks
@@ -71,9 +71,9 @@ struct link_profile {
     std::uint64_t min_long_bytes = 4 << 10;
     double default_staged_share = 0.4;  ///< for the hybrid route, if nothing is measured
     double min_gain = 1.05;             ///< a plan is preferred if its rate is higher by this factor
-    double scatter_of_direct =
-        1.06;  ///< scatter throughput over gather throughput, by kernel: writes are not waited for
-    double scatter_of_staged = 1.4;
+    /// Scatter throughput divided by gather throughput, by kernel. The GPU does not wait for writes.
+    double direct_scatter_ratio = 1.06;
+    double staged_scatter_ratio = 1.4;  ///< the same for the staged route
 };
 
 }  // namespace pinflow::detail

@@ -19,7 +19,8 @@ struct row_batch {
     std::byte* rows;
 };
 
-/// What the caller of a row exchange wants: batches that travel together, at most row_parts::max.
+/// What the caller of a row exchange wants. Borrows the batches. A request of one call has at most
+/// row_parts::max of them: see exchange_state::split.
 struct call_request {
     row_direction direction;
     std::span<const row_batch> batches;
@@ -67,12 +68,13 @@ class row_call {
     const transfer_plan& plan() const noexcept { return plan_; }
     /// Whether rows are moved in the order of their addresses.
     bool is_sorted() const noexcept { return plan_.parts.front().sorted || !is_gather(); }
-    /// Prepares the order of the rows on the device. Indices in host memory need not wait for earlier work of
-    /// the call's stream.
+    /// Prepares the order of the rows on the device. If all indices are in host memory, this waits for no
+    /// earlier work of the call's stream.
     void prepare_order();
     /// What kernels need to move all rows. `order` is valid once it is prepared.
     const row_transfer& transfer() const noexcept { return transfer_; }
-    /// Room for `count` indices in page-locked memory. Overwrites `host_ids`, so the order must be prepared.
+    /// Page-locked memory for `count` indices: the memory of `host_ids`. Prepare the order before writing to
+    /// it.
     std::uint64_t* ids_for_cpu() const noexcept { return memory_->ids(); }
 
     /// Receives errors that are found after the call has returned. Made on first use.

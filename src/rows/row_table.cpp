@@ -11,7 +11,7 @@ namespace pinflow {
 namespace {
 
 const row_source& required(const std::shared_ptr<const row_source>& source) {
-    if (!source) throw invalid_argument("a table cannot be made of a null pointer to a source");
+    if (!source) throw invalid_argument("cannot make a row_table of a null pointer to a source");
     detail::check_row_source(*source);
     return *source;
 }
@@ -44,9 +44,9 @@ row_table::row_table(std::shared_ptr<const row_source> source)
     const auto extents = source->extents();
     if (size_bytes() == 0) return;
     if (extents.size() != 1 || extents[0].data == nullptr) {
-        const std::string why = source->no_extents_reason();
-        throw unsupported(fmt::format("rows cannot be taken from {} by their addresses: it {}", description_,
-                                      why.empty() ? "is not mapped in one piece" : why));
+        const std::string reason = source->no_extents_reason();
+        throw unsupported(fmt::format("cannot make a row_table of {}: it {}", description_,
+                                      reason.empty() ? "is not mapped in one piece" : reason));
     }
     data_ = const_cast<std::byte*>(extents[0].data);  // not writable: nothing writes through this
 }

@@ -54,7 +54,8 @@ class staged_transfer final : public call_transfer {
     staged_transfer(const exchange_setup& setup, staging_rings& rings, tbb::task_arena& arena)
         : setup_(setup), rings_(rings), arena_(arena) {}
 
-    /// In the order of the call, rows are copied from the buffers straight to the batches.
+    /// Unsorted rows with indices in host memory need none: they are copied from the buffers directly to the
+    /// batches.
     bool needs_order(const row_call& call) const override {
         return call.is_sorted() || call.has_device_ids();
     }

@@ -20,8 +20,8 @@ namespace pinflow::detail {
 /// (samples/bench/RESULTS.md). For one thread at a time.
 class staging_ring {
  public:
-    /// Allocates buffers of `buffer_bytes`, each with as much device memory, which is zero at first and comes
-    /// from `resource`, as that of device_buffer.
+    /// Allocates `buffers` pinned buffers of `buffer_bytes`, each with as much device memory. The device
+    /// memory is filled with zeros. It comes from `resource`, or, if that is null, from the device's pool.
     staging_ring(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers,
                  const std::shared_ptr<memory_resource>& resource = nullptr);
     staging_ring(const staging_ring&) = delete;
@@ -76,7 +76,7 @@ class staging_ring {
 /// deadlock. Thread-safe.
 class staging_rings {
  public:
-    /// Rings that are made at once: a call on a further stream waits while all are in use.
+    /// The number of rings. A call on a further stream waits while all are in use.
     static constexpr unsigned ring_count = 2;
 
     /// A ring that one call enqueues on. The destructor makes it available to other calls.
@@ -106,14 +106,14 @@ class staging_rings {
         staging_ring* ring_ = nullptr;
     };
 
-    /// Makes the rings, unless there are some. As staging_ring.
+    /// Makes the rings, unless they exist. The arguments are those of staging_ring.
     /// @throws device_error, or system_failure on the host device, if memory is short.
     void reserve(pinflow::device device, std::uint64_t buffer_bytes, unsigned buffers,
                  const std::shared_ptr<memory_resource>& resource);
     bool has_some() const;
 
-    /// Takes the ring that `stream` used last, otherwise an idle ring. Waits, without the lock, while there
-    /// is none. There must be rings.
+    /// Takes the ring that `stream` used last, otherwise an idle ring. Waits, without the lock, until one is
+    /// free. `reserve` must have been called.
     taken_ring take(stream_view stream);
 
  private:

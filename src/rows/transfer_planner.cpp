@@ -56,7 +56,7 @@ std::string reason_against(transfer how, const sample_facts& sample, const array
         how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
     if (needs_mapping && !array.is_mapped) return fmt::format("{} {}", array.name, array.not_mapped_reason);
     if (how == transfer::view && array.extent_count != 1)
-        return fmt::format("{} is not mapped in one piece as it is delivered", array.name);
+        return fmt::format("{} is not mapped in one piece in its delivered form", array.name);
     return {};
 }
 
@@ -89,11 +89,12 @@ transfer_plan only(transfer_part part, std::string reason) {
 transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array) {
     if (sample.requested == transfer::view)
         return only({transfer::view},
-                    "asked for: batches are views of the mapping, a truncated file faults their reader");
+                    "requested: batches are views of the mapping; reading lost pages of a truncated file "
+                    "raises SIGBUS");
     if (sample.requested == transfer::staged)
-        return only({transfer::staged}, "asked for: rows pass through a staging buffer, as for a GPU");
+        return only({transfer::staged}, "requested: rows pass through a staging buffer, as for a GPU");
     if (sample.requested == transfer::read)
-        return only({transfer::read}, "asked for: rows are read from the file into the slot");
+        return only({transfer::read}, "requested: rows are read from the file into the slot");
     if (!array.is_mapped && !array.is_partly_mapped)
         return only({transfer::decode}, "rows are read or decoded into the slot");
     const bool maps = sample.is_guarded || !array.is_file_backed;
@@ -124,16 +125,16 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
     if (sample.requested == transfer::kernel || sample.requested == transfer::copy_engine) {
         const bool by_kernel = sample.requested == transfer::kernel;
         transfer_plan plan =
-            only(by_kernel ? kernel : engine, "asked for: the device reads the mapped pages");
+            only(by_kernel ? kernel : engine, "requested: the device reads the mapped pages");
         plan.pages = {.is_required = true, .is_awaited = true};
         if (!by_kernel && array.has_any_file) plan.fallback = transfer::staged;
         return plan;
     }
     if (sample.requested == transfer::read)
-        return only({transfer::read}, "asked for: rows are read from the file into a staging buffer");
+        return only({transfer::read}, "requested: rows are read from the file into a staging buffer");
     const transfer staged = array.is_decoded ? transfer::decode : transfer::staged;
     if (sample.requested)
-        return only({staged}, "asked for: rows are gathered into a staging buffer, then copied");
+        return only({staged}, "requested: rows are gathered into a staging buffer, then copied");
     if (saturated(array.row_bytes, array.row_count) == 0) return only({staged}, "there are no bytes to move");
     if (!array.is_mapped && !array.is_partly_mapped)
         return only({staged}, fmt::format("{} {}", array.name, array.not_mapped_reason));
@@ -161,7 +162,7 @@ std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<con
     std::vector<transfer_plan> plans;
     for (std::size_t i = 0; i < arrays.size(); ++i) {
         if (held[i] && sample.requested != transfer::view) {
-            plans.push_back(only({transfer::held}, "small: it is kept where batches are consumed"));
+            plans.push_back(only({transfer::held}, "small: it is kept on the loader's device"));
             continue;
         }
         const std::string refusal =
@@ -212,7 +213,7 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
         return plan(row_route::direct,
                     "a kernel gathers rows of files: CUDA may copy short rows with the CPU, which faults if "
                     "the file is truncated");
-    if (call.requested != row_route::automatic) return plan(call.requested, "set in the options");
+    if (call.requested != row_route::automatic) return plan(call.requested, "requested in the options");
     if (!call.not_reached_reason.empty()) return plan(row_route::staged, call.not_reached_reason);
     if (call.on_host && call.is_file_backed)
         return plan(row_route::staged, "rows of a file are read, as it may be truncated at any time");
@@ -279,8 +280,8 @@ const rated_plan& fastest(std::span<const rated_plan> measured, const link_profi
 rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link,
                          const link_profile& profile) {
     // the hybrid route gained only some percent, so it is not considered
-    const double direct = std::min(kernel_gbps * profile.scatter_of_direct, link);
-    const double staged = std::min(staged_gbps * profile.scatter_of_staged, link);
+    const double direct = std::min(kernel_gbps * profile.direct_scatter_ratio, link);
+    const double staged = std::min(staged_gbps * profile.staged_scatter_ratio, link);
     const bool stages = staged > direct * profile.min_gain;
     return {plan_of(stages ? row_route::staged : row_route::direct, true, call, profile),
             stages ? staged : direct};

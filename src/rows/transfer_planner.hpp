@@ -73,7 +73,9 @@ struct call_facts {
     double staged_share = 0;
 };
 
-/// The plan for a call; nothing if a measurement, or else the sizes, decide.
+/// The plan that the options, the device or the kind of table determine.
+/// @return nothing if there is a choice: then the caller takes the measured plan, or plan_by_sizes if there
+/// is none.
 std::optional<transfer_plan> plan_call(const call_facts& call, const link_profile& profile = {});
 /// The plan for a call that was not measured.
 transfer_plan plan_by_sizes(const call_facts& call, const link_profile& profile = {});

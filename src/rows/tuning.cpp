@@ -21,7 +21,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// The most that is measured with, to limit time and memory.
+/// The maximum size of one measurement, which limits its time and memory.
 constexpr std::uint64_t max_measured_bytes = std::uint64_t{512} << 20;
 constexpr std::uint64_t max_measured_rows = std::uint64_t{1} << 20;
 
@@ -196,8 +196,9 @@ class known_plans {
         const auto found = plans_.find(key);
         return found == plans_.end() ? std::nullopt : std::optional(found->second);
     }
-    /// Whether plans for calls of any size and direction, otherwise like `key`, use staging buffers.
-    bool stage(measured_key key) {
+    /// Whether a plan uses staging buffers, for calls of any size and direction that otherwise agree with
+    /// `key`.
+    bool has_staged(measured_key key) {
         const std::lock_guard lock(mutex_);
         return std::ranges::any_of(plans_, [&](const auto& known) {
             key.is_scatter = known.first.is_scatter;
@@ -238,8 +239,8 @@ std::optional<rated_plan> tuned_plan(const call_facts& call, const device& devic
     return known_plans::process().find(key_of(call, device));
 }
 
-bool tuned_plans_stage(const call_facts& call, const device& device) {
-    return known_plans::process().stage(key_of(call, device));
+bool has_tuned_staged_plan(const call_facts& call, const device& device) {
+    return known_plans::process().has_staged(key_of(call, device));
 }
 
 }  // namespace pinflow::detail

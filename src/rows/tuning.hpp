@@ -36,7 +36,8 @@ void tune_call(const call_facts& call, const timed_gathers& gathers);
 /// measurement.
 std::optional<rated_plan> tuned_plan(const call_facts& call, const device& device);
 
-/// Whether plans that were measured on `device` for such rows, table and options use staging buffers.
-bool tuned_plans_stage(const call_facts& call, const device& device);
+/// Whether a plan that was measured on `device` uses staging buffers, for calls of any size and direction
+/// that otherwise agree with `call`.
+bool has_tuned_staged_plan(const call_facts& call, const device& device);
 
 }  // namespace pinflow::detail

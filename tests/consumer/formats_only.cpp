@@ -1,4 +1,4 @@
-// Needs one layer and what lies below it: links without the loader.
+// Needs one layer and the layers below it: links without the loader.
 
 #include <iostream>
 

@@ -17,7 +17,7 @@
 /// More than any test registers: a default RLIMIT_MEMLOCK must not decide whether pages are registered.
 inline constexpr std::uint64_t generous_pin_budget = std::uint64_t{64} << 30;
 
-/// Runs `body(device)` on the host, and on the first CUDA device where there is one.
+/// Runs `body(device)` on the host, and on the first CUDA device if there is one.
 template <typename Body>
 void on_each_device(Body body) {
     std::vector<pinflow::device> devices{pinflow::device::host()};
@@ -37,7 +37,7 @@ class gate {
     ~gate() { open(); }
 
     void open() const {
-        const std::shared_ptr<state> kept = state_;  // who was released may destroy the gate
+        const std::shared_ptr<state> kept = state_;  // a released thread may destroy the gate
         {
             const std::lock_guard lock(kept->mutex);
             kept->open = true;
@@ -77,7 +77,7 @@ inline void hold(pinflow::stream_view stream, const gate& gate) {
     stream.host_function_async(gate.waiter());
 }
 
-/// Device memory, brought to the host in `stream`'s order.
+/// Copies device memory to the host in `stream`'s order.
 inline std::vector<std::byte> to_host(const std::byte* data, std::size_t size_bytes,
                                       pinflow::stream_view stream) {
     std::vector<std::byte> copy(size_bytes);

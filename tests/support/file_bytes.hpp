@@ -37,9 +37,9 @@ inline std::size_t open_descriptors() {
     return count;
 }
 
-/// What the Error says that `function` throws; empty when it throws none. Other exceptions pass.
+/// The message of the Error that `function` throws; empty if it throws none. Other exceptions pass.
 template <typename Error, typename Function>
-std::string sentence_of(Function function) {
+std::string message_of(Function function) {
     try {
         function();
     } catch (const Error& failure) {

@@ -36,7 +36,7 @@ inline std::chrono::nanoseconds thread_time() {
     return seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-/// Keeps the thread computing, for as much of its own time.
+/// Computes until the thread has used this much CPU time.
 inline void compute_for(milliseconds time) {
     const auto end = thread_time() + time;
     while (thread_time() < end) {

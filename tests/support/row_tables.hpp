@@ -21,7 +21,7 @@
 #include "pinflow/rows.hpp"
 #include "sanitized.hpp"
 
-/// Tables and batches of rows between sentinels, lists of row numbers, and the expected results of moving
+/// Tables and batches of rows between sentinels, lists of indices, and the expected results of moving
 /// rows, by plain loops.
 
 inline constexpr std::array every_route{pinflow::row_route::automatic, pinflow::row_route::direct,
@@ -86,7 +86,7 @@ class guarded_table {
     std::size_t size_bytes_;
 };
 
-/// The same in device memory, of rows.
+/// Rows in device memory between sentinels.
 class guarded_rows {
  public:
     /// Holds `content` when the constructor returns.
@@ -134,7 +134,7 @@ class guarded_rows {
     std::size_t size_bytes_;
 };
 
-// ---- row numbers --------------------------------------------------------------------------------
+// ---- indices ------------------------------------------------------------------------------------
 
 using id_vector = std::vector<std::uint64_t>;
 
@@ -142,8 +142,8 @@ enum class id_order { random, sorted, reversed, all_equal, few };
 inline constexpr std::array every_id_order{id_order::random, id_order::sorted, id_order::reversed,
                                            id_order::all_equal, id_order::few};
 
-/// Numbers of rows below `row_count`. Where there is room for both, the first row and the last are among
-/// them.
+/// Indices below `row_count`. Unless all are equal, two or more of them include the last row, and usually the
+/// first.
 inline id_vector make_ids(id_order order, std::size_t count, std::uint64_t row_count,
                           std::mt19937_64& random) {
     const std::uint64_t below = order == id_order::few ? std::min<std::uint64_t>(row_count, 5) : row_count;
@@ -163,7 +163,7 @@ inline id_vector make_ids(id_order order, std::size_t count, std::uint64_t row_c
     return ids;
 }
 
-/// Numbers in host memory, to be given to a call.
+/// Indices in host memory, as an argument of a call.
 inline pinflow::row_ids ids_of(const id_vector& ids) {
     return std::span(ids);
 }
@@ -171,7 +171,7 @@ inline pinflow::row_ids ids_of(const id_vector& ids) {
 enum class id_place { host, host_signed, device };
 inline constexpr std::array every_id_place{id_place::host, id_place::host_signed, id_place::device};
 
-/// Row numbers where a test wants them: of the caller's, signed ones, or in device memory.
+/// A list of indices, in host memory (unsigned or signed) or in device memory.
 class id_list {
  public:
     id_list(const pinflow::device& device, id_vector ids, id_place place)
@@ -226,11 +226,11 @@ struct row_combination {
     std::size_t rows_misalignment = 0;
     id_order order = id_order::random;
     id_place place = id_place::host;
-    bool waits = false;  ///< the call itself
+    bool waits = false;  ///< whether the call is synchronous
     pinflow::row_exchange_options options;
 };
 
-/// Of rows of this size, for one route: cheap, and the same for a seed.
+/// Draws a cheap combination for rows of this size and one route. It depends only on the state of `random`.
 inline row_combination draw(std::uint64_t row_bytes, pinflow::row_route route, std::mt19937_64& random) {
     constexpr std::uint64_t max_bytes = std::uint64_t{sanitized ? 1 : 4} << 20;
     const std::uint64_t max_rows = std::max<std::uint64_t>(max_bytes / row_bytes, 3);

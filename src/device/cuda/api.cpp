@@ -193,7 +193,7 @@ cudaError_t memory_info(std::size_t& free_bytes, std::size_t& total_bytes) noexc
     return attempt("cudaMemGetInfo", [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); });
 }
 
-cudaError_t kernel_runs(const void* kernel) noexcept {
+cudaError_t load_kernel(const void* kernel) noexcept {
     return attempt("cudaFuncGetAttributes", [&] {
         cudaFuncAttributes attributes{};
         return cudaFuncGetAttributes(&attributes, kernel);

@@ -14,10 +14,11 @@
 
 #include "src/core/hooks.hpp"
 
-/// The only layer that calls CUDA. Every call returns its status; `check` turns a failure into an exception.
-/// Every call passes a seam where tests inject failures. Calls are refused in a forked child and after a
-/// sticky error. No failure of these calls remains visible to the program's own cudaGetLastError. Any thread
-/// may call these functions.
+/// The only layer that calls CUDA. Every call returns its status, except `runs_in_pairs`, which returns false
+/// on failure. `check` turns a failure into an exception. Every call passes a seam where tests inject
+/// failures, and is refused in a forked child and after a sticky error. The exception is `pop_context`, which
+/// is always made. No failure of these calls remains visible to the program's own cudaGetLastError. Any
+/// thread may call these functions.
 namespace pinflow::detail::cuda {
 
 // ---- the seam -----------------------------------------------------------------------------------
@@ -60,8 +61,10 @@ void check(cudaError_t status, fmt::format_string<Arguments...> attempt, Argumen
 [[nodiscard]] cudaError_t device_attribute(int& value, cudaDeviceAttr attribute, int device) noexcept;
 [[nodiscard]] cudaError_t device_properties(cudaDeviceProp& properties, int device) noexcept;
 [[nodiscard]] cudaError_t memory_info(std::size_t& free_bytes, std::size_t& total_bytes) noexcept;
-/// Whether this build has code for the current device in `kernel`.
-[[nodiscard]] cudaError_t kernel_runs(const void* kernel) noexcept;
+/// Loads `kernel` on the current device.
+/// @return cudaErrorNoKernelImageForDevice or cudaErrorInvalidDeviceFunction if this build has no code for
+/// the device.
+[[nodiscard]] cudaError_t load_kernel(const void* kernel) noexcept;
 /// Retains the device's primary context, which the runtime and all frameworks use, until the process ends.
 [[nodiscard]] cudaError_t retain_primary_context(CUcontext& context, int device) noexcept;
 /// Creates another context of the device without making it current. It lives as long as the process.

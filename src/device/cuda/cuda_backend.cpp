@@ -49,7 +49,7 @@ class backend final : public device_backend {
         check(device_properties(properties, device), "cannot read the properties of cuda:{}", device);
         model_ = properties.name;
         multiprocessors_ = static_cast<unsigned>(properties.multiProcessorCount);
-        const cudaError_t loaded = context_.run([] { return kernel_runs(digest_samples()); });
+        const cudaError_t loaded = context_.run([] { return load_kernel(digest_samples()); });
         if (loaded == cudaErrorNoKernelImageForDevice || loaded == cudaErrorInvalidDeviceFunction) {
             check(loaded, "cannot use cuda:{} ({}): this build has no code for its compute capability {}.{}",
                   device, model_, properties.major, properties.minor);
@@ -167,7 +167,7 @@ class backend final : public device_backend {
         const cudaError_t status =
             context_.run([&] { return cuda::allocate(data, size_bytes, pool_, stream_of(stream)); });
         if (status == cudaErrorMemoryAllocation) {
-            fail(fmt::format("cannot allocate {} bytes on cuda:{}, of whose memory {} are free", size_bytes,
+            fail(fmt::format("cannot allocate {} bytes on cuda:{}, which has {} of free memory", size_bytes,
                              index(), in_binary_units(memory().free_bytes)),
                  status);
         }
@@ -286,27 +286,27 @@ class backend final : public device_backend {
                     const error_memory& errors, void* stream) override {
         check(context_.run(
                   [&] { return row_kernels_->check_rows(ids, count, row_count, errors, stream_of(stream)); }),
-              "cannot check {} row indices on cuda:{}", count, index());
+              "cannot check {} indices on cuda:{}", count, index());
     }
 
     std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) override {
         std::uint64_t size_bytes = 0;
         check(context_.run([&] { return row_kernels::sort_scratch_bytes(size_bytes, count, row_count); }),
-              "cannot prepare to sort {} row indices on cuda:{}", count, index());
+              "cannot prepare to sort {} indices on cuda:{}", count, index());
         return size_bytes;
     }
 
     void sort_rows(const row_sort& sort, void* stream) override {
         if (sort.count == 0) return;
         check(context_.run([&] { return row_kernels_->sort_rows(sort, stream_of(stream)); }),
-              "cannot sort {} row indices on cuda:{}", sort.count, index());
+              "cannot sort {} indices on cuda:{}", sort.count, index());
     }
 
     void refuse_repeated_rows(const row_order& order, const std::uint64_t* ids, const error_memory& errors,
                               void* stream) override {
         check(context_.run(
                   [&] { return row_kernels_->refuse_repeated_rows(order, ids, errors, stream_of(stream)); }),
-              "cannot check {} row indices on cuda:{}", order.count, index());
+              "cannot check {} indices on cuda:{}", order.count, index());
     }
 
     void gather_rows(const row_transfer& transfer, void* stream) override {
@@ -366,7 +366,7 @@ class backend final : public device_backend {
     }
 
  private:
-    /// The end of the allocation or registration that `data` is in; of its page if CUDA does not tell.
+    /// The end of the allocation or registration that contains `data`, or of its page if CUDA knows none.
     const std::byte* end_of_reached(const std::byte* data) const {
         constexpr std::uintptr_t page_bytes = 4096;
         std::span<const std::byte> range;
@@ -378,7 +378,7 @@ class backend final : public device_backend {
 
     bool passed(cudaError_t status, const char* what) const {
         if (status == cudaErrorNotReady) return false;
-        check(status, "{} of cuda:{} cannot be waited for", what, index());
+        check(status, "cannot wait for {} of cuda:{}", what, index());
         return true;
     }
 
@@ -528,9 +528,9 @@ device_backend& cuda_backend(int index) {
     static auto& backends = *new std::map<int, std::unique_ptr<cuda::backend>>;
     const std::lock_guard lock(mutex);
     if (const auto found = backends.find(index); found != backends.end()) return *found->second;
-    std::string why;
-    const int count = cuda_device_count(&why);
-    if (count == 0) throw device_error(fmt::format("cannot use the device cuda:{}: {}", index, why));
+    std::string reason;
+    const int count = cuda_device_count(&reason);
+    if (count == 0) throw device_error(fmt::format("cannot use the device cuda:{}: {}", index, reason));
     if (index < 0 || index >= count) {
         throw device_error(
             fmt::format("cannot use the device cuda:{}: the machine has {} CUDA device{}, counted from 0",

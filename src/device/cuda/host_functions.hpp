@@ -25,6 +25,8 @@ class host_functions {
     host_functions(const host_functions&) = delete;
     host_functions& operator=(const host_functions&) = delete;
 
+    /// Runs `work` once `stream` has completed the work enqueued so far. Later work on the stream waits for
+    /// it. After a failure, `work` has ended or never runs, unless the device is broken.
     /// @throws device_error if there is no pinned memory for a flag.
     [[nodiscard]] cudaError_t enqueue(std::function<void()> work, cudaStream_t stream);
 

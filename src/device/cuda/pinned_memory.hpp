@@ -11,9 +11,9 @@
 
 namespace pinflow::detail::cuda {
 
-/// Allocates page-locked memory: small pieces from slabs that they share, because each registration takes
-/// tens of microseconds and waits for the driver, and large pieces by themselves. Registered anonymous huge
-/// pages are preferred, because small pieces are copied faster than with cudaHostAlloc, which is the
+/// Allocates page-locked memory. Small pieces share slabs, because each registration takes tens of
+/// microseconds and waits for the driver. Large pieces are registered one by one. Registers anonymous huge
+/// pages, because small pieces are copied faster from them than from memory of cudaHostAlloc, which is the
 /// fallback. A slab that becomes empty is released, unless it is the only empty one. Thread-safe.
 class pinned_memory {
  public:

@@ -52,7 +52,7 @@ cudaError_t row_kernels::load(cudaMemPool_t pool, cudaStream_t stream) noexcept 
           cuda::scatter_rows(true), cuda::scatter_rows(false), scatter_sums(sum_type::float16),
           scatter_sums(sum_type::bfloat16), scatter_sums(sum_type::float32), scatter_sums(sum_type::float64),
           scatter_sums(sum_type::int32), scatter_sums(sum_type::int64)}) {
-        if (const cudaError_t status = kernel_runs(kernel); status != cudaSuccess) return status;
+        if (const cudaError_t status = load_kernel(kernel); status != cudaSuccess) return status;
     }
     gathers_in_pairs_ = runs_in_pairs(cuda::gather_rows(true), gather_threads(true));
     // loads the kernels of the sort: short and long lists use different ones

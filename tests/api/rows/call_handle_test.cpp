@@ -32,7 +32,7 @@ struct exchanged {
 };
 
 std::string error_of(const exchange_call& call) {
-    return sentence_of<invalid_argument>([&] { call.check(); });
+    return message_of<invalid_argument>([&] { call.check(); });
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ TEST_CASE("call handles: an error belongs to its call, is thrown once, and refus
         good.check();
         CHECK(contains_all(error_of(copy), {"not gathered", "7777"}));
         CHECK(error_of(bad).empty());
-        CHECK(contains_all(sentence_of<invalid_argument>([&] { with.exchange->check(); }),
+        CHECK(contains_all(message_of<invalid_argument>([&] { with.exchange->check(); }),
                            {"not scattered", "7777"}));
         CHECK(error_of(worse).empty());
         with.exchange->check();
@@ -129,7 +129,7 @@ TEST_CASE("call handles: errors that nobody asks for are bounded, the newest are
         with.exchange->gather_async(right.get(), with.rows.data(), with.stream);
         with.stream.synchronize();
         int reported = 0;
-        while (!sentence_of<invalid_argument>([&] { with.exchange->check(); }).empty())
+        while (!message_of<invalid_argument>([&] { with.exchange->check(); }).empty())
             ++reported;
         CHECK(reported >= 1024);
         CHECK(reported < call_count);

@@ -121,7 +121,7 @@ TEST_CASE("rows: a repeated row is gathered to all of its positions, for any siz
     });
 }
 
-TEST_CASE("rows: many rows pass through few slots without overwriting each other") {
+TEST_CASE("rows: many rows pass through small staging buffers without overwriting each other") {
     on_each_device([](const device& device) {
         // few rows, which stay in the caches, go to memory that nobody has touched yet: the CPU is far ahead
         // of the copies
@@ -354,7 +354,7 @@ TEST_CASE("row_ids: refuses temporaries that own their numbers, and numbers of o
     CHECK_FALSE(gives_row_ids<std::uint64_t*>);
 }
 
-TEST_CASE("rows: vectors of row numbers are given to calls and groups as they are") {
+TEST_CASE("rows: vectors of indices can be passed to calls and groups directly") {
     on_each_device([](const device& device) {
         std::mt19937_64 random(12);
         const auto content = random_bytes(std::size_t{20} * 24, random);

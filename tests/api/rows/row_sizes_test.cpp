@@ -37,8 +37,8 @@ id_vector different_ids(std::size_t count, std::uint64_t row_count, std::mt19937
     return ids;
 }
 
-/// The places of the indices in these calls; the route copy takes only host memory.
-id_place resume_position(int call, row_route route) {
+/// Where call number `call` has its indices. The route copy takes only host memory.
+id_place id_place_for(int call, row_route route) {
     const id_place place = every_id_place[static_cast<std::size_t>(call) % every_id_place.size()];
     return route == row_route::copy && place == id_place::device ? id_place::host : place;
 }
@@ -82,14 +82,14 @@ TEST_CASE("row sizes: one exchange moves many and few rows in turns, in both dir
         for (const std::size_t count : {std::size_t{7}, 2 * with.row_count, std::size_t{1}, with.row_count}) {
             CAPTURE(count);
             const id_vector read = make_ids(id_order::random, count, with.row_count, with.random);
-            const id_list read_list(device, read, resume_position(call++, route));
+            const id_list read_list(device, read, id_place_for(call++, route));
             const guarded_rows rows(device, count * row_bytes);
             with.exchange.gather(read_list.get(), rows.data());
             REQUIRE(rows.holds(gathered(with.content, row_bytes, read)));
             CHECK(rows.sentinels_left());
 
             const id_vector written = different_ids(count, with.row_count, with.random);
-            const id_list written_list(device, written, resume_position(call++, route));
+            const id_list written_list(device, written, id_place_for(call++, route));
             const auto new_content = random_bytes(written.size() * row_bytes, with.random);
             const guarded_rows source(device, new_content);
             with.exchange.scatter(written_list.get(), source.data());
@@ -124,7 +124,7 @@ TEST_CASE("row sizes: groups of large and small batches are moved as each batch 
         auto expected_table = with.content;
         for (std::size_t i = 0; i < counts.size(); ++i) {
             ids.push_back(make_ids(id_order::random, counts[i], with.row_count, with.random));
-            lists.emplace_back(device, ids.back(), resume_position(static_cast<int>(i), route));
+            lists.emplace_back(device, ids.back(), id_place_for(static_cast<int>(i), route));
             destinations.emplace_back(device, counts[i] * row_bytes);
             const auto new_content = random_bytes(counts[i] * row_bytes, with.random);
             sources.emplace_back(device, new_content);
@@ -160,7 +160,7 @@ TEST_CASE("row sizes: rows of a file are gathered unchanged") {
             int call = 0;
             for (const std::size_t count : {std::size_t{1}, 2 * row_count, std::size_t{31}}) {
                 const id_vector ids = make_ids(id_order::random, count, row_count, random);
-                const id_list list(device, ids, resume_position(call++, route));
+                const id_list list(device, ids, id_place_for(call++, route));
                 const guarded_rows rows(device, count * row_bytes);
                 exchange.gather(list.get(), rows.data());
                 CHECK(rows.holds(gathered(content, row_bytes, ids)));

@@ -14,6 +14,6 @@ inline constexpr int looks = 50;
 
 /// Room for few rows at a time. With fewer rows, a call would enqueue more operations behind a gate than CUDA
 /// accepts, which is some hundred in a stream.
-inline pinflow::row_exchange_options through_few_slots(pinflow::row_route route) {
+inline pinflow::row_exchange_options with_small_staging(pinflow::row_route route) {
     return {.route = route, .threads = 2, .staging_bytes = 40 * row_bytes};
 }

@@ -23,7 +23,7 @@ TEST_CASE(
         const auto old_content = random_bytes(row_count * row_bytes, random);
         const auto new_content = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, old_content);
-        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         for (const id_place place : every_id_place) {
             if (route == row_route::copy && place == id_place::device) continue;
             std::ranges::copy(old_content, table.bytes().begin());
@@ -54,7 +54,7 @@ TEST_CASE("rows: an asynchronous scatter begins when its stream comes to it, wit
         std::mt19937_64 random(31);
         const auto before = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, before);
-        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         const id_vector ids = make_ids(id_order::random, 200, row_count, random);
         const guarded_table new_rows(device, random_bytes(ids.size() * row_bytes, random));
         const guarded_rows rows(device, ids.size() * row_bytes);
@@ -77,7 +77,7 @@ TEST_CASE("rows: what is gathered after a scatter in the same stream is what was
         std::mt19937_64 random(32);
         auto expected = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, expected);
-        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         const stream stream(device);
         gate gate;
         hold(stream, gate);
@@ -109,7 +109,7 @@ TEST_CASE("rows: a batch gathered in one stream and scattered from another waits
         std::mt19937_64 random(33);
         const auto before = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, before);
-        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         const stream in(device);
         const stream out(device);
         gate gate;
@@ -137,7 +137,7 @@ TEST_CASE("rows: gathers in one stream and scatters in another run side by side"
         std::mt19937_64 random(34);
         auto expected = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, expected);
-        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         constexpr std::uint64_t half = row_count / 2;
         const stream in(device);
         const stream out(device);
@@ -181,7 +181,7 @@ TEST_CASE("rows: a call in one stream does not wait for one in another that wait
         std::mt19937_64 random(39);
         const auto before = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, before);
-        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         const id_vector ids = make_ids(id_order::random, 100, row_count, random);
         const guarded_rows first(device, ids.size() * row_bytes);
         const guarded_rows second(device, ids.size() * row_bytes);
@@ -215,7 +215,7 @@ TEST_CASE("rows: indices in host memory are the caller's again when an asynchron
         std::mt19937_64 random(35);
         const auto before = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, before);
-        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         const id_vector ids = make_ids(id_order::random, 200, row_count, random);
         const guarded_rows first(device, ids.size() * row_bytes);
         const guarded_rows second(device, ids.size() * row_bytes);

@@ -23,7 +23,7 @@ TEST_CASE("rows: a thousand calls are enqueued one behind the other, more than C
         std::mt19937_64 random(40);
         auto expected = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, expected);
-        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         const stream stream(device);
         const id_vector read = make_ids(id_order::random, 20, row_count, random);
         const guarded_rows rows(device, read.size() * row_bytes);
@@ -46,7 +46,7 @@ TEST_CASE("rows: calls from several threads do not disturb each other, and each 
         std::mt19937_64 random(36);
         const auto before = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, before);
-        row_exchange exchange(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         constexpr std::uint64_t readable = 100;  // each thread writes to 50 of the others
         std::atomic<int> wrong = 0;
         std::vector<std::thread> threads;
@@ -83,12 +83,12 @@ TEST_CASE("rows: calls from several threads do not disturb each other, and each 
     });
 }
 
-TEST_CASE("rows: a call that is waited for tells its own faults to its own caller") {
+TEST_CASE("rows: a synchronous call reports its own errors to its own caller") {
     on_each_device([](const device& device) {
         const guarded_table table(device, row_count * row_bytes);
         row_exchange exchange(row_table(table.bytes(), row_bytes), device);
-        std::atomic<int> told = 0;
-        std::atomic<int> told_wrongly = 0;
+        std::atomic<int> reported = 0;
+        std::atomic<int> misreported = 0;
         std::vector<std::thread> threads;
         for (unsigned t = 0; t < 4; ++t) {
             threads.emplace_back([&, t] {
@@ -97,20 +97,20 @@ TEST_CASE("rows: a call that is waited for tells its own faults to its own calle
                     // either a thread-specific number of wrong indices, or right indices
                     const bool is_wrong = i % 2 == 0;
                     const id_list ids(device, {1, is_wrong ? 10'000 + t : 2}, id_place::device);
-                    const std::string why =
-                        sentence_of<invalid_argument>([&] { exchange.gather(ids.get(), rows.data()); });
-                    if (is_wrong && contains(why, "the first is " + std::to_string(10'000 + t)))
-                        ++told;
-                    else if (is_wrong || !why.empty())
-                        ++told_wrongly;
+                    const std::string reason =
+                        message_of<invalid_argument>([&] { exchange.gather(ids.get(), rows.data()); });
+                    if (is_wrong && contains(reason, "the first is " + std::to_string(10'000 + t)))
+                        ++reported;
+                    else if (is_wrong || !reason.empty())
+                        ++misreported;
                     exchange.check();
                 }
             });
         }
         for (std::thread& thread : threads)
             thread.join();
-        CHECK(told == 100);
-        CHECK(told_wrongly == 0);
+        CHECK(reported == 100);
+        CHECK(misreported == 0);
     });
 }
 
@@ -131,7 +131,7 @@ TEST_CASE("rows: an exchange stays until the streams have passed its calls" * bl
         gate gate;
         std::atomic<bool> opened = false;
         std::optional<row_exchange> exchange(std::in_place, row_table(table.bytes(), row_bytes), device,
-                                             through_few_slots(route));
+                                             with_small_staging(route));
         event read_all(device);
         hold(in, gate);
         exchange->gather_async(ids_of(read), destination.data(), in);
@@ -162,7 +162,7 @@ TEST_CASE("rows: an exchange that is moved continues, one moved from can be assi
         const guarded_table table(device, content);
         const id_vector ids = make_ids(id_order::random, 50, row_count, random);
         const guarded_rows rows(device, ids.size() * row_bytes);
-        row_exchange first(row_table(table.bytes(), row_bytes), device, through_few_slots(route));
+        row_exchange first(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
         const stream stream(device);
         gate gate;
         hold(stream, gate);

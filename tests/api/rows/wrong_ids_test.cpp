@@ -14,7 +14,7 @@
 #include "pinflow/rows.hpp"
 #include "row_tables.hpp"
 
-// Indices outside the table. rows_errors_test has more of them, and the whole sentences.
+// Indices outside the table. rows_errors_test has more of them, and the whole messages.
 using namespace pinflow;
 
 namespace {
@@ -84,13 +84,13 @@ TEST_CASE("wrong ids: host indices are refused before the call returns, and noth
         for (const auto& [ids, first_wrong] : every_wrong_list) {
             for (const id_place place : {id_place::host, id_place::host_signed}) {
                 const id_list list(device, ids, place);
-                const auto is_told = [&, &number = first_wrong](auto call) {
-                    return contains(sentence_of<invalid_argument>(call), number);
+                const auto is_reported = [&, &number = first_wrong](auto call) {
+                    return contains(message_of<invalid_argument>(call), number);
                 };
-                CHECK(is_told([&] { with.exchange.gather(list.get(), with.rows.data()); }));
-                CHECK(is_told([&] { with.exchange.gather_async(list.get(), with.rows.data(), stream); }));
-                CHECK(is_told([&] { with.exchange.scatter(list.get(), with.rows.data()); }));
-                CHECK(is_told([&] {
+                CHECK(is_reported([&] { with.exchange.gather(list.get(), with.rows.data()); }));
+                CHECK(is_reported([&] { with.exchange.gather_async(list.get(), with.rows.data(), stream); }));
+                CHECK(is_reported([&] { with.exchange.scatter(list.get(), with.rows.data()); }));
+                CHECK(is_reported([&] {
                     with.exchange.scatter_async(list.get(), with.rows.data(), duplicate_policy::last, stream);
                 }));
             }
@@ -120,17 +120,17 @@ TEST_CASE("wrong ids: one wrong index in any batch stops the whole group, and is
                     gathers.push_back({list.get(), with.rows.data() + gathers.size() * 3 * with.row_bytes});
                     scatters.push_back({list.get(), with.rows.data() + scatters.size() * 3 * with.row_bytes});
                 }
-                // in device memory they are looked at when the stream comes to them
-                const auto is_told = [&](auto call) {
-                    return contains(sentence_of<invalid_argument>([&] {
+                // indices in device memory are checked when the stream reaches the call
+                const auto is_reported = [&](auto call) {
+                    return contains(message_of<invalid_argument>([&] {
                                         call();
                                         stream.synchronize();
                                         with.exchange.check();
                                     }),
                                     "77");
                 };
-                CHECK(is_told([&] { with.exchange.gather_group_async(gathers, stream); }));
-                CHECK(is_told(
+                CHECK(is_reported([&] { with.exchange.gather_group_async(gathers, stream); }));
+                CHECK(is_reported(
                     [&] { with.exchange.scatter_group_async(scatters, duplicate_policy::last, stream); }));
                 with.exchange.check();
                 CHECK(with.nothing_moved());
@@ -140,8 +140,8 @@ TEST_CASE("wrong ids: one wrong index in any batch stops the whole group, and is
     });
 }
 
-TEST_CASE("wrong ids: what is checked is a copy, so that a thread may change the list during a call") {
-    if (sanitized) return;  // which report the race that is meant
+TEST_CASE("wrong ids: a copy of the indices is checked, so a thread may change them during a call") {
+    if (sanitized) return;  // sanitizers report the race that this test makes
     on_each_device([](const device& device) {
         constexpr std::size_t count = 4096;
         exchanged with(device, row_route::direct, 64);
@@ -170,20 +170,20 @@ TEST_CASE("wrong ids: what is checked is a copy, so that a thread may change the
 
 TEST_CASE("wrong ids: a call with wrong device indices moves nothing, and is reported once") {
     on_each_route_and_size([](exchanged& with, const device& device, row_route route) {
-        if (route == row_route::copy) return;  // takes them in host memory alone
+        if (route == row_route::copy) return;  // takes indices in host memory only
         const stream stream(device);
         for (const auto& [ids, first_wrong] : every_wrong_list) {
             const id_list list(device, ids, id_place::device);
             CHECK(contains(
-                sentence_of<invalid_argument>([&] { with.exchange.gather(list.get(), with.rows.data()); }),
+                message_of<invalid_argument>([&] { with.exchange.gather(list.get(), with.rows.data()); }),
                 first_wrong));
             CHECK(contains(
-                sentence_of<invalid_argument>([&] { with.exchange.scatter(list.get(), with.rows.data()); }),
+                message_of<invalid_argument>([&] { with.exchange.scatter(list.get(), with.rows.data()); }),
                 first_wrong));
             with.exchange.check();
             with.exchange.gather_async(list.get(), with.rows.data(), stream);
             stream.synchronize();
-            CHECK(contains(sentence_of<invalid_argument>([&] { with.exchange.check(); }), first_wrong));
+            CHECK(contains(message_of<invalid_argument>([&] { with.exchange.check(); }), first_wrong));
             with.exchange.check();
         }
         CHECK(with.nothing_moved());
