@@ -2,7 +2,7 @@
 // the device, changes them there, and scatters them back. Fails unless the table equals the result of a plain
 // loop.
 //
-// The table is small, so that this takes a second; it may as well be far larger than the device's memory.
+// The table is small so that this takes a second. It could be far larger than the device's memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +33,7 @@ void fill(std::span<float> table) {
         table[i] = static_cast<float>(i % 1021);
 }
 
-/// The rows of a batch: no row twice, but two batches share some rows.
+/// The indices of a batch's rows: no row twice, but two batches share some rows.
 std::vector<std::uint64_t> rows_of_batch(std::uint64_t batch) {
     std::vector<std::uint64_t> ids(batch_rows);
     pinflow::sampler::shuffled(row_count, 1).rows_at(batch, 0, ids);

@@ -71,17 +71,20 @@ int main(int argc, char** argv) {
         bool floats = true;
         for (int index = 2; index < argc; index += 2) {
             const std::string flag = argv[index];
-            const std::string value = index + 1 < argc ? argv[index + 1] : "";
+            if (flag != "--rows" && flag != "--row-bytes" && flag != "--seed" && flag != "--dtype")
+                throw usage_error("there is no option '" + flag + "'");
+            if (index + 1 == argc) throw usage_error(flag + " needs a value");
+            const std::string value = argv[index + 1];
             if (flag == "--rows") {
                 rows = number(value);
             } else if (flag == "--row-bytes") {
                 row_bytes = number(value);
             } else if (flag == "--seed") {
                 seed = number(value);
-            } else if (flag == "--dtype" && (value == "float32" || value == "uint8")) {
+            } else if (value == "float32" || value == "uint8") {
                 floats = value == "float32";
             } else {
-                throw usage_error(flag + " is not an option, or lacks a value that it takes");
+                throw usage_error("--dtype must be float32 or uint8, not '" + value + "'");
             }
         }
         if (path.empty() || path.starts_with('-'))

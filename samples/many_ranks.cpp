@@ -18,7 +18,7 @@ int main(int argc, char** argv) try {
         std::fprintf(stderr, "usage: many_ranks FILE EPOCHS\n");
         return 2;
     }
-    pinflow::install_fault_guard();  // the CPU may copy from mappings, whatever happens to their files
+    pinflow::install_fault_guard();  // lets the CPU copy rows from mappings; otherwise it uses pread
     const pinflow::shard mine = pinflow::shard_from_environment();
     // on a machine with several GPUs each rank would take its own: pinflow::device::cuda(local rank)
     const pinflow::device device = pinflow::device::best();

@@ -4,8 +4,8 @@
 //     resume_training FOLDER CHECKPOINT STEPS
 //
 // Trains a linear regression from the digit images in FOLDER (samples/data) to their labels, for up to STEPS
-// more steps. Resumes from CHECKPOINT if it exists, and writes it at the end. Prints the model's checksum,
-// which is the same for a finished run however often it was stopped.
+// more steps. Resumes from CHECKPOINT if it exists, and writes it every 50 steps and at the end. Prints the
+// model's checksum, which is the same for a finished run however often it was stopped.
 
 #include <algorithm>
 #include <array>
@@ -77,7 +77,7 @@ int main(int argc, char** argv) try {
         std::fprintf(stderr, "usage: resume_training FOLDER CHECKPOINT STEPS\n");
         return 2;
     }
-    pinflow::install_fault_guard();  // the CPU may copy from mappings, whatever happens to their files
+    pinflow::install_fault_guard();  // lets the CPU copy rows from mappings; otherwise it uses pread
     const std::filesystem::path folder = argv[1], checkpoint = argv[2];
     const std::uint64_t max_steps = std::strtoull(argv[3], nullptr, 10);
     model weights{};

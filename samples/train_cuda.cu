@@ -116,7 +116,7 @@ pinflow::loader open_digits(const std::filesystem::path& folder, const std::stri
 
 int main(int argc, char** argv) try {
     const std::filesystem::path folder = argc > 1 ? argv[1] : "samples/data";
-    pinflow::install_fault_guard();  // the CPU may copy from mappings, whatever happens to their files
+    pinflow::install_fault_guard();  // lets the CPU copy rows from mappings; otherwise it uses pread
     const pinflow::device gpu = pinflow::device::cuda(0);
     const cuda_stream stream;
     const pinflow::stream_view view = pinflow::from_cuda(stream.get(), 0);

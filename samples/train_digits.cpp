@@ -85,7 +85,7 @@ double seconds(std::chrono::nanoseconds duration) {
 
 int main(int argc, char** argv) try {
     const std::filesystem::path folder = argc > 1 ? argv[1] : "samples/data";
-    pinflow::install_fault_guard();  // the CPU may copy from mappings, whatever happens to their files
+    pinflow::install_fault_guard();  // lets the CPU copy rows from mappings; otherwise it uses pread
     // This trainer computes on the CPU, so the batches are wanted in host memory, with or without a GPU.
     const pinflow::device host = pinflow::device::host();
     classifier model;

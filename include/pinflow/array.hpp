@@ -90,7 +90,7 @@ class array {
     /// @throws invalid_argument if the region is smaller than the shape needs.
     array(memory_region memory, pinflow::dtype type, shape_vector shape);
 
-    /// The same in C or Fortran order, with this `reason`.
+    /// The same for elements in C or Fortran order. `reason` becomes array::reason.
     static array of_memory(memory_region memory, pinflow::dtype type, shape_vector shape, bool fortran_order,
                            std::string reason);
 
@@ -107,9 +107,10 @@ class array {
     const pinflow::dtype& dtype() const noexcept { return view_.dtype(); }
     const shape_vector& shape() const noexcept { return view_.shape(); }
     std::uint64_t size_bytes() const noexcept { return view_.size_bytes(); }
-    /// Whether the elements are in the address space, mapped or in memory, so that `view` can be used.
+    /// Whether `view` can be used: the elements are mapped from a file, or in the process's own memory.
     bool mapped() const noexcept { return mapped_; }
-    /// One sentence that says why the array is or is not mapped.
+    /// One sentence: why the array is mapped, or where its elements are instead. If `view` cannot be used,
+    /// why not.
     const std::string& reason() const noexcept { return reason_; }
     /// What messages and reports call the array: "a.npz:images", or the path if the file has one array
     /// without a name. Empty for an array in memory, unless `labelled` has set it.

@@ -12,14 +12,15 @@
 
 namespace pinflow {
 
-/// Where the memory of device buffers comes from, if not from pinflow: the caching allocator of a framework,
-/// say. Both members are called from any thread.
+/// Allocates device memory in place of pinflow's pool, for example from a framework's caching allocator. Both
+/// members are called from several threads at once.
 class memory_resource {
  public:
     virtual ~memory_resource() = default;
 
-    /// @return device memory that can be used in `stream`'s order, aligned to 256 bytes. Must not wait.
-    /// `size_bytes` is at least 1.
+    /// Allocates `size_bytes`, at least 1. An implementation must not wait. Exceptions reach the caller of
+    /// pinflow.
+    /// @return device memory aligned to 256 bytes that can be used in `stream`'s order.
     virtual std::byte* allocate(std::uint64_t size_bytes, stream_view stream) = 0;
     /// Releases memory of `allocate` in the order of `stream`, which may be another one than that of
     /// `allocate` (see device_buffer::set_stream). All work that uses the memory has finished, or comes
@@ -59,8 +60,8 @@ class device_buffer {
     /// finished, or `stream` must wait for it.
     /// @throws invalid_argument for a stream of another device.
     void set_stream(stream_view stream);
-    /// Releases the memory once `events` have passed, too. The buffer's stream waits for them. The events may
-    /// be destroyed afterwards. Does not wait, as above.
+    /// Gives up the memory; it is released when the stream and all `events` have been passed. The buffer is
+    /// empty afterwards, and the events may be destroyed. Does not wait, as above.
     void release_after(std::span<const event> events) noexcept;
 
  private:
@@ -105,12 +106,15 @@ class pinned_buffer {
     std::uint64_t size_bytes_ = 0;
 };
 
-/// Enqueues a copy of `source`, in host memory, to device memory at `destination`. Does not wait: both must
-/// stay valid, and the source unchanged, until the stream has passed the copy. The copy is truly asynchronous
-/// only from pinned memory.
+/// Enqueues a copy of `source`, in host memory, to device memory at `destination`. Both must stay valid, and
+/// the source unchanged, until the stream has passed the copy. Does not wait for the copy, but CUDA may block
+/// the calling thread if the host memory is not pinned or registered.
+/// @throws device_error.
 void copy_to_device_async(std::byte* destination, std::span<const std::byte> source, stream_view stream);
 
-/// Enqueues a copy of device memory at `source` to `destination` in host memory. Does not wait, as above.
+/// Enqueues a copy of device memory at `source` to `destination` in host memory. Lifetimes and blocking are
+/// as above.
+/// @throws device_error.
 void copy_to_host_async(std::span<std::byte> destination, const std::byte* source, stream_view stream);
 
 /// One piece of a batch of copies.
@@ -121,7 +125,8 @@ struct copy_range {
 };
 
 /// Enqueues many copies to the device as one operation. They run in no particular order; the destinations
-/// must not overlap. `ranges` itself is read before the call returns. Does not wait, as above.
+/// must not overlap. `ranges` itself is read before the call returns. Lifetimes and blocking are as above.
+/// @throws device_error.
 void copy_batch_to_device_async(std::span<const copy_range> ranges, stream_view stream);
 
 /// One piece of a batch of copies to the host.
@@ -132,6 +137,7 @@ struct host_copy_range {
 };
 
 /// The same from the device to the host.
+/// @throws device_error.
 void copy_batch_to_host_async(std::span<const host_copy_range> ranges, stream_view stream);
 
 }  // namespace pinflow

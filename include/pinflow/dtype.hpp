@@ -46,8 +46,9 @@ class dtype {
 
     /// A structured type: fields in the order of their offsets within an element of `size_bytes`. Fields may
     /// leave gaps, and may themselves be structured. An empty list of fields is allowed (`[]`).
-    /// @throws invalid_argument for a name (or title) that occurs twice, is empty or is not UTF-8,
-    /// and fields that overlap, are not in order or do not fit.
+    /// @throws invalid_argument if a name or title occurs twice or is not UTF-8, if a name is empty, if
+    /// fields overlap, are not in order of their offsets or do not fit into `size_bytes`, and for more bytes
+    /// than numpy allows.
     static dtype structured(std::vector<dtype_field> fields, std::uint64_t size_bytes);
 
     /// Reads numpy's spelling: `<f4`, `>i8`, `|S10`, `<U5`, `<M8[ns]`, `|V7`, also `=f4`, `f4` and `float32`.

@@ -17,7 +17,8 @@ namespace detail {
 class pin_worker;
 }
 
-/// Host memory to register in place: a shared mapping of a file, or the process's own memory.
+/// Host memory to register in place: a shared mapping of a file, or the process's own memory. Registering
+/// page-locks memory in place; pinned memory is allocated page-locked.
 struct pin_range {
     std::span<const std::byte> bytes;
     std::string description;  ///< for messages: "'x.npy'"
@@ -45,7 +46,7 @@ struct pin_options {
     pin_limit limit = pin_limit::memory;
     /// False registers nothing unless everything fits the budget, and stops at the first piece that is
     /// refused. True registers as many pieces as possible, so that a file 5 % over the budget has 95 % of its
-    /// rows pinned.
+    /// rows registered.
     bool allow_partial = true;
     /// Bytes registered by one call. Copies can use each piece as soon as it is registered, and the threads
     /// can be stopped between pieces. If `budget_bytes` is less than 16 pieces, pieces are smaller, down to 1
@@ -82,8 +83,8 @@ struct pin_run {
 };
 
 /// Registers host pages with a CUDA device in place, without copying them. The copy engine and kernels read
-/// the mapped pages at the addresses that the host uses. This is checked for every piece: a device with other
-/// addresses is refused. Once a page is registered, every CUDA device can read it.
+/// the mapped pages at the addresses that the host uses. This is checked for every piece: a device that maps
+/// the pages at other addresses is refused. Once a page is registered, every CUDA device can read it.
 ///
 /// From construction on, one thread registers piece by piece, while another thread reads the next pieces into
 /// memory. `covers` says at any time whether bytes can be copied already. A failed registration throws

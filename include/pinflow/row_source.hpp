@@ -53,10 +53,12 @@ class row_source {
     /// if one call opened them. Otherwise, use the sum of the sources.
     virtual std::uint64_t memory_bytes() const noexcept { return 0; }
 
-    /// Copies the rows `ids`, in that order, to contiguous host memory of ids.size() * row_size_bytes()
-    /// bytes. Files are read with pread, so that a truncated file is an error and not a signal.
+    /// Copies the rows with the indices `ids`, in that order, to contiguous host memory of ids.size() *
+    /// row_size_bytes() bytes. Files are read with pread, so that a truncated file is an error and not a
+    /// signal.
     /// @return the time spent waiting for storage; the rest of the call is CPU time.
-    /// @throws invalid_argument for an id out of range (nothing is read then); data_changed, system_failure.
+    /// @throws invalid_argument for an index out of range (nothing is read then); data_changed,
+    /// system_failure.
     virtual std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,
                                                std::span<std::byte> destination) const = 0;
 
@@ -76,14 +78,15 @@ class row_source {
 /// Otherwise the result keeps the sources. Its extents are the extents of all sources if every source has
 /// some; otherwise it has none.
 /// @throws invalid_argument for an empty list, if types or row shapes differ (the message names the two), or
-/// if there are more than 2^64 rows.
+/// if there are 2^64 rows or more.
 /// @throws data_changed if a file is shorter than its extents.
 /// @throws system_failure if a file that was closed meanwhile cannot be opened again.
 std::shared_ptr<const row_source> concatenate(std::vector<std::shared_ptr<const row_source>> sources);
 
 /// Returns one source in which each of `sources` is one row, as np.stack does: for files of one sample each.
-/// The shape of a row is (row_count, row_shape...) of each source. Sources with exactly one extent keep it,
-/// and are mapped as `concatenate` does; other sources are read as a whole for each row.
+/// The shape of a row is the row count of a source, followed by its row shape. If every source has exactly
+/// one extent, the result has these extents, mapped as `concatenate` does. Otherwise it has none, and a
+/// source is read as a whole for each row.
 /// @throws as concatenate; invalid_argument also if the row counts differ.
 std::shared_ptr<const row_source> stack(std::vector<std::shared_ptr<const row_source>> sources);
 

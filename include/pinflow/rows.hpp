@@ -61,20 +61,20 @@ concept row_number_range =
      std::convertible_to<std::add_pointer_t<std::ranges::range_reference_t<Range>>, const std::int64_t*>);
 }  // namespace detail
 
-/// Row numbers: 64 bits each, in host memory or in the memory of the device that rows are exchanged with.
-/// Signed numbers are reinterpreted as unsigned, so a negative one is outside every table. Borrows the
-/// numbers, as a span does: their memory must outlive the row_ids.
+/// Indices of rows: 64 bits each, in host memory or in the memory of the device that rows are exchanged with.
+/// Signed indices are reinterpreted as unsigned, so a negative index is outside every table. Borrows the
+/// indices, as a span does: their memory must outlive the row_ids.
 class row_ids {
  public:
     /// Takes a contiguous range of std::uint64_t or std::int64_t in host memory: a vector, an array, a span
     /// or the like. If these types are `long`, a range of `long long` is refused. A temporary vector is
-    /// refused too, since it would be destroyed before its numbers are read.
+    /// refused too, since it would be destroyed before its indices are read.
     template <typename Range>
         requires(!std::same_as<std::remove_cvref_t<Range>, row_ids> && detail::row_number_range<Range>)
     row_ids(Range&& ids) noexcept
         : data_(reinterpret_cast<const std::uint64_t*>(std::ranges::data(ids))),
           count_(std::ranges::size(ids)) {}
-    /// `count` row numbers in device memory.
+    /// `count` indices in device memory.
     static row_ids on_device(const void* data, std::uint64_t count) noexcept {
         row_ids ids(std::span(static_cast<const std::uint64_t*>(data), count));
         ids.on_device_ = true;
@@ -112,7 +112,7 @@ class row_table {
     std::uint64_t size_bytes() const noexcept { return row_count_ * row_size_bytes_; }
     const pinflow::dtype& element() const noexcept { return element_; }
     bool writable() const noexcept { return writable_; }
-    /// For messages: a path, or "a table in memory".
+    /// For messages: as row_source::description, or "a table in memory".
     const std::string& description() const noexcept { return description_; }
     /// The source that the table was made from; null for memory given as `rows`.
     const std::shared_ptr<const row_source>& source() const noexcept { return source_; }
@@ -134,15 +134,16 @@ struct row_exchange_options {
     row_route route = row_route::automatic;
     /// Threads that gather and scatter rows on the staged route. 0: as many as the process may use.
     unsigned threads = 0;
-    /// Rows of the largest call: of one batch, or of all batches of a group that travel together. Reserves 8
-    /// bytes of page-locked memory for each row and each call in flight: 32 MiB by default. A larger
-    /// asynchronous call throws; a larger synchronous one allocates its memory.
+    /// The maximum number of rows of a call: of one batch, or of all batches of a group that travel together;
+    /// 1 to 2^32 - 1. Reserves 8 bytes of page-locked memory for each row and each call in flight: 32 MiB by
+    /// default. A larger asynchronous call throws invalid_argument; a larger synchronous call allocates its
+    /// memory.
     std::uint64_t max_batch_rows = std::uint64_t{1} << 17;
-    /// Asynchronous calls that their streams have not passed yet. A call that exceeds the number blocks until
-    /// an earlier call has ended. The calls on one stream take at most as many as they leave for other
-    /// streams (half of them if there are no others), so a stalled stream does not block all other streams.
-    /// If they would take more than an eighth of the host memory that is left, the number is lower, but at
-    /// least 2.
+    /// The maximum number of asynchronous calls in flight, that is, not passed by their stream yet; 1 to
+    /// 4096. A call blocks until there is room for it. One stream may use half of the number (rounded up),
+    /// less if other streams use some, so that a stalled stream does not block all others. The number is
+    /// lowered, but not below 2, if the memory of the calls would be more than an eighth of the host memory
+    /// that is left.
     unsigned max_calls_in_flight = 32;
     /// Page-locked memory of the staging buffers of one stream: 2 to 16 buffers of at most 8 MiB. A buffer
     /// holds at least one row, so rows longer than half of this take more. At most an eighth of the host
@@ -161,8 +162,8 @@ struct row_exchange_options {
     /// launched in clusters of two. Such a launch waits while no two neighbouring SMs are free.
     /// A launch of an odd number of blocks is without clusters and needs no such pair.
     unsigned blocks = 0;
-    /// The share of the rows, below 1, that the hybrid route copies by the staged route. 0 lets the planner
-    /// choose: 0.4, unless `tune` found a better one.
+    /// The share of the rows, below 1, that the hybrid route stages. 0 lets the planner choose: 0.4, unless
+    /// `tune` found a better one.
     double staged_share = 0;
     /// Where calls and staging buffers get device memory. Null: from the device's stream-ordered pool.
     std::shared_ptr<memory_resource> device_memory = nullptr;
@@ -185,7 +186,7 @@ struct row_plan {
     /// Thread blocks of the direct part; 0 on the routes copy and staged. If the options set no number, sums
     /// and batches that are not aligned to 16 bytes may use more.
     unsigned blocks = 0;
-    double staged_share = 0;  ///< share of the rows that is staged, on the hybrid route
+    double staged_share = 0;  ///< the share of the rows that the hybrid route stages; 0 on other routes
     /// How many batches to group: the smallest number within 3 % of the best rate that `tune` found; 1
     /// without it.
     unsigned batches = 1;
@@ -195,15 +196,16 @@ struct row_plan {
     std::string reason;  ///< one sentence; names the values that the options set
 };
 
-/// A handle of an asynchronous call of a row_exchange, with which its error can be asked for. It can be
-/// copied, and may outlive the exchange; a default one belongs to no call. Thread-safe.
+/// A handle of an asynchronous call of a row_exchange, to get its error. Copyable; may outlive the exchange.
+/// A default-constructed handle belongs to no call. Thread-safe.
 class exchange_call {
  public:
     exchange_call() noexcept = default;
-    /// Throws the error of the call if its stream has passed it. Does not wait. An error is thrown once: by
-    /// this member of one of the copies, or by row_exchange::check.
+    /// Throws the error of the call, if its stream has passed it. Does not wait. Each error is thrown once,
+    /// by the first `check` of any copy or of the exchange.
     /// @throws invalid_argument for wrong indices in device memory, and for repeated indices that
-    /// duplicate_policy::error refuses; the error in reading or writing the rows.
+    /// duplicate_policy::error refuses.
+    /// @throws the error in reading or writing the rows.
     void check() const;
 
  private:
@@ -223,16 +225,19 @@ class exchange_call {
 /// rows of 0 bytes, indices in device memory are not checked.
 ///
 /// Asynchronous calls only enqueue: on the given stream, and on streams of the exchange that are ordered with
-/// it in both directions. Memory other than that of the stream-ordered pool is reserved when the exchange is
-/// made. The table, destinations, sources and indices in device memory must stay valid until
+/// it in both directions. The table, destinations, sources and indices in device memory must stay valid until
 /// the stream has passed the call. When the call returns, indices in host memory and lists of batches can be
 /// reused, and the stream may be destroyed. Exchanges and streams are not synchronised with each other: the
 /// caller must make sure that no two of them write the same memory at the same time.
 ///
+/// Apart from small objects on the heap, asynchronous calls allocate only device memory: from the device's
+/// stream-ordered pool, or from row_exchange_options::device_memory. Page-locked memory, staging buffers and
+/// memory for errors are reserved by the constructor and by `tune`.
+///
 /// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, or if it
-/// has as many calls in flight as max_calls_in_flight allows, a call on it blocks until the stream continues.
-/// Calls on other streams do not block. The staged route enqueues about seven operations for each piece of
-/// rows (8 MiB, or less if staging_bytes is small).
+/// uses its share of max_calls_in_flight, a call on it blocks until the stream continues. Calls on other
+/// streams do not block. The staged route enqueues about seven operations for each piece of rows (8 MiB, or
+/// less if staging_bytes is small).
 ///
 /// The constructor page-locks a table that is not page-locked yet (read-only if it is a mapped file), unless
 /// the route is `staged`. If that fails, only the staged route remains, and row_plan::reason says why. Pages
@@ -255,8 +260,11 @@ class exchange_call {
 /// moved-from exchange throw invalid_argument, and its table is empty.
 class row_exchange {
  public:
-    /// The first exchange of a CUDA device loads kernels. CUDA may wait for all of the device's streams then.
+    /// Page-locks the table and reserves the memory of calls. The first exchange of a CUDA device loads
+    /// kernels. CUDA may wait for all of the device's streams then.
+    /// @throws invalid_argument if `max_batch_rows`, `max_calls_in_flight` or `staged_share` is out of range.
     /// @throws unsupported if the route in the options cannot work; the message says why.
+    /// @throws device_error or system_failure if memory is short.
     row_exchange(row_table table, pinflow::device device, const row_exchange_options& options = {});
     row_exchange(row_exchange&&) noexcept;
     row_exchange& operator=(row_exchange&&) noexcept;
@@ -293,28 +301,30 @@ class row_exchange {
     /// complete when the stream has passed it.
     exchange_call scatter_async(row_ids ids, const std::byte* source, duplicate_policy policy,
                                 stream_view stream);
-    /// Scatters all batches, in their order, as one scatter. @throws as `scatter` and `gather_group_async`,
-    /// and unsupported for a group that makes several calls, unless `policy` is `last`.
+    /// Scatters all batches, in their order, as one scatter.
+    /// @throws as `scatter` and `gather_group_async`, and unsupported for a group that makes several calls,
+    /// unless `policy` is `last`.
     exchange_call scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
                                       stream_view stream);
 
     /// Throws the errors of asynchronous calls that have finished: of the oldest call first, and once for
-    /// each call. Waits neither for calls nor for threads that enqueue some. If more than 1024 errors are not
-    /// asked for, the oldest are left to the handles of their calls.
-    /// @throws the error in the indices of such a call, or in reading its rows.
+    /// each call. Does not wait, neither for calls nor for other threads. It keeps the last 1024 errors.
+    /// Older ones are thrown only by exchange_call::check.
+    /// @throws the error in the indices of such a call, or in reading or writing its rows.
     /// @throws data_changed if the table's file has changed.
     void check();
 
     /// Measures the routes for calls of `batch_rows` rows, and for groups of 2, 4, ... up to `batches` (at
-    /// most 64) such batches. From then on, the fastest is taken for such calls of all exchanges of this
-    /// process that agree in device, row size and options; row counts and table sizes count as equal within a
-    /// power of two. Does nothing for what was measured before, and if there is no choice: on the host
-    /// device, with a route set in the options, for a table that is not page-locked. Groups of more than
-    /// max_batch_rows rows are not measured. Exchanges made before do not take staging buffers that they have
-    /// not reserved. Reads rows of the table,
-    /// and writes none: rates of scatters are estimated. Takes about a second for each size of a group, and
-    /// device memory for up to 512 MiB of rows. Other work on the device or the link makes the measurement
-    /// wrong.
+    /// most 64) such batches. From then on, the fastest route is taken for such calls of all exchanges of
+    /// this process that agree in device, row size and options. Row counts and table sizes count as equal
+    /// within a power of two. An exchange made earlier without staging buffers does not take a route that
+    /// needs them.
+    /// Does nothing for what was measured before, and if there is no choice: on the host device, with a route
+    /// set in the options, for a table that is not page-locked. Groups of more than max_batch_rows rows are
+    /// not measured.
+    /// Reads rows of the table, and writes none: rates of scatters are estimated. Takes about a second for
+    /// each group size, and device memory for up to 512 MiB of rows. Other work on the device or the link
+    /// makes the measurement wrong.
     /// @throws device_error if the device lacks the memory.
     void tune(std::uint64_t batch_rows, unsigned batches = 1);
 

@@ -46,16 +46,19 @@ class stream_view {
 
     /// Makes work enqueued from now on start only after `event`'s last record so far. Later records, or
     /// destroying the event, change nothing. Does not block the calling thread.
+    /// @throws invalid_argument for an event of another kind of device; device_error.
     void wait(const event& event) const;
     /// Returns when all work enqueued so far has finished.
     /// @throws device_error if any of it failed.
     void synchronize() const;
     /// Whether all work enqueued so far has finished; never waits.
+    /// @throws device_error if any of it failed.
     bool done() const;
     /// Enqueues `work`, which a host thread runs once all earlier work has finished; later work waits for it.
     /// `work` must not throw and must not call CUDA. Objects that it refers to must live until it has run.
     /// Does not wait. For computing on batches of the host device, and for tests: on CUDA it stalls the
     /// stream for some ten microseconds.
+    /// @throws device_error.
     void host_function_async(std::function<void()> work) const;
 
  private:
@@ -118,14 +121,17 @@ class event {
 
     /// Marks the work enqueued on `stream` so far, and replaces the previous mark. Does not wait. The stream
     /// may be destroyed afterwards.
-    /// @throws invalid_argument if the stream belongs to another device.
+    /// @throws invalid_argument if the stream belongs to another device; device_error.
     void record(stream_view stream);
     /// Returns when the last mark has been passed.
+    /// @throws device_error.
     void synchronize() const;
     /// The same, but returns after `timeout` at the latest.
     /// @return whether the mark has been passed.
+    /// @throws device_error.
     bool synchronize_for(std::chrono::microseconds timeout) const;
     /// Whether the last mark has been passed; never waits.
+    /// @throws device_error.
     bool done() const;
 
  private:

@@ -1,9 +1,10 @@
 // call_cost [ROW_BYTES]
 //
-// Measures what a call of a row exchange costs the host thread that makes it, and how long one call takes
-// until its rows have arrived: gathers and scatters of 64, 4096 and 131072 rows (512 bytes, or ROW_BYTES) of
-// a table of 1 GiB, with indices in host and in device memory. Rows are compared once. Prints one line for
-// each, microseconds, the median of 200 calls; exit 77 without a CUDA device.
+// Measures what a call of a row exchange costs the host thread that makes it: if the stream is idle ("call"),
+// and behind up to seven calls in flight ("queued"). Also measures the time until the rows of a call on an
+// idle stream have arrived ("complete"). Gathers and scatters of 64, 4096 and 131072 rows (512 bytes, or
+// ROW_BYTES) of a table of 1 GiB, with indices in host and in device memory. The last gather's rows are
+// compared with the table. Prints one line for each, the medians of 200 calls; exit 77 without a CUDA device.
 
 #include <algorithm>
 #include <array>
@@ -15,9 +16,9 @@
 #include <exception>
 #include <random>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
-#include "pinflow/error.hpp"
 #include "pinflow/pinflow.hpp"
 
 namespace {
@@ -38,7 +39,8 @@ double median(std::vector<double> values) {
 }
 
 struct figures {
-    std::vector<double> host;
+    std::vector<double> call;
+    std::vector<double> queued;
     std::vector<double> complete;
 };
 
@@ -68,9 +70,17 @@ figures measure(const stream& stream, Call call) {
         const double host = microseconds_since(start);
         stream.synchronize();
         if (i < 0) continue;
-        found.host.push_back(host);
+        found.call.push_back(host);
         found.complete.push_back(microseconds_since(start));
     }
+    constexpr int calls_in_flight = 8;
+    for (int i = 0; i < calls; ++i) {
+        if (i % calls_in_flight == 0) stream.synchronize();
+        const auto start = clock::now();
+        call(static_cast<std::size_t>(i));
+        if (i % calls_in_flight != 0) found.queued.push_back(microseconds_since(start));
+    }
+    stream.synchronize();
     return found;
 }
 
@@ -92,25 +102,26 @@ void run(std::uint64_t row_bytes) {
             const figures gather = measure(stream, [&](std::size_t i) {
                 exchange.gather_async(lists[i % 8].ids(in_device_memory), rows.data(), stream);
             });
-            const id_lists& last = lists[(calls + 9) % 8];
+            const id_lists& last = lists[(calls - 1) % 8];
             std::vector<std::byte> arrived(count * row_bytes);
             copy_to_host_async(arrived, rows.data(), stream);
             stream.synchronize();
             for (std::uint64_t i = 0; i < count; ++i) {
                 if (std::memcmp(arrived.data() + i * row_bytes, table.data() + last.on_host[i] * row_bytes,
                                 row_bytes) != 0)
-                    throw format_error("a gathered row is wrong");
+                    throw std::runtime_error("a gathered row is wrong");
             }
             const figures scatter = measure(stream, [&](std::size_t) {
                 exchange.scatter_async(last.ids(in_device_memory), rows.data(), duplicate_policy::last,
                                        stream);
             });
-            const char* const place = in_device_memory ? "device" : "host";
+            const char* const kind = in_device_memory ? "device" : "host";
             std::printf(
-                "%6llu rows, ids in %-6s memory: gather %7.1f host %9.1f done, scatter %7.1f host %9.1f "
-                "done\n",
-                static_cast<unsigned long long>(count), place, median(gather.host), median(gather.complete),
-                median(scatter.host), median(scatter.complete));
+                "%6llu rows, indices in %-6s memory, us: gather call %6.1f, queued %6.1f, complete %7.1f; "
+                "scatter call %6.1f, queued %6.1f, complete %7.1f\n",
+                static_cast<unsigned long long>(count), kind, median(gather.call), median(gather.queued),
+                median(gather.complete), median(scatter.call), median(scatter.queued),
+                median(scatter.complete));
             std::fflush(stdout);
         }
     }

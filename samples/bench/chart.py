@@ -3,7 +3,7 @@
 
     python3 chart.py [RESULTS.md] [chart.svg]
 
-Without arguments, the files beside this script. Each work that has a peer is one pair of bars, in GB/s.
+Without arguments, the files beside this script. Each row listed in `charted` is one pair of bars, in GB/s.
 """
 import html
 import os
@@ -14,8 +14,8 @@ here = os.path.dirname(os.path.abspath(__file__))
 results = sys.argv[1] if len(sys.argv) > 1 else os.path.join(here, "RESULTS.md")
 target = sys.argv[2] if len(sys.argv) > 2 else os.path.join(here, "chart.svg")
 
-# the beginning of a table row, and its name in the chart; "the same" refers to the row before it
-works = [
+# the beginning of a table row, how many rows below it the charted row is, and its name in the chart
+charted = [
     ("stream 8 GiB, 64 rows", 1, "sequential epochs, rows of 256 KiB"),
     ("shuffled, the same file", 1, "shuffled epochs, rows of 256 KiB"),
     ("register that file in place", 0, "page-locking a file"),
@@ -37,7 +37,7 @@ def read_table():
 
 title, rows = read_table()
 bars = []
-for beginning, offset, name in works:
+for beginning, offset, name in charted:
     index = next((i for i, row in enumerate(rows) if row[0].startswith(beginning)), None)
     if index is None or not rows[index + offset][3]:
         sys.exit(f"chart.py: {results} has no row '{beginning}' with a peer")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""pinflow and what people would use instead, in one run: same work, same sizes, same file.
+"""Compares pinflow with what users would pick instead, in one run: same work, same sizes, same file.
 
     python3 compare_peers.py PINFLOW [--dir DIR] [--gib 8] [--results RESULTS.md] [--skip-peers]
 
-Runs `pinflow bench` (PINFLOW is the program) and baselines.py, which lies beside this, one after the other, and prints one
-table of both; with --results it replaces the table between the two marks in that file, unless something failed or peers were
-skipped. DIR is where the streamed files are made, the first of GIB GiB in samples of 256 KiB: in a folder of the run's own, which
-is removed. The output of baselines.py is printed as it comes. That of `pinflow bench` is printed when it ends.
+Runs baselines.py, which is in the same folder, then `pinflow bench` (PINFLOW is the program), and prints one table of
+both. With --results it replaces the table between the two marks in that file, unless something failed or peers were
+skipped. The streamed files, the first of GIB GiB in samples of 256 KiB, are made in a folder of the run's own below
+DIR, which is removed at the end. The output of baselines.py is printed as it comes, that of `pinflow bench` when it
+ends.
 """
 import argparse
 import atexit
@@ -34,9 +35,9 @@ def positive(text):
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("pinflow", help="the program")
 parser.add_argument("--dir", default=".", help="where the folder of this run is made (default: here)")
-parser.add_argument("--gib", type=positive, default=8, help="of the first streamed file (default: 8)")
+parser.add_argument("--gib", type=positive, default=8, help="size of the first streamed file (default: 8)")
 parser.add_argument("--results", default="", help="the file whose table is replaced")
-parser.add_argument("--skip-peers", action="store_true", help="runs pinflow alone")
+parser.add_argument("--skip-peers", action="store_true", help="measures pinflow alone")
 options = parser.parse_args()
 
 
@@ -48,12 +49,12 @@ def refuse(why):
 
 def around_the_table():
     """The text of --results before and after the table."""
-    with open(options.results, "r+") as file:  # which is to be written, too
+    with open(options.results, "r+") as file:  # "r+" also checks that it can be written
         text = file.read()
     before, begin_found, rest = text.partition(begin)
     _, end_found, after = rest.partition(end)
     if not begin_found or not end_found:
-        raise ValueError(f"there is no {begin} with {end} behind it")
+        raise ValueError(f"it has no line {begin} followed by a line {end}")
     return before + begin + "\n", end + after
 
 
@@ -61,22 +62,22 @@ if options.results:
     try:
         around_the_table()  # before anything is measured
     except (OSError, ValueError) as failure:
-        refuse(f"{options.results} cannot take the table: {failure}")
+        refuse(f"cannot put the table into {options.results}: {failure}")
 try:
     version = subprocess.run([options.pinflow, "--version"], capture_output=True, text=True, errors="replace").stdout
 except OSError as failure:
-    refuse(f"{options.pinflow} cannot be run: {failure}")
+    refuse(f"cannot run {options.pinflow}: {failure}")
 if not version.startswith("pinflow "):
-    refuse(f"{options.pinflow} is not the program pinflow: it tells no version")
+    refuse(f"{options.pinflow} is not the program pinflow: `--version` prints {version[:60]!r}")
 for package in ["numpy"] if options.skip_peers else ["numpy", "torch"]:
     if importlib.util.find_spec(package) is None:
-        refuse(f"{sys.executable} has no {package}" + ("; --skip-peers does without" if package == "torch" else ""))
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed then too
+        refuse(f"{sys.executable} has no module {package}" + ("; --skip-peers needs none" if package == "torch" else ""))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM removes the folder, too
 try:
     os.makedirs(options.dir, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="compare_peers-", dir=options.dir)
 except OSError as failure:
-    refuse(f"no folder can be made in {options.dir}: {failure}")
+    refuse(f"cannot make a folder in {options.dir}: {failure}")
 atexit.register(shutil.rmtree, folder)
 stream_file = os.path.join(folder, "baseline_stream.npy")  # baselines.py calls it that
 failures = []
@@ -84,7 +85,7 @@ links, links_back = [], []  # to the device and back, of each run of the bench
 
 
 def run_peers():
-    """baselines.py's figures: {work: [(gbps, peer), ...]}, the best first."""
+    """Runs baselines.py. @return its figures: {work: [(gbps, peer), ...]}, the best first."""
     found = {}
     command = [sys.executable, os.path.join(here, "baselines.py"), "--dir", folder, "--gib", str(options.gib),
                "--keep", "--only", "link,pin,stream,shuffled,rows"]
@@ -102,7 +103,7 @@ def run_peers():
                     found.setdefault(figure["work"], []).append((figure["gbps"], figure["peer"]))
         if process.returncode != 0:
             errors.seek(0)
-            last_lines = errors.read().splitlines()[-20:] or ["it said nothing"]
+            last_lines = errors.read().splitlines()[-20:] or ["it printed no error"]
             print("\n".join(last_lines), flush=True)
             failures.append(f"baselines.py ended with status {process.returncode}: {last_lines[-1]}")
     return {work: sorted(figures, reverse=True) for work, figures in found.items()}
@@ -130,11 +131,11 @@ rows = []
 
 
 def add(title, results, work, peer_work=None, of_link=True):
-    """A line of the table: the result called `work` beside the best peer; "-" for a rate that was not measured."""
+    """Adds a line to the table: the result called `work` and the best peer; "-" for a rate that was not measured."""
     result = next((each for each in results if each["work"] == work), None)
     if result is None:
         if results:
-            failures.append(f"no rate of {work}")
+            failures.append(f"`pinflow bench` printed no rate of {work!r}")
         rows.append((title, "failed", "", "", "", ""))
         return
     rate, of_link = result["gbps"], result["of_link"] if of_link else None

@@ -58,7 +58,7 @@ median() {
     printf '%s\n' "$@" | sort -n | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'
 }
 
-timed copy_and_sync >/dev/null  # the first one finds another machine than those after it
+timed copy_and_sync >/dev/null  # warm-up: before it, no freed pages are at hand
 cp_seconds=() convert_seconds=()
 for ((i = 0; i < repetitions; ++i)); do
     if ((i % 2 == 0)); then

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The shapes that people train on: how near pinflow comes to the link, or on the host to numpy.
+"""Measures the shapes that people train on: on a GPU relative to the link, on the host relative to numpy.
 
     python3 everyday.py TAKE_BATCHES PINFLOW [--dir DIR] [--cells "NAME;NAME"] [--device cuda|host] [--gib 8]
                         [--repetitions 3] [--results RESULTS.md] [--skip-peers]
@@ -7,10 +7,11 @@
 TAKE_BATCHES is the program made from take_batches.cpp, PINFLOW the tool. Every cell makes its files in a folder of the
 run's own below DIR (removed at the end), brings them into the page cache, and streams them: on a GPU for five epochs,
 whose batches are read there by the digest; on the host for three, in turns with one numpy thread that gathers the same
-rows from np.load(mmap_mode="r"). The first epoch counts only in cells of that name, otherwise the median of the others.
-Contents are checked by the digest, which must be that of `pinflow stream --device host --route read`. LINK is a pinned
-copy of 256 MiB of the same run. `cells` lists the names. With --results the table between two marks in that file is
-replaced, unless something failed. After all cells, baselines.py --only samples runs if a GPU cell was selected, unless --skip-peers.
+rows from np.load(mmap_mode="r"). The cells "one epoch" and "first of five" count the first epoch, all others the median
+of the later epochs. Contents are checked by the digest, which must be that of `pinflow stream --device host --route
+read`. LINK is the rate of a 256 MiB copy from pinned memory in the same run. An unknown name in --cells prints all
+names. With --results the table between two marks in that file is replaced, unless something failed. After all cells,
+`baselines.py --only samples` runs if a GPU cell was selected, unless --skip-peers is given.
 """
 import argparse
 import atexit
@@ -35,7 +36,7 @@ KIB, MIB = 1024, 1024 * 1024
 
 @dataclass
 class Cell:
-    """One shape. `labels` arrays of 8 bytes lie beside the rows; `files` share the rows."""
+    """One shape: rows in `files` files, and `labels` further arrays of 8 bytes a row."""
     name: str
     device: str
     row: int
@@ -46,7 +47,7 @@ class Cell:
     cores: int = 0  # 0: all
     stack: bool = False
     epochs: int = 0
-    first: bool = False  # the first epoch is what counts
+    first: bool = False  # the first epoch counts, not the later ones
     flags: tuple = ()
 
 

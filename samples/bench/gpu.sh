@@ -87,7 +87,7 @@ sanitize() {
         options+=(--report-api-errors no)  # the tests ask for failing calls on purpose
     fi
     if [ "$tool" = racecheck ]; then
-        left_out+=',rows: calls from several threads*,rows: a call that is waited for*'
+        left_out+=',rows: calls from several threads*,rows: a synchronous call*'
     fi
     local blocks_a_stream='blocked stream'
     local -a surroundings=()
@@ -95,7 +95,7 @@ sanitize() {
         blocks_a_stream+=',copies behind a blocked stream'
         surroundings=(env PINFLOW_TEST_SINGLE_COPIES=1)  # it does not see what batch copies write
     fi
-    # of api_loader_test and api_rows_test one file at a time
+    # api_loader_test and api_rows_test run one source file at a time
     local tests=(rows/gather_test rows/scatter_test rows_errors_test rows/stream_order_test rows/threads_test staging_test
         cuda_test loader/batch_test loader/delivery_test loader/routes_test loader/settings_test loader/report_test
         loader/fork_test loader_faults_test slots_test loader/digest_test stream_test buffer_test)
@@ -170,20 +170,20 @@ soak() {
     fi
 }
 
-# expect NAME VALUE least|most BOUND
+# expect NAME VALUE min|max BOUND
 expect() {
     if awk -v value="$2" -v bound="$4" -v how="$3" \
-        'BEGIN { exit !(value != "" && (how == "least" ? value + 0 >= bound : value + 0 <= bound)) }'; then
-        table+=("as asked    $1: $2, at $3 $4")
+        'BEGIN { exit !(value != "" && (how == "min" ? value + 0 >= bound : value + 0 <= bound)) }'; then
+        table+=("met         $1: $2 ($3 $4)")
     else
         failures=$((failures + 1))
-        table+=("FAILED      $1: ${2:-nothing}, should be at $3 $4")
+        table+=("FAILED      $1: ${2:-nothing} ($3 $4)")
     fi
 }
 
-# max_of_longer FILE: the largest of a bench's ratios of a step to the longer of copy and consumer
-max_of_longer() {
-    awk '/of the longer one/ && $NF > most { most = $NF } END { print most }' "$1"
+# max_ratio FILE: the largest of a bench's ratios of a step to the longer of copy and consumer
+max_ratio() {
+    awk '/ratio to the longer/ && $NF > max { max = $NF } END { print max }' "$1"
 }
 
 bench() {
@@ -192,19 +192,19 @@ bench() {
     if [ ! -e "$file" ]; then
         run 300 "$build/samples/make_npy" "$file" --rows "$rows" --row-bytes 262144
     fi
-    cat "$file" >/dev/null  # hot
+    cat "$file" >/dev/null  # into the page cache
     run 200 "$build/tests/link_speed" "$file" >"$build/link_speed.txt"
     cat "$build/link_speed.txt"
     mapfile -t -O "${#table[@]}" table <"$build/link_speed.txt"
     run 100 "$build/tests/overlap" "$file" >"$build/overlap.txt"
     cat "$build/overlap.txt"
     mapfile -t -O "${#table[@]}" table <"$build/overlap.txt"
-    expect "a kernel beside the copy, of the longer one" "$(max_of_longer "$build/overlap.txt")" most 1.05
-    if [ -x "$build/tests/overlap_matmul" ]; then  # where cuBLAS is
+    expect "a kernel and the copy, ratio to the longer" "$(max_ratio "$build/overlap.txt")" max 1.05
+    if [ -x "$build/tests/overlap_matmul" ]; then  # built if cuBLAS is found
         run 100 "$build/tests/overlap_matmul" "$file" >"$build/overlap_matmul.txt"
         cat "$build/overlap_matmul.txt"
         mapfile -t -O "${#table[@]}" table <"$build/overlap_matmul.txt"
-        expect "a bf16 product beside the copy, of the longer one" "$(max_of_longer "$build/overlap_matmul.txt")" most 1.05
+        expect "a bf16 product and the copy, ratio to the longer" "$(max_ratio "$build/overlap_matmul.txt")" max 1.05
         local small=$data/small-rows.npy
         if [ ! -e "$small" ]; then
             run 100 "$build/samples/make_npy" "$small" --rows 1048576 --row-bytes 4096
@@ -212,8 +212,8 @@ bench() {
         run 100 "$build/tests/overlap_matmul" "$small" >"$build/overlap_small.txt"
         cat "$build/overlap_small.txt"
         mapfile -t -O "${#table[@]}" table < <(sed 's/^/rows of 4 KiB, /' "$build/overlap_small.txt")
-        expect "a bf16 product beside kernels that gather, of the longer one" \
-            "$(max_of_longer "$build/overlap_small.txt")" most 1.05
+        expect "a bf16 product and kernels that gather, ratio to the longer" \
+            "$(max_ratio "$build/overlap_small.txt")" max 1.05
     fi
     local link first=0 rest=0 digest=none expected
     link=$(awk '/^LINK/ { print $(NF - 1) }' "$build/link_speed.txt")
@@ -229,11 +229,11 @@ bench() {
     }
     measure "cuda sequential" "$file" --device cuda:0 --batch 64 --epochs 5
     same_digest
-    expect "sequential, epoch 1, of LINK" "$(of_link "$first")" least 0.55
-    expect "sequential, epochs 2 to 5, of LINK" "$(of_link "$rest")" least 0.97
+    expect "sequential, epoch 1, of LINK" "$(of_link "$first")" min 0.55
+    expect "sequential, epochs 2 to 5, of LINK" "$(of_link "$rest")" min 0.97
     measure "cuda shuffled" "$file" --device cuda:0 --batch 64 --epochs 5 --order shuffled
     same_digest
-    expect "shuffled, epochs 2 to 5, of LINK" "$(of_link "$rest")" least 0.95
+    expect "shuffled, epochs 2 to 5, of LINK" "$(of_link "$rest")" min 0.95
     measure "cuda sequential, staged" "$file" --device cuda:0 --batch 64 --epochs 3 --route staged
     same_digest
     measure "cuda shuffled, staged" "$file" --device cuda:0 --batch 64 --epochs 3 --route staged --order shuffled

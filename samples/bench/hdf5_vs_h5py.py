@@ -1,24 +1,29 @@
-"""How fast pinflow reads HDF5 datasets, and how fast h5py does, in the same run.
+#!/usr/bin/env python3
+"""Measures how fast pinflow and h5py read HDF5 datasets, in the same run.
 
-hdf5_vs_h5py.py PROGRAM [FOLDER]    PROGRAM is hdf5_rows as built; FOLDER takes 3 GB for a while
+    python3 hdf5_vs_h5py.py PROGRAM [FOLDER]
+
+PROGRAM is hdf5_rows as built. FOLDER takes 3 GB for a while.
 
 rows        10,000 random rows of 2 KiB of a contiguous dataset of 10^6 rows
 whole       all of 1 GiB of float32, with HDF5's shuffle filter and deflate (level 4), in chunks of 1 MiB
 chunked     1,000 random rows of 4 KiB of that dataset
 
-`whole` and `chunked` are measured on two datasets. The first is the sum of smooth functions and noise; deflate mostly stores
-its noise bytes. The second is the same data rounded to two decimals; every byte has to be decoded.
+`whole` and `chunked` are measured on two datasets. The first is the sum of smooth functions and noise; deflate mostly
+stores its noise bytes. The second is the same data rounded to two decimals; every byte has to be decoded.
 
-Required of pinflow, against h5py's fancy indexing: rows 50 times as fast, whole 3 times, chunked 5 times, on both datasets.
+Required ratios to h5py's fancy indexing: rows 50, whole 3, chunked 5, on both datasets. Exits with 1 if the contents
+differ or a required ratio is missed.
 
-Files are in the page cache. Time counts from opening the file until the elements are in memory of their own, so that
-nothing is decoded yet; each side does it twice in a row, and the second time counts, as a virtual machine may first have to
-ask its host for memory. Rounds alternate, each with rows of its own; the contents are compared each time; medians
-count. h5py takes sorted numbers that differ ("fancy"), and rows in any order one by one ("loop"); chunked also with a
-chunk cache that holds all of the dataset. Each line has wall-clock and CPU seconds, and how many times pinflow's those
-are. The wall clock decides. If other work runs, it says little about a program that wants all cores.
-Then judge by CPU seconds: h5py's, which has one thread, divided by pinflow's, times the number of cores ("at best"). Exits with 1 when
-contents differ or something required is missed.
+Files are in the page cache. Time counts from opening the file until the elements are in the process's own memory, so
+decoding is included. Each side does the same twice in a row and the second time counts, because a virtual machine may
+first have to ask its host for memory. Rounds of both sides alternate, each with its own rows. The contents are
+compared in each round, and medians count.
+
+h5py takes sorted, distinct indices ("fancy"), or rows in any order one by one ("loop"). `chunked` is also measured with
+a chunk cache that holds the whole dataset. Each line has wall-clock and CPU seconds, and their ratios to pinflow's. The
+wall clock decides, but it says little about a program that uses all cores if other work runs. Then judge by CPU
+seconds: h5py's, which has one thread, divided by pinflow's, times the number of cores ("at best").
 """
 
 import os
@@ -107,9 +112,9 @@ def measure(sides):
     return seconds
 
 
-def show(what, size, seconds, least=None):
-    """Prints the rounds of all sides, pinflow first. @return whether it is `least` times as fast as
-    the second side."""
+def show(what, size, seconds, min_ratio=None):
+    """Prints the rounds of all sides, pinflow first. @return whether it is at least `min_ratio` times as fast as the
+    second side."""
     print(f"{what}; load average {os.getloadavg()[0]:.1f}")
     medians = [[statistics.median(took) for took in zip(*each)] for each in seconds.values()]
     first_wall, first_cpu = medians[0]
@@ -118,10 +123,10 @@ def show(what, size, seconds, least=None):
         print(f"  {name:24} wall {wall:.4f} s  {size / wall / 1e9:7.3f} GB/s  {wall / first_wall:6.1f}   "
               f"CPU {cpu:.4f} s  {cpu / first_cpu:6.1f}   ({rounds})")
     reached, at_best = medians[1][0] / first_wall, medians[1][1] / first_cpu * CORES
-    if least:
-        verdict = "reached" if reached >= least else "MISSED"
-        print(f"  {verdict}: {reached:.1f} of {least}; by CPU seconds at best {at_best:.1f} on {CORES} cores", flush=True)
-    return least is None or reached >= least
+    if min_ratio:
+        verdict = "reached" if reached >= min_ratio else "MISSED"
+        print(f"  {verdict}: {reached:.1f} of {min_ratio}; by CPU seconds at best {at_best:.1f} on {CORES} cores", flush=True)
+    return min_ratio is None or reached >= min_ratio
 
 
 def random_ids(seed, count, rows):

@@ -1,6 +1,7 @@
-// Compares streaming a hot file through the loader on the host device with a plain memcpy of the same rows
-// from the same mapping, with the same number of threads and the same amount of memory. Rows of 256 KiB, 64 a
-// batch, no digest while the clock runs. Each epoch of the shuffled order has its own permutation.
+// Compares streaming a file in the page cache through the loader on the host device with a plain memcpy of
+// the same rows from the same mapping, with the same number of threads and the same amount of memory. Rows of
+// 256 KiB, 64 a batch, no digest while the clock runs. Each epoch of the shuffled order has its own
+// permutation.
 //
 //     host_stream_bench [--gib N] [--folder FOLDER] [--threads N] [Google Benchmark's flags]
 //
@@ -139,9 +140,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 std::atomic<std::uint64_t> next_seed = 2;  // so that no two repetitions share a permutation
 
-/// An iteration is an epoch. The loader lives across epochs. The first epoch is not timed, because memcpy's
-/// memory and page tables are warm, too. When an iteration begins,
-/// some slots may be filled already. All but the last iteration also fill slots for the next one.
+/// An iteration is one epoch of a loader that lives across epochs. The first epoch is not timed, so that
+/// memory and page tables are warm, as for memcpy. Some slots may already be filled when an iteration begins.
+/// Every iteration but the last also fills slots for the next.
 void stream_epochs(benchmark::State& state, const workload& work, pinflow::order order) {
     pinflow::loader loader =
         make_loader(work, order, next_seed++, 1 + static_cast<std::uint64_t>(state.max_iterations));

@@ -1,9 +1,12 @@
-"""How fast pinflow inflates the arrays of a .npz file, and how fast numpy does, in the same run.
+#!/usr/bin/env python3
+"""Measures how fast pinflow and numpy inflate the arrays of a .npz file, in the same run.
 
-inflate_npz.py PROGRAM [FOLDER]    PROGRAM is inflate_npz as built; FOLDER takes half a gigabyte for a while
+    python3 inflate_npz.py PROGRAM [FOLDER]
 
-Eight members of 64 MiB of float32, about 3 bytes of 4 of them noise. Rounds of both alternate, the medians count.
-Exits with 1 when the contents differ, or pinflow's rate is below three times numpy's.
+PROGRAM is inflate_npz as built. FOLDER takes half a gigabyte for a while.
+
+The file has eight members of 64 MiB of float32, in which about 3 of 4 bytes are noise. Rounds of both alternate, and
+medians count. Exits with 1 if the contents differ, or if pinflow's rate is below three times numpy's.
 """
 
 import pathlib

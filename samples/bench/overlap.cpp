@@ -107,7 +107,7 @@ void measure(const char* path) {
     print("kernel alone, a step", 1e3 * kernel, "ms");
     const double both = step_seconds(path, gpu, consumer, rounds, true);
     print("both, a step", 1e3 * both, "ms");
-    print("both, of the longer one", both / std::max(copy, kernel), "");
+    print("both, ratio to the longer", both / std::max(copy, kernel), "");
 }
 
 }  // namespace

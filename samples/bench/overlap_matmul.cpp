@@ -166,7 +166,7 @@ void measure(const char* path) {
         print(name + "both, a step", 1e3 * both, "ms");
         print(name + "product alone, again", 1e3 * again, "ms");
         // a disturbed run of the product must not hide that both together took longer
-        print(name + "both, of the longer one", both / std::max(copy, std::min(alone, again)), "");
+        print(name + "both, ratio to the longer", both / std::max(copy, std::min(alone, again)), "");
     }
 }
 

@@ -18,9 +18,10 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
+#include <stdexcept>
 #include <vector>
 
-#include "pinflow/error.hpp"
 #include "pinflow/pinflow.hpp"
 
 namespace {
@@ -64,7 +65,8 @@ void fill(std::span<std::byte> table) {
         words[i] = i * 0x9E3779B97F4A7C15;
 }
 
-/// GB (1e9 bytes) a second, the median of 5 times 64 batches. @throws format_error for a wrong row.
+/// GB/s (1e9 bytes), the median of 5 times 64 batches.
+/// @throws std::runtime_error for a wrong row.
 double gather_rate(row_exchange& exchange, std::span<const std::byte> table, const device& gpu) {
     const stream stream(gpu);
     std::vector<device_buffer> arrived;
@@ -92,7 +94,7 @@ double gather_rate(row_exchange& exchange, std::span<const std::byte> table, con
         for (std::uint64_t i = 0; i < batch_rows; ++i) {
             const std::byte* const row = table.data() + ids[repetition][i] * row_bytes;
             if (std::memcmp(looked_at.data() + i * row_bytes, row, row_bytes) != 0)
-                throw format_error("a row that was gathered is wrong");
+                throw std::runtime_error("a gathered row is wrong");
         }
     }
     std::ranges::sort(rates);

@@ -97,11 +97,13 @@ class hdf5_writer {
         shape_vector chunk_shape = {};
     };
 
-    /// Contiguous elements begin at a multiple of `alignment_bytes`, a power of two from 16 to 2 MiB.
+    /// Begins a file. Contiguous elements begin at a multiple of `alignment_bytes`.
+    /// @throws invalid_argument unless `alignment_bytes` is a power of two from 16 to 2 MiB.
+    /// @throws system_failure if the file cannot be created.
     explicit hdf5_writer(const std::filesystem::path& path, std::uint64_t alignment_bytes = 4096);
     hdf5_writer(hdf5_writer&&) noexcept;
     hdf5_writer& operator=(hdf5_writer&&) noexcept;
-    /// Discards the file unless `finish` has returned.
+    /// Discards the file unless `finish` has put it in place.
     ~hdf5_writer();
 
     /// Checks, before anything is written, whether all of these datasets can be written.
@@ -117,7 +119,8 @@ class hdf5_writer {
     /// Appends elements to the current dataset; a piece may end within an element.
     /// @throws invalid_argument for more bytes than the shape has; system_failure.
     void write(std::span<const std::byte> bytes);
-    /// Makes the file durable under its name.
+    /// Makes the file durable and renames it into place. If only the last step fails, fsync of the folder,
+    /// the new file is in place but may not survive a power failure.
     /// @throws invalid_argument if bytes are missing; system_failure.
     void finish();
 

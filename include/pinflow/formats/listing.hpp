@@ -18,7 +18,7 @@ struct array_listing {
     bool fortran_order = false;
     std::optional<std::uint64_t>
         offset_bytes;  ///< offset of the data; empty unless the file holds it uncompressed in one piece
-    std::uint64_t size_bytes = 0;  ///< of the payload
+    std::uint64_t size_bytes = 0;  ///< of all elements, uncompressed
     bool mappable = false;
     /// One sentence: why the array is mappable, why it is not, or why it cannot be opened at all.
     std::string reason;

@@ -45,19 +45,24 @@ inline std::vector<array> open_npz(const std::filesystem::path& path,
 /// uses zip64 if sizes need it. Not thread-safe. A moved-from writer throws invalid_argument.
 class npz_writer {
  public:
+    /// Begins a file without members.
+    /// @throws invalid_argument unless `alignment_bytes` is a power of two from 16 to 8192.
+    /// @throws system_failure if the file cannot be created.
     explicit npz_writer(const std::filesystem::path& path, std::uint64_t alignment_bytes = 4096);
     npz_writer(npz_writer&&) noexcept;
     npz_writer& operator=(npz_writer&&) noexcept;
-    /// Discards the file unless `finish` has returned.
+    /// Discards the file unless `finish` has put it in place.
     ~npz_writer();
 
     /// Begins the member `name`.npy, a C-order array. The member before must be complete.
-    /// @throws invalid_argument for a name that is empty, already used, absolute, or has a part '..'.
+    /// @throws invalid_argument for a name that is empty, already used, absolute, or has a part '..', and for
+    /// a header that numpy would not read; system_failure.
     void begin(std::string_view name, const pinflow::dtype& type, const shape_vector& shape);
     /// Appends elements to the current member; a piece may end within an element.
-    /// @throws invalid_argument for more bytes than the shape has.
+    /// @throws invalid_argument for more bytes than the shape has; system_failure.
     void write(std::span<const std::byte> bytes);
-    /// Writes the directory and makes the file durable under its name.
+    /// Writes the directory, makes the file durable and renames it into place. If only the last step fails,
+    /// fsync of the folder, the new file is in place but may not survive a power failure.
     /// @throws invalid_argument if bytes are missing; system_failure.
     void finish();
 

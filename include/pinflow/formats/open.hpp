@@ -41,7 +41,9 @@ std::vector<array_listing> list_arrays(const std::filesystem::path& path);
 /// function throws.
 array open(const std::filesystem::path& path);
 
-/// Opens the array `name` of a file: a member of a .npz file, a tensor, a field of a structured .npy file.
+/// Opens the array `name` of a file: a member of a .npz file, a tensor, an HDF5 dataset (a path within the
+/// file), or a field of a structured .npy file.
+/// @throws invalid_argument if there is no such array; what the format's own open function throws.
 array open(const std::filesystem::path& path, std::string_view name);
 
 /// FILE[:NAME], as on the tool's command line. The longest existing prefix that ends before a colon is the

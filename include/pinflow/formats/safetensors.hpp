@@ -79,18 +79,20 @@ class safetensors_writer {
     /// demands. A tensor after one of a smaller type may therefore be misaligned: put larger types first.
     /// @throws invalid_argument for two tensors of one name, names that are not UTF-8, types that the format
     /// lacks, big-endian types, and an alignment that is not a power of two from 8 to 2 MiB.
+    /// @throws system_failure if the file cannot be created.
     safetensors_writer(const std::filesystem::path& path, std::span<const tensor> tensors,
                        const std::map<std::string, std::string>& metadata = {},
                        std::uint64_t alignment_bytes = 4096);
     safetensors_writer(safetensors_writer&&) noexcept;
     safetensors_writer& operator=(safetensors_writer&&) noexcept;
-    /// Discards the file unless `finish` has returned.
+    /// Discards the file unless `finish` has put it in place.
     ~safetensors_writer();
 
     /// Appends elements, one tensor after the other; a piece may end anywhere.
-    /// @throws invalid_argument past the end.
+    /// @throws invalid_argument past the end; system_failure.
     void write(std::span<const std::byte> bytes);
-    /// Makes the file durable under its name.
+    /// Makes the file durable and renames it into place. If only the last step fails, fsync of the folder,
+    /// the new file is in place but may not survive a power failure.
     /// @throws invalid_argument if bytes are missing; system_failure.
     void finish();
 
