@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <array>
@@ -245,7 +246,8 @@ void inflate_all(std::span<inflated_member> members, const detail::read_bytes& r
         }
     };
     detail::start_worker_threads();
-    tbb::parallel_for(std::size_t{0}, threads, work);
+    tbb::task_group_context context(tbb::task_group_context::isolated);  // not to be cancelled by callers
+    tbb::parallel_for(std::size_t{0}, threads, work, context);
 }
 
 std::vector<array> open_members(const archive& archive, std::span<const std::string> names) {

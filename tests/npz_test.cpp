@@ -1,6 +1,8 @@
 #include "pinflow/formats/npz.hpp"
 
 #include <doctest/doctest.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_group.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -138,6 +140,22 @@ TEST_CASE("npz: a deflated member is inflated into memory, its elements on a pag
         CHECK(reinterpret_cast<std::uintptr_t>(opened.view().data()) % 4096 == 0);
         CHECK((streamed(folder / "a.npz", "a", 44'444) == counted(count)));
     }
+}
+
+TEST_CASE("npz: a member is inflated even if a cancelled task of oneTBB opens it") {
+    const temporary_folder folder;
+    write_file(
+        folder / "a.npz",
+        zip_bytes::make({{.name = "a.npy", .content = int_npy({1000}, counted(1000)), .deflated = true}})
+            .bytes);
+    tbb::task_group_context cancelled;
+    tbb::parallel_for(
+        0, 1,
+        [&](int) {
+            cancelled.cancel_group_execution();
+            CHECK((bytes_of(open_npz(folder / "a.npz", "a")) == counted(1000)));
+        },
+        cancelled);
 }
 
 TEST_CASE("npz: arrays without axes and without elements open, stored and deflated") {

@@ -2,6 +2,7 @@
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <atomic>
@@ -55,6 +56,24 @@ TEST_CASE("rows: a call made by a TBB task starts no other task, which might als
     stream.synchronize();
     CHECK(nested == 0);
     CHECK(calls == tasks / 4);
+}
+
+TEST_CASE("rows async: a call from a cancelled task of oneTBB copies its indices") {
+    std::mt19937_64 random(91);
+    const auto content = random_bytes(4096, random);
+    const guarded_table table(device::host(), content);
+    row_exchange exchange(row_table(table.bytes(), 64), device::host());
+    const id_vector ids{3, 1, 60};
+    const guarded_rows rows(device::host(), ids.size() * 64);
+    tbb::task_group_context cancelled;
+    tbb::parallel_for(
+        0, 1,
+        [&](int) {
+            cancelled.cancel_group_execution();
+            exchange.gather(ids_of(ids), rows.data());
+        },
+        cancelled);
+    CHECK(rows.holds(gathered(content, 64, ids)));
 }
 
 TEST_CASE("rows async: a stream that is being captured into a graph is refused") {

@@ -81,7 +81,7 @@ class row_call {
     const std::shared_ptr<pending_call>& errors();
     bool has_errors() const noexcept { return errors_ != nullptr; }
     /// The errors of indices that the device has found. For work in the order of the call's stream.
-    const index_errors* found_errors() const noexcept { return memory_->errors().report; }
+    const index_errors* reported_errors() const noexcept { return memory_->errors().report; }
 
     staging_rings::taken_ring ring;  ///< of the staged transfer
 
@@ -90,6 +90,7 @@ class row_call {
 
  private:
     void copy_ids_to(std::uint64_t* ids, stream_view preparing) const;
+    bool gather_checks() const noexcept;
     void order_on_device(stream_view preparing);
     void await_preparing();
     void abandon() noexcept;

@@ -101,7 +101,7 @@ class staged_transfer final : public call_transfer {
     /// device has found wrong indices.
     template <typename Work>
     static void enqueue_on_cpu(row_call& call, const staging_ring::buffer& buffer, Work work) {
-        buffer.cpu.host_function_async([errors = call.errors(), wrong = call.found_errors(), work] {
+        buffer.cpu.host_function_async([errors = call.errors(), wrong = call.reported_errors(), work] {
             if (refused(*wrong)) return;
             try {
                 work();
