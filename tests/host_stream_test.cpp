@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <future>
 #include <memory>
 #include <string>
 
@@ -35,12 +36,32 @@ TEST_CASE("host event: an object kept until a mark passes is released when it pa
 }
 
 TEST_CASE("host stream: objects held by a task are destroyed before the task counts as finished") {
-    detail::host_stream stream;
+    auto* const stream = new detail::host_stream;
     auto held = std::make_shared<int>(1);
     const std::weak_ptr<int> watch = held;
-    stream.enqueue([held = std::move(held)] {});
-    stream.synchronize();
+    stream->enqueue([held = std::move(held)] {});
+    stream->synchronize();
     CHECK(watch.expired());
+    detail::host_stream::end(stream);
+}
+
+TEST_CASE("host stream: its end does not wait for work, which runs all the same") {
+    auto* const stream = new detail::host_stream;
+    const gate gate;
+    std::promise<void> ran;
+    stream->enqueue(gate.waiter());
+    stream->enqueue([&] { ran.set_value(); });
+    detail::host_stream::end(stream);
+    gate.open();
+    ran.get_future().get();
+}
+
+TEST_CASE("host stream: its own work may end it") {
+    auto* const stream = new detail::host_stream;
+    std::promise<void> ran;
+    stream->enqueue([stream] { detail::host_stream::end(stream); });
+    stream->enqueue([&] { ran.set_value(); });
+    ran.get_future().get();
 }
 
 TEST_CASE("host stream: a forked child is refused, as it has no such stream") {

@@ -50,7 +50,7 @@ struct loader_options {
     /// slots are always allowed if they fit into what is left. If `slots` is set, 0 means no bound but the
     /// memory that is left.
     /// If rows may be staged for a GPU, each slot also has a pinned staging buffer of the same size, which
-    /// counts too.
+    /// counts too. The row lists of GPU kernels do not count: up to 36 bytes for each row of each slot.
     std::uint64_t memory_bytes = 0;
     /// The number of batches that can exist at once (being filled, ready or leased); at least 2. 0 lets the
     /// loader choose: 2 to 8 as memory allows, up to 256 for small batches, which are filled in groups, but
@@ -66,8 +66,8 @@ struct loader_options {
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
-    /// Where slots, row lists and held arrays get device memory when the loader is made. Null: from the
-    /// device's stream-ordered pool. Batches keep it alive.
+    /// Where slots and row lists get device memory when the loader is made, and held arrays soon after, on a
+    /// thread of the loader's. Null: from the device's stream-ordered pool. Batches keep the resource alive.
     std::shared_ptr<memory_resource> device_memory = nullptr;
 };
 

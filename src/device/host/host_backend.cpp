@@ -78,7 +78,7 @@ class host final : public device_backend {
     }
     void destroy_stream(void* stream) noexcept override {
         // in a forked process its locks may be held for ever, so it is leaked
-        if (!stream_of(stream).forked()) delete &stream_of(stream);
+        if (!stream_of(stream).forked()) host_stream::end(&stream_of(stream));
     }
     void synchronize_stream(void* stream) override { stream_of(stream).synchronize(); }
     bool stream_done(void* stream) override { return stream_of(stream).done(); }

@@ -14,13 +14,18 @@ host_stream::host_stream()
     : owner_(::getpid()),
       thread_(system::start_thread("runs the work of a host stream", [this] { run(); })) {}
 
-host_stream::~host_stream() {
-    {
-        const std::lock_guard lock(mutex_);
-        stop_ = true;
+void host_stream::end(host_stream* stream) noexcept {
+    std::unique_lock lock(stream->mutex_);
+    stream->stop_ = true;
+    stream->destroys_itself_ = stream->finished_ != stream->enqueued_;
+    if (stream->destroys_itself_) {
+        stream->thread_.detach();
+        return;  // the thread looks at `stop_` after its work
     }
-    work_or_stop_.notify_one();
-    thread_.join();
+    lock.unlock();
+    stream->work_or_stop_.notify_one();
+    stream->thread_.join();
+    delete stream;
 }
 
 bool host_stream::forked() const noexcept {
@@ -64,7 +69,7 @@ void host_stream::run() {
     std::unique_lock lock(mutex_);
     for (;;) {
         work_or_stop_.wait(lock, [&] { return stop_ || !queue_.empty(); });
-        if (queue_.empty()) return;
+        if (queue_.empty()) break;
         std::function<void()> work = std::move(queue_.front());
         queue_.pop_front();
         lock.unlock();
@@ -74,6 +79,9 @@ void host_stream::run() {
         ++finished_;
         progress_.notify_all();
     }
+    if (!destroys_itself_) return;
+    lock.unlock();
+    delete this;
 }
 
 void host_mark::pass() {

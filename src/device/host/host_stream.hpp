@@ -40,8 +40,9 @@ class host_stream {
     host_stream();
     host_stream(const host_stream&) = delete;
     host_stream& operator=(const host_stream&) = delete;
-    /// Runs the enqueued work, then ends the thread. Must not run in a forked process.
-    ~host_stream();
+    /// Destroys the stream once the enqueued work has run. Does not wait for work: then the stream's own
+    /// thread destroys it. Must not be called in a forked process.
+    static void end(host_stream* stream) noexcept;
     /// Whether this process was forked after the stream was made, and so lacks the stream's thread.
     bool forked() const noexcept;
 
@@ -57,6 +58,7 @@ class host_stream {
     bool done();
 
  private:
+    ~host_stream() = default;
     void run();
 
     const ::pid_t owner_;
@@ -67,6 +69,7 @@ class host_stream {
     std::uint64_t enqueued_ = 0;
     std::uint64_t finished_ = 0;
     bool stop_ = false;
+    bool destroys_itself_ = false;
     std::thread thread_;  // last: it uses everything above
 };
 

@@ -105,3 +105,23 @@ TEST_CASE("loader: device memory comes from the caller's resource, and goes back
         CHECK(resource->deallocated == resource->allocated);
     });
 }
+
+TEST_CASE("loader: the end of the last batch does not wait for its stream, also with a caller's resource") {
+    on_each_device([](const device& device) {
+        const temporary_folder folder;
+        std::mt19937_64 random(82);
+        const known_sample sample{npy_file(folder / "rows.npy", "|u1", {64, 96}, random)};
+        const auto resource = std::make_shared<counting_resource>();
+        const stream stream(device);
+        const gate gate;
+        {
+            loader loader(sources_of(sample),
+                          {.device = device, .batch_rows = 32, .device_memory = resource});
+            const auto last = loader.next(stream);
+            REQUIRE(last);
+            hold(stream, gate);
+        }
+        gate.open();
+        stream.synchronize();
+    });
+}
