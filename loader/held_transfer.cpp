@@ -79,8 +79,8 @@ class device_held_transfer final : public array_transfer {
 
     void begin() override {
         const row_source& source = *array_.source;
-        const stream upload(setup_.device);
         const pinned_buffer staging(source.row_count() * source.row_size_bytes(), setup_.device);
+        const stream upload(setup_.device);  // its end comes before that of the memory it copies from
         read_all(row_reader(array_.source, row_access::memory), staging.data(), setup_.is_stopped);
         rows_ = device_buffer(staging.size_bytes(), upload, setup_.allocator.resource);
         copy_to_device_async(rows_.data(), staging.bytes(), upload);

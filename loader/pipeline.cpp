@@ -116,8 +116,7 @@ void loader::pipeline::plan() {
     if (std::ranges::any_of(plans, needs_kernels)) options_.device.backend().prepare_rows();
     const auto is_held = [](const detail::transfer_plan& plan) { return plan.main() == transfer::held; };
     if (!sample.on_host && std::ranges::any_of(plans, is_held))
-        setup.held =
-            std::make_shared<detail::device_held>(setup.slot_count, setup.max_slot_rows, allocator);
+        setup.held = std::make_shared<detail::device_held>(setup.slot_count, setup.max_slot_rows, allocator);
     for (std::size_t i = 0; i < plans.size(); ++i) {
         arrays_.push_back({sources_[i], std::move(plans[i]), layout_.array_offsets[i], facts[i].is_aligned});
         transfers_.push_back(detail::make_transfer(arrays_.back(), setup));

@@ -5,6 +5,7 @@
 #include <tbb/parallel_for_each.h>
 #include <tbb/parallel_invoke.h>
 #include <tbb/task_arena.h>
+#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,7 @@
 #include "loader/ranges.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/descriptor_cache.hpp"
+#include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
 
@@ -24,10 +26,6 @@ using clock = std::chrono::steady_clock;
 constexpr std::size_t rows_of_sample_task = 2048;
 constexpr std::size_t min_parallel_rows = 4 * rows_of_sample_task;
 constexpr std::uint64_t bytes_of_fill_task = std::uint64_t{1} << 20;
-
-/// From this number on, two threads enqueue the copies of a group. One thread takes some 0.9 us a copy, often
-/// more, and the link moves 48 KiB in that time.
-constexpr std::size_t min_split_copies = 128;
 
 constexpr range range_of(stage where) noexcept {
     switch (where) {
@@ -376,18 +374,21 @@ bool stages::enqueue_lists(std::span<slot* const> slots) {
     return has_lists;
 }
 
-void stages::enqueue_copies(std::span<const copy_range> copies, copy_streams& streams) const {
+void stages::enqueue_copies(std::span<const copy_range> copies, copy_streams& streams) {
     if (copies.empty()) return;
     if (copies.size() == 1) {
         const copy_range& whole = copies[0];
         return copy_to_device_async(whole.destination, {whole.source, whole.size_bytes}, streams.first);
     }
-    if (!streams.second || copies.size() < min_split_copies)
+    if (!streams.second || copies.size() < link_profile{}.min_split_copies)
         return copy_batch_to_device_async(copies, streams.first);
     const std::size_t half = copies.size() / 2;
+    // not to be cancelled with the pipeline, which then would deliver batches whose copies were skipped
+    tbb::task_group_context context(tbb::task_group_context::isolated);
     tbb::this_task_arena::isolate([&] {
         tbb::parallel_invoke([&] { copy_batch_to_device_async(copies.first(half), streams.first); },
-                             [&] { copy_batch_to_device_async(copies.subspan(half), *streams.second); });
+                             [&] { copy_batch_to_device_async(copies.subspan(half), *streams.second); },
+                             context);
     });
     streams.second_done.record(*streams.second);
     streams.first.view().wait(streams.second_done);

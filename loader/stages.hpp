@@ -94,7 +94,7 @@ class stages {
     std::vector<slot*> end_reads(slot_group& group);
     void enqueue(std::span<slot* const> slots, slot_group& group);
     bool enqueue_lists(std::span<slot* const> slots);
-    void enqueue_copies(std::span<const copy_range> copies, copy_streams& streams) const;
+    static void enqueue_copies(std::span<const copy_range> copies, copy_streams& streams);
 
     parts what_;
     std::uint64_t next_batch_ = 0;   ///< number of the next batch to sample, over all epochs

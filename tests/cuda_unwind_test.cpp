@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -31,6 +32,7 @@ void train(const device& gpu, row_route route) {
     const stream stream(gpu);
     const device_buffer batch_1(batch_bytes, stream);
     const device_buffer batch_2(batch_bytes, stream);
+    const device_buffer ids_on_device(batch_rows * sizeof(std::uint64_t), stream);
     row_exchange exchange(row_table(memory.bytes(), row_bytes), gpu,
                           {.route = route, .max_calls_in_flight = 4, .staging_bytes = 64 << 10});
     for (std::uint64_t step = 0; step < 3; ++step) {
@@ -53,6 +55,12 @@ void train(const device& gpu, row_route route) {
         const row_scatter changed[] = {{ids_of(ids_1), batch_1.data()}, {ids_of(ids_2), batch_2.data()}};
         exchange.scatter_group_async(changed, duplicate_policy::last, stream);
         exchange.check();
+        if (route == row_route::copy) continue;  // takes only indices in host memory
+        copy_to_device_async(ids_on_device.data(), std::as_bytes(std::span(ids_1)), stream);
+        const row_ids ids = row_ids::on_device(ids_on_device.data(), batch_rows);
+        exchange.gather_async(ids, batch_1.data(), stream);
+        exchange.scatter_async(ids, batch_1.data(), duplicate_policy::error, stream);
+        stream.synchronize();  // ids_1 was copied
     }
     stream.synchronize();
     exchange.check();
@@ -60,7 +68,8 @@ void train(const device& gpu, row_route route) {
 
 }  // namespace
 
-TEST_CASE("cuda unwind: an exception at any CUDA call of an embedding loop ends the loop, and the next one runs") {
+TEST_CASE(
+    "cuda unwind: an exception at any CUDA call of an embedding loop ends the loop, and the next one runs") {
     const device gpu = device::cuda(0);
     for (const row_route route : {row_route::direct, row_route::staged, row_route::hybrid, row_route::copy}) {
         CAPTURE(to_string(route));

@@ -106,7 +106,8 @@ class device_backend {
     /// the unsorted indices.
     virtual void refuse_repeated_rows(const row_order& order, const std::uint64_t* ids,
                                       const error_memory& errors, void* stream) = 0;
-    /// Copies rows from the table to the batches, each to its position. In a sorted order, equal indices are
+    /// Copies rows from the table to the batches, each to its position. With `report`, checks the indices
+    /// first. In a sorted order, equal indices are
     /// copied to the first position only.
     virtual void gather_rows(const row_transfer& transfer, void* stream) = 0;
     /// Copies rows from tables in device memory to the batches.

@@ -77,8 +77,8 @@ struct row_transfer {
     row_order order;
     row_parts parts;
     const index_errors* errors = nullptr;  ///< in device memory; null: none were found in advance
-    /// In page-locked memory. If it is set, a gather checks the indices of the order, which is that of the
-    /// batches, itself: it reports errors here, and gathers nothing then.
+    /// In page-locked memory, zero at first. If it is set, the gather checks the indices itself. If some are
+    /// wrong, it writes the errors here and gathers nothing. The order must be unsorted.
     index_errors* report = nullptr;
     std::uint64_t begin = 0;
     std::uint64_t end = 0;

@@ -212,10 +212,13 @@ void calls_in_flight::close() noexcept {
     } catch (...) {
         return;  // a failed device runs nothing any more
     }
+    // released after the lock
+    pinned_buffer pages;
+    device_buffer on_device;
     const std::lock_guard lock(mutex_);
     memory_.clear();
-    pages_ = {};
-    on_device_ = {};
+    pages = std::move(pages_);
+    on_device = std::move(on_device_);
 }
 
 }  // namespace pinflow::detail

@@ -12,7 +12,7 @@
 #include "src/rows/transfer_plan.hpp"
 
 /// Decides how rows travel, with pure functions of facts. Nothing here measures or accesses a device or a
-/// file. Every rule is in transfer_planner.cpp.
+/// file. The rules are in transfer_planner.cpp. A plan that was measured by `tune` precedes plan_by_sizes.
 namespace pinflow::detail {
 
 // ---- the arrays of a sample ------------------------------------------------------------------------------

@@ -152,11 +152,12 @@ __device__ void report_outside(const error_count& outside, const std::uint64_t* 
 /// Ends the counting of a block. Called by all of its threads.
 /// @return true in one thread of the last block, which takes what all blocks have counted.
 __device__ bool take_counts(error_count& from, error_count& taken) {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x != 0) return false;
+    __threadfence();
     // the last block sets it to 0 again
     if (atomicInc(&from.finished_blocks, gridDim.x - 1) != gridDim.x - 1) return false;
+    __threadfence();
     taken.count = atomicExch(&from.count, 0ULL);
     taken.complement = atomicExch(&from.complement, 0ULL);
     return true;
