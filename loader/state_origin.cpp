@@ -102,10 +102,10 @@ epoch_position state_origin::resume_position(const loader_state& saved) const {
             refuse_data(described(saved_array), described(array));
         }
         if (saved_array.hash != array.hash) {
-            throw state_mismatch(
-                fmt::format("cannot resume, because the data differs: rows of {} are not those of {} that the state "
-                            "was saved with",
-                            listed({0, {array}}), listed({0, {saved_array}})));
+            throw state_mismatch(fmt::format(
+                "cannot resume, because the data differs: rows of {} are not those of {} that the state "
+                "was saved with",
+                listed({0, {array}}), listed({0, {saved_array}})));
         }
     }
     if (saved.order != order_) {

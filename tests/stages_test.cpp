@@ -40,7 +40,8 @@ struct fixture {
                                        .host_side_bytes = layout.side_bytes,
                                        .device_side_bytes = layout.side_bytes};
         const stream allocation_stream(options.device);
-        pool = std::make_shared<detail::slot_pool>(sizes, sources, detail::device_allocator{allocation_stream});
+        pool =
+            std::make_shared<detail::slot_pool>(sizes, sources, detail::device_allocator{allocation_stream});
         const detail::loader_setup setup{.device = options.device,
                                          .allocator = {allocation_stream},
                                          .slot_count = sizes.count,

@@ -5,9 +5,9 @@
 
 namespace pinflow::detail {
 
-/// The thresholds used by the rules of transfer_planner.cpp, and by loader/pipeline_plan and stages. The defaults were measured on an H200, PCIe Gen5
-/// x16, with 16 cores. The figures and commands are in samples/bench/RESULTS.md, "Thresholds of the planner".
-/// 1 GB is 1e9 bytes.
+/// The thresholds used by the rules of transfer_planner.cpp, and by loader/pipeline_plan and stages. The
+/// defaults were measured on an H200, PCIe Gen5 x16, with 16 cores. The figures and commands are in
+/// samples/bench/RESULTS.md, "Thresholds of the planner". 1 GB is 1e9 bytes.
 struct link_profile {
     // ---- which transfer
     std::uint64_t max_held_bytes = 64 << 20;  ///< all held arrays of a sample together
@@ -47,8 +47,8 @@ struct link_profile {
     unsigned groups_of_slots = 4;       ///< for a GPU: groups that the slots form; 8 are slower
     unsigned host_groups_of_slots = 4;  ///< on the host: two being filled, one ready, one in use
     unsigned min_slots = 8;
-    /// From this number on, two threads enqueue the copies of a group. One thread takes some 0.9 us a copy, or
-    /// more, and the link moves 48 KiB in that time.
+    /// From this number on, two threads enqueue the copies of a group. One thread takes some 0.9 us a copy,
+    /// or more, and the link moves 48 KiB in that time.
     std::size_t min_split_copies = 128;
     unsigned listing_threads = 4;  ///< list the rows that the device fetches by itself
 
