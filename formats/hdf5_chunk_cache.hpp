@@ -43,8 +43,9 @@ struct hdf5_chunk_key {
 /// the same time, however small the cache is, and callers cannot deadlock by waiting for each other's chunks.
 /// The lock is never held while chunks are decoded or copied.
 ///
-/// Chunks decoded for the first time share an eighth of the cache, first in, first out. The rest holds chunks
-/// that were requested again, and evicts the least recently used first. So one sequential pass over a dataset
+/// Chunks decoded for the first time share an eighth of the cache, first in, first out, even if they are
+/// requested again meanwhile. The rest holds chunks that are wanted again (see decoded_chunk), and evicts the
+/// least recently used first. So one sequential pass over a dataset
 /// takes little memory and does not evict chunks in repeated use (after 2Q by Johnson and Shasha, VLDB 1994).
 /// One chunk is kept even if it is larger than the whole cache, unless the cache size is 0. Thread-safe.
 class hdf5_chunk_cache {

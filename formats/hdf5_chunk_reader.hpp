@@ -52,8 +52,8 @@ class hdf5_chunk_reader {
     const hdf5_chunk_grid& grid() const noexcept { return grid_; }
 
     /// Fills `destination` with the `box` of the rows of all `runs`; each row takes box.row_bytes(). Rows and
-    /// box must be within the shape. Each chunk is decoded once, by this call or by a concurrent call that
-    /// needs it too.
+    /// box must be within the shape. Each chunk that is not cached is decoded once, by this call or by a
+    /// concurrent call that needs it too.
     /// @return the part of the time spent waiting for storage.
     /// @throws format_error for damaged chunks (the message names the file, the chunk and its location);
     /// data_changed, system_failure.

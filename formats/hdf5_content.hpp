@@ -22,7 +22,7 @@ class hdf5_content {
     virtual ~hdf5_content() = default;
 
     /// Fills `destination` with the rows of all `runs`, which must be within the shape.
-    /// @return the time spent waiting for storage.
+    /// @return the time spent waiting for storage; 0 if libhdf5 reads the rows, because that is not measured.
     virtual std::chrono::nanoseconds read(std::span<const hdf5_row_run> runs,
                                           std::span<std::byte> destination) const = 0;
     /// Returns the rows that the file holds as they are delivered, mapped if the system allows it; usually

@@ -20,8 +20,8 @@
 #include "pinflow/file.hpp"
 #include "pinflow/memory.hpp"
 
-/// Shared by the sources of the layer that calls libhdf5, and private to them. The layer's interface is
-/// formats/hdf5_library.hpp.
+/// Shared by the sources of the layer that calls libhdf5, and private to them. The layer's interfaces are
+/// formats/hdf5_library.hpp and formats/hdf5_output.hpp.
 namespace pinflow::detail::hdf5 {
 
 // ---- the library -----------------------------------------------------------------------------------------
@@ -200,8 +200,9 @@ struct element_type {
 /// @throws unsupported and format_error; messages continue after "the dataset 'NAME'".
 element_type element_type_of(::hid_t type);
 
-/// How much to describe. `listing` leaves out the locations of chunks: storage may then be chunked without
-/// chunks, even if there are too many chunks to list (which makes it `library`).
+/// How much to describe. `listing` does not locate chunks: a chunked dataset then has no `chunks`, and stays
+/// `chunked` where `all` finds that it is `absent` (no chunk was written) or `library` (few of many chunks
+/// were written, or some are missing and the fill value differs within an element).
 enum class detail_wanted : bool { listing, all };
 /// Describes a dataset; `name` becomes the description's name.
 /// @throws unsupported, format_error; messages do not name the file.

@@ -12,10 +12,11 @@
 #include "pinflow/file.hpp"
 #include "pinflow/formats/listing.hpp"
 
-/// The only layer that calls libhdf5. It admits one thread at a time, even if the library is thread-safe. (A
-/// process that also calls libhdf5 elsewhere needs a thread-safe build.) Files are opened read-only; filter
-/// plugins are never loaded, and other files are never opened. The library prints nothing: its reports become
-/// part of error messages. After each call, the settings for plugins and error reports are restored.
+/// The reading part of the only layer that calls libhdf5; hdf5_output.hpp is the writing part. The layer
+/// admits one thread at a time, even if the library is thread-safe. (A
+/// process that also calls libhdf5 elsewhere needs a thread-safe build.) Here, files are opened read-only;
+/// filter plugins are never loaded, and other files are never opened. The library prints nothing: its reports
+/// become part of error messages. After each call, the settings for plugins and error reports are restored.
 ///
 /// The library parses the file's metadata, and is known to crash on damaged files: see
 /// pinflow/formats/hdf5.hpp.

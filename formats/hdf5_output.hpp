@@ -29,7 +29,7 @@ type_handle file_type_of(const dtype& type);
 /// Locks the library in each call. Not thread-safe.
 class output {
  public:
-    /// @throws system_failure.
+    /// @throws system_failure; unsupported if libhdf5 cannot begin the file.
     explicit output(const std::filesystem::path& path);
     output(const output&) = delete;
     output& operator=(const output&) = delete;

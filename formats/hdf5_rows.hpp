@@ -48,8 +48,8 @@ std::shared_ptr<const row_source> make_hdf5_row(const hdf5_dataset& dataset,
 array make_hdf5_array(const hdf5_dataset& dataset);
 
 /// Makes a stream of the dataset's elements, which reads ahead by at most `memory_bytes` (at least 64 KiB,
-/// and one row if rows cannot be split). If that holds all rows of a band of chunks, each chunk is decoded
-/// once.
+/// and one row if rows cannot be split). If half of `memory_bytes` holds all rows of a band of chunks, each
+/// chunk is decoded once. The other half is for decoding.
 std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes);
 
 }  // namespace pinflow::detail

@@ -86,7 +86,7 @@ array_listing list_npy(const std::filesystem::path& path) {
             .fortran_order = fortran_order,
             .offset_bytes = opened.offset_bytes(),
             .size_bytes = opened.size_bytes(),
-            .mappable = opened.mapped(),
+            .mappable = opened.has_view(),
             .reason = opened.reason()};
 }
 
@@ -149,7 +149,7 @@ source_pointer rows_of_npy(const std::shared_ptr<const input_file>& file, const 
 
 /// The same array without a mapping, if it has one of its own.
 array unmapped(const array& opened) {
-    if (!opened.file() || !opened.mapped()) return opened;
+    if (!opened.file() || !opened.has_view()) return opened;
     const bool c_order = opened.view().c_contiguous();
     if (!c_order && !opened.view().fortran_contiguous()) return opened;
     return array::of_file_unmapped(opened.file(), opened.offset_bytes(), opened.dtype(), opened.shape(),

@@ -35,7 +35,8 @@ enum class safetensors_metadata : std::uint8_t {
 };
 
 /// Parses the JSON of a safetensors header piece by piece.
-/// @throws format_error (a sentence without the path), as parse_safetensors_header.
+/// @throws format_error (a sentence without the path), as parse_safetensors_header; system_failure if memory
+/// is short (without the path, too).
 safetensors_header parse_safetensors_text(safetensors_text::piece_source next_piece,
                                           std::uint64_t data_offset_bytes, std::uint64_t file_size_bytes,
                                           safetensors_metadata wanted);

@@ -69,9 +69,8 @@ int main(int argc, char** argv) {
         const pinflow::array array = named ? pinflow::open(path, name) : pinflow::open(path);
         std::printf("dtype:  %s\n", array.dtype().descr().c_str());
         std::printf("shape:  %s\n", pinflow::to_string(array.shape()).c_str());
-        const bool mapped = array.mapped() && array.file() != nullptr;  // not inflated into memory
-        std::printf("mapped: %s (%s)\n", mapped ? "yes" : "no", array.reason().c_str());
-        if (array.mapped()) print_elements(array.view());
+        std::printf("mapped: %s (%s)\n", array.is_mapped() ? "yes" : "no", array.reason().c_str());
+        if (array.has_view()) print_elements(array.view());
         return 0;
     } catch (const std::exception& failure) {
         std::fprintf(stderr, "open_any: error: %s\n", failure.what());

@@ -235,7 +235,7 @@ TEST_CASE("array: takes memory over and keeps it as long as a copy lives") {
         const array second = *first;
         first.reset();
         CHECK(releases == 0);
-        CHECK(second.mapped());
+        CHECK(second.has_view());
         CHECK(contains(second.reason(), "in host memory"));
         CHECK(second.file() == nullptr);
         CHECK(second.offset_bytes() == 0);
@@ -265,7 +265,7 @@ TEST_CASE("array: a file's elements are viewed in place, from any offset") {
     const auto content = pattern_bytes(5'000);
     const auto file = make_file(folder, 5'000);
     const array source = array::of_file(file, 4'100, dtype::of<std::uint8_t>(), {30, 30});
-    CHECK(source.mapped());
+    CHECK(source.has_view());
     CHECK(contains(source.reason(), "mapped in place"));
     CHECK_FALSE(contains(source.reason(), "no multiple of"));
     CHECK(source.file() == file);
@@ -319,7 +319,7 @@ TEST_CASE("array: a file without elements or without axes can be viewed") {
     const temporary_folder folder;
     const auto file = make_file(folder, 16);
     const array empty = array::of_file(file, 16, dtype::of<double>(), {0, 3});
-    CHECK(empty.mapped());
+    CHECK(empty.has_view());
     CHECK(contains(empty.reason(), "no bytes to map"));
     CHECK(empty.view().data() == nullptr);
     CHECK(empty.view().size() == 0);
@@ -336,7 +336,7 @@ TEST_CASE("array: if mapping is refused, the array gives the reason, and its row
         return what == seam::call::mmap ? seam::injected_failure{.error = ENOMEM} : seam::injected_failure{};
     });
     const array source = array::of_file(file, 10, dtype::of<std::uint8_t>(), {9, 100});
-    CHECK_FALSE(source.mapped());
+    CHECK_FALSE(source.has_view());
     const std::string& reason = source.reason();
     CHECK(contains(reason,
                    "cannot map 900 bytes at offset 10 of '" + file->path() + "': Cannot allocate memory"));
@@ -366,7 +366,7 @@ TEST_CASE("array: a file too large for the address space can be read by rows") {
         if (::setrlimit(RLIMIT_AS, &limits) != 0) return 1;
         const auto file = std::make_shared<const input_file>(folder / "data");
         const array source = array::of_file(file, 0, dtype::of<std::uint8_t>(), {row_count, 4'096});
-        if (source.mapped()) return 2;
+        if (source.has_view()) return 2;
         if (!contains(source.reason(), "Cannot allocate memory")) return 3;
         std::vector<std::byte> rows(8'192);
         source.rows()->read_rows(std::array<std::uint64_t, 2>{row_count - 1, 0}, rows);
@@ -479,7 +479,7 @@ TEST_CASE(
                                             : seam::injected_failure{};
         });
         const array field = array::of_file(file, 0, record_type(), {1}).field("weight");
-        CHECK_FALSE(field.mapped());
+        CHECK_FALSE(field.has_view());
         CHECK(contains(field.reason(), "cannot map 24 bytes"));
         CHECK(field.offset_bytes() == 18);
         CHECK_THROWS_AS(static_cast<void>(field.view()), pinflow::unsupported);

@@ -128,7 +128,7 @@ TEST_CASE("element_stream: reads arrays that are not mapped, too") {
             });
             return make_array(random, folder / "data", type, {30, 40}, fortran_order);
         }();
-        REQUIRE_FALSE(source.mapped());
+        REQUIRE_FALSE(source.has_view());
         CHECK((read_all(source) == expected.little_endian()));
         CHECK((read_all(source.field("b")) == expected.field("b").little_endian()));
     }
@@ -224,7 +224,7 @@ TEST_CASE("element_stream: memory stays within bounds for a file that is larger 
         if (::setrlimit(RLIMIT_AS, &limits) != 0) ::_exit(1);
         const auto file = std::make_shared<const input_file>(folder / "data");
         const array source = array::of_file(file, 0, dtype::parse("<u4"), {rows, columns}, true);
-        if (source.mapped()) ::_exit(2);
+        if (source.has_view()) ::_exit(2);
         const auto stream = stream_elements(source, 16 * mebibyte);
         std::vector<std::uint32_t> row(columns);
         std::uint64_t sum = 0;

@@ -218,7 +218,7 @@ TEST_CASE("extent_rows: arrays that were opened without a mapping are mapped tog
         const row_extent& extent = source->extents()[0];
         const array opened =
             array::of_file_unmapped(extent.file, extent.offset_bytes, source->dtype(), {extent.row_count, 3});
-        CHECK_FALSE(opened.mapped());
+        CHECK_FALSE(opened.has_view());
         CHECK_THROWS_AS(opened.view(), pinflow::unsupported);
         unmapped.push_back(opened);
         CHECK(unmapped.back()->extents()[0].data == nullptr);

@@ -75,7 +75,7 @@ TEST_CASE("npy: opens a file in place") {
     const std::string path = folder / "a.npy";
     write_file(path, begin + std::string(reinterpret_cast<const char*>(values.data()), 24));
     const pinflow::array opened = open_npy(path);
-    CHECK(opened.mapped());
+    CHECK(opened.has_view());
     CHECK(opened.dtype() == dtype::of<std::int32_t>());
     CHECK(opened.shape() == shape_vector{2, 3});
     CHECK(opened.offset_bytes() == begin.size());
@@ -110,7 +110,7 @@ TEST_CASE("npy: opens structured types, whose fields are views of the same bytes
     write_file(path, header(text("[('a', '|u1'), ('', '|V3'), ('b', '<i4')]", "(2,)")) +
                          std::string("\1xxx\2\0\0\0\3xxx\4\0\0\0", 16));
     const pinflow::array opened = open_npy(path);
-    CHECK(opened.mapped());
+    CHECK(opened.has_view());
     CHECK(opened.size_bytes() == 16);
     const pinflow::array b = opened.field("b");
     CHECK(b.dtype() == dtype::of<std::int32_t>());
@@ -237,7 +237,7 @@ TEST_CASE("npy: a file that cannot be mapped is opened all the same, and says wh
         return sys::injected_failure{what == sys::call::mmap ? ENOMEM : 0};
     });
     const pinflow::array opened = open_npy(folder / "a.npy");
-    CHECK_FALSE(opened.mapped());
+    CHECK_FALSE(opened.has_view());
     CHECK(opened.reason().find("cannot map 8 bytes") != std::string::npos);
 }
 

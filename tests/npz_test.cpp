@@ -101,7 +101,7 @@ TEST_CASE("npz: a stored member is mapped in place") {
                          {.name = "a.npy", .content = int_npy({2, 3}, counted(6))}});
     write_file(folder / "a.npz", made.bytes);
     const array opened = open_npz(folder / "a.npz", "a");
-    CHECK(opened.mapped());
+    CHECK(opened.has_view());
     CHECK(opened.dtype() == dtype::of<std::int32_t>());
     CHECK(opened.shape() == shape_vector{2, 3});
     CHECK(opened.offset_bytes() == made.datas[1] + 128);
@@ -133,7 +133,7 @@ TEST_CASE("npz: a deflated member is inflated into memory, its elements on a pag
             zip_bytes::make({{.name = "a.npy", .content = int_npy(shape, counted(count)), .deflated = true}})
                 .bytes);
         const array opened = open_npz(folder / "a.npz", "a");
-        CHECK(opened.mapped());
+        CHECK(opened.has_view());
         CHECK(opened.file() == nullptr);
         CHECK(contains_all(opened.reason(), {"inflated into memory", "member is compressed"}));
         CHECK((bytes_of(opened) == counted(count)));

@@ -58,7 +58,7 @@ TEST_CASE("safetensors: opens a tensor in place") {
     const auto b = pinflow::open_safetensors(path, "b");
     CHECK(b.dtype() == dtype::of<float>());
     CHECK(b.shape() == shape_vector{2, 1});
-    CHECK(b.mapped());
+    CHECK(b.has_view());
     CHECK(b.offset_bytes() == data + 3);
     CHECK(bytes_of(b) == "12345678");
     const auto c = pinflow::open_safetensors(path, "c");

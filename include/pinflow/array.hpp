@@ -108,7 +108,9 @@ class array {
     const shape_vector& shape() const noexcept { return view_.shape(); }
     std::uint64_t size_bytes() const noexcept { return view_.size_bytes(); }
     /// Whether `view` can be used: the elements are mapped from a file, or in the process's own memory.
-    bool mapped() const noexcept { return mapped_; }
+    bool has_view() const noexcept { return has_view_; }
+    /// Whether the elements are mapped from a file.
+    bool is_mapped() const noexcept { return has_view_ && file_ != nullptr; }
     /// One sentence: why the array is mapped, or where its elements are instead. If `view` cannot be used,
     /// why not.
     const std::string& reason() const noexcept { return reason_; }
@@ -119,7 +121,7 @@ class array {
     array labelled(std::string label) const;
     /// The elements in place; valid while this array or a copy of it lives. If the file is truncated, reading
     /// the lost pages raises SIGBUS: use `rows` if that can happen.
-    /// @throws unsupported if the array is not mapped.
+    /// @throws unsupported unless has_view().
     const array_view& view() const;
     /// The file of the array; null for an array in memory.
     const std::shared_ptr<const input_file>& file() const noexcept { return file_; }
@@ -154,7 +156,7 @@ class array {
     std::shared_ptr<const void> owner_;
     std::shared_ptr<const input_file> file_;
     detail::empty_on_move<std::uint64_t> offset_bytes_ = 0;
-    detail::empty_on_move<bool> mapped_ = true;
+    detail::empty_on_move<bool> has_view_ = true;
     std::string reason_;
     std::string label_;  // empty: the path of the file
 };

@@ -55,7 +55,8 @@ class data_changed : public error {
     using error::error;
 };
 
-/// Every slot of a loader is leased by the consumer, so that no further batch can ever arrive.
+/// Every slot of a loader is leased by the consumer: `next` cannot return another batch until one is
+/// released.
 class all_slots_leased : public error {
  public:
     using error::error;

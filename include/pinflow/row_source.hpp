@@ -56,7 +56,8 @@ class row_source {
     /// Copies the rows with the indices `ids`, in that order, to contiguous host memory of ids.size() *
     /// row_size_bytes() bytes. Files are read with pread, so that a truncated file is an error and not a
     /// signal.
-    /// @return the time spent waiting for storage; the rest of the call is CPU time.
+    /// @return the time spent waiting for storage; the rest of the call is CPU time. If there are no extents
+    /// and `memory_bytes` is 0, it may be 0: then the loader computes it from the thread's CPU clock.
     /// @throws invalid_argument for an index out of range (nothing is read then); data_changed,
     /// system_failure.
     virtual std::chrono::nanoseconds read_rows(std::span<const std::uint64_t> ids,

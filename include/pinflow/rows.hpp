@@ -146,10 +146,11 @@ struct row_exchange_options {
     /// that is left.
     unsigned max_calls_in_flight = 32;
     /// Page-locked memory of the staging buffers of one stream: 2 to 16 buffers of at most 8 MiB. A buffer
-    /// holds at least one row, so rows longer than half of this take more. At most an eighth of the host
-    /// memory that is left is used. The buffers take the same amount of device memory. If calls may take the
-    /// staged or hybrid route, the exchange reserves buffers for two streams: a call on a third stream blocks
-    /// until the calls on one of the two have ended.
+    /// holds at least one row, so rows longer than half of this take more. The number is lowered to an eighth
+    /// of the host memory that is left. The buffers take the same amount of device memory. If calls may take
+    /// the staged or hybrid route, the exchange reserves buffers for two streams: up to a quarter of the host
+    /// memory that is left, or half on the host device. A call on a third stream blocks until the calls on
+    /// one of the two have ended.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
     /// Upper bound on the memory that pinflow page-locks in place in this process, as
     /// pin_options::budget_bytes. Pinned buffers and staging buffers do not count. 0: the default.

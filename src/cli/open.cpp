@@ -32,7 +32,7 @@ array_listing list_field(const std::string& path, const std::string& name) {
     listing.shape = field.shape();
     listing.offset_bytes = field.offset_bytes();
     listing.size_bytes = field.size_bytes();
-    listing.mappable = field.mapped();
+    listing.mappable = field.has_view();
     listing.reason = field.reason();
     return listing;
 }

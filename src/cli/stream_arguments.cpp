@@ -148,8 +148,10 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--route", route_name, "auto|direct|copy|staged|read",
         "How rows travel; a route that cannot work is an error");
     add("--memory", memory, "BYTES",
-        "Memory limit for slots and decoded HDF5 chunks. Half goes to chunks, or more if four chunks of a\n"
-        "dataset do not fit into that half. BYTES may end in KiB, MiB, GiB or TiB (default: 1GiB for slots, "
+        "Memory limit for slots and decoded HDF5 chunks. Up to half goes to chunks, divided equally among "
+        "the\n"
+        "FILEs, or more if a dataset needs it. BYTES may end in KiB, MiB, GiB or TiB (default: 1GiB for "
+        "slots, "
         "and up to\n"
         "512MiB of chunks for each FILE, less if memory is short)");
     add("--pin-budget", pin_budget, "BYTES|ulimit",

@@ -207,7 +207,7 @@ array array::of_mapping(std::shared_ptr<const input_file> file, std::uint64_t of
     array result(array_view(data, std::move(type), std::move(shape), std::move(strides)), std::move(mapping));
     result.file_ = std::move(file);
     result.offset_bytes_ = offset_bytes;
-    result.mapped_ = mapped;
+    result.has_view_ = mapped;
     result.reason_ = std::move(reason);
     return result;
 }
@@ -223,8 +223,8 @@ array array::labelled(std::string label) const {
 }
 
 const array_view& array::view() const {
-    if (!mapped_ && file_ == nullptr) throw invalid_argument("cannot view a moved-from array");
-    if (!mapped_) {
+    if (!has_view_ && file_ == nullptr) throw invalid_argument("cannot view a moved-from array");
+    if (!has_view_) {
         throw unsupported(
             fmt::format("the array in '{}' cannot be viewed in place: {}", file_->path(), reason_));
     }
@@ -248,7 +248,7 @@ array array::view_as(const pinflow::dtype& type) const {
     array result = *this;
     result.view_ = array_view(view_.data(), type, shape(), strides_bytes());
     // another type may need another alignment
-    if (file_ && mapped_ && is_packed(view_)) {
+    if (file_ && has_view_ && is_packed(view_)) {
         result.reason_ = detail::mapping_reason(type, offset_bytes_, size_bytes());
     }
     return result;
@@ -312,7 +312,7 @@ array array::field(std::string_view name) const {
     } else if (file_) {
         result.label_ = detail::array_label(file_->path(), name);
     }
-    if (mapped_ && is_packed(view_) && !is_packed(result.view_)) {
+    if (has_view_ && is_packed(view_) && !is_packed(result.view_)) {
         result.reason_ +=
             fmt::format(": a field of a structured array, one every {} bytes", dtype().size_bytes());
     }

@@ -35,7 +35,7 @@ class array_rows final : public row_source {
           reader_(std::move(reader)),
           is_contiguous_(array_.size_bytes() == reader_.unit_bytes() || array_.size_bytes() == 0),
           extent_{array_.file(), array_.offset_bytes(), row_count_,
-                  array_.mapped() ? array_.view().data() : nullptr} {}
+                  array_.has_view() ? array_.view().data() : nullptr} {}
 
     const pinflow::dtype& dtype() const noexcept override { return dtype_; }
     const shape_vector& row_shape() const noexcept override { return row_shape_; }

@@ -31,7 +31,7 @@ class element_stream {
 };
 
 /// Makes a stream of any array: in C or Fortran order, strided, big-endian, without axes. Files are read with
-/// pread. `memory_bytes` limits the memory for reordering. It counts as 576 KiB if it is less, and up to 16
+/// pread. `memory_bytes` limits the memory for reordering. It counts as 576 KiB if it is less, and up to 32
 /// KiB of padding are added.
 std::unique_ptr<element_stream> stream_elements(const array& array, std::uint64_t memory_bytes);
 

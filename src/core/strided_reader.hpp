@@ -12,7 +12,7 @@
 namespace pinflow::detail {
 
 /// Memory for elements that are read before they are reordered. Grows as needed, to at most
-/// `strided_reader::scratch_bytes` and 16 KiB of padding. For one thread at a time.
+/// `strided_reader::scratch_bytes` and 32 KiB of padding. For one thread at a time.
 class scratch_memory {
  public:
     std::byte* reserve(std::uint64_t size_bytes) {

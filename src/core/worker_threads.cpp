@@ -89,7 +89,7 @@ class worker_pool {
 
     bool is_forked() const noexcept { return ::getpid() != owner_; }
 
-    /// Starts one worker for each core, on the first call only.
+    /// Starts workers until one thread per core can run, the calling one included. On the first call only.
     void start_for_cores() {
         if (has_tried_.load(std::memory_order_acquire)) return;
         start(core_count());

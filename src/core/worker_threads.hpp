@@ -31,8 +31,9 @@ class worker_threads {
     std::shared_ptr<tbb::global_control> raised_;  ///< if more are asked for than there are cores
 };
 
-/// Starts one oneTBB worker for each core, or as many as the system can. Call it before parallel work that
-/// does not use `worker_threads`. Only the first call costs anything.
+/// Starts oneTBB's workers for one thread per core, the calling one included, or for as many as the system
+/// can start. Call it before parallel work that does not use `worker_threads`. Only the first call costs
+/// anything.
 void start_worker_threads();
 
 }  // namespace pinflow::detail

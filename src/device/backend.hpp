@@ -83,12 +83,12 @@ class device_backend {
     virtual page_locker* locker() = 0;
     /// Whether the device can read `size_bytes` of host memory at `data` under its host address. The answer
     /// holds as long as the owner keeps the memory allocated or registered.
-    /// On CUDA this is false for pages that pinflow has registered, because their holder may release them.
-    /// Hold such pages through pinned_pages.
+    /// On CUDA this is false for pages that pinned_pages has registered in place, because their holder may
+    /// release them: hold such pages through pinned_pages. It is true for pinned buffers.
     virtual bool reaches(const std::byte* data, std::uint64_t size_bytes) = 0;
 
-    // Rows by index. All arguments below point to device memory, except for the rows of tables. The memory
-    // must stay valid until the stream has passed. Structures are read before the call returns.
+    // Rows by index. `ids` are in device memory. row_work.hpp says where the memory of the structures is. All
+    // of it must stay valid until the stream has passed. Structures are read before the call returns.
 
     /// Loads the kernels that the functions below launch. Without this, CUDA loads a kernel at its first
     /// launch and waits for all streams. If a stream is held back until that launch returns, this is a
@@ -127,8 +127,9 @@ device_backend& host_backend();
 /// The backend of CUDA device `index`. Only in builds with CUDA.
 /// @throws device_error if there is no such device.
 device_backend& cuda_backend(int index);
-/// The number of usable CUDA devices. Only in builds with CUDA.
-/// @param none_reason receives the reason if there are none.
+/// The number of CUDA devices; 0 without a driver, or if cuda:0 is too old. Other devices are not checked.
+/// Only in builds with CUDA.
+/// @param none_reason receives the reason if it is 0.
 int cuda_device_count(std::string* none_reason) noexcept;
 
 }  // namespace pinflow::detail

@@ -43,9 +43,9 @@ class page_locker {
 /// The locker of CUDA device `index`. It is never destroyed. Only in builds with CUDA.
 page_locker& cuda_page_locker(int index);
 
-/// Keeps the host pages that pinflow has registered with CUDA, process-wide. Pages form intervals that never
-/// overlap. Holders of each interval are counted, so that arrays that share pages can come and go in any
-/// order. Thread-safe. No lock is held while pages are locked.
+/// Keeps the host pages that pinflow has registered in place, process-wide; not those of pinned buffers.
+/// Pages form intervals that never overlap. Holders of each interval are counted, so that arrays that share
+/// pages can come and go in any order. Thread-safe. No lock is held while pages are locked.
 class pin_registry {
  public:
     /// The registry of the process. It is never destroyed.
@@ -72,8 +72,8 @@ class pin_registry {
     void give_back(std::span<const std::byte> pages) noexcept;
     /// Bytes reserved now by all holders together.
     std::uint64_t reserved_bytes() const;
-    /// Whether pinflow has registered some of `bytes`. Their registration may end when their holders release
-    /// them.
+    /// Whether some of `bytes` are registered in place by pinflow. Their registration may end when their
+    /// holders release them.
     bool knows(std::span<const std::byte> bytes) const;
     /// The number of intervals registered now.
     std::size_t size() const;

@@ -105,7 +105,9 @@ void check_request(const exchange_setup& setup, const call_request& request) {
     if (is_gather) return;
     if (!table.writable()) {
         throw unsupported(
-            fmt::format("rows cannot be scattered to {}, which is mapped for reading", table.description()));
+            fmt::format("cannot scatter rows to {}: a row_table of a row_source is read-only. Make it of a "
+                        "writable span instead",
+                        table.description()));
     }
     if (setup.options.route == row_route::copy && request.policy != duplicate_policy::last) {
         throw unsupported("the route copy supports only duplicate_policy::last");

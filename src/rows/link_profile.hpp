@@ -69,9 +69,9 @@ struct link_profile {
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< scatters to larger tables need more blocks
     unsigned usual_blocks = 8;        ///< for scatters, and for gathers of rows below min_long_bytes
     unsigned long_gather_blocks = 4;  ///< for gathers of rows of min_long_bytes and more
-    unsigned busy_blocks = 32;        ///< for unaligned rows, sums, and scatters to large tables
-    unsigned busy_large_blocks = 16;  ///< the same for large tables
-    unsigned busy_long_blocks = 8;    ///< the same for rows of min_long_bytes and more
+    unsigned busy_blocks = 32;        ///< for unaligned rows and sums, if the table is not large
+    unsigned busy_large_blocks = 16;  ///< the same for large tables, and for scatters to large tables
+    unsigned busy_long_blocks = 8;    ///< instead of both, for rows of min_long_bytes and more
     std::uint64_t min_long_bytes = 4 << 10;
     double default_staged_share = 0.4;  ///< for the hybrid route, if nothing is measured
     double min_gain = 1.05;             ///< a plan is preferred if its rate is higher by this factor

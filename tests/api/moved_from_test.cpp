@@ -121,7 +121,7 @@ TEST_CASE("moved from: an array, a view and a table have no elements") {
         const array now = std::move(gone);
         CHECK(now.view().size() == 1024);
     }
-    CHECK_FALSE(gone.mapped());
+    CHECK_FALSE(gone.has_view());
     CHECK(gone.size_bytes() == 0);
     CHECK(gone.file() == nullptr);
     CHECK(gone.offset_bytes() == 0);

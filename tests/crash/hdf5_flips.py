@@ -3,7 +3,7 @@
               [--keep FOLDER]
 
 Damages small HDF5 files of every kind that h5py makes, by one byte (N times) and by cutting them off (after every 64
-bytes, or after N of these), and has the tool `stream FILE:NAME --json` and `inspect FILE --json` each. What is
+bytes, or after N of these), and runs `pinflow stream FILE:NAME --json` and `pinflow inspect FILE --json` on each. What is
 expected of every run:
 
 - It ends within the limit, by no signal, with exit status 0 or 1, and leaves no process behind.

@@ -44,6 +44,7 @@ struct safetensors_header {
 /// above 100 MB. Also for headers that it accepts although its specification forbids them: two tensors of one
 /// name, two texts of one name in "__metadata__", a header that does not begin with '{', a tensor described
 /// by a list. Also for shapes of more than 64 axes, or of 2^61 bytes or more (a length of 0 counts as 1).
+/// @throws system_failure if memory is short (a message without the path).
 safetensors_header parse_safetensors_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
 /// Lists the tensors of a file, in the order of their data. A tensor of a type that pinflow lacks (F4,

@@ -80,8 +80,9 @@ struct loader_options {
 /// the loader and its batches.
 ///
 /// `next` may be called from several threads. The destructor stops the pipeline at any point; leased batches
-/// stay valid. It does not wait for the consumer's streams. (On a GPU of less than 10 GiB, pinflow has no
-/// CUDA context of its own for page-locked memory, and CUDA waits.) In a process forked later, a loader
+/// stay valid. It does not wait for the consumer's streams. (CUDA waits if pinflow has no context of its own
+/// for page-locked memory: on a GPU of less than 10 GiB, if less than 1 GiB was free when memory was first
+/// page-locked, or if the context could not be created.) In a process forked later, a loader
 /// cannot be used: `next` throws, and the destructor leaves everything as it is. A moved-from loader delivers
 /// nothing: `next`, `report` and `state` throw invalid_argument, and counts are 0.
 class loader {
@@ -133,8 +134,9 @@ class loader {
     const pinflow::device& device() const noexcept;
     loader_report report() const;
     /// The state after the furthest batch that `next` has returned. Before the first batch it is the state
-    /// that this loader began with. Once `next` has returned nothing, it is the end of all epochs, or of
-    /// `max_batches`.
+    /// that this loader began with. Once all batches have been returned and `next` returns nothing, it is the
+    /// end of all epochs, or of `max_batches`. After an error in the pipeline it stays the state after the
+    /// furthest batch, so it can be saved and resumed from.
     /// If `next` threw for a batch that has not been redelivered, this is the state before that batch.
     /// Batches after it are delivered again on resume.
     /// @throws as batch::state.

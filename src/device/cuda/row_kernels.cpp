@@ -10,8 +10,8 @@ namespace pinflow::detail::cuda {
 
 namespace {
 
-/// The most blocks of kernels that use device memory only. This many are faster than the link, and leave room
-/// for other kernels.
+/// The most blocks of kernels that check indices or repeat rows, and of a held gather for each of its tables.
+/// This many are faster than the link, and leave room for other kernels.
 constexpr unsigned max_local_blocks = 64;
 
 /// Threads that move one row.

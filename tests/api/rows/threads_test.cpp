@@ -94,7 +94,7 @@ TEST_CASE("rows: a synchronous call reports its own errors to its own caller") {
             threads.emplace_back([&, t] {
                 const guarded_rows rows(device, 10 * row_bytes);
                 for (int i = 0; i < 50; ++i) {
-                    // either a thread-specific number of wrong indices, or right indices
+                    // either one wrong index, whose value names the thread, or right indices
                     const bool is_wrong = i % 2 == 0;
                     const id_list ids(device, {1, is_wrong ? 10'000 + t : 2}, id_place::device);
                     const std::string reason =
