@@ -58,9 +58,12 @@ TEST_CASE("host stream: its end does not wait for work, which runs all the same"
 
 TEST_CASE("host stream: its own work may end it") {
     auto* const stream = new detail::host_stream;
+    const gate gate;
     std::promise<void> ran;
+    stream->enqueue(gate.waiter());
     stream->enqueue([stream] { detail::host_stream::end(stream); });
     stream->enqueue([&] { ran.set_value(); });
+    gate.open();  // not before all calls of this thread have returned
     ran.get_future().get();
 }
 
