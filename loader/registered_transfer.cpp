@@ -288,10 +288,15 @@ class kernel_transfer final : public registered_transfer {
             if (part_.sorted) {
                 // sorted by the low bits, which differ between pages of the array; staged rows may come
                 // anywhere
-                setup().device.backend().sort_rows(
-                    {addresses_.on_device(*run[0]), rows, address_range_, sorted_of(*run[0]),
-                     positions_of(*run[0]), scratch_.data(), scratch_.size_bytes()},
-                    lists.native_handle());
+                setup().device.backend().sort_rows({addresses_.on_device(*run[0]),
+                                                    rows,
+                                                    address_range_,
+                                                    sorted_of(*run[0]),
+                                                    positions_of(*run[0]),
+                                                    scratch_.data(),
+                                                    scratch_.size_bytes(),
+                                                    {}},
+                                                   lists.native_handle());
             }
             has_lists = true;
         });

@@ -276,3 +276,31 @@ TEST_CASE("calls_in_flight: negative indices are printed as such") {
     CHECK(contains(detail::outside_sentence("it", 1, 3, 4, (std::uint64_t{1} << 63) - 1, 1),
                    "the first is 9223372036854775807"));
 }
+
+TEST_CASE(
+    "calls_in_flight: up to eight calls at a time have scratch memory, and again once they have ended") {
+    on_each_device([](const device& device) {
+        constexpr std::uint64_t scratch_bytes = 1000;
+        constexpr std::size_t calls_with_scratch = 8;
+        calls_in_flight calls(device, max_rows, 40, scratch_bytes);
+        const stream stream(device);
+        for (int round = 0; round < 3; ++round) {
+            std::vector<taken_memory> taken = take_all(calls, stream, 10);
+            std::vector<const std::byte*> scratch;
+            for (taken_memory& each : taken) {
+                if (each->scratch().empty()) continue;
+                CHECK(each->scratch().size() >= scratch_bytes);
+                CHECK(reinterpret_cast<std::uintptr_t>(each->scratch().data()) % 256 == 0);
+                scratch.push_back(each->scratch().data());
+            }
+            CHECK(scratch.size() == calls_with_scratch);
+            std::ranges::sort(scratch);
+            CHECK(std::ranges::adjacent_find(scratch) == scratch.end());
+            for (taken_memory& each : taken)
+                calls.put_in_flight(each, stream);
+            stream.synchronize();
+        }
+        calls_in_flight without(device, max_rows, 4);
+        CHECK(without.take(stream, 1)[0]->scratch().empty());
+    });
+}

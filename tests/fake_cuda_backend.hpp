@@ -94,9 +94,10 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
         host_.check_rows(ids, count, row_count, errors, stream);
     }
     std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) override {
-        return host_.sort_scratch_bytes(count, row_count);
+        return host_.sort_scratch_bytes(count, row_count) + 12 * count + 1;
     }
     void sort_rows(const pinflow::detail::row_sort& sort, void* stream) override {
+        host_.fill_zero(sort.scratch, sort.scratch_bytes, stream);  // as CUDA does, it writes all of it
         host_.sort_rows(sort, stream);
     }
     void refuse_repeated_rows(const pinflow::detail::row_order& order, const std::uint64_t* ids,

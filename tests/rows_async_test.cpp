@@ -229,7 +229,7 @@ TEST_CASE("rows async: a full queue holds up its own callers only, whichever ope
             }
         }
     }
-    CHECK(max_operations >= 9);
+    CHECK(max_operations >= 7);
 }
 
 TEST_CASE("rows async: calls of several threads on one stream take place one after the other") {

@@ -136,8 +136,9 @@ struct row_exchange_options {
     unsigned threads = 0;
     /// The maximum number of rows of a call: of one batch, or of all batches of a group that travel together;
     /// 1 to 2^32 - 1. Reserves 8 bytes of page-locked memory for each row and each call in flight: 32 MiB by
-    /// default. A larger asynchronous call throws invalid_argument; a larger synchronous call allocates its
-    /// memory.
+    /// default. On a GPU also reserves some 33 bytes of device memory for each row of 8 calls, or of fewer
+    /// (at least 2) if that is more than 64 MiB: 35 MB by default. A larger asynchronous call throws
+    /// invalid_argument; a larger synchronous call allocates its memory.
     std::uint64_t max_batch_rows = std::uint64_t{1} << 17;
     /// The maximum number of asynchronous calls in flight, that is, not passed by their stream yet; 1 to
     /// 4096. A call blocks until there is room for it. One stream may use half of the number (rounded up),
@@ -231,9 +232,10 @@ class exchange_call {
 /// reused, and the stream may be destroyed. Exchanges and streams are not synchronised with each other: the
 /// caller must make sure that no two of them write the same memory at the same time.
 ///
-/// Apart from small objects on the heap, asynchronous calls allocate only device memory: from the device's
-/// stream-ordered pool, or from row_exchange_options::device_memory. Page-locked memory, staging buffers and
-/// memory for errors are reserved by the constructor and by `tune`.
+/// Page-locked memory, staging buffers and device memory of calls are reserved by the constructor and by
+/// `tune`. Apart from small objects on the heap, asynchronous calls allocate nothing but device memory, and
+/// only if more calls are in flight than have some reserved (row_exchange_options::max_batch_rows): from the
+/// device's stream-ordered pool, or from row_exchange_options::device_memory.
 ///
 /// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, or if it
 /// uses its share of max_calls_in_flight, a call on it blocks until the stream continues. Calls on other

@@ -100,9 +100,9 @@ class device_backend {
     /// The scratch memory that sorting up to `count` indices takes.
     virtual std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) = 0;
     /// Writes the indices in ascending order, and the position of each. Equal indices stay in the order of
-    /// their positions.
+    /// their positions. With `errors`, checks the indices as check_rows does.
     virtual void sort_rows(const row_sort& sort, void* stream) = 0;
-    /// Adds the repeated indices of a sorted order to *errors.found, which check_rows has written. `ids` are
+    /// Adds the repeated indices of a sorted order to *errors.found, which the sort has written. `ids` are
     /// the unsorted indices.
     virtual void refuse_repeated_rows(const row_order& order, const std::uint64_t* ids,
                                       const error_memory& errors, void* stream) = 0;

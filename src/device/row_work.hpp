@@ -69,6 +69,8 @@ struct row_sort {
     std::uint32_t* positions = nullptr;  ///< of the sorted indices in `ids`
     std::byte* scratch = nullptr;        ///< device_backend::sort_scratch_bytes, at a multiple of 256
     std::uint64_t scratch_bytes = 0;
+    /// Where indices outside the table are reported, as check_rows does. Null: all are known to be valid.
+    error_memory errors;
 };
 
 /// A copy between rows of a table and rows of batches, for the indices `begin` ... `end` - 1 of an order.

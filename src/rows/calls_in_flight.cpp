@@ -20,6 +20,19 @@ std::string spelled(std::uint64_t id) {
     return id > max_signed ? fmt::format("{}", static_cast<std::int64_t>(id)) : fmt::format("{}", id);
 }
 
+/// The size, rounded up to a multiple of `Alignment`.
+template <std::uint64_t Alignment>
+std::uint64_t multiple_of(std::uint64_t size_bytes) {
+    return (size_bytes + Alignment - 1) / Alignment * Alignment;
+}
+
+/// How many calls get scratch memory. More would make exchanges large: a loop rarely has more in flight.
+std::size_t calls_with_scratch(std::uint64_t scratch_bytes, unsigned max_calls) {
+    constexpr std::uint64_t max_bytes = std::uint64_t{64} << 20;
+    if (scratch_bytes == 0) return 0;
+    return std::min<std::size_t>(std::clamp<std::uint64_t>(max_bytes / scratch_bytes, 2, 8), max_calls);
+}
+
 }  // namespace
 
 std::string outside_sentence(const std::string& what, std::uint64_t outside_count, std::uint64_t count,
@@ -60,20 +73,26 @@ taken_memory::~taken_memory() {
 }
 
 calls_in_flight::calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls,
-                                 std::shared_ptr<memory_resource> resource)
+                                 std::uint64_t scratch_bytes, std::shared_ptr<memory_resource> resource)
     : max_rows_(max_rows) {
-    constexpr std::uint64_t alignment = 64;  // no two calls share a cache line
-    const std::uint64_t size_bytes =
-        (call_memory::size_bytes(max_rows) + alignment - 1) / alignment * alignment;
-    pages_ = pinned_buffer(saturated(size_bytes, max_calls), device);
+    // no two calls share a cache line
+    const std::uint64_t pinned_bytes = multiple_of<64>(call_memory::size_bytes(max_rows));
+    const std::uint64_t errors_bytes = multiple_of<256>(max_calls * sizeof(device_errors));
+    scratch_bytes = multiple_of<256>(scratch_bytes);
+    with_scratch_ = calls_with_scratch(scratch_bytes, max_calls);
+    pages_ = pinned_buffer(saturated(pinned_bytes, max_calls), device);
     const stream clearing(device);
-    on_device_ = device_buffer(max_calls * sizeof(device_errors), clearing, std::move(resource));
-    device.backend().fill_zero(on_device_.data(), on_device_.size_bytes(), clearing.view().native_handle());
+    on_device_ = device_buffer(errors_bytes + with_scratch_ * scratch_bytes, clearing, std::move(resource));
+    device.backend().fill_zero(on_device_.data(), errors_bytes, clearing.view().native_handle());
     clearing.synchronize();
     memory_.reserve(max_calls);
+    std::byte* scratch = on_device_.data() + errors_bytes;
     for (unsigned i = 0; i < max_calls; ++i) {
-        memory_.emplace_back(pages_.data() + i * size_bytes,
-                             reinterpret_cast<device_errors*>(on_device_.data()) + i, max_rows, device);
+        const std::uint64_t size_bytes = i < with_scratch_ ? scratch_bytes : 0;
+        memory_.emplace_back(pages_.data() + i * pinned_bytes,
+                             reinterpret_cast<device_errors*>(on_device_.data()) + i,
+                             std::span(scratch, size_bytes), max_rows, device);
+        scratch += size_bytes;
     }
 }
 
@@ -90,11 +109,18 @@ bool calls_in_flight::can_take(void* stream, std::size_t count) const noexcept {
     return own + 2 * count <= free + 1;
 }
 
+bool calls_in_flight::has_free_scratch() const noexcept {
+    const std::span with_scratch(memory_.data(), with_scratch_);
+    return with_scratch.empty() || std::ranges::any_of(with_scratch, [](const call_memory& each) {
+               return each.state_ == state::free;
+           });
+}
+
 /// The memory that will be free first: of calls on `stream` or, if there are none, of any call. Null if no
 /// call is in flight.
-const call_memory* calls_in_flight::oldest_in_flight(void* stream) const noexcept {
-    const call_memory* oldest = nullptr;
-    for (const call_memory& each : memory_) {
+call_memory* calls_in_flight::oldest_in_flight(void* stream) noexcept {
+    call_memory* oldest = nullptr;
+    for (call_memory& each : memory_) {
         if (each.state_ != state::in_flight) continue;
         const auto order = [&](const call_memory& of) { return std::pair(of.stream_ != stream, of.number_); };
         if (oldest == nullptr || order(each) < order(*oldest)) oldest = &each;
@@ -120,6 +146,7 @@ std::vector<taken_memory> calls_in_flight::take(stream_view stream, std::size_t 
     taken.reserve(count);
     void* const handle = stream.native_handle();
     std::unique_lock lock(mutex_);
+    if (!has_free_scratch()) end_oldest(handle);
     while (!can_take(handle, count)) {
         end_passed();
         if (!can_take(handle, count)) await_some(lock, handle);
@@ -165,6 +192,14 @@ void calls_in_flight::end_passed() {
     for (call_memory& each : memory_) {
         if (each.state_ == state::in_flight && each.last_use_.done()) end(each);
     }
+}
+
+/// Ends calls in the order in which they will be free, up to the first that its stream has not passed. Asks
+/// for few events, as each takes a microsecond.
+void calls_in_flight::end_oldest(void* stream) {
+    for (call_memory* oldest = oldest_in_flight(stream); oldest != nullptr && oldest->last_use_.done();
+         oldest = oldest_in_flight(stream))
+        end(*oldest);
 }
 
 /// Keeps the error of a call that its stream has passed, and frees its memory.

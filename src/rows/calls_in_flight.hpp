@@ -53,12 +53,14 @@ struct device_errors {
 };
 
 /// The reserved memory of one call: page-locked memory for its indices and errors, and device memory for the
-/// errors that the device finds.
+/// errors that the device finds and, if the call is one of the first, for the order of its rows.
 class call_memory {
  public:
-    call_memory(std::byte* pinned, device_errors* on_device, std::uint64_t max_rows, pinflow::device device)
+    call_memory(std::byte* pinned, device_errors* on_device, std::span<std::byte> scratch,
+                std::uint64_t max_rows, pinflow::device device)
         : ids_(reinterpret_cast<std::uint64_t*>(pinned)),
           errors_{&on_device->found, reinterpret_cast<index_errors*>(ids_ + max_rows), &on_device->counting},
+          scratch_(scratch),
           last_use_(device) {}
     /// Of page-locked memory.
     static std::uint64_t size_bytes(std::uint64_t max_rows) noexcept {
@@ -67,6 +69,8 @@ class call_memory {
 
     std::uint64_t* ids() const noexcept { return ids_; }
     const error_memory& errors() const noexcept { return errors_; }
+    /// Device memory at a multiple of 256 bytes, for any stream. May be empty.
+    std::span<std::byte> scratch() const noexcept { return scratch_; }
     /// Marks `stream`'s work so far as the last use.
     void mark(stream_view stream) { last_use_.record(stream); }
     /// Makes `stream` wait until the marked use is over.
@@ -78,6 +82,7 @@ class call_memory {
 
     std::uint64_t* ids_;
     error_memory errors_;
+    std::span<std::byte> scratch_;
     event last_use_;
     state state_ = state::free;
     void* stream_ = nullptr;    ///< of the call that took it
@@ -125,11 +130,12 @@ class calls_in_flight {
     /// through its call's handle.
     static constexpr std::size_t max_listed = 1024;
 
-    /// For `max_calls` calls of up to `max_rows` rows. Device memory comes from `resource`, or else from the
-    /// device's pool.
+    /// For `max_calls` calls of up to `max_rows` rows. The first 2 to 8 calls in flight have `scratch_bytes`
+    /// of device memory each, at most 64 MiB together if more than two have some. Device memory comes from
+    /// `resource`, or else from the device's pool.
     /// @throws device_error, or system_failure on the host device, if memory is short.
     calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls,
-                    std::shared_ptr<memory_resource> resource = nullptr);
+                    std::uint64_t scratch_bytes = 0, std::shared_ptr<memory_resource> resource = nullptr);
     calls_in_flight(const calls_in_flight&) = delete;
     calls_in_flight& operator=(const calls_in_flight&) = delete;
     ~calls_in_flight() { close(); }
@@ -164,8 +170,10 @@ class calls_in_flight {
     using state = call_memory::state;
     // with the lock held
     bool can_take(void* stream, std::size_t count) const noexcept;
-    const call_memory* oldest_in_flight(void* stream) const noexcept;
+    bool has_free_scratch() const noexcept;
+    call_memory* oldest_in_flight(void* stream) noexcept;
     void end_passed();
+    void end_oldest(void* stream);
     void end(call_memory& memory) noexcept;
     void await_some(std::unique_lock<std::mutex>& lock, void* stream);
 
@@ -175,6 +183,7 @@ class calls_in_flight {
     pinned_buffer pages_;
     device_buffer on_device_;
     std::vector<call_memory> memory_;
+    std::size_t with_scratch_ = 0;  ///< calls at the front of memory_ that have scratch memory
     std::uint64_t last_number_ = 0;
     /// Calls that ended with an error that `check()` has not thrown, in their order.
     std::list<std::shared_ptr<pending_call>> listed_;

@@ -11,11 +11,17 @@ std::size_t device_scratch::add(std::uint64_t size_bytes) {
     return offsets_.size() - 1;
 }
 
-void device_scratch::allocate(stream_view stream, std::shared_ptr<memory_resource> resource) {
-    if (size_bytes_ > 0) memory_ = device_buffer(size_bytes_, stream, std::move(resource));
+void device_scratch::allocate(std::span<std::byte> reserved, stream_view stream,
+                              std::shared_ptr<memory_resource> resource) {
+    if (size_bytes_ == 0) return;
+    data_ = reserved.data();
+    if (size_bytes_ <= reserved.size()) return;
+    memory_ = device_buffer(size_bytes_, stream, std::move(resource));
+    data_ = memory_.data();
 }
 
 void device_scratch::release(stream_view stream) noexcept {
+    data_ = nullptr;
     if (memory_.data() == nullptr) return;
     memory_.set_stream(stream);
     memory_ = {};

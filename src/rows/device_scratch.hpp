@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -16,22 +17,27 @@ class device_scratch {
     /// Adds a part of `size_bytes`, aligned to 256 bytes. Must be called before `allocate`.
     /// @return its number.
     std::size_t add(std::uint64_t size_bytes);
-    /// Allocates the memory in the order of `stream`, from `resource`, or, if that is null, from the device's
-    /// pool.
+    /// The size of all parts together.
+    std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+    /// Takes the memory from `reserved`, device memory at a multiple of 256 bytes that no stream uses. If
+    /// that is too small, allocates it in the order of `stream`, from `resource`, or, if that is null, from
+    /// the device's pool.
     /// @throws what device_buffer throws.
-    void allocate(stream_view stream, std::shared_ptr<memory_resource> resource);
-    std::byte* part(std::size_t number) const noexcept { return memory_.data() + offsets_[number]; }
+    void allocate(std::span<std::byte> reserved, stream_view stream,
+                  std::shared_ptr<memory_resource> resource);
+    std::byte* part(std::size_t number) const noexcept { return data_ + offsets_[number]; }
     template <typename Value>
     Value* part_as(std::size_t number) const noexcept {
         return reinterpret_cast<Value*>(part(number));
     }
-    /// Frees the memory once `stream` has completed the work enqueued so far.
+    /// Frees memory that was allocated, once `stream` has completed the work enqueued so far.
     void release(stream_view stream) noexcept;
 
  private:
     std::vector<std::uint64_t> offsets_;
     std::uint64_t size_bytes_ = 0;
-    device_buffer memory_;
+    std::byte* data_ = nullptr;
+    device_buffer memory_;  ///< if it is not reserved
 };
 
 }  // namespace pinflow::detail

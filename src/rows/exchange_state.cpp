@@ -64,6 +64,12 @@ unsigned calls_within_memory(const row_exchange_options& options) {
         std::min<std::uint64_t>(options.max_calls_in_flight, std::max(fitting, min_calls)));
 }
 
+/// The device memory to reserve for the order of a call's rows. On the host device, calls allocate it.
+std::uint64_t reserved_scratch_bytes(const exchange_setup& setup) {
+    if (setup.device.kind() == device_kind::host) return 0;
+    return row_call::max_scratch_bytes(setup, setup.options.max_batch_rows);
+}
+
 void wait_quietly(stream_view stream) noexcept {
     try {
         stream.synchronize();
@@ -83,7 +89,7 @@ std::uint64_t exchange_setup::staging_buffer_bytes() const noexcept {
 exchange_state::exchange_state(row_table table, pinflow::device device, const row_exchange_options& options)
     : setup_(std::move(table), device, checked(options), within_memory(options.staging_bytes)),
       calls_(std::make_shared<calls_in_flight>(device, options.max_batch_rows, calls_within_memory(options),
-                                               options.device_memory)),
+                                               reserved_scratch_bytes(setup_), options.device_memory)),
       workers_(options.threads),
       arena_(static_cast<int>(workers_.count())),
       own_stream_(device),
@@ -101,7 +107,6 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
                                       setup_.not_reached_reason));
     }
     if (may_stage()) reserve_staging();
-    warm_device_memory();
 }
 
 void exchange_state::page_lock() {
@@ -133,18 +138,6 @@ void exchange_state::reserve_staging() {
                    setup_.options.device_memory);
 }
 
-/// Makes the device's pool keep the memory that a few of the largest calls take from it.
-void exchange_state::warm_device_memory() const {
-    if (setup_.device.kind() == device_kind::host || setup_.options.device_memory) return;
-    // indices, sorted indices and their positions, and as much for the sort
-    constexpr std::uint64_t bytes_of_row = 2 * (2 * sizeof(std::uint64_t) + sizeof(std::uint32_t));
-    constexpr std::size_t max_warmed = 4;
-    std::vector<device_buffer> calls;
-    for (std::size_t i = 0; i < std::min(calls_->max_together(), max_warmed); ++i)
-        calls.emplace_back(calls_->max_rows() * bytes_of_row, own_stream_);
-    own_stream_.synchronize();
-}
-
 void exchange_state::check_source() const {
     if (setup_.table.source()) setup_.table.source()->check_unchanged();
 }
@@ -162,7 +155,7 @@ void exchange_state::run(row_direction direction, const row_batch& only, duplica
     std::shared_ptr<calls_in_flight> calls = calls_;
     if (count > calls_->max_rows() && count <= max_rows_of_call) {
         check_request(setup_, request);
-        calls = std::make_shared<calls_in_flight>(setup_.device, count, 1, setup_.options.device_memory);
+        calls = std::make_shared<calls_in_flight>(setup_.device, count, 1, 0, setup_.options.device_memory);
     }
     try {
         const pending_calls pending = enqueue(request, *calls);

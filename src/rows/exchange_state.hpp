@@ -56,7 +56,6 @@ class exchange_state {
     rated_plan plan_of(row_direction direction, std::uint64_t count, bool has_host_ids) const;
     bool may_stage() const;
     void reserve_staging();
-    void warm_device_memory() const;
     std::vector<call_request> split(const call_request& request, const calls_in_flight& calls) const;
     pending_calls enqueue(const call_request& request, calls_in_flight& calls,
                           const transfer_plan* plan = nullptr);

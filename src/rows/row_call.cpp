@@ -40,7 +40,31 @@ std::uint64_t copy_ids(std::span<const std::uint64_t> ids, std::uint64_t* to, st
     });
 }
 
+/// The parts of a call's scratch memory.
+struct order_parts {
+    /// `is_there`: the indices are not copied.
+    order_parts(device_scratch& scratch, const exchange_setup& setup, std::uint64_t count, bool is_there,
+                bool sorted)
+        : sort_bytes(sorted ? setup.device.backend().sort_scratch_bytes(count, setup.table.row_count()) : 0),
+          ids(scratch.add(is_there ? 0 : count * id_bytes)),
+          sorted_ids(scratch.add(sorted ? count * id_bytes : 0)),
+          positions(scratch.add(sorted ? count * sizeof(std::uint32_t) : 0)),
+          sort(scratch.add(sort_bytes)) {}
+
+    std::uint64_t sort_bytes;
+    std::size_t ids;
+    std::size_t sorted_ids;
+    std::size_t positions;
+    std::size_t sort;
+};
+
 }  // namespace
+
+std::uint64_t row_call::max_scratch_bytes(const exchange_setup& setup, std::uint64_t max_rows) {
+    device_scratch scratch;
+    const order_parts parts(scratch, setup, max_rows, false, true);
+    return scratch.size_bytes();
+}
 
 row_call::row_call(const exchange_setup& setup, preparing_stream& preparing, calls_in_flight& calls,
                    const call_request& request, taken_memory memory)
@@ -135,37 +159,36 @@ void row_call::order_on_device(stream_view preparing) {
     const bool refuses_repeated = !is_gather() && request_.policy == duplicate_policy::error;
     const bool can_be_wrong = has_device_ids_ || refuses_repeated;
     const bool is_there = request_.batches.size() == 1 && has_device_ids_;
-    const std::size_t ids_part = scratch_.add(is_there ? 0 : count() * id_bytes);
-    const std::size_t sorted_part = scratch_.add(sorted ? count() * id_bytes : 0);
-    const std::size_t positions_part = scratch_.add(sorted ? count() * sizeof(std::uint32_t) : 0);
+    const order_parts parts(scratch_, setup_, count(), is_there, sorted);
     if (can_be_wrong) errors();
-    scratch_.allocate(preparing, setup_.options.device_memory);
+    scratch_.allocate(memory_->scratch(), preparing, setup_.options.device_memory);
 
-    const std::uint64_t* unsorted = scratch_.part_as<std::uint64_t>(ids_part);
+    const std::uint64_t* unsorted = scratch_.part_as<std::uint64_t>(parts.ids);
     if (is_there) {
         unsorted = request_.batches[0].ids.data();
     } else {
-        copy_ids_to(scratch_.part_as<std::uint64_t>(ids_part), preparing);
+        copy_ids_to(scratch_.part_as<std::uint64_t>(parts.ids), preparing);
     }
     const error_memory& memory = memory_->errors();
-    if (can_be_wrong && gather_checks()) {
-        transfer_.report = memory.report;
-    } else if (can_be_wrong) {
-        backend.check_rows(unsorted, count(), setup_.table.row_count(), memory, stream);
-        transfer_.errors = memory.found;
-    }
-    transfer_.order = {unsorted, nullptr, count(), false};
     if (sorted) {
-        auto* const sorted_ids = scratch_.part_as<std::uint64_t>(sorted_part);
-        auto* const positions = scratch_.part_as<std::uint32_t>(positions_part);
-        const std::uint64_t sort_bytes = backend.sort_scratch_bytes(count(), setup_.table.row_count());
-        // freed at once, so that calls in flight take no more from the pool than it keeps
-        const device_buffer sort_memory(sort_bytes, preparing, setup_.options.device_memory);
-        backend.sort_rows({unsorted, count(), setup_.table.row_count(), sorted_ids, positions,
-                           sort_memory.data(), sort_bytes},
-                          stream);
+        auto* const sorted_ids = scratch_.part_as<std::uint64_t>(parts.sorted_ids);
+        auto* const positions = scratch_.part_as<std::uint32_t>(parts.positions);
+        backend.sort_rows(
+            {unsorted, count(), setup_.table.row_count(), sorted_ids, positions, scratch_.part(parts.sort),
+             parts.sort_bytes, can_be_wrong ? memory : error_memory{}},
+            stream);
         transfer_.order = {sorted_ids, positions, count(), true};
         if (refuses_repeated) backend.refuse_repeated_rows(transfer_.order, unsorted, memory, stream);
+    } else {
+        transfer_.order = {unsorted, nullptr, count(), false};
+        if (can_be_wrong && !gather_checks())
+            backend.check_rows(unsorted, count(), setup_.table.row_count(), memory, stream);
+    }
+    if (!can_be_wrong) return;
+    if (gather_checks()) {
+        transfer_.report = memory.report;
+    } else {
+        transfer_.errors = memory.found;
     }
 }
 

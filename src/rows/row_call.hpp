@@ -41,6 +41,9 @@ struct preparing_stream {
 /// has enqueued.
 class row_call {
  public:
+    /// The scratch memory that a call of up to `max_rows` rows takes.
+    static std::uint64_t max_scratch_bytes(const exchange_setup& setup, std::uint64_t max_rows);
+
     /// Copies the indices in host memory to `memory`, so that the caller may reuse or change them.
     row_call(const exchange_setup& setup, preparing_stream& preparing, calls_in_flight& calls,
              const call_request& request, taken_memory memory);

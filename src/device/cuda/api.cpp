@@ -430,6 +430,19 @@ cudaError_t launch_pairs(const void* kernel, unsigned blocks, unsigned threads, 
                    [&] { return cudaLaunchKernelExC(&launch.config, kernel, arguments); });
 }
 
+cudaError_t resident_blocks(int& blocks, const void* kernel, unsigned threads) noexcept {
+    return attempt("cudaOccupancyMaxActiveBlocksPerMultiprocessor", [&] {
+        return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, static_cast<int>(threads), 0);
+    });
+}
+
+cudaError_t launch_together(const void* kernel, unsigned blocks, unsigned threads, void** arguments,
+                            cudaStream_t stream) noexcept {
+    return attempt("cudaLaunchCooperativeKernel", [&] {
+        return cudaLaunchCooperativeKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream);
+    });
+}
+
 cudaError_t sort_ids(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* ids,
                      std::uint64_t* sorted_ids, const std::uint32_t* positions,
                      std::uint32_t* sorted_positions, std::uint64_t count, int bits,

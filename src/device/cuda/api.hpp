@@ -129,6 +129,11 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 /// Launches an even number of blocks in clusters of two, on neighbouring SMs. Requires `runs_in_pairs`.
 [[nodiscard]] cudaError_t launch_pairs(const void* kernel, unsigned blocks, unsigned threads,
                                        void** arguments, cudaStream_t stream) noexcept;
+/// The number of blocks of this kernel that a multiprocessor can run at a time. Loads the kernel.
+[[nodiscard]] cudaError_t resident_blocks(int& blocks, const void* kernel, unsigned threads) noexcept;
+/// Launches blocks that may wait for each other. All of them must be resident at a time.
+[[nodiscard]] cudaError_t launch_together(const void* kernel, unsigned blocks, unsigned threads,
+                                          void** arguments, cudaStream_t stream) noexcept;
 /// Sorts indices like sort_pairs of sort_rows.hpp.
 [[nodiscard]] cudaError_t sort_ids(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* ids,
                                    std::uint64_t* sorted_ids, const std::uint32_t* positions,

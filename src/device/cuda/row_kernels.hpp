@@ -35,7 +35,12 @@ class row_kernels {
     cudaError_t launch_moving(const void* kernel, unsigned threads, bool pairs, const row_transfer& transfer,
                               cudaStream_t stream) const noexcept;
 
+    cudaError_t load_long_sort(cudaMemPool_t pool, cudaStream_t stream) const noexcept;
+    cudaError_t sort_short(const row_sort& sort, cudaStream_t stream) const noexcept;
+    cudaError_t sort_long(const row_sort& sort, cudaStream_t stream) const noexcept;
+
     unsigned multiprocessors_;
+    unsigned sort_blocks_ = 0;  ///< of a sort by one kernel: no more than can be resident
     bool gathers_in_pairs_ = false;
 };
 

@@ -1,4 +1,5 @@
 #include "src/core/scalar.hpp"
+#include "src/device/cuda/row_errors.cuh"
 #include "src/device/cuda/rows.hpp"
 
 // The link limits these kernels; for small rows of large tables, address translation does. Few blocks are
@@ -138,47 +139,13 @@ __device__ word load_host(const row_transfer& work, const host_words& words, std
 
 // ---- the kernels -----------------------------------------------------------------------------------------
 
-__device__ void add(error_count& to, std::uint64_t position) {
-    atomicAdd(&to.count, 1ULL);
-    atomicMax(&to.complement, ~static_cast<unsigned long long>(position));
-}
-
-__device__ void report_outside(const error_count& outside, const std::uint64_t* ids, index_errors& report) {
-    report.outside_count = outside.count;
-    report.outside_position = ~outside.complement;
-    report.outside_id = ids[report.outside_position];
-}
-
-/// Ends the counting of a block. Called by all of its threads.
-/// @return true in one thread of the last block, which takes what all blocks have counted.
-__device__ bool take_counts(error_count& from, error_count& taken) {
-    __syncthreads();
-    if (threadIdx.x != 0) return false;
-    __threadfence();
-    // the last block sets it to 0 again
-    if (atomicInc(&from.finished_blocks, gridDim.x - 1) != gridDim.x - 1) return false;
-    __threadfence();
-    taken.count = atomicExch(&from.count, 0ULL);
-    taken.complement = atomicExch(&from.complement, 0ULL);
-    return true;
-}
-
 __global__ void __launch_bounds__(row_threads)
     check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, error_memory errors) {
     for (std::uint64_t i = thread_number(); i < count; i += thread_count()) {
         if (ids[i] >= row_count) add(*errors.counting, i);
     }
     error_count outside;
-    if (!take_counts(*errors.counting, outside)) return;
-    *errors.found = {};
-    if (outside.count == 0) return;
-    report_outside(outside, ids, *errors.found);
-    *errors.report = *errors.found;
-}
-
-__global__ void __launch_bounds__(row_threads) number(std::uint32_t* positions, std::uint64_t count) {
-    for (std::uint64_t i = thread_number(); i < count; i += thread_count())
-        positions[i] = static_cast<std::uint32_t>(i);
+    if (take_counts(*errors.counting, outside)) write_outside(outside, ids, errors);
 }
 
 __global__ void __launch_bounds__(row_threads)
@@ -520,10 +487,6 @@ const void* address(void (*kernel)(Parameters...)) {
 
 const void* check_rows() {
     return address(&check);
-}
-
-const void* number_rows() {
-    return address(&number);
 }
 
 const void* refuse_repeated_rows() {

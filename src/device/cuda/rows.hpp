@@ -24,8 +24,6 @@ struct row_launch {
 
 /// kernel(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, error_memory)
 const void* check_rows();
-/// kernel(std::uint32_t* positions, std::uint64_t count): 0, 1, 2, ...
-const void* number_rows();
 /// kernel(row_order, const std::uint64_t* ids, error_memory): counts equal neighbours of a sorted order as
 /// errors.
 const void* refuse_repeated_rows();

@@ -5,10 +5,35 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "src/device/row_work.hpp"
+
+/// The two sorts of indices: sort_rows.cu has a kernel for short lists, sort_long.cu calls CUB.
 namespace pinflow::detail::cuda {
 
-/// Sorts indices, with their positions, by their lowest `bits` bits. The sort is stable. If `scratch` is
-/// null, only `scratch_bytes` is set, to the required size. Only the layer of api.hpp calls it.
+inline constexpr unsigned sort_threads = 512;  ///< per block
+/// The indices that a block handles at a time.
+inline constexpr unsigned ids_of_sort_tile = 4096;
+inline constexpr unsigned sort_digit_bits = 8;
+inline constexpr unsigned sort_digits = 1U << sort_digit_bits;
+
+/// Arguments of the kernel, which splits its scratch memory into lists.
+struct sort_launch {
+    row_sort sort;
+    int bits = 0;                              ///< the lowest bits of the indices, which are compared
+    std::uint64_t* other_ids = nullptr;        ///< `sort.count` of them
+    std::uint32_t* other_positions = nullptr;  ///< `sort.count` of them
+    std::uint32_t* digit_counts = nullptr;     ///< sort_digits for each block
+};
+
+/// kernel(sort_launch): sorts a list, and checks its indices if `sort.errors` is given. Needs a cooperative
+/// launch.
+const void* sort_rows();
+
+/// kernel(std::uint32_t* positions, std::uint64_t count): 0, 1, 2, ...
+const void* number_rows();
+
+/// Sorts a list of any length with CUB. If `scratch` is null, only `scratch_bytes` is set, to the required
+/// size. Only the layer of api.hpp calls it.
 cudaError_t sort_pairs(void* scratch, std::size_t& scratch_bytes, const std::uint64_t* ids,
                        std::uint64_t* sorted_ids, const std::uint32_t* positions,
                        std::uint32_t* sorted_positions, std::uint64_t count, int bits, cudaStream_t stream);

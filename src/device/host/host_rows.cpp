@@ -154,6 +154,7 @@ void sort(const row_sort& sort) {
     });
     for (std::uint64_t i = 0; i < sort.count; ++i)
         sort.sorted_ids[i] = ids[sort.positions[i]];
+    if (sort.errors.found != nullptr) check(ids, sort.count, sort.row_count, sort.errors);
 }
 
 void refuse_repeated(const row_order& order, const std::uint64_t* ids, const error_memory& errors) {
