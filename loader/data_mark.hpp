@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "pinflow/device.hpp"
@@ -11,29 +12,38 @@
 
 namespace pinflow::detail {
 
-/// The point in a stream where the data of some slots is complete. Slots that are filled together share one.
-/// Once it is known to be passed, the device is not asked again. Thread-safe, except `record`.
+/// The point in a stream, or in two, where the data of some slots is complete. Slots that are filled together
+/// share one. Once it is known to be passed, the device is not asked again. Thread-safe, except `record`.
 class data_mark {
  public:
-    explicit data_mark(const pinflow::device& device) : event_(device) {}
+    explicit data_mark(const pinflow::device& device) : event_(device), second_event_(device) {}
 
-    void record(stream_view stream) {
+    /// Marks the work enqueued so far on a stream, or on two.
+    void record(stream_view stream, std::optional<stream_view> second = {}) {
         passed_.store(false, std::memory_order_relaxed);
+        has_second_ = second.has_value();
         event_.record(stream);
+        if (second) second_event_.record(*second);
     }
-    /// The event that streams wait for.
-    const pinflow::event& event() const noexcept { return event_; }
+    /// Makes `stream` wait until it is passed.
+    void hold_up(stream_view stream) const {
+        stream.wait(event_);
+        if (has_second_) stream.wait(second_event_);
+    }
 
     /// Whether it is known to be passed. Does not ask the device.
     bool known_done() const noexcept { return passed_.load(std::memory_order_acquire); }
     /// Whether it has been passed. Never waits.
     /// @throws device_error.
-    bool done() const { return known_done() || note(event_.done()); }
-    /// Waits at most `timeout`.
+    bool done() const {
+        return known_done() || note(event_.done() && (!has_second_ || second_event_.done()));
+    }
+    /// Waits at most `timeout`, for each stream.
     /// @return whether it has been passed.
     /// @throws device_error.
     bool synchronize_for(std::chrono::microseconds timeout) const {
-        return known_done() || note(event_.synchronize_for(timeout));
+        return known_done() || note(event_.synchronize_for(timeout) &&
+                                    (!has_second_ || second_event_.synchronize_for(timeout)));
     }
 
  private:
@@ -43,6 +53,8 @@ class data_mark {
     }
 
     pinflow::event event_;
+    pinflow::event second_event_;
+    bool has_second_ = false;
     mutable std::atomic<bool> passed_ = false;
 };
 

@@ -436,8 +436,7 @@ void slot_lease::use_on(stream_view stream) {
             "a batch cannot be used on a stream that is being captured into a CUDA graph: its memory is "
             "reused for later batches. Copy the batch to memory of your own before the capture begins");
     }
-    if (slot_->data_mark != nullptr && !slot_->data_mark->known_done())
-        stream.wait(slot_->data_mark->event());
+    if (slot_->data_mark != nullptr && !slot_->data_mark->known_done()) slot_->data_mark->hold_up(stream);
     const bool known = std::ranges::any_of(
         streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
     if (!known) streams_.push_back(stream);

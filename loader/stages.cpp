@@ -55,8 +55,9 @@ std::vector<read_job> parts_of(std::span<const read_job> jobs) {
 
 stages::stages(const parts& what, std::size_t max_groups)
     : what_(what),
-      marks_(what.pool.device(), what.pool.slot_count()),
-      streams_{copy_streams(what.pool.device()), copy_streams(what.pool.device())},
+      marks_(what.pool.device(), what.pool.slot_count() + watched_groups),
+      copies_(what.pool.device()),
+      kernels_{stream(what.pool.device()), stream(what.pool.device())},
       lists_(what.pool.device()),
       lists_done_(what.pool.device()) {
     for (std::size_t i = 0; i < max_groups; ++i)
@@ -361,54 +362,67 @@ void stages::deliver(slot_group& group) {
 }
 
 /// Enqueues row lists and held arrays on their own stream.
-/// @return whether there are any.
+/// @return whether kernels will gather rows by these lists.
 bool stages::enqueue_lists(std::span<slot* const> slots) {
     bool has_lists = false;
     for (const auto& transfer : what_.transfers)
         has_lists = transfer->enqueue_lists(slots, lists_) || has_lists;
-    if (what_.held) {
-        what_.held->enqueue(slots, lists_);
-        has_lists = true;
-    }
+    if (what_.held) what_.held->enqueue(slots, lists_);
     if (has_lists) lists_done_.record(lists_);
     return has_lists;
 }
 
-void stages::enqueue_copies(std::span<const copy_range> copies, copy_streams& streams) {
-    if (copies.empty()) return;
+/// Whether at most one group is still being copied, so that the link may soon be idle.
+bool stages::is_behind() const {
+    return last_marks_[0] == nullptr || last_marks_[0]->done();
+}
+
+void stages::enqueue_copies(std::span<const copy_range> copies) {
     if (copies.size() == 1) {
         const copy_range& whole = copies[0];
-        return copy_to_device_async(whole.destination, {whole.source, whole.size_bytes}, streams.first);
+        return copy_to_device_async(whole.destination, {whole.source, whole.size_bytes}, copies_.first);
     }
-    if (!streams.second || copies.size() < link_profile{}.min_split_copies)
-        return copy_batch_to_device_async(copies, streams.first);
+    // one stream is faster, as long as one thread enqueues as fast as the link copies
+    if (!copies_.second || copies.size() < link_profile{}.min_split_copies || !is_behind())
+        return copy_batch_to_device_async(copies, copies_.first);
     const std::size_t half = copies.size() / 2;
     // not to be cancelled with the pipeline, which then would deliver batches whose copies were skipped
     tbb::task_group_context context(tbb::task_group_context::isolated);
     tbb::this_task_arena::isolate([&] {
-        tbb::parallel_invoke([&] { copy_batch_to_device_async(copies.first(half), streams.first); },
-                             [&] { copy_batch_to_device_async(copies.subspan(half), *streams.second); },
+        tbb::parallel_invoke([&] { copy_batch_to_device_async(copies.first(half), copies_.first); },
+                             [&] { copy_batch_to_device_async(copies.subspan(half), *copies_.second); },
                              context);
     });
-    streams.second_done.record(*streams.second);
-    streams.first.view().wait(streams.second_done);
+    copies_.second_done.record(*copies_.second);
+    copies_.first.view().wait(copies_.second_done);
 }
 
 void stages::enqueue(std::span<slot* const> slots, slot_group& group) {
     const bool on_host = what_.pool.device().kind() == device_kind::host;
     if (on_host && group.copies.empty()) return;
-    copy_streams& streams = streams_[next_stream_++ % streams_.size()];
-    const stream_view stream = streams.first;
     const bool has_lists = enqueue_lists(slots);
-    enqueue_copies(group.copies, streams);
-    // not before the copies, which need no lists
-    if (has_lists) stream.wait(lists_done_);
-    for (const auto& transfer : what_.transfers)
-        transfer->enqueue(slots, stream);
-    const std::shared_ptr<data_mark> mark = marks_.take();
-    mark->record(stream);
+    if (!group.copies.empty()) enqueue_copies(group.copies);
+    std::shared_ptr<data_mark> mark = marks_.take();
+    if (has_lists) {
+        // a stream of their own, so that copies of the next group wait for no kernel
+        const stream& kernels = kernels_[next_stream_++ % kernels_.size()];
+        if (!group.copies.empty()) {
+            copies_.done.record(copies_.first);
+            kernels.view().wait(copies_.done);
+        }
+        kernels.view().wait(lists_done_);
+        for (const auto& transfer : what_.transfers)
+            transfer->enqueue(slots, kernels);
+        mark->record(kernels);
+    } else if (what_.held) {
+        // without a stream that waits for both: it would poll across the link
+        mark->record(copies_.first, lists_.view());
+    } else {
+        mark->record(copies_.first);
+    }
     for (slot* const each : slots)
         each->data_mark = mark;
+    last_marks_ = {std::move(last_marks_[1]), std::move(mark)};
 }
 
 }  // namespace pinflow::detail

@@ -24,12 +24,13 @@
 namespace pinflow::detail {
 
 /// The work of a loader as a state machine: groups of slots pass the stages sample, fill and deliver. It has
-/// no threads and never waits for the consumer. One thread can run it, and several can share it.
+/// no threads of its own and never waits for the consumer. One thread can run it, and several can share it.
 ///
 ///     free slots --sample--> row ids --fill--> rows staged, copies listed --deliver--> enqueued, announced
 ///
 /// One thread at a time samples, and one delivers, both in the order of the batches. Groups are filled in
-/// parallel. An exception stays with its slot, so that it reaches the consumer in order.
+/// parallel. An exception of a batch stays with its slot, so that it reaches the consumer in order. `begin`
+/// and `sample` can also throw.
 class stages {
  public:
     /// The objects that the stages use. All must outlive the stages.
@@ -42,14 +43,19 @@ class stages {
         file_checks& checks;
         std::shared_ptr<const device_held> held;  ///< null if there are none
     };
+    /// @param max_groups the most groups that are in the stages at the same time
     stages(const parts& what, std::size_t max_groups);
 
     /// Prepares the transfers, before the first batch.
+    /// @throws as row_source::read_rows, for arrays that are held; device_error or system_failure if there is
+    /// no memory for them.
     void begin();
 
     /// Takes `count` free slots, or fewer if fewer batches are left, and writes the row ids of the next
     /// batches.
-    /// @return null if there are not enough free slots or no batches left.
+    /// @return null if there are not enough free slots, no batches left, `max_groups` groups in the stages,
+    /// or if an error was delivered.
+    /// @throws device_error if asking for free slots fails.
     slot_group* sample(std::size_t count);
     /// Does the CPU's part of bringing rows to the slots.
     void fill(slot_group& group);
@@ -66,14 +72,17 @@ class stages {
     bool run_one(std::size_t count);
 
  private:
-    /// The streams of a group's copies. On a GPU, the second one takes half of the copies if they are many.
+    /// The stream of all copies: groups are copied one after the other, which is faster than side by side. On
+    /// a GPU, the second stream may take half of a group's copies, enqueued by another thread.
     struct copy_streams {
-        explicit copy_streams(const pinflow::device& device) : first(device), second_done(device) {
+        explicit copy_streams(const pinflow::device& device)
+            : first(device), second_done(device), done(device) {
             if (device.kind() != device_kind::host) second.emplace(device);
         }
         stream first;
         std::optional<stream> second;
         event second_done;
+        event done;  ///< the copies of the group that is being enqueued
     };
 
     slot_group* take_group();
@@ -94,27 +103,33 @@ class stages {
     std::vector<slot*> end_reads(slot_group& group);
     void enqueue(std::span<slot* const> slots, slot_group& group);
     bool enqueue_lists(std::span<slot* const> slots);
-    static void enqueue_copies(std::span<const copy_range> copies, copy_streams& streams);
+    void enqueue_copies(std::span<const copy_range> copies);
+    bool is_behind() const;
 
     parts what_;
     std::uint64_t next_batch_ = 0;   ///< number of the next batch to sample, over all epochs
-    std::uint64_t next_stream_ = 0;  ///< groups alternate streams, so that copies of two groups overlap
+    std::uint64_t next_stream_ = 0;  ///< groups alternate streams, so that kernels of two groups overlap
     data_marks marks_;
+    static constexpr std::size_t watched_groups = 2;
+    /// Of the last groups, the oldest first.
+    std::array<std::shared_ptr<const data_mark>, watched_groups> last_marks_;
     // destroyed before marks_ and what_: their destructors wait for the enqueued work
-    std::array<copy_streams, 2> streams_;
-    stream lists_;      ///< see array_transfer::enqueue_lists
-    event lists_done_;  ///< the lists of the group that is being enqueued
+    copy_streams copies_;
+    std::array<stream, 2> kernels_;  ///< for kernels that gather rows
+    stream lists_;                   ///< see array_transfer::enqueue_lists
+    event lists_done_;               ///< the lists of the group that is being enqueued
     /// The batches of an epoch between sample and the end of fill.
     struct epoch_reads {
         std::uint64_t epoch = 0;
         std::uint64_t batch_count = 0;
         bool all_sampled = false;
     };
-    std::mutex mutex_;  ///< guards the members below
+    std::vector<std::unique_ptr<slot_group>> groups_;  ///< unchanged after construction
+    /// Groups that `run_one` has begun, the oldest first. Used only by the thread that calls `run_one`.
+    std::vector<slot_group*> begun_;
+    std::mutex mutex_;  ///< guards reads_ and idle_
     std::vector<epoch_reads> reads_;
-    std::vector<std::unique_ptr<slot_group>> groups_;
     std::vector<slot_group*> idle_;
-    std::vector<slot_group*> begun_;  ///< groups that `run_one` has begun, the oldest first
 };
 
 }  // namespace pinflow::detail

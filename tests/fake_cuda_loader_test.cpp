@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -23,6 +24,8 @@
 #include "tests/fake_cuda_backend.hpp"
 #include "tests/fake_locker.hpp"
 #include "tests/support/arrays.hpp"
+#include "tests/support/devices.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // A loader for a device that page-locks, which is the host under another name: every transfer of a GPU,
@@ -41,6 +44,8 @@ class locking_backend final : public fake_cuda_backend {
     std::atomic<unsigned> sorts = 0;
     std::atomic<unsigned> held_gathers = 0;
     std::atomic<std::uint64_t> copies = 0;
+    /// Called before each call that makes several copies, with their number. May throw.
+    std::function<void(std::size_t)> before_copies;
 
     detail::page_locker* locker() override { return &lock; }
     void gather_rows(const detail::row_transfer& transfer, void* stream) override {
@@ -57,6 +62,7 @@ class locking_backend final : public fake_cuda_backend {
         fake_cuda_backend::gather_held(gather, stream);
     }
     void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
+        if (before_copies) before_copies(ranges.size());
         copies += ranges.size();
         note_copies(ranges);
         fake_cuda_backend::copy_batch_to_device(ranges, stream);
@@ -450,5 +456,58 @@ TEST_CASE("fake CUDA loader: a file that changes is noticed by the end of the ep
             }(),
             data_changed);
         CHECK(count < 2 * 13);
+    }
+}
+
+TEST_CASE("fake CUDA loader: two threads enqueue many copies while the link may soon be idle") {
+    const temporary_folder folder;
+    const numbered_file rows(folder, "rows.npy", 512, words_of_64k);
+    locking_backend backend;
+    std::mutex mutex;
+    std::vector<std::size_t> calls;
+    std::set<std::thread::id> threads;
+    gate both;
+    std::atomic<int> begun = 0;
+    backend.before_copies = [&](std::size_t count) {
+        if (++begun == 2) both.open();
+        both.wait();  // so that neither thread makes both calls
+        const std::lock_guard guard(mutex);
+        if (calls.size() < 2) threads.insert(std::this_thread::get_id());
+        calls.push_back(count);
+    };
+    loader_options options = options_for(backend);
+    options.batch_rows = 256;  // a group
+    options.epochs = 1;
+    options.route = route::copy;
+    options.threads = 2;
+    {
+        loader batches({rows.open()}, options);
+        CHECK(take_all(batches) == 512);
+    }
+    REQUIRE(calls.size() >= 2);
+    CHECK(calls[0] == 128);
+    CHECK(calls[1] == 128);
+    CHECK(threads.size() == 2);
+}
+
+TEST_CASE(
+    "fake CUDA loader: if one of two threads cannot enqueue its copies, next throws, and the loader ends") {
+    const temporary_folder folder;
+    const numbered_file rows(folder, "rows.npy", 512, words_of_64k);
+    for (const int failing : {0, 1}) {
+        CAPTURE(failing);
+        locking_backend backend;
+        std::atomic<int> calls = 0;
+        backend.before_copies = [&](std::size_t) {
+            if (calls++ == failing) throw device_error("injected");
+        };
+        loader_options options = options_for(backend);
+        options.batch_rows = 256;  // a group
+        options.route = route::copy;
+        options.threads = 2;
+        loader batches({rows.open()}, options);
+        const stream stream(backend.device());
+        CHECK(message_of<device_error>([&] { batches.next(stream); }) == "injected");
+        CHECK_FALSE(batches.next(stream));
     }
 }
