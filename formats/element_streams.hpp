@@ -24,7 +24,10 @@ class element_file {
     /// by piece, except a member in Fortran order, which is decoded as a whole because its elements come in
     /// that order only.
     /// @param name as list_arrays gives it, or a field of a .npy file's array.
-    /// @param memory_bytes upper bound on the memory for reordering.
+    /// @param memory_bytes memory for reordering. For a chunked HDF5 dataset, half is for rows read ahead and
+    /// half for decoding chunks. Small values are raised: to 64 KiB for the rows of HDF5 datasets that are
+    /// not contiguous, to 576 KiB for all other arrays. One chunk always fits, and so does one row that
+    /// libhdf5 reads. A deflated .npz member in Fortran order is not counted.
     /// @throws as pinflow::open.
     virtual std::unique_ptr<element_stream> stream(std::string_view name,
                                                    std::uint64_t memory_bytes) const = 0;
@@ -44,7 +47,8 @@ std::unique_ptr<element_file> open_npz_elements(const std::filesystem::path& pat
 /// Opens a safetensors file.
 std::unique_ptr<element_file> open_safetensors_elements(const std::filesystem::path& path);
 
-/// Opens a stream of one dataset of an HDF5 file.
+/// Opens a stream of one dataset of an HDF5 file. `memory_bytes` is as in element_file::stream.
+/// @throws as pinflow::open_hdf5.
 std::unique_ptr<element_stream> open_hdf5_elements(const std::filesystem::path& path, std::string_view name,
                                                    std::uint64_t memory_bytes);
 

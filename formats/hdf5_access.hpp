@@ -11,9 +11,9 @@
 
 namespace pinflow::detail {
 
-/// Calls libhdf5 for pinflow/formats/hdf5.hpp, in this process or in another. Members are called from any
-/// thread. Their error messages name the same things as the messages of list_hdf5_datasets,
-/// describe_hdf5_dataset and hdf5_library_reader.
+/// Lists, describes and reads with libhdf5 for pinflow/formats/hdf5.hpp, in this process or in another.
+/// Members are called from any thread. They throw as list_hdf5_datasets, describe_hdf5_dataset and
+/// hdf5_library_reader, and their error messages name the same things.
 class hdf5_access {
  public:
     hdf5_access() = default;
@@ -28,8 +28,9 @@ class hdf5_access {
                                       const hdf5_description& description) = 0;
 };
 
-/// Makes all later calls of libhdf5 go through `other`, instead of this process. The tool calls this before
-/// it opens anything. Not thread-safe.
+/// Makes all later listing, describing and reading with libhdf5 go through `other`. Writing still calls
+/// libhdf5 in this process, and rows opened before keep their access. The tool calls this before it opens
+/// anything. Not thread-safe.
 void use_hdf5_access(std::shared_ptr<hdf5_access> other);
 
 }  // namespace pinflow::detail

@@ -45,9 +45,9 @@ struct hdf5_chunk_key {
 ///
 /// Chunks decoded for the first time share an eighth of the cache, first in, first out, even if they are
 /// requested again meanwhile. The rest holds chunks that are wanted again (see decoded_chunk), and evicts the
-/// least recently used first. So one sequential pass over a dataset
-/// takes little memory and does not evict chunks in repeated use (after 2Q by Johnson and Shasha, VLDB 1994).
-/// One chunk is kept even if it is larger than the whole cache, unless the cache size is 0. Thread-safe.
+/// least recently used first. So one sequential pass over a dataset takes little memory and does not evict
+/// chunks in repeated use (after 2Q by Johnson and Shasha, VLDB 1994). One chunk is kept even if it is larger
+/// than the whole cache, unless the cache size is 0. Thread-safe.
 class hdf5_chunk_cache {
  public:
     /// A caller that asks for chunks. The decoding thread calls one of the members, once for each promise.
@@ -67,8 +67,8 @@ class hdf5_chunk_cache {
 
     enum class answer : std::uint8_t {
         found,     ///< the chunk is cached
-        claimed,   ///< the caller must decode it, and then call `complete` or `give_up` without waiting for
-                   ///< anything
+        claimed,   ///< the caller must decode it, and then call `complete` or `give_up`, without waiting for
+                   ///< another thread
         promised,  ///< the user will be called back with `work`
     };
 

@@ -17,7 +17,7 @@ class hdf5_chunk_grid {
     static constexpr std::size_t max_axes = 64;  ///< 32 of HDF5, and the axes of an array type
 
     /// @throws format_error for shapes without axes, with too many axes or of different ranks, for chunks
-    /// without elements, and for more than 2^64 bytes or chunks.
+    /// without bytes, and for 2^64 bytes or chunks, or more.
     hdf5_chunk_grid(shape_vector shape, shape_vector chunk_shape, std::uint64_t item_bytes);
 
     const shape_vector& shape() const noexcept { return shape_; }

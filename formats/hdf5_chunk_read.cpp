@@ -146,7 +146,7 @@ void hdf5_chunk_read::run_tasks(std::span<const std::size_t> works) {
     const auto threads = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
     const std::size_t tasks = std::min(threads, works.size());
     if (tasks == 0) return;
-    last_ = works.size();
+    listed_count_ = works.size();
     if (tasks == 1) {
         decoding_permit own(reader_);
         own.begin();
@@ -380,7 +380,7 @@ std::uint64_t hdf5_chunk_read::shuffle_element_bytes_for(std::size_t work, std::
 
 bool hdf5_chunk_read::would_evict() const noexcept {
     const std::size_t next = next_;
-    const std::uint64_t left = last_ - std::min(last_, next);
+    const std::uint64_t left = listed_count_ - std::min(listed_count_, next);
     const hdf5_chunk_cache& cache = reader_.memory_->cache;
     return left > cache.max_first_use_bytes() / hdf5_chunk_cache::cost_bytes(reader_.grid_.chunk_bytes());
 }

@@ -75,7 +75,7 @@ class hdf5_chunk_read final : public hdf5_chunk_cache::user {
     std::span<std::byte> destination_;
     std::vector<segment> segments_;   // by bands
     std::vector<std::size_t> bands_;  // where the segments of each band begin
-    std::size_t last_ = 0;            // the number of works to do
+    std::size_t listed_count_ = 0;    // works that run_tasks was given
     std::atomic<std::size_t> next_ = 0;
     std::atomic<std::int64_t> waited_ns_ = 0;
     std::atomic<std::int64_t> busy_ns_ = 0;

@@ -41,8 +41,9 @@ struct hdf5_reader_options {
 class hdf5_chunk_reader {
  public:
     /// `dataset` must have passed check_hdf5_description.
-    /// @throws format_error if the stored size of a chunk is impossible.
-    /// @throws unsupported for unknown filters. Both messages are full sentences.
+    /// @throws format_error if the shapes do not fit each other, for invalid filter parameters, and if the
+    /// stored size of a chunk is impossible.
+    /// @throws unsupported for unknown filters. All messages are full sentences.
     hdf5_chunk_reader(std::shared_ptr<const input_file> file, std::shared_ptr<const hdf5_description> dataset,
                       const hdf5_reader_options& options);
     hdf5_chunk_reader(const hdf5_chunk_reader&) = delete;
@@ -56,11 +57,11 @@ class hdf5_chunk_reader {
     /// concurrent call that needs it too.
     /// @return the part of the time spent waiting for storage.
     /// @throws format_error for damaged chunks (the message names the file, the chunk and its location);
-    /// data_changed, system_failure.
+    /// data_changed; system_failure, also if there is no memory for a chunk; std::bad_alloc.
     std::chrono::nanoseconds read(std::span<const hdf5_row_run> runs, const hdf5_row_box& box,
                                   std::span<std::byte> destination) const;
 
-    /// The number of chunks decoded so far.
+    /// The number of chunks decoded so far; unfiltered chunks are not counted.
     std::uint64_t decoded_count() const noexcept { return decoded_count_; }
 
  private:

@@ -23,6 +23,7 @@ class hdf5_content {
 
     /// Fills `destination` with the rows of all `runs`, which must be within the shape.
     /// @return the time spent waiting for storage; 0 if libhdf5 reads the rows, because that is not measured.
+    /// @throws as hdf5_chunk_reader::read; what the dataset's `library` throws.
     virtual std::chrono::nanoseconds read(std::span<const hdf5_row_run> runs,
                                           std::span<std::byte> destination) const = 0;
     /// Returns the rows that the file holds as they are delivered, mapped if the system allows it; usually
@@ -33,7 +34,7 @@ class hdf5_content {
 };
 
 /// Opens the content of a dataset that has passed check_dataset.
-/// @throws as make_hdf5_rows.
+/// @throws format_error, unsupported.
 std::unique_ptr<hdf5_content> open_hdf5_content(const hdf5_dataset& dataset,
                                                 const hdf5_reader_options& options);
 

@@ -106,7 +106,7 @@ std::vector<std::byte> serialize(const hdf5_description& description);
 /// @throws format_error, a sentence without the path.
 hdf5_description parse_hdf5_description(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
-/// The same for the listings that `inspect` shows.
+/// The same for the listings that `inspect` shows; nothing in them is checked against a file.
 std::vector<std::byte> serialize(std::span<const array_listing> listings);
 std::vector<array_listing> parse_array_listings(std::span<const std::byte> bytes);
 

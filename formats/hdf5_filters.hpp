@@ -96,6 +96,7 @@ class hdf5_chunk_decoder {
     std::span<std::byte> stored_memory(std::uint64_t size_bytes);
     /// Fills `destination`, one chunk, from its stored bytes.
     /// @throws format_error for damaged bytes; the contents of the destination are then undefined.
+    /// @throws std::bad_alloc.
     void decode(const hdf5_pipeline& pipeline, std::uint32_t filter_mask, std::span<const std::byte> stored,
                 std::span<std::byte> destination) {
         decode_down_to(0, pipeline, filter_mask, stored, destination);

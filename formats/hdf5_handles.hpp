@@ -28,6 +28,8 @@ namespace pinflow::detail::hdf5 {
 
 /// Held during every call of the library: admits one thread at a time, and disables error printing and
 /// plugins. The destructor restores both settings.
+/// @throws system_failure if there is too little memory to start libhdf5; unsupported if it does not start. A
+/// destructor that takes the lock must catch both.
 class library_lock {
  public:
     library_lock();
@@ -104,7 +106,7 @@ struct recorded_read {
     std::uint64_t size_bytes = 0;
 };
 
-/// For its lifetime, reads of data from files opened here are recorded but not made, and buffers stay
+/// For its lifetime, reads of data from files opened here are recorded but not made, and their buffers stay
 /// unchanged. This finds where libhdf5 stores data, in microseconds, for every version of the library and
 /// every kind of chunk index. Only one may exist at a time.
 class recording {

@@ -13,10 +13,10 @@
 #include "pinflow/formats/listing.hpp"
 
 /// The reading part of the only layer that calls libhdf5; hdf5_output.hpp is the writing part. The layer
-/// admits one thread at a time, even if the library is thread-safe. (A
-/// process that also calls libhdf5 elsewhere needs a thread-safe build.) Here, files are opened read-only;
-/// filter plugins are never loaded, and other files are never opened. The library prints nothing: its reports
-/// become part of error messages. After each call, the settings for plugins and error reports are restored.
+/// admits one thread at a time, even if the library is thread-safe. (A process that also calls libhdf5
+/// elsewhere needs a thread-safe build.) Here, files are opened read-only; filter plugins are never loaded,
+/// and other files are never opened. The library prints nothing: its reports become part of error messages.
+/// After each call, the settings for plugins and error reports are restored.
 ///
 /// The library parses the file's metadata, and is known to crash on damaged files: see
 /// pinflow/formats/hdf5.hpp.
@@ -46,7 +46,7 @@ enum class hdf5_unverified_chunks : bool {
 };
 
 /// Keeps a dataset open whose storage only the library can read. Checks each chunk before the library decodes
-/// it for the first time. Thread-safe; calls are serialised.
+/// it for the first time; after 2^20 chunks, all are checked again. Thread-safe; calls are serialised.
 class hdf5_library_reader {
  public:
     /// Opens the dataset again.
@@ -63,6 +63,7 @@ class hdf5_library_reader {
     /// @throws invalid_argument for rows out of range or a destination of another size.
     /// @throws format_error for damaged chunks, or if the library cannot read them; the message names path
     /// and dataset.
+    /// @throws system_failure, data_changed if a chunk cannot be read from the file; std::bad_alloc.
     void read(std::uint64_t first_row, std::uint64_t row_count, std::span<std::byte> destination) const;
 
  private:

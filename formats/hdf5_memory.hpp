@@ -13,12 +13,13 @@
 
 namespace pinflow::detail {
 
-/// A pool of memory for decoded chunks. Keeps released memory for later chunks, up to a limit. Thread-safe.
+/// A pool of memory for decoded chunks. Keeps released memory of 256 KiB or more for later chunks of the same
+/// size, up to a limit. Thread-safe.
 class hdf5_chunk_pool {
  public:
     explicit hdf5_chunk_pool(std::uint64_t max_spare_bytes);
 
-    /// Allocates memory that returns to the pool when the last pointer is destroyed, which may be after the
+    /// Takes or allocates memory. It is returned when the last pointer is destroyed, which may be after the
     /// pool.
     /// @throws system_failure if no memory is left; std::bad_alloc.
     hdf5_chunk_memory take(std::uint64_t size_bytes) const;
@@ -43,14 +44,15 @@ class hdf5_memory {
     std::uint64_t new_reader() noexcept;
 
     /// Reserves `size_bytes` for a thread that is about to decode. Waits until that much is free, or no other
-    /// thread decodes; threads are served in the order of their calls. A thread must not wait for anything
-    /// between this and `end_decoding`.
+    /// thread decodes; threads are served in the order of their calls. A thread must not wait for another
+    /// thread between this and `end_decoding`.
     void begin_decoding(std::uint64_t size_bytes);
-    /// The same without waiting.
+    /// The same without waiting; does not overtake a thread that waits.
     /// @return whether the memory is reserved.
     bool try_begin_decoding(std::uint64_t size_bytes);
     void end_decoding(std::uint64_t size_bytes) noexcept;
 
+    /// A decoder that was given back, or a new one.
     std::unique_ptr<hdf5_chunk_decoder> take_decoder();
     void give_back(std::unique_ptr<hdf5_chunk_decoder> decoder) noexcept;
 

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <string_view>
+
 #include "formats/element_streams.hpp"
 #include "formats/hdf5_shared_rows.hpp"
 #include "pinflow/formats/hdf5.hpp"
@@ -10,9 +12,12 @@ namespace pinflow {
 
 namespace {
 
+constexpr std::string_view help =
+    "install libhdf5 with its headers, and build pinflow with -DPINFLOW_HDF5=ON";
+
 [[noreturn]] void refuse(const std::filesystem::path& path) {
-    throw format_not_built(
-        fmt::format("cannot open '{}': this build of pinflow cannot read HDF5 files", path.string()));
+    throw format_not_built(fmt::format("cannot open '{}': this build of pinflow cannot read HDF5 files; {}",
+                                       path.string(), help));
 }
 
 }  // namespace
@@ -41,8 +46,8 @@ std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& pa
 struct hdf5_writer::state {};
 
 hdf5_writer::hdf5_writer(const std::filesystem::path& path, std::uint64_t /*alignment_bytes*/) {
-    throw format_not_built(
-        fmt::format("cannot write '{}': this build of pinflow cannot write HDF5 files", path.string()));
+    throw format_not_built(fmt::format("cannot write '{}': this build of pinflow cannot write HDF5 files; {}",
+                                       path.string(), help));
 }
 
 hdf5_writer::hdf5_writer(hdf5_writer&&) noexcept = default;

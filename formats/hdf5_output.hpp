@@ -15,7 +15,8 @@
 namespace pinflow::detail::hdf5 {
 
 /// The type of elements in a file; element_type_of is the inverse. The caller must hold the library lock.
-/// @throws unsupported; the message continues after "the dataset 'NAME'".
+/// @throws unsupported, or format_error if a call of the library fails; messages continue after "the dataset
+/// 'NAME'".
 type_handle file_type_of(const dtype& type);
 
 /// A new file that libhdf5 writes, and that appears under its name complete or not at all. The library writes
@@ -26,7 +27,7 @@ type_handle file_type_of(const dtype& type);
 /// it when the process ends. Instead, the driver stores the error and writes nothing more. The error is
 /// thrown as soon as the library has returned. After that, nothing can be written or committed.
 ///
-/// Locks the library in each call. Not thread-safe.
+/// Locks the library while it calls it. Not thread-safe.
 class output {
  public:
     /// @throws system_failure; unsupported if libhdf5 cannot begin the file.
@@ -47,6 +48,7 @@ class output {
                                     std::uint64_t size_bytes, std::uint64_t alignment_bytes);
     /// The same for a dataset of shuffled and deflated chunks. The caller writes its chunks with write_chunk
     /// before it creates the next dataset.
+    /// @throws as create_contiguous.
     void create_chunked(const std::string& name, const dtype& type, const shape_vector& shape,
                         const shape_vector& chunk_shape, unsigned deflate_level);
 

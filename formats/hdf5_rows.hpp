@@ -33,23 +33,27 @@ struct hdf5_dataset {
 /// Makes a source of the dataset's rows. A contiguous little-endian dataset has one extent. Unfiltered chunks
 /// of whole little-endian rows are extents if all chunks were written. All other rows are read with
 /// `read_rows`, in `memory`, which may be shared with other datasets.
-/// @throws format_error, unsupported (also for a dataset without axes).
+/// @throws format_error; unsupported (also for a dataset without axes); system_failure if decoding one chunk
+/// takes more memory than there is.
 std::shared_ptr<const row_source> make_hdf5_rows(const hdf5_dataset& dataset,
                                                  std::shared_ptr<hdf5_memory> memory);
 
-/// Makes a source in which all rows of the dataset are one row; the dataset may have no axes. @throws as
-/// make_hdf5_rows and make_hdf5_array.
+/// Makes a source in which all rows of the dataset are one row; the dataset may have no axes.
+/// @throws as make_hdf5_rows; for a dataset without axes, as make_hdf5_array.
 std::shared_ptr<const row_source> make_hdf5_row(const hdf5_dataset& dataset,
                                                 std::shared_ptr<hdf5_memory> memory);
 
 /// Makes an array of the whole dataset. A contiguous dataset is mapped in place; any other is decoded into
 /// memory, in the byte order of the description.
-/// @throws as make_hdf5_rows and row_source::read_rows; system_failure if there is too little memory.
+/// @throws as make_hdf5_rows, but not for a dataset without axes; as row_source::read_rows; system_failure if
+/// there is too little memory.
 array make_hdf5_array(const hdf5_dataset& dataset);
 
 /// Makes a stream of the dataset's elements, which reads ahead by at most `memory_bytes` (at least 64 KiB,
-/// and one row if rows cannot be split). If half of `memory_bytes` holds all rows of a band of chunks, each
-/// chunk is decoded once. The other half is for decoding.
+/// and one row if rows cannot be split). For a chunked dataset, half of it is for rows read ahead: if it
+/// holds all rows of a band of chunks, each chunk is decoded once. The other half is for decoding. A
+/// contiguous dataset is streamed as stream_elements does.
+/// @throws as make_hdf5_array, when it is made or when it is read.
 std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes);
 
 }  // namespace pinflow::detail

@@ -12,6 +12,8 @@ namespace pinflow::detail {
 
 class hdf5_memory;
 
+/// Makes a memory of `size_bytes`, or of a quarter of the memory that is left if that is less. Null in a
+/// build without HDF5.
 std::shared_ptr<hdf5_memory> make_hdf5_memory(std::uint64_t size_bytes);
 
 /// As pinflow::open_hdf5_rows.

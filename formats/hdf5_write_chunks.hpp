@@ -31,13 +31,16 @@ using hdf5_store_chunk = std::function<void(std::span<const std::uint64_t> first
 /// shrink is stored unfiltered.
 ///
 /// Takes memory for the rows of one band of chunks (the chunks that share the same rows; leading axes along
-/// which chunks have length 1 do not enlarge it). With enough cores it takes up to 64 MiB more for rows, and
-/// three times as much for encoding. Not thread-safe. `store` is called on one thread at a time, which need
-/// not be the thread that calls `write`.
+/// which chunks have length 1 do not enlarge it). With enough cores it takes up to 64 MiB more for rows.
+/// Encoding takes three times the size of the chunks that are encoded at the same time: of one chunk, or of
+/// up to 64 MiB of chunks. Not thread-safe. `store` is called on one thread at a time, which need not be the
+/// thread that calls `write`.
 class hdf5_chunk_writer {
  public:
     /// `shape` and `chunk_shape` must have the same number of axes. No length may be 0, and no chunk may be
     /// longer than the dataset. `deflate_level` is libdeflate's, 1 to 12.
+    /// @throws system_failure if a band of chunks and the encoding of one chunk take more memory than there
+    /// is.
     hdf5_chunk_writer(const shape_vector& shape, const shape_vector& chunk_shape, std::uint64_t element_bytes,
                       unsigned deflate_level, hdf5_store_chunk store);
     hdf5_chunk_writer(const hdf5_chunk_writer&) = delete;
@@ -46,7 +49,7 @@ class hdf5_chunk_writer {
 
     /// Takes the next bytes, at most as many as are left; a piece may end anywhere. When the last byte has
     /// arrived, all chunks are stored.
-    /// @throws what `store` throws; nothing more can be written after that.
+    /// @throws what `store` throws, and std::bad_alloc; nothing more can be written after that.
     void write(std::span<const std::byte> bytes);
 
  private:

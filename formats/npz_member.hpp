@@ -14,8 +14,8 @@ namespace pinflow::detail {
 struct npz_member {
     npy_header header;
     std::uint64_t payload_bytes = 0;
-    std::uint64_t data_offset_bytes =
-        0;  ///< of the member's data in the file, which begins with the .npy header
+    /// The offset of the member's data in the file. The data begins with the .npy header.
+    std::uint64_t data_offset_bytes = 0;
     std::unique_ptr<zip_member_reader> reader;  ///< at the first element
 };
 

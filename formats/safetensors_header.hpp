@@ -36,17 +36,18 @@ enum class safetensors_metadata : std::uint8_t {
 
 /// Parses the JSON of a safetensors header piece by piece.
 /// @throws format_error (a sentence without the path), as parse_safetensors_header; system_failure if memory
-/// is short (without the path, too).
+/// is short (without the path, too); what `next_piece` throws.
 safetensors_header parse_safetensors_text(safetensors_text::piece_source next_piece,
                                           std::uint64_t data_offset_bytes, std::uint64_t file_size_bytes,
                                           safetensors_metadata wanted);
 
 /// The same for bytes that hold the whole header, including its length.
+/// @throws as parse_safetensors_text, and as safetensors_data_offset_bytes.
 safetensors_header parse_safetensors_bytes(std::span<const std::byte> bytes, std::uint64_t file_size_bytes,
                                            safetensors_metadata wanted);
 
 /// Reads the "__metadata__" of a file.
-/// @throws system_failure, format_error; each message names the path.
+/// @throws system_failure, format_error, data_changed; each message names the path.
 std::map<std::string, std::string> read_safetensors_metadata(const std::filesystem::path& path);
 
 /// A type as the format spells it.

@@ -42,8 +42,8 @@ enum class long_strings : std::uint8_t {
 inline constexpr std::uint64_t max_shown_string_bytes = 4096;
 
 /// Streams the JSON of a safetensors header to the parser. One piece of it is in memory at a time. The parser
-/// copies each token several times, with the spaces before it. So runs of spaces are reduced to one, and long
-/// string values are cut if `long_strings::cut` is set. Keys are always passed whole.
+/// copies each token several times, with the spaces before it. So runs of white space are reduced to their
+/// first character, and long string values are cut if `long_strings::cut` is set. Keys are passed whole.
 class safetensors_text final : public std::streambuf {
  public:
     /// Returns the next piece of the text, which stays valid until the next call. Returns an empty piece at
@@ -57,7 +57,7 @@ class safetensors_text final : public std::streambuf {
 
  protected:
     /// @throws format_error (a sentence without the path) for a zero byte, which the parser would take for
-    /// the end of the text, and for an error in the skipped part of a string.
+    /// the end of the text, and for an error in the skipped part of a string; what the source throws.
     int_type underflow() override;
 
  private:

@@ -9,9 +9,9 @@
 #include <vector>
 
 /// Locates the members of a zip archive: pure functions of the file's bytes. The source of the format is
-/// PKWARE's APPNOTE.TXT 6.3. Functions that read throw format_error, and what their
-/// reader throws; read_zip_directory also throws system_failure if memory is short. The messages made here
-/// are sentences without the path.
+/// PKWARE's APPNOTE.TXT 6.3. Functions that read throw format_error, and what their reader throws;
+/// read_zip_directory also throws system_failure if memory is short. The messages made here are sentences
+/// without the path.
 namespace pinflow::detail {
 
 /// Fills the destination with a file's bytes from an offset on. Never called for bytes past the end of the

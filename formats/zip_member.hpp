@@ -8,8 +8,8 @@
 #include "formats/zip_directory.hpp"
 #include "pinflow/memory.hpp"
 
-/// Reads and inflates the members of a zip archive. All functions throw format_error (a sentence without the
-/// path) for data that contradicts the directory, and what `read_bytes` throws.
+/// Reads and inflates the members of a zip archive. Functions that read throw format_error (a sentence
+/// without the path) for data that contradicts the directory, what `read_bytes` throws, and std::bad_alloc.
 namespace pinflow::detail {
 
 /// Checks that a member can be read.
@@ -22,6 +22,7 @@ class zip_member_reader {
  public:
     /// @param data_offset_bytes the offset of the member's data.
     /// @param piece_bytes how much to read at a time.
+    /// @throws as check_zip_member_readable.
     zip_member_reader(zip_entry entry, std::uint64_t data_offset_bytes, read_bytes read,
                       std::size_t piece_bytes);
     zip_member_reader(const zip_member_reader&) = delete;
@@ -54,7 +55,10 @@ class zip_inflater {
     zip_inflater& operator=(const zip_inflater&) = delete;
     ~zip_inflater();
 
-    /// Fills `destination`, as large as the deflated member, and checks its CRC-32.
+    /// Inflates the member into `destination`, which has `entry.size_bytes` (the uncompressed size), and
+    /// checks its CRC-32. The compressed bytes are read into memory first.
+    /// @throws invalid_argument for a destination of another size; system_failure if there is no memory for
+    /// the compressed bytes.
     void inflate(const zip_entry& entry, std::uint64_t data_offset_bytes, const read_bytes& read,
                  std::span<std::byte> destination);
 

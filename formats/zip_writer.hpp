@@ -21,7 +21,7 @@ struct zip64_thresholds {
 };
 
 /// Writes a zip archive of stored members, each aligned as the caller chooses; atomically, as output_file.
-/// Not thread-safe.
+/// Its functions throw system_failure as those of output_file. Not thread-safe.
 class zip_writer {
  public:
     explicit zip_writer(const std::filesystem::path& path, zip64_thresholds thresholds = {});

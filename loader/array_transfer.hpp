@@ -50,17 +50,19 @@ class array_transfer {
     array_transfer& operator=(const array_transfer&) = delete;
     virtual ~array_transfer() = default;
 
-    /// Prepares the transfer, once, before the first batch. May be slow.
+    /// Prepares the transfer, once, before the first batch. Reads a held array, which may be slow.
     virtual void begin() {}
     /// Lists the work that gathers the rows of `filling` in its device side: jobs for the CPU, and copies
     /// after them.
     virtual void prepare(slot& filling, slot_group& group) = 0;
-    /// Uploads the row lists that `enqueue` needs, and enqueues work that depends on them alone.
+    /// Uploads the row lists that `enqueue` needs, and enqueues work that depends on them alone. `slots` are
+    /// those of `enqueue`.
     /// `lists` is a separate stream for short work, because the stream of `enqueue` waits for it, and a
     /// waiting stream polls over PCIe.
     /// @return whether anything was enqueued.
     virtual bool enqueue_lists(std::span<slot* const> /*slots*/, stream_view /*lists*/) { return false; }
-    /// Enqueues the work after the copies of the group. `slots` are the group's slots without an error.
+    /// Enqueues the work after the copies of the group. `slots` are the group's slots before the first one
+    /// with an error.
     virtual void enqueue(std::span<slot* const> /*slots*/, stream_view /*stream*/) {}
     /// The address at which the consumer finds the rows of a slot.
     virtual const std::byte* data_of(const slot& filled) const = 0;
@@ -76,7 +78,10 @@ class array_transfer {
 };
 
 /// Makes the transfer of an array. Errors of reading a held array are thrown by `begin`, not here.
-/// @throws unsupported if pages that must be registered cannot be registered.
+/// @throws unsupported if pages that must be registered cannot be registered; data_changed if that is because
+/// their file has changed.
+/// @throws device_error or system_failure if memory for row lists cannot be allocated; what the
+/// `memory_resource` throws.
 std::unique_ptr<array_transfer> make_transfer(const sample_array& array, const loader_setup& setup);
 
 // ---- the kinds of transfers, by file ---------------------------------------------------------------------

@@ -11,20 +11,27 @@
 
 namespace pinflow::detail {
 
-/// The arrays that a loader holds in device memory. One kernel gathers their rows for all slots of a group.
+/// The arrays that a loader holds in device memory. One kernel gathers the rows of up to
+/// held_gather::max_tables arrays, for up to row_parts::max consecutive slots of a group.
 class device_held {
  public:
-    /// As row_list.
+    /// Allocates memory for the row ids of `slot_count` slots of at most `max_slot_rows` rows, in pinned
+    /// memory and in device memory.
+    /// @throws as pinned_buffer and device_buffer.
     device_held(std::size_t slot_count, std::uint64_t max_slot_rows, const device_allocator& allocator)
         : device_(allocator.stream.device()),
           max_slot_rows_(max_slot_rows),
           ids_(slot_count, max_slot_rows, allocator) {}
 
-    /// Adds an array, which must stay in device memory as long as this object is used.
+    /// Adds an array, which must stay in device memory as long as this object is used. Not thread-safe: add
+    /// all arrays before the first `enqueue`.
     void add(const held_table& table) { tables_.push_back(table); }
 
+    /// Copies the row ids of a slot to pinned memory. May be called for several slots at the same time. The
+    /// last upload of the slot's row ids must be complete.
     void prepare(const slot& filling) const { std::ranges::copy(filling.row_ids, ids_.of(filling).begin()); }
     /// Uploads the row ids of prepared slots, and enqueues the gathers.
+    /// @throws device_error.
     void enqueue(std::span<slot* const> slots, stream_view stream) const {
         for_runs(slots, max_slot_rows_, row_parts::max, [&](std::span<slot* const> run, std::uint64_t rows) {
             ids_.upload_async(*run[0], rows, stream);

@@ -15,7 +15,8 @@
 namespace pinflow::detail {
 
 /// Checks that the files of a loader's rows have not changed since they were opened. For a batch, it checks
-/// the files of its rows, each at most every 100 ms. At the end of an epoch it checks all files. Thread-safe.
+/// the files of its rows, each at most every 100 ms. A source whose files are not known is checked as a
+/// whole. At the end of an epoch it checks all files. Thread-safe.
 ///
 /// A check takes some microseconds. The interval grows with the number of files, so that checks take at most
 /// a few percent of one core.

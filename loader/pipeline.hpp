@@ -29,6 +29,7 @@ namespace pinflow {
 /// for itself.
 class loader::pipeline {
  public:
+    /// @throws as the constructor of loader.
     pipeline(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options);
     pipeline(const pipeline&) = delete;
     pipeline& operator=(const pipeline&) = delete;

@@ -10,7 +10,7 @@
 #endif
 
 /// Ranges that profilers show on the timeline (NVTX), in pinflow's own domain. Without the NVTX header they
-/// compile to nothing. Without a profiler a range costs only tests of a null pointer.
+/// compile to nothing. Without a profiler, NVTX calls after the first one only test a null pointer.
 namespace pinflow::detail {
 
 enum class range : unsigned { sample, fill, deliver, next };

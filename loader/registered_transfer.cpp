@@ -286,8 +286,8 @@ class kernel_transfer final : public registered_transfer {
         for_gathered(slots, [&](std::span<slot* const> run, std::uint64_t rows) {
             addresses_.upload_async(*run[0], rows, lists);
             if (part_.sorted) {
-                // sorted by the low bits, which differ between pages of the array; staged rows may come
-                // anywhere
+                // sorted by the low bits of the addresses, enough of them to tell the rows of the array
+                // apart; rows in the staging buffer may come anywhere among these
                 setup().device.backend().sort_rows({addresses_.on_device(*run[0]),
                                                     rows,
                                                     address_range_,

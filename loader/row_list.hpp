@@ -11,8 +11,8 @@
 
 namespace pinflow::detail {
 
-/// A 64-bit number (row id or address) for each row of each slot, in pinned memory and in device memory. The
-/// numbers of consecutive slots are contiguous.
+/// A 64-bit number (row id or address) for each row of each slot, in pinned memory and in device memory. Each
+/// slot has room for `max_slot_rows` numbers, right after that of the slot before.
 class row_list {
  public:
     row_list(std::size_t slot_count, std::uint64_t max_slot_rows, const device_allocator& allocator)
@@ -20,6 +20,7 @@ class row_list {
           host_(slot_count * max_slot_rows * sizeof(std::uint64_t), allocator.stream.device()),
           device_(allocator.allocate(host_.size_bytes())) {}
 
+    /// The room of a slot in pinned memory.
     std::span<std::uint64_t> of(const slot& slot) const {
         return {reinterpret_cast<std::uint64_t*>(host_.data()) + slot.index * max_slot_rows_, max_slot_rows_};
     }

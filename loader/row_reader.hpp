@@ -19,11 +19,11 @@ enum class row_access : std::uint8_t {
     source,  ///< by row_source::read_rows
 };
 
-/// Gathers rows of one array into host memory: the CPU's part of every transfer. Thread-safe.
+/// Gathers rows of one array into host memory, for the transfers in which the CPU does that. Thread-safe.
 ///
-/// Rows in memory are copied. Mapped rows of a file are copied while the fault guard is active and the pages
-/// are in the page cache. After a copy that waited for storage, the reader uses reads, which measure their
-/// wait, until several reads in a row have not waited.
+/// Rows in memory are copied. Mapped rows of a file are copied while the fault guard is active. After a copy
+/// or a read that waited for storage, the reader uses reads, which measure their wait, until 16 reads in a
+/// row have not waited.
 class row_reader {
  public:
     row_reader(std::shared_ptr<const row_source> source, row_access access);

@@ -144,7 +144,8 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
         return std::nullopt;
     };
     std::uint64_t planned_bytes = budget.setting_bytes;
-    // for a GPU the number of slots depends on device memory, not on host memory
+    // Only on the host does the plan shrink with the memory left: on a GPU, held arrays lie in device memory,
+    // which is not asked for. size_slots limits a GPU's staging buffers by host memory.
     if (on_host && planned_bytes == 0 && budget.available_bytes / 2 < default_memory_bytes)
         planned_bytes = std::max<std::uint64_t>(budget.available_bytes / 2, 1);
     return {.on_host = on_host,

@@ -16,12 +16,13 @@ namespace pinflow::detail {
 using sources_view = std::span<const std::shared_ptr<const row_source>>;
 
 /// Checks the sources and returns them.
-/// @throws invalid_argument if there are none, if one is null or inconsistent, or if row counts differ.
+/// @throws invalid_argument if there are none, if one is null or inconsistent, or if row counts differ;
+/// unsupported for more than 2^30 rows of 0 bytes.
 std::vector<std::shared_ptr<const row_source>> checked(
     std::vector<std::shared_ptr<const row_source>> sources);
 
 /// Completes the options from the data. The result has a sampler, and `order` is the sampler's order.
-/// @throws invalid_argument if they contradict each other or the sources.
+/// @throws invalid_argument if one is invalid, or if they contradict each other or the sources.
 loader_options resolved(loader_options options, sources_view sources);
 
 /// The layout of a batch's arrays in one side of a slot.
@@ -48,7 +49,8 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
 std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t rows_left);
 
 /// Chooses the number of slots, as the memory allows, and the sides that these plans need.
-/// @throws invalid_argument if the slots needed or asked for exceed the memory set in the options.
+/// @throws invalid_argument if the slots needed or asked for exceed the memory set in the options, or 64
+/// bits.
 /// @throws system_failure if they exceed the available memory.
 slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
                       const slot_budget& budget, std::span<const transfer_plan> plans,

@@ -33,14 +33,16 @@ namespace pinflow::detail {
 struct slot {
     std::size_t index = 0;             ///< among the slots of the pool
     std::byte* host_side = nullptr;    ///< pinned staging memory; null if no rows are staged
-    std::byte* device_side = nullptr;  ///< read by the consumer; null if the consumer reads the mapping
+    std::byte* device_side = nullptr;  ///< read by the consumer; null for views, and for rows of 0 bytes
     /// Passed when the device side is complete; null: it is complete when delivered.
     std::shared_ptr<const detail::data_mark> data_mark;
     /// Marks in the streams that read the batch; the first `use_count` belong to the last lease.
     std::vector<event> uses;
     std::size_t use_count = 0;
-    bool has_passed = false;  ///< cached result, for the thread that takes free slots
-    bool taken = false;       ///< by the pipeline, but still in the list of free slots
+    /// Known: the data is complete and all reading streams have passed. Written by wait_for_free and
+    /// take_free only, which never run at the same time.
+    bool has_passed = false;
+    bool taken = false;  ///< by the pipeline, but still in the list of free slots
 
     // the current batch
     std::vector<std::uint64_t> row_ids;
@@ -83,7 +85,8 @@ class slot_pool {
               const device_allocator& allocator);
     slot_pool(const slot_pool&) = delete;
     slot_pool& operator=(const slot_pool&) = delete;
-    /// Never waits for the consumer's streams.
+    /// Does not wait for the consumer's streams, unless memory runs out: then it waits for all of them. See
+    /// also device_buffer::release_after.
     ~slot_pool();
 
     /// Whether this process was forked after the pool was made. The pipeline's threads do not exist here and
@@ -98,13 +101,16 @@ class slot_pool {
     /// @return how many can be taken; 0 if the loader stops.
     /// @throws device_error.
     std::size_t wait_for_free(std::size_t together = 1);
-    /// Takes `count` slots that are ready to be filled, or none. Never waits. For one thread at a time.
+    /// Takes `count` slots that are ready to be filled, or none. Does not wait for slots. For one thread at a
+    /// time, and not during wait_for_free.
     /// @throws device_error.
     std::vector<slot*> take_free(std::size_t count = 1);
-    /// Hands slots, filled or with an error, to the consumer, in this order.
+    /// Hands slots, filled or with an error, to the consumer, in this order. Slots after the first error are
+    /// not handed over but free again, and so are all slots once the loader stops.
     void deliver(std::span<slot* const> filled);
-    /// Ends the delivery. `error`, if any, reaches the consumer once.
+    /// Ends the delivery. `error`, if any, reaches the consumer once, unless a slot's error came before it.
     void finish(std::exception_ptr error = nullptr);
+    /// Ends all waits for slots. Batches that were delivered can still be leased.
     void stop() noexcept;
     bool stopped() const noexcept;
     /// Whether an error was delivered, so that filling more slots is useless.
@@ -117,7 +123,7 @@ class slot_pool {
     /// groups
     /// @return null at the end.
     /// @throws all_slots_leased if all slots are leased.
-    /// @throws device_error if waiting for the data fails. The next call returns this slot.
+    /// @throws device_error if asking or waiting for data fails. The next call returns this slot.
     slot* lease(bool with_data = false);
     /// Ends a lease. The events in slot.uses mark its last uses.
     void end_lease(slot& leased) noexcept;
@@ -134,14 +140,16 @@ class slot_pool {
     std::size_t slot_count() const noexcept { return slots_.size(); }
 
     struct statistics {
-        batch_times waits;                         ///< in `lease`, split by what delayed the awaited batch
-        std::chrono::nanoseconds consumer_wait{};  ///< time the loader waited in `wait_for_free`, and at the
-                                                   ///< end for the last lease
-        std::chrono::nanoseconds wall{};  ///< from the first `lease` to the `lease` that returned null
-        std::uint64_t batches = 0;
-        std::uint64_t rows = 0;
-        std::uint64_t ready_sum = 0;  ///< ready batches, summed over the successful calls of `lease`
-        std::uint64_t max_ready = 0;  ///< the most at any such call, including undone leases
+        batch_times waits;  ///< in `lease`, split by what delayed the awaited batch
+        /// Time the loader waited for the consumer: in `wait_for_free`, and at the end for the last lease.
+        std::chrono::nanoseconds consumer_wait{};
+        /// From the first `lease` to the one that returned null or threw the pipeline's error. Before that,
+        /// up to the call of `collected`.
+        std::chrono::nanoseconds wall{};
+        std::uint64_t batches = 0;    ///< leased; undone leases are not counted
+        std::uint64_t rows = 0;       ///< in these batches
+        std::uint64_t ready_sum = 0;  ///< ready batches at each of these leases, summed
+        std::uint64_t max_ready = 0;  ///< the most at any lease, including undone leases
         /// The end of the furthest slot leased; if slots are delivered again, the beginning of the first of
         /// them.
         std::optional<epoch_position> reached;
@@ -150,7 +158,7 @@ class slot_pool {
     statistics collected() const;
 
  private:
-    // all members below need the lock, unless stated otherwise
+    // the functions below need the lock
 
     /// Whether there are more delivered batches than consumers that wait for the data of one.
     bool has_unclaimed_batches() const noexcept { return delivered_.size() > times_.data_waiters(); }
@@ -160,8 +168,8 @@ class slot_pool {
     std::vector<slot*> candidates() const;
     /// Wakes the driver if its condition is met.
     void wake_driver() noexcept;
-    /// Waits until `is_met` is true, and counts the time as waiting for the consumer. `wanted` is the number
-    /// of free slots at which wake_driver wakes the driver.
+    /// Waits until `is_met` is true or the loader stops, and counts the time as waiting for the consumer.
+    /// `wanted` is the number of free slots at which wake_driver wakes the driver.
     template <typename Condition>
     void await_consumer(std::unique_lock<std::mutex>& lock, std::size_t wanted, Condition is_met);
     /// Waits for `mark`, for a limited time. Releases the lock while it waits.
@@ -170,8 +178,10 @@ class slot_pool {
     std::chrono::nanoseconds await_data(std::unique_lock<std::mutex>& lock, const data_mark& mark);
     /// The number of ready batches: delivered, and with complete data if consumers wait for data. May release
     /// the lock meanwhile.
+    /// @throws device_error.
     std::uint64_t count_ready(std::unique_lock<std::mutex>& lock);
 
+    // unchanged after construction
     pinflow::device device_;
     const ::pid_t owner_;
     std::vector<std::shared_ptr<const row_source>> keep_alive_;
@@ -182,7 +192,7 @@ class slot_pool {
     device_buffer device_sides_;
     std::vector<std::unique_ptr<slot>> slots_;
 
-    mutable std::mutex mutex_;
+    mutable std::mutex mutex_;                // guards the members below
     std::condition_variable slot_freed_;      // for the driver
     std::condition_variable slot_delivered_;  // for consumers
     std::deque<slot*> free_;
@@ -209,10 +219,14 @@ class slot_lease {
         : pool_(std::move(pool)), origin_(std::move(origin)), slot_(&leased) {}
     slot_lease(const slot_lease&) = delete;
     slot_lease& operator=(const slot_lease&) = delete;
-    /// Records an event in each stream and returns the slot. Does not wait.
+    /// Records an event in each stream and returns the slot. Waits for a stream only if no event can be
+    /// recorded in it. In a forked process, does neither.
     ~slot_lease();
 
-    /// Makes `stream` wait for the data. The slot is filled again only after `stream` has passed.
+    /// Makes `stream` wait for the data. The slot is filled again only after `stream` has completed the work
+    /// that is enqueued when the lease ends.
+    /// @throws invalid_argument for a stream of another device; unsupported for a stream that is being
+    /// captured into a CUDA graph; device_error.
     void use_on(stream_view stream);
     /// Ends an unused lease, so that the batch is delivered again.
     void undo();

@@ -18,7 +18,7 @@ namespace pinflow::detail {
 data_fingerprint fingerprint_of(std::span<const std::shared_ptr<const row_source>> sources);
 
 /// Makes and checks the states of one loader. The rows that identify the data are read when the first state
-/// is requested. Thread-safe. Batches share it, because they may outlive their loader.
+/// is requested or checked. Thread-safe. Batches share it, because they may outlive their loader.
 class state_origin {
  public:
     state_origin(order_identity order, std::vector<std::shared_ptr<const row_source>> sources);

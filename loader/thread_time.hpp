@@ -4,8 +4,8 @@
 
 namespace pinflow::detail {
 
-/// Measures how long the calling thread was blocked, excluding time spent computing or preempted. Uses the
-/// thread's CPU clock and its count of voluntary context switches.
+/// Measures how long the calling thread was blocked: its wall time less its CPU time, or 0 if it made no
+/// voluntary context switch. So time in which it was preempted counts only if it was also blocked.
 class blocked_timer {
  public:
     blocked_timer() noexcept;

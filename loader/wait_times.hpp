@@ -6,12 +6,13 @@
 
 namespace pinflow::detail {
 
-/// The wall time that one batch spent in each part of the pipeline.
+/// The wall time that one batch spent in each part of the pipeline. Sampling and gathering for a group are
+/// divided equally among its batches; enqueueing counts for its first batch.
 struct batch_times {
-    std::chrono::nanoseconds storage{};  ///< reads
-    std::chrono::nanoseconds files{};    ///< opening and checking files
-    std::chrono::nanoseconds cpu{};
-    std::chrono::nanoseconds link{};
+    std::chrono::nanoseconds storage{};  ///< waiting for reads
+    std::chrono::nanoseconds files{};    ///< reopening and checking files
+    std::chrono::nanoseconds cpu{};      ///< sampling row ids, listing copies, gathering and decoding rows
+    std::chrono::nanoseconds link{};     ///< enqueueing copies, and waiting for earlier copies
 
     batch_times& operator+=(const batch_times& other) noexcept;
     std::chrono::nanoseconds sum() const noexcept { return storage + files + cpu + link; }
@@ -35,7 +36,8 @@ class wait_times {
 
     /// A consumer asks for a batch.
     void ask(const moment& at) noexcept;
-    /// The consumer has received the end. `undo_end` takes this back if a batch is delivered again.
+    /// A consumer has received the end or the pipeline's error. `undo_end` takes this back if a batch is
+    /// delivered again.
     void end() noexcept;
     void undo_end() noexcept { ended_at_.reset(); }
     /// A consumer waits for data.
@@ -43,7 +45,7 @@ class wait_times {
     void end_data_wait(clock::time_point at) noexcept;
     std::size_t data_waiters() const noexcept { return data_waiters_; }
     /// Adds a consumer's wait: `for_data` counts as link time, `waited` is divided in proportion to the costs
-    /// of the batch.
+    /// of the batch. Without costs it is time of the CPU.
     void add_wait(const batch_times& costs, std::chrono::nanoseconds waited,
                   std::chrono::nanoseconds for_data);
 

@@ -20,8 +20,8 @@ constexpr std::uint64_t scale(std::uint64_t fraction, std::uint64_t size) noexce
     return static_cast<std::uint64_t>((uint128{fraction} * size) >> 64);
 }
 
-/// Converts weights to proportional whole numbers with a sum of about 2^62, minus rounding. Floating-point
-/// sums only choose powers of two, so that all machines get the same numbers.
+/// Converts weights to proportional whole numbers, rounded down. Before rounding, their sum is from 2^61 to
+/// 2^62. The floating-point sum only chooses a power of two, so that all machines get the same numbers.
 /// @throws invalid_argument for a weight that is negative or not finite.
 std::vector<std::uint64_t> whole_numbers(std::span<const double> weights) {
     double largest = 0;

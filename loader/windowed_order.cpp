@@ -9,11 +9,11 @@ namespace pinflow::detail {
 
 namespace {
 
-// salts for the random choices of an epoch: where chunks are cut, their order, the rows of each window; any
-// odd numbers
-constexpr std::uint64_t start_salt = 0xDB4F0B9175AE2165;
-constexpr std::uint64_t chunks_salt = 0x8B51F9DD36D2C8C7;
-constexpr std::uint64_t windows_salt = 0xC3A5C85C97CB3127;
+// arbitrary salts, one for each random choice of an epoch
+constexpr std::uint64_t start_salt = 0xDB4F0B9175AE2165;    // the row at which the cuts start
+constexpr std::uint64_t chunks_salt = 0x8B51F9DD36D2C8C7;   // the order of the chunks
+constexpr std::uint64_t windows_salt = 0xC3A5C85C97CB3127;  // the order of the rows within windows
+// the difference between the keys of two consecutive windows; odd, so that no two windows share a key
 constexpr std::uint64_t window_step = 0xB492B66FBE98F273;
 
 }  // namespace

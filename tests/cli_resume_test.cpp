@@ -237,7 +237,7 @@ TEST_CASE("cli: a saved state restores its order, and refuses another order and 
                      {state, "windowed/1", "shuffled/1"});
     cli::check_fails(1, {"stream", "--device", "host", rows.file, "--load-state", state, "--window", "99"},
                      {state, "100 rows", "99 rows"});
-    // wrong usage stays that
+    // with --load-state, too, a wrong value of an option is exit status 2
     cli::check_fails(2, {"stream", "--device", "host", rows.file, "--load-state", state, "--memory", "10"},
                      {"10 bytes"});
 

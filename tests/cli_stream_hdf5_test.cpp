@@ -108,7 +108,7 @@ TEST_CASE("cli: a compressed dataset is streamed within the memory allowed, with
     const auto large = stream(folder / "large.h5", {"--memory", "128MiB"});
     CHECK(large.digest == digest);
     check_memory(large.peak_bytes, idle_bytes, 128 * mebibyte);
-    // half a gigabyte is the limit of its own: chunks that are wanted again are kept in half of that
+    // without --memory, chunks may take 512 MiB; half of that caches decoded chunks
     const auto unlimited = stream(folder / "small.h5", {"--order", "shuffled"});
     CHECK(unlimited.digest == digest);
     check_memory(unlimited.peak_bytes, idle_bytes, 512 * mebibyte);

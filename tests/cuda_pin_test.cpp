@@ -44,7 +44,7 @@ pin_range range_of(const std::shared_ptr<const mapped_file>& file) {
     return {file->bytes(), "'" + file->file()->path() + "'", file};
 }
 
-/// Registered in pieces of that size, whatever RLIMIT_MEMLOCK says.
+/// Registers in pieces of `piece_bytes`, with a budget above every test's size.
 pin_options generous(std::uint64_t piece_bytes = 64 * mebibyte) {
     pin_options options;
     options.budget_bytes = generous_pin_budget;

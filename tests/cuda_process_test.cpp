@@ -286,7 +286,7 @@ TEST_CASE("cuda process: a sticky error from any call is fatal, and destructors 
         CHECK_THROWS_AS(stream{gpu}, fatal_device_error);
         CHECK(contains(message_of<fatal_device_error>([&] { outside.done(); }), "cudaErrorLaunchFailure"));
     }
-    outside.synchronize();  // it was the test that said so
+    outside.synchronize();  // the sticky error was injected, and is cleared with the hook
 }
 
 TEST_CASE("cuda process: an error that is not sticky leaves the device usable") {

@@ -18,9 +18,9 @@ class measured_backend final : public fake_cuda_backend {
     bool broken = false;
     /// Called before device memory is allocated, the first step of a measurement.
     std::function<void()> before_allocating = [] {};
-    unsigned refused = 0;      ///< allocations
-    unsigned gathers = 0;      ///< from the table itself
-    unsigned rows_staged = 0;  ///< pieces that were gathered from staging buffers
+    unsigned refused = 0;         ///< allocations
+    unsigned gathers = 0;         ///< from the table itself
+    unsigned staged_gathers = 0;  ///< from staging buffers
     std::uint64_t max_rows = 0;
     std::set<unsigned> blocks;     ///< of the gathers from the table
     std::set<std::uint64_t> ends;  ///< of the same
@@ -51,7 +51,7 @@ class measured_backend final : public fake_cuda_backend {
     }
     void gather_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
         if (transfer.compact) {
-            ++rows_staged;
+            ++staged_gathers;
         } else {
             ++gathers;
             max_rows = std::max(max_rows, transfer.end);

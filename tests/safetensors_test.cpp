@@ -246,8 +246,7 @@ TEST_CASE("safetensors: the writer takes exactly the bytes that it promised, and
     CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 1);
 }
 
-// ---- against another implementation
-// ------------------------------------------------------------------------
+// ---- against another implementation ----------------------------------------------------------------------
 
 namespace {
 

@@ -60,7 +60,7 @@ struct fixture {
         work->begin();
     }
 
-    /// The next batch if there is one; never waits.
+    /// Leases the next batch, which must already have been delivered.
     std::unique_ptr<detail::slot_lease> take() {
         return std::make_unique<detail::slot_lease>(pool, *pool->lease());
     }

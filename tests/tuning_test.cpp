@@ -147,14 +147,14 @@ TEST_CASE("tuning: does not try staging buffers that staging_bytes leave too sma
         CHECK_FALSE(contains(plan.reason, "hybrid"));
         CHECK(contains(plan.reason, "leaves buffers of only 32768 bytes"));
     }
-    CHECK(backend.rows_staged == 0);
+    CHECK(backend.staged_gathers == 0);
     row_exchange roomy(table_of(table), backend.device(), {.staging_bytes = 512 << 10});
     roomy.tune(10'000);
     const row_plan plan = roomy.plan_gather(10'000);
     CHECK(contains(plan.reason, "staged "));
     CHECK(contains(plan.reason, "hybrid sorted "));
     CHECK(contains(roomy.plan_scatter(10'000).reason, ", staged "));
-    CHECK(backend.rows_staged > 0);
+    CHECK(backend.staged_gathers > 0);
 }
 
 TEST_CASE("tuning: without memory to measure in, tuning throws, and calls go on by the sizes") {

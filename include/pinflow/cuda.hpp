@@ -10,7 +10,9 @@
 namespace pinflow {
 
 /// Makes a view of an existing stream of CUDA device `device`: PyTorch's, the legacy default stream (a null
-/// handle), cudaStreamPerThread. The stream must outlive the view and every object that the view is given to.
+/// handle), cudaStreamPerThread. The stream must outlive the view, device_buffers that use it (see
+/// device_buffer::set_stream), and leases of batches that it reads. Other functions say how long they need
+/// their stream.
 /// @throws device_error if there is no such device.
 inline stream_view from_cuda(cudaStream_t stream, int device) {
     return {device::cuda(device), stream};

@@ -21,12 +21,13 @@ class device {
     /// The host device: each stream is an ordered queue with its own thread, and device memory is host
     /// memory.
     static device host();
-    /// CUDA device number `index`.
+    /// CUDA device number `index`. The first call for a device may create its primary context.
     /// @throws unsupported if this build has no CUDA.
-    /// @throws device_error if the machine has no such device.
+    /// @throws device_error if the machine has no such device, if `cuda_count` is 0 for another reason, or if
+    /// this build has no code for the device's compute capability.
     static device cuda(int index);
-    /// The number of CUDA devices; 0 without CUDA or a driver, or if cuda:0 is too old. Other devices are not
-    /// checked.
+    /// The number of CUDA devices. 0 if this build has no CUDA, if no driver supports its CUDA toolkit, or if
+    /// cuda:0 has a compute capability below 8.0. Other devices are not checked.
     static int cuda_count() noexcept;
     /// cuda:0 if `cuda_count` is above 0, otherwise the host.
     /// @throws as `cuda`.

@@ -74,7 +74,9 @@ class input_file {
     descriptor_lease lease_descriptor() const;
 
     /// Fills `destination` from the page cache or the disk.
-    /// @return the time spent waiting for storage: zero when every byte was in the page cache.
+    /// @return the time spent waiting for storage. It is zero if the system confirms that every byte was in
+    /// the page cache (RWF_NOWAIT). Other bytes count with the wall time minus the CPU time of their reads,
+    /// which may be a little above zero for cached bytes.
     /// @throws system_failure if reading fails; data_changed if the file ends before the destination is full;
     /// what lease_descriptor throws.
     std::chrono::nanoseconds read(std::uint64_t offset_bytes, std::span<std::byte> destination) const;

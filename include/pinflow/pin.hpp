@@ -17,8 +17,9 @@ namespace detail {
 class pin_worker;
 }
 
-/// Host memory to register in place: a shared mapping of a file, or the process's own memory. Registering
-/// page-locks memory in place; pinned memory is allocated page-locked.
+/// Host memory to register in place: a shared read-only mapping of a file, shared memory, or the process's
+/// own writable memory. Other mappings are refused. Registering page-locks whole pages in place; pinned
+/// memory is allocated page-locked.
 struct pin_range {
     std::span<const std::byte> bytes;
     std::string description;  ///< for messages: "'x.npy'"
@@ -30,6 +31,7 @@ struct pin_range {
 /// The ranges of `source` that are in the address space, in order of its rows, kept alive by the source.
 /// Consecutive extents without a page between them are one range, so that thousands of small files that are
 /// mapped side by side are registered in large pieces.
+/// @throws invalid_argument for a null pointer.
 std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source);
 
 /// Further limit on the pin budget, besides the memory that the machine and the cgroup have left.
@@ -44,13 +46,13 @@ struct pin_options {
     std::uint64_t budget_bytes = 0;
     /// `memlock` lowers the budget to RLIMIT_MEMLOCK, unless the process has CAP_IPC_LOCK.
     pin_limit limit = pin_limit::memory;
-    /// False registers nothing unless everything fits the budget, and stops at the first piece that is
-    /// refused. True registers as many pieces as possible, so that a file 5 % over the budget has 95 % of its
-    /// rows registered.
+    /// False registers nothing unless all memory can be registered in place and fits the budget, and stops at
+    /// the first piece that the driver refuses. True registers as many pieces as possible, so that a file 5 %
+    /// over the budget has 95 % of its rows registered; it stops at the 16th piece that the driver refuses.
     bool allow_partial = true;
-    /// Bytes registered by one call. Copies can use each piece as soon as it is registered, and the threads
-    /// can be stopped between pieces. If `budget_bytes` is less than 16 pieces, pieces are smaller, down to 1
-    /// MiB.
+    /// Bytes registered by one call, rounded down to whole pages (at least one). Copies can use each piece as
+    /// soon as it is registered, and the threads can be stopped between pieces. If `allow_partial` is true
+    /// and `budget_bytes` is less than 16 pieces, pieces are smaller, down to 1 MiB.
     std::uint64_t piece_bytes = std::uint64_t{64} << 20;
     /// The address in one of the ranges at which registering begins; the bytes before it are registered last.
     /// Null: the front.
@@ -69,14 +71,15 @@ struct pin_report {
     bool failed = false;    ///< a part that should be registered is not
     std::uint64_t total_bytes = 0;
     std::uint64_t registered_bytes = 0;
-    std::chrono::nanoseconds duration{};
+    std::chrono::nanoseconds duration{};  ///< from construction until finished; 0 before that
     /// Empty until finished. "registered read-only, 3.1 GiB, 0.10 s" if complete; otherwise it says how much
     /// is registered, and why the rest is not: "registered read-only, 7.6 GiB of 8.0 GiB (95 %), 0.25 s: the
     /// pin budget of 7.6 GiB is used up (three quarters of the memory that is available)".
     std::string reason;
 };
 
-/// A run of consecutive bytes that are all registered, or all not registered.
+/// A run of consecutive bytes that are all registered, or all not registered. It may end at the end of a
+/// range, although the next bytes have the same state.
 struct pin_run {
     bool registered = false;
     std::uint64_t size_bytes = 0;
@@ -87,9 +90,10 @@ struct pin_run {
 /// the pages at other addresses is refused. Once a page is registered, every CUDA device can read it.
 ///
 /// From construction on, one thread registers piece by piece, while another thread reads the next pieces into
-/// memory. `covers` says at any time whether bytes can be copied already. A failed registration throws
-/// nothing: `report` has the reason, and `require` throws it. Pages that pinflow has already registered for
-/// another object are counted as registered, and not registered again.
+/// memory (with oneTBB's workers if the memory is writable). `covers` says at any time whether bytes can be
+/// copied already. A failed registration throws nothing: `report` has the reason, and `require` throws it.
+/// Pages that pinflow has already registered for another object are counted as registered, and not registered
+/// again. The first object for a CUDA device takes some device memory: see pinned_buffer.
 ///
 /// Copies must have finished before destruction. The destructor stops the threads (which takes about as long
 /// as one piece), unregisters the pages, and then releases the owners. If the driver does not return within
@@ -102,7 +106,8 @@ struct pin_run {
 class pinned_pages {
  public:
     /// Starts registering `ranges`. For the host device nothing is registered, and `report` says so.
-    /// @throws invalid_argument if pin_options::piece_deadline is not above 0.
+    /// @throws invalid_argument if pin_options::piece_deadline is not above 0; device_error if the device
+    /// cannot be used.
     pinned_pages(std::vector<pin_range> ranges, pinflow::device device, const pin_options& options = {});
     pinned_pages(pinned_pages&&) noexcept;
     pinned_pages& operator=(pinned_pages&&) noexcept;

@@ -74,7 +74,7 @@ class row_ids {
     row_ids(Range&& ids) noexcept
         : data_(reinterpret_cast<const std::uint64_t*>(std::ranges::data(ids))),
           count_(std::ranges::size(ids)) {}
-    /// `count` indices in device memory.
+    /// `count` indices in device memory, aligned to 8 bytes.
     static row_ids on_device(const void* data, std::uint64_t count) noexcept {
         row_ids ids(std::span(static_cast<const std::uint64_t*>(data), count));
         ids.on_device_ = true;
@@ -102,7 +102,8 @@ class row_table {
     /// A writable table: `rows` is the process's own memory, preferably a pinned_buffer. `element` is the
     /// element type of a row; only duplicate_policy::sum needs it. `owner` keeps the memory alive. Without an
     /// owner, the memory must outlive the table, its copies and every row_exchange of them.
-    /// @throws invalid_argument unless `rows` is a whole number of rows, and a row of elements.
+    /// @throws invalid_argument unless `rows` is a whole number of rows, and a row of elements, and for a
+    /// null pointer unless `rows` is empty.
     row_table(std::span<std::byte> rows, std::uint64_t row_size_bytes,
               pinflow::dtype element = dtype::of<std::byte>(), std::shared_ptr<const void> owner = nullptr);
 
@@ -132,26 +133,29 @@ class row_table {
 
 struct row_exchange_options {
     row_route route = row_route::automatic;
-    /// Threads that gather and scatter rows on the staged route. 0: as many as the process may use.
+    /// Threads that gather and scatter rows on the staged and hybrid routes, as loader_options::threads.
     unsigned threads = 0;
     /// The maximum number of rows of a call: of one batch, or of all batches of a group that travel together;
     /// 1 to 2^32 - 1. Reserves 8 bytes of page-locked memory for each row and each call in flight: 32 MiB by
     /// default. On a GPU also reserves some 33 bytes of device memory for each row of 8 calls, or of fewer
-    /// (at least 2) if that is more than 64 MiB: 35 MB by default. A larger asynchronous call throws
-    /// invalid_argument; a larger synchronous call allocates its memory.
+    /// (at least 2) if that is more than 64 MiB: 34 MB by default (from 262,145 rows on some 36 bytes).
+    /// A larger asynchronous call throws invalid_argument; a larger synchronous call, of up to 2^32 - 1 rows,
+    /// allocates its memory.
     std::uint64_t max_batch_rows = std::uint64_t{1} << 17;
     /// The maximum number of asynchronous calls in flight, that is, not passed by their stream yet; 1 to
     /// 4096. A call blocks until there is room for it. One stream may use half of the number (rounded up),
-    /// less if other streams use some, so that a stalled stream does not block all others. The number is
-    /// lowered, but not below 2, if the memory of the calls would be more than an eighth of the host memory
-    /// that is left.
+    /// less if other streams use some, so that one stalled stream does not block all others. Several stalled
+    /// streams together can use up the number: six by default. The number is lowered, but not below 2, if the
+    /// page-locked memory of the calls would be more than an eighth of the host memory that is left.
     unsigned max_calls_in_flight = 32;
-    /// Page-locked memory of the staging buffers of one stream: 2 to 16 buffers of at most 8 MiB. A buffer
-    /// holds at least one row, so rows longer than half of this take more. The number is lowered to an eighth
-    /// of the host memory that is left. The buffers take the same amount of device memory. If calls may take
-    /// the staged or hybrid route, the exchange reserves buffers for two streams: up to a quarter of the host
-    /// memory that is left, or half on the host device. A call on a third stream blocks until the calls on
-    /// one of the two have ended.
+    /// Page-locked memory of the staging buffers of one stream, in bytes. If it exceeds an eighth of the host
+    /// memory that is left, that eighth is used. It is divided into 2 to 16 buffers of up to 8 MiB each, so
+    /// at most 128 MiB are used. A buffer holds at least one row: rows longer than 8 MiB make the buffers
+    /// larger, and a row longer than `staging_bytes / 2` makes them take more in total. The buffers take the
+    /// same amount of device memory. If calls may take the staged or hybrid route, the exchange reserves
+    /// buffers for two streams: up to a quarter of the host memory that is left, or half on the host device.
+    /// A call on a third stream blocks until the calls on one of the two have ended. All synchronous calls
+    /// use one stream.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
     /// Upper bound on the memory that pinflow page-locks in place in this process, as
     /// pin_options::budget_bytes. Pinned buffers and staging buffers do not count. 0: the default.
@@ -230,17 +234,21 @@ class exchange_call {
 /// it in both directions. The table, destinations, sources and indices in device memory must stay valid until
 /// the stream has passed the call. When the call returns, indices in host memory and lists of batches can be
 /// reused, and the stream may be destroyed. Exchanges and streams are not synchronised with each other: the
-/// caller must make sure that no two of them write the same memory at the same time.
+/// caller must make sure that no two of them write the same memory at the same time, and that none reads what
+/// another one writes.
 ///
 /// Page-locked memory, staging buffers and device memory of calls are reserved by the constructor and by
-/// `tune`. Apart from small objects on the heap, asynchronous calls allocate nothing but device memory, and
-/// only if more calls are in flight than have some reserved (row_exchange_options::max_batch_rows): from the
-/// device's stream-ordered pool, or from row_exchange_options::device_memory.
+/// `tune`. Asynchronous calls allocate only heap memory (small objects; on the route `copy` also lists of 100
+/// to 150 bytes a row) and device memory. They allocate device memory only if more calls are in flight than
+/// have some reserved (row_exchange_options::max_batch_rows), or on the host device: from the device's
+/// stream-ordered pool, or from row_exchange_options::device_memory.
 ///
 /// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, or if it
 /// uses its share of max_calls_in_flight, a call on it blocks until the stream continues. Calls on other
-/// streams do not block. The staged route enqueues about seven operations for each piece of rows (8 MiB, or
-/// less if staging_bytes is small).
+/// streams do not block, with two exceptions. Several blocked streams can use up max_calls_in_flight. On the
+/// staged and hybrid routes, two streams with unfinished calls use all staging buffers, and a call on a third
+/// stream waits for one of them. The staged route enqueues about seven operations for each piece of rows (8
+/// MiB, or less if staging_bytes is small).
 ///
 /// The constructor page-locks a table that is not page-locked yet (read-only if it is a mapped file), unless
 /// the route is `staged`. If that fails, only the staged route remains, and row_plan::reason says why. Pages
@@ -258,9 +266,10 @@ class exchange_call {
 /// A stream that is being captured into a CUDA graph is refused with unsupported.
 ///
 /// Besides the errors named with them, calls throw device_error, data_changed if the table's file has
-/// changed, and invalid_argument for null pointers unless there are no indices. Members may be called from
-/// several threads at once. The destructor waits until the streams have passed the calls. Calls on a
-/// moved-from exchange throw invalid_argument, and its table is empty.
+/// changed, invalid_argument for a stream of another device, and invalid_argument for null pointers unless
+/// there are no indices. Members may be called from several threads at once. The destructor waits until the
+/// streams have passed the calls. Calls on a moved-from exchange throw invalid_argument, and its table is
+/// empty.
 class row_exchange {
  public:
     /// Page-locks the table and reserves the memory of calls. The first exchange of a CUDA device loads
@@ -277,7 +286,8 @@ class row_exchange {
 
     /// Copies row ids[i] of the table to row i of `destination`. Returns when the copy has finished.
     /// `destination` is device memory for ids.size() rows, with any alignment; it must not overlap the
-    /// indices.
+    /// indices. Waits for no stream of the caller: work that writes the indices, or uses `destination`, must
+    /// have finished.
     /// @throws invalid_argument for indices out of range (the message says how many, and names the first),
     /// and for a destination that overlaps the table.
     /// @throws unsupported for indices in device memory on the route `copy`.
@@ -290,10 +300,13 @@ class row_exchange {
     /// they are at most 64 and have at most max_batch_rows rows; a larger group makes several calls. An index
     /// in device memory that is out of range stops only its call, and the error counts its position within
     /// that call.
-    /// @throws invalid_argument for a group that makes more calls than half of max_calls_in_flight.
+    /// @throws as `gather`, and invalid_argument for a group that makes more calls than half of
+    /// max_calls_in_flight (rounded up).
     exchange_call gather_group_async(std::span<const row_gather> batches, stream_view stream);
 
-    /// Copies row i of `source`, in device memory, to row ids[i] of the table.
+    /// Copies row i of `source`, in device memory with any alignment, to row ids[i] of the table. Returns
+    /// when the copy has finished. Waits for no stream of the caller: work that writes the indices or
+    /// `source` must have finished.
     /// @throws invalid_argument for indices out of range, for a repeated index if `policy` is `error`, and
     /// for a source that overlaps the table.
     /// @throws unsupported if the table is read-only, or if the route is `copy` and `policy` is not `last`.

@@ -19,7 +19,7 @@ class shared_stream : public std::enable_shared_from_this<shared_stream> {
     explicit shared_stream(pinflow::device device);
     shared_stream(const shared_stream&) = delete;
     shared_stream& operator=(const shared_stream&) = delete;
-    /// Does not wait for work on a GPU.
+    /// Does not wait for the enqueued work, which still runs to its end.
     ~shared_stream();
 
     const pinflow::device& device() const noexcept { return device_; }
@@ -73,7 +73,8 @@ class stream_view {
 };
 
 /// Owns a stream, which does not synchronise with CUDA's legacy default stream. Move-only; the destructor
-/// waits for the enqueued work. On a moved-from stream, all members but `device` throw invalid_argument.
+/// waits for the enqueued work, and so does assignment for the stream that it replaces. On a moved-from
+/// stream, all members but `device` throw invalid_argument.
 class stream {
  public:
     explicit stream(pinflow::device device);

@@ -3,7 +3,8 @@
 #
 # Builds, tests and measures on a CUDA host. The host needs no package registry: missing distribution packages are
 # expected, unpacked, below .gpu-deps/ in the repository's root. The arguments are phases; without arguments all of them
-# run. Each takes less than ten minutes, and can run on its own after `configure build`. Settings, from the environment:
+# run. Each is meant for less than ten minutes (seen with one H200 and 16 cores), but its time limits allow more. Each
+# can run on its own after `configure build`. Settings, from the environment:
 #   BUILD       the build folder (build/gpu)
 #   DATA        where the large files are made and kept (BUILD/data)
 #   ROWS        rows of 256 KiB of the measured file (32768, which is 8 GiB)

@@ -20,7 +20,7 @@ struct bench_options {
     std::uint64_t table_bytes = 0;  ///< of tables, and of the file that is made
     std::uint64_t row_bytes = 0;    ///< 0: the usual value for the work
     std::uint64_t batch_rows = 0;   ///< the same
-    std::uint64_t batches = 64;     ///< gather, scatter, duplex: per repetition; plan: the limit of its group
+    std::uint64_t batches = 64;     ///< gather, scatter, duplex: per repetition; plan: bound on its group
     unsigned known = 8;             ///< batches that are known ahead, at least 2
     row_route route = row_route::automatic;
     bool tunes = false;       ///< measures the routes first

@@ -66,7 +66,7 @@ void run(const argument_list& arguments) {
     const argument_list rest(arguments.begin() + 1, arguments.end());
     if (name == "--help" || name == "-h" || name == "--version") {
         if (!rest.empty())
-            throw usage_error(fmt::format("{} takes no arguments, such as '{}'", name, rest.front()));
+            throw usage_error(fmt::format("{} takes no arguments, but '{}' was given", name, rest.front()));
         return print(name == "--version" ? fmt::format("pinflow {}\n", pinflow::version) : help());
     }
     if (name == hdf5_child_command) serve_as_hdf5_child();

@@ -95,7 +95,7 @@ loader make_loader(const std::vector<std::shared_ptr<const row_source>>& sources
         return loader(sources, arguments.options);
     } catch (const state_mismatch& failure) {
         throw state_mismatch(fmt::format("'{}': {}", arguments.load_state, failure.what()));
-    } catch (const invalid_argument& failure) {  // the rows fit together, so these are flags that do not
+    } catch (const invalid_argument& failure) {  // the sources were checked above: an option is wrong
         throw usage_error(failure.what());
     }
 }
@@ -312,7 +312,8 @@ std::string as_text(const stream_result& result, const loader_report& report, co
     }
     text += fmt::format(
         "ready     {:.1f} batches when one was asked for, {} at most, of {} slots\n"
-        "waited    consumer: for storage {:.3f} s, checks of files {:.3f} s, cpu {:.3f} s, link {:.3f} s\n"
+        "waited    consumer: for storage {:.3f} s, opening and checking files {:.3f} s, cpu {:.3f} s, "
+        "link {:.3f} s\n"
         "          loader: for the consumer {:.3f} s\n"
         "verdict   {}\n"
         "digest    {:016x}\n",

@@ -122,7 +122,10 @@ target_argument parse_target(const std::string& text) {
             "cannot tell from the name '{}' what to write: .npy, .npz, .safetensors, .h5 or .hdf5", text));
     }
     if (*format == file_format::hdf5 && !has_hdf5()) {
-        throw usage_error(fmt::format("this build of pinflow cannot write HDF5 files, such as '{}'", text));
+        throw usage_error(
+            fmt::format("this build of pinflow cannot write HDF5 files, such as '{}': build it with "
+                        "-DPINFLOW_HDF5=ON and libhdf5",
+                        text));
     }
     if (split.named && *format == file_format::npy) {
         throw usage_error(fmt::format(

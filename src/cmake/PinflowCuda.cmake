@@ -50,7 +50,8 @@ else()
   message(STATUS "CUDA device: left out, PINFLOW_CUDA is ${PINFLOW_CUDA}")
 endif()
 
-# Links a target with CUDA's runtime, statically, so that programs start on machines without a driver.
+# Links CUDA's runtime statically, so that programs start on machines without the CUDA toolkit. (Without a driver: see
+# driver_functions in src/device/cuda/api.cpp.)
 function(pinflow_use_cuda target)
   set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY None)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>)

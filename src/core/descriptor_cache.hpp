@@ -56,16 +56,16 @@ class cached_descriptor {
     std::atomic<bool> recently_used_ = false;
     int descriptor_ = -1;
     std::mutex opening_;                                // held by the thread that opens it
-    std::list<cached_descriptor*>::iterator position_;  // in the cache's list, while it is open
+    std::list<cached_descriptor*>::iterator position_;  // in the cache's list, while open or being opened
 };
 
 /// Total time that the calling thread has spent opening files for a use.
 std::chrono::nanoseconds time_spent_opening() noexcept;
 
-/// The open descriptors of all files of this process, and the bound on their number: half of RLIMIT_NOFILE,
-/// at least 16. When that bound is reached, the soft limit is raised towards the hard limit, to 65,536 at
-/// most. The clock algorithm chooses the descriptor to close: the hand skips descriptors that were used since
-/// its last pass.
+/// The open descriptors of all input_files of this process, and the bound on their number: half of
+/// RLIMIT_NOFILE, at least 16. When that bound is reached, the soft limit is raised towards the hard limit,
+/// to 65,536 at most. The clock algorithm chooses the descriptor to close: the hand skips descriptors that
+/// were used since its last pass. Thread-safe.
 class descriptor_cache {
  public:
     static descriptor_cache& process();

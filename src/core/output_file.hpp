@@ -10,9 +10,9 @@
 namespace pinflow::detail {
 
 /// A file that appears under its name complete or not at all. The data goes to an unnamed file in the same
-/// folder (a temporary file if the filesystem has no unnamed files), which is made durable and then renamed.
-/// An existing file is replaced, and the new file gets its permissions; a symbolic link is replaced itself,
-/// not its target. Small writes are collected. Not thread-safe.
+/// folder (a temporary file if the filesystem has no unnamed files). `commit` makes it durable, renames it,
+/// and makes the folder durable. An existing file is replaced, and the new file gets its permissions; a
+/// symbolic link is replaced itself, not its target. Small writes are collected. Not thread-safe.
 class output_file {
  public:
     /// Creates the file without its name.
@@ -37,7 +37,9 @@ class output_file {
     /// Truncates the file to that size, or extends it with zeros.
     /// @throws system_failure; nothing can be written or committed after that.
     void resize(std::uint64_t size_bytes);
-    /// Makes the file durable and gives it its name; the last call. @throws system_failure.
+    /// Makes the file durable and renames it to its path. The last call.
+    /// @throws system_failure. If only making the folder durable fails, the new file already has its name,
+    /// but may lose it in a power failure.
     void commit();
 
     /// The path as it was given, for messages.

@@ -109,9 +109,9 @@ std::optional<struct ::stat> status_of_path(const std::string& path);
 /// @return the bytes read; 0 at the end of the file.
 std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offset_bytes,
                     std::span<std::byte> destination);
-/// The same, but from the page cache only.
-/// @return empty if the read would wait for storage, or if this filesystem does not support the request
-/// (`supported` becomes false then).
+/// The same, but from the page cache only. Never throws: read_at reports errors.
+/// @return empty if the read would wait for storage or fails, if this filesystem does not support the request
+/// (`supported` becomes false then), or if a hook is installed.
 std::optional<std::size_t> read_cached_at(int descriptor, std::uint64_t offset_bytes,
                                           std::span<std::byte> destination, bool& supported);
 /// Writes all of `bytes` at the descriptor's position.

@@ -141,7 +141,9 @@ class worker_pool {
     tbb::task_arena keeper_;
     start_barrier barrier_;
     std::atomic<bool> has_tried_ = false;
-    std::unique_ptr<tbb::global_control> bound_;  ///< set if there are fewer workers than cores
+    /// Limits oneTBB to the threads that could be started. Set once fewer than wanted, and fewer than the
+    /// cores, could be started.
+    std::unique_ptr<tbb::global_control> bound_;
 };
 
 }  // namespace

@@ -26,6 +26,9 @@ struct digest_array {
 /// There is one object per device, and it lives until the process ends. Any thread may call any member.
 /// Streams and events are opaque pointers made by the backend. A stream may also be a foreign handle of the
 /// backend's kind.
+/// On CUDA, members that enqueue work block while the stream's queue is full.
+/// Members that are not noexcept throw device_error. The host's throw system_failure if it lacks memory or a
+/// thread.
 class device_backend {
  public:
     virtual ~device_backend() = default;
@@ -36,14 +39,17 @@ class device_backend {
     virtual device::memory_sizes memory() const = 0;
 
     virtual void* create_stream() = 0;
-    /// Waits for the enqueued work. In a forked process, which lacks the stream's work, does nothing.
+    /// Waits for the enqueued work, and ignores its errors. In a forked process, which lacks the stream's
+    /// work, does nothing.
     virtual void finish_stream(void* stream) noexcept = 0;
-    /// Destroys the stream. On the host, waits for the enqueued work; on a GPU, that work goes on.
+    /// Destroys the stream without waiting: the enqueued work still runs. In a forked process, does nothing:
+    /// the stream is leaked.
     virtual void destroy_stream(void* stream) noexcept = 0;
     virtual void synchronize_stream(void* stream) = 0;
     virtual bool stream_done(void* stream) = 0;
     /// Whether work enqueued on the stream now is recorded in a CUDA graph instead of executed.
     virtual bool is_capturing(void* stream) = 0;
+    /// Enqueues `work`, which must not throw and must not call CUDA.
     virtual void enqueue_host_function(void* stream, std::function<void()> work) = 0;
 
     virtual void* create_event() = 0;
@@ -56,30 +62,37 @@ class device_backend {
     virtual void synchronize_event(void* event) = 0;
     virtual bool event_done(void* event) = 0;
 
+    /// Allocates memory, aligned to 256 bytes, in the order of `stream`. `size_bytes` is at least 1.
     virtual std::byte* allocate(std::uint64_t size_bytes, void* stream) = 0;
     /// Releases memory once `stream` has completed the work enqueued so far and `events` have passed. On the
-    /// host, a null handle is a stream that has ended. Does not wait, unless host memory is exhausted or the
-    /// stream's queue is full. Moved-from events count as passed.
+    /// host, a null handle is a stream that has ended. On CUDA, later work on `stream` waits for `events`
+    /// too. Does not wait, unless host memory is exhausted or the stream's queue is full. Moved-from events
+    /// count as passed.
     virtual void release(std::byte* data, std::uint64_t size_bytes, void* stream,
                          std::span<const event> events) noexcept = 0;
+    /// Allocates zero-filled memory, aligned to 4096 bytes. `size_bytes` is at least 1.
     virtual std::byte* allocate_pinned(std::uint64_t size_bytes) = 0;
+    /// Releases the memory at once: no work may use it any more.
     virtual void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept = 0;
+
+    // Copies: see the functions of pinflow/buffer.hpp with these names. Ranges of size 0 are ignored.
 
     virtual void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) = 0;
     virtual void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) = 0;
     virtual void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) = 0;
-
-    /// Enqueues the digest of `row_count` samples (see pinflow/loader/digest.hpp) and adds it to the 64-bit
-    /// word at `sum` in device memory. `arrays` is read before the call returns.
-    virtual void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
-                            void* stream) = 0;
-
     virtual void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) = 0;
     virtual void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
                                 void* stream) = 0;
     virtual void fill_zero(std::byte* data, std::uint64_t size_bytes, void* stream) = 0;
+
+    /// Enqueues the digest of `row_count` samples (see pinflow/loader/digest.hpp) and adds it to the 64-bit
+    /// word at `sum` in device memory. `arrays` is read before the call returns. The rows must stay valid
+    /// until the stream has passed.
+    virtual void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
+                            void* stream) = 0;
+
     /// The locker that page-locks host memory in place for this device; null if the device reads all host
-    /// memory.
+    /// memory. It is never destroyed.
     virtual page_locker* locker() = 0;
     /// Whether the device can read `size_bytes` of host memory at `data` under its host address. The answer
     /// holds as long as the owner keeps the memory allocated or registered.
@@ -90,33 +103,33 @@ class device_backend {
     // Rows by index. `ids` are in device memory. row_work.hpp says where the memory of the structures is. All
     // of it must stay valid until the stream has passed. Structures are read before the call returns.
 
-    /// Loads the kernels that the functions below launch. Without this, CUDA loads a kernel at its first
-    /// launch and waits for all streams. If a stream is held back until that launch returns, this is a
-    /// deadlock.
+    /// Loads the kernels that the functions below launch. Must be called before them, except before
+    /// sort_scratch_bytes. Later calls do nothing. While CUDA loads a kernel, it may wait for all streams. At
+    /// a kernel's first launch, this would be a deadlock if a stream is held back until the launch returns.
     virtual void prepare_rows() = 0;
     /// Finds the indices that are `row_count` or more. Overwrites *errors.found. `count` is at least 1.
     virtual void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                             const error_memory& errors, void* stream) = 0;
-    /// The scratch memory that sorting up to `count` indices takes.
+    /// The scratch memory that sorting up to `count` indices of a table of `row_count` rows takes.
     virtual std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) = 0;
     /// Writes the indices in ascending order, and the position of each. Equal indices stay in the order of
-    /// their positions. With `errors`, checks the indices as check_rows does.
+    /// their positions. With `errors`, checks the indices as check_rows does. CUDA compares only the lowest
+    /// bits, as many as `row_count` - 1 has.
     virtual void sort_rows(const row_sort& sort, void* stream) = 0;
     /// Adds the repeated indices of a sorted order to *errors.found, which the sort has written. `ids` are
     /// the unsorted indices.
     virtual void refuse_repeated_rows(const row_order& order, const std::uint64_t* ids,
                                       const error_memory& errors, void* stream) = 0;
-    /// Copies rows from the table to the batches, each to its position. With `report`, checks the indices
-    /// first. In a sorted order, equal indices are
-    /// copied to the first position only.
+    /// Copies rows from the table to the batches, each to its position. In a sorted order, rows of equal
+    /// indices are copied to the first position only. With row_transfer::report, checks the indices first.
     virtual void gather_rows(const row_transfer& transfer, void* stream) = 0;
     /// Copies rows from tables in device memory to the batches.
     virtual void gather_held(const held_gather& gather, void* stream) = 0;
-    /// Copies the rows of equal indices from their first position to the others. Enqueued after the gathers
-    /// of all parts of a sorted order.
+    /// Copies the rows of equal indices from their first position to the others. Enqueue it after all gathers
+    /// of the order, by kernel and staged.
     virtual void repeat_rows(const row_transfer& transfer, void* stream) = 0;
     /// Copies rows from the batches to the table. The order must be sorted. For a sum, `type` is the type of
-    /// the elements, and everything is aligned to its size.
+    /// the elements. The table, its row size and the batches are then aligned to the size of an element.
     virtual void scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
                               void* stream) = 0;
 };
@@ -125,11 +138,11 @@ class device_backend {
 device_backend& host_backend();
 
 /// The backend of CUDA device `index`. Only in builds with CUDA.
-/// @throws device_error if there is no such device.
+/// @throws device_error if there is no such device, or if it cannot be used.
 device_backend& cuda_backend(int index);
 /// The number of CUDA devices; 0 without a driver, or if cuda:0 is too old. Other devices are not checked.
 /// Only in builds with CUDA.
-/// @param none_reason receives the reason if it is 0.
+/// @param none_reason receives the reason if the number is 0; may be null.
 int cuda_device_count(std::string* none_reason) noexcept;
 
 }  // namespace pinflow::detail

@@ -25,7 +25,8 @@ namespace pinflow::detail {
 
 /// Registers some ranges on one thread (`run`), and unregisters them on another (`release`). Shows all other
 /// threads the progress. Each of the two threads shares the job with the owner, because it may hang in the
-/// driver. It then keeps the job and the mappings alive after the owner has gone.
+/// driver. It then keeps the job and the mappings alive after the owner has gone. The locker and the registry
+/// must outlive both threads.
 class pin_job {
  public:
     /// Memory limits and mappings of this machine. The thread asks for them once.
@@ -51,13 +52,14 @@ class pin_job {
 
     // ---- for its owner ----
 
-    /// Ends the job if `run` could not be started.
+    /// Ends the job with this reason if `run` could not be started.
     void refuse(std::string reason);
     /// Makes `run` return soon.
     void stop() noexcept { stop_.store(true, std::memory_order_relaxed); }
     /// Waits for `run`.
     /// @return false if `run` hangs. The thread must then be left alone.
     bool wait_for_run();
+    /// Whether there is something to release. Only after `run` has returned.
     bool holds_pages() const noexcept { return !held_.empty() || !reserved_.empty(); }
     /// Waits for `release`.
     /// @return false if `release` hangs. The thread must then be left alone.
@@ -135,7 +137,7 @@ class pin_job {
     bool failed_ = false;
     bool released_ = false;
 
-    // used by the thread only, until `run` has returned
+    // used only by the thread in `run`, and after that by the thread in `release`
     std::vector<judged_piece> pieces_;
     shortfall shortfall_;
     bool leaves_out_ = false;                ///< some pieces are left unregistered by choice

@@ -11,10 +11,12 @@ namespace pinflow::detail {
 /// Without a reader, pieces are taken from the front.
 /// With a reader, pieces are taken ahead of it. The closer the reader, the more pieces are skipped (0 to 2),
 /// so that registered and staged pieces alternate.
-/// Skipped pieces are taken last, from the front, or never.
+/// When no piece is left further ahead, skipped pieces that the reader does not reach soon are taken. All
+/// others are taken last, from the front, or never.
 class pin_order {
  public:
     /// Orders `count` pieces, beginning at piece `first`. Pieces before `first` come last.
+    /// @param registers_rest whether all others are taken in the end if there is a reader
     pin_order(std::size_t count, bool registers_rest, std::size_t first = 0)
         : next_(first), first_(first), registers_rest_(registers_rest) {
         for (std::size_t index = 0; index < count; ++index)

@@ -12,9 +12,9 @@
 namespace pinflow::detail {
 
 /// Brings pages into the page table while other pages are registered: read-only pages on its own thread, all
-/// other pages on all cores. This keeps disk reads outside the driver's lock, which would block all other
-/// calls. If the thread cannot be started, the populator does nothing, and the registration brings the pages
-/// in.
+/// other pages on all cores. Pages of files and of shared memory are only read. This keeps disk reads outside
+/// the driver's lock, which would block all other calls. If the thread cannot be started, the populator does
+/// nothing, and the registration brings the pages in. For one thread at a time.
 class pin_populator {
  public:
     /// @param stop ends the work early once it is true; must outlive the populator
@@ -29,8 +29,9 @@ class pin_populator {
         bool read_only;
         bool shared;
     };
+    /// Adds a request. Does not wait.
     void add(const request& wanted);
-    /// Waits for the oldest request that has not been waited for yet.
+    /// Waits for the oldest request that has not been waited for yet. There must be one.
     void wait_for_next();
 
  private:

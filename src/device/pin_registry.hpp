@@ -36,16 +36,19 @@ class page_locker {
     virtual std::optional<pin_refusal> lock(std::span<const std::byte> pages, bool read_only) = 0;
     /// @return false if the pages may still be locked. They must then stay mapped for good.
     virtual bool unlock(std::span<const std::byte> pages) noexcept = 0;
-    /// Pauses briefly between two calls, so that others can use the device.
+    /// Called between two calls of `lock` while a reader copies. May pause briefly, so that others can use
+    /// the device.
     virtual void yield_driver() noexcept = 0;
 };
 
 /// The locker of CUDA device `index`. It is never destroyed. Only in builds with CUDA.
+/// @throws device_error if the device cannot be used.
 page_locker& cuda_page_locker(int index);
 
 /// Keeps the host pages that pinflow has registered in place, process-wide; not those of pinned buffers.
 /// Pages form intervals that never overlap. Holders of each interval are counted, so that arrays that share
-/// pages can come and go in any order. Thread-safe. No lock is held while pages are locked.
+/// pages can come and go in any order. Thread-safe. The mutex is not held during page_locker::lock and
+/// unlock.
 class pin_registry {
  public:
     /// The registry of the process. It is never destroyed.
@@ -59,11 +62,13 @@ class pin_registry {
     /// operation. If the operation takes longer than `busy_deadline`, the call refuses.
     /// @param owner keeps the memory mapped until its pages are unregistered
     /// @param held receives the intervals, which must be given to `release`
-    /// @return nothing if all pages are registered. After a refusal, the call holds no pages.
+    /// @return nothing if all pages are registered. After a refusal or an exception, the call holds no pages.
+    /// A std::exception of the locker is a refusal.
     std::optional<pin_refusal> acquire(page_locker& locker, std::span<const std::byte> pages, bool read_only,
                                        const std::shared_ptr<const void>& owner, holds& held,
                                        std::chrono::nanoseconds busy_deadline = std::chrono::seconds(30));
-    /// Removes a holder of these intervals. Unregisters the intervals that have no holder left.
+    /// Removes a holder of these intervals. Unregisters the intervals that have no holder left, then releases
+    /// their owners. If pages may still be locked, their interval and its owner are kept.
     void release(std::span<const std::uintptr_t> held) noexcept;
 
     /// Reserves `pages` of a budget before they are acquired: see pin_reservations::add.
@@ -72,15 +77,14 @@ class pin_registry {
     void give_back(std::span<const std::byte> pages) noexcept;
     /// Bytes reserved now by all holders together.
     std::uint64_t reserved_bytes() const;
-    /// Whether some of `bytes` are registered in place by pinflow. Their registration may end when their
-    /// holders release them.
+    /// Whether some of `bytes` are registered in place by pinflow, or are being registered or unregistered.
+    /// Their registration may end when their holders release them.
     bool knows(std::span<const std::byte> bytes) const;
-    /// The number of intervals registered now.
+    /// The number of intervals: registered, or being registered or unregistered.
     std::size_t size() const;
 
-    /// Appends `ranges` to `pieces`. Joins neighbours, and cuts them at each boundary between two
-    /// registrations of the source, because CUDA does not guarantee copies across such a boundary. Leaves out
-    /// ranges of size 0.
+    /// Appends `ranges` to `pieces`. Joins neighbours, and cuts them at both ends of each interval of the
+    /// source, because CUDA does not guarantee copies across such a boundary. Leaves out ranges of size 0.
     void cut(std::span<const copy_range> ranges, std::vector<copy_range>& pieces) const;
 
  private:
@@ -104,7 +108,9 @@ class pin_registry {
     mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::map<std::uintptr_t, interval> intervals_;  // by their first address
-    std::atomic<std::size_t> count_ = 0;            // size of intervals_, readable without the lock
+    /// 0 only if no interval is registered. Updated after each successful registration and release. `cut`
+    /// reads it without the lock.
+    std::atomic<std::size_t> count_ = 0;
     pin_reservations reserved_;
     std::vector<std::shared_ptr<const void>> kept_;  // owners of refused pages that may be registered
 };

@@ -44,8 +44,8 @@ struct pin_piece {
     }
 };
 
-/// Tracks which bytes of some ranges are registered. One thread marks pieces as registered; any thread may
-/// query, without a lock.
+/// Tracks which bytes of some ranges are registered. One thread marks pieces as registered. Any thread may
+/// query or set the reader's position, without a lock.
 class pin_tracker {
  public:
     /// @param piece_bytes a multiple of the page size
@@ -54,12 +54,14 @@ class pin_tracker {
     /// All pieces, in the order of the ranges.
     std::vector<pin_piece> pieces() const;
 
+    // as in pinned_pages; from an address outside the ranges on, nothing counts as registered
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     std::uint64_t registered_prefix_bytes() const noexcept;
     std::uint64_t registered_bytes() const noexcept;
     std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
+    /// Ignores addresses outside the ranges.
     void set_reader_position(const std::byte* data) noexcept;
     /// The index, among all pieces, of the piece that contains the byte at `data`; nothing if none does.
     std::optional<std::size_t> piece_at(const std::byte* data) const noexcept;

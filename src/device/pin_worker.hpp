@@ -12,7 +12,8 @@
 namespace pinflow::detail {
 
 /// Implements pinned_pages. Owns the thread that registers and, later, the thread that unregisters. The
-/// registry, the locker and `ask` are parameters, so that tests can replace them.
+/// registry, the locker and `ask` are parameters, so that tests can replace them. All three must outlive the
+/// threads, which may hang longer than the worker exists.
 class pin_worker {
  public:
     using machine_answers = pin_job::machine_answers;

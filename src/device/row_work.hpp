@@ -57,7 +57,7 @@ struct row_order {
     const std::uint64_t* ids = nullptr;
     const std::uint32_t* positions = nullptr;  ///< in the group; null: the i-th index is at position i
     std::uint64_t count = 0;
-    bool sorted = false;  ///< equal indices are contiguous, the lower position first
+    bool sorted = false;  ///< indices are in ascending order, equal ones in the order of their positions
 };
 
 /// A sort of indices in device memory.
@@ -78,7 +78,9 @@ struct row_transfer {
     row_memory table;
     row_order order;
     row_parts parts;
-    const index_errors* errors = nullptr;  ///< in device memory; null: none were found in advance
+    /// In device memory: what check_rows, sort_rows and refuse_repeated_rows found. If it has errors, no row
+    /// moves. Null: the indices are known to be valid, or `report` is set.
+    const index_errors* errors = nullptr;
     /// In page-locked memory, zero at first. If it is set, the gather checks the indices itself. If some are
     /// wrong, it writes the errors here and gathers nothing. The order must be unsorted.
     index_errors* report = nullptr;
@@ -88,7 +90,8 @@ struct row_transfer {
     /// For equal indices, a gather reads only the row of the first index. A scatter may write all of their
     /// rows, but only the last one is valid (for a sum, the first).
     bool compact = false;
-    /// On CUDA, the maximum number of thread blocks. 0: as many as the work fills, at most 16 per SM.
+    /// On CUDA, the maximum number of thread blocks of a gather or scatter. 0: as many as the work fills, at
+    /// most 16 per SM.
     unsigned blocks = 0;
 };
 

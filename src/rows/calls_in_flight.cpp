@@ -77,7 +77,7 @@ calls_in_flight::calls_in_flight(pinflow::device device, std::uint64_t max_rows,
     : max_rows_(max_rows) {
     // no two calls share a cache line
     const std::uint64_t pinned_bytes = multiple_of<64>(call_memory::size_bytes(max_rows));
-    const std::uint64_t errors_bytes = multiple_of<256>(max_calls * sizeof(device_errors));
+    const std::uint64_t errors_bytes = multiple_of<256>(max_calls * sizeof(device_error_memory));
     scratch_bytes = multiple_of<256>(scratch_bytes);
     with_scratch_ = calls_with_scratch(scratch_bytes, max_calls);
     pages_ = pinned_buffer(saturated(pinned_bytes, max_calls), device);
@@ -90,7 +90,7 @@ calls_in_flight::calls_in_flight(pinflow::device device, std::uint64_t max_rows,
     for (unsigned i = 0; i < max_calls; ++i) {
         const std::uint64_t size_bytes = i < with_scratch_ ? scratch_bytes : 0;
         memory_.emplace_back(pages_.data() + i * pinned_bytes,
-                             reinterpret_cast<device_errors*>(on_device_.data()) + i,
+                             reinterpret_cast<device_error_memory*>(on_device_.data()) + i,
                              std::span(scratch, size_bytes), max_rows, device);
         scratch += size_bytes;
     }

@@ -23,13 +23,13 @@ class call_memory;
 /// A call whose error may be found after it has returned. Its handles share it.
 class pending_call {
  public:
-    /// Adds an exception from one of pinflow's threads. Only the first one is kept. Thread-safe.
-    void add(std::exception_ptr failure) noexcept;
     /// Describes a call with `count` indices to a table of `row_count` rows. Messages about wrong indices
     /// begin with `what`. `calls_in_flight::check(call)` throws the call's error. `check()` does so only if
     /// `is_listed`.
     pending_call(std::string what, std::uint64_t count, std::uint64_t row_count, bool is_listed)
         : what_(std::move(what)), count_(count), row_count_(row_count), is_listed_(is_listed) {}
+    /// Adds an exception from one of pinflow's threads. Only the first one is kept. Thread-safe.
+    void add(std::exception_ptr failure) noexcept;
 
  private:
     friend class calls_in_flight;
@@ -41,37 +41,38 @@ class pending_call {
     bool is_listed_;
     call_memory* memory_ = nullptr;  ///< while the call is in flight
     std::uint64_t number_ = 0;       ///< as in call_memory
-    std::exception_ptr error_;       ///< once the call has ended; null if it was thrown
+    std::exception_ptr error_;       ///< set when the call has ended with an error; null once it was thrown
     std::mutex mutex_;               ///< for failure_ while the call is in flight
     std::exception_ptr failure_;
 };
 
 /// The device memory of one call's errors.
-struct device_errors {
+struct device_error_memory {
     index_errors found;
     error_count counting;
 };
 
 /// The reserved memory of one call: page-locked memory for its indices and errors, and device memory for the
-/// errors that the device finds and, if the call is one of the first, for the order of its rows.
+/// errors that the device finds. Some also have device memory for the order of the call's rows.
 class call_memory {
  public:
-    call_memory(std::byte* pinned, device_errors* on_device, std::span<std::byte> scratch,
+    call_memory(std::byte* pinned, device_error_memory* on_device, std::span<std::byte> scratch,
                 std::uint64_t max_rows, pinflow::device device)
         : ids_(reinterpret_cast<std::uint64_t*>(pinned)),
           errors_{&on_device->found, reinterpret_cast<index_errors*>(ids_ + max_rows), &on_device->counting},
           scratch_(scratch),
           last_use_(device) {}
-    /// Of page-locked memory.
+    /// The page-locked memory that a call of up to `max_rows` rows needs.
     static std::uint64_t size_bytes(std::uint64_t max_rows) noexcept {
         return max_rows * sizeof(std::uint64_t) + sizeof(index_errors);
     }
 
+    /// Page-locked memory for `max_rows` indices.
     std::uint64_t* ids() const noexcept { return ids_; }
     const error_memory& errors() const noexcept { return errors_; }
-    /// Device memory at a multiple of 256 bytes, for any stream. May be empty.
+    /// Device memory at a multiple of 256 bytes, for any stream. Empty if this call has none.
     std::span<std::byte> scratch() const noexcept { return scratch_; }
-    /// Marks `stream`'s work so far as the last use.
+    /// Marks `stream`'s work so far as the last use. Blocks while the stream's queue is full.
     void mark(stream_view stream) { last_use_.record(stream); }
     /// Makes `stream` wait until the marked use is over.
     void hold_up(stream_view stream) const { stream.wait(last_use_); }
@@ -130,10 +131,11 @@ class calls_in_flight {
     /// through its call's handle.
     static constexpr std::size_t max_listed = 1024;
 
-    /// For `max_calls` calls of up to `max_rows` rows. The first 2 to 8 calls in flight have `scratch_bytes`
-    /// of device memory each, at most 64 MiB together if more than two have some. Device memory comes from
-    /// `resource`, or else from the device's pool.
-    /// @throws device_error, or system_failure on the host device, if memory is short.
+    /// Allocates memory for `max_calls` calls (at least 1) of up to `max_rows` rows. Up to 8 calls at a time
+    /// have `scratch_bytes` of device memory each: fewer, but at least 2, if 8 would take more than 64 MiB.
+    /// Device memory comes from `resource`, or, if that is null, from the device's pool.
+    /// @throws device_error, or system_failure on the host device, if memory is short; what `resource`
+    /// throws.
     calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls,
                     std::uint64_t scratch_bytes = 0, std::shared_ptr<memory_resource> resource = nullptr);
     calls_in_flight(const calls_in_flight&) = delete;
@@ -141,12 +143,13 @@ class calls_in_flight {
     ~calls_in_flight() { close(); }
 
     std::uint64_t max_rows() const noexcept { return max_rows_; }
-    /// The most calls that can be taken at once.
+    /// The maximum number of calls that can be taken at once.
     std::size_t max_together() const noexcept { return (memory_.size() + 1) / 2; }
 
-    /// Takes memory for `count` calls on `stream`, at most `max_together`. Waits until the calls on this
-    /// stream would hold at most one more than stay free. So, with two calls or more, a stalled stream leaves
-    /// memory for other streams.
+    /// Takes memory for `count` calls on `stream`, at most `max_together`; their reports are empty. Waits
+    /// until the calls on this stream would hold at most one more than stay free. So, if there is memory for
+    /// two calls or more, a stalled stream leaves memory for other streams.
+    /// @throws device_error if the device has failed.
     std::vector<taken_memory> take(stream_view stream, std::size_t count);
 
     /// Puts a call in flight: its memory is in use until `stream` has completed the work enqueued so far.
@@ -158,12 +161,13 @@ class calls_in_flight {
 
     /// Throws the error of the oldest listed call that has ended with one. Throws each error once.
     /// @throws invalid_argument for wrong indices, or the exception given to `pending_call::add`.
+    /// @throws device_error if the device has failed.
     void check();
     /// The same for one call.
     void check(pending_call& call);
 
     /// Waits until the streams have passed the calls, keeps their errors for their handles, and frees the
-    /// memory. No call may begin afterwards.
+    /// memory. No call may begin afterwards. If the device has failed, only the destructor frees the memory.
     void close() noexcept;
 
  private:

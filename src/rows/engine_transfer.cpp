@@ -44,15 +44,16 @@ class engine_transfer final : public call_transfer {
         const std::uint64_t row_bytes = setup_.table.row_size_bytes();
         const std::uint64_t* const ids = call.host_ids();
         std::vector<host_copy_range> ranges;
-        for (const std::uint64_t i : last_of_equal({ids + begin, end - begin})) {
+        for (const std::uint64_t i : last_occurrences({ids + begin, end - begin})) {
             ranges.push_back({const_cast<std::byte*>(setup_.table.data()) + ids[begin + i] * row_bytes,
                               in_batch(call, begin + i), row_bytes});
         }
         copy_batch_to_host_async(ranges, call.stream());
     }
 
-    /// The positions of the last of equal indices: copies of one batch run in any order.
-    static std::vector<std::uint32_t> last_of_equal(std::span<const std::uint64_t> ids) {
+    /// The position of the last occurrence of each index, in ascending order. Copies of one batch run in any
+    /// order, so only this row of equal indices is copied.
+    static std::vector<std::uint32_t> last_occurrences(std::span<const std::uint64_t> ids) {
         std::vector<std::uint32_t> order(ids.size());
         for (std::uint32_t i = 0; i < ids.size(); ++i)
             order[i] = i;

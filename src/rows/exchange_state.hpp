@@ -22,7 +22,7 @@ namespace pinflow::detail {
 
 /// Implements row_exchange: plans calls, and has the transfers of their plans enqueue them. Thread-safe.
 /// Calls on one stream are enqueued one after the other. While a call enqueues on the caller's stream, whose
-/// queue may be full, it holds the lock of that stream only.
+/// queue may be full, it holds only the lock of that stream and, if it stages rows, a staging ring.
 class exchange_state {
  public:
     exchange_state(row_table table, pinflow::device device, const row_exchange_options& options);

@@ -28,10 +28,10 @@ struct link_profile {
     double stage_gbps_per_core = 5;  ///< the CPU gathers rows into staging buffers
     double max_stage_gbps = 50;
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
-    /// While pages are registered, half of the cores bring rows, but at least this many if the machine has
-    /// more. If all cores bring rows, registration is slower.
+    /// While pages are registered, half of the cores gather rows, but at least this many if the machine has
+    /// more. If all cores gather rows, registration is slower.
     unsigned min_beside_registering = 3;
-    unsigned max_beside_registering = 10;  ///< enough to bring rows at the rate of the link
+    unsigned max_beside_registering = 10;  ///< enough to gather rows at the rate of the link
     /// From this many cores on (4 and 16 were measured), rows for the copy engine on unregistered pages are
     /// read with pread. Threads that touch mapped pages for the first time slow down registration and each
     /// other.

@@ -42,7 +42,7 @@ std::uint64_t copy_ids(std::span<const std::uint64_t> ids, std::uint64_t* to, st
 
 /// The parts of a call's scratch memory.
 struct order_parts {
-    /// `is_there`: the indices are not copied.
+    /// `is_there`: the indices are used where they are, without a copy.
     order_parts(device_scratch& scratch, const exchange_setup& setup, std::uint64_t count, bool is_there,
                 bool sorted)
         : sort_bytes(sorted ? setup.device.backend().sort_scratch_bytes(count, setup.table.row_count()) : 0),

@@ -16,7 +16,7 @@ namespace pinflow::detail {
 /// One batch, in either direction.
 struct row_batch {
     row_ids ids;
-    std::byte* rows;
+    std::byte* rows;  ///< device memory for ids.size() rows, contiguous; a scatter only reads it
 };
 
 /// What the caller of a row exchange wants. Borrows the batches. A request of one call has at most
@@ -36,15 +36,16 @@ struct preparing_stream {
     pinflow::stream stream;
 };
 
-/// One call of a row exchange while it is being enqueued: its memory, and the order of its rows. A call that
-/// has begun and is destroyed before `finish` is abandoned: what it uses is released after the work that it
-/// has enqueued.
+/// One call of a row exchange while it is being enqueued: its memory, and the order of its rows. Borrows the
+/// arguments of its constructor. For one thread at a time. A call that has begun and is destroyed before
+/// `finish` is abandoned: what it uses is released after the work that it has enqueued.
 class row_call {
  public:
-    /// The scratch memory that a call of up to `max_rows` rows takes.
+    /// The maximum scratch memory of a call of up to `max_rows` rows.
     static std::uint64_t max_scratch_bytes(const exchange_setup& setup, std::uint64_t max_rows);
 
-    /// Copies the indices in host memory to `memory`, so that the caller may reuse or change them.
+    /// Copies the indices in host memory to `memory`, on all cores, so that the caller may reuse or change
+    /// them.
     row_call(const exchange_setup& setup, preparing_stream& preparing, calls_in_flight& calls,
              const call_request& request, taken_memory memory);
     row_call(row_call&&) noexcept = default;
@@ -69,15 +70,16 @@ class row_call {
     /// Begins to enqueue the call by this plan.
     void begin(transfer_plan plan);
     const transfer_plan& plan() const noexcept { return plan_; }
-    /// Whether rows are moved in the order of their addresses.
+    /// Whether rows are moved in the order of their indices.
     bool is_sorted() const noexcept { return plan_.parts.front().sorted || !is_gather(); }
-    /// Prepares the order of the rows on the device. If all indices are in host memory, this waits for no
-    /// earlier work of the call's stream.
+    /// Enqueues the preparation of the rows' order on the device: copies, checks and sorts the indices. If
+    /// all indices are in host memory, it runs on the preparing stream and waits for no earlier work of the
+    /// call's stream.
     void prepare_order();
-    /// What kernels need to move all rows. `order` is valid once it is prepared.
+    /// What kernels need to move all rows. Its order, `errors` and `report` are set by prepare_order.
     const row_transfer& transfer() const noexcept { return transfer_; }
-    /// Page-locked memory for `count` indices: the memory of `host_ids`. Prepare the order before writing to
-    /// it.
+    /// Page-locked memory for `count` indices: the memory of `host_ids`. Only work that is enqueued after
+    /// prepare_order may write to it.
     std::uint64_t* ids_for_cpu() const noexcept { return memory_->ids(); }
 
     /// Receives errors that are found after the call has returned. Made on first use.

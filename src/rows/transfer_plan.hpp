@@ -29,8 +29,11 @@ std::string_view to_string(transfer transfer) noexcept;
 /// A part of the rows, and how they travel.
 struct transfer_part {
     transfer how = transfer::staged;
-    double share = 1;                   ///< of the rows of each call or batch
-    bool sorted = false;                ///< kernel: rows are taken in the order of their addresses
+    double share = 1;  ///< of the rows of each call or batch
+    /// kernel, staged: rows are taken in the order of their indices, equal ones once. In a plan with two
+    /// parts only the value of the first counts, and scatters are always sorted. The loader's kernel takes
+    /// rows in the order of their addresses, equal ones again.
+    bool sorted = false;
     unsigned blocks = 0;                ///< kernel: thread blocks; 0: as many as the work fills
     std::uint64_t min_piece_bytes = 0;  ///< copy engine: smaller pieces take `fallback`; 0: none
 };
@@ -53,7 +56,7 @@ struct transfer_plan {
     std::optional<registration> pages;  ///< set if the array's pages are registered
     std::string reason;                 ///< one sentence: why this plan
 
-    /// The transfer that moves most rows.
+    /// The transfer of the first part: for the hybrid route, the kernel.
     transfer main() const { return parts.front().how; }
     /// The part that travels by `how`; null if there is none.
     const transfer_part* find(transfer how) const {

@@ -83,14 +83,15 @@ transfer_plan plan_by_sizes(const call_facts& call, const link_profile& profile 
 /// A plan and its rate in GB/s (1 GB is 1e9 bytes).
 struct rated_plan {
     transfer_plan plan;
-    double gbps = 0;
+    double gbps = 0;  ///< 0: not measured
 };
 /// The gather plans that are worth measuring: kernel unsorted, kernel sorted, then others.
 std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_profile& profile = {});
 /// The hybrid plan: kernel and staging at once, with shares by the rate that each reached alone.
 transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps,
                                const link_profile& profile = {});
-/// Chooses a plan. A later plan replaces an earlier one only if it is faster by `min_gain` of the profile.
+/// Chooses one of `measured`, at least one. A later plan replaces the best so far only if it is faster by
+/// `min_gain` of the profile.
 const rated_plan& fastest(std::span<const rated_plan> measured, const link_profile& profile = {});
 /// Chooses the transfer of a scatter from the measured throughput of sorted gathers, by kernel and staged.
 /// `link` is the throughput of rows in order, which limits both. A rate of 0 means not measured.

@@ -51,7 +51,8 @@ writes() {
     return 1
 }
 
-# Temporary names that may be left: even with O_TMPFILE, one kill may come while a file has a temporary name.
+# Temporary names that may be left: even with O_TMPFILE, one kill in 20, and one more, may come while a file has a
+# temporary name.
 max_temporary=$kills
 if /usr/bin/python3 -c 'import os; os.open("work", os.O_RDWR | os.O_TMPFILE)' 2>/dev/null; then
     max_temporary=$((kills / 20 + 1))

@@ -142,8 +142,8 @@ enum class id_order { random, sorted, reversed, all_equal, few };
 inline constexpr std::array every_id_order{id_order::random, id_order::sorted, id_order::reversed,
                                            id_order::all_equal, id_order::few};
 
-/// Indices below `row_count`. Unless all are equal, two or more of them include the last row, and usually the
-/// first.
+/// Indices below `row_count`. A list of two or more contains the last row, and usually row 0, unless `order`
+/// is all_equal.
 inline id_vector make_ids(id_order order, std::size_t count, std::uint64_t row_count,
                           std::mt19937_64& random) {
     const std::uint64_t below = order == id_order::few ? std::min<std::uint64_t>(row_count, 5) : row_count;

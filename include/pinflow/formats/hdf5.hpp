@@ -107,7 +107,7 @@ class hdf5_writer {
     ~hdf5_writer();
 
     /// Checks, before anything is written, whether all of these datasets can be written.
-    /// @throws what `begin` would throw for each, in this order.
+    /// @throws what `begin` would throw for each, in this order, except for a lack of memory.
     void check(std::span<const dataset> datasets) const;
     /// Begins a dataset; the dataset before must be complete. A chunked dataset takes memory for the rows
     /// that chunks share, and up to 256 MiB more on machines with many cores.

@@ -42,7 +42,8 @@ std::string format_npy_header(const pinflow::dtype& type, std::span<const std::u
 
 /// Opens a .npy file (versions 1.0 to 3.0): reads the header and maps the data without reading it. The time
 /// does not depend on the size.
-/// @throws system_failure, format_error, unsupported; each message names the path.
+/// @throws system_failure, format_error, unsupported; data_changed if the file changes meanwhile. Each
+/// message names the path.
 array open_npy(const std::filesystem::path& path);
 
 /// Writes an array as a .npy file, atomically: writes an unnamed file in the same folder (a temporary file if

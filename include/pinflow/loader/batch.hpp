@@ -36,14 +36,16 @@ class batch {
     /// The number of arrays in a sample.
     std::size_t array_count() const noexcept;
     /// The rows of array `index`: C order, little-endian, shape (row_count, ...), at addresses of the
-    /// loader's device. Valid while the lease lasts.
+    /// loader's device. The first row is aligned to 256 bytes, except in views of a mapping (route::direct on
+    /// the host). Valid while the lease lasts.
     /// @throws invalid_argument if there is no such array.
     const array_view& operator[](std::size_t index) const;
     /// The elements of array `index`, row after row, for the CPU to read. Only for batches on the host
     /// device. After `next()` they can be read at once. After `next(stream)`, wait for the stream first.
     /// Valid while the lease lasts.
     /// @throws invalid_argument for a batch on a GPU (its addresses are device addresses), if T is not the
-    /// element type, and if there is no such array.
+    /// element type, if there is no such array, and if the rows are not aligned for T. Only views of a
+    /// mapping can be unaligned: see route::direct.
     template <typename T>
     std::span<const T> on_host(std::size_t index) const {
         check_on_host(index);
@@ -72,7 +74,8 @@ class batch {
     /// @throws invalid_argument for a stream of another device.
     /// @throws unsupported for a stream that is being captured into a CUDA graph.
     void used_on(stream_view stream);
-    /// Ends the lease; the batch is empty afterwards. Does not wait.
+    /// Ends the lease; the batch is empty afterwards. Waits for a stream of the batch only if no event can be
+    /// recorded in it.
     void release() noexcept;
 
     /// For pinflow's own layers.

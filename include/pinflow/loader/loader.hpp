@@ -21,11 +21,13 @@ namespace pinflow {
 
 struct loader_options {
     pinflow::device device = pinflow::device::best();
+    /// Samples in a batch, at least 1. The last batch of an epoch may have fewer.
     std::uint64_t batch_rows = 64;
     /// sequential, shuffled or windowed. For any other order, set `sampler`.
     pinflow::order order = order::sequential;
+    /// Of the shuffled and the windowed order.
     std::uint64_t seed = 0;
-    /// Window of the windowed order, in rows. 0: 64 MiB of samples.
+    /// Window of the windowed order, in rows. 0: 64 MiB of samples. Other orders need 0.
     std::uint64_t window_rows = 0;
     /// Any order, for the row count of the sources. If it is set, `order`, `seed` and
     /// `window_rows` must keep their defaults.
@@ -49,20 +51,24 @@ struct loader_options {
     /// 0 means 1 GiB, or half of the memory that is left (machine, cgroup, `ulimit -v`) if that is less; two
     /// slots are always allowed if they fit into what is left. If `slots` is set, 0 means no bound but the
     /// memory that is left.
-    /// If rows may be staged for a GPU, each slot also has a pinned staging buffer of the same size, which
-    /// counts too. The row lists of GPU kernels do not count: up to 36 bytes for each row of each slot.
+    /// If rows may be staged (on the host only with route::staged), each slot also has a pinned staging
+    /// buffer of the same size, which counts too. A slot also counts 8 bytes for each row, and 24 more for
+    /// each row and array if pages of any array are registered. Lists for GPU kernels do not count. For each
+    /// row of each slot they take 16 bytes for each array that a kernel gathers (40 to 44 if it sorts the
+    /// rows), and 16 for all held arrays together.
     std::uint64_t memory_bytes = 0;
     /// The number of batches that can exist at once (being filled, ready or leased); at least 2. 0 lets the
     /// loader choose: 2 to 8 as memory allows, up to 256 for small batches, which are filled in groups, but
     /// no more than an epoch has (8 if that is more). loader_report::slots_reason says so if the memory that
     /// is left allows fewer.
     unsigned slots = 0;
-    /// Threads that gather rows. 0 means one for each core, fewer if memory is short.
+    /// Threads that gather rows, at most 1024. 0 means one for each core, fewer if memory is short.
     /// A number above the core count raises oneTBB's limit for the process while the loader lives.
     /// If the system starts fewer, the loader works with those; see loader_report::threads_reason.
     unsigned threads = 0;
     /// Upper bound on the memory that pinflow registers with CUDA in this process, as
-    /// pin_options::budget_bytes. Rows that do not fit take the staged route.
+    /// pin_options::budget_bytes. Rows that do not fit are staged or read. If `route` is direct or copy, the
+    /// constructor throws unsupported instead.
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
@@ -88,11 +94,13 @@ struct loader_options {
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal.
+    /// On a GPU, the routes direct and copy make the constructor wait until all pages are registered.
     /// The first loader that gathers rows with a kernel on a CUDA device loads the kernels. CUDA may then
     /// wait for all of the device's streams.
     /// @throws invalid_argument for options that contradict each other or the sources.
     /// @throws state_mismatch for a state of other data or of another order.
-    /// @throws unsupported for a route that cannot work here.
+    /// @throws unsupported for a route that cannot work here, and for more than 2^30 rows if all arrays have
+    /// rows of 0 bytes.
     /// @throws data_changed if pages that a route needs cannot be registered because their file has changed.
     /// @throws system_failure if the slots or threads need more memory than the machine and its cgroup have
     /// left.
@@ -103,9 +111,9 @@ class loader {
     loader& operator=(loader&&) noexcept;
     ~loader();
 
-    /// Returns the next batch, or nothing when all epochs are over. `stream` is made to wait for the data.
-    /// When the lease ends, the slot waits for the work that is on `stream` at that time, so the stream must
-    /// outlive the lease.
+    /// Returns the next batch, or nothing when all epochs, or the steps of `max_batches`, are over. `stream`
+    /// is made to wait for the data. When the lease ends, the slot waits for the work that is on `stream` at
+    /// that time, so the stream must outlive the lease.
     ///
     /// The calling thread waits until the copy of the batch is enqueued. On a GPU, if the batches of a group
     /// total 8 MiB or more, it waits until the data has arrived: a waiting stream polls over PCIe and takes
@@ -121,7 +129,8 @@ class loader {
     /// @throws the error of the pipeline: data_changed, system_failure, format_error, or what a custom order
     /// or row_source throws.
     std::optional<batch> next(stream_view stream);
-    /// The same for a consumer without a stream: returns when the data has arrived.
+    /// The same for a consumer without a stream: returns when the data has arrived. The slot waits for no
+    /// stream when the lease ends, except for those named with batch::used_on.
     std::optional<batch> next();
 
     /// The number of samples in the data. Thread-safe, like all members below.

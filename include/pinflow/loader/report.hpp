@@ -25,7 +25,7 @@ struct array_report {
 
 /// Where a loader's time went, so far.
 struct loader_report {
-    /// The route of the array with the most bytes.
+    /// The route of the array with the largest rows; of equal ones, the first.
     pinflow::route route = route::automatic;
     /// One sentence: why this route.
     std::string reason;
@@ -36,9 +36,13 @@ struct loader_report {
     /// Why there are fewer threads than the loader wanted: the system starts no more, or memory is short.
     /// Empty if there are not fewer.
     std::string threads_reason;
+    /// Batches that can exist at once: being filled, ready or leased.
     unsigned slots = 0;
     /// One sentence: why there are fewer slots than the default; empty if there are not.
     std::string slots_reason;
+    /// Bytes of one full batch, with each array padded to a multiple of 256 bytes. A slot takes this much
+    /// device memory (none if batches are views of a mapping), and as much pinned memory if rows may be
+    /// staged.
     std::uint64_t slot_bytes = 0;
     /// Batches, rows and bytes that `next` has returned.
     std::uint64_t batches = 0;
@@ -46,9 +50,10 @@ struct loader_report {
     std::uint64_t bytes = 0;
     /// From the first call of `next` until it reported the end of all epochs, or until now if it has not.
     std::chrono::nanoseconds wall_time{};
-    /// Time spent registering mapped pages, in parallel with the first batches; zero if none are registered.
+    /// How long the registration of mapped pages took, in parallel with the first batches: of the array for
+    /// which it took longest. Zero until it has finished, and if nothing was to be registered.
     std::chrono::nanoseconds pin_time{};
-    /// Bytes of all arrays that are page-locked by now.
+    /// Bytes of all arrays whose pages are registered by now.
     std::uint64_t pinned_bytes = 0;
     /// Time that `next` made its caller wait, by cause: reads from storage, opening and checking files,
     /// gathering by the CPU, the link to the device. Each wait is divided in the proportions of the time that

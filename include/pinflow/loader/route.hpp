@@ -4,11 +4,15 @@
 
 namespace pinflow {
 
-/// How rows are copied from the file to the device.
+/// How rows are copied from the file to the device. Small arrays that the loader holds on its device
+/// (array_report::transfer is "held") keep their transfer, unless `direct` is set on the host.
 enum class route {
     automatic,  ///< the fastest route that this machine allows
-    direct,     ///< in place: on the host a view of the mapping (sequential order only; reading a truncated
-             ///< file can raise SIGBUS); on CUDA a kernel reads registered pages into the slot, in any order
+    /// In place. On CUDA a kernel reads registered pages into the slot, in any order. On the host, batches
+    /// are views of the mapping: only in the sequential order, and only of arrays mapped in one piece.
+    /// Reading a view of a truncated file can raise SIGBUS. Its rows keep the alignment that they have in the
+    /// file: most arrays in .npz files are not aligned for their type.
+    direct,
     copy,    ///< the copy engine reads registered pages; pieces of a file below 32 KiB are staged; on the
              ///< host, the CPU copies rows into the slot (see fault_guard.hpp)
     staged,  ///< the CPU gathers rows into a staging buffer, from which the device's stream copies them

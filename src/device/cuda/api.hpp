@@ -28,8 +28,8 @@ namespace pinflow::detail::cuda {
 /// several threads at once.
 using failure_hook = std::function<cudaError_t(std::string_view call)>;
 
-/// Installs a hook for its lifetime. For tests. Its end clears a sticky error that the hook injected. The
-/// hook installed last is called first; if it returns cudaSuccess, the others are called.
+/// Installs a hook for its lifetime. For tests. Its end clears any sticky error, injected or not. The hook
+/// installed last is called first; if it returns cudaSuccess, the others are called.
 class scoped_failure_hook {
  public:
     explicit scoped_failure_hook(failure_hook hook);

@@ -7,7 +7,7 @@
 /// How kernels count wrong indices and report them.
 namespace pinflow::detail::cuda {
 
-/// Counts a wrong index.
+/// Counts the wrong index at `position`.
 inline __device__ void add(error_count& to, std::uint64_t position) {
     atomicAdd(&to.count, 1ULL);
     atomicMax(&to.complement, ~static_cast<unsigned long long>(position));
@@ -35,6 +35,7 @@ inline __device__ bool take_counts(error_count& from, error_count& taken) {
     return true;
 }
 
+/// Writes the indices outside the table to `report`. There must be some. `ids` are in the order of the call.
 inline __device__ void report_outside(const error_count& outside, const std::uint64_t* ids,
                                       index_errors& report) {
     report.outside_count = outside.count;

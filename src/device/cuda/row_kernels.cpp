@@ -38,8 +38,8 @@ std::uint64_t aligned(std::uint64_t size_bytes) noexcept {
     return (size_bytes + alignment - 1) / alignment * alignment;
 }
 
-/// The first part of a sort's scratch memory: for short lists their indices, for long lists the numbers 0, 1,
-/// 2, ...
+/// The first part of a sort's scratch memory: for short lists a second list of indices, for long lists the
+/// numbers 0, 1, 2, ...
 std::uint64_t first_part_bytes(std::uint64_t count) noexcept {
     return aligned(count * (count <= max_short_list ? sizeof(std::uint64_t) : sizeof(std::uint32_t)));
 }
@@ -69,7 +69,7 @@ cudaError_t row_kernels::load(cudaMemPool_t pool, cudaStream_t stream) noexcept 
     return load_long_sort(pool, stream);
 }
 
-/// Sorts a list with CUB, which loads its kernels.
+/// Loads the kernels of CUB's sort by sorting a list.
 cudaError_t row_kernels::load_long_sort(cudaMemPool_t pool, cudaStream_t stream) const noexcept {
     row_sort sort;
     sort.count = max_short_list + 1;

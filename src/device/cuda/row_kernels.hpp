@@ -8,13 +8,14 @@
 
 namespace pinflow::detail::cuda {
 
-/// Launches the kernels of rows.hpp and sorts indices, on one device. The device's context must be current.
+/// Launches the kernels of rows.hpp, held_rows.hpp and sort_rows.hpp on one device, whose context must be
+/// current.
 class row_kernels {
  public:
     explicit row_kernels(unsigned multiprocessors) noexcept : multiprocessors_(multiprocessors) {}
 
     /// Loads all kernels, with memory of `pool`, and waits for `stream`. Must be called before the other
-    /// functions.
+    /// functions, except before sort_scratch_bytes.
     cudaError_t load(cudaMemPool_t pool, cudaStream_t stream) noexcept;
     cudaError_t check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                            const error_memory& errors, cudaStream_t stream) const noexcept;

@@ -4,8 +4,9 @@
 
 // The link limits these kernels; for small rows of large tables, address translation does. Few blocks are
 // fastest, with all bytes of a row in flight at once, and rows in the order of their addresses (measured:
-// samples/bench/RESULTS.md). Accesses to device memory cost nothing beside that. Host memory is accessed in
-// aligned pieces of 16 bytes if the row covers them. All indices are 64 bits wide.
+// samples/bench/RESULTS.md). Accesses to device memory cost nothing beside that. Rows of the table are read
+// in aligned words of 16 bytes, and written in such words if the row covers them. All indices are 64 bits
+// wide.
 
 namespace pinflow::detail::cuda {
 
@@ -40,7 +41,8 @@ __device__ bool is_overwritten(const row_order& order, std::uint64_t index) {
     return order.sorted && index + 1 < order.count && order.ids[index + 1] == order.ids[index];
 }
 
-__device__ unsigned char* device_row(const row_transfer& work, std::uint64_t position) {
+/// The row at `position` of the group, in its batch.
+__device__ unsigned char* row_of_batch(const row_transfer& work, std::uint64_t position) {
     unsigned part = 0;
     while (part + 1 < work.parts.count && position >= work.parts.first[part + 1])
         ++part;
@@ -48,14 +50,15 @@ __device__ unsigned char* device_row(const row_transfer& work, std::uint64_t pos
            (position - work.parts.first[part]) * work.table.row_size_bytes;
 }
 
-__device__ unsigned char* table_row(const row_transfer& work, std::uint64_t row) {
-    return reinterpret_cast<unsigned char*>(work.table.rows) + row * work.table.row_size_bytes;
+/// Row number `n` of the table, or its end.
+__device__ unsigned char* nth_row(const row_transfer& work, std::uint64_t n) {
+    return reinterpret_cast<unsigned char*>(work.table.rows) + n * work.table.row_size_bytes;
 }
 
 /// The table's row for entry `index` of the order.
-__device__ unsigned char* host_row(const row_transfer& work, std::uint64_t index) {
+__device__ unsigned char* row_of_table(const row_transfer& work, std::uint64_t index) {
     if (work.table.by_address) return reinterpret_cast<unsigned char*>(work.order.ids[index]);
-    return table_row(work, work.compact ? index - work.begin : work.order.ids[index]);
+    return nth_row(work, work.compact ? index - work.begin : work.order.ids[index]);
 }
 
 // ---- 16 bytes of any alignment ---------------------------------------------------------------------------
@@ -67,9 +70,10 @@ union word {
     unsigned char byte[word_bytes];
 };
 
-/// A row in host memory as aligned words. Parts of the first and the last word may belong to neighbouring
-/// rows.
-struct host_words {
+/// A row as 16-byte aligned words: the table's row in a gather or scatter, the written row in `repeat`. It is
+/// in registered host memory or in device memory. Parts of the first and the last word may belong to
+/// neighbouring rows.
+struct word_row {
     unsigned char* row;
     std::uint64_t row_bytes;
 
@@ -128,13 +132,13 @@ __device__ word load(const unsigned char* source, unsigned begin, unsigned end) 
     return value;
 }
 
-/// Loads an aligned word of host memory that contains bytes of a row. The whole word is loaded at once,
-/// unless it extends beyond the table. With rows by address it never does, because whole pages are readable.
-__device__ word load_host(const row_transfer& work, const host_words& words, std::uint64_t index) {
-    const unsigned char* const at = words.at(index);
-    const bool inside = work.table.by_address || (at >= table_row(work, 0) &&
-                                                  at + word_bytes <= table_row(work, work.table.row_count));
-    return inside ? load(at, 0, word_bytes) : load(at, words.begin(index), words.end(index));
+/// Loads word `index` of a row of the table. The whole word is loaded at once, unless it extends beyond the
+/// table. Rows by address are always loaded so, because whole pages are readable.
+__device__ word load_from_table(const row_transfer& work, const word_row& row, std::uint64_t index) {
+    const unsigned char* const at = row.at(index);
+    const bool inside = work.table.by_address ||
+                        (at >= nth_row(work, 0) && at + word_bytes <= nth_row(work, work.table.row_count));
+    return inside ? load(at, 0, word_bytes) : load(at, row.begin(index), row.end(index));
 }
 
 // ---- the kernels -----------------------------------------------------------------------------------------
@@ -221,15 +225,15 @@ struct aligned_mover {
     }
 };
 
-/// Moves rows of any alignment, as words of the host's row, which may be source or destination.
+/// Moves rows of any alignment in words that are aligned on one side, the source or the destination.
 struct any_mover {
-    host_words host[rows_at_once];
-    unsigned char* device[rows_at_once];
+    word_row aligned_side[rows_at_once];
+    unsigned char* other_side[rows_at_once];
 
-    /// The address in the device's row of word `at` of the host's row. For the first word it may lie before
-    /// the row.
-    __device__ unsigned char* on_device(unsigned k, std::uint64_t at) const {
-        return device[k] + at * word_bytes - host[k].before();
+    /// The address on the other side of word `at` of the k-th row. For the first word it may lie before the
+    /// row.
+    __device__ unsigned char* on_other_side(unsigned k, std::uint64_t at) const {
+        return other_side[k] + at * word_bytes - aligned_side[k].before();
     }
 };
 
@@ -243,8 +247,8 @@ struct gatherer<true> : aligned_mover {
 
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
         if (is_repeated(work.order, index)) return 0;
-        from[k] = host_row(work, index);
-        to[k] = device_row(work, position_of(work.order, index));
+        from[k] = row_of_table(work, index);
+        to[k] = row_of_batch(work, position_of(work.order, index));
         return work.table.row_size_bytes / word_bytes;
     }
 };
@@ -256,13 +260,15 @@ struct gatherer<false> : any_mover {
 
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
         if (is_repeated(work.order, index)) return 0;
-        host[k] = {host_row(work, index), work.table.row_size_bytes};
-        device[k] = device_row(work, position_of(work.order, index));
-        return host[k].count();
+        aligned_side[k] = {row_of_table(work, index), work.table.row_size_bytes};
+        other_side[k] = row_of_batch(work, position_of(work.order, index));
+        return aligned_side[k].count();
     }
-    __device__ word load(unsigned k, std::uint64_t at) const { return load_host(work, host[k], at); }
+    __device__ word load(unsigned k, std::uint64_t at) const {
+        return load_from_table(work, aligned_side[k], at);
+    }
     __device__ void store(unsigned k, std::uint64_t at, const word& value) const {
-        cuda::store(on_device(k, at), value, host[k].begin(at), host[k].end(at));
+        cuda::store(on_other_side(k, at), value, aligned_side[k].begin(at), aligned_side[k].end(at));
     }
 };
 
@@ -276,8 +282,8 @@ struct scatterer<true> : aligned_mover {
 
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
         if (!work.compact && is_overwritten(work.order, index)) return 0;
-        from[k] = device_row(work, position_of(work.order, index));
-        to[k] = host_row(work, index);
+        from[k] = row_of_batch(work, position_of(work.order, index));
+        to[k] = row_of_table(work, index);
         return work.table.row_size_bytes / word_bytes;
     }
 };
@@ -289,15 +295,15 @@ struct scatterer<false> : any_mover {
 
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
         if (!work.compact && is_overwritten(work.order, index)) return 0;
-        host[k] = {host_row(work, index), work.table.row_size_bytes};
-        device[k] = device_row(work, position_of(work.order, index));
-        return host[k].count();
+        aligned_side[k] = {row_of_table(work, index), work.table.row_size_bytes};
+        other_side[k] = row_of_batch(work, position_of(work.order, index));
+        return aligned_side[k].count();
     }
     __device__ word load(unsigned k, std::uint64_t at) const {
-        return cuda::load(on_device(k, at), host[k].begin(at), host[k].end(at));
+        return cuda::load(on_other_side(k, at), aligned_side[k].begin(at), aligned_side[k].end(at));
     }
     __device__ void store(unsigned k, std::uint64_t at, const word& value) const {
-        cuda::store(host[k].at(at), value, host[k].begin(at), host[k].end(at));
+        cuda::store(aligned_side[k].at(at), value, aligned_side[k].begin(at), aligned_side[k].end(at));
     }
 };
 
@@ -327,8 +333,8 @@ struct repeater<true> : aligned_mover {
     __device__ explicit repeater(const row_transfer& transfer) : work(transfer) {}
 
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t first, std::uint64_t index) {
-        from[k] = device_row(work, position_of(work.order, first));
-        to[k] = device_row(work, position_of(work.order, index));
+        from[k] = row_of_batch(work, position_of(work.order, first));
+        to[k] = row_of_batch(work, position_of(work.order, index));
         return work.table.row_size_bytes / word_bytes;
     }
 };
@@ -340,15 +346,15 @@ struct repeater<false> : any_mover {
 
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t first, std::uint64_t index) {
         // words are aligned on the side that is written
-        host[k] = {device_row(work, position_of(work.order, index)), work.table.row_size_bytes};
-        device[k] = device_row(work, position_of(work.order, first));
-        return host[k].count();
+        aligned_side[k] = {row_of_batch(work, position_of(work.order, index)), work.table.row_size_bytes};
+        other_side[k] = row_of_batch(work, position_of(work.order, first));
+        return aligned_side[k].count();
     }
     __device__ word load(unsigned k, std::uint64_t at) const {
-        return cuda::load(on_device(k, at), host[k].begin(at), host[k].end(at));
+        return cuda::load(on_other_side(k, at), aligned_side[k].begin(at), aligned_side[k].end(at));
     }
     __device__ void store(unsigned k, std::uint64_t at, const word& value) const {
-        cuda::store(host[k].at(at), value, host[k].begin(at), host[k].end(at));
+        cuda::store(aligned_side[k].at(at), value, aligned_side[k].begin(at), aligned_side[k].end(at));
     }
 };
 
@@ -460,10 +466,10 @@ __global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
         // a compact table also has rows for repeated indices
         if (repeated && !work.compact) continue;
         const std::uint64_t id = order.ids[index];
-        auto* const to = reinterpret_cast<Value*>(host_row(work, index));
+        auto* const to = reinterpret_cast<Value*>(row_of_table(work, index));
         for (std::uint64_t at = lane; at < values; at += launch.lanes) {
             const auto value = [&](std::uint64_t i) {
-                return reinterpret_cast<const Value*>(device_row(work, position_of(order, i)))[at];
+                return reinterpret_cast<const Value*>(row_of_batch(work, position_of(order, i)))[at];
             };
             const Value first = value(index);
             if (repeated || !is_overwritten(order, index)) {

@@ -7,7 +7,7 @@
 /// The kernels that gather and scatter rows, as pointers for cudaLaunchKernel: see rows.cu.
 namespace pinflow::detail::cuda {
 
-/// Threads per block, for all kernels except gather_rows.
+/// Threads per block, for all kernels of this file except gather_rows.
 inline constexpr unsigned row_threads = 256;
 /// Threads per block of gather_rows. These threads mostly wait for the link: large blocks occupy fewer SMs
 /// and leave more of them to other kernels. Unaligned rows need more registers, so their blocks are smaller.

@@ -6,8 +6,9 @@
 #include "src/device/cuda/sort_rows.hpp"
 
 // A stable radix sort, digit by digit from the lowest. It is one kernel, whose blocks wait for each other.
-// cub::DeviceRadixSort takes as long on the device, but makes nine requests. They cost the calling thread 35
-// to 50 us, this one 4, and each of them may have to wait for the end of another stream's kernel.
+// For lists of up to 262,144 indices, cub::DeviceRadixSort takes as long on the device, but makes nine
+// requests of CUDA. They cost the calling thread 35 to 50 us, this one 4, and each of them may have to wait
+// for the end of another stream's kernel.
 namespace pinflow::detail::cuda {
 
 namespace {
@@ -20,10 +21,12 @@ constexpr unsigned ids_of_warp = ids_of_sort_tile / warps;
 using block_scan = cub::BlockScan<std::uint32_t, sort_threads>;
 
 struct shared_memory {
-    /// For each digit: where the block's next index with this digit goes. While digits are counted: how many.
+    /// For each digit: the offset in the sorted list of the block's next index with this digit. While digits
+    /// are counted: how many of the block's indices have it.
     std::uint32_t next[sort_digits];
-    /// For each warp: the same, for the indices of its part of a tile.
-    std::uint32_t of_warp[warps][sort_digits];
+    /// For each warp and digit: how many of the warp's indices of a tile have this digit. Then the offset in
+    /// the sorted list of the first of them.
+    std::uint32_t by_warp[warps][sort_digits];
     block_scan::TempStorage scan;
 };
 
@@ -55,7 +58,7 @@ __device__ block_part part_of_block(std::uint64_t count) {
     return {begin < count ? begin : count, end < count ? end : count};
 }
 
-/// Counts the digits of the block's indices. Wrong indices are counted if `errors` is given.
+/// Counts the digits of the block's indices. With `errors`, also counts the indices outside the table.
 __device__ void count_digits(const sort_launch& work, const std::uint64_t* ids, digit digit,
                              error_count* errors, shared_memory& shared) {
     for (unsigned i = threadIdx.x; i < sort_digits; i += blockDim.x)
@@ -73,9 +76,9 @@ __device__ void count_digits(const sort_launch& work, const std::uint64_t* ids, 
         work.digit_counts[blockIdx.x * sort_digits + i] = shared.next[i];
 }
 
-/// Finds where the block's first index with each digit goes: behind all lower digits, and behind the same
+/// Finds the offset of the block's first index with each digit: behind all lower digits, and behind the same
 /// digit in the blocks before this one. All blocks must have counted.
-__device__ void find_places(const sort_launch& work, shared_memory& shared) {
+__device__ void find_offsets(const sort_launch& work, shared_memory& shared) {
     static_assert(sort_digits <= sort_threads);
     std::uint32_t in_all = 0;
     std::uint32_t in_blocks_before = 0;
@@ -92,13 +95,14 @@ __device__ void find_places(const sort_launch& work, shared_memory& shared) {
     if (threadIdx.x < sort_digits) shared.next[threadIdx.x] = lower + in_blocks_before;
 }
 
-/// Moves a tile of indices to the places of their digits. Each warp takes neighbouring indices, 32 at a time.
+/// Moves a tile of indices to the offsets of their digits. Each warp takes neighbouring indices, 32 at a
+/// time.
 __device__ void move_tile(std::uint64_t begin, std::uint64_t end, id_list from, id_list to, digit digit,
                           shared_memory& shared) {
     const unsigned warp = threadIdx.x / warp_threads;
     const unsigned lane = threadIdx.x % warp_threads;
     for (unsigned i = threadIdx.x; i < warps * sort_digits; i += blockDim.x)
-        (&shared.of_warp[0][0])[i] = 0;
+        (&shared.by_warp[0][0])[i] = 0;
     const std::uint64_t first = begin + warp * ids_of_warp + lane;
     std::uint64_t ids[ids_of_thread];
     std::uint32_t positions[ids_of_thread];
@@ -117,9 +121,9 @@ __device__ void move_tile(std::uint64_t begin, std::uint64_t end, id_list from, 
         const unsigned own = is_there ? digit.of(ids[k]) : sort_digits;
         const unsigned equal = __match_any_sync(~0U, own);
         const unsigned before = __popc(equal & ((1U << lane) - 1));
-        ranks[k] = is_there ? shared.of_warp[warp][own] + before : 0;
+        ranks[k] = is_there ? shared.by_warp[warp][own] + before : 0;
         __syncwarp();
-        if (is_there && before == 0) shared.of_warp[warp][own] += __popc(equal);
+        if (is_there && before == 0) shared.by_warp[warp][own] += __popc(equal);
         __syncwarp();
     }
     __syncthreads();
@@ -127,8 +131,8 @@ __device__ void move_tile(std::uint64_t begin, std::uint64_t end, id_list from, 
         std::uint32_t next = shared.next[threadIdx.x];
 #pragma unroll
         for (unsigned i = 0; i < warps; ++i) {
-            const std::uint32_t found = shared.of_warp[i][threadIdx.x];
-            shared.of_warp[i][threadIdx.x] = next;
+            const std::uint32_t found = shared.by_warp[i][threadIdx.x];
+            shared.by_warp[i][threadIdx.x] = next;
             next += found;
         }
         shared.next[threadIdx.x] = next;
@@ -137,9 +141,9 @@ __device__ void move_tile(std::uint64_t begin, std::uint64_t end, id_list from, 
 #pragma unroll
     for (unsigned k = 0; k < ids_of_thread; ++k) {
         if (first + k * warp_threads >= end) continue;
-        const std::uint32_t place = shared.of_warp[warp][digit.of(ids[k])] + ranks[k];
-        to.ids[place] = ids[k];
-        to.positions[place] = positions[k];
+        const std::uint32_t offset = shared.by_warp[warp][digit.of(ids[k])] + ranks[k];
+        to.ids[offset] = ids[k];
+        to.positions[offset] = positions[k];
     }
     __syncthreads();  // before the next tile
 }
@@ -157,12 +161,12 @@ __global__ void __launch_bounds__(sort_threads) sort(sort_launch work) {
         const int first_bit = i * static_cast<int>(sort_digit_bits);
         const int bits = min(work.bits - first_bit, static_cast<int>(sort_digit_bits));
         const digit digit{first_bit, (std::uint64_t{1} << bits) - 1};
-        const id_list to = (digits - i) % 2 == 1 ? sorted : other;  // the last digit's are the sorted ones
+        const id_list to = (digits - i) % 2 == 1 ? sorted : other;  // the last pass writes to `sorted`
         count_digits(work, from.ids, digit, i == 0 ? errors.counting : nullptr, shared);
         grid.sync();
         if (i == 0 && errors.counting != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
             write_outside(take(*errors.counting), work.sort.ids, errors);
-        find_places(work, shared);
+        find_offsets(work, shared);
         const block_part part = part_of_block(work.sort.count);
         for (std::uint64_t begin = part.begin; begin < part.end; begin += ids_of_sort_tile)
             move_tile(begin, part.end, from, to, digit, shared);

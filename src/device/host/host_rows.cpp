@@ -49,14 +49,14 @@ bool is_overwritten(const row_order& order, std::uint64_t index) {
     return order.sorted && index + 1 < order.count && order.ids[index + 1] == order.ids[index];
 }
 
-std::byte* device_row(const row_transfer& work, std::uint64_t position) {
+std::byte* row_of_batch(const row_transfer& work, std::uint64_t position) {
     unsigned part = 0;
     while (part + 1 < work.parts.count && position >= work.parts.first[part + 1])
         ++part;
     return work.parts.rows[part] + (position - work.parts.first[part]) * work.table.row_size_bytes;
 }
 
-std::byte* host_row(const row_transfer& work, std::uint64_t index) {
+std::byte* row_of_table(const row_transfer& work, std::uint64_t index) {
     if (work.table.by_address) return reinterpret_cast<std::byte*>(work.order.ids[index]);
     const std::uint64_t row = work.compact ? index - work.begin : work.order.ids[index];
     return work.table.rows + row * work.table.row_size_bytes;
@@ -78,8 +78,8 @@ void for_each_index(const row_transfer& work, Move move) {
 template <typename Value, typename Sum, typename Widen, typename Narrow>
 void sum_rows(const row_transfer& work, std::uint64_t index, Widen widen, Narrow narrow) {
     const std::uint64_t size_bytes = work.table.row_size_bytes;
-    std::byte* const to = host_row(work, index);
-    const std::byte* const first = device_row(work, position_of(work.order, index));
+    std::byte* const to = row_of_table(work, index);
+    const std::byte* const first = row_of_batch(work, position_of(work.order, index));
     if (!is_overwritten(work.order, index)) {
         std::memcpy(to, first, size_bytes);
         return;
@@ -92,8 +92,8 @@ void sum_rows(const row_transfer& work, std::uint64_t index, Widen widen, Narrow
     for (std::uint64_t at = 0; at < size_bytes / sizeof(Value); ++at) {
         Sum total = widen(value(first, at));
         for (std::uint64_t i = index; is_overwritten(work.order, i); ++i)
-            total =
-                static_cast<Sum>(total + widen(value(device_row(work, position_of(work.order, i + 1)), at)));
+            total = static_cast<Sum>(total +
+                                     widen(value(row_of_batch(work, position_of(work.order, i + 1)), at)));
         const Value sum = narrow(total);
         std::memcpy(to + at * sizeof(Value), &sum, sizeof(Value));
     }
@@ -178,7 +178,7 @@ void gather(const row_transfer& transfer) {
     }
     for_each_index(transfer, [&](std::uint64_t index) {
         if (is_repeated(transfer.order, index)) return;
-        std::memcpy(device_row(transfer, position_of(transfer.order, index)), host_row(transfer, index),
+        std::memcpy(row_of_batch(transfer, position_of(transfer.order, index)), row_of_table(transfer, index),
                     transfer.table.row_size_bytes);
     });
 }
@@ -201,8 +201,9 @@ void repeat(const row_transfer& transfer) {
         if (!is_repeated(transfer.order, index)) return;
         const auto first =
             static_cast<std::uint64_t>(std::ranges::lower_bound(ids, ids[index]) - ids.begin());
-        std::memcpy(device_row(transfer, position_of(transfer.order, index)),
-                    device_row(transfer, position_of(transfer.order, first)), transfer.table.row_size_bytes);
+        std::memcpy(row_of_batch(transfer, position_of(transfer.order, index)),
+                    row_of_batch(transfer, position_of(transfer.order, first)),
+                    transfer.table.row_size_bytes);
     });
 }
 
@@ -213,7 +214,7 @@ void scatter(const row_transfer& transfer, repeated_rows repeated, sum_type type
             return;
         }
         if (is_overwritten(transfer.order, index)) return;
-        std::memcpy(host_row(transfer, index), device_row(transfer, position_of(transfer.order, index)),
+        std::memcpy(row_of_table(transfer, index), row_of_batch(transfer, position_of(transfer.order, index)),
                     transfer.table.row_size_bytes);
     });
 }

@@ -26,8 +26,7 @@ TEST_CASE("batch: a leased batch is not overwritten before a stream has read it"
             const stream other(device);
             gate gate;
             hold(slow, gate);
-            // pinned: CUDA copies to other memory only once the stream has come there, and keeps its caller
-            // waiting
+            // pinned, because a copy to pageable memory would block this thread until `slow` reaches it
             std::vector<pinned_buffer> copies;
             copies.emplace_back(10 * 512 * sizeof(std::uint64_t), device);
             copies.emplace_back(10 * 512 * sizeof(std::uint64_t), device);

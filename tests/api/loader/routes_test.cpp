@@ -1,41 +1,91 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "arrays.hpp"
+#include "file_bytes.hpp"
+#include "pinflow/dtype.hpp"
+#include "pinflow/error.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "temporary_folder.hpp"
 
 using namespace pinflow;
 
-TEST_CASE(
-    "loader: files are read by every route that the host has, also big-endian ones and ones with a header of "
-    "any size") {
-    const temporary_folder folder;
-    const array content = numbered_rows(333, 33);
-    write_npy(folder / "rows.npy", content.view());
-    for (const route route : {route::automatic, route::direct, route::copy, route::staged, route::read}) {
-        CAPTURE(to_string(route));
-        loader loader({open_npy(folder / "rows.npy")},
-                      {.device = device::host(), .batch_rows = 50, .route = route});
-        const stream stream(device::host());
-        std::uint64_t rows = 0;
-        while (const auto batch = loader.next(stream)) {
-            CHECK(holds_its_rows(*batch, stream));
-            rows += batch->row_count();
-        }
-        CHECK(rows == 333);
-        const loader_report report = loader.report();
-        CHECK(report.route == (route == route::automatic ? route::copy : route));
-        CHECK_FALSE(report.reason.empty());
-        CHECK(report.rows == 333);
-        CHECK(report.bytes == 333 * 33 * 8);
+namespace {
+
+constexpr std::uint64_t file_rows = 333;
+constexpr std::uint64_t file_width = 33;
+
+/// Writes numbered rows as a .npy file whose data begin at a multiple of `alignment_bytes`.
+void write_rows(const std::string& path, std::string_view descr, std::uint64_t alignment_bytes) {
+    const array content = numbered_rows(file_rows, file_width);
+    const dtype type = dtype::parse(descr);
+    const std::string header = format_npy_header(type, content.shape(), false, alignment_bytes);
+    std::vector<std::byte> file(header.size() + content.size_bytes());
+    std::ranges::copy(std::as_bytes(std::span(header)), file.begin());
+    const auto elements = std::span(file).subspan(header.size());
+    std::ranges::copy(std::span(content.view().data(), content.size_bytes()), elements.begin());
+    if (!type.is_little_endian()) {
+        for (std::size_t at = 0; at < elements.size(); at += type.size_bytes())
+            std::ranges::reverse(elements.subspan(at, type.size_bytes()));
     }
+    write_bytes(path, file);
+}
+
+/// Streams the file of write_rows on the host by `asked`, and checks each batch and the report.
+void check_route(const std::string& path, route asked) {
+    CAPTURE(to_string(asked));
+    loader loader({open_npy(path)}, {.device = device::host(), .batch_rows = 50, .route = asked});
+    const stream stream(device::host());
+    std::uint64_t rows = 0;
+    while (const auto batch = loader.next(stream)) {
+        CHECK(holds_its_rows(*batch, stream));
+        rows += batch->row_count();
+    }
+    CHECK(rows == file_rows);
+    const loader_report report = loader.report();
+    CHECK(report.route == (asked == route::automatic ? route::copy : asked));
+    CHECK_FALSE(report.reason.empty());
+    CHECK(report.rows == file_rows);
+    CHECK(report.bytes == file_rows * file_width * 8);
+}
+
+}  // namespace
+
+TEST_CASE("loader: a .npy file is read by every route of the host, wherever its data begin") {
+    const temporary_folder folder;
+    const std::string path = folder / "rows.npy";
+    for (const std::uint64_t alignment_bytes : {32U, 64U, 256U, 4096U}) {
+        CAPTURE(alignment_bytes);
+        write_rows(path, "<u8", alignment_bytes);
+        // the header has 90 bytes before it is padded
+        CHECK(open_npy(path).offset_bytes() == (90 / alignment_bytes + 1) * alignment_bytes);
+        for (const route route : {route::automatic, route::direct, route::copy, route::staged, route::read})
+            check_route(path, route);
+    }
+}
+
+TEST_CASE("loader: a big-endian .npy file is converted on every route of the host, and direct is refused") {
+    const temporary_folder folder;
+    const std::string path = folder / "rows.npy";
+    write_rows(path, ">u8", 64);
+    for (const route route : {route::automatic, route::copy, route::staged, route::read})
+        check_route(path, route);
+    const auto directly = [&] {
+        loader({open_npy(path)}, {.device = device::host(), .route = route::direct});
+    };
+    CHECK(
+        contains_all(message_of<unsupported>(directly),
+                     {"route direct", path, "is big-endian, so its rows are converted when they are read"}));
 }
 
 TEST_CASE(

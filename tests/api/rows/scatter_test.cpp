@@ -204,7 +204,8 @@ TEST_CASE("rows: a group of batches is scattered as one, so that the last batch 
 
 TEST_CASE("rows: many rows pass through small staging buffers on their way to the table") {
     on_each_device([](const device& device) {
-        // what is copied out of the device was used just now, what it is written to has not been touched yet
+        // The device's rows are cached, but the table's pages are untouched: the copies run ahead of the CPU
+        // that scatters.
         constexpr std::uint64_t row_bytes = 16 << 10;
         constexpr std::size_t count = sanitized ? 1000 : 4000;
         std::mt19937_64 random(12);
