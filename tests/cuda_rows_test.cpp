@@ -19,7 +19,9 @@
 #include "pinflow/memory.hpp"
 #include "pinflow/pin.hpp"
 #include "pinflow/rows.hpp"
+#include "src/device/backend.hpp"
 #include "src/device/cuda/api.hpp"
+#include "src/device/cuda/sort_rows.hpp"
 #include "src/device/pin_registry.hpp"
 #include "tests/support/arrays.hpp"
 #include "tests/support/file_bytes.hpp"
@@ -332,5 +334,44 @@ TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the e
             INFO("route " << to_string(route) << ", rows of " << row_bytes << " bytes");
             refuse(route, row_bytes);
         }
+    }
+}
+
+TEST_CASE("cuda rows: the sort by one kernel is right with any number of blocks") {
+    const device gpu = device::cuda(0);
+    gpu.backend().prepare_rows();
+    const stream stream(gpu);
+    void* const native = stream.view().native_handle();
+    std::mt19937_64 random(61);
+    constexpr std::uint32_t count = 50000;  // 13 tiles
+    constexpr std::uint64_t row_count = 30000;
+    const id_vector ids = make_ids(id_order::random, count, row_count, random);
+    std::vector<std::uint32_t> order(count);
+    std::iota(order.begin(), order.end(), 0U);
+    std::ranges::stable_sort(order, {}, [&](std::uint32_t at) { return ids[at]; });
+    for (const unsigned blocks : {1U, 3U, 7U, 16U}) {
+        CAPTURE(blocks);
+        const device_buffer lists(count * 3 * sizeof(std::uint64_t), stream);
+        const device_buffer positions(count * 2 * sizeof(std::uint32_t), stream);
+        const device_buffer counts(blocks * detail::cuda::sort_digits * sizeof(std::uint32_t), stream);
+        auto* const unsorted = reinterpret_cast<std::uint64_t*>(lists.data());
+        copy_to_device_async(lists.data(), std::as_bytes(std::span(ids)), stream);
+        detail::cuda::sort_launch work;
+        work.sort.ids = unsorted;
+        work.sort.count = count;
+        work.sort.row_count = row_count;
+        work.sort.sorted_ids = unsorted + count;
+        work.sort.positions = reinterpret_cast<std::uint32_t*>(positions.data());
+        work.bits = 15;
+        work.other_ids = unsorted + 2 * count;
+        work.other_positions = work.sort.positions + count;
+        work.digit_counts = reinterpret_cast<std::uint32_t*>(counts.data());
+        void* arguments[] = {&work};
+        REQUIRE(detail::cuda::launch_together(detail::cuda::sort_rows(), blocks, detail::cuda::sort_threads,
+                                              arguments, static_cast<cudaStream_t>(native)) == cudaSuccess);
+        std::vector<std::uint32_t> found(count);
+        copy_to_host_async(std::as_writable_bytes(std::span(found)), positions.data(), stream);
+        stream.synchronize();
+        CHECK(found == order);
     }
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -466,12 +468,14 @@ TEST_CASE("fake CUDA loader: two threads enqueue many copies while the link may 
     std::mutex mutex;
     std::vector<std::size_t> calls;
     std::set<std::thread::id> threads;
-    gate both;
-    std::atomic<int> begun = 0;
+    std::condition_variable begun;
+    int begun_count = 0;
     backend.before_copies = [&](std::size_t count) {
-        if (++begun == 2) both.open();
-        both.wait();  // so that neither thread makes both calls
-        const std::lock_guard guard(mutex);
+        std::unique_lock guard(mutex);
+        ++begun_count;
+        begun.notify_all();
+        // so that neither thread makes both calls
+        begun.wait_for(guard, std::chrono::seconds(20), [&] { return begun_count >= 2; });
         if (calls.size() < 2) threads.insert(std::this_thread::get_id());
         calls.push_back(count);
     };

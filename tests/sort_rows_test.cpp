@@ -89,7 +89,7 @@ TEST_CASE("sort_rows: indices are in order with their positions, and equal ones 
         for (const std::size_t count : counts) {
             for (const std::uint64_t row_count :
                  {std::uint64_t{1}, std::uint64_t{2}, std::uint64_t{256}, std::uint64_t{257},
-                  std::uint64_t{1} << 21, (std::uint64_t{1} << 40) + 1}) {
+                  std::uint64_t{1} << 21, (std::uint64_t{1} << 40) + 1, ~std::uint64_t{0}}) {
                 CAPTURE(count);
                 CAPTURE(row_count);
                 const std::vector<std::uint64_t> ids = random_ids(count, row_count, random);

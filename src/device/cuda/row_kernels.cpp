@@ -65,14 +65,19 @@ cudaError_t row_kernels::load(cudaMemPool_t pool, cudaStream_t stream) noexcept 
     int sorting = 0;
     const cudaError_t status = resident_blocks(sorting, cuda::sort_rows(), sort_threads);
     if (status != cudaSuccess) return status;
-    sort_blocks_ = std::min(static_cast<unsigned>(sorting) * multiprocessors_, max_sort_blocks);
-    return load_long_sort(pool, stream);
+    // half of the device at most, so that a sort can begin beside other kernels
+    sort_blocks_ = std::clamp(static_cast<unsigned>(sorting) * multiprocessors_ / 2, 1U, max_sort_blocks);
+    for (const std::uint64_t count : {std::uint64_t{1}, max_short_list + 1}) {
+        if (const cudaError_t sorted = load_sort(count, pool, stream); sorted != cudaSuccess) return sorted;
+    }
+    return synchronize_stream(stream);
 }
 
-/// Loads the kernels of CUB's sort by sorting a list.
-cudaError_t row_kernels::load_long_sort(cudaMemPool_t pool, cudaStream_t stream) const noexcept {
+/// Enqueues a sort of `count` indices, so that CUDA loads its kernels, and what a cooperative launch needs.
+cudaError_t row_kernels::load_sort(std::uint64_t count, cudaMemPool_t pool,
+                                   cudaStream_t stream) const noexcept {
     row_sort sort;
-    sort.count = max_short_list + 1;
+    sort.count = count;
     sort.row_count = ~std::uint64_t{0};
     const std::uint64_t lists_bytes = aligned(3 * sort.count * sizeof(std::uint64_t));
     void* memory = nullptr;
@@ -87,8 +92,7 @@ cudaError_t row_kernels::load_long_sort(cudaMemPool_t pool, cudaStream_t stream)
     status = fill_zero(ids, sort.count * sizeof(std::uint64_t), stream);
     if (status == cudaSuccess) status = sort_rows(sort, stream);
     const cudaError_t freed = free(memory, stream);
-    if (status == cudaSuccess) status = freed;
-    return status == cudaSuccess ? synchronize_stream(stream) : status;
+    return status == cudaSuccess ? freed : status;
 }
 
 cudaError_t row_kernels::check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
@@ -101,16 +105,15 @@ cudaError_t row_kernels::check_rows(const std::uint64_t* ids, std::uint64_t coun
 
 cudaError_t row_kernels::sort_scratch_bytes(std::uint64_t& size_bytes, std::uint64_t count,
                                             std::uint64_t row_count) noexcept {
-    const std::uint64_t first_bytes = first_part_bytes(count);
-    if (count <= max_short_list) {
-        size_bytes = first_bytes + aligned(count * sizeof(std::uint32_t)) +
-                     sizeof(std::uint32_t) * sort_digits * max_sort_blocks;
-        return cudaSuccess;
-    }
+    // a longer list may take less with CUB, but the memory must also do for shorter ones
+    const std::uint64_t short_count = std::min(count, max_short_list);
+    size_bytes = first_part_bytes(short_count) + aligned(short_count * sizeof(std::uint32_t)) +
+                 sizeof(std::uint32_t) * sort_digits * max_sort_blocks;
+    if (count <= max_short_list) return cudaSuccess;
     std::size_t sort_bytes = 0;
     const cudaError_t status =
         sort_ids(nullptr, sort_bytes, nullptr, nullptr, nullptr, nullptr, count, bits_of(row_count), nullptr);
-    size_bytes = first_bytes + sort_bytes;
+    size_bytes = std::max(size_bytes, first_part_bytes(count) + sort_bytes);
     return status;
 }
 
@@ -125,9 +128,15 @@ cudaError_t row_kernels::sort_short(const row_sort& sort, cudaStream_t stream) c
     sort_launch work{sort, bits_of(sort.row_count), reinterpret_cast<std::uint64_t*>(sort.scratch),
                      reinterpret_cast<std::uint32_t*>(positions), reinterpret_cast<std::uint32_t*>(counts)};
     const std::uint64_t tiles = (sort.count + ids_of_sort_tile - 1) / ids_of_sort_tile;
-    const auto blocks = static_cast<unsigned>(std::min<std::uint64_t>(tiles, sort_blocks_));
+    auto blocks = static_cast<unsigned>(std::min<std::uint64_t>(tiles, sort_blocks_));
     void* arguments[] = {&work};
-    return launch_together(cuda::sort_rows(), blocks, sort_threads, arguments, stream);
+    for (;;) {
+        const cudaError_t status =
+            launch_together(cuda::sort_rows(), blocks, sort_threads, arguments, stream);
+        // a caller's stream may have only some of the multiprocessors
+        if (status != cudaErrorCooperativeLaunchTooLarge || blocks == 1) return status;
+        blocks /= 2;
+    }
 }
 
 /// Sorts with CUB, in several kernels.

@@ -36,7 +36,7 @@ class row_kernels {
     cudaError_t launch_moving(const void* kernel, unsigned threads, bool pairs, const row_transfer& transfer,
                               cudaStream_t stream) const noexcept;
 
-    cudaError_t load_long_sort(cudaMemPool_t pool, cudaStream_t stream) const noexcept;
+    cudaError_t load_sort(std::uint64_t count, cudaMemPool_t pool, cudaStream_t stream) const noexcept;
     cudaError_t sort_short(const row_sort& sort, cudaStream_t stream) const noexcept;
     cudaError_t sort_long(const row_sort& sort, cudaStream_t stream) const noexcept;
 

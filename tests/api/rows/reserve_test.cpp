@@ -186,3 +186,29 @@ TEST_CASE("rows: calls take device memory from the caller's resource, and return
         CHECK(resource->allocated == resource->deallocated);
     });
 }
+
+TEST_CASE("rows: more calls in flight than have device memory reserved gather their own rows" *
+          blocks_a_stream) {
+    on_each_device([](const device& device) {
+        constexpr std::size_t calls = 14;
+        std::mt19937_64 random(55);
+        const auto content = random_bytes(row_count * row_bytes, random);
+        const guarded_table table(device, content);
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device, {.route = row_route::direct});
+        const stream held(device);
+        gate gate;
+        hold(held, gate);
+        std::vector<id_vector> ids;
+        std::vector<std::unique_ptr<guarded_rows>> rows;
+        for (std::size_t i = 0; i < calls; ++i) {
+            ids.push_back(make_ids(id_order::random, 20 + i, row_count, random));
+            rows.push_back(std::make_unique<guarded_rows>(device, ids.back().size() * row_bytes));
+            exchange.gather_async(ids_of(ids.back()), rows.back()->data(), held);
+        }
+        gate.open();
+        held.synchronize();
+        exchange.check();
+        for (std::size_t i = 0; i < calls; ++i)
+            CHECK(rows[i]->holds(gathered(content, row_bytes, ids[i])));
+    });
+}
