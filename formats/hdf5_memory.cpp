@@ -10,8 +10,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// From this size on, chunks get their own pages, which are returned to the system at once, and are huge
-/// pages if possible. Smaller chunks are left to the allocator.
+/// Chunks of this size or more get pages of their own. Released ones are kept for reuse up to a limit, the
+/// rest is unmapped. Huge pages are requested from 2 MiB on. Smaller chunks are left to the allocator.
 constexpr std::uint64_t min_pages_bytes = 256 << 10;
 
 }  // namespace

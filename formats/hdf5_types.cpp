@@ -68,7 +68,7 @@ number_layout layout_of(::hid_t type, std::string_view what) {
     if (order != H5T_ORDER_LE && order != H5T_ORDER_BE)
         refuse("{} in a byte order that is neither little-endian nor big-endian", what);
     if (order == H5T_ORDER_BE) layout.order = std::endian::big;
-    if (::H5Tget_offset(type) != 0) refuse("{} whose bits begin within a byte", what);
+    if (::H5Tget_offset(type) != 0) refuse("{} whose significant bits do not begin at bit 0", what);
     return layout;
 }
 

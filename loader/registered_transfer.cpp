@@ -225,7 +225,7 @@ class engine_transfer final : public registered_transfer {
     std::uint64_t min_piece_bytes() const { return array().plan.parts.front().min_piece_bytes; }
     /// Whether all rows are too short for the copy engine.
     bool is_too_short() const { return !setup().is_in_order && array().row_bytes() < min_piece_bytes(); }
-    /// Reads a part of a row to `side`.
+    /// Reads a part of a row, or contiguous rows, to `side`.
     /// @return `side`.
     const std::byte* read_bytes(const copy_range& part, const row_extent& extent, std::byte* side) {
         note_staged(part.size_bytes);

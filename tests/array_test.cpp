@@ -172,7 +172,7 @@ TEST_CASE("array_view: tells C order from Fortran order and from neither") {
     }
 }
 
-TEST_CASE("array_view: refuses as many strides as it has no axes for") {
+TEST_CASE("array_view: refuses a number of strides that differs from the number of axes") {
     CHECK(contains_all(message_of<invalid_argument>([] { shaped({2, 3}, {4}); }),
                        {"shape (2, 3)", "needs 2 strides", "not 1"}));
     CHECK_THROWS_AS(shaped({}, {4}), invalid_argument);

@@ -121,7 +121,7 @@ TEST_CASE("buffer: memory given back after an event stays until the event has pa
     });
 }
 
-TEST_CASE("buffer: memory is released in the order of its stream, which work enqueued before may use" *
+TEST_CASE("buffer: memory is released in the order of its stream, so work enqueued before may still use it" *
           blocks_copies) {
     on_each_device([](const device& device) {
         const pinned_buffer source(1 << 20, device);

@@ -180,6 +180,7 @@ TEST_CASE("convert: an archive of many small arrays, and one of none") {
     convert({in, out});
     CHECK(pinflow::list_arrays(out).empty());
     check_fails(1, {"convert", in, folder / "out.npy"}, {"no array"});
+    check_fails(1, {"convert", in, folder / "named.npz:x"}, {"no array"});
 }
 
 TEST_CASE("convert: the metadata of a safetensors file is kept") {

@@ -346,7 +346,7 @@ TEST_CASE("cli hdf5: the hidden command of the child works only for the tool") {
     // descriptor 3 is a socket, but its other side sends no request
     CHECK(run_program({"/usr/bin/python3", "-c",
                        "import os, socket, subprocess, sys\n"
-                       "os.dup2(0, 3)\n"  // so that neither end of the pair is
+                       "os.dup2(0, 3)\n"  // so that neither end of the pair becomes 3
                        "ours, its = socket.socketpair()\n"
                        "os.dup2(its.fileno(), 3)\n"
                        "its.close()\n"

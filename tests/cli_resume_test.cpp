@@ -277,7 +277,7 @@ TEST_CASE("cli: a state that is absent, damaged or cannot be written is a one-li
     // nothing but a state is replaced by one
     const std::string rows_before = read_file(rows.file);
     cli::check_fails(1, {"stream", "--device", "host", rows.file, "--save-state", rows.file},
-                     {"something else"});
+                     {"cannot be read as a state"});
     CHECK(read_file(rows.file) == rows_before);
     const std::string fifo = rows.folder / "fifo";
     REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);

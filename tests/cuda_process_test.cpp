@@ -376,7 +376,7 @@ TEST_CASE("cuda process: without clusters, rows are gathered by single thread bl
     CHECK(child.output == "asked 1, 40 batches right, route direct, 0 launched in pairs\n");
 }
 
-TEST_CASE("cuda process: only a build without code for the GPU is called one") {
+TEST_CASE("cuda process: only a build without code for the GPU is reported as such") {
     const outcome child = run_child("unloadable");
     INFO(child.output);
     CHECK(child.status == 0);

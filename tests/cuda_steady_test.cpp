@@ -34,7 +34,8 @@ namespace {
 
 constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
 
-/// Whether a CUDA function allocates from the driver, creates something, or waits for a stream or the device.
+/// Whether a CUDA function allocates outside the pool, creates or destroys something, or waits for a stream,
+/// an event or the device.
 bool is_forbidden(std::string_view call) {
     const auto has = [&](std::string_view part) { return call.find(part) != std::string_view::npos; };
     if (call == "cudaMallocFromPoolAsync" || call == "cudaFreeAsync") return false;
@@ -70,7 +71,8 @@ constexpr int last_step = 110;
 
 }  // namespace
 
-TEST_CASE("cuda steady: gathers and scatters allocate, create and wait for nothing") {
+TEST_CASE(
+    "cuda steady: gathers and scatters make no CUDA call that allocates outside the pool, creates or waits") {
     const device gpu = device::cuda(0);
     constexpr std::uint64_t row_bytes = 512;
     constexpr std::uint64_t row_count = 32'768;
@@ -146,7 +148,7 @@ TEST_CASE("cuda steady: the first calls of an exchange return within a milliseco
     }
 }
 
-TEST_CASE("cuda steady: a loader allocates, creates and waits for nothing") {
+TEST_CASE("cuda steady: a loader makes no CUDA call that allocates outside the pool, creates or waits") {
     const device gpu = device::cuda(0);
     const temporary_folder folder;
     write_random_rows(folder / "images.npy", 4096, 3072, 72);

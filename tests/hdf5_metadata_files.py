@@ -377,7 +377,7 @@ def refused_types(writer, file):
     structure.insert(b"inner", 8, inner)
     for name, file_type, sentence in (
             ("bits12", odd, "integers of 12 bits in 2 bytes"),
-            ("shifted", shifted, "begin within a byte"),
+            ("shifted", shifted, "do not begin at bit 0"),
             ("bytes3", wide, "integers of 3 bytes"),
             ("float_odd", floating(4, 7, 24, 63), "laid out in a way of their own"),
             ("float_bias", floating(2, 5, 10, 16), "laid out in a way of their own"),

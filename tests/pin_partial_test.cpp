@@ -303,12 +303,12 @@ TEST_CASE("pin order: pieces are taken from the front while nobody reads") {
     CHECK(order.empty());
 }
 
-TEST_CASE("pin order: the nearer a reader is, the more pieces are left out, and they come last") {
+TEST_CASE("pin order: the nearer a reader is, the more pieces are skipped, and skipped pieces come last") {
     std::vector<std::size_t> taken;
     pin_order order(30, true);
     while (const auto step = order.take(0))
         taken.push_back(step->index);
-    // two of three are left out at first, then every other one, then none
+    // two of three are skipped at first, then every other one, then none
     CHECK(std::vector(taken.begin(), taken.begin() + 8) ==
           std::vector<std::size_t>{2, 5, 8, 10, 12, 14, 16, 17});
     CHECK(taken.size() == 30);

@@ -201,18 +201,19 @@ std::vector<conversion> plan(const convert_arguments& arguments,
         const auto stream = elements.stream(name, reordering_bytes());
         return {plan_one(arguments, name, target.name, stream->dtype(), stream->shape())};
     }
+    if (listed.empty() && (target.format == file_format::npy || target.named))
+        throw invalid_argument(fmt::format("cannot convert '{}': there is no array in it", source.path));
     if (target.format == file_format::npy) {
-        throw invalid_argument(
-            listed.empty()
-                ? fmt::format("cannot convert '{}': there is no array in it", source.path)
-                : fmt::format("cannot convert '{}' to a .npy file, which holds one array: name one "
-                              "of {} after a colon",
-                              source.path, names_of(listed)));
+        throw invalid_argument(fmt::format(
+            "cannot convert '{}', which has several arrays, to a .npy file, which holds one array: choose "
+            "one as '{}:NAME' ({})",
+            source.path, source.path, names_of(listed)));
     }
     if (target.named) {
         throw invalid_argument(fmt::format(
-            "cannot convert '{}' to the one array '{}': name one of {} after a colon, or none in '{}'",
-            source.path, target.name, names_of(listed), target.path));
+            "cannot convert '{}', which has several arrays, to the one array '{}': choose one as '{}:NAME' "
+            "({}), or give OUT without a name: '{}'",
+            source.path, target.name, source.path, names_of(listed), target.path));
     }
     std::vector<conversion> conversions;
     for (const array_listing& each : listed) {

@@ -42,8 +42,8 @@ struct hdf5_child_options {
     std::chrono::milliseconds max_waiting = max_hdf5_waiting;
 };
 
-/// The child died, missed its deadline or sent a malformed answer, and has been ended. The message continues
-/// "cannot open 'a.h5': ".
+/// The child died, missed its deadline, ran out of memory or sent a malformed answer, and has been ended. The
+/// message continues "cannot open 'a.h5': ".
 class hdf5_child_lost : public error {
  public:
     using error::error;

@@ -191,7 +191,7 @@ void serve_as_hdf5_child() {
         while (true) {
             grant_cpu_time();
             const std::optional<hdf5_request> request = receive_request(hdf5_child_socket);
-            // without any cleaning up, which libhdf5 may be in no state for
+            // without cleaning up: libhdf5 may be in a corrupt state
             if (!request || reply(serve, *request) != delivery::done) ::_exit(served);
         }
     } catch (...) {

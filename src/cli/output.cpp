@@ -80,7 +80,7 @@ std::string escaped_json(std::string_view json) {
         const std::size_t begin = position;
         const std::optional<std::uint32_t> code = pinflow::detail::next_code_point(json, position);
         if (!code) position = begin + 1;
-        // JSON has spelled out the lower ones already, but for the end of its line
+        // the JSON writer has already escaped those below 0x20
         if (code && *code >= 0x7F && is_terminal_control(*code)) {
             result += fmt::format("\\u{:04x}", *code);
         } else {

@@ -10,8 +10,8 @@ namespace pinflow::cli {
 /// characters (C0, C1, DEL), and marks, embeddings, overrides and isolates of direction.
 bool is_terminal_control(std::uint32_t code_point) noexcept;
 
-/// `text` with such characters spelled out (`\n`, `\x1b`, `\u202e`), and bytes that are no UTF-8 (`\xff`), so
-/// that it stays on one line of a terminal and shows as it is.
+/// Escapes such characters in `text` (`\n`, `\x1b`, `\u202e`), and bytes that are not UTF-8 (`\xff`). The
+/// result has none of them, so it stays on one line of a terminal.
 std::string escaped(std::string_view text);
 
 /// The same for JSON, where such a character can only be part of a string: `\u202e`, which means the same.

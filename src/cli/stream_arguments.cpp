@@ -93,8 +93,9 @@ void check_can_be_saved(const std::string& path) {
         if (std::filesystem::file_size(path) > 0) static_cast<void>(loader_state::load(path));
     } catch (const error& failure) {
         throw invalid_argument(fmt::format(
-            "cannot save the state to '{}': it holds something else, which is not overwritten ({})", path,
-            failure.what()));
+            "cannot save the state to '{}': the existing file cannot be read as a state, so it is not "
+            "overwritten ({})",
+            path, failure.what()));
     }
 }
 

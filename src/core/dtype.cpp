@@ -256,13 +256,15 @@ dtype dtype::structured(std::vector<dtype_field> fields, std::uint64_t size_byte
         const std::uint64_t field_size_bytes = field.size_bytes();
         if (field.offset_bytes < end) {
             throw invalid_argument(
-                fmt::format("the field {} begins at byte {}, the one before it ends at byte {}",
+                fmt::format("the field {} begins at offset {}, but the field before it ends at offset {}: "
+                            "fields must be in the order of their offsets, and cannot overlap",
                             detail::quote(field.name), field.offset_bytes, end));
         }
         if (field.offset_bytes > size_bytes || field_size_bytes > size_bytes - field.offset_bytes) {
-            throw invalid_argument(fmt::format("the field {} has {} bytes at byte {} of a type of {} bytes",
-                                               detail::quote(field.name), field_size_bytes,
-                                               field.offset_bytes, size_bytes));
+            throw invalid_argument(
+                fmt::format("the field {} does not fit into its type: it has {} bytes at offset {}, the type "
+                            "has {} bytes",
+                            detail::quote(field.name), field_size_bytes, field.offset_bytes, size_bytes));
         }
         end = field.offset_bytes + field_size_bytes;
     }

@@ -184,13 +184,15 @@ thread_allowance threads_within_memory(unsigned requested, unsigned default_coun
                        "ask for fewer threads");
         return {requested, {}};
     }
-    // an eighth for the threads themselves: their data needs more
+    // an eighth at most: the data of the threads needs more than the threads themselves
     const available_memory available = read_available_memory();
     const std::uint64_t fitting = available.size_bytes / 8 / thread_bytes;
     if (fitting >= default_count) return {default_count, {}};
     const auto count = static_cast<unsigned>(std::max<std::uint64_t>(fitting, 1));
-    return {count, fmt::format("{} of {} threads: {} bytes of memory are all that {}", count, default_count,
-                               available.size_bytes, available.bound)};
+    return {count,
+            fmt::format("{} of {} threads: by default, threads get at most an eighth of the {} bytes of "
+                        "memory that {}, {} KiB each",
+                        count, default_count, available.size_bytes, available.bound, thread_bytes >> 10)};
 }
 
 scoped_available_memory::scoped_available_memory(std::uint64_t size_bytes) {

@@ -55,7 +55,8 @@ struct thread_allowance {
     std::string reason;  ///< why `count` is less than the default; empty if it is not
 };
 
-/// The number of threads to start: `requested`, or if that is 0, `default_count` or fewer if memory is short.
+/// The number of threads to start: `requested`, or if that is 0, `default_count` or as many as fit into an
+/// eighth of the available memory, but at least 1.
 /// @throws system_failure if memory does not suffice for `requested` threads.
 thread_allowance threads_within_memory(unsigned requested, unsigned default_count);
 

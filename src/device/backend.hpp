@@ -28,7 +28,7 @@ struct digest_array {
 /// backend's kind.
 /// On CUDA, members that enqueue work block while the stream's queue is full.
 /// Members that are not noexcept throw device_error. The host's throw system_failure if it lacks memory or a
-/// thread.
+/// thread, and invalid_argument if they need a stream and its handle is null.
 class device_backend {
  public:
     virtual ~device_backend() = default;

@@ -54,7 +54,7 @@ class pin_tracker {
     /// All pieces, in the order of the ranges.
     std::vector<pin_piece> pieces() const;
 
-    // as in pinned_pages; from an address outside the ranges on, nothing counts as registered
+    // as in pinned_pages. From the first byte outside the ranges on, no byte counts as registered.
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     std::uint64_t registered_prefix_bytes() const noexcept;

@@ -36,10 +36,16 @@ std::size_t calls_with_scratch(std::uint64_t scratch_bytes, unsigned max_calls) 
 }  // namespace
 
 std::string outside_sentence(const std::string& what, std::uint64_t outside_count, std::uint64_t count,
-                             std::uint64_t row_count, std::uint64_t id, std::uint64_t position) {
-    return fmt::format(
-        "{}: {} of {} indices {} outside the table, which has {} rows: the first is {}, at position {}", what,
-        outside_count, count, outside_count == 1 ? "is" : "are", row_count, spelled(id), position);
+                             std::uint64_t row_count, std::uint64_t id, std::uint64_t position,
+                             std::uint64_t unchecked_count) {
+    std::string sentence = fmt::format(
+        "{}: {} of {} indices{} {} outside the table, which has {} rows: the first is {}, at position {}",
+        what, outside_count, count, unchecked_count == 0 ? "" : " in host memory",
+        outside_count == 1 ? "is" : "are", row_count, spelled(id), position);
+    if (unchecked_count == 0) return sentence;
+    return sentence +
+           fmt::format(" of the group ({} in device memory not checked)",
+                       unchecked_count == 1 ? "1 index" : fmt::format("{} indices", unchecked_count));
 }
 
 // ---- pending_call ----------------------------------------------------------------------------------------

@@ -121,10 +121,10 @@ class taken_memory {
 };
 
 /// Owns the memory of the calls of a row exchange that their streams have not passed yet, and keeps the
-/// errors of calls until they are read. The constructor allocates the memory. Handles of calls share
-/// ownership, so this may outlive the exchange. Thread-safe. `take` and `close` wait for streams.
-/// `put_in_flight` waits while the queue of its stream is full. They hold no lock while they wait. Other
-/// members do not wait for streams.
+/// errors of calls until they are read. Handles of calls share ownership, so this may outlive the exchange.
+/// Thread-safe. The constructor allocates the memory, and waits until it is cleared. `take` and `close` wait
+/// for streams. `put_in_flight` waits while the queue of its stream is full. They hold no lock while they
+/// wait. Other members do not wait for streams.
 class calls_in_flight {
  public:
     /// The maximum number of errors that `check()` remembers. Beyond it, the oldest error can only be read
@@ -147,8 +147,9 @@ class calls_in_flight {
     std::size_t max_together() const noexcept { return (memory_.size() + 1) / 2; }
 
     /// Takes memory for `count` calls on `stream`, at most `max_together`; their reports are empty. Waits
-    /// until the calls on this stream would hold at most one more than stay free. So, if there is memory for
-    /// two calls or more, a stalled stream leaves memory for other streams.
+    /// until this stream, with these calls, takes at most half of the calls that other streams do not use,
+    /// rounded up. So, if there is memory for two calls or more, a stalled stream leaves memory for other
+    /// streams.
     /// @throws device_error if the device has failed.
     std::vector<taken_memory> take(stream_view stream, std::size_t count);
 
@@ -193,8 +194,11 @@ class calls_in_flight {
     std::list<std::shared_ptr<pending_call>> listed_;
 };
 
-/// "3 of 131072 indices are outside the table, which has 10 rows: the first is 12, at position 7".
+/// "WHAT: 3 of 131072 indices are outside the table, which has 10 rows: the first is 12, at position 7".
+/// If further indices of the group, in device memory, were not checked, says so: `count` does not include
+/// them, `position` does.
 std::string outside_sentence(const std::string& what, std::uint64_t outside_count, std::uint64_t count,
-                             std::uint64_t row_count, std::uint64_t id, std::uint64_t position);
+                             std::uint64_t row_count, std::uint64_t id, std::uint64_t position,
+                             std::uint64_t unchecked_count = 0);
 
 }  // namespace pinflow::detail

@@ -118,11 +118,11 @@ void check_request(const exchange_setup& setup, const call_request& request) {
 void check_ids(const row_table& table, std::span<const row_call> calls) {
     std::uint64_t outside_count = 0;
     std::uint64_t count = 0;
-    std::uint64_t not_seen = 0;
+    std::uint64_t unchecked_count = 0;
     for (const row_call& call : calls) {
         outside_count += call.outside_count();
         for (const row_batch& each : call.request().batches)
-            (each.ids.on_device() ? not_seen : count) += each.ids.size();
+            (each.ids.on_device() ? unchecked_count : count) += each.ids.size();
     }
     if (outside_count == 0) return;
     std::uint64_t position = 0;
@@ -138,10 +138,10 @@ void check_ids(const row_table& table, std::span<const row_call> calls) {
                 std::ranges::find_if(own, [&](std::uint64_t id) { return id >= table.row_count(); });
             if (wrong == own.end()) continue;
             const std::string what = fmt::format(
-                "cannot {} rows of {}{}", call.is_gather() ? "gather" : "scatter", table.description(),
-                not_seen == 0 ? "" : fmt::format(" (not counting {} indices in device memory)", not_seen));
+                "cannot {} rows of {}", call.is_gather() ? "gather" : "scatter", table.description());
             throw invalid_argument(outside_sentence(what, outside_count, count, table.row_count(), *wrong,
-                                                    first + static_cast<std::uint64_t>(wrong - own.begin())));
+                                                    first + static_cast<std::uint64_t>(wrong - own.begin()),
+                                                    unchecked_count));
         }
     }
 }

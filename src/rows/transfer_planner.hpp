@@ -53,7 +53,7 @@ std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<con
 
 // ---- calls of a row exchange -----------------------------------------------------------------------------
 
-/// Facts about a call. Borrows the strings.
+/// Facts about a call. Borrows `not_reached_reason`.
 struct call_facts {
     bool is_scatter = false;
     bool on_host = false;

@@ -25,7 +25,7 @@ using clock = std::chrono::steady_clock;
 constexpr std::uint64_t max_measured_bytes = std::uint64_t{512} << 20;
 constexpr std::uint64_t max_measured_rows = std::uint64_t{1} << 20;
 
-/// Measures plans by gathering new random rows into its own memory.
+/// Measures plans by gathering rows into its own memory. Each gather has new indices, random or contiguous.
 class measurement {
  public:
     measurement(const call_facts& call, const timed_gathers& gathers)

@@ -12,7 +12,8 @@
 /// not know the exchange. Thread-safe.
 namespace pinflow::detail {
 
-/// Gathers that are measured: of random rows of one table.
+/// The gathers that a measurement runs: rows of one table, by the indices that the measurement chooses
+/// (random or contiguous).
 struct timed_gathers {
     std::uint64_t row_count;
     stream_view stream;

@@ -67,7 +67,7 @@ struct run_result {
 
 using file_map = std::map<std::string, std::string>;
 
-/// The files of a folder by name, without what a failed unlink leaves.
+/// The contents of all files of a folder, by name.
 file_map contents_of(const fs::path& folder) {
     file_map contents;
     for (const auto& entry : fs::directory_iterator(folder))

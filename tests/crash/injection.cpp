@@ -94,7 +94,8 @@ std::string_view name_of(call what) {
     return "call";
 }
 
-/// The most frequent error of such a call; every second open fails with EMFILE.
+/// The most frequent error of such a call. An open fails with EMFILE if its number among all calls of its
+/// thread is even, otherwise with EACCES.
 int typical_error(call what, unsigned number) {
     switch (what) {
         case call::open:

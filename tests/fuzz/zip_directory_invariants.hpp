@@ -20,8 +20,9 @@
 
 namespace zip_directory_invariants {
 
-/// @return an empty string when `function` returns, or throws one line of what files can be blamed for; else
-/// what does not hold.
+/// Runs `function`.
+/// @return its result; an empty string if it throws format_error or unsupported with a one-line message;
+/// otherwise what was wrong with the exception.
 template <typename Function>
 std::string broken_in(Function function) {
     const auto broken_sentence = [](const std::string& sentence) {

@@ -19,9 +19,10 @@ class digest;
 
 /// Some samples on a device, leased: the memory is not reused until the lease has ended and the consumer's
 /// streams have passed it. Move-only; may be handed to another thread and may outlive its loader. The lease
-/// ends with `release` or the destructor. Neither waits: before it reuses the slot, the loader waits for the
-/// work enqueued by then on the streams given to `loader::next` and `used_on`. These streams must live until
-/// the lease ends, and may be destroyed then.
+/// ends with `release` or the destructor. This waits for a stream of the batch only if no event can be
+/// recorded in it. Before the loader reuses the slot, it waits for the work enqueued by then on the streams
+/// given to `loader::next` and `used_on`. These streams must live until the lease ends, and may be destroyed
+/// then.
 class batch {
  public:
     batch(batch&&) noexcept;

@@ -3,9 +3,9 @@
 #include "src/device/digest_mix.hpp"
 
 // These kernels are memory-bound by design. They read whole words, 16 bytes at a time if the row's address
-// allows it, with several loads in flight. Sums of a warp are shuffled. Only `whole_samples` by block uses
-// shared memory. Atomics are used once per warp or block for the total, and once per part for rows of several
-// parts. All indices are 64 bits wide.
+// allows it, with several loads in flight. The threads of a warp add up their sums by shuffles. Only
+// `whole_samples` by block uses shared memory. Atomics are used once per warp or block for the total, and
+// once per part for rows of several parts. All indices are 64 bits wide.
 
 namespace pinflow::detail::cuda {
 

@@ -3,10 +3,11 @@
 #include "src/device/cuda/rows.hpp"
 
 // The link limits these kernels; for small rows of large tables, address translation does. Few blocks are
-// fastest, with all bytes of a row in flight at once, and rows in the order of their addresses (measured:
-// samples/bench/RESULTS.md). Accesses to device memory cost nothing beside that. Rows of the table are read
-// in aligned words of 16 bytes, and written in such words if the row covers them. All indices are 64 bits
-// wide.
+// as fast as many, or faster, if rows are taken in the order of their addresses and enough loads are in
+// flight (measured: samples/bench/RESULTS.md). Here each group of threads loads up to 512 bytes of each of
+// four rows at once. Accesses to device memory cost nothing beside the link. Rows of the table are read in
+// aligned words of 16 bytes, and written in such words if the row covers them. Sums are computed one row and
+// one value per thread at a time. All indices are 64 bits wide.
 
 namespace pinflow::detail::cuda {
 

@@ -87,7 +87,7 @@ Value value_of(float number) {
         return static_cast<Value>(number);
 }
 
-/// What a table of one row of one element, 0 at first, holds after these were added up in it.
+/// Scatters `values` to the only row of a table with `duplicate_policy::sum`, and returns the stored sum.
 template <typename Value>
 Value sum_of(const device& device, row_route route, const std::vector<Value>& values) {
     const guarded_table table(device, bytes_of(std::vector<Value>{Value{}}));
