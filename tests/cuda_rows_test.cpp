@@ -348,7 +348,7 @@ TEST_CASE("cuda rows: the sort by one kernel is right with any number of blocks"
     const id_vector ids = make_ids(id_order::random, count, row_count, random);
     std::vector<std::uint32_t> order(count);
     std::iota(order.begin(), order.end(), 0U);
-    std::ranges::stable_sort(order, {}, [&](std::uint32_t at) { return ids[at]; });
+    std::ranges::sort(order, {}, [&](std::uint32_t at) { return std::pair(ids[at], at); });
     for (const unsigned blocks : {1U, 3U, 7U, 16U}) {
         CAPTURE(blocks);
         const device_buffer lists(count * 3 * sizeof(std::uint64_t), stream);

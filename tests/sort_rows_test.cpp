@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -95,7 +96,7 @@ TEST_CASE("sort_rows: indices are in order with their positions, and equal ones 
                 const std::vector<std::uint64_t> ids = random_ids(count, row_count, random);
                 std::vector<std::uint32_t> order(count);
                 std::iota(order.begin(), order.end(), 0U);
-                std::ranges::stable_sort(order, {}, [&](std::uint32_t at) { return ids[at]; });
+                std::ranges::sort(order, {}, [&](std::uint32_t at) { return std::pair(ids[at], at); });
                 for (const bool is_checked : {false, true}) {
                     const sorted_on_device sorted(device, ids, row_count, is_checked);
                     CHECK(sorted.positions == order);
