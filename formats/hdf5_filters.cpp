@@ -389,7 +389,7 @@ void hdf5_unshuffle(std::span<const std::byte> shuffled, std::uint64_t element_b
 std::uint32_t hdf5_fletcher32(std::span<const std::byte> bytes) noexcept {
     constexpr std::uint64_t modulus = 65535;
     constexpr std::size_t lanes = 16;
-    // most steps for which a lane's sum of sums fits into 32 bits: 65535 (1 + 2 + ... + 360) < 2^32
+    // with this many steps a lane's sum of sums fits into 32 bits: 65535 (1 + 2 + ... + 360) < 2^32
     constexpr std::uint64_t max_steps = 360;
     const auto word_at = [&](std::uint64_t index) {
         return static_cast<std::uint32_t>(std::to_integer<std::uint32_t>(bytes[2 * index]) << 8 |

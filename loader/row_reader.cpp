@@ -34,7 +34,8 @@ std::uint64_t neighbours(std::span<const std::uint64_t> ids, std::uint64_t max_r
     return count;
 }
 
-/// After this many reads in a row without a wait for storage, a file counts as cached again.
+/// After this many reads in a row without a wait for storage, the array's rows are copied from the mapping
+/// again.
 constexpr int min_reads_without_wait = 16;
 
 }  // namespace

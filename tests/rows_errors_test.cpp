@@ -525,8 +525,8 @@ TEST_CASE("rows: a disk that fails is reported once for each call, and later cal
 
 namespace {
 
-/// A device that page-locks. Gathers from locked pages, which succeed whatever happens to the file, are left
-/// out.
+/// A device that page-locks. It counts direct gathers instead of running them: on locked pages they would
+/// succeed whatever happens to the file.
 class locking_backend final : public fake_cuda_backend {
  public:
     detail::fake_locker lock;
@@ -541,7 +541,7 @@ class locking_backend final : public fake_cuda_backend {
 
 }  // namespace
 
-// the last one, as the guard stays
+// Must be the last test case of this file: the fault guard cannot be uninstalled.
 TEST_CASE("rows: a file that is truncated after its pages were locked is an error and not a signal" *
           blocks_a_stream) {
     for (const bool guarded : {false, true}) {

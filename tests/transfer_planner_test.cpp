@@ -171,7 +171,7 @@ TEST_CASE("planner of samples: small arrays of files are held beside the largest
     CHECK(transfers(gpu, {images, mapped(8, 40 * mib), mapped(8, 30 * mib), mapped(8, 8 * mib)}) ==
           flags{false, false, true, true});
     CHECK(transfers(gpu, {images, mapped(8, 65 * mib)}) == flags{false, false});
-    // also if only read_rows gives their rows, but not if nothing notices that they change
+    // Decoded arrays are held too. Arrays in memory are not: the loader could not detect changes to them.
     array_facts decoded = mapped(8, mib);
     decoded.is_mapped = decoded.is_partly_mapped = false;
     decoded.extent_count = 0;
@@ -180,7 +180,7 @@ TEST_CASE("planner of samples: small arrays of files are held beside the largest
     array_facts in_memory = mapped(8, mib);
     in_memory.is_file_backed = false;
     CHECK(transfers(gpu, {images, in_memory}) == flags{false, false});
-    // whatever is asked for the others, but views are views of all
+    // A requested transfer does not apply to held arrays. Exception: with views, no array is held.
     CHECK(transfers(requested(gpu, transfer::staged), {images, mapped(8, mib)}) == flags{false, true});
     CHECK(transfers(requested(in_order(host), transfer::view), {images, mapped(8, mib)}) ==
           flags{false, false});

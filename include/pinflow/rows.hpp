@@ -137,9 +137,9 @@ struct row_exchange_options {
     unsigned threads = 0;
     /// The maximum number of rows of a call: of one batch, or of all batches of a group that travel together;
     /// 1 to 2^32 - 1. Reserves 8 bytes of page-locked memory for each row and each call in flight: 32 MiB by
-    /// default. On a GPU also reserves some 33 bytes of device memory for each row of 8 calls, or of fewer
-    /// (at least 2) if that is more than 64 MiB: 34 MB by default (from 262,145 rows on some 36 bytes).
-    /// A larger asynchronous call throws invalid_argument; a larger synchronous call, of up to 2^32 - 1 rows,
+    /// default. On a GPU, 8 calls also have device memory reserved, some 33 bytes a row (36 above 262,144
+    /// rows). If this exceeds 64 MiB, fewer calls have it, but at least 2. The default is some 34 MB. A
+    /// larger asynchronous call throws invalid_argument; a larger synchronous call, of up to 2^32 - 1 rows,
     /// allocates its memory.
     std::uint64_t max_batch_rows = std::uint64_t{1} << 17;
     /// The maximum number of asynchronous calls in flight, that is, not passed by their stream yet; 1 to
@@ -331,9 +331,10 @@ class row_exchange {
     void check();
 
     /// Measures the routes for calls of `batch_rows` rows, and for groups of 2, 4, ... up to `batches` (at
-    /// most 64) such batches. From then on, the fastest route is taken for such calls of all exchanges of
-    /// this process that agree in device, row size and options. Row counts and table sizes count as equal
-    /// within a power of two. An exchange made earlier without staging buffers does not take a route that
+    /// most 64) such batches. From then on, such calls take the fastest route, in every exchange of this
+    /// process with the same device, row size and options. Tables must also agree in whether they are mapped
+    /// files, and in whether rows are aligned to 16 bytes. Row counts and table sizes count as equal within a
+    /// power of two. An exchange made earlier without staging buffers does not take a route that
     /// needs them.
     /// Does nothing for what was measured before, and if there is no choice: on the host device, with a route
     /// set in the options, for a table that is not page-locked. Groups of more than max_batch_rows rows are

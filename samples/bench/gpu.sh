@@ -131,7 +131,7 @@ import json, statistics, sys
 r = json.loads(sys.stdin.read())
 epochs = r["epoch_seconds"]
 size = r["bytes"] / len(epochs) / 1e9
-# equal epochs add up to a multiple of one of them; an odd number of them can be divided out again
+# the digest is the sum of N equal digests modulo 2^64; an odd N has an inverse, which gives that of one epoch
 one = int(r["digest"], 16) * pow(len(epochs), -1, 2**64) % 2**64
 print(size / epochs[0], size / statistics.median(epochs[1:] or epochs), "%016x" % one)
 ' <<<"$output")

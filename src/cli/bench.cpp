@@ -120,8 +120,8 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "Size of a row (default: 512; 256KiB in the file that stream and shuffled make)");
     add("--batch", batch, "ROWS", "Rows per batch (default: 131072; stream, shuffled: 64)");
     add("--batches", batches, "N",
-        "gather, scatter, duplex: batches per repetition; plan: upper bound on the batches of its group,\n"
-        "besides half of --known");
+        "gather, scatter, duplex: batches per repetition; plan: its group has at most N batches,\n"
+        "and at most half of --known");
     add("--known", known, "N",
         "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");
     add("--route", route, "auto|direct|copy|staged|hybrid",

@@ -14,11 +14,12 @@ namespace pinflow::cli {
 
 namespace {
 
-/// Fewer for elements that are larger than a piece. A cast takes as much memory again.
+/// The maximum number of pieces in flight. There are fewer if memory is short, elements are larger than a
+/// piece, or the array has fewer pieces. A cast takes as much memory again.
 constexpr std::uint64_t max_buffers = 16;
 /// Large enough for the system to read ahead in large requests.
 constexpr std::uint64_t default_piece_bytes = std::uint64_t{4} << 20;
-/// If memory is short.
+/// The size of pieces if memory is short.
 constexpr std::uint64_t min_piece_bytes = std::uint64_t{64} << 10;
 
 }  // namespace

@@ -100,7 +100,7 @@ void descriptor_cache::enter(cached_descriptor& entry) {
         system::raise_max_descriptors(std::min(4 * count, max_raised_limit));
         max_count = max_open();
     }
-    // close before the new one is opened, so that the bound always holds
+    // close before the new one is opened, so that the bound is exceeded only if more are in use
     while (close_one_beyond(max_count)) {
     }
 }

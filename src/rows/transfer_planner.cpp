@@ -75,7 +75,8 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
         const bool is_over_before = bytes_left / stage_gbps < size_bytes / profile.register_gbps / 2;
         return is_over_before ? std::nullopt : std::optional(registration{});
     }
-    // pieces are registered ahead of the reader; pieces that are late are staged
+    // Pieces are registered ahead of the reader. With one or two cores, rows wait for late pieces. Otherwise
+    // they take the fallback.
     const bool is_awaited = sample.cores <= profile.registering_cores;
     return registration{.is_awaited = is_awaited,
                         .registers_rest = is_awaited || comes_again,
@@ -145,7 +146,7 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
     const std::optional<registration> pages = plan_registration(sample, array, profile);
     if (!pages) {
         return only({reads ? transfer::read : staged},
-                    "registering pages is not worth it for the bytes that are left");
+                    "the rows that are left to deliver travel as fast without registered pages");
     }
     transfer_plan plan = by_engine ? only(engine, "the copy engine reads the mapped pages")
                                    : only(kernel, "the device gathers small pieces from the mapped pages");

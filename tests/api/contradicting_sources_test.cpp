@@ -119,7 +119,7 @@ TEST_CASE("contradicting sources: an extent past the end of its file is refused"
     check_refused(source, {"16000", std::to_string(huge)});
 }
 
-TEST_CASE("contradicting sources: a table in memory needs memory") {
+TEST_CASE("contradicting sources: a table at a null pointer is refused unless it is empty") {
     std::byte* const nothing = nullptr;
     CHECK_THROWS_AS(row_table(std::span(nothing, 64), 16), invalid_argument);
     CHECK_NOTHROW(row_table(std::span(nothing, 0), 16));

@@ -39,10 +39,10 @@
 /// [--calls | --cuda-calls | --allocations]
 ///
 /// Runs each scenario in a child process and counts its calls and the call stacks of its allocations. Then it
-/// runs the scenario again with one of them failing: once, and from there on. Each run must end in time, by
-/// no signal, without a leak; it must succeed with the right result or throw one sentence and leave nothing
-/// half done; and the same scenario without faults must be right afterwards, in the same process. With
-/// --scenario, only that one, or those whose names contain the text. With --seconds, runs are drawn at random
+/// runs the scenario again with one of them failing: once, and from there on. Each run must end in time,
+/// without a signal or a leak. It must give the right result, or throw an error of one sentence and leave
+/// nothing half done. Then the scenario must succeed without faults in the same process. --scenario TEXT runs
+/// only scenarios whose names contain TEXT. With --seconds, runs are drawn at random
 /// for that long. With --jobs, N processes share the runs. With --part, only every Nth run is made, from the
 /// Ith on, so that N calls make all of them.
 namespace {

@@ -422,7 +422,7 @@ def make_cases(settings, files):
     for number in range(settings.flips):
         kind = list(files)[number % len(files)]
         content, digests = files[kind]
-        # much of a small file is room that nothing uses yet: every other byte is one that is not zero
+        # most bytes of a small file are unused zeros, so every second flip of a file hits a byte that is not zero
         used = [offset for offset, byte in enumerate(content) if byte]
         offset = generator.choice(used if number // len(files) % 2 else range(len(content)))
         cases.append((kind, generator.choice(list(digests)), "flip", (offset, generator.randrange(1, 256))))

@@ -7,8 +7,8 @@
 # that `convert` writes. `inspect` may also print that there is no memory to map the file.
 #   memory       a memory cgroup of version 1, from 256 down to 16 MiB; at each step also inputs that need more, whose
 #                results are compared with the first one
-#   address      ulimit -v, from where `--version` runs, over 512 MiB
-#   descriptors  ulimit -n, from where `--version` runs
+#   address      ulimit -v, from the lowest limit at which `--version` runs up to 512 MiB more
+#   descriptors  ulimit -n, from the lowest limit at which `--version` runs
 #   locked       ulimit -l, from 0 KiB
 #   processes    a pids cgroup of version 1, from 1
 # Without a MODE, all modes run. A mode is skipped with a message if its cgroup cannot be made here.

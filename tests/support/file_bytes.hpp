@@ -14,7 +14,7 @@
 
 /// Files of known bytes, and the sentences of errors, for the tests of core.
 
-/// 0, 1, ..., 250, 0, ...: the period is prime, so that no two pages, and hardly two rows, are alike.
+/// 0, 1, ..., 250, 0, ...: the period is prime, so that any 251 consecutive pages differ.
 inline std::vector<std::byte> pattern_bytes(std::size_t size) {
     std::vector<std::byte> bytes(size);
     for (std::size_t index = 0; index < size; ++index)

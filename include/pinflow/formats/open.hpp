@@ -74,9 +74,9 @@ struct open_options {
 /// the shell, and no file has that name), all matching files are concatenated or stacked, in the order of
 /// their paths. Numbers in paths are compared by value: "part-2" comes before "part-10".
 ///
-/// Matching .npy files are opened in parallel, files of other formats one after the other. They are mapped as
-/// `concatenate` says. If several cannot be opened, the
-/// error is that of the first in that order.
+/// Matching .npy files are opened in parallel, files of other formats one after the other. The result is
+/// mapped as `concatenate` says. If several files cannot be opened, the error is that of the first in that
+/// order.
 /// @throws as open; invalid_argument if nothing matches, or if types or row shapes differ.
 std::shared_ptr<const row_source> open_rows(const std::string& text, const open_options& options = {});
 

@@ -65,8 +65,9 @@ struct loader_report {
     /// Time the loader was idle because every slot was leased or in use by the consumer's streams, or because
     /// the consumer had not yet taken the last batch.
     std::chrono::nanoseconds consumer_wait{};
-    /// Batches that were ready when `next` was called: their mean and maximum. If the maximum stays below
-    /// `slots`, fewer slots suffice. A mean near 0 means that the consumer is faster than the loader.
+    /// Batches that were ready when `next` was called: their mean and maximum. If the mean is high, the
+    /// consumer is the limit, and fewer slots may suffice. If it is near 0, the consumer is faster than the
+    /// loader, and fewer slots can make it slower.
     double mean_ready = 0;
     unsigned max_ready = 0;
 

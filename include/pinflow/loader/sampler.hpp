@@ -120,8 +120,9 @@ class sampler {
     /// and shares its window with other chunks in each epoch. A row may come anywhere in its window.
     ///
     /// What is not mixed: the rows of one chunk come within one window, less than `window_rows` positions
-    /// apart, and a batch has only rows of its window's chunks. If the data is sorted (by label, by time), a
-    /// batch has rows from only 16 parts of it.
+    /// apart. A batch within one window has rows of that window's chunks only, usually 16. A batch that
+    /// crosses windows has rows of each of them. So if the data is sorted (by label, by time), a small batch
+    /// covers only a few parts of it.
     ///
     /// A window of all rows or more is a plain shuffle. So is a window of less than 32 rows, since its chunks
     /// are single rows.

@@ -187,7 +187,7 @@ TEST_CASE("rows: calls take device memory from the caller's resource, and return
     });
 }
 
-TEST_CASE("rows: more calls in flight than have device memory reserved gather their own rows" *
+TEST_CASE("rows: calls beyond those with reserved device memory still gather the right rows" *
           blocks_a_stream) {
     on_each_device([](const device& device) {
         constexpr std::size_t calls = 14;

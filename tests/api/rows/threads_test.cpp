@@ -47,7 +47,8 @@ TEST_CASE("rows: calls from several threads do not disturb each other, and each 
         const auto before = random_bytes(row_count * row_bytes, random);
         const guarded_table table(device, before);
         row_exchange exchange(row_table(table.bytes(), row_bytes), device, with_small_staging(route));
-        constexpr std::uint64_t readable = 100;  // each thread writes to 50 of the others
+        // all threads read rows 0 to 99; thread t alone writes the 50 rows from 100 + 50 t on
+        constexpr std::uint64_t readable = 100;
         std::atomic<int> wrong = 0;
         std::vector<std::thread> threads;
         for (unsigned t = 0; t < 4; ++t) {
