@@ -46,8 +46,8 @@ class locking_backend final : public fake_cuda_backend {
     std::atomic<unsigned> sorts = 0;
     std::atomic<unsigned> held_gathers = 0;
     std::atomic<std::uint64_t> copies = 0;
-    /// Called before each call that makes several copies, with their number. May throw.
-    std::function<void(std::size_t)> before_copies;
+    /// Called before each call that makes several copies, with their number and stream. May throw.
+    std::function<void(std::size_t, void*)> before_copies;
 
     detail::page_locker* locker() override { return &lock; }
     void gather_rows(const detail::row_transfer& transfer, void* stream) override {
@@ -64,7 +64,7 @@ class locking_backend final : public fake_cuda_backend {
         fake_cuda_backend::gather_held(gather, stream);
     }
     void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
-        if (before_copies) before_copies(ranges.size());
+        if (before_copies) before_copies(ranges.size(), stream);
         copies += ranges.size();
         note_copies(ranges);
         fake_cuda_backend::copy_batch_to_device(ranges, stream);
@@ -470,7 +470,7 @@ TEST_CASE("fake CUDA loader: two threads enqueue many copies while the link may 
     std::set<std::thread::id> threads;
     std::condition_variable begun;
     int begun_count = 0;
-    backend.before_copies = [&](std::size_t count) {
+    backend.before_copies = [&](std::size_t count, void*) {
         std::unique_lock guard(mutex);
         ++begun_count;
         begun.notify_all();
@@ -502,7 +502,7 @@ TEST_CASE(
         CAPTURE(failing);
         locking_backend backend;
         std::atomic<int> calls = 0;
-        backend.before_copies = [&](std::size_t) {
+        backend.before_copies = [&](std::size_t, void*) {
             if (calls++ == failing) throw device_error("injected");
         };
         loader_options options = options_for(backend);
@@ -514,4 +514,38 @@ TEST_CASE(
         CHECK(message_of<device_error>([&] { batches.next(stream); }) == "injected");
         CHECK_FALSE(batches.next(stream));
     }
+}
+
+TEST_CASE("fake CUDA loader: one thread enqueues the copies of a group while two groups are being copied") {
+    const temporary_folder folder;
+    const numbered_file rows(folder, "rows.npy", 512, words_of_64k);
+    locking_backend backend;
+    const gate copying;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::size_t> calls;
+    backend.before_copies = [&](std::size_t count, void* stream) {
+        const std::lock_guard guard(mutex);
+        if (calls.size() < 2) backend.enqueue_host_function(stream, copying.waiter());
+        calls.push_back(count);
+        changed.notify_all();
+    };
+    loader_options options = options_for(backend);
+    options.batch_rows = 256;  // a group
+    options.epochs = 2;
+    options.route = route::copy;
+    options.threads = 2;
+    loader batches({rows.open()}, options);
+    {
+        // two halves each of two groups, and two whole groups
+        std::unique_lock lock(mutex);
+        CHECK(changed.wait_for(lock, std::chrono::seconds(20), [&] { return calls.size() >= 6; }));
+    }
+    copying.open();
+    CHECK(take_all(batches) == 2 * 512);
+    REQUIRE(calls.size() == 6);
+    for (const std::size_t half : {0U, 1U, 2U, 3U})
+        CHECK(calls[half] <= 128);
+    for (const std::size_t whole : {4U, 5U})
+        CHECK(calls[whole] > 128);
 }
