@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/core/checked.hpp"
 #include "src/core/output_file.hpp"
 #include "src/core/quote.hpp"
 
@@ -99,7 +100,7 @@ struct driver {
     static ::haddr_t allocate(::H5FD_t* opened, ::H5FD_mem_t type, ::hid_t /*transfer*/, ::hsize_t size) {
         state& of = state_of(opened);
         const std::uint64_t alignment = type == H5FD_MEM_DRAW ? of.alignment_bytes : 1;
-        const std::uint64_t begin = (of.allocated_bytes + alignment - 1) / alignment * alignment;
+        const std::uint64_t begin = rounded_up(of.allocated_bytes, alignment);
         if (begin > max_file_bytes || size > max_file_bytes - begin) return HADDR_UNDEF;
         of.allocated_bytes = begin + size;
         return begin;

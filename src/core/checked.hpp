@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-/// Arithmetic that detects overflow.
+/// Arithmetic of sizes. It detects overflow, unless noted.
 namespace pinflow::detail {
 
 /// @return whether a * b fits; `result` is set only then. May alias an operand.
@@ -24,6 +24,11 @@ namespace pinflow::detail {
 /// Whether `bytes` is a multiple of `unit_bytes`. The only multiple of 0 is 0.
 [[nodiscard]] constexpr bool is_multiple(std::uint64_t bytes, std::uint64_t unit_bytes) noexcept {
     return unit_bytes == 0 ? bytes == 0 : bytes % unit_bytes == 0;
+}
+
+/// The smallest multiple of `unit_bytes`, which is not 0, from `bytes` on. Does not detect overflow.
+[[nodiscard]] constexpr std::uint64_t rounded_up(std::uint64_t bytes, std::uint64_t unit_bytes) noexcept {
+    return (bytes + unit_bytes - 1) / unit_bytes * unit_bytes;
 }
 
 /// a * b + c, or 2^64 - 1 if that overflows.

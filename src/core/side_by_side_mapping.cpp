@@ -53,7 +53,7 @@ struct page_range {
 
 page_range pages_of(const file_part& part, std::uint64_t page_bytes) {
     const std::uint64_t offset_bytes = part.begin_bytes - part.begin_bytes % page_bytes;
-    const std::uint64_t end_bytes = (part.end_bytes + page_bytes - 1) / page_bytes * page_bytes;
+    const std::uint64_t end_bytes = rounded_up(part.end_bytes, page_bytes);
     return {offset_bytes, end_bytes - offset_bytes};
 }
 

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include "src/core/checked.hpp"
+
 namespace pinflow::detail {
 
 namespace {
@@ -23,7 +25,7 @@ std::uint64_t page_bytes() noexcept {
 
 std::span<const std::byte> pages_of(std::span<const std::byte> bytes) noexcept {
     const std::uintptr_t begin = begin_of(bytes) / page_bytes() * page_bytes();
-    const std::uintptr_t end = (end_of(bytes) + page_bytes() - 1) / page_bytes() * page_bytes();
+    const std::uintptr_t end = rounded_up(end_of(bytes), page_bytes());
     return {reinterpret_cast<const std::byte*>(begin), end - begin};
 }
 

@@ -20,12 +20,6 @@ std::string spelled(std::uint64_t id) {
     return id > max_signed ? fmt::format("{}", static_cast<std::int64_t>(id)) : fmt::format("{}", id);
 }
 
-/// The size, rounded up to a multiple of `Alignment`.
-template <std::uint64_t Alignment>
-std::uint64_t multiple_of(std::uint64_t size_bytes) {
-    return (size_bytes + Alignment - 1) / Alignment * Alignment;
-}
-
 /// How many calls get scratch memory. More would make exchanges large: a loop rarely has more in flight.
 std::size_t calls_with_scratch(std::uint64_t scratch_bytes, unsigned max_calls) {
     constexpr std::uint64_t max_bytes = std::uint64_t{64} << 20;
@@ -82,9 +76,9 @@ calls_in_flight::calls_in_flight(pinflow::device device, std::uint64_t max_rows,
                                  std::uint64_t scratch_bytes, std::shared_ptr<memory_resource> resource)
     : max_rows_(max_rows) {
     // no two calls share a cache line
-    const std::uint64_t pinned_bytes = multiple_of<64>(call_memory::size_bytes(max_rows));
-    const std::uint64_t errors_bytes = multiple_of<256>(max_calls * sizeof(device_error_memory));
-    scratch_bytes = multiple_of<256>(scratch_bytes);
+    const std::uint64_t pinned_bytes = rounded_up(call_memory::size_bytes(max_rows), 64);
+    const std::uint64_t errors_bytes = rounded_up(max_calls * sizeof(device_error_memory), 256);
+    scratch_bytes = rounded_up(scratch_bytes, 256);
     with_scratch_ = calls_with_scratch(scratch_bytes, max_calls);
     pages_ = pinned_buffer(saturated(pinned_bytes, max_calls), device);
     const stream clearing(device);

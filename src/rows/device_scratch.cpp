@@ -2,12 +2,14 @@
 
 #include <utility>
 
+#include "src/core/checked.hpp"
+
 namespace pinflow::detail {
 
 std::size_t device_scratch::add(std::uint64_t size_bytes) {
     constexpr std::uint64_t alignment = 256;
     offsets_.push_back(size_bytes_);
-    size_bytes_ += (size_bytes + alignment - 1) / alignment * alignment;
+    size_bytes_ += rounded_up(size_bytes, alignment);
     return offsets_.size() - 1;
 }
 

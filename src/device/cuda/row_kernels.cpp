@@ -4,6 +4,7 @@
 #include <bit>
 #include <span>
 
+#include "src/core/checked.hpp"
 #include "src/device/cuda/held_rows.hpp"
 #include "src/device/cuda/sort_rows.hpp"
 
@@ -34,8 +35,7 @@ int bits_of(std::uint64_t row_count) noexcept {
 }
 
 std::uint64_t aligned(std::uint64_t size_bytes) noexcept {
-    constexpr std::uint64_t alignment = 256;
-    return (size_bytes + alignment - 1) / alignment * alignment;
+    return rounded_up(size_bytes, 256);
 }
 
 /// The first part of a sort's scratch memory: for short lists a second list of indices, for long lists the
