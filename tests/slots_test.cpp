@@ -585,30 +585,3 @@ TEST_CASE("slots: batches with arrived data are counted right while others are t
     CHECK(third.leased_slot().number == 2);
     CHECK(pool->collected().ready_sum == 3 + 2 + 2);
 }
-
-TEST_CASE("data_mark: a mark of two streams is passed, and streams go on, once both are") {
-    on_each_device([](const device& device) {
-        for (const bool first_is_late : {true, false}) {
-            CAPTURE(first_is_late);
-            const gate late;
-            const stream first(device);
-            const stream second(device);
-            const stream reader(device);
-            detail::data_mark mark(device);
-            (first_is_late ? first : second).host_function_async(late.waiter());
-            mark.record(first, second.view());
-            mark.hold_up(reader);
-            (first_is_late ? second : first).synchronize();
-            CHECK_FALSE(mark.done());
-            CHECK_FALSE(mark.synchronize_for(std::chrono::microseconds(1)));
-            CHECK_FALSE(reader.done());
-            late.open();
-            reader.synchronize();
-            CHECK(mark.done());
-            CHECK(mark.known_done());
-            mark.record(first);  // one stream again
-            first.synchronize();
-            CHECK(mark.done());
-        }
-    });
-}
