@@ -246,7 +246,8 @@ TEST_CASE("cuda pin: a file that is 5 % over the budget is registered to 95 %, a
     const device gpu = device::cuda(0);
     const auto file = map_pattern(folder / "x.bin", 20 * mebibyte);
     pin_options options = generous(mebibyte);
-    options.budget_bytes = detail::pin_registry::process().reserved_bytes() + 19 * mebibyte;
+    const detail::pin_registry& registry = detail::pin_registry::process();
+    options.budget_bytes = registry.reserved_bytes() + registry.buffer_bytes() + 19 * mebibyte;
     const pinned_pages pages({range_of(file)}, gpu, options);
     CHECK_FALSE(pages.wait());
     CHECK(pages.registered_prefix_bytes() == 19 * mebibyte);

@@ -29,6 +29,7 @@
 #include "pinflow/pin.hpp"
 #include "src/device/cuda/api.hpp"
 #include "src/device/cuda/context.hpp"
+#include "src/device/pin_registry.hpp"
 #include "tests/cuda_kernels.hpp"
 #include "tests/cuda_process_test.hpp"
 #include "tests/listener.hpp"
@@ -429,13 +430,17 @@ TEST_CASE("cuda: pinned memory that cannot be registered is allocated by CUDA") 
         return allocate_too && call == "cudaHostAlloc" ? cudaErrorMemoryAllocation : cudaSuccess;
     });
     constexpr std::uint64_t size_bytes = 4 * mebibyte;  // small pieces come from slabs
+    const detail::pin_registry& registry = detail::pin_registry::process();
+    const std::uint64_t counted_bytes = registry.buffer_bytes();
     {
         const pinned_buffer memory(size_bytes, gpu);
+        CHECK(registry.buffer_bytes() == counted_bytes + size_bytes);
         CHECK(std::ranges::all_of(memory.bytes(), [](std::byte byte) { return byte == std::byte{0}; }));
     }
     allocate_too = true;
     CHECK(contains(message_of<device_error>([&] { pinned_buffer(size_bytes, gpu); }),
                    "cannot page-lock 4194304 bytes: cudaErrorMemoryAllocation"));
+    CHECK(registry.buffer_bytes() == counted_bytes);
 }
 
 // ---- what waits for a stream that is stuck ------------------------------------------------------

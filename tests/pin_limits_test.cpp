@@ -44,6 +44,21 @@ TEST_CASE("pin: RLIMIT_MEMLOCK bounds the budget only on request") {
     CHECK(choose_pin_budget(0, pin_limit::memlock, limits).size_bytes == 3000);
 }
 
+TEST_CASE("pin: pinned buffers count towards a budget that was set, and towards RLIMIT_MEMLOCK") {
+    memory_limits limits;
+    limits.available_bytes = 4000;
+    limits.locked_bytes = 1000;
+    const pin_budget rest = choose_pin_budget(3000, pin_limit::memory, limits, 512);
+    CHECK(rest.size_bytes == 2488);
+    CHECK(contains(rest.bound, "512 bytes of pinned buffers"));
+    CHECK(choose_pin_budget(3000, pin_limit::memory, limits, 3001).size_bytes == 0);
+    CHECK(choose_pin_budget(3000, pin_limit::memlock, limits, 512).size_bytes == 488);
+    // the memory left does not contain them
+    CHECK(choose_pin_budget(0, pin_limit::memory, limits, 512).size_bytes == 3000);
+    CHECK(choose_pin_budget(4400, pin_limit::memory, limits, 512).size_bytes == 3888);
+    CHECK(choose_pin_budget(9000, pin_limit::memory, limits, 512).size_bytes == 4000);
+}
+
 TEST_CASE("pin: only mappings that the driver registers in place are offered to it") {
     const std::string maps =
         "1000-3000 r--s 00000000 fe:01 42    /data/x.npy\n"

@@ -73,6 +73,25 @@ TEST_CASE("pin: a file that is 5 % over the budget has 95 % of its pages registe
     CHECK(registry.reserved_bytes() == 0);
 }
 
+TEST_CASE("pin: pages registered in place get what pinned buffers leave of a budget that was set") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 20 * page);
+    fake_locker locker;
+    pin_registry registry;
+    registry.add_buffer(4 * page);
+    const pin_options options{.budget_bytes = 19 * page, .piece_bytes = page};
+    {
+        const pin_worker worker({range_of(file)}, locker, registry, options, &generous);
+        CHECK_FALSE(worker.wait());
+        CHECK(worker.registered_prefix_bytes() == 15 * page);
+        CHECK(contains_all(worker.report().reason, {"budget of 60.0 KiB", "16.0 KiB of pinned buffers"}));
+    }
+    registry.remove_buffer(4 * page);
+    const pin_worker worker({range_of(file)}, locker, registry, options, &generous);
+    CHECK_FALSE(worker.wait());
+    CHECK(worker.registered_prefix_bytes() == 19 * page);
+}
+
 TEST_CASE("pin: RLIMIT_MEMLOCK bounds what is registered only on request") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);

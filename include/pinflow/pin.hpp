@@ -41,8 +41,9 @@ enum class pin_limit : std::uint8_t {
 };
 
 struct pin_options {
-    /// Upper bound on the memory that pinflow registers in place in this process, in bytes; never more than
-    /// the machine and the cgroup have left. 0: three quarters of that. pinned_buffers do not count.
+    /// Upper bound on the memory that pinflow page-locks in this process, in bytes. Pinned buffers that exist
+    /// when registration begins count, but are never refused: the pages registered in place get the rest, and
+    /// never more than the machine and the cgroup have left. 0: three quarters of what these have left.
     std::uint64_t budget_bytes = 0;
     /// `memlock` lowers the budget to RLIMIT_MEMLOCK, unless the process has CAP_IPC_LOCK.
     pin_limit limit = pin_limit::memory;

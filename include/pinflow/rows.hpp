@@ -157,8 +157,8 @@ struct row_exchange_options {
     /// A call on a third stream blocks until the calls on one of the two have ended. All synchronous calls
     /// use one stream.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
-    /// Upper bound on the memory that pinflow page-locks in place in this process, as
-    /// pin_options::budget_bytes. Pinned buffers and staging buffers do not count. 0: the default.
+    /// Upper bound on the memory that pinflow page-locks in this process, as pin_options::budget_bytes. The
+    /// table is registered before the exchange makes its own buffers. 0: the default.
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;

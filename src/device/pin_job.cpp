@@ -134,7 +134,8 @@ void pin_job::register_all() {
     pin_order order(pieces_.size(), options_.registers_rest,
                     tracker_.piece_at(options_.begin_at).value_or(0));
     judge(order, process_mappings(machine.maps));
-    reserve(order, choose_pin_budget(options_.budget_bytes, options_.limit, machine.limits));
+    reserve(order, choose_pin_budget(options_.budget_bytes, options_.limit, machine.limits,
+                                     registry_->buffer_bytes()));
     register_pieces(order);
 }
 

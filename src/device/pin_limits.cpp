@@ -6,26 +6,34 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "src/core/proc_text.hpp"
 
 namespace pinflow::detail {
 
-pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const memory_limits& limits) {
+pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const memory_limits& limits,
+                             std::uint64_t buffer_bytes) {
     constexpr std::uint64_t unlimited = std::numeric_limits<std::uint64_t>::max();
     pin_budget budget{unlimited, "no limit"};
     if (limits.available_bytes) budget = {*limits.available_bytes, "the memory that is available"};
     if (limits.cgroup_bytes && *limits.cgroup_bytes < budget.size_bytes) {
         budget = {*limits.cgroup_bytes, "what the cgroup has left"};
     }
+    // what buffers leave of a bound on all page-locked memory
+    const auto bound_by = [&](std::uint64_t total_bytes, std::string bound) {
+        if (buffer_bytes > 0)
+            bound += fmt::format(", less {} of pinned buffers", in_binary_units(buffer_bytes));
+        const std::uint64_t left_bytes = total_bytes - std::min(total_bytes, buffer_bytes);
+        if (left_bytes <= budget.size_bytes) budget = {left_bytes, std::move(bound)};
+    };
     if (setting_bytes != 0) {
-        if (setting_bytes <= budget.size_bytes) budget = {setting_bytes, "the pin budget that was set"};
+        bound_by(setting_bytes, "the pin budget that was set");
     } else if (budget.size_bytes != unlimited) {
         budget = {budget.size_bytes / 4 * 3, "three quarters of " + budget.bound};
     }
-    if (limit == pin_limit::memlock && limits.locked_bytes && *limits.locked_bytes < budget.size_bytes) {
-        budget = {*limits.locked_bytes, "RLIMIT_MEMLOCK, which `ulimit -l` shows"};
-    }
+    if (limit == pin_limit::memlock && limits.locked_bytes)
+        bound_by(*limits.locked_bytes, "RLIMIT_MEMLOCK, which `ulimit -l` shows");
     return budget;
 }
 

@@ -18,11 +18,14 @@ struct pin_budget {
     std::string bound;  ///< what limits the budget: "RLIMIT_MEMLOCK", as the end of a sentence
 };
 
-/// Chooses how many bytes may be pinned in total: `setting_bytes`, or, if that is 0, three quarters of the
-/// memory that the machine and the cgroup have left. The budget never exceeds the memory left.
-/// pin_limit::memlock also applies RLIMIT_MEMLOCK. CUDA's driver ignores that limit, which is 8 MiB on most
-/// distributions: too little to be useful.
-pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const memory_limits& limits);
+/// Chooses how many bytes may be registered in place in total: `setting_bytes`, or, if that is 0, three
+/// quarters of the memory that the machine and the cgroup have left. The budget never exceeds the memory
+/// left. pin_limit::memlock also applies RLIMIT_MEMLOCK. CUDA's driver ignores that limit, which is 8 MiB on
+/// most distributions: too little to be useful.
+/// @param buffer_bytes the size of all pinned buffers. They count towards `setting_bytes` and RLIMIT_MEMLOCK.
+/// The memory left does not contain them.
+pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const memory_limits& limits,
+                             std::uint64_t buffer_bytes = 0);
 
 /// Whether pages can be registered in place, and how.
 struct page_verdict {

@@ -45,10 +45,10 @@ class page_locker {
 /// @throws device_error if the device cannot be used.
 page_locker& cuda_page_locker(int index);
 
-/// Keeps the host pages that pinflow has registered in place, process-wide; not those of pinned buffers.
-/// Pages form intervals that never overlap. Holders of each interval are counted, so that arrays that share
-/// pages can come and go in any order. Thread-safe. The mutex is not held during page_locker::lock and
-/// unlock.
+/// Keeps the host pages that pinflow has registered in place, process-wide. Of pinned buffers it keeps only
+/// the size. Pages form intervals that never overlap. Holders of each interval are counted, so that arrays
+/// that share pages can come and go in any order. Thread-safe. The mutex is not held during page_locker::lock
+/// and unlock.
 class pin_registry {
  public:
     /// The registry of the process. It is never destroyed.
@@ -77,6 +77,11 @@ class pin_registry {
     void give_back(std::span<const std::byte> pages) noexcept;
     /// Bytes reserved now by all holders together.
     std::uint64_t reserved_bytes() const;
+    /// Counts pages of pinned buffers, which use up a part of the budget but are never refused.
+    void add_buffer(std::uint64_t size_bytes) noexcept { buffer_bytes_ += size_bytes; }
+    /// Undoes one `add_buffer` of the same size.
+    void remove_buffer(std::uint64_t size_bytes) noexcept { buffer_bytes_ -= size_bytes; }
+    std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
     /// Whether some of `bytes` are registered in place by pinflow, or are being registered or unregistered.
     /// Their registration may end when their holders release them.
     bool knows(std::span<const std::byte> bytes) const;
@@ -112,6 +117,7 @@ class pin_registry {
     /// reads it without the lock.
     std::atomic<std::size_t> count_ = 0;
     pin_reservations reserved_;
+    std::atomic<std::uint64_t> buffer_bytes_ = 0;
     std::vector<std::shared_ptr<const void>> kept_;  // owners of refused pages that may be registered
 };
 

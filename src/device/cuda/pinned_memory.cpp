@@ -11,9 +11,11 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/system.hpp"
 #include "src/core/worker_threads.hpp"
+#include "src/device/pin_registry.hpp"
 
 namespace pinflow::detail::cuda {
 
@@ -68,7 +70,7 @@ std::byte* pinned_memory::allocate(std::uint64_t size_bytes) {
 }
 
 std::byte* pinned_memory::allocate_small(std::uint64_t size_bytes) {
-    const std::uint64_t rounded_bytes = (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
+    const std::uint64_t rounded_bytes = rounded_up(size_bytes, page_bytes);
     const auto take = [&] {
         const std::lock_guard lock(mutex_);
         return slabs_.take(rounded_bytes);
@@ -107,7 +109,7 @@ std::byte* pinned_memory::allocate_pages(std::uint64_t size_bytes) {
     populate(data, size_bytes);
     cudaError_t status = context.run([&] { return host_register(data, size_bytes, false); });
     if (status == cudaSuccess) {
-        remember(data, std::move(region), [&] { return host_unregister(data); });
+        remember(data, {std::move(region), size_bytes}, [&] { return host_unregister(data); });
         return data;
     }
     region = {};
@@ -116,15 +118,16 @@ std::byte* pinned_memory::allocate_pages(std::uint64_t size_bytes) {
     status = context.run([&] { return host_allocate(allocated, size_bytes); });
     check(status, "cannot page-lock {} bytes", size_bytes);
     std::memset(allocated, 0, size_bytes);
-    remember(static_cast<std::byte*>(allocated), {}, [&] { return host_free(allocated); });
+    remember(static_cast<std::byte*>(allocated), {{}, size_bytes}, [&] { return host_free(allocated); });
     return static_cast<std::byte*>(allocated);
 }
 
 template <typename GiveBack>
-void pinned_memory::remember(std::byte* data, memory_region region, GiveBack give_back) {
+void pinned_memory::remember(std::byte* data, locked_pages pages, GiveBack give_back) {
     try {
         const std::lock_guard lock(mutex_);
-        registered_.try_emplace(data, std::move(region));
+        const auto added = registered_.try_emplace(data, std::move(pages)).first;
+        pin_registry::process().add_buffer(added->second.size_bytes);
     } catch (...) {
         static_cast<void>(context::for_host_memory(device_).run(give_back));
         throw;
@@ -132,19 +135,23 @@ void pinned_memory::remember(std::byte* data, memory_region region, GiveBack giv
 }
 
 void pinned_memory::release_pages(std::byte* data) noexcept {
-    memory_region region;
+    locked_pages pages;
     {
         const std::lock_guard lock(mutex_);
         const auto found = registered_.find(data);
         if (found == registered_.end()) return;
-        region = std::move(found->second);
+        pages = std::move(found->second);
         registered_.erase(found);
     }
-    const bool ours = static_cast<bool>(region);
+    const bool ours = static_cast<bool>(pages.region);
     const context& context = context::for_host_memory(device_);  // the one that allocate used
     const cudaError_t status = context.run([&] { return ours ? host_unregister(data) : host_free(data); });
     // pages that CUDA still treats as registered must not be unmapped and reused: leak them
-    if (ours && status != cudaSuccess) static_cast<void>(new (std::nothrow) memory_region(std::move(region)));
+    if (ours && status != cudaSuccess) {
+        static_cast<void>(new (std::nothrow) memory_region(std::move(pages.region)));
+    } else {
+        pin_registry::process().remove_buffer(pages.size_bytes);
+    }
 }
 
 }  // namespace pinflow::detail::cuda
