@@ -15,6 +15,7 @@
 #include <new>
 #include <optional>
 #include <system_error>
+#include <thread>
 #include <unordered_set>
 
 #include "src/core/system.hpp"
@@ -172,6 +173,13 @@ _Unwind_Reason_Code take_frame(_Unwind_Context* context, void* data) {
     return stack;
 }
 
+/// Its name is not exported, so only the symbol table has it.
+[[gnu::noinline]] call_stack stack_of_local_function() {
+    call_stack stack = current_stack(1, 1);
+    asm volatile("" : "+m"(stack));  // not a tail call
+    return stack;
+}
+
 /// Whether another library has made the allocation for itself, and not an object of ours. Some end the
 /// process if they cannot allocate (oneTBB, the destructor of nlohmann's json, CLI11). Found by the names of
 /// functions, which this program exports.
@@ -226,6 +234,21 @@ void note_stack(record& shared, const call_stack& stack, std::uint64_t hash) {
     return true;
 }
 
+#ifdef PINFLOW_HAVE_CUDA
+/// Waits for all work of this thread's device. A device on which every call fails does no work any more. Here
+/// it would, and later change memory that the scenario has freed and that the run after it uses.
+void finish_device() {
+    int device = 0;
+    static_cast<void>(cudaGetDevice(&device));
+    // a thread without a current context uses the primary context, which all work is in
+    std::thread([device] {
+        const inside within;
+        static_cast<void>(cudaSetDevice(device));
+        static_cast<void>(cudaDeviceSynchronize());
+    }).join();
+}
+#endif
+
 }  // namespace
 
 struct scope::hooks {
@@ -255,6 +278,7 @@ struct scope::hooks {
     const auto fail_cuda = [&shared](std::string_view asked) {
         const inside within;
         if (!is_next_to_fail(shared)) return cudaSuccess;
+        if (fails_onward.load() && shared.injected_count == 0) finish_device();
         note(shared, std::string(asked), current_stack(max_depth, 1));
         return cudaErrorMemoryAllocation;
     };
@@ -267,6 +291,10 @@ scope::~scope() {
     const inside here;
     active.store(nullptr, std::memory_order_release);
     delete hooks_;
+}
+
+bool has_symbols() {
+    return describe(stack_of_local_function()).find("stack_of_local_function") != std::string::npos;
 }
 
 std::string describe(const call_stack& stack) {

@@ -58,5 +58,8 @@ class scope {
 /// A line "function at file:line" for each function of a call stack, inlined ones too, as addr2line gives
 /// them; of this program's functions only.
 std::string describe(const call_stack& stack);
+/// Whether `describe` finds the names of functions. It does not if this program is stripped, or if addr2line
+/// is missing.
+bool has_symbols();
 
 }  // namespace injection
