@@ -289,8 +289,9 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
         };
         sizes.count = clamped(std::min(allowed, fitting));
         if (const unsigned usual = clamped(allowed); sizes.count < usual) {
-            sizes.reason = fmt::format("{} slots instead of {}, as {} bytes of memory are all that {}",
-                                       sizes.count, usual, budget.available_bytes, budget.bound);
+            sizes.reason =
+                fmt::format("{} slots instead of {}: {} fit into {}the {} bytes that {}", sizes.count, usual,
+                            fitting, part == 2 ? "half of " : "", budget.available_bytes, budget.bound);
         }
     }
     if (std::uint64_t all_bytes = 0; !multiply(sizes.count, each.size_bytes, all_bytes)) {

@@ -196,7 +196,7 @@ TEST_CASE("cuda loader: a batch whose data cannot be waited for comes the next t
     CHECK_FALSE(loader.next(stream).has_value());
 }
 
-TEST_CASE("cuda loader: a hundred beginnings and ends leave nothing behind") {
+TEST_CASE("cuda loader: a hundred loaders, made and destroyed, leave no memory behind") {
     const temporary_folder folder;
     make_rows(folder / "rows.npy", 512);
     const device gpu = device::cuda(0);

@@ -56,7 +56,7 @@ TEST_CASE("loader memory: by default a loader takes half of the memory left, and
     loader batches({sources}, on_host());
     CHECK(batches.report().slots == 3);
     CHECK(contains(batches.report().slots_reason, "3 slots instead of " + std::to_string(usual)));
-    CHECK(contains(batches.report().slots_reason, std::to_string(26 * mebibyte)));
+    CHECK(contains(batches.report().slots_reason, "half of the " + std::to_string(26 * mebibyte)));
     REQUIRE(batches.next());
     CHECK(contains(batches.report().verdict(), batches.report().slots_reason));
 }

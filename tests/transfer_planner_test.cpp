@@ -72,7 +72,7 @@ TEST_CASE("planner of samples: the size of a row decides between copy engine, ke
         CHECK(transfer_of(gpu, mapped(row_bytes, gib)) == transfer::staged);
 }
 
-TEST_CASE("planner of samples: batches in the order of the file are pieces of the copy engine") {
+TEST_CASE("planner of samples: in file order the size of a batch decides between copy engine and kernel") {
     CHECK(transfer_of(in_order(gpu), mapped(3 * kib, 8 * gib)) == transfer::copy_engine);
     sample_facts single = in_order(gpu);
     single.batch_rows = 1;
@@ -86,7 +86,7 @@ TEST_CASE("planner of samples: small rows of large tables are sorted by address,
     CHECK_FALSE(plan_of(gpu, mapped(4 * kib, 8 * gib)).parts[0].sorted);
 }
 
-TEST_CASE("planner of samples: rows of small files are gathered by a kernel, in file order, too") {
+TEST_CASE("planner of samples: in file order, too, a kernel gathers the rows of small files") {
     array_facts files = mapped(4 * kib, gib);
     const auto with_rows = [&](std::uint64_t rows_of_file) {
         files.extent_count = files.row_count / rows_of_file;
@@ -234,7 +234,7 @@ TEST_CASE("planner of calls: without a measurement, the sizes decide") {
         change(call);
         CHECK_FALSE(plan_call(call));
         const transfer_plan plan = plan_by_sizes(call);
-        CHECK(plan.reason.starts_with("by the sizes: "));
+        CHECK(plan.reason.starts_with("not measured: "));
         return std::pair(route_of(plan), plan.parts.front().sorted);
     };
     using row = std::pair<row_route, bool>;

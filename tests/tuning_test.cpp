@@ -92,7 +92,7 @@ TEST_CASE("tuning: no call measures, and neither does asking for a plan") {
         CHECK(backend.gathers == before + 1);
         exchange.scatter(ids_of(ids), rows.data());
         for (const row_plan& plan : {exchange.plan_gather(count), exchange.plan_scatter(count, 8)}) {
-            CHECK(plan.reason.starts_with("by the sizes: "));
+            CHECK(plan.reason.starts_with("not measured: "));
             CHECK(plan.gbps == 0);
             CHECK(plan.batches == 1);
         }
@@ -182,7 +182,7 @@ TEST_CASE("tuning: without memory to measure in, tuning throws, and calls go on 
         for (const row_plan& plan : {exchange.plan_gather(count), exchange.plan_scatter(count)}) {
             CHECK(plan.route == row_route::direct);
             CHECK(plan.gbps == 0);
-            CHECK(plan.reason.starts_with("by the sizes: "));
+            CHECK(plan.reason.starts_with("not measured: "));
         }
         backend.max_allocated_bytes = backend.max_pinned_bytes = ~std::uint64_t{0};
         exchange.tune(count);  // nothing was remembered

@@ -116,8 +116,7 @@ bool calls_in_flight::has_free_scratch() const noexcept {
            });
 }
 
-/// The memory that will be free first: of calls on `stream` or, if there are none, of any call. Null if no
-/// call is in flight.
+/// The oldest call in flight on `stream` or, if there is none, on any stream. Null if no call is in flight.
 call_memory* calls_in_flight::oldest_in_flight(void* stream) noexcept {
     call_memory* oldest = nullptr;
     for (call_memory& each : memory_) {
@@ -194,8 +193,8 @@ void calls_in_flight::end_passed() {
     }
 }
 
-/// Ends calls in the order in which they will be free, up to the first that its stream has not passed. Asks
-/// for few events, as each takes a microsecond.
+/// Ends completed calls, those of `stream` first, the oldest first, until one is not completed. Asks for few
+/// events, as each takes a microsecond.
 void calls_in_flight::end_oldest(void* stream) {
     for (call_memory* oldest = oldest_in_flight(stream); oldest != nullptr && oldest->last_use_.done();
          oldest = oldest_in_flight(stream))

@@ -231,19 +231,19 @@ transfer_plan plan_by_sizes(const call_facts& call, const link_profile& profile)
     if (are_short && can_stage && call.table_bytes > profile.huge_table_bytes &&
         call.threads >= profile.min_staging_threads) {
         return plan_of(call.is_scatter ? row_route::staged : row_route::hybrid, true, call, profile,
-                       "by the sizes: kernels are slow with short rows of a table this large");
+                       "not measured: kernels are slow with short rows of a table this large");
     }
     if (call.is_scatter)
-        return plan_of(row_route::direct, true, call, profile, "by the sizes: kernels write to the table");
+        return plan_of(row_route::direct, true, call, profile, "not measured: kernels scatter in place");
     if (call.has_host_ids && !call.is_file_backed && call.row_bytes >= profile.min_engine_bytes)
         return plan_of(row_route::copy, false, call, profile,
-                       "by the sizes: the copy engine copies long rows");
+                       "not measured: the copy engine copies long rows");
     const bool order_matters = are_short && call.table_bytes > profile.covered_bytes;
     const bool is_sorted = order_matters && saturated(call.row_bytes, call.count) >= profile.min_sorted_bytes;
     return plan_of(row_route::direct, is_sorted, call, profile,
-                   is_sorted       ? "by the sizes: kernels read short rows in the order of their addresses"
-                   : order_matters ? "by the sizes: sorting so few bytes takes longer than it saves"
-                                   : "by the sizes: kernels read these rows as fast in any order");
+                   is_sorted       ? "not measured: kernels read short rows in the order of their addresses"
+                   : order_matters ? "not measured: sorting so few bytes takes longer than it saves"
+                                   : "not measured: kernels read these rows as fast in any order");
 }
 
 bool tries_staging(const call_facts& call, const link_profile& profile) noexcept {

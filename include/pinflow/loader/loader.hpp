@@ -48,9 +48,9 @@ struct loader_options {
     pinflow::route route = route::automatic;
     /// Upper bound on the memory of all slots and of arrays held on the device, in bytes. The constructor
     /// throws invalid_argument if the slots do not fit.
-    /// 0 means 1 GiB, or half of the memory that is left (machine, cgroup, `ulimit -v`) if that is less; two
+    /// 0 means 1 GiB, and at most half of the host memory that is left (machine, cgroup, `ulimit -v`); two
     /// slots are always allowed if they fit into what is left. If `slots` is set, 0 means no bound but the
-    /// memory that is left.
+    /// host memory that is left.
     /// If rows may be staged (on the host only with route::staged), each slot also has a pinned staging
     /// buffer of the same size, which counts too. A slot also counts 8 bytes for each row, and 24 more for
     /// each row and array if pages of any array are registered. Lists for GPU kernels do not count. For each

@@ -48,7 +48,8 @@ struct loader_report {
     std::uint64_t batches = 0;
     std::uint64_t rows = 0;
     std::uint64_t bytes = 0;
-    /// From the first call of `next` until it reported the end of all epochs, or until now if it has not.
+    /// From the first call of `next` until it returned no batch or threw the loader's error; until now if it
+    /// has not.
     std::chrono::nanoseconds wall_time{};
     /// How long the registration of mapped pages took, in parallel with the first batches: of the array for
     /// which it took longest. Zero until it has finished, and if nothing was to be registered.

@@ -102,7 +102,7 @@ TEST_CASE("rows: a group that is larger than a call makes several calls, if that
     });
 }
 
-TEST_CASE("rows: options of a reserve that no exchange can have are refused") {
+TEST_CASE("rows: max_batch_rows and max_calls_in_flight out of range are refused") {
     on_each_device([](const device& device) {
         const guarded_table table(device, std::vector<std::byte>(4096));
         const auto refused = [&](const row_exchange_options& options) {
