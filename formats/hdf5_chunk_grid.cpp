@@ -16,7 +16,7 @@ namespace pinflow::detail {
 hdf5_chunk_grid::hdf5_chunk_grid(shape_vector shape, shape_vector chunk_shape, std::uint64_t item_bytes)
     : shape_(std::move(shape)), chunk_shape_(std::move(chunk_shape)), item_bytes_(item_bytes) {
     if (shape_.empty() || shape_.size() > max_axes || shape_.size() != chunk_shape_.size()) {
-        throw format_error(fmt::format("a dataset of {} axes cannot be stored in chunks of {}", shape_.size(),
+        throw format_error(fmt::format("a dataset of {} axes cannot have chunks of {} axes", shape_.size(),
                                        chunk_shape_.size()));
     }
     const auto refuse = [&](const char* why) {

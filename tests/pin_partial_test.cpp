@@ -201,7 +201,7 @@ TEST_CASE("pin: a piece that cannot be registered leaves the others registered")
         without_time(worker.report().reason),
         {"registered read-only", "24.0 KiB of 32.0 KiB (75 %), T s:", "cannot register 8192 bytes",
          "offset 8192 of the mapping of 'x.bin'", "cudaErrorMemoryAllocation (out of memory)"}));
-    CHECK_FALSE(contains(worker.report().reason, "more reason"));
+    CHECK_FALSE(contains(worker.report().reason, "more failure"));
 }
 
 TEST_CASE("pin: all or nothing ends at the first piece that is refused") {
@@ -232,7 +232,7 @@ TEST_CASE("pin: a refusal that applies to all pages of a kind ends the attempts 
     CHECK_FALSE(worker.covers(file->data(), 1));
     CHECK(worker.covers(memory->data(), 40 * page));
     CHECK(contains(worker.report().reason, "registered, 160.0 KiB of 320.0 KiB (50 %)"));
-    CHECK_FALSE(contains(worker.report().reason, "more reason"));
+    CHECK_FALSE(contains(worker.report().reason, "more failure"));
 }
 
 TEST_CASE("pin: after 16 refusals the rest is not tried") {
@@ -250,7 +250,7 @@ TEST_CASE("pin: after 16 refusals the rest is not tried") {
     CHECK(contains(worker.report().reason, "(50 %)"));
     CHECK(contains(worker.report().reason,
                    "offset 204800 of the mapping of 'x.bin': cudaErrorMemoryAllocation"));
-    CHECK(contains(worker.report().reason, "(and 15 more reasons, after which the rest was not tried)"));
+    CHECK(contains(worker.report().reason, "(and 15 more failures, after which the rest was not tried)"));
 }
 
 TEST_CASE("pin: a range that must not be registered leaves the others registered") {
@@ -270,7 +270,7 @@ TEST_CASE("pin: a range that must not be registered leaves the others registered
         CHECK(contains(worker.report().reason, "(50 %)"));
         CHECK(
             contains(worker.report().reason, "cannot register 'private': it is a private mapping of a file"));
-        CHECK_FALSE(contains(worker.report().reason, "more reason"));
+        CHECK_FALSE(contains(worker.report().reason, "more failure"));
         const pin_worker strict({range_of(file), copied}, locker, registry, {.allow_partial = false},
                                 &generous);
         CHECK_FALSE(strict.wait());

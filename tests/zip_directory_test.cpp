@@ -61,7 +61,7 @@ TEST_CASE("zip directory: lists members as they are") {
     CHECK(zip_data_offset_bytes(entries[1], reader(made.bytes)) == made.datas[1]);
 }
 
-TEST_CASE("zip directory: an archive without members has none") {
+TEST_CASE("zip directory: an empty archive lists no members") {
     CHECK(read(zip_bytes::make({}).bytes).empty());
     CHECK(read(zip_bytes::make({}, "nothing in it").bytes).empty());
 }

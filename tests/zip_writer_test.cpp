@@ -100,7 +100,7 @@ TEST_CASE("zip writer: equal members make equal files") {
     CHECK((write(folder / "a.zip") == write(folder / "b.zip")));
 }
 
-TEST_CASE("zip writer: an archive without members is one") {
+TEST_CASE("zip writer: an empty archive is valid") {
     const temporary_folder folder;
     zip_writer(folder / "a.zip").finish();
     const std::string bytes = read_file(folder / "a.zip");

@@ -47,10 +47,10 @@ class descriptor_lease {
 /// A regular file opened for reading, with the identity it had when it was opened. Never writes, never blocks
 /// on a FIFO. Every member may be called from any thread at the same time.
 ///
-/// The input_files of a process keep at most half of RLIMIT_NOFILE descriptors open, or 16 if that is more.
-/// When more are needed, pinflow raises the soft limit of the process towards the hard limit, to 65,536 at
-/// most. Beyond that, the least recently used descriptors are closed, and reopened when they are needed.
-/// Reopening checks that it is still the same file.
+/// The input_files of a process keep at most half of RLIMIT_NOFILE descriptors open, or 16 if that is more,
+/// unless more are in use. When more are needed, pinflow raises the soft limit of the process towards the
+/// hard limit, to 65,536 at most. Beyond that, descriptors not used recently are closed, and reopened when
+/// needed. Reopening checks that it is still the same file.
 class input_file {
  public:
     /// Opens `path`.

@@ -41,7 +41,7 @@ enum class pin_limit : std::uint8_t {
 };
 
 struct pin_options {
-    /// Upper bound on the memory that pinflow page-locks in this process, in bytes. Pinned buffers that exist
+    /// Budget for the memory that pinflow page-locks in this process, in bytes. Pinned buffers that exist
     /// when registration begins count, but are never refused: the pages registered in place get the rest, and
     /// never more than the machine and the cgroup have left. 0: three quarters of what these have left.
     std::uint64_t budget_bytes = 0;

@@ -157,7 +157,7 @@ struct row_exchange_options {
     /// A call on a third stream blocks until the calls on one of the two have ended. All synchronous calls
     /// use one stream.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
-    /// Upper bound on the memory that pinflow page-locks in this process, as pin_options::budget_bytes. The
+    /// Budget for the memory that pinflow page-locks in this process, as pin_options::budget_bytes. The
     /// table is registered before the exchange makes its own buffers. 0: the default.
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.

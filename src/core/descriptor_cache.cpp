@@ -146,7 +146,7 @@ bool descriptor_cache::close_one_beyond(std::size_t max_count) noexcept {
     return true;
 }
 
-/// Removes the first idle descriptor that the hand reaches. Empty if all are in use.
+/// Removes an idle descriptor, one not used recently if there is one. Empty if all are in use.
 std::optional<int> descriptor_cache::evict() noexcept {
     // in the second round, recently used descriptors are closed too
     for (std::size_t steps = 2 * entries_.size(); steps > 0; --steps) {

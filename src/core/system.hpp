@@ -55,7 +55,7 @@ enum class call {
 
 /// The failure that a test injects into one call.
 struct injected_failure {
-    int error = 0;  ///< the errno value (EINTR is retried); 0 lets the call happen
+    int error = 0;  ///< the errno value; 0 lets the call happen
     std::size_t max_bytes = std::numeric_limits<std::size_t>::max();  ///< shortens reads and writes
 
     bool operator==(const injected_failure&) const = default;

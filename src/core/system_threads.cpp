@@ -62,11 +62,10 @@ void wait_until_released(::pid_t id, clock::time_point deadline) {
 }
 
 [[noreturn]] void fail_to_start(std::string_view purpose, const std::error_code& code) {
-    throw system_failure(
-        fmt::format("cannot start a thread that {}: {}; raise the limit on processes (ulimit -u), "
-                    "on the pids cgroup or on addresses (ulimit -v)",
-                    purpose, code.message()),
-        code);
+    throw system_failure(fmt::format("cannot start a thread that {}: {}; raise ulimit -u, ulimit -v or "
+                                     "the limit of the pids cgroup",
+                                     purpose, code.message()),
+                         code);
 }
 
 }  // namespace

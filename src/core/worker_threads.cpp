@@ -155,10 +155,10 @@ worker_threads::worker_threads(unsigned wanted) {
     reason_ = std::move(allowed.reason);
     count_ = worker_pool::process().start(asked);
     if (count_ < asked) {
-        const std::string_view cause =
-            worker_pool::process().is_forked()
-                ? "oneTBB's threads stayed in the parent process at fork"
-                : "the system starts no more; raise ulimit -u, the pids cgroup's limit or ulimit -v";
+        const std::string_view cause = worker_pool::process().is_forked()
+                                           ? "oneTBB's threads stayed in the parent process at fork"
+                                           : "the system starts no more threads; raise ulimit -u, ulimit -v "
+                                             "or the limit of the pids cgroup";
         reason_ = fmt::format("{} of {} threads: {}", count_, asked, cause);
     }
     if (count_ > core_count()) {

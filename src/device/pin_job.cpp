@@ -42,7 +42,7 @@ void pin_job::shortfall::add(std::string failure) {
 
 std::string pin_job::shortfall::text() const {
     if (count < 2) return reason;
-    return fmt::format("{} (and {} more reason{}{})", reason, count - 1, count == 2 ? "" : "s",
+    return fmt::format("{} (and {} more failure{}{})", reason, count - 1, count == 2 ? "" : "s",
                        ends_early ? ", after which the rest was not tried" : "");
 }
 

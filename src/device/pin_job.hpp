@@ -90,7 +90,7 @@ class pin_job {
         pin_piece piece{};
         pin_clock::time_point began;
     };
-    /// Why not everything is registered: the first reason, and the number of reasons.
+    /// Why not everything is registered: the first failure, and the number of failures.
     struct shortfall {
         std::string reason;
         std::uint64_t count = 0;

@@ -8,7 +8,7 @@
 namespace pinflow::detail {
 
 /// Chooses the order in which pieces are registered.
-/// Without a reader, pieces are taken from the front.
+/// Without a reader, pieces are taken from the first one on, then from the front.
 /// With a reader, pieces are taken ahead of it. The closer the reader, the more pieces are skipped (0 to 2),
 /// so that registered and staged pieces alternate.
 /// When no piece is left further ahead, skipped pieces that the reader does not reach soon are taken. All
@@ -54,7 +54,7 @@ class pin_order {
         if (registers_rest_) return take_from(0, false);
         return {};
     }
-    /// Whether the reader has passed a piece that was taken ahead of it.
+    /// Whether the reader has passed this piece.
     bool is_passed(std::size_t index, std::optional<std::size_t> reader) const noexcept {
         return reader && index < *reader;
     }

@@ -77,7 +77,7 @@ class pin_registry {
     void give_back(std::span<const std::byte> pages) noexcept;
     /// Bytes reserved now by all holders together.
     std::uint64_t reserved_bytes() const;
-    /// Counts pages of pinned buffers, which use up a part of the budget but are never refused.
+    /// Counts pages of pinned buffers. They use up a part of a budget that was set, and are never refused.
     void add_buffer(std::uint64_t size_bytes) noexcept { buffer_bytes_ += size_bytes; }
     /// Undoes one `add_buffer` of the same size.
     void remove_buffer(std::uint64_t size_bytes) noexcept { buffer_bytes_ -= size_bytes; }

@@ -28,12 +28,12 @@
 /// if it is too short or its filter parameters are those of another chunk, an szip chunk if it declares
 /// another size.
 ///
-/// Three kinds of damage cannot be detected before decoding: szip data of the right size (szip may leave the
-/// end of the chunk uninitialised), filters that the application has registered with libhdf5, and compression
-/// that was applied before a filter that only libhdf5 has. The tool decodes such chunks twice, with different
-/// bytes in free memory, and refuses them if the results differ. The library cannot do this, since the
-/// process may have other threads: here, the unwritten part of such a chunk has undefined contents. (Damage
-/// that gives wrong elements of the right size is detected only by a checksum, such as fletcher32.)
+/// In three kinds of chunks, damage cannot be detected before decoding: szip chunks of the right size (szip
+/// may leave their ends uninitialised), chunks of filters that the application has registered with libhdf5,
+/// and chunks that were compressed before a filter that only libhdf5 has. The tool decodes such chunks twice,
+/// with different bytes in free memory, and refuses them if the results differ. The library cannot do this,
+/// since the process may have other threads: here, the unwritten part of such a chunk has undefined contents.
+/// (Damage that gives wrong elements of the right size is detected only by a checksum, such as fletcher32.)
 ///
 /// Fixed-size strings are returned as stored: padding spaces are kept, unlike in h5py.
 ///

@@ -66,7 +66,7 @@ struct loader_options {
     /// A number above the core count raises oneTBB's limit for the process while the loader lives.
     /// If the system starts fewer, the loader works with those; see loader_report::threads_reason.
     unsigned threads = 0;
-    /// Upper bound on the memory that pinflow page-locks in this process, as pin_options::budget_bytes. Rows
+    /// Budget for the memory that pinflow page-locks in this process, as pin_options::budget_bytes. Rows
     /// that do not fit are staged or read. If `route` is direct or copy, the constructor throws unsupported
     /// instead.
     std::uint64_t pin_budget_bytes = 0;

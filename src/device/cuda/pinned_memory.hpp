@@ -15,7 +15,7 @@ namespace pinflow::detail::cuda {
 /// microseconds and waits for the driver. Large pieces are registered one by one. Registers anonymous huge
 /// pages, because small pieces are copied faster from them than from memory of cudaHostAlloc, which is the
 /// fallback. A slab that becomes empty is released, unless it is the only empty one. All of it counts towards
-/// the pin budget: see pin_registry::add_buffer. Thread-safe.
+/// a pin budget that was set: see pin_registry::add_buffer. Thread-safe.
 class pinned_memory {
  public:
     explicit pinned_memory(int device) : device_(device) {}
