@@ -100,7 +100,7 @@ TEST_CASE("bench: half of the known batches travel together, whatever their numb
     }
 }
 
-TEST_CASE("bench: fewer than two batches known ahead are refused, as the next is known while one travels") {
+TEST_CASE("bench: less than 2 and more than 64 batches known ahead are refused") {
     for (const std::string known : {"0", "1", "65"}) {
         cli::check_fails(2, small_bench({"gather"}, "4", known),
                          {"--known takes a whole number from 2 to 64, not '" + known + "'"});

@@ -17,15 +17,15 @@ namespace pinflow::cli {
 struct bench_options {
     pinflow::device device = device::best();
     std::string file;               ///< empty: stream and shuffled make a temporary file, pin uses none
-    std::uint64_t table_bytes = 0;  ///< of tables, and of the file that is made
+    std::uint64_t table_bytes = 0;  ///< size of tables, and of the file that is made
     std::uint64_t row_bytes = 0;    ///< 0: the usual value for the work
-    std::uint64_t batch_rows = 0;   ///< the same
+    std::uint64_t batch_rows = 0;   ///< 0: the usual value for the work
     std::uint64_t batches = 64;     ///< gather, scatter, duplex: per repetition; plan: bound on its group
     unsigned known = 8;             ///< batches that are known ahead, at least 2
     row_route route = row_route::automatic;
     bool tunes = false;       ///< measures the routes first
-    unsigned blocks = 0;      ///< of the direct and the hybrid route; 0: the planner's
-    double staged_share = 0;  ///< of the rows, on the hybrid route; 0: the planner's
+    unsigned blocks = 0;      ///< thread blocks on the routes direct and hybrid; 0 lets the planner choose
+    double staged_share = 0;  ///< share of rows that the route hybrid stages; 0 lets the planner choose
     std::uint64_t epochs = 5;
     unsigned repetitions = 3;
 };

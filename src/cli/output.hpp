@@ -6,8 +6,8 @@
 
 namespace pinflow::cli {
 
-/// Whether a terminal may take the character for a command, or shows what follows in another order: control
-/// characters (C0, C1, DEL), and marks, embeddings, overrides and isolates of direction.
+/// Whether it is a control character (C0, C1, DEL) or a bidirectional control of Unicode. Terminals may take
+/// the former for commands, and show text after the latter in another order.
 bool is_terminal_control(std::uint32_t code_point) noexcept;
 
 /// Escapes such characters in `text` (`\n`, `\x1b`, `\u202e`), and bytes that are not UTF-8 (`\xff`). The
