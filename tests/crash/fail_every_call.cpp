@@ -565,8 +565,7 @@ int main(int count, char** arguments) {
         if (!injection::has_symbols())
             throw std::runtime_error(
                 "functions cannot be named, so failures that the library hides cannot be told from others: "
-                "use "
-                "a program that is not stripped, and install addr2line");
+                "use a program that is not stripped, and install addr2line");
         status = run_campaign(parse(count, arguments), folder);
     } catch (const std::exception& failure) {
         fmt::print(stderr, "fail_every_call: {}\n", failure.what());

@@ -235,6 +235,8 @@ void note_stack(record& shared, const call_stack& stack, std::uint64_t hash) {
 }
 
 #ifdef PINFLOW_HAVE_CUDA
+std::atomic<bool> device_finished = false;  ///< since the scope began
+
 /// Waits for all work of this thread's device. A device on which every call fails does no work any more. Here
 /// it would, and later change memory that the scenario has freed and that the run after it uses.
 void finish_device() {
@@ -278,10 +280,11 @@ struct scope::hooks {
     const auto fail_cuda = [&shared](std::string_view asked) {
         const inside within;
         if (!is_next_to_fail(shared)) return cudaSuccess;
-        if (fails_onward.load() && shared.injected_count == 0) finish_device();
+        if (fails_onward.load() && !device_finished.exchange(true)) finish_device();
         note(shared, std::string(asked), current_stack(max_depth, 1));
         return cudaErrorMemoryAllocation;
     };
+    device_finished = false;
     hooks_->cuda.emplace(fail_cuda);
 #endif
     active.store(&shared, std::memory_order_release);
