@@ -146,6 +146,9 @@ TEST_CASE("cli: control characters of a terminal are escaped in text, in errors 
     CHECK(failed.status == 1);
     CHECK(failed.errors.find("\\u202e" + spelled) != std::string::npos);
     CHECK(failed.errors.find("\u009b") == std::string::npos);
+    const tool_result ambiguous = run_tool({"stream", path});
+    CHECK(ambiguous.status == 1);
+    CHECK(ambiguous.errors.find(spelled) != std::string::npos);
     // a byte that is no UTF-8 is a control character to a terminal of 8 bits
     CHECK(run_tool({"inspect", folder / "a\x9b"
                                         "31m"})

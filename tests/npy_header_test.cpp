@@ -338,7 +338,7 @@ TEST_CASE("npy header: refuses malformed dictionaries") {
         {good + std::string(1, '\0'), "nothing but padding"},
         {std::string("{\0'descr': '<f4'}", 17), "where a string should be"},
         {std::string("{'des\0cr': '<f4'}", 17), "the end of a string"},
-        {"{'descr': '<\xE9\x34', 'fortran_order': False, 'shape': (), }", "type '<?4' is not one"},
+        {"{'descr': '<\xE9\x34', 'fortran_order': False, 'shape': (), }", R"(type '<\xe94' is not one)"},
         {"{\xE9: 1}", "where a string should be"},
         {repeated("(", 5'000), "where '{' should be"},
         {repeated("{", 5'000), "where a string should be"},

@@ -199,7 +199,7 @@ TEST_CASE("state: a damaged file is reported in a sentence with its path") {
     CHECK(contains(damaged("fedcba9876543210", "-edcba9876543210"), "\"content\" is not 16 hexadecimal"));
     CHECK(contains(damaged("\"windowed/1\"", "7"), "\"name\" is not a string"));
     CHECK(contains(damaged("\"windowed/1\"", "\"\\u001b[31m\""),
-                   "'?[31m', has characters that are not printable"));
+                   "'\\x1b[31m', has characters that are not printable"));
     CHECK(contains(damaged("224", "\"224\""), "\"row_shape\" is not a whole number"));
     CHECK(contains(damaged("[\n          3", "3, \"x\": [ 3"), "\"row_shape\" is not an array"));
     CHECK(contains(damaged("\"arrays\": [", "\"arrays\": [ 5,"), "an array is not described by an object"));

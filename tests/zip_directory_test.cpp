@@ -369,9 +369,7 @@ TEST_CASE("zip directory: refuses names that lead out of a folder, and two of on
                        {"two members", "named 'a'"}));
     CHECK(contains_all(
         refusal(zip_bytes::make({{.name = "\x82"}, {.name = "\xC3\xA9", .flags = 1 << 11}}).bytes),
-        {"two members",
-         "named '?"
-         "?'"}));
+        {"two members", "named '\xC3\xA9'"}));
 }
 
 TEST_CASE("zip directory: does not allocate a size that only a record claims") {

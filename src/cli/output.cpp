@@ -13,6 +13,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/error_advice.hpp"
+#include "src/core/quote.hpp"
 #include "src/core/utf8.hpp"
 
 namespace pinflow::cli {
@@ -26,26 +27,13 @@ std::int64_t now_ms() {
     return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
 }
 
-/// The character at `position`, which moves past it, as a terminal may be shown it.
-std::string next_escaped(std::string_view text, std::size_t& position) {
-    const std::size_t begin = position;
-    const std::optional<std::uint32_t> code = pinflow::detail::next_code_point(text, position);
-    if (!code) {
-        position = begin + 1;
-        return fmt::format("\\x{:02x}", static_cast<unsigned char>(text[begin]));
-    }
-    if (*code == '\n') return "\\n";
-    if (!is_terminal_control(*code)) return std::string(text.substr(begin, position - begin));
-    return *code < 0x80 ? fmt::format("\\x{:02x}", *code) : fmt::format("\\u{:04x}", *code);
-}
-
 /// A sentence, escaped and cut.
 std::string readable_error(std::string_view sentence) {
     constexpr std::size_t max_characters = 2000;
     std::string result;
     std::size_t characters = 0;
     for (std::size_t position = 0; position < sentence.size();) {
-        const std::string next = next_escaped(sentence, position);
+        const std::string next = pinflow::detail::next_escaped(sentence, position);
         characters += next.starts_with('\\') ? next.size() : 1;
         if (characters > max_characters) {
             return result + fmt::format(" ... (cut here: the message has {} bytes)", sentence.size());
@@ -57,19 +45,11 @@ std::string readable_error(std::string_view sentence) {
 
 }  // namespace
 
-bool is_terminal_control(std::uint32_t code_point) noexcept {
-    const auto is_within = [code_point](std::uint32_t first, std::uint32_t last) {
-        return code_point >= first && code_point <= last;
-    };
-    return code_point < 0x20 || is_within(0x7F, 0x9F) || code_point == 0x61C || is_within(0x200E, 0x200F) ||
-           is_within(0x202A, 0x202E) || is_within(0x2066, 0x2069);
-}
-
 std::string escaped(std::string_view text) {
     std::string result;
     result.reserve(text.size());
     for (std::size_t position = 0; position < text.size();)
-        result += next_escaped(text, position);
+        result += pinflow::detail::next_escaped(text, position);
     return result;
 }
 
@@ -81,7 +61,7 @@ std::string escaped_json(std::string_view json) {
         const std::optional<std::uint32_t> code = pinflow::detail::next_code_point(json, position);
         if (!code) position = begin + 1;
         // the JSON writer has already escaped those below 0x20
-        if (code && *code >= 0x7F && is_terminal_control(*code)) {
+        if (code && *code >= 0x7F && pinflow::detail::is_terminal_control(*code)) {
             result += fmt::format("\\u{:04x}", *code);
         } else {
             result += json.substr(begin, position - begin);

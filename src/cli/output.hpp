@@ -6,12 +6,8 @@
 
 namespace pinflow::cli {
 
-/// Whether it is a control character (C0, C1, DEL) or a bidirectional control of Unicode. Terminals may take
-/// the former for commands, and show text after the latter in another order.
-bool is_terminal_control(std::uint32_t code_point) noexcept;
-
-/// Escapes such characters in `text` (`\n`, `\x1b`, `\u202e`), and bytes that are not UTF-8 (`\xff`). The
-/// result has none of them, so it stays on one line of a terminal.
+/// Escapes the characters of `text` that a terminal obeys instead of showing (`\n`, `\x1b`, `\u202e`), and
+/// bytes that are not UTF-8 (`\xff`). The result has none of them, so it stays on one line.
 std::string escaped(std::string_view text);
 
 /// The same for JSON, where such a character can only be part of a string: `\u202e`, which means the same.

@@ -1,33 +1,31 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 /// Makes text from a file safe for messages.
 namespace pinflow::detail {
 
-/// `text` on one line, cut after `max_characters`. A byte that is not printable ASCII becomes `?`.
-inline std::string printable(std::string_view text, std::size_t max_characters) {
-    std::string result;
-    for (const char character : text.substr(0, max_characters)) {
-        result += character >= ' ' && character <= '~' ? character : '?';
-    }
-    if (text.size() > max_characters) result += "...";
-    return result;
-}
+/// Whether a terminal obeys the character instead of showing it: control characters (C0, DEL and C1), and
+/// those that change the direction of text.
+bool is_terminal_control(std::uint32_t code_point) noexcept;
+
+/// The character at `position`, which moves past it, as a terminal may be shown it: a control character
+/// becomes `\n`, `\x1b` or `\u202e`, a byte that is not UTF-8 becomes `\xff`.
+std::string next_escaped(std::string_view text, std::size_t& position);
+
+/// `text` on one line, escaped as by next_escaped, cut after `max_characters` of its characters.
+std::string printable(std::string_view text, std::size_t max_characters);
 
 /// `text` in quotes, printable, cut after 60 characters.
-inline std::string quote(std::string_view text) {
-    return "'" + printable(text, 60) + "'";
-}
+std::string quote(std::string_view text);
 
 /// The maximum length of a name in a label: enough to tell arrays in nested groups apart.
 inline constexpr std::size_t max_label_name = 200;
 
 /// The label of an array in a file, as the tool takes it: "a.h5:group/data".
-inline std::string array_label(const std::string& path, std::string_view name) {
-    return path + ":" + printable(name, max_label_name);
-}
+std::string array_label(const std::string& path, std::string_view name);
 
 }  // namespace pinflow::detail

@@ -13,6 +13,7 @@
 #include "formats/safetensors_header.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/formats/safetensors.hpp"
+#include "src/core/quote.hpp"
 
 /// What must hold for parse_safetensors_header and any bytes: shared by the fuzz target and the test that
 /// replays its findings.
@@ -68,8 +69,8 @@ inline std::string broken_for(std::string_view bytes, std::uint64_t file_size_by
                           file_size_bytes);
     } catch (const pinflow::format_error& failure) {
         const std::string sentence = failure.what();
-        const bool printable = std::ranges::all_of(sentence, [](char c) { return c >= ' ' && c <= '~'; });
-        return printable ? "" : "the sentence is not one line of printable text";
+        const bool is_printable = pinflow::detail::printable(sentence, sentence.size()) == sentence;
+        return is_printable ? "" : "the sentence is not one line of printable text";
     } catch (const std::exception& failure) {
         return std::string("an exception of another type: ") + failure.what();
     }
