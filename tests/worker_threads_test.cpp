@@ -75,7 +75,7 @@ TEST_CASE("worker_threads: as many workers run as were asked for, before there i
 TEST_CASE("worker_threads: if the system refuses threads, count is lower and reason says so") {
     CHECK(holds_in_child([] {
         const std::size_t before = first_thread_count();
-        const seam::scoped_failure_hook hook(allowing(13));  // eight of them are left to others
+        const seam::scoped_failure_hook hook(allowing(17));  // twelve of them are left to others
         const detail::worker_threads workers(24);
         return workers.count() == 6 && workers.reason().starts_with("6 of 24 threads") &&
                thread_count() == before + 5;
@@ -114,7 +114,7 @@ TEST_CASE("worker_threads: a refusal is forgotten once threads can be started ag
     CHECK(holds_in_child([] {
         const std::size_t before = first_thread_count();
         {
-            const seam::scoped_failure_hook hook(allowing(10));
+            const seam::scoped_failure_hook hook(allowing(14));
             if (detail::worker_threads(24).count() != 3) return false;
         }
         return detail::worker_threads(24).count() == 24 && thread_count() == before + 23;
@@ -138,6 +138,26 @@ TEST_CASE("threads: a loader uses the threads that can be started, and reports w
         return rows == 1 << 14 && report.threads < 16 &&
                report.threads_reason.find("of 16 threads") != std::string::npos;
     }));
+}
+
+TEST_CASE("threads: where only a few threads may run, a loader and its consumer's stream run with fewer") {
+    for (std::size_t few = 10; few < 24; few += 2) {
+        CAPTURE(few);
+        CHECK(holds_in_child([few] {
+            const std::size_t before = first_thread_count();
+            const seam::scoped_failure_hook hook([limit = before + few](seam::call what, std::string_view) {
+                const bool is_full = what == seam::call::start_thread && thread_count() >= limit;
+                return seam::injected_failure{.error = is_full ? EAGAIN : 0};
+            });
+            const stream stream(device::host());
+            loader batches({numbers().rows()}, {.device = device::host(), .threads = 16});
+            std::uint64_t rows = 0;
+            while (const auto batch = batches.next(stream))
+                rows += batch->row_count();
+            stream.synchronize();
+            return rows == 1 << 14 && batches.report().threads < 16;
+        }));
+    }
 }
 
 TEST_CASE("threads: whichever thread is refused, a loader delivers every row or throws system_failure") {

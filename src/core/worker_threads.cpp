@@ -20,8 +20,9 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Kept back for threads that are not workers: those of streams, loaders and the CUDA driver.
-constexpr unsigned spare_threads = 8;
+/// Kept back for threads that are not workers: those of streams, loaders and the CUDA driver. On the host
+/// device a loader and its consumer's stream have nine.
+constexpr unsigned spare_threads = 12;
 /// More than oneTBB gives its workers (4 MiB).
 constexpr std::uint64_t trial_stack_bytes = std::uint64_t{8} << 20;
 /// What the C library reserves when a thread first allocates (HEAP_MAX_SIZE of glibc on 64 bits).
