@@ -1,10 +1,17 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/cli_helpers.hpp"
@@ -24,6 +31,26 @@ using cli::npy;
 using cli::run_json;
 using nlohmann::json;
 using npy_bytes::write_file;
+
+/// Whether a process has the file mapped, and has computed for 0.3 s.
+bool is_streamed_by_a_process(const std::string& path) {
+    for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+        std::ifstream maps(process.path() / "maps");
+        std::string line;
+        bool is_mapped = false;
+        while (!is_mapped && std::getline(maps, line))
+            is_mapped = line.ends_with(path);
+        if (!is_mapped) continue;
+        std::ifstream stat(process.path() / "stat");
+        std::getline(stat, line);
+        std::istringstream fields(line.substr(line.rfind(')') + 1));
+        const std::vector<std::string> words{std::istream_iterator<std::string>(fields), {}};
+        if (words.size() < 13) return false;                                     // the process has ended
+        const auto ticks = std::stoul(words.at(11)) + std::stoul(words.at(12));  // utime, stime of proc(5)
+        return ticks * 10 >= 3 * static_cast<unsigned long>(::sysconf(_SC_CLK_TCK));
+    }
+    return false;
+}
 
 std::string digest_of(arguments command) {
     command.insert(command.begin(), "stream");
@@ -277,6 +304,21 @@ TEST_CASE("cli: an array without a batch to deliver is streamed at once") {
     CHECK(result["epochs"] == 2);
     CHECK(result["gbps"] == 0.0);
     CHECK(result["epoch_seconds"] == json({0.0, 0.0}));
+}
+
+TEST_CASE("cli: a file that is truncated while its mapped rows are streamed is an error, not a signal") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    write_file(path, npy("|u1", "(2048, 4096)", counting_bytes(std::size_t{8} << 20)));
+    const std::jthread writer([&path](const std::stop_token& stop) {
+        while (!is_streamed_by_a_process(path)) {
+            if (stop.stop_requested()) return;
+        }
+        std::filesystem::resize_file(path, 1 << 20);
+    });
+    // so many epochs that the file is truncated in one of them
+    cli::check_fails(1, {"stream", path, "--device", "host", "--route", "direct", "--epochs", "1000000"},
+                     {path, "changed"});
 }
 
 TEST_CASE("cli: stream refuses arrays without rows to take, or with different numbers of rows") {

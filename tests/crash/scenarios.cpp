@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
 #include <sstream>
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "pinflow/array.hpp"
 #include "pinflow/buffer.hpp"
@@ -16,6 +19,7 @@
 #include "pinflow/formats/open.hpp"
 #include "pinflow/loader/digest.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "pinflow/loader/sampler.hpp"
 #include "pinflow/rows.hpp"
 #include "pinflow/stream.hpp"
 #include "src/cli/commands.hpp"
@@ -71,6 +75,45 @@ void start_and_stop(const device& on, const fs::path& inputs) {
     consumer.synchronize();
     fmt::print("{:016x}\n", digest.value());
     std::fflush(stdout);
+}
+
+/// Streams in an order that the tool does not have.
+void stream_in_order(const device& on, const fs::path& inputs, pinflow::sampler sampler) {
+    pinflow::loader batches(
+        images_and_labels(inputs),
+        {.device = on, .batch_rows = 16, .sampler = std::move(sampler), .epochs = 2, .threads = 3});
+    const pinflow::stream consumer(on);
+    pinflow::digest digest(on);
+    while (const auto batch = batches.next(consumer))
+        digest.add_async(*batch, consumer);
+    fmt::print("{:016x}\n", digest.value());
+    std::fflush(stdout);
+}
+
+/// The rows from the last to the first.
+class backwards : public pinflow::row_sequence {
+ public:
+    std::uint64_t position_count() const override { return row_count; }
+    void rows_at(std::uint64_t /*epoch*/, std::uint64_t position,
+                 std::span<std::uint64_t> rows) const override {
+        for (std::uint64_t& row : rows)
+            row = row_count - 1 - position++;
+    }
+    std::string name() const override { return "backwards/1"; }
+};
+
+pinflow::sampler sampler_of(pinflow::order order) {
+    switch (order) {
+        case pinflow::order::listed:
+            return pinflow::sampler::listed(row_count, {5, 90, 17, 5, 0, 44});
+        case pinflow::order::weighted: {
+            std::vector<double> weights(row_count, 1.0);
+            weights[7] = 40;
+            return pinflow::sampler::weighted(weights, row_count, 1);
+        }
+        default:
+            return pinflow::sampler::custom(row_count, std::make_shared<backwards>());
+    }
 }
 
 /// Gathers rows of a file, scatters into a table and gathers them back.
@@ -217,6 +260,12 @@ std::vector<scenario> all(const std::string& device_name) {
                          start_and_stop(device::parse(device_name), inputs);
                      }});
     found.back().is_left_early = true;
+    for (const auto order : {pinflow::order::listed, pinflow::order::weighted, pinflow::order::custom}) {
+        found.push_back({fmt::format("loader in {} order", pinflow::to_string(order)),
+                         [device_name, order](const fs::path& inputs, const fs::path&) {
+                             stream_in_order(device::parse(device_name), inputs, sampler_of(order));
+                         }});
+    }
     for (const auto& [name, route] : {std::pair{"exchange", pinflow::row_route::automatic},
                                       std::pair{"exchange direct", pinflow::row_route::direct},
                                       std::pair{"exchange staged", pinflow::row_route::staged}}) {
