@@ -396,6 +396,7 @@ TEST_CASE("fake CUDA loader: rows of many files are gathered and copied across t
         loader_options options = options_for(backend, order);
         options.batch_rows = 64;
         loader batches({all}, options);
+        wait_until_registered(batches);
         CHECK(take_all(batches) == 4 * next);
         CHECK(batches.report().arrays[0].transfer == (order == order::sequential ? "copy engine" : "kernel"));
         CHECK(backend.lock.call_count() == 1);  // one range of addresses
