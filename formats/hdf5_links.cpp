@@ -48,6 +48,56 @@ std::optional<object_identity> identity_of(::hid_t location, const char* name, c
     return identity;
 }
 
+namespace {
+
+struct name_collector {
+    static constexpr std::size_t max_names = 10;
+    std::string names;
+    std::size_t count = 0;
+};
+
+}  // namespace
+
+#if H5_VERSION_GE(1, 12, 0)
+using link_info = ::H5L_info2_t;
+#else
+using link_info = ::H5L_info_t;
+#endif
+
+extern "C" ::herr_t pinflow_collect_name(::hid_t /*group*/, const char* name, const link_info* /*info*/,
+                                         void* collector_address) {
+    auto& collector = *static_cast<name_collector*>(collector_address);
+    try {
+        const bool is_full = collector.count++ == name_collector::max_names;
+        if (!collector.names.empty()) collector.names += ", ";
+        collector.names += is_full ? "..." : quote(name);
+        return is_full ? 1 : 0;
+    } catch (...) {
+        return -1;
+    }
+}
+
+namespace {
+
+/// What to say about a group that lacks a name: "; 'GROUP' has 'a', 'b'". Empty if that cannot be found out.
+std::string names_in(const open_file& file, const std::string& group, const link_access& links) {
+    name_collector collector;
+    const char* const path = group.empty() ? "/" : group.c_str();
+    ::hsize_t position = 0;
+#if H5_VERSION_GE(1, 12, 0)
+    const ::herr_t status = ::H5Literate_by_name2(file.id(), path, H5_INDEX_NAME, H5_ITER_INC, &position,
+                                                  pinflow_collect_name, &collector, links.id());
+#else
+    const ::herr_t status = ::H5Literate_by_name(file.id(), path, H5_INDEX_NAME, H5_ITER_INC, &position,
+                                                 pinflow_collect_name, &collector, links.id());
+#endif
+    if (status < 0) return {};
+    return fmt::format("; {} has {}", group.empty() ? "it" : quote(group),
+                       collector.names.empty() ? "nothing" : collector.names);
+}
+
+}  // namespace
+
 object_handle open_dataset(const open_file& file, const std::string& name, link_access& links) {
     const std::string quoted = quote(name);
     if (name.empty() || name.find('\0') != name.npos) {
@@ -62,7 +112,12 @@ object_handle open_dataset(const open_file& file, const std::string& name, link_
         const std::string part = name.substr(0, end);
         const ::htri_t exists = ::H5Lexists(file.id(), part.c_str(), links.id());
         if (exists < 0) fail(fmt::format("the path {} cannot be followed at {}", quoted, quote(part)));
-        if (exists == 0) throw invalid_argument(fmt::format("there is nothing called {} in it", quote(part)));
+        if (exists == 0) {
+            const std::size_t slash = part.rfind('/');
+            throw invalid_argument(
+                fmt::format("there is nothing called {} in it{}", quote(part),
+                            names_in(file, slash == part.npos ? "" : part.substr(0, slash), links)));
+        }
         const auto found = identity_of(file.id(), part.c_str(), links);
         if (const std::string other_file = links.take_other_file(); !other_file.empty())
             refuse_other_file(other_file);
@@ -105,12 +160,6 @@ struct link_collector {
     std::size_t max_count = 0;
     std::exception_ptr thrown;
 };
-
-#if H5_VERSION_GE(1, 12, 0)
-using link_info = ::H5L_info2_t;
-#else
-using link_info = ::H5L_info_t;
-#endif
 
 extern "C" ::herr_t pinflow_collect_link(::hid_t /*group*/, const char* name, const link_info* info,
                                          void* collector_address) {

@@ -96,7 +96,8 @@ array open_npy_field(std::shared_ptr<const input_file> file, std::string_view na
     const array whole = detail::open_npy_file(std::move(file), mapping);
     if (whole.dtype().fields().empty()) {
         throw invalid_argument(fmt::format(
-            "cannot open {} of '{}': it is a .npy file, whose one array has no name and no fields",
+            "cannot open {} of '{}': it is a .npy file, whose one array has no name and no fields; leave "
+            "out the name",
             quote(name), path));
     }
     try {
@@ -256,6 +257,12 @@ array open(const std::filesystem::path& path) {
         throw invalid_argument(fmt::format(
             R"(cannot open '{}': there is no such file; the array {} of '{}' is opened by open("{}", "{}"))",
             path.string(), quote(split.name), split.path, split.path, split.name));
+    }
+    if (is_pattern(path.string())) {
+        throw invalid_argument(
+            fmt::format("cannot open '{}': there is no such file; open_rows opens the files that match a "
+                        "pattern as one array",
+                        path.string()));
     }
     const auto file = std::make_shared<const input_file>(path);
     if (format_of_file(*file) == file_format::npy) return detail::open_npy_file(file, array_mapping::own);

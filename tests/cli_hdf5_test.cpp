@@ -368,7 +368,8 @@ TEST_CASE("cli hdf5: inspects and streams datasets of HDF5 files") {
     CHECK(named["reason"].get<std::string>().starts_with("it is read by libhdf5: "));
     const auto streamed = cli::run_json({"stream", library + ":scaleoffset", "--batch", "3"});
     CHECK(streamed["bytes"] == named["size_bytes"]);
-    cli::check_fails(1, {"inspect", library + ":nothing"}, {"there is nothing called 'nothing' in it"});
+    cli::check_fails(1, {"inspect", library + ":nothing"},
+                     {"there is nothing called 'nothing' in it; it has '"});
     cli::check_fails(1, {"stream", library}, {"without a name"});
     // in the folder of the file, and from another one, by its name as it was given
     const auto sentence = [&](const std::string& path) {

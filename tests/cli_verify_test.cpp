@@ -121,6 +121,7 @@ TEST_CASE("verify: refuses what is not a regular file, and wrong usage") {
     write_file(folder / "a", "hello");
     cli::check_fails(1, {"verify", folder / "absent"}, {"absent"});
     cli::check_fails(1, {"verify", folder / "absent", "--write"}, {"absent"});
+    cli::check_fails(1, {"verify", folder / "b*"}, {"b*", "one file, not a pattern"});
     cli::check_fails(1, {"verify", folder.path()}, {"folder"});
     cli::check_fails(1, {"verify", ""});
     cli::check_fails(2, {"verify"}, {"required"});

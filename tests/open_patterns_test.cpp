@@ -138,6 +138,13 @@ TEST_CASE("open patterns: each .npy file is opened once, and mapped once beside 
     }
 }
 
+TEST_CASE("open patterns: open refuses a pattern, and names open_rows") {
+    const temporary_folder folder;
+    CHECK(message_of<pinflow::invalid_argument>([&] {
+              pinflow::open(folder / "part-*.npy");
+          }).find("open_rows") != std::string::npos);
+}
+
 TEST_CASE("open patterns: one file that matches is mapped as if it were named") {
     const temporary_folder folder;
     write_parts(folder, 1, "(3, 2)", 6);

@@ -11,6 +11,10 @@
 #include <type_traits>
 #include <vector>
 
+#if __cplusplus < 202002L
+#error "pinflow needs C++20: compile with -std=c++20"
+#endif
+
 namespace pinflow {
 
 /// The kind of an element. The values are the letters that numpy uses for the same kinds.

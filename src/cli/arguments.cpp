@@ -25,6 +25,11 @@ std::optional<std::uint64_t> decimal(std::string_view text) {
     return number;
 }
 
+/// The word that a flag takes besides a number, for a message; empty if there is none.
+std::string or_else(std::string_view word) {
+    return word.empty() ? std::string() : fmt::format("`{}` or ", word);
+}
+
 }  // namespace
 
 bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
@@ -55,17 +60,19 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
     }
 }
 
-std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t min,
-                          std::uint64_t max) {
+std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t min, std::uint64_t max,
+                          std::string_view word) {
     const auto number = decimal(text);
     if (!number || *number < min || *number > max) {
-        throw usage_error(
-            fmt::format("{} takes a whole number from {} to {}, not '{}'", flag, min, max, text));
+        const std::string last =
+            max == std::numeric_limits<std::uint64_t>::max() ? "2^64 - 1" : fmt::format("{}", max);
+        throw usage_error(fmt::format("{} takes {}a whole number from {} to {}, not '{}'", flag,
+                                      or_else(word), min, last, text));
     }
     return *number;
 }
 
-std::uint64_t parse_byte_count(std::string_view flag, std::string_view text) {
+std::uint64_t parse_byte_count(std::string_view flag, std::string_view text, std::string_view word) {
     constexpr std::array<std::pair<std::string_view, unsigned>, 4> units{
         {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}}};
     std::string_view digits = text;
@@ -80,9 +87,9 @@ std::uint64_t parse_byte_count(std::string_view flag, std::string_view text) {
     const auto number = decimal(digits);
     if (!number || *number == 0 || *number > std::numeric_limits<std::uint64_t>::max() >> shift) {
         throw usage_error(
-            fmt::format("{} takes a positive number of bytes below 2^64, such as 1048576 or 512MiB (KiB, "
+            fmt::format("{} takes {}a positive number of bytes below 2^64, such as 1048576 or 512MiB (KiB, "
                         "MiB, GiB, TiB), not '{}'",
-                        flag, text));
+                        flag, or_else(word), text));
     }
     return *number << shift;
 }

@@ -46,6 +46,7 @@ void describe(ordered_json& object, const array_listing& listed) {
 std::string one_as_json(file_format format, const array_listing& listed, std::size_t file_count = 0) {
     ordered_json object{{"format", to_string(format)}};
     if (file_count > 0) object["files"] = file_count;
+    if (!listed.name.empty()) object["name"] = listed.name;
     describe(object, listed);
     return json_line(object);
 }
@@ -152,7 +153,9 @@ void inspect(const argument_list& arguments) {
     for (array_listing& each : listed)
         explain_order(each, false);
     if (listed.size() == 1) {
-        print(json ? one_as_json(format, listed.front()) : one_as_text(file, format, listed.front()));
+        const array_listing& only = listed.front();
+        const std::string label = source.name || only.name.empty() ? file : file + ":" + only.name;
+        print(json ? one_as_json(format, only) : one_as_text(label, format, only));
     } else {
         print(json ? all_as_json(format, listed) : all_as_text(file, format, listed));
     }

@@ -134,6 +134,10 @@ void verify(const argument_list& arguments) {
     app.add_flag("--write", write, "Write FILE.xxh3 instead")->disable_flag_override();
     if (!parse(app, arguments)) return;
 
+    if (pinflow::detail::has_wildcards(path) && !pinflow::detail::exists(path)) {
+        throw invalid_argument(
+            fmt::format("there is no file named '{}': verify takes one file, not a pattern", path));
+    }
     const input_file file(path);
     const std::string checksum_path = path + ".xxh3";
     if (write) {

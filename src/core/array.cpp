@@ -69,6 +69,24 @@ bool is_packed(const array_view& view, const std::vector<std::int64_t>& packed) 
     return true;
 }
 
+/// The C++ type of an element; empty if it is not a number that C++20 has a type for.
+std::string cpp_name(const dtype& type) {
+    const std::uint64_t bytes = type.size_bytes();
+    if (type != type.little_endian()) return {};
+    switch (type.kind()) {
+        case dtype_kind::boolean:
+            return "bool";
+        case dtype_kind::signed_integer:
+            return fmt::format("std::int{}_t", bytes * 8);
+        case dtype_kind::unsigned_integer:
+            return fmt::format("std::uint{}_t", bytes * 8);
+        case dtype_kind::floating:
+            return bytes == 4 ? "float" : bytes == 8 ? "double" : "";
+        default:
+            return {};
+    }
+}
+
 }  // namespace
 
 std::uint64_t element_count(std::span<const std::uint64_t> shape) {
@@ -125,7 +143,10 @@ void array_view::check_readable_as(const pinflow::dtype& type, std::size_t align
                                            dtype_.descr(), to_string(shape_), type.descr(), reason));
     };
     if (dtype_ != type) {
-        refuse(dtype_.little_endian() == type ? "its byte order is not this machine's" : "the types differ");
+        if (dtype_.little_endian() == type) refuse("its byte order is not this machine's");
+        const std::string cpp_type = cpp_name(dtype_);
+        refuse(cpp_type.empty() ? "the types differ"
+                                : fmt::format("the types differ; {} is {}", dtype_.descr(), cpp_type));
     }
     if (!c_contiguous()) refuse("its elements are not in C order");
     if (reinterpret_cast<std::uintptr_t>(data()) % alignment != 0) {
