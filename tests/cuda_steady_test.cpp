@@ -24,6 +24,7 @@
 #include "tests/support/devices.hpp"
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/row_tables.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // What calls and batches request of CUDA once they are under way, and what they refuse.
@@ -140,6 +141,7 @@ TEST_CASE("cuda steady: the first calls of an exchange return within a milliseco
                 stream.synchronize();
             }
             exchange.check();
+            if (sanitized) continue;  // instrumented calls take longer
             CHECK(milliseconds.front() < 1);
             // the machine may interrupt one of them
             std::ranges::sort(milliseconds);

@@ -106,7 +106,8 @@ TEST_CASE("loader: device memory comes from the caller's resource, and goes back
     });
 }
 
-TEST_CASE("loader: the end of the last batch does not wait for its stream, also with a caller's resource") {
+TEST_CASE("loader: the end of the last batch does not wait for its stream, also with a caller's resource" *
+          blocks_a_stream) {
     on_each_device([](const device& device) {
         const temporary_folder folder;
         std::mt19937_64 random(82);
