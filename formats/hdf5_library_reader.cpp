@@ -213,7 +213,8 @@ void hdf5_library_reader::state::open(const hdf5_description& description,
     if (now.dtype != description.dtype || now.shape != description.shape ||
         now.chunk_shape != description.chunk_shape || now.filters != description.filters) {
         throw data_changed(
-            fmt::format("'{}' changed while it was read: the dataset {} has another type or shape",
+            fmt::format("'{}' changed while it was read: the dataset {} has another type, shape, chunk "
+                        "shape or list of filters",
                         file->path(), quote(description.name)));
     }
     type = {::H5Dget_type(dataset.id()), "its type cannot be read"};

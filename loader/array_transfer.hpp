@@ -71,7 +71,7 @@ class array_transfer {
     virtual std::string reason() const = 0;
     /// The planned transfer. After registration, the fallback if less than half of the bytes were registered.
     virtual transfer main() const = 0;
-    /// Whether the CPU gathers any rows from now on.
+    /// Whether the CPU gathers rows from now on; single short pieces do not count.
     virtual bool needs_cpu() const = 0;
     /// The array's registered pages; null if there are none.
     virtual const pinned_pages* pages() const { return nullptr; }

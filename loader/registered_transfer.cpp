@@ -223,7 +223,7 @@ class engine_transfer final : public registered_transfer {
 
  private:
     std::uint64_t min_piece_bytes() const { return array().plan.parts.front().min_piece_bytes; }
-    /// Whether all rows are too short for the copy engine.
+    /// Whether rows are shuffled, so that they travel one by one, and too short for the copy engine.
     bool is_too_short() const { return !setup().is_in_order && array().row_bytes() < min_piece_bytes(); }
     /// Reads a part of a row, or contiguous rows, to `side`.
     /// @return `side`.

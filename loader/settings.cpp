@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint64_t array_alignment_bytes = 256;  // the alignment of CUDA's allocations
 constexpr std::uint64_t default_memory_bytes = std::uint64_t{1} << 30;
 
-/// The most samples of 0 bytes that a loader delivers in an epoch. A file bounds the number of rows that have
+/// The maximum number of rows of sources whose rows have 0 bytes. A file bounds the number of rows that have
 /// bytes, but a header of 128 bytes can declare 2^60 rows of 0 bytes. Delivering 2^30 of them in batches of
 /// 64 takes minutes, 2^60 would take years.
 constexpr std::uint64_t max_empty_rows = std::uint64_t{1} << 30;
@@ -81,9 +81,9 @@ std::vector<std::shared_ptr<const row_source>> checked(
     }
     const auto has_bytes = [](const auto& source) { return source->row_size_bytes() > 0; };
     if (sources[0]->row_count() > max_empty_rows && std::ranges::none_of(sources, has_bytes)) {
-        throw unsupported(fmt::format(
-            "cannot load {}: it has {} rows of 0 bytes, and a loader delivers at most {} of those",
-            sources[0]->description(), sources[0]->row_count(), max_empty_rows));
+        throw unsupported(
+            fmt::format("cannot load {}: it has {} rows of 0 bytes, and a loader takes at most {} of those",
+                        sources[0]->description(), sources[0]->row_count(), max_empty_rows));
     }
     return sources;
 }
@@ -144,8 +144,8 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
         return std::nullopt;
     };
     std::uint64_t planned_bytes = budget.setting_bytes;
-    // Only on the host does the plan shrink with the memory left: on a GPU, held arrays lie in device memory,
-    // which is not asked for. size_slots limits a GPU's staging buffers by host memory.
+    // Only on the host does the plan depend on the available memory. On a GPU, held arrays are in device
+    // memory, whose free size is not queried; size_slots limits a GPU's staging buffers by host memory.
     if (on_host && planned_bytes == 0 && budget.available_bytes / 2 < default_memory_bytes)
         planned_bytes = std::max<std::uint64_t>(budget.available_bytes / 2, 1);
     return {.on_host = on_host,

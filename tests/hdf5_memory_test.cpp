@@ -103,7 +103,7 @@ TEST_CASE("hdf5_memory: chunks requested once do not evict chunks requested agai
         CHECK(want(cache, {1, index}, false));
     for (std::uint64_t index = 0; index < 10; ++index)
         CHECK(!want(cache, {1, index}, true));
-    // of the others, the eighth that came last
+    // chunks that were requested once share an eighth of the cache: the last two of them are kept
     CHECK(!cache.peek({1, 197}));
     CHECK(cache.peek({1, 198}));
     CHECK(cache.peek({1, 199}));

@@ -125,7 +125,7 @@ TEST_CASE("planner of samples: pages are registered if their rows come often eno
         CHECK(transfer_of(with_cores(sample, 4), once) == transfer::copy_engine);
         CHECK(plan_of(with_cores(sample, 4), once).fallback == transfer::staged);
     }
-    // many cores bring a single epoch at the rate of the link: large rows by reading, small ones by copying
+    // with many cores, a single epoch registers nothing: rows are read, but small shuffled rows are staged
     for (const sample_facts& sample : {gpu, in_order(gpu)}) {
         CHECK(transfer_of(sample, once) == transfer::read);
         CHECK_FALSE(plan_of(sample, once).pages);

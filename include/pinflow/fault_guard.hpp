@@ -6,10 +6,10 @@ namespace pinflow {
 /// reading them with pread. The handler catches the SIGBUS of a file that is truncated meanwhile. Without it,
 /// the CPU reads rows of mapped files with pread. Only the first call has an effect.
 ///
-/// The handler acts only on a thread that is copying rows for pinflow: the copy fails there, and the rows are
-/// read again with pread, which reports what is wrong as data_changed or system_failure. Any other SIGBUS
-/// goes to the previous handler, or has the effect that it would have without ours. If the program replaces
-/// the handler later, pinflow detects that and uses pread again.
+/// The handler acts only on a thread that reads mapped rows for pinflow. A copy that fails is repeated with
+/// pread, which throws data_changed or system_failure if rows are lost. A digest of views stores data_changed
+/// as its error. Any other SIGBUS goes to the previous handler, or has the effect that it would have without
+/// ours. If the program replaces the handler later, pinflow detects that and uses pread again.
 ///
 /// Thread-safe. @throws system_failure if the handler cannot be installed.
 void install_fault_guard();

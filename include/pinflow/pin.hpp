@@ -41,9 +41,10 @@ enum class pin_limit : std::uint8_t {
 };
 
 struct pin_options {
-    /// Budget for the memory that pinflow page-locks in this process, in bytes. Pinned buffers that exist
-    /// when registration begins count, but are never refused: the pages registered in place get the rest, and
-    /// never more than the machine and the cgroup have left. 0: three quarters of what these have left.
+    /// Budget for the memory that pinflow page-locks in this process, in bytes. Pages registered in place get
+    /// the budget minus the pinned buffers that exist when registration begins, and never more than the
+    /// machine and the cgroup have left. No pinned buffer is refused because of it. 0: three quarters of what
+    /// the machine and the cgroup have left, from which pinned buffers are not subtracted.
     std::uint64_t budget_bytes = 0;
     /// `memlock` lowers the budget to RLIMIT_MEMLOCK, unless the process has CAP_IPC_LOCK.
     pin_limit limit = pin_limit::memory;

@@ -171,8 +171,9 @@ conversion plan_one(const convert_arguments& arguments, const std::string& sourc
     }
     if (viewed != target && !pinflow::detail::can_cast(viewed, target)) {
         throw invalid_argument(fmt::format(
-            "cannot convert {}: only numbers can be cast, not {} to {} (--view-as can name the type that its "
-            "bytes stand for)",
+            "cannot convert {}: {} cannot be cast to {} (--dtype casts little-endian booleans, integers and "
+            "floats of at most 8 bytes to one another, and complex numbers to complex numbers; --view-as "
+            "reinterprets the bytes)",
             what(), viewed.descr(), target.descr()));
     }
     conversion planned{source_name, source, viewed, {std::move(target_name), target, std::move(shape)}};

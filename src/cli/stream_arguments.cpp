@@ -65,7 +65,7 @@ shard parse_shard(const std::string& rank, const std::string& world) {
                                       rank.empty() ? "--rank" : "--world"));
     if (rank.empty()) return {};
     constexpr std::uint64_t max_ranks = std::numeric_limits<unsigned>::max();
-    const std::uint64_t ranks = parse_count("--world", world, 1, max_ranks);
+    const std::uint64_t ranks = parse_count("--world", world, 1, max_ranks, "env");
     const std::uint64_t own = parse_count("--rank", rank, 0, max_ranks);
     if (own >= ranks) {
         throw usage_error(fmt::format("--rank {} is out of range: a --world of {} has ranks 0 to {}", own,
@@ -159,7 +159,8 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "Maximum memory to page-lock for the GPU; ulimit: no more than `ulimit -l` (default: 3/4 of the "
         "memory that\n"
         "the machine and the cgroup have left)");
-    add("--slots", slots, "N", "Batches that can exist at once, from 2 on (default: by memory)");
+    add("--slots", slots, "N",
+        "Batches that can exist at once, from 2 on (default: 2 to 8, up to 256 of small batches)");
     add("--threads", threads, "N", "Threads that gather rows (default: one per core)");
     add("--rank", rank, "R", "Rank of this process, from 0 to W - 1; ranks take batches in turn");
     add("--world", world, "W|env",
@@ -199,7 +200,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     if (pin_budget == "ulimit") {
         options.pin_limit = pin_limit::memlock;
     } else if (app.count("--pin-budget") > 0) {
-        options.pin_budget_bytes = parse_byte_count("--pin-budget", pin_budget);
+        options.pin_budget_bytes = parse_byte_count("--pin-budget", pin_budget, "ulimit");
     }
     if (app.count("--slots") > 0) {
         options.slots = static_cast<unsigned>(parse_count("--slots", slots, 2, 65536));

@@ -91,7 +91,8 @@ void pin_job::finish() {
     const std::chrono::nanoseconds duration = pin_clock::now() - start_;
     const bool failed = shortfall_.count > 0;
     std::string incomplete_reason = shortfall_.text();
-    if (!failed && leaves_out_) incomplete_reason = "the reader had passed the other pages";
+    if (!failed && leaves_out_)
+        incomplete_reason = "the reader had passed the other pages, or was close to them";
     std::string reason = summary(duration, incomplete_reason);
     {
         const std::lock_guard lock(mutex_);

@@ -49,7 +49,7 @@ row_exchange_options checked(const row_exchange_options& options) {
 }
 
 /// Limits `staging_bytes` to an eighth of the available memory. On the host device, the two staging rings
-/// together take four times the result.
+/// together take up to four times the result, and more only if a row is longer than half of it.
 std::uint64_t within_memory(std::uint64_t staging_bytes) {
     return std::min(staging_bytes, read_available_memory().size_bytes / 8);
 }

@@ -254,7 +254,7 @@ std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_
     std::vector<transfer_plan> plans{plan_of(row_route::direct, false, call, profile),
                                      plan_of(row_route::direct, true, call, profile)};
     if (call.is_file_backed)
-        return plans;  // CUDA may copy short rows by CPU, which a truncated file would fault
+        return plans;  // CUDA may copy short rows with the CPU, which would fault on a truncated file
     if (call.has_host_ids && call.row_bytes >= profile.min_copied_row_bytes)
         plans.push_back(plan_of(row_route::copy, false, call, profile));
     if (tries_staging(call, profile))

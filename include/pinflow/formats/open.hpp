@@ -33,7 +33,8 @@ file_format format_of(const std::filesystem::path& path);
 
 /// Lists all arrays of a file; an array that cannot be opened is listed with the reason. A structured .npy
 /// file is one array. A .npy file that cannot be opened is an error, since it holds nothing else.
-/// @throws as format_of and the format's own list function; format_not_built, as all functions here.
+/// @throws as format_of and the format's own list function; format_not_built for an HDF5 file in a build
+/// without HDF5, as the functions below that open arrays.
 std::vector<array_listing> list_arrays(const std::filesystem::path& path);
 
 /// Opens the only array of a file.

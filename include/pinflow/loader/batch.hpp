@@ -60,7 +60,7 @@ class batch {
     /// The number of this batch within its epoch, from 0. After a resume within an epoch, batches count as if
     /// the whole epoch had been delivered in batches of this size.
     std::uint64_t index() const noexcept;
-    /// Whether the loader has no further batch of this epoch.
+    /// Whether this is the rank's last batch of the whole epoch. `max_batches` can end the loader before it.
     bool last_of_epoch() const noexcept;
     /// The state from which to resume once all ranks have processed this batch and all before it. It is the
     /// same on all ranks at the same step, that is, at the same epoch and index. A rank without a part of the

@@ -33,8 +33,8 @@ struct loader_report {
     std::vector<array_report> arrays;
     /// Threads that may gather rows at the same time.
     unsigned threads = 0;
-    /// Why there are fewer threads than the loader wanted: the system starts no more threads, or memory is
-    /// short. Empty if there are not fewer.
+    /// Why there are fewer threads than the loader wanted: memory is short, the system starts no more
+    /// threads, the application limits oneTBB, or the process was forked. Empty if there are not fewer.
     std::string threads_reason;
     /// Batches that can exist at once: being filled, ready or leased.
     unsigned slots = 0;

@@ -556,9 +556,9 @@ int cuda_device_count(std::string* none_reason) noexcept {
             } else if (count == 0) {
                 *none_reason = "the machine has no CUDA device";
             } else {
-                *none_reason =
-                    fmt::format("cuda:0 has compute capability {}; {}.0 is the oldest that pinflow supports",
-                                capability, cuda::min_capability);
+                *none_reason = fmt::format(
+                    "cuda:0 has compute capability {}.x; {}.0 is the oldest that pinflow supports",
+                    capability, cuda::min_capability);
             }
         } catch (const std::exception&) {
             none_reason->clear();
