@@ -42,7 +42,8 @@ loader_options on_host() {
 
 }  // namespace
 
-TEST_CASE("loader memory: by default a loader takes half of the memory left, and reports it") {
+TEST_CASE(
+    "loader memory: by default a loader takes at most half of the memory left, and reports missing slots") {
     const auto sources = large_rows();
     unsigned usual = 0;
     {

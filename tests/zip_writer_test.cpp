@@ -61,7 +61,7 @@ std::uint64_t number_at(const std::string& bytes, std::size_t offset, unsigned s
 
 TEST_CASE("zip writer: what it writes is read back, each member where it was to lie") {
     const temporary_folder folder;
-    // the sizes, offsets and numbers from which on zip64 is needed, as they are and so low that it is
+    // the thresholds of zip64, and such low ones that this archive needs it
     for (const zip64_thresholds thresholds : {zip64_thresholds{},
                                               {6, 0xFFFF},
                                               {0, 0xFFFF},

@@ -29,8 +29,8 @@ struct pin_range {
 };
 
 /// The ranges of `source` that are in the address space, in order of its rows, kept alive by the source.
-/// Consecutive extents without a page between them are one range, so that thousands of small files that are
-/// mapped side by side are registered in large pieces.
+/// Consecutive extents are joined into one range if no whole page lies between them, and if both are in files
+/// or both are not. So thousands of small files that are mapped side by side are registered in large pieces.
 /// @throws invalid_argument for a null pointer.
 std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source);
 
@@ -70,7 +70,7 @@ struct pin_options {
 struct pin_report {
     bool finished = false;  ///< nothing more will be registered
     bool complete = false;  ///< everything is registered
-    bool failed = false;    ///< a part that should be registered is not
+    bool failed = false;    ///< a part is not registered; always true on the host device
     std::uint64_t total_bytes = 0;
     std::uint64_t registered_bytes = 0;
     std::chrono::nanoseconds duration{};  ///< from construction until finished; 0 before that

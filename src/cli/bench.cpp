@@ -96,7 +96,8 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "gathered and scattered by index. Streamed and exchanged rows are checked, each repetition uses\n"
         "new indices, and rates are medians (epoch 1 is one run). Ratios are to the link's rate in the\n"
         "same run.\n"
-        "By default the table takes 4.8 GiB of page-locked memory, and the batches take 4 GiB of device "
+        "By default the table takes 4.8 GiB of page-locked memory, and the batches take up to 4 GiB of "
+        "device "
         "memory\n"
         "for each direction. stream and shuffled write a file of 8 GiB to TMPDIR (/tmp if it is not set) "
         "and\n"
@@ -120,8 +121,8 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "Size of a row (default: 512; 256KiB in the file that stream and shuffled make)");
     add("--batch", batch, "ROWS", "Rows per batch (default: 131072; stream, shuffled: 64)");
     add("--batches", batches, "N",
-        "gather, scatter, duplex: batches per repetition; plan: its group has at most N batches,\n"
-        "and at most half of --known");
+        "gather, scatter, duplex: batches per repetition (duplex: at most half of the table's);\n"
+        "plan: its group has at most N batches, and at most half of --known");
     add("--known", known, "N",
         "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");
     add("--route", route, "auto|direct|copy|staged|hybrid",

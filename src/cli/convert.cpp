@@ -92,7 +92,10 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
     app.add_option("--view-as", view_as,
                    "Reinterpret the elements as a type of the same size, before --dtype")
         ->type_name("T");
-    app.add_option("--align", alignment, "Start the data at a multiple of BYTES (default: 4096)")
+    app.add_option("--align", alignment,
+                   "Start the data at a multiple of BYTES, a power of two from 16 to 8192, or to 2MiB for "
+                   "safetensors\n"
+                   "and HDF5 (default: 4096)")
         ->type_name("BYTES");
     app.add_option("--deflate", deflate_level,
                    "HDF5: compress in chunks of about 1 MiB, 1 (fast) to 9 (small); cannot be mapped")

@@ -82,7 +82,8 @@ function(pinflow_add_cuda_backend target)
   pinflow_use_cuda(${target})
 endfunction()
 
-# pinflow_add_cuda_tests(): the tests that need a GPU, in one executable; call it in tests/.
+# pinflow_add_cuda_tests(): cuda_test, with the tests that need a GPU, and the measurements link_speed, table_memory,
+# overlap and overlap_matmul; call it in tests/.
 function(pinflow_add_cuda_tests)
   if(NOT PINFLOW_HAVE_CUDA)
     return()

@@ -3,7 +3,7 @@
 //   hdf5_description_fuzz -max_len=4096 -dict=hdf5_description.dict CORPUS seeds/hdf5_description
 // The seeds are those of tests/hdf5_description_test.cpp, which writes them when it is run with
 // PINFLOW_WRITE_SEEDS set.
-// What it finds goes to regressions/hdf5_description, which tests/hdf5_description_test.cpp replays.
+// Copy every input that fails to regressions/hdf5_description: tests/hdf5_description_test.cpp replays them.
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,7 +1,8 @@
 // Feeds arbitrary bytes to parse_safetensors_header, as a file and as the JSON in one. Run it with the folder
 // of seeds and the dictionary beside this file:
 //   safetensors_header_fuzz -dict=safetensors_header.dict -max_len=2048 CORPUS seeds/safetensors_header
-// What it finds goes to regressions/safetensors_header, which tests/safetensors_header_test.cpp replays.
+// Copy every input that fails to regressions/safetensors_header: tests/safetensors_header_test.cpp replays
+// them.
 
 #include <cstdio>
 #include <cstdlib>

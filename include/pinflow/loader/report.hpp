@@ -38,7 +38,8 @@ struct loader_report {
     std::string threads_reason;
     /// Batches that can exist at once: being filled, ready or leased.
     unsigned slots = 0;
-    /// One sentence: why there are fewer slots than the default; empty if there are not.
+    /// One sentence if a shortage of host memory lowers the default number of slots. Empty otherwise, also if
+    /// `slots` or `memory_bytes` lowers it.
     std::string slots_reason;
     /// Bytes of one full batch, with each array padded to a multiple of 256 bytes. A slot takes this much
     /// device memory (none if batches are views of a mapping), and as much pinned memory if rows may be
