@@ -24,12 +24,7 @@ std::mutex library_mutex;
 
 /// Text of the library, which may quote the file, made safe for messages.
 std::string printable(const char* text) {
-    constexpr std::size_t max_length = 200;
-    std::string result;
-    for (; text != nullptr && *text != '\0' && result.size() < max_length; ++text) {
-        result += *text >= ' ' && *text <= '~' ? *text : '?';
-    }
-    return result;
+    return text == nullptr ? std::string() : detail::printable(text, 200);
 }
 
 extern "C" ::herr_t note_record(unsigned /*number*/, const ::H5E_error2_t* record, void* report_address) {

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -52,8 +53,7 @@ namespace {
 
 struct name_collector {
     static constexpr std::size_t max_names = 10;
-    std::string names;
-    std::size_t count = 0;
+    std::vector<std::string> names;  ///< one more than max_names if there are more
 };
 
 }  // namespace
@@ -68,10 +68,8 @@ extern "C" ::herr_t pinflow_collect_name(::hid_t /*group*/, const char* name, co
                                          void* collector_address) {
     auto& collector = *static_cast<name_collector*>(collector_address);
     try {
-        const bool is_full = collector.count++ == name_collector::max_names;
-        if (!collector.names.empty()) collector.names += ", ";
-        collector.names += is_full ? "..." : quote(name);
-        return is_full ? 1 : 0;
+        collector.names.push_back(quote(name));
+        return collector.names.size() > name_collector::max_names ? 1 : 0;
     } catch (...) {
         return -1;
     }
@@ -81,19 +79,25 @@ namespace {
 
 /// What to say about a group that lacks a name: "; 'GROUP' has 'a', 'b'". Empty if that cannot be found out.
 std::string names_in(const open_file& file, const std::string& group, const link_access& links) {
+    // in the file's order: for another one, libhdf5 reads and sorts as many links as the file claims to have
     name_collector collector;
     const char* const path = group.empty() ? "/" : group.c_str();
     ::hsize_t position = 0;
 #if H5_VERSION_GE(1, 12, 0)
-    const ::herr_t status = ::H5Literate_by_name2(file.id(), path, H5_INDEX_NAME, H5_ITER_INC, &position,
+    const ::herr_t status = ::H5Literate_by_name2(file.id(), path, H5_INDEX_NAME, H5_ITER_NATIVE, &position,
                                                   pinflow_collect_name, &collector, links.id());
 #else
-    const ::herr_t status = ::H5Literate_by_name(file.id(), path, H5_INDEX_NAME, H5_ITER_INC, &position,
+    const ::herr_t status = ::H5Literate_by_name(file.id(), path, H5_INDEX_NAME, H5_ITER_NATIVE, &position,
                                                  pinflow_collect_name, &collector, links.id());
 #endif
     if (status < 0) return {};
-    return fmt::format("; {} has {}", group.empty() ? "it" : quote(group),
-                       collector.names.empty() ? "nothing" : collector.names);
+    std::vector<std::string>& names = collector.names;
+    if (names.empty()) names.emplace_back("nothing");
+    const bool are_all = names.size() <= name_collector::max_names;
+    if (!are_all) names.pop_back();
+    std::ranges::sort(names);
+    return fmt::format("; {} has {}{}", group.empty() ? "it" : quote(group), fmt::join(names, ", "),
+                       are_all ? "" : ", ...");
 }
 
 }  // namespace
@@ -215,10 +219,10 @@ void lister::enter(object_handle group, std::string path) {
     link_collector collector{{}, links_left_, nullptr};
 #if H5_VERSION_GE(1, 12, 0)
     const ::herr_t status =
-        ::H5Literate2(group.id(), H5_INDEX_NAME, H5_ITER_INC, nullptr, pinflow_collect_link, &collector);
+        ::H5Literate2(group.id(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, pinflow_collect_link, &collector);
 #else
     const ::herr_t status =
-        ::H5Literate(group.id(), H5_INDEX_NAME, H5_ITER_INC, nullptr, pinflow_collect_link, &collector);
+        ::H5Literate(group.id(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, pinflow_collect_link, &collector);
 #endif
     if (collector.thrown) {
         gave_up_ = true;
@@ -227,6 +231,8 @@ void lister::enter(object_handle group, std::string path) {
     checked(status, path.empty() ? "its groups cannot be read"
                                  : fmt::format("the group {} cannot be read", quote(path)));
     links_left_ -= collector.links.size();
+    // not by libhdf5, which crashes on an index that claims more links than there are
+    std::ranges::sort(collector.links, {}, &link::name);
     open_groups_.push_back({std::move(path), std::move(group), std::move(collector.links), 0});
 }
 

@@ -261,7 +261,7 @@ TEST_CASE("hdf5: the listing agrees with the descriptions, and gives the reason 
         CHECK(!listing.reason.empty());
     }
     for (const auto& line : lines_of("refused.txt")) {
-        if (line[0] == "links.h5") continue;
+        if (line[0] == "links.h5" || line[0] == "wrong_link_count.h5") continue;  // names that are not there
         CAPTURE(line[1]);
         REQUIRE(listings[line[0]].contains(line[1]));
         CHECK(!listings[line[0]][line[1]].dtype.has_value());

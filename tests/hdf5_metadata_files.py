@@ -14,6 +14,7 @@ import itertools
 import os
 import pathlib
 import random
+import struct
 import sys
 import zlib
 
@@ -432,7 +433,8 @@ def links(writer):
                 ("type", "'type' is neither a group nor a dataset$"), ("type/x", "'type' is neither a group nor a dataset$"),
                 ("b", "'b' is a group, not a dataset$"),
                 ("b/data/more", "'b/data' is a dataset, not a group$"),
-                ("nothing", "nothing called 'nothing'"), ("b/nothing/more", "nothing called 'b/nothing'"),
+                ("nothing", "nothing called 'nothing' in it; it has 'a', 'a-b', 'b', "),
+                ("b/nothing/more", "nothing called 'b/nothing' in it; 'b' has 'again', "),
                 (".", "nothing called '.'"), ("", "not the name"), ("/", "not the name")):
             writer.refuse(file, name, sentence)
         writer.list(file, "a/b", "a-b", "b/again", "caf\u00e9 \u2603", "dangling", "endless", "external", "outside",
@@ -445,6 +447,41 @@ def links(writer):
         group["data"] = 1
         writer.expect(file, "/".join(["g"] * 300 + ["data"]), "<i8", np.array(1), "contiguous")
         writer.list(file, "/".join(["g"] * 257))
+
+
+def lookup3(data):
+    """Bob Jenkins' hashlittle with the initial value 0: the checksum of HDF5's metadata."""
+    def rotated(x, bits):
+        return (x << bits | x >> 32 - bits) & 0xFFFFFFFF
+
+    s = [0xDEADBEEF + len(data) & 0xFFFFFFFF] * 3
+    for begin in range(0, len(data), 12):
+        words = struct.unpack("<3I", data[begin:begin + 12].ljust(12, b"\0"))
+        s = [old + word & 0xFFFFFFFF for old, word in zip(s, words)]
+        if begin + 12 < len(data):
+            for to, by, other, bits in ((0, 2, 1, 4), (1, 0, 2, 6), (2, 1, 0, 8), (0, 2, 1, 16), (1, 0, 2, 19), (2, 1, 0, 4)):
+                s[to] = (s[to] - s[by] & 0xFFFFFFFF) ^ rotated(s[by], bits)
+                s[by] = s[by] + s[other] & 0xFFFFFFFF
+        else:
+            for to, by, bits in ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14), (2, 1, 24)):
+                s[to] = (s[to] ^ s[by]) - rotated(s[by], bits) & 0xFFFFFFFF
+    return s[2]
+
+
+def wrong_link_count(writer):
+    """A group whose index claims 1000 links and has 12: libhdf5 crashes if it sorts them."""
+    with h5py.File(writer.folder / "wrong_link_count.h5", "w", libver="latest") as file:
+        group = file.create_group("g")
+        for number in range(12):
+            group[f"n{number}"] = np.int8(number)
+        writer.expect(file, "g/n7", "|i1", np.int8(7), "contiguous")
+        writer.refuse(file, "g/n12", "nothing called 'g/n12' in it; 'g' has 'n")
+    path = writer.folder / "wrong_link_count.h5"
+    content = bytearray(path.read_bytes())
+    header = content.find(b"BTHD\0\5")  # of version 0, of links by name
+    content[header + 26:header + 34] = struct.pack("<Q", 1000)
+    content[header + 34:header + 38] = struct.pack("<I", lookup3(content[header:header + 34]))
+    path.write_bytes(content)
 
 
 def empty_file(writer):
@@ -486,7 +523,7 @@ def stored_sizes_of_zero(writer):
 def write(folder):
     random.seed(20)
     writer = Writer(folder)
-    for part in (layouts, storage_of_library, damaged_chunks, chunks, types, links, empty_file,
+    for part in (layouts, storage_of_library, damaged_chunks, chunks, types, links, wrong_link_count, empty_file,
                  stored_sizes_of_zero):
         part(writer)
     writer.write()
