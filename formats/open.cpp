@@ -90,6 +90,20 @@ array_listing list_npy(const std::filesystem::path& path) {
             .reason = opened.reason()};
 }
 
+/// Its error for a pattern says which function takes one.
+std::shared_ptr<const input_file> open_one_file(const std::filesystem::path& path) {
+    try {
+        return std::make_shared<const input_file>(path);
+    } catch (const system_failure& failure) {
+        if (failure.code() != std::errc::no_such_file_or_directory || !has_wildcards(path.string())) throw;
+        throw system_failure(
+            fmt::format(
+                "{}; if it is a pattern, use open_rows, which takes the files that match as one array",
+                failure.what()),
+            failure.code());
+    }
+}
+
 array open_npy_field(std::shared_ptr<const input_file> file, std::string_view name,
                      array_mapping mapping = array_mapping::own) {
     const std::string path = file->path();
@@ -258,19 +272,13 @@ array open(const std::filesystem::path& path) {
             R"(cannot open '{}': there is no such file; the array {} of '{}' is opened by open("{}", "{}"))",
             path.string(), quote(split.name), split.path, split.path, split.name));
     }
-    if (is_pattern(path.string())) {
-        throw invalid_argument(
-            fmt::format("cannot open '{}': there is no such file; open_rows opens the files that match a "
-                        "pattern as one array",
-                        path.string()));
-    }
-    const auto file = std::make_shared<const input_file>(path);
+    const auto file = open_one_file(path);
     if (format_of_file(*file) == file_format::npy) return detail::open_npy_file(file, array_mapping::own);
     return open(path, only_name(path));
 }
 
 array open(const std::filesystem::path& path, std::string_view name) {
-    const auto file = std::make_shared<const input_file>(path);
+    const auto file = open_one_file(path);
     switch (format_of_file(*file)) {
         case file_format::npy:
             return open_npy_field(file, name);

@@ -173,11 +173,13 @@ conversion plan_one(const convert_arguments& arguments, const std::string& sourc
             readable_count(source.size_bytes(), "byte", "bytes"), viewed.descr(), viewed.size_bytes()));
     }
     if (viewed != target && !pinflow::detail::can_cast(viewed, target)) {
-        throw invalid_argument(fmt::format(
-            "cannot convert {}: {} cannot be cast to {} (--dtype casts little-endian booleans, integers and "
-            "floats of at most 8 bytes to one another, and complex numbers to complex numbers; --view-as "
-            "reinterprets the bytes)",
-            what(), viewed.descr(), target.descr()));
+        throw invalid_argument(
+            fmt::format("cannot convert {}: {} cannot be cast to {} (--dtype casts booleans, integers and "
+                        "floats of at most 8 "
+                        "bytes to one another, and complex numbers of at most 16 bytes to one another; "
+                        "--view-as reinterprets "
+                        "the bytes)",
+                        what(), viewed.descr(), target.descr()));
     }
     conversion planned{source_name, source, viewed, {std::move(target_name), target, std::move(shape)}};
     check_type_fits(arguments.target.format, planned, what());

@@ -43,10 +43,12 @@ void describe(ordered_json& object, const array_listing& listed) {
     object["reason"] = listed.reason;
 }
 
-std::string one_as_json(file_format format, const array_listing& listed, std::size_t file_count = 0) {
+/// @param has_name whether the array has a name: not that of a whole .npy file, or of a pattern.
+std::string one_as_json(file_format format, const array_listing& listed, bool has_name,
+                        std::size_t file_count = 0) {
     ordered_json object{{"format", to_string(format)}};
     if (file_count > 0) object["files"] = file_count;
-    if (!listed.name.empty()) object["name"] = listed.name;
+    if (has_name) object["name"] = listed.name;
     describe(object, listed);
     return json_line(object);
 }
@@ -118,7 +120,7 @@ void inspect_pattern(const std::string& text, bool stack, bool json) {
     const pattern_array whole(text, stack);
     array_listing listed = whole.description();
     explain_order(listed, true);
-    print(json ? one_as_json(whole.format(), listed, whole.file_count())
+    print(json ? one_as_json(whole.format(), listed, false, whole.file_count())
                : one_as_text(text, whole.format(), listed, whole.file_count()));
 }
 
@@ -154,8 +156,9 @@ void inspect(const argument_list& arguments) {
         explain_order(each, false);
     if (listed.size() == 1) {
         const array_listing& only = listed.front();
-        const std::string label = source.name || only.name.empty() ? file : file + ":" + only.name;
-        print(json ? one_as_json(format, only) : one_as_text(label, format, only));
+        const bool has_name = source.name || format != file_format::npy;
+        const std::string label = has_name && !source.name ? file + ":" + only.name : file;
+        print(json ? one_as_json(format, only, has_name) : one_as_text(label, format, only));
     } else {
         print(json ? all_as_json(format, listed) : all_as_text(file, format, listed));
     }

@@ -80,7 +80,10 @@ std::vector<std::shared_ptr<const row_source>> open_all(const std::vector<std::s
         sources.push_back(open_source_rows(file, opening));
         if (options.memory_bytes > 0) take_from_memory(*sources.back(), options);
         if (sources.back()->row_count() != sources.front()->row_count()) {
-            const std::string hint = files.size() > 2 ? fmt::format("; {}", quote_pattern) : "";
+            const std::string hint =
+                are_probably_parts(files) || are_probably_parts({files.begin(), files.end() - 1})
+                    ? fmt::format("; {}", quote_pattern)
+                    : "";
             throw invalid_argument(fmt::format(
                 "the arrays of a sample need the same number of rows: '{}' has {}, but '{}' has {}{}",
                 files.front(), sources.front()->row_count(), file, sources.back()->row_count(), hint));

@@ -121,6 +121,17 @@ std::string read_checksum(const std::string& path, const std::string& checksum_p
     return *checksum;
 }
 
+input_file open_one_file(const std::string& path) {
+    try {
+        return input_file(path);
+    } catch (const system_failure& failure) {
+        if (failure.code() != std::errc::no_such_file_or_directory || !pinflow::detail::has_wildcards(path))
+            throw;
+        throw system_failure(fmt::format("{}; verify takes one file, not a pattern", failure.what()),
+                             failure.code());
+    }
+}
+
 }  // namespace
 
 void verify(const argument_list& arguments) {
@@ -134,11 +145,7 @@ void verify(const argument_list& arguments) {
     app.add_flag("--write", write, "Write FILE.xxh3 instead")->disable_flag_override();
     if (!parse(app, arguments)) return;
 
-    if (pinflow::detail::has_wildcards(path) && !pinflow::detail::exists(path)) {
-        throw invalid_argument(
-            fmt::format("there is no file named '{}': verify takes one file, not a pattern", path));
-    }
-    const input_file file(path);
+    const input_file file = open_one_file(path);
     const std::string checksum_path = path + ".xxh3";
     if (write) {
         const std::string line = line_for(path, checksum_of(file));
