@@ -14,10 +14,10 @@
 #include "src/core/quote.hpp"
 #include "src/core/utf8.hpp"
 
-// The parser accepts every header that a released numpy writes. Of other writers it accepts what numpy
-// accepts: any order of keys, either quote, spaces, tabs and line ends between tokens, Python 2's `2L` and
-// `u'title'`, no trailing comma, any padding. It accepts nothing that numpy rejects. It refuses some oddities
-// that numpy accepts but no writer produces (the table is in tests/npy_header_test.cpp).
+// The parser accepts every header that a released numpy writes, and nothing that numpy rejects. From other
+// writers it accepts any order of keys, either quote, spaces, tabs and '\n' between tokens, Python 2's `2L`
+// and `u'title'`, and a dictionary without a trailing comma. Padding is spaces or tabs, then '\n'. It refuses
+// other input that numpy accepts but no known writer produces (the table is in tests/npy_header_test.cpp).
 
 namespace pinflow {
 
@@ -331,7 +331,7 @@ class header_parser {
 
     // ---- tokens
 
-    /// Parses the padding after the dictionary: spaces, then line ends.
+    /// Parses the padding after the dictionary: spaces and tabs, then line ends.
     void parse_padding() {
         while (peek() == ' ' || peek() == '\t')
             ++position_;
@@ -366,7 +366,7 @@ class header_parser {
     [[noreturn]] void fail_at(std::string_view wanted) const {
         if (position_ >= text_.size()) fail("the header ends where {} should be", wanted);
         fail("the header has {} at character {}, where {} should be",
-             detail::quote(text_.substr(position_, 20)), position_, wanted);
+             detail::quote(text_.substr(position_), 20), position_, wanted);
     }
 
     std::string_view text_;

@@ -1,5 +1,9 @@
 #pragma once
 
+#if __cplusplus < 202002L
+#error "pinflow needs C++20: compile with -std=c++20"
+#endif
+
 #include <bit>
 #include <complex>
 #include <cstddef>
@@ -10,10 +14,6 @@
 #include <string_view>
 #include <type_traits>
 #include <vector>
-
-#if __cplusplus < 202002L
-#error "pinflow needs C++20: compile with -std=c++20"
-#endif
 
 namespace pinflow {
 

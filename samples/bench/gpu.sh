@@ -72,8 +72,8 @@ run_tests() {
 
 # sanitize TOOL: tests built to take less work, as for the host's sanitizers. Left out: children that fault on purpose;
 # work that takes minutes under instrumentation; a test whose kernel must still run when its launch returns, because
-# under the tool launches block; and row tests that block a stream while they wait for another, because the tool waits
-# for both. Under initcheck, also the suite "copies behind a blocked stream", because initcheck waits for the copy.
+# under the tool launches block; and tests that block a stream while they wait for another, because the tool waits for
+# both. Under initcheck, also the suite "copies behind a blocked stream", because initcheck waits for the copy.
 # Under racecheck, also two tests whose threads call at the same time: it loses track of a launch, and counts that as an
 # error. It only looks for races among the threads of one block.
 sanitize() {
@@ -97,7 +97,8 @@ sanitize() {
         surroundings=(env PINFLOW_TEST_SINGLE_COPIES=1)  # it does not see what batch copies write
     fi
     # api_loader_test and api_rows_test run one source file at a time
-    local tests=(rows/gather_test rows/scatter_test rows/row_sizes_test rows_errors_test rows/threads_test sort_rows_test
+    local tests=(rows/gather_test rows/scatter_test rows/row_sizes_test rows/wrong_ids_test rows/reserve_test rows_errors_test rows/threads_test
+        sort_rows_test
         staging_test cuda_test loader/batch_test loader/delivery_test loader/routes_test loader/settings_test
         loader/report_test loader/leases_test loader/row_sizes_test loader/fork_test loader_faults_test slots_test
         loader/digest_test stream_test buffer_test)

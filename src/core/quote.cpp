@@ -13,7 +13,7 @@ bool is_terminal_control(std::uint32_t code_point) noexcept {
         return code_point >= first && code_point <= last;
     };
     return code_point < 0x20 || is_within(0x7F, 0x9F) || code_point == 0x61C || is_within(0x200E, 0x200F) ||
-           is_within(0x202A, 0x202E) || is_within(0x2066, 0x2069);
+           is_within(0x2028, 0x202E) || is_within(0x2066, 0x2069);
 }
 
 std::string next_escaped(std::string_view text, std::size_t& position) {
@@ -38,8 +38,8 @@ std::string printable(std::string_view text, std::size_t max_characters) {
     return result;
 }
 
-std::string quote(std::string_view text) {
-    return "'" + printable(text, 60) + "'";
+std::string quote(std::string_view text, std::size_t max_characters) {
+    return "'" + printable(text, max_characters) + "'";
 }
 
 std::string array_label(const std::string& path, std::string_view name) {
