@@ -20,9 +20,9 @@ class element_file {
     element_file& operator=(const element_file&) = delete;
     virtual ~element_file() = default;
 
-    /// Opens a stream of the elements of one array. A deflated .npz member and HDF5 chunks are decoded piece
-    /// by piece, except a member in Fortran order, which is decoded as a whole because its elements come in
-    /// that order only.
+    /// Opens a stream of the elements of one array. HDF5 chunks and deflated .npz members are decoded piece
+    /// by piece. Exception: a deflated member in Fortran order is decoded as a whole, because inflating
+    /// yields the elements in stored order only.
     /// @param name as list_arrays gives it, or a field of a .npy file's array.
     /// @param memory_bytes memory for reordering. For a chunked HDF5 dataset, half is for rows read ahead and
     /// half for decoding chunks. Small values are raised: to 64 KiB for the rows of HDF5 datasets that are

@@ -299,8 +299,8 @@ class member_elements final : public detail::element_stream {
         if (!detail::is_multiple(destination.size(), dtype_.size_bytes()) ||
             destination.size() > left_bytes_) {
             throw invalid_argument(
-                fmt::format("{} bytes of {} are not whole elements, or more than the {} bytes that are left",
-                            destination.size(), dtype_.descr(), left_bytes_));
+                fmt::format("cannot read {} bytes: elements of {} take {} bytes each, and {} bytes are left",
+                            destination.size(), dtype_.descr(), dtype_.size_bytes(), left_bytes_));
         }
         naming(*file_, [&] { reader_->read(destination); });
         swap_.apply(destination);

@@ -334,7 +334,8 @@ std::string_view zip_name_defect(std::string_view name) noexcept {
 }
 
 std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const read_bytes& read) {
-    // a file that only ends like an archive is none for numpy, and another format for other readers
+    // refuses a file that only ends like an archive: numpy does not read it as .npz, and other readers may
+    // take it for another format
     std::array<std::byte, 4> begin{};
     if (file_size_bytes < end_size_bytes)
         fail("it has {} bytes, but a zip archive has at least 22 bytes", file_size_bytes);

@@ -6,8 +6,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Gathers rows with the CPU: into the slot's device side for a slot copy, otherwise into its staging side,
-/// from which the copy engine or a host stream copies them.
+/// Gathers rows with the CPU. On a GPU, into the slot's staging side, from which the copy engine copies them.
+/// On the host device, only `staged` uses the staging side; all other transfers write to the device side.
 class cpu_transfer final : public array_transfer {
  public:
     cpu_transfer(const sample_array& array, const loader_setup& setup)

@@ -106,8 +106,8 @@ class hdf5_in_child final : public detail::hdf5_access {
     std::unique_ptr<hdf5_child> child_;  // guarded by mutex_
 };
 
-/// Makes child processes open all HDF5 files from now on. Starts none yet. Does nothing in a build without
-/// HDF5.
+/// From now on, libhdf5 lists, describes and reads datasets in child processes. Writing still calls libhdf5
+/// in this process. Starts no child yet. Does nothing in a build without HDF5.
 void use_hdf5_child();
 
 /// Serves the tool that started this process, until the tool ends it or exits. Returns at once if this

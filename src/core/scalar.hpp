@@ -292,8 +292,9 @@ PINFLOW_DETAIL_HOST_DEVICE inline To saturate_integer(From value) noexcept {
 }
 
 /// Converts an integer to a float or double that rounds to the same small float. An integer beyond 2^53 that
-/// is no multiple of 4096 is rounded to the neighbouring odd multiple of 4096 (round to odd). That value lies
-/// between the same two numbers of the small float, or the same number and midpoint, as the integer does.
+/// is no multiple of 4096 is rounded to the neighbouring odd multiple of 4096 (round to odd). There, all
+/// numbers of the small floats, and the midpoints between them, are even multiples of 4096, so this never
+/// moves an integer onto or past one of them.
 template <typename Integer>
 PINFLOW_DETAIL_HOST_DEVICE inline auto float_for_rounding(Integer value) noexcept {
     if constexpr (sizeof(Integer) <= 2) {

@@ -11,8 +11,9 @@
 
 namespace pinflow::detail {
 
-/// Memory for elements that are read before they are reordered. Grows as needed, to at most
-/// `strided_reader::scratch_bytes` and 32 KiB of padding. For one thread at a time.
+/// Scratch memory that is reused, and grows to the largest size requested. Growing discards the contents. A
+/// strided_reader takes at most `strided_reader::scratch_bytes` and 32 KiB of padding; decoding and encoding
+/// HDF5 chunks takes whole chunks. For one thread at a time.
 class scratch_memory {
  public:
     std::byte* reserve(std::uint64_t size_bytes) {

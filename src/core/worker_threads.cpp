@@ -21,7 +21,7 @@ namespace pinflow::detail {
 namespace {
 
 /// Kept back for threads that are not workers: those of streams, loaders and the CUDA driver. On the host
-/// device a loader and its consumer's stream have nine.
+/// device, `pinflow stream` has nine: the loader's driver and eight streams.
 constexpr unsigned spare_threads = 12;
 /// More than oneTBB gives its workers (4 MiB).
 constexpr std::uint64_t trial_stack_bytes = std::uint64_t{8} << 20;

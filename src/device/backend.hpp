@@ -87,7 +87,7 @@ class device_backend {
 
     /// Enqueues the digest of `row_count` samples (see pinflow/loader/digest.hpp) and adds it to the 64-bit
     /// word at `sum` in device memory. `arrays` is read before the call returns. The rows must stay valid
-    /// until the stream has passed.
+    /// until `stream` has completed this work.
     virtual void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
                             void* stream) = 0;
 
@@ -101,7 +101,8 @@ class device_backend {
     virtual bool reaches(const std::byte* data, std::uint64_t size_bytes) = 0;
 
     // Rows by index. `ids` are in device memory. row_work.hpp says where the memory of the structures is. All
-    // of it must stay valid until the stream has passed. Structures are read before the call returns.
+    // of it must stay valid until the stream has completed the work. Structures are read before the call
+    // returns.
 
     /// Loads the kernels that the functions below launch. Must be called before them, except before
     /// sort_scratch_bytes. Later calls do nothing. While CUDA loads a kernel, it may wait for all streams. At

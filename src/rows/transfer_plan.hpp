@@ -11,7 +11,8 @@
 
 namespace pinflow::detail {
 
-/// How rows travel between files or host memory and the batches.
+/// How rows travel between files or host memory and the batches. On the host device, decode and read write
+/// directly to the slot.
 enum class transfer : std::uint8_t {
     held,         ///< read once, then kept and gathered on the loader's device
     copy_engine,  ///< copied by the copy engine, from registered pages
