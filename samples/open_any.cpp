@@ -12,8 +12,8 @@
 
 namespace {
 
-/// The mean of up to 1000 elements, spread over the array. Only their pages are read from the disk, however
-/// large the file is.
+/// The mean of up to 1000 elements, spread over the array. If it is mapped, the kernel reads their pages and
+/// those around them.
 template <typename T>
 void print_mean(const pinflow::array_view& view) {
     const std::uint64_t count = std::min<std::uint64_t>(view.size(), 1000);

@@ -86,8 +86,9 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
                    "several keep their names")
         ->type_name("")
         ->required();
-    app.add_option("--dtype", cast_to,
-                   "Cast numbers to this type: floats round to nearest even, integers saturate")
+    app.add_option(
+           "--dtype", cast_to,
+           "Cast numbers to this type. To floats: round to nearest even. To integers: truncate, saturate")
         ->type_name("T");
     app.add_option("--view-as", view_as,
                    "Reinterpret the elements as a type of the same size, before --dtype")

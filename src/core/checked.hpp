@@ -26,7 +26,7 @@ namespace pinflow::detail {
     return unit_bytes == 0 ? bytes == 0 : bytes % unit_bytes == 0;
 }
 
-/// The smallest multiple of `unit_bytes`, which is not 0, from `bytes` on. Does not detect overflow.
+/// The smallest multiple of `unit_bytes` (not 0) that is at least `bytes`. Does not detect overflow.
 [[nodiscard]] constexpr std::uint64_t rounded_up(std::uint64_t bytes, std::uint64_t unit_bytes) noexcept {
     return (bytes + unit_bytes - 1) / unit_bytes * unit_bytes;
 }

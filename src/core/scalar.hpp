@@ -9,7 +9,7 @@
 #define PINFLOW_DETAIL_HOST_DEVICE
 #endif
 
-/// Conversions of one number, for the host and for CUDA (C++17). Both give the same bits.
+/// Conversions of one number, for the host and for CUDA. Both give the same bits.
 ///
 /// To a float: every source is rounded once, to nearest, ties to even (IEEE 754-2019, 4.3.1). A value that
 /// rounds beyond the largest finite number becomes infinite. In float8_e4m3fn, which has no infinities, it

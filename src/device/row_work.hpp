@@ -4,7 +4,7 @@
 #include <cstdint>
 
 /// Arguments of the device operations that gather and scatter rows by index, in stream order. The routes of
-/// pinflow/rows.hpp consist of these operations. nvcc compiles this file as C++17.
+/// pinflow/rows.hpp consist of these operations. nvcc compiles this file, too.
 namespace pinflow::detail {
 
 /// Rows in memory that the device can access: device memory or registered host memory.

@@ -20,7 +20,7 @@
 // What an exchange reserves for its calls, and what happens when that is used up.
 using namespace pinflow;
 
-TEST_CASE("rows: a batch larger than max_batch_rows throws, unless the caller waits for it") {
+TEST_CASE("rows: an asynchronous call with more than max_batch_rows rows throws, a synchronous call works") {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(51);
         const auto content = random_bytes(row_count * row_bytes, random);
