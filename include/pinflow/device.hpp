@@ -23,8 +23,8 @@ class device {
     static device host();
     /// CUDA device number `index`. The first call for a device may create its primary context.
     /// @throws unsupported if this build has no CUDA.
-    /// @throws device_error if `cuda_count` is 0 in a build with CUDA, if there is no device of this number, or
-    /// if this build has no code for its compute capability.
+    /// @throws device_error if `cuda_count` is 0 in a build with CUDA, if there is no device of this number,
+    /// or if this build has no code for its compute capability.
     static device cuda(int index);
     /// The number of CUDA devices. 0 if this build has no CUDA, if no driver supports its CUDA toolkit, or if
     /// cuda:0 has a compute capability below 8.0. Other devices are not checked.
