@@ -8,7 +8,7 @@
 namespace pinflow::detail {
 
 /// Chooses the order in which pieces are registered.
-/// Without a reader, pieces are taken from the first one on, then from the front.
+/// Without a reader, pieces are taken from piece `first` to the end, then those before it.
 /// With a reader, pieces are taken ahead of it. The closer the reader, the more pieces are skipped (0 to 2),
 /// so that registered and staged pieces alternate.
 /// When no piece is left further ahead, skipped pieces that the reader does not reach soon are taken. All

@@ -19,8 +19,8 @@ struct link_profile {
     std::uint64_t min_copied_bytes = 32 << 10;
     std::uint64_t max_trivial_bytes = 64;  ///< the CPU copies rows up to this size as fast as it lists them
     std::uint64_t min_unsorted_bytes = 2 << 10;  ///< from this row size on, a kernel is as fast in any order
-    /// By default, gathers from tables up to this size are not sorted: the GPU's address translation covers
-    /// the table, so that the order of rows does not matter.
+    /// Without a requested route, gathers from tables up to this size are not sorted: the GPU's address
+    /// translation covers the table, so that the order of rows does not matter.
     std::uint64_t covered_bytes = 1 << 30;
 
     // ---- registering while rows are delivered
@@ -58,8 +58,8 @@ struct link_profile {
     std::uint64_t min_awaited_bytes = 8 << 20;
 
     // ---- calls of a row exchange
-    /// Direct gathers of fewer bytes are not sorted by default. For 2 MiB of 512-byte rows, a kernel reaches
-    /// 32 GB/s sorted and 21 unsorted; the sort takes some 20 us whatever the size.
+    /// Direct gathers of fewer bytes are not sorted, unless the route is requested. For 2 MiB of 512-byte
+    /// rows, a kernel reaches 32 GB/s sorted and 21 unsorted; the sort takes some 20 us whatever the size.
     std::uint64_t min_sorted_bytes = 1 << 20;
     /// In larger tables, kernels alone move short rows at 26 to 35 GB/s; with the CPU's help 39 to 50.
     std::uint64_t huge_table_bytes = std::uint64_t{32} << 30;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Sanitizers reserve terabytes of address space, and take their time and memory. For compute-sanitizer, which
-// no macro tells, a build defines PINFLOW_TEST_SANITIZED itself.
+// `sanitized`: whether tests run under a sanitizer, which needs much address space, memory and time. No macro
+// announces compute-sanitizer: builds for it define PINFLOW_TEST_SANITIZED.
 #if defined(PINFLOW_TEST_SANITIZED)
 #elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define PINFLOW_TEST_SANITIZED 1

@@ -117,7 +117,8 @@ class loader {
     ///
     /// The calling thread waits until the copy of the batch is enqueued. On a GPU, if the batches of a group
     /// total 8 MiB or more, it waits until the data has arrived: a waiting stream polls over PCIe and takes
-    /// up to 7 % of the link. It waits for work on `stream` only if that work still uses the slot it needs.
+    /// up to 7 % of the link. It waits for earlier work on `stream` only if that work still uses
+    /// the slot that the batch needs.
     ///
     /// An error in the pipeline is thrown here once, after all batches before it. After that, `next` returns
     /// nothing. If a wait fails, or `stream` cannot be made to wait, the batch is not lost: the next call

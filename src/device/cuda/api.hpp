@@ -126,7 +126,7 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
                                  cudaStream_t stream) noexcept;
 /// Whether the device can run this kernel in clusters of two blocks. Loads the kernel.
 [[nodiscard]] bool runs_in_pairs(const void* kernel, unsigned threads) noexcept;
-/// Launches an even number of blocks in clusters of two, on neighbouring SMs. Requires `runs_in_pairs`.
+/// Launches an even number of blocks in clusters of two, each on one GPC. Requires `runs_in_pairs`.
 [[nodiscard]] cudaError_t launch_pairs(const void* kernel, unsigned blocks, unsigned threads,
                                        void** arguments, cudaStream_t stream) noexcept;
 /// The number of blocks of this kernel that a multiprocessor can run at a time. Loads the kernel.

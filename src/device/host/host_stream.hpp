@@ -40,8 +40,8 @@ class host_stream {
     host_stream();
     host_stream(const host_stream&) = delete;
     host_stream& operator=(const host_stream&) = delete;
-    /// Destroys the stream once the enqueued work has run. Does not wait for work: then the stream's own
-    /// thread destroys it. Must not be called in a forked process.
+    /// Destroys the stream once the enqueued work has run. Does not wait for that work: if some is
+    /// left, the stream's own thread destroys the stream after it. Must not be called in a forked process.
     static void end(host_stream* stream) noexcept;
     /// Whether this process was forked after the stream was made, and so lacks the stream's thread.
     bool forked() const noexcept;
