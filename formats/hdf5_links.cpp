@@ -51,12 +51,7 @@ std::optional<object_identity> identity_of(::hid_t location, const char* name, c
 
 namespace {
 
-struct name_collector {
-    static constexpr std::size_t max_names = 10;
-    std::vector<std::string> names;  ///< one more than max_names if there are more
-};
-
-}  // namespace
+constexpr std::size_t max_links = std::size_t{1} << 20;
 
 #if H5_VERSION_GE(1, 12, 0)
 using link_info = ::H5L_info2_t;
@@ -64,40 +59,56 @@ using link_info = ::H5L_info2_t;
 using link_info = ::H5L_info_t;
 #endif
 
-extern "C" ::herr_t pinflow_collect_name(::hid_t /*group*/, const char* name, const link_info* /*info*/,
-                                         void* collector_address) {
-    auto& collector = *static_cast<name_collector*>(collector_address);
-    try {
-        collector.names.push_back(quote(name));
-        return collector.names.size() > name_collector::max_names ? 1 : 0;
-    } catch (...) {
-        return -1;
-    }
-}
+struct link {
+    std::string name;
+    ::H5L_type_t type;
+    std::size_t value_bytes;
+};
 
-namespace {
+struct link_collector {
+    std::vector<link> links;
+    std::size_t max_count = 0;
+    std::exception_ptr thrown;
+};
+
+extern "C" ::herr_t pinflow_collect_link(::hid_t /*group*/, const char* name, const link_info* info,
+                                         void* collector_address) {
+    auto& collector = *static_cast<link_collector*>(collector_address);
+    try {
+        if (collector.links.size() == collector.max_count) {
+            throw unsupported(fmt::format("it has more than {} links, too many to list", max_links));
+        }
+        const bool has_value = info->type != H5L_TYPE_HARD;
+        collector.links.push_back({name, info->type, has_value ? info->u.val_size : 0});
+    } catch (...) {
+        collector.thrown = std::current_exception();
+        return 1;  // ends it without a failure of the library's
+    }
+    return 0;
+}
 
 /// What to say about a group that lacks a name: "; 'GROUP' has 'a', 'b'". Empty if that cannot be found out.
 std::string names_in(const open_file& file, const std::string& group, const link_access& links) {
     // in the file's order: for another one, libhdf5 reads and sorts as many links as the file claims to have
-    name_collector collector;
+    constexpr std::size_t max_names = 10;
+    link_collector collector{{}, max_names, nullptr};
     const char* const path = group.empty() ? "/" : group.c_str();
     ::hsize_t position = 0;
 #if H5_VERSION_GE(1, 12, 0)
     const ::herr_t status = ::H5Literate_by_name2(file.id(), path, H5_INDEX_NAME, H5_ITER_NATIVE, &position,
-                                                  pinflow_collect_name, &collector, links.id());
+                                                  pinflow_collect_link, &collector, links.id());
 #else
     const ::herr_t status = ::H5Literate_by_name(file.id(), path, H5_INDEX_NAME, H5_ITER_NATIVE, &position,
-                                                 pinflow_collect_name, &collector, links.id());
+                                                 pinflow_collect_link, &collector, links.id());
 #endif
     if (status < 0) return {};
-    std::vector<std::string>& names = collector.names;
+    std::vector<std::string> names;
+    for (const link& each : collector.links)
+        names.push_back(quote(each.name));
     if (names.empty()) names.emplace_back("nothing");
-    const bool are_all = names.size() <= name_collector::max_names;
-    if (!are_all) names.pop_back();
     std::ranges::sort(names);
     return fmt::format("; {} has {}{}", group.empty() ? "it" : quote(group), fmt::join(names, ", "),
-                       are_all ? "" : ", ...");
+                       collector.thrown ? ", ..." : "");
 }
 
 }  // namespace
@@ -149,37 +160,8 @@ namespace {
 
 /// Limit on nested groups.
 constexpr std::size_t max_depth = 256;
-constexpr std::size_t max_links = std::size_t{1} << 20;
 /// Longer link targets are left out of the report.
 constexpr std::size_t max_target_bytes = 4096;
-
-struct link {
-    std::string name;
-    ::H5L_type_t type;
-    std::size_t value_bytes;
-};
-
-struct link_collector {
-    std::vector<link> links;
-    std::size_t max_count = 0;
-    std::exception_ptr thrown;
-};
-
-extern "C" ::herr_t pinflow_collect_link(::hid_t /*group*/, const char* name, const link_info* info,
-                                         void* collector_address) {
-    auto& collector = *static_cast<link_collector*>(collector_address);
-    try {
-        if (collector.links.size() == collector.max_count) {
-            throw unsupported(fmt::format("it has more than {} links, too many to list", max_links));
-        }
-        const bool has_value = info->type != H5L_TYPE_HARD;
-        collector.links.push_back({name, info->type, has_value ? info->u.val_size : 0});
-    } catch (...) {
-        collector.thrown = std::current_exception();
-        return 1;  // ends it without a failure of the library's
-    }
-    return 0;
-}
 
 class lister {
  public:

@@ -459,7 +459,8 @@ def lookup3(data):
         words = struct.unpack("<3I", data[begin:begin + 12].ljust(12, b"\0"))
         s = [old + word & 0xFFFFFFFF for old, word in zip(s, words)]
         if begin + 12 < len(data):
-            for to, by, other, bits in ((0, 2, 1, 4), (1, 0, 2, 6), (2, 1, 0, 8), (0, 2, 1, 16), (1, 0, 2, 19), (2, 1, 0, 4)):
+            for to, by, other, bits in ((0, 2, 1, 4), (1, 0, 2, 6), (2, 1, 0, 8), (0, 2, 1, 16), (1, 0, 2, 19),
+                                        (2, 1, 0, 4)):
                 s[to] = (s[to] - s[by] & 0xFFFFFFFF) ^ rotated(s[by], bits)
                 s[by] = s[by] + s[other] & 0xFFFFFFFF
         else:
@@ -479,6 +480,7 @@ def wrong_link_count(writer):
     path = writer.folder / "wrong_link_count.h5"
     content = bytearray(path.read_bytes())
     header = content.find(b"BTHD\0\5")  # of version 0, of links by name
+    assert header > 0
     content[header + 26:header + 34] = struct.pack("<Q", 1000)
     content[header + 34:header + 38] = struct.pack("<I", lookup3(content[header:header + 34]))
     path.write_bytes(content)
