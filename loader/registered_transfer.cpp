@@ -256,8 +256,8 @@ class kernel_transfer final : public registered_transfer {
         address_range_ = static_cast<std::uint64_t>(high->data - low->data) + last_rows_bytes;
         const std::uint64_t max_run_rows =
             std::min<std::uint64_t>(setup.slot_count, row_parts::max) * setup.max_slot_rows;
-        scratch_ =
-            setup.allocator.allocate(setup.device.backend().sort_scratch_bytes(max_run_rows, address_range_));
+        scratch_ = setup.allocator.allocate(
+            setup.device.backend().sort_scratch_bytes(max_run_rows, address_range_, sort_kernels::several));
     }
 
     void prepare(slot& filling, slot_group& group) override {
@@ -295,6 +295,7 @@ class kernel_transfer final : public registered_transfer {
                                                     positions_of(*run[0]),
                                                     scratch_.data(),
                                                     scratch_.size_bytes(),
+                                                    sort_kernels::several,
                                                     {}},
                                                    lists.native_handle());
             }

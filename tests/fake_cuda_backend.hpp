@@ -93,8 +93,9 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
                     const pinflow::detail::error_memory& errors, void* stream) override {
         host_.check_rows(ids, count, row_count, errors, stream);
     }
-    std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) override {
-        return host_.sort_scratch_bytes(count, row_count) + 12 * count + 1;
+    std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count,
+                                     pinflow::detail::sort_kernels kernels) override {
+        return host_.sort_scratch_bytes(count, row_count, kernels) + 12 * count + 1;
     }
     void sort_rows(const pinflow::detail::row_sort& sort, void* stream) override {
         host_.fill_zero(sort.scratch, sort.scratch_bytes, stream);  // as CUDA does, it writes all of it

@@ -30,9 +30,10 @@ std::vector<Value> copied(const device_buffer& from, std::size_t count, const st
 /// Sorts indices with the device's backend.
 struct sorted_on_device {
     sorted_on_device(const device& device, const std::vector<std::uint64_t>& ids, std::uint64_t row_count,
-                     bool is_checked) {
+                     bool is_checked, detail::sort_kernels kernels) {
         const stream stream(device);
-        const std::uint64_t scratch_bytes = device.backend().sort_scratch_bytes(ids.size(), row_count);
+        const std::uint64_t scratch_bytes =
+            device.backend().sort_scratch_bytes(ids.size(), row_count, kernels);
         const device_buffer unsorted(ids.size() * sizeof(std::uint64_t), stream);
         const device_buffer sorted(ids.size() * sizeof(std::uint64_t), stream);
         const device_buffer numbers(ids.size() * sizeof(std::uint32_t), stream);
@@ -51,6 +52,7 @@ struct sorted_on_device {
         sort.positions = reinterpret_cast<std::uint32_t*>(numbers.data());
         sort.scratch = scratch.data();
         sort.scratch_bytes = scratch_bytes;
+        sort.kernels = kernels;
         if (is_checked) {
             sort.errors = {reinterpret_cast<detail::index_errors*>(on_device.data()), reported,
                            reinterpret_cast<detail::error_count*>(counting.data())};
@@ -78,8 +80,10 @@ std::vector<std::uint64_t> random_ids(std::size_t count, std::uint64_t below, st
     return ids;
 }
 
-/// The lengths of lists at which the sorts of a device differ: a tile, several blocks, the longest list of
-/// the kernel for short lists, longer ones.
+constexpr detail::sort_kernels every_choice[] = {detail::sort_kernels::one, detail::sort_kernels::several};
+
+/// The lengths of lists at which the sorts of a device differ: a tile, several blocks, the longest list that
+/// one kernel sorts, longer ones.
 constexpr std::size_t counts[] = {1, 2, 31, 33, 4096, 4097, 70000, 131072, 262144, 262145};
 
 }  // namespace
@@ -97,13 +101,15 @@ TEST_CASE("sort_rows: indices are in order with their positions, and equal ones 
                 std::vector<std::uint32_t> order(count);
                 std::iota(order.begin(), order.end(), 0U);
                 std::ranges::sort(order, {}, [&](std::uint32_t at) { return std::pair(ids[at], at); });
-                for (const bool is_checked : {false, true}) {
-                    const sorted_on_device sorted(device, ids, row_count, is_checked);
-                    CHECK(sorted.positions == order);
-                    CHECK(std::ranges::equal(sorted.sorted_ids, order, {}, {},
-                                             [&](std::uint32_t at) { return ids[at]; }));
-                    CHECK(sorted.report.outside_count == 0);
-                    CHECK(sorted.found.outside_count == 0);
+                for (const detail::sort_kernels kernels : every_choice) {
+                    for (const bool is_checked : {false, true}) {
+                        const sorted_on_device sorted(device, ids, row_count, is_checked, kernels);
+                        CHECK(sorted.positions == order);
+                        CHECK(std::ranges::equal(sorted.sorted_ids, order, {}, {},
+                                                 [&](std::uint32_t at) { return ids[at]; }));
+                        CHECK(sorted.report.outside_count == 0);
+                        CHECK(sorted.found.outside_count == 0);
+                    }
                 }
             }
         }
@@ -121,15 +127,17 @@ TEST_CASE("sort_rows: indices outside the table are counted, and the first of th
             ids[first] = row_count;
             ids[count - 1] = ~std::uint64_t{0};
             const std::uint64_t wrong = first == count - 1 ? 1 : 2;
-            const sorted_on_device sorted(device, ids, row_count, true);
-            for (const detail::index_errors& errors : {sorted.report, sorted.found}) {
-                CHECK(errors.outside_count == wrong);
-                CHECK(errors.outside_position == first);
-                CHECK(errors.outside_id == ids[first]);
-                CHECK(errors.repeated_count == 0);
+            for (const detail::sort_kernels kernels : every_choice) {
+                const sorted_on_device sorted(device, ids, row_count, true, kernels);
+                for (const detail::index_errors& errors : {sorted.report, sorted.found}) {
+                    CHECK(errors.outside_count == wrong);
+                    CHECK(errors.outside_position == first);
+                    CHECK(errors.outside_id == ids[first]);
+                    CHECK(errors.repeated_count == 0);
+                }
+                CHECK(sorted.left_counting.count == 0);
+                CHECK(sorted.left_counting.complement == 0);
             }
-            CHECK(sorted.left_counting.count == 0);
-            CHECK(sorted.left_counting.complement == 0);
         }
     });
 }

@@ -74,7 +74,7 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/held_rows.cu
     src/device/cuda/row_kernels.cpp
     src/device/cuda/rows.cu
-    src/device/cuda/sort_long.cu
+    src/device/cuda/sort_by_cub.cu
     src/device/cuda/sort_rows.cu)
   target_compile_definitions(${target} PRIVATE PINFLOW_HAVE_CUDA=1)
   # pinflow/cuda.hpp includes CUDA's headers; users of an installed copy find them themselves

@@ -111,8 +111,10 @@ class device_backend {
     /// Finds the indices that are `row_count` or more. Overwrites *errors.found. `count` is at least 1.
     virtual void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                             const error_memory& errors, void* stream) = 0;
-    /// The scratch memory that sorting up to `count` indices of a table of `row_count` rows takes.
-    virtual std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) = 0;
+    /// The scratch memory that sorting up to `count` indices of a table of `row_count` rows by `kernels`
+    /// takes.
+    virtual std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count,
+                                             sort_kernels kernels) = 0;
     /// Writes the indices in ascending order, and the position of each. Equal indices stay in the order of
     /// their positions. With `errors`, checks the indices as check_rows does. CUDA compares only the lowest
     /// bits, as many as `row_count` - 1 has.

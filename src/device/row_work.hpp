@@ -60,6 +60,12 @@ struct row_order {
     bool sorted = false;  ///< indices are in ascending order, equal ones in the order of their positions
 };
 
+/// How many kernels a GPU sorts a short list with. A long list takes several in any case.
+enum class sort_kernels {
+    one,  ///< costs the host's thread less, but its blocks wait until all of them fit beside other kernels
+    several,  ///< a consumer's kernels delay it less
+};
+
 /// A sort of indices in device memory.
 struct row_sort {
     const std::uint64_t* ids = nullptr;
@@ -69,6 +75,7 @@ struct row_sort {
     std::uint32_t* positions = nullptr;  ///< of the sorted indices in `ids`
     std::byte* scratch = nullptr;        ///< device_backend::sort_scratch_bytes, at a multiple of 256
     std::uint64_t scratch_bytes = 0;
+    sort_kernels kernels = sort_kernels::one;
     /// Where indices outside the table are reported, as check_rows does. Null: all are known to be valid.
     error_memory errors;
 };

@@ -45,7 +45,9 @@ struct order_parts {
     /// `is_there`: the indices are used where they are, without a copy.
     order_parts(device_scratch& scratch, const exchange_setup& setup, std::uint64_t count, bool is_there,
                 bool sorted)
-        : sort_bytes(sorted ? setup.device.backend().sort_scratch_bytes(count, setup.table.row_count()) : 0),
+        : sort_bytes(sorted ? setup.device.backend().sort_scratch_bytes(count, setup.table.row_count(),
+                                                                        sort_kernels::one)
+                            : 0),
           ids(scratch.add(is_there ? 0 : count * id_bytes)),
           sorted_ids(scratch.add(sorted ? count * id_bytes : 0)),
           positions(scratch.add(sorted ? count * sizeof(std::uint32_t) : 0)),
@@ -175,7 +177,7 @@ void row_call::order_on_device(stream_view preparing) {
         auto* const positions = scratch_.part_as<std::uint32_t>(parts.positions);
         backend.sort_rows(
             {unsorted, count(), setup_.table.row_count(), sorted_ids, positions, scratch_.part(parts.sort),
-             parts.sort_bytes, can_be_wrong ? memory : error_memory{}},
+             parts.sort_bytes, sort_kernels::one, can_be_wrong ? memory : error_memory{}},
             stream);
         transfer_.order = {sorted_ids, positions, count(), true};
         if (refuses_repeated) backend.refuse_repeated_rows(transfer_.order, unsorted, memory, stream);

@@ -290,9 +290,11 @@ class backend final : public device_backend {
               "cannot check {} indices on cuda:{}", count, index());
     }
 
-    std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count) override {
+    std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t row_count,
+                                     sort_kernels kernels) override {
         std::uint64_t size_bytes = 0;
-        check(context_.run([&] { return row_kernels::sort_scratch_bytes(size_bytes, count, row_count); }),
+        check(context_.run(
+                  [&] { return row_kernels::sort_scratch_bytes(size_bytes, count, row_count, kernels); }),
               "cannot prepare to sort {} indices on cuda:{}", count, index());
         return size_bytes;
     }

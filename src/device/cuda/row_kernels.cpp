@@ -38,10 +38,18 @@ std::uint64_t aligned(std::uint64_t size_bytes) noexcept {
     return rounded_up(size_bytes, 256);
 }
 
-/// The first part of a sort's scratch memory: for short lists a second list of indices, for long lists the
-/// numbers 0, 1, 2, ...
-std::uint64_t first_part_bytes(std::uint64_t count) noexcept {
-    return aligned(count * (count <= max_short_list ? sizeof(std::uint64_t) : sizeof(std::uint32_t)));
+bool by_one_kernel(std::uint64_t count, sort_kernels kernels) noexcept {
+    return kernels == sort_kernels::one && count <= max_short_list;
+}
+
+/// The first part of the scratch memory of a sort by one kernel: a second list of indices.
+std::uint64_t other_ids_bytes(std::uint64_t count) noexcept {
+    return aligned(count * sizeof(std::uint64_t));
+}
+
+/// The first part of CUB's: the numbers 0, 1, 2, ...
+std::uint64_t numbers_bytes(std::uint64_t count) noexcept {
+    return aligned(count * sizeof(std::uint32_t));
 }
 
 }  // namespace
@@ -67,21 +75,25 @@ cudaError_t row_kernels::load(cudaMemPool_t pool, cudaStream_t stream) noexcept 
     if (status != cudaSuccess) return status;
     // half of the device at most, so that a sort can begin beside other kernels
     sort_blocks_ = std::clamp(static_cast<unsigned>(sorting) * multiprocessors_ / 2, 1U, max_sort_blocks);
-    for (const std::uint64_t count : {std::uint64_t{1}, max_short_list + 1}) {
-        if (const cudaError_t sorted = load_sort(count, pool, stream); sorted != cudaSuccess) return sorted;
+    cudaError_t sorted = load_sort(1, sort_kernels::one, pool, stream);
+    // CUB has a kernel of its own for few indices
+    for (const std::uint64_t count : {std::uint64_t{1}, max_short_list}) {
+        if (sorted == cudaSuccess) sorted = load_sort(count, sort_kernels::several, pool, stream);
     }
+    if (sorted != cudaSuccess) return sorted;
     return synchronize_stream(stream);
 }
 
 /// Enqueues a sort of `count` indices, so that CUDA loads its kernels, and what a cooperative launch needs.
-cudaError_t row_kernels::load_sort(std::uint64_t count, cudaMemPool_t pool,
+cudaError_t row_kernels::load_sort(std::uint64_t count, sort_kernels kernels, cudaMemPool_t pool,
                                    cudaStream_t stream) const noexcept {
     row_sort sort;
     sort.count = count;
     sort.row_count = ~std::uint64_t{0};
+    sort.kernels = kernels;
     const std::uint64_t lists_bytes = aligned(3 * sort.count * sizeof(std::uint64_t));
     void* memory = nullptr;
-    cudaError_t status = sort_scratch_bytes(sort.scratch_bytes, sort.count, sort.row_count);
+    cudaError_t status = sort_scratch_bytes(sort.scratch_bytes, sort.count, sort.row_count, kernels);
     if (status == cudaSuccess) status = allocate(memory, lists_bytes + sort.scratch_bytes, pool, stream);
     if (status != cudaSuccess) return status;
     auto* const ids = static_cast<std::uint64_t*>(memory);
@@ -104,26 +116,30 @@ cudaError_t row_kernels::check_rows(const std::uint64_t* ids, std::uint64_t coun
 }
 
 cudaError_t row_kernels::sort_scratch_bytes(std::uint64_t& size_bytes, std::uint64_t count,
-                                            std::uint64_t row_count) noexcept {
-    // a longer list may take less with CUB, but the memory must also do for shorter ones
-    const std::uint64_t short_count = std::min(count, max_short_list);
-    size_bytes = first_part_bytes(short_count) + aligned(short_count * sizeof(std::uint32_t)) +
-                 sizeof(std::uint32_t) * sort_digits * max_sort_blocks;
-    if (count <= max_short_list) return cudaSuccess;
+                                            std::uint64_t row_count, sort_kernels kernels) noexcept {
+    size_bytes = 0;
+    if (kernels == sort_kernels::one) {
+        // a longer list may take less with CUB, but the memory must also do for shorter ones
+        const std::uint64_t short_count = std::min(count, max_short_list);
+        size_bytes = other_ids_bytes(short_count) + aligned(short_count * sizeof(std::uint32_t)) +
+                     sizeof(std::uint32_t) * sort_digits * max_sort_blocks;
+        if (count <= max_short_list) return cudaSuccess;
+    }
     std::size_t sort_bytes = 0;
     const cudaError_t status =
         sort_ids(nullptr, sort_bytes, nullptr, nullptr, nullptr, nullptr, count, bits_of(row_count), nullptr);
-    size_bytes = std::max(size_bytes, first_part_bytes(count) + sort_bytes);
+    size_bytes = std::max(size_bytes, numbers_bytes(count) + sort_bytes);
     return status;
 }
 
 cudaError_t row_kernels::sort_rows(const row_sort& sort, cudaStream_t stream) const noexcept {
-    return sort.count <= max_short_list ? sort_short(sort, stream) : sort_long(sort, stream);
+    return by_one_kernel(sort.count, sort.kernels) ? sort_by_one(sort, stream)
+                                                   : sort_by_several(sort, stream);
 }
 
 /// Sorts with one kernel, which also checks the indices.
-cudaError_t row_kernels::sort_short(const row_sort& sort, cudaStream_t stream) const noexcept {
-    std::byte* const positions = sort.scratch + first_part_bytes(sort.count);
+cudaError_t row_kernels::sort_by_one(const row_sort& sort, cudaStream_t stream) const noexcept {
+    std::byte* const positions = sort.scratch + other_ids_bytes(sort.count);
     std::byte* const counts = positions + aligned(sort.count * sizeof(std::uint32_t));
     sort_launch work{sort, bits_of(sort.row_count), reinterpret_cast<std::uint64_t*>(sort.scratch),
                      reinterpret_cast<std::uint32_t*>(positions), reinterpret_cast<std::uint32_t*>(counts)};
@@ -140,7 +156,7 @@ cudaError_t row_kernels::sort_short(const row_sort& sort, cudaStream_t stream) c
 }
 
 /// Sorts with CUB, in several kernels.
-cudaError_t row_kernels::sort_long(const row_sort& sort, cudaStream_t stream) const noexcept {
+cudaError_t row_kernels::sort_by_several(const row_sort& sort, cudaStream_t stream) const noexcept {
     if (sort.errors.found != nullptr) {
         const cudaError_t status = check_rows(sort.ids, sort.count, sort.row_count, sort.errors, stream);
         if (status != cudaSuccess) return status;
@@ -150,8 +166,8 @@ cudaError_t row_kernels::sort_long(const row_sort& sort, cudaStream_t stream) co
     void* arguments[] = {static_cast<void*>(&numbers), &count};
     const cudaError_t status = launch(number_rows(), blocks_for(count), row_threads, arguments, stream);
     if (status != cudaSuccess) return status;
-    std::size_t sort_bytes = sort.scratch_bytes - first_part_bytes(count);
-    return sort_ids(sort.scratch + first_part_bytes(count), sort_bytes, sort.ids, sort.sorted_ids, numbers,
+    std::size_t sort_bytes = sort.scratch_bytes - numbers_bytes(count);
+    return sort_ids(sort.scratch + numbers_bytes(count), sort_bytes, sort.ids, sort.sorted_ids, numbers,
                     sort.positions, count, bits_of(sort.row_count), stream);
 }
 

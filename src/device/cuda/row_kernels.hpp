@@ -20,7 +20,7 @@ class row_kernels {
     cudaError_t check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
                            const error_memory& errors, cudaStream_t stream) const noexcept;
     static cudaError_t sort_scratch_bytes(std::uint64_t& size_bytes, std::uint64_t count,
-                                          std::uint64_t row_count) noexcept;
+                                          std::uint64_t row_count, sort_kernels kernels) noexcept;
     cudaError_t sort_rows(const row_sort& sort, cudaStream_t stream) const noexcept;
     cudaError_t refuse_repeated_rows(const row_order& order, const std::uint64_t* ids,
                                      const error_memory& errors, cudaStream_t stream) const noexcept;
@@ -36,9 +36,10 @@ class row_kernels {
     cudaError_t launch_moving(const void* kernel, unsigned threads, bool pairs, const row_transfer& transfer,
                               cudaStream_t stream) const noexcept;
 
-    cudaError_t load_sort(std::uint64_t count, cudaMemPool_t pool, cudaStream_t stream) const noexcept;
-    cudaError_t sort_short(const row_sort& sort, cudaStream_t stream) const noexcept;
-    cudaError_t sort_long(const row_sort& sort, cudaStream_t stream) const noexcept;
+    cudaError_t load_sort(std::uint64_t count, sort_kernels kernels, cudaMemPool_t pool,
+                          cudaStream_t stream) const noexcept;
+    cudaError_t sort_by_one(const row_sort& sort, cudaStream_t stream) const noexcept;
+    cudaError_t sort_by_several(const row_sort& sort, cudaStream_t stream) const noexcept;
 
     unsigned multiprocessors_;
     unsigned sort_blocks_ = 0;  ///< of a sort by one kernel: no more than can be resident

@@ -7,7 +7,7 @@
 
 #include "src/device/row_work.hpp"
 
-/// The two sorts of indices: sort_rows.cu has a kernel for short lists, sort_long.cu calls CUB.
+/// The two sorts of indices: sort_rows.cu has one kernel, sort_by_cub.cu calls CUB, which takes several.
 namespace pinflow::detail::cuda {
 
 inline constexpr unsigned sort_threads = 512;  ///< per block
