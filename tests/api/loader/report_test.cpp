@@ -15,7 +15,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("loader: reports that it waited for a slow consumer") {
+TEST_CASE("loader: reports that it waited for a slow consumer" * blocks_copies) {
     on_each_device([](const device& device) {
         const auto source = std::make_shared<scripted_rows>(100);
         loader loader({source}, {.device = device, .batch_rows = 10, .slots = 2});
