@@ -136,10 +136,11 @@ struct row_exchange_options {
     /// Threads that gather and scatter rows on the staged and hybrid routes, as loader_options::threads.
     unsigned threads = 0;
     /// The maximum number of rows of a call: of one batch, or of all batches of a group that travel together;
-    /// 1 to 2^32 - 1. Reserves 8 bytes of page-locked memory for each row and each call in flight: 32 MiB by
-    /// default. On a GPU, 8 calls also have device memory reserved, some 33 bytes a row (36 above 262,144
-    /// rows). If this exceeds 64 MiB, fewer calls have it, but at least 2. The default is some 34 MB. A
-    /// larger asynchronous call throws invalid_argument; a larger synchronous call, of up to 2^32 - 1 rows,
+    /// 1 to 2^32 - 1. Memory for calls of this size is reserved when the exchange is made: 8 bytes of
+    /// page-locked memory for each row and each call in flight (32 MiB by default), and on a GPU, for up to 8
+    /// calls, device memory of some 33 bytes a row (36 above 262,144 rows; some 34 MB by default). If 8 calls
+    /// take more than 64 MiB of device memory, fewer have it, but at least 2. A larger asynchronous call
+    /// throws invalid_argument; a larger synchronous call, of up to 2^32 - 1 rows,
     /// allocates its memory.
     std::uint64_t max_batch_rows = std::uint64_t{1} << 17;
     /// The maximum number of asynchronous calls in flight, that is, not passed by their stream yet; 1 to

@@ -147,7 +147,10 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--seed", seed, "N", "Seed of the shuffled and the windowed order");
     add("--epochs", epochs, "N", "Number of epochs, including those before --load-state; at most 1000000");
     add("--route", route_name, "auto|direct|copy|staged|read",
-        "How rows travel; a route that cannot work is an error");
+        "How rows travel to the device: from page-locked pages by kernels (direct) or by the copy engine\n"
+        "(copy), from page-locked buffers that the CPU fills from the mapped file (staged) or by reading it\n"
+        "(read); auto: the fastest that works. On the host, direct delivers views of the file. A route that\n"
+        "cannot work is an error");
     add("--memory", memory, "BYTES",
         "Memory limit for slots and decoded HDF5 chunks. Up to half goes to chunks, divided equally among "
         "the\n"
@@ -160,7 +163,8 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "memory that\n"
         "the machine and the cgroup have left)");
     add("--slots", slots, "N",
-        "Batches that can exist at once, from 2 on (default: 2 to 8, up to 256 of small batches)");
+        "Batches that can exist at once (being filled, ready or in use), from 2 on (default: 2 to 8, up to\n"
+        "256 of small batches)");
     add("--threads", threads, "N", "Threads that gather rows (default: one per core)");
     add("--rank", rank, "R", "Rank of this process, from 0 to W - 1; ranks take batches in turn");
     add("--world", world, "W|env",

@@ -25,7 +25,7 @@ std::byte* slab_pool::take(std::uint64_t size_bytes) {
         if (found->second == size_bytes) {
             slab.used.insert(slab.free.extract(found));
         } else {
-            // the rest keeps its size in a node of its own
+            // the free piece's node is used again for the rest of it
             slab.used.emplace(piece, size_bytes);
             auto rest = slab.free.extract(found);
             rest.key() = piece + size_bytes;

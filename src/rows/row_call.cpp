@@ -21,8 +21,9 @@ namespace {
 
 constexpr std::uint64_t id_bytes = sizeof(std::uint64_t);
 
-/// Copies indices, and counts those of the copy that are outside the table. Isolated: otherwise this thread
-/// could run another task of the caller's meanwhile, and a cancelled task of the caller's would copy nothing.
+/// Copies indices, and returns how many of the copied ones are outside the table. Isolated from the caller's
+/// tasks: otherwise this thread could run one of them while it waits, and if the caller's task group were
+/// cancelled, nothing would be copied.
 std::uint64_t copy_ids(std::span<const std::uint64_t> ids, std::uint64_t* to, std::uint64_t row_count) {
     constexpr std::size_t ids_of_task = 16384;
     start_worker_threads();

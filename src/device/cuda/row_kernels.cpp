@@ -24,8 +24,8 @@ unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
         std::min(std::bit_ceil((row_size_bytes + word_bytes - 1) / word_bytes), max_lanes));
 }
 
-/// The most blocks of a sort by one kernel. Up to a tile of indices for each, it is as fast as CUB; with
-/// twice as many indices, CUB is faster by a third to a half (an H200).
+/// The most blocks of a sort by one kernel. While each has one tile of indices at most, the kernel is as fast
+/// as CUB; with two tiles a block, CUB is faster by a third to a half (an H200).
 constexpr unsigned max_sort_blocks = 64;
 constexpr std::uint64_t max_short_list = std::uint64_t{max_sort_blocks} * ids_of_sort_tile;
 
