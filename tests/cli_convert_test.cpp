@@ -476,7 +476,6 @@ TEST_CASE("convert: answers wrong usage with exit status 2, and touches nothing"
         {{in, out + ":data"}, {"out.npy", "data"}},
         {{in, std::string(folder / "out.npz") + ":"}, {"out.npz:"}},
         {{in, ""}, {}},
-        {{"shm:segment", out}, {"shm:segment"}},
         {{"absent.npy", folder / "out.txt"}, {".npy", ".npz", ".safetensors"}},
     };
     for (const auto& [arguments, says] : table) {

@@ -73,11 +73,6 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"two\nlines"}, "two\\nlines"},
         {{"--json"}, "'--json'"},
         {{"--version", "please"}, "'please'"},
-        // commands of the interface that come later
-        {{"pin", file, "segment"}, "'pin'"},
-        {{"unpin", "segment"}, "'unpin'"},
-        {{"list", "--json"}, "'list'"},
-        {{"clean"}, "'clean'"},
         // arguments
         {{"inspect"}, "required"},
         {{"inspect", file, file}, "a.npy"},
@@ -107,9 +102,6 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"stream", file, "--memory", "5"}, "5 bytes"},
         {{"stream", file, "--memory", "1KiB", "--slots", "60000"}, "1024 bytes"},
         {{"stream", file, "--batch", "1", "--epochs", "18446744073709551615"}, "epochs"},
-        // sources that come later
-        {{"inspect", "shm:segment"}, "cannot open 'shm:segment': pinflow "},
-        {{"stream", "shm:segment"}, "does not support shared-memory segments"},
         {{"stream", file, "--order", "weighted"}, "'weighted'"},
         {{"stream", file, "--window", "8"}, "--order windowed"},
         {{"stream", file, "--rank", "0"}, "--world is missing"},

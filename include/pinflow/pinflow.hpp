@@ -36,3 +36,5 @@
 #include "pinflow/loader/sampler.hpp"
 #include "pinflow/loader/shard.hpp"
 #include "pinflow/loader/state.hpp"
+// segments in shared memory
+#include "pinflow/shared/segment.hpp"

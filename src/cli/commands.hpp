@@ -15,6 +15,10 @@ void inspect(const argument_list& arguments);
 void stream_files(const argument_list& arguments);
 void convert(const argument_list& arguments);
 void verify(const argument_list& arguments);
+void pin(const argument_list& arguments);
+void unpin(const argument_list& arguments);
+void list(const argument_list& arguments);
+void clean(const argument_list& arguments);
 void list_devices(const argument_list& arguments);
 void bench(const argument_list& arguments);
 

@@ -34,12 +34,13 @@ constexpr std::array commands{
     command{"stream", stream_files, "streams rows to a device, and reports the rate and the route"},
     command{"convert", convert, "rewrites arrays of any format so that they can be mapped"},
     command{"verify", verify, "checks a file against its checksum, or writes the checksum"},
+    command{"pin", pin, "copies arrays into shared memory, for all processes"},
+    command{"unpin", unpin, "removes a copy that `pin` made"},
+    command{"list", list, "lists the copies in shared memory"},
+    command{"clean", clean, "removes what killed processes left in shared memory"},
     command{"devices", list_devices, "lists the devices that batches can be streamed to"},
     command{"bench", bench, "measures this machine: the link, streams, rows by index"},
 };
-
-/// Commands that are planned; no version has them yet.
-constexpr std::array<std::string_view, 4> planned_commands{"pin", "unpin", "list", "clean"};
 
 std::string help() {
     std::string text =
@@ -54,7 +55,8 @@ std::string help() {
         "  --version  prints the version\n"
         "  --help     prints this; after a command, what it takes\n"
         "\n"
-        "FILE:NAME means the array NAME in FILE. Exit status: 0 done, 1 the data or the machine failed, 2 "
+        "FILE:NAME means the array NAME in FILE, and shm:NAME a copy that `pin` made. Exit status: 0 done, 1 "
+        "the data or the machine failed, 2 "
         "wrong usage\n"
         "or something that this build lacks; for 1 and 2 one line on standard error says why.\n";
     return text;
@@ -72,9 +74,6 @@ void run(const argument_list& arguments) {
     if (name == hdf5_child_command) serve_as_hdf5_child();
     const auto* const found = std::ranges::find(commands, name, &command::name);
     if (found != commands.end()) return found->run(rest);
-    if (std::ranges::find(planned_commands, name) != planned_commands.end()) {
-        throw usage_error(fmt::format("pinflow {} has no command '{}'", pinflow::version, name));
-    }
     throw usage_error(fmt::format("there is no command '{}' (see pinflow --help)", name));
 }
 

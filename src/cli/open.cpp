@@ -9,19 +9,12 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/formats/hdf5.hpp"
-#include "pinflow/version.hpp"
+#include "pinflow/shared/segment.hpp"
 #include "src/cli/arguments.hpp"
 
 namespace pinflow::cli {
 
 namespace {
-
-void refuse_segment(const std::string& text) {
-    if (text.starts_with("shm:")) {
-        throw usage_error(fmt::format("cannot open '{}': pinflow {} does not support shared-memory segments",
-                                      text, version));
-    }
-}
 
 /// Describes a field of a structured .npy file, which has no listing of its own.
 array_listing list_field(const std::string& path, const std::string& name) {
@@ -40,7 +33,10 @@ array_listing list_field(const std::string& path, const std::string& name) {
 }  // namespace
 
 source_argument find_source(const std::string& text) {
-    refuse_segment(text);
+    if (text.starts_with(segment_prefix)) {
+        const std::string name = text.substr(segment_prefix.size());
+        return {find_segment(name).string(), std::nullopt, file_format::npy};
+    }
     if (text.empty()) throw invalid_argument("cannot open '': the path is empty");
     if (is_pattern(text)) return {text, std::nullopt, std::nullopt};
     file_and_name split = split_file_and_name(text);
@@ -91,7 +87,7 @@ bool has_scattered_rows(const array_listing& listed) {
 }
 
 std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options) {
-    refuse_segment(text);
+    if (text.starts_with(segment_prefix)) return open_segment(text.substr(segment_prefix.size())).rows();
     return open_rows(text, options);
 }
 

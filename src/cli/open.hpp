@@ -12,7 +12,10 @@
 
 namespace pinflow::cli {
 
-/// FILE[:NAME] on the command line.
+/// What stands before the name of a segment where a FILE is taken.
+inline constexpr std::string_view segment_prefix = "shm:";
+
+/// FILE[:NAME] or shm:NAME on the command line.
 struct source_argument {
     std::string path;                   ///< or all of FILE[:NAME], if FILE is a pattern
     std::optional<std::string> name;    ///< of an array in the file
@@ -22,7 +25,8 @@ struct source_argument {
 
 /// Splits FILE[:NAME] and detects the file's format. A pattern is returned unsplit, without looking for the
 /// files that match.
-/// @throws usage_error for `shm:` names; invalid_argument for an empty path; what format_of throws.
+/// `shm:NAME` becomes the path of the segment.
+/// @throws invalid_argument for an empty path; what find_segment and format_of throw.
 source_argument find_source(const std::string& text);
 
 /// @throws usage_error if --stack was given, but `source` is not a pattern.
@@ -43,8 +47,8 @@ bool has_scattered_rows(const array_listing& listed);
 inline constexpr std::string_view quote_pattern =
     "quote a pattern of several files ('part-*.npy'), so that pinflow opens them as one array";
 
-/// Opens the array of one argument of `stream`, which may be a pattern.
-/// @throws usage_error for `shm:` names; what open_rows throws.
+/// Opens the array of one argument of `stream`, which may be a pattern or `shm:NAME`.
+/// @throws what open_segment and open_rows throw.
 std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options);
 
 }  // namespace pinflow::cli

@@ -17,8 +17,10 @@
 #include "formats/patterns.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
+#include "pinflow/shared/segment.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"
+#include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
 #include "src/core/output_file.hpp"
 
@@ -137,14 +139,22 @@ input_file open_one_file(const std::string& path) {
 void verify(const argument_list& arguments) {
     CLI::App app(
         "Compares the XXH128 checksum of a whole file, of any format, with the line in FILE.xxh3.\n"
-        "`xxhsum -H2 -c FILE.xxh3`, run in the file's folder, reads the same line.",
+        "`xxhsum -H2 -c FILE.xxh3`, run in the file's folder, reads the same line. The checksum of a "
+        "segment\n"
+        "(shm:NAME) is stored with it.",
         "pinflow verify");
     std::string path;
     bool write = false;
-    app.add_option("FILE", path, "A file")->type_name("")->required();
+    app.add_option("FILE", path, "A file, or shm:NAME")->type_name("")->required();
     app.add_flag("--write", write, "Write FILE.xxh3 instead")->disable_flag_override();
     if (!parse(app, arguments)) return;
 
+    if (path.starts_with(segment_prefix)) {
+        if (write)
+            throw usage_error(fmt::format("--write is for files: '{}' has its checksum with it", path));
+        verify_segment(path.substr(segment_prefix.size()));
+        return print(fmt::format("{}: OK\n", escaped(path)));
+    }
     const input_file file = open_one_file(path);
     const std::string checksum_path = path + ".xxh3";
     if (write) {

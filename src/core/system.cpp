@@ -89,8 +89,12 @@ bool hook_is_installed() noexcept {
     return !installed_hooks.is_empty();
 }
 
+int injected_error(call what, std::string_view path) {
+    return ask_hook(what, path).error;
+}
+
 void fail_if_injected(call what, const std::string& path, std::string_view attempt) {
-    if (const int error = ask_hook(what, path).error; error != 0) fail(error, "{}", attempt);
+    if (const int error = injected_error(what, path); error != 0) fail(error, "{}", attempt);
 }
 
 int open_for_reading(const std::string& path) {

@@ -48,7 +48,10 @@ enum class call {
     sigaction,
     start_thread,
     spawn,
-    statfs
+    statfs,
+    mkdir,
+    fallocate,
+    lock
 };
 
 // ---- the seam ---------------------------------------------------------------------------------------------
@@ -76,6 +79,9 @@ class scoped_failure_hook {
 
 /// Whether a hook is installed.
 bool hook_is_installed() noexcept;
+
+/// The errno value that a hook injects into `what`; 0 if none does.
+int injected_error(call what, std::string_view path);
 
 /// Throws system_failure if a hook makes `what` fail. For calls that a library makes for us.
 void fail_if_injected(call what, const std::string& path, std::string_view attempt);

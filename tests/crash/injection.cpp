@@ -91,6 +91,12 @@ std::string_view name_of(call what) {
             return "spawn";
         case call::statfs:
             return "statfs";
+        case call::mkdir:
+            return "mkdir";
+        case call::fallocate:
+            return "fallocate";
+        case call::lock:
+            return "lock";
     }
     return "call";
 }
@@ -107,7 +113,11 @@ int typical_error(call what, unsigned number) {
         case call::write:
         case call::truncate:
         case call::link:
+        case call::mkdir:
+        case call::fallocate:
             return ENOSPC;
+        case call::lock:
+            return ENOLCK;
         case call::mmap:
             return ENOMEM;
         case call::start_thread:

@@ -1,0 +1,338 @@
+#include "src/shared/segment_file.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/interprocess/detail/os_file_functions.hpp>
+#include <boost/interprocess/mapped_region.hpp>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/error_advice.hpp"
+#include "src/core/memory_limits.hpp"
+#include "src/core/proc_text.hpp"
+#include "src/core/system.hpp"
+#include "src/core/system_folders.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace ipc = boost::interprocess;
+
+constexpr std::uint64_t page_bytes = 4096;
+
+/// Our own descriptor for Boost's mapped_region; its shared_memory_object would create a file that others can
+/// read.
+class descriptor_mapping {
+ public:
+    explicit descriptor_mapping(int descriptor) : descriptor_(descriptor) {}
+    ipc::mapping_handle_t get_mapping_handle() const {
+        return ipc::ipcdetail::mapping_handle_from_file_handle(descriptor_);
+    }
+
+ private:
+    int descriptor_;
+};
+
+struct owned_mapping {
+    ipc::mapped_region region;
+    ::pid_t owner;
+};
+
+void release_mapping(std::byte*, std::uint64_t, void* context) noexcept {
+    auto* const mapping = static_cast<owned_mapping*>(context);
+    // a child made by fork has no mapping here, but perhaps another one at the same address
+    if (mapping->owner != ::getpid()) return;
+    delete mapping;
+}
+
+[[noreturn]] void fail_full(const std::string& path, std::uint64_t needed_bytes, const std::string& folder) {
+    const auto free = system::free_bytes(folder);
+    throw system_failure(
+        fmt::format(
+            "cannot publish '{}': it takes {} bytes, and its filesystem has {} free; unpin segments, or "
+            "enlarge it (mount -o remount,size=; docker run --shm-size)",
+            path, needed_bytes, free ? fmt::format("{} bytes", *free) : "fewer bytes"),
+        std::make_error_code(std::errc::no_space_on_device));
+}
+
+[[noreturn]] void fail_exists(const fs::path& path, std::string_view help) {
+    throw system_failure(fmt::format("cannot publish '{}': it exists{}", path.string(), help),
+                         std::make_error_code(std::errc::file_exists));
+}
+
+std::string boot_id() {
+    std::string id = read_proc_text("/proc/sys/kernel/random/boot_id");
+    while (!id.empty() && id.back() == '\n')
+        id.pop_back();
+    return id;
+}
+
+/// The type for the trailer, if a .npy header cannot say it.
+std::string type_beyond_npy(const dtype& type) {
+    switch (type.kind()) {
+        case dtype_kind::bfloat16:
+        case dtype_kind::float8_e4m3fn:
+        case dtype_kind::float8_e5m2:
+            return type.descr();
+        default:
+            return {};
+    }
+}
+
+/// Whether the filesystem of a file is a tmpfs mounted with huge pages (huge=advise, within_size or always).
+/// With the first two, fallocate takes small pages.
+bool has_huge_pages(int descriptor, const std::string& path) {
+    const struct ::stat status = system::status(descriptor, path);
+    const std::string device = fmt::format("{}:{}", major(status.st_dev), minor(status.st_dev));
+    std::istringstream mounts(read_proc_text("/proc/self/mountinfo"));
+    for (std::string line; std::getline(mounts, line);) {
+        // "36 35 0:31 / /dev/shm rw,nosuid - tmpfs tmpfs rw,size=24g,huge=advise"
+        std::istringstream words(line);
+        std::string id, parent, of;
+        words >> id >> parent >> of;
+        if (of == device) return line.find(",huge=") != std::string::npos;
+    }
+    return false;
+}
+
+/// Takes and maps all memory of a new file, so that no later write can raise SIGBUS.
+memory_region reserve(int descriptor, const std::string& path, std::uint64_t size_bytes) {
+    if (has_huge_pages(descriptor, path)) {
+        system::resize(descriptor, path, size_bytes);
+        memory_region memory = map_for_writing(descriptor, path, size_bytes);
+        if (system::allocate_mapped(memory.data(), size_bytes, path)) return memory;
+    }
+    system::allocate(descriptor, path, size_bytes);
+    return map_for_writing(descriptor, path, size_bytes);
+}
+
+fs::path hidden(const fs::path& path) {
+    return path.parent_path() / ("." + path.filename().string());
+}
+
+bool is_there(const fs::path& path) {
+    return system::status_of_link(path.string()).has_value();
+}
+
+}  // namespace
+
+memory_region map_for_writing(int descriptor, const std::string& path, std::uint64_t size_bytes) {
+    const std::string attempt = fmt::format("cannot map '{}'", path);
+    system::fail_if_injected(system::call::mmap, path, attempt);
+    try {
+        auto mapping = std::make_unique<owned_mapping>(owned_mapping{
+            ipc::mapped_region(descriptor_mapping(descriptor), ipc::read_write, 0, size_bytes), ::getpid()});
+        auto* const data = static_cast<std::byte*>(mapping->region.get_address());
+        system::advise(data, size_bytes, MADV_HUGEPAGE);
+        system::advise(data, size_bytes, MADV_DONTFORK);
+        return {data, size_bytes, release_mapping, mapping.release()};
+    } catch (const ipc::interprocess_exception& failure) {
+        const std::error_code code(failure.get_native_error(), std::generic_category());
+        throw system_failure(fmt::format("{}: {}", attempt, described(code)), code);
+    }
+}
+
+segment_file::segment_file(const checked_folder& folder, fs::path path, const dtype& type,
+                           const shape_vector& shape)
+    : path_(std::move(path)), type_(type_beyond_npy(type)) {
+    const std::string name = path_.string();
+    const std::string header = [&] {
+        try {
+            return format_npy_header(type, shape, false, page_bytes);
+        } catch (const invalid_argument& failure) {
+            throw invalid_argument(fmt::format("cannot publish '{}': {}", name, failure.what()));
+        }
+    }();
+    data_offset_bytes_ = header.size();
+    std::uint64_t total_bytes = 0;
+    constexpr std::uint64_t max_bytes = std::uint64_t{1} << 62;
+    if (!multiply(element_count(shape), type.size_bytes(), data_size_bytes_) ||
+        !add(data_size_bytes_, header.size() + trailer_size_bytes, total_bytes) || total_bytes > max_bytes) {
+        throw invalid_argument(fmt::format("cannot publish '{}': an array of {} and shape {} is too large",
+                                           name, type.descr(), to_string(shape)));
+    }
+    const std::string folder_path = folder.path().string();
+    if (const auto free = system::free_bytes(folder_path); free && *free < total_bytes)
+        fail_full(name, total_bytes, folder_path);
+    require_memory(total_bytes, fmt::format("cannot publish '{}': it takes {} bytes", name, total_bytes),
+                   "shared memory is charged to the process that publishes");
+    const std::optional<int> unnamed = system::create_unnamed(folder_path, 0600);
+    if (!unnamed) {
+        throw unsupported(fmt::format(
+            "cannot publish '{}': its filesystem has no unnamed files (O_TMPFILE), or /proc is missing",
+            name));
+    }
+    descriptor_ = *unnamed;
+    try {
+        system::set_mode(descriptor_, name, 0600);  // a umask may have removed bits
+        try {
+            memory_ = reserve(descriptor_, name, total_bytes);
+        } catch (const system_failure& failure) {
+            if (failure.code() == std::errc::no_space_on_device) fail_full(name, total_bytes, folder_path);
+            throw;
+        }
+    } catch (...) {
+        system::close(descriptor_);
+        throw;
+    }
+    std::memcpy(memory_.data(), header.data(), header.size());
+}
+
+segment_file::segment_file(segment_file&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      data_offset_bytes_(other.data_offset_bytes_),
+      data_size_bytes_(other.data_size_bytes_),
+      type_(std::move(other.type_)),
+      memory_(std::move(other.memory_)) {}
+
+segment_file::~segment_file() {
+    if (descriptor_ != -1) system::close(descriptor_);
+}
+
+void segment_file::finish(const std::string& checksum) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    const segment_trailer trailer{
+        .data_offset_bytes = data_offset_bytes_,
+        .data_size_bytes = data_size_bytes_,
+        .is_writable = checksum.empty(),
+        .checksum = checksum,
+        .boot_id = boot_id(),
+        .pid = static_cast<std::uint64_t>(::getpid()),
+        .uid = ::geteuid(),
+        .created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(),
+        .type = type_,
+    };
+    write_trailer(trailer, memory_.bytes().last<trailer_size_bytes>());
+}
+
+// ---- names ------------------------------------------------------------------------------------------------
+
+void check_name_is_free(const checked_folder& folder, const std::string& name, bool is_group, bool replace) {
+    const fs::path file = folder.file_of({name});
+    const fs::path group = folder.group_of(name);
+    if (is_there(is_group ? file : group)) {
+        fail_exists(is_group ? file : group,
+                    is_group ? " as a single segment; unpin it first" : " and holds several; unpin it first");
+    }
+    const fs::path& same = is_group ? group : file;
+    if (!replace && is_there(same)) fail_exists(same, "; unpin it first, or replace it");
+}
+
+void give_name(const segment_file& file, const checked_folder& folder, const std::string& name,
+               bool replace) {
+    const folder_lock lock = folder.lock();
+    for (const fs::path& left : folder.left_behind())
+        remove_tree(left);
+    check_name_is_free(folder, name, false, replace);
+    const fs::path path = folder.file_of({name});
+    if (!is_there(path)) return system::give_name(file.descriptor(), path.string());
+    const fs::path temporary = hidden(path);
+    system::give_name(file.descriptor(), temporary.string());
+    try {
+        system::rename(temporary.string(), path.string());
+    } catch (...) {
+        remove_tree(temporary);
+        throw;
+    }
+}
+
+void give_names(std::span<const named_file> files, const checked_folder& folder, const std::string& group,
+                bool replace) {
+    const folder_lock lock = folder.lock();
+    for (const fs::path& left : folder.left_behind())
+        remove_tree(left);
+    check_name_is_free(folder, group, true, replace);
+    const fs::path path = folder.group_of(group);
+    const fs::path temporary = hidden(path);
+    try {
+        system::make_folder(temporary.string(), 0700);
+        for (const named_file& each : files) {
+            fs::path at = temporary;
+            for (std::size_t i = 0; i + 1 < each.names.size(); ++i) {
+                at /= each.names[i];
+                system::make_folder(at.string(), 0700);
+            }
+            system::give_name(each.file.descriptor(), (at / (each.names.back() + ".npy")).string());
+        }
+        if (is_there(path)) {
+            system::exchange_names(temporary.string(), path.string());
+        } else {
+            system::rename_to_new(temporary.string(), path.string());
+        }
+    } catch (...) {
+        remove_tree(temporary);
+        throw;
+    }
+    remove_tree(temporary);  // the old group
+}
+
+// ---- opening ----------------------------------------------------------------------------------------------
+
+opened_segment open_checked(const checked_folder& folder, const std::vector<std::string>& names) {
+    const struct ::stat status = folder.check(names);
+    const std::string path = folder.file_of(names).string();
+    array opened = open_npy(path);
+    const input_file& file = *opened.file();
+    if (file.identity().device != status.st_dev || file.identity().inode != status.st_ino)
+        throw data_changed(fmt::format("'{}' was replaced while it was being opened", path));
+    try {
+        if (file.size_bytes() < opened.offset_bytes() + opened.size_bytes() + trailer_size_bytes)
+            throw format_error("it ends before its trailer");
+        std::array<std::byte, trailer_size_bytes> bytes{};
+        file.read(file.size_bytes() - bytes.size(), bytes);
+        segment_trailer trailer = read_trailer(bytes, file.size_bytes());
+        if (trailer.data_offset_bytes != opened.offset_bytes() ||
+            trailer.data_size_bytes != opened.size_bytes()) {
+            throw format_error(fmt::format(
+                "its header declares {} bytes of data at offset {}, and its trailer {} bytes at {}",
+                opened.size_bytes(), opened.offset_bytes(), trailer.data_size_bytes,
+                trailer.data_offset_bytes));
+        }
+        if (!trailer.type.empty()) {
+            try {
+                opened = opened.view_as(dtype::parse(trailer.type));
+            } catch (const error& failure) {
+                throw format_error(fmt::format("the type in its trailer does not fit: {}", failure.what()));
+            }
+        }
+        return {std::move(opened), std::move(trailer)};
+    } catch (const unsupported& failure) {
+        throw unsupported(fmt::format("cannot open '{}' as a segment: {}", path, failure.what()));
+    } catch (const format_error& failure) {
+        throw format_error(fmt::format("cannot open '{}' as a segment: {}", path, failure.what()));
+    }
+}
+
+segment_info info_of(const opened_segment& opened, std::string name) {
+    segment_info info;
+    info.name = std::move(name);
+    info.path = opened.data.file()->path();
+    info.file_size_bytes = opened.data.file()->size_bytes();
+    info.dtype = opened.data.dtype();
+    info.shape = opened.data.shape();
+    info.size_bytes = opened.data.size_bytes();
+    info.is_writable = opened.trailer.is_writable;
+    info.checksum = opened.trailer.checksum;
+    info.creator_pid = opened.trailer.pid;
+    info.created =
+        std::chrono::system_clock::time_point(std::chrono::duration_cast<std::chrono::system_clock::duration>(
+            std::chrono::nanoseconds(opened.trailer.created_ns)));
+    return info;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/array.hpp"
+#include "pinflow/memory.hpp"
+#include "pinflow/shared/segment.hpp"
+#include "src/shared/segment_folder.hpp"
+#include "src/shared/segment_trailer.hpp"
+
+namespace pinflow::detail {
+
+/// Maps all of an open file for reading and writing. Huge pages are requested, and children made by fork do
+/// not have the mapping.
+/// @throws system_failure.
+memory_region map_for_writing(int descriptor, const std::string& path, std::uint64_t size_bytes);
+
+/// A segment that has no name yet: the process can be killed at any time and leaves nothing.
+class segment_file {
+ public:
+    /// Creates a file that has its header, and the memory for all of it.
+    /// @throws invalid_argument if a .npy header cannot hold type and shape.
+    /// @throws system_failure, unsupported: as publish.
+    segment_file(const checked_folder& folder, std::filesystem::path path, const dtype& type,
+                 const shape_vector& shape);
+    segment_file(segment_file&& other) noexcept;
+    segment_file& operator=(segment_file&&) = delete;
+    ~segment_file();
+
+    int descriptor() const noexcept { return descriptor_; }
+    /// The path that it gets, for messages.
+    const std::filesystem::path& path() const noexcept { return path_; }
+    std::uint64_t size_bytes() const noexcept { return memory_.size_bytes(); }
+    std::span<std::byte> data() const noexcept {
+        return memory_.bytes().subspan(data_offset_bytes_, data_size_bytes_);
+    }
+    /// Writes the trailer; an empty checksum makes a writable segment.
+    void finish(const std::string& checksum);
+    /// Takes over the mapping.
+    memory_region take_memory() noexcept { return std::move(memory_); }
+
+ private:
+    std::filesystem::path path_;
+    int descriptor_ = -1;
+    std::uint64_t data_offset_bytes_ = 0;
+    std::uint64_t data_size_bytes_ = 0;
+    std::string type_;
+    memory_region memory_;
+};
+
+/// Gives a finished segment its name.
+/// @throws system_failure with errc::file_exists if it is in use, and `replace` is not set or it is a group.
+void give_name(const segment_file& file, const checked_folder& folder, const std::string& name, bool replace);
+
+/// The segments of a group, with their names in it.
+struct named_file {
+    std::vector<std::string> names;
+    segment_file file;
+};
+/// Gives the segments of a group their names, all at once.
+/// @throws as give_name.
+void give_names(std::span<const named_file> files, const checked_folder& folder, const std::string& group,
+                bool replace);
+
+/// @throws system_failure with errc::file_exists if a segment or group of this name would be in the way.
+void check_name_is_free(const checked_folder& folder, const std::string& name, bool is_group, bool replace);
+
+/// A segment that was opened.
+struct opened_segment {
+    array data;
+    segment_trailer trailer;
+};
+/// @throws as open_segment.
+opened_segment open_checked(const checked_folder& folder, const std::vector<std::string>& names);
+
+/// What a trailer and a header say.
+segment_info info_of(const opened_segment& opened, std::string name);
+
+}  // namespace pinflow::detail

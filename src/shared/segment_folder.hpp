@@ -1,0 +1,66 @@
+#pragma once
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pinflow::detail {
+
+/// The names between the slashes of a segment's name.
+/// @throws invalid_argument unless each is a name as pinflow/shared/segment.hpp says.
+std::vector<std::string> parse_segment_name(std::string_view name);
+
+/// Whether `status` is that of a file or a folder of this user, to which no other user has access. If not,
+/// `reason` says why, as the end of a sentence.
+bool is_private(const struct ::stat& status, std::string& reason);
+
+/// Keeps the folder locked while it lives: names that begin with a dot exist only meanwhile, so those that
+/// are found were left by killed processes.
+class folder_lock {
+ public:
+    explicit folder_lock(int descriptor) noexcept : descriptor_(descriptor) {}
+    folder_lock(const folder_lock&) = delete;
+    folder_lock& operator=(const folder_lock&) = delete;
+    ~folder_lock();
+
+ private:
+    int descriptor_;
+};
+
+/// A folder of segments that has been checked: a real folder of this user, with access for no one else. So no
+/// other user can put anything into it.
+class checked_folder {
+ public:
+    /// @throws system_failure with errc::no_such_file_or_directory if there is no folder, and with
+    /// permission_denied if it is refused.
+    explicit checked_folder(const std::filesystem::path& path);
+    /// The same, but creates a folder that does not exist.
+    static checked_folder create(const std::filesystem::path& path);
+
+    const std::filesystem::path& path() const noexcept { return path_; }
+    /// The file of a segment: "a/b" is "a/b.npy" in this folder.
+    std::filesystem::path file_of(const std::vector<std::string>& names) const;
+    /// The folder of a group.
+    std::filesystem::path group_of(const std::string& name) const { return path_ / name; }
+    /// Checks the file of a segment, and the folders that lead to it.
+    /// @throws system_failure with errc::no_such_file_or_directory if there is none, and with
+    /// permission_denied if it is refused.
+    struct ::stat check(const std::vector<std::string>& names) const;
+
+    /// Waits for up to ten seconds until no other process has the lock, and removes what dead ones have left.
+    /// @throws system_failure with errc::device_or_resource_busy if one keeps it.
+    folder_lock lock() const;
+    /// What begins with a dot. Only under the lock is it certain that no process uses it.
+    std::vector<std::filesystem::path> left_behind() const;
+
+ private:
+    std::filesystem::path path_;
+};
+
+/// Removes a file, or a folder of segments with all that is in it. Ignores errors.
+void remove_tree(const std::filesystem::path& path) noexcept;
+
+}  // namespace pinflow::detail

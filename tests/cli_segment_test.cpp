@@ -1,0 +1,161 @@
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/formats/npz.hpp"
+#include "pinflow/shared/segment.hpp"
+#include "tests/cli_helpers.hpp"
+#include "tests/run_tool.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/file_bytes.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace pinflow;
+
+namespace {
+
+/// A name in the user's own folder of segments, of this process only. What has it is gone afterwards.
+class own_segment {
+ public:
+    explicit own_segment(const std::string& name)
+        : name_("pinflow-test-" + std::to_string(::getpid()) + "-" + name) {}
+    own_segment(const own_segment&) = delete;
+    own_segment& operator=(const own_segment&) = delete;
+    ~own_segment() { run_tool({"unpin", name_}); }
+
+    const std::string& name() const { return name_; }
+    std::string file() const { return "shm:" + name_; }
+
+ private:
+    std::string name_;
+};
+
+std::string digest_of_stream(const std::vector<std::string>& files) {
+    std::vector<std::string> arguments{"stream", "--json", "--device", "host"};
+    arguments.insert(arguments.end(), files.begin(), files.end());
+    const tool_result result = run_tool(arguments);
+    CHECK(result.status == 0);
+    CHECK(result.errors.empty());
+    return result.status == 0 ? nlohmann::json::parse(result.output)["digest"].get<std::string>() : "";
+}
+
+}  // namespace
+
+TEST_CASE("pin: the copy is opened as shm:NAME wherever a file is") {
+    const temporary_folder folder;
+    const own_segment segment("a");
+    const std::string path = folder / "a.npy";
+    write_npy(path, numbered_rows(1000, 5).view());
+    const tool_result pinned = run_tool({"pin", path, segment.name()});
+    CHECK(pinned.status == 0);
+    CHECK(pinned.errors.empty());
+    CHECK(contains_all(pinned.output, {segment.file(), "(1000, 5)", "GB/s"}));
+    CHECK(digest_of_stream({segment.file()}) == digest_of_stream({path}));
+    CHECK(digest_of_stream({segment.file(), path}) == digest_of_stream({path, path}));
+
+    const tool_result inspected = run_tool({"inspect", segment.file(), "--json"});
+    CHECK(inspected.status == 0);
+    const auto object = nlohmann::json::parse(inspected.output);
+    CHECK(object["shape"] == std::vector<int>{1000, 5});
+    CHECK(object["offset_bytes"] == 4096);
+    CHECK(object["mappable"] == true);
+
+    CHECK(run_tool({"verify", segment.file()}).output == segment.file() + ": OK\n");
+    const std::string converted = folder / "b.npy";
+    CHECK(run_tool({"convert", segment.file(), converted}).status == 0);
+    CHECK(digest_of_stream({converted}) == digest_of_stream({path}));
+
+    const tool_result again = run_tool({"pin", path, segment.name()});
+    CHECK(again.status == 1);
+    CHECK(again.one_error_line());
+    CHECK(contains(again.errors, "it exists"));
+    CHECK(run_tool({"pin", path, segment.file(), "--replace"}).status == 0);
+    CHECK(run_tool({"unpin", segment.name()}).status == 0);
+    const tool_result gone = run_tool({"stream", segment.file()});
+    CHECK(gone.status == 1);
+    CHECK(gone.one_error_line());
+    CHECK(contains(gone.errors, "there is no segment"));
+}
+
+TEST_CASE("pin: the arrays of a file become NAME/ARRAY, and list names them") {
+    const temporary_folder folder;
+    const own_segment segment("set");
+    const std::string path = folder / "set.npz";
+    {
+        npz_writer writer(path);
+        for (const char* const name : {"images", "labels"}) {
+            const array numbers = numbered_rows(100, name[0] == 'i' ? 6 : 1);
+            writer.begin(name, numbers.dtype(), numbers.shape());
+            writer.write({numbers.view().data(), numbers.size_bytes()});
+        }
+        writer.finish();
+    }
+    CHECK(run_tool({"pin", path, segment.name()}).status == 0);
+    CHECK(digest_of_stream({segment.file() + "/images", segment.file() + "/labels"}) ==
+          digest_of_stream({path + ":images", path + ":labels"}));
+    const tool_result whole = run_tool({"inspect", segment.file()});
+    CHECK(whole.status == 1);
+    CHECK(contains(whole.errors, "NAME/ARRAY"));
+
+    const tool_result listed = run_tool({"list", "--json"});
+    CHECK(listed.status == 0);
+    std::vector<std::string> names;
+    const auto object = nlohmann::json::parse(listed.output);
+    for (const auto& each : object["segments"]) {
+        const auto name = each["name"].get<std::string>();
+        if (!name.starts_with(segment.name())) continue;
+        names.push_back(name);
+        CHECK(each["problem"].is_null());
+        CHECK(each["dtype"] == "<u8");
+        CHECK(each["checksum"].get<std::string>().size() == 32);
+    }
+    CHECK(names == std::vector<std::string>{segment.name() + "/images", segment.name() + "/labels"});
+    const tool_result text = run_tool({"list"});
+    CHECK(contains_all(text.output, {segment.name() + "/images", "(100, 6)"}));
+
+    const own_segment one("one");
+    CHECK(run_tool({"pin", path + ":labels", one.name()}).status == 0);
+    CHECK(digest_of_stream({one.file()}) == digest_of_stream({path + ":labels"}));
+}
+
+TEST_CASE("pin: a pattern is one array, and with --stack each file is a row") {
+    const temporary_folder folder;
+    const own_segment rows("rows");
+    const own_segment stacked("stacked");
+    for (int i = 0; i < 12; ++i)
+        write_npy(folder / ("part-" + std::to_string(i) + ".npy"), numbered_rows(3, 4).view());
+    const std::string pattern = folder / "part-*.npy";
+    CHECK(run_tool({"pin", pattern, rows.name()}).status == 0);
+    CHECK(run_tool({"pin", pattern, stacked.name(), "--stack"}).status == 0);
+    CHECK(open_segment(rows.name()).shape() == shape_vector{36, 4});
+    CHECK(open_segment(stacked.name()).shape() == shape_vector{12, 3, 4});
+    CHECK(digest_of_stream({rows.file()}) == digest_of_stream({pattern}));
+}
+
+TEST_CASE("pin: names that are none, and files without rows, end with one line") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    write_npy(path, numbered_rows(10).view());
+    for (const std::string& name : {std::string(), std::string("."), std::string(".."), std::string("a\nb"),
+                                    std::string(300, 'x'), std::string("a/b")}) {
+        CAPTURE(name);
+        for (const std::vector<std::string>& arguments :
+             {std::vector<std::string>{"pin", path, name}, {"unpin", name}, {"stream", "shm:" + name}}) {
+            const tool_result result = run_tool(arguments);
+            CHECK(result.status == 1);
+            CHECK(result.one_error_line());
+        }
+    }
+    const tool_result missing = run_tool({"pin", folder / "none.npy", "x"});
+    CHECK(missing.status == 1);
+    CHECK(missing.one_error_line());
+    CHECK(run_tool({"pin", path}).status == 2);
+    CHECK(run_tool({"verify", "--write", "shm:x"}).status == 2);
+    CHECK(run_tool({"list", "more"}).status == 2);
+    CHECK(run_tool({"clean"}).status == 0);
+}
