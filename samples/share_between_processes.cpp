@@ -1,0 +1,118 @@
+// One copy of a file's rows for four processes: publishes them as a segment, starts four readers, and prints
+// what memory the machine and each reader take.
+//
+//     share_between_processes FILE
+//
+// Each reader streams all rows. "of the segment" is the reader's share of the segment's pages (Pss: a page
+// that n processes map counts as 1/n), so the shares add up to one copy. "own" is memory that belongs to it
+// alone.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "pinflow/pinflow.hpp"
+
+namespace {
+
+constexpr int reader_count = 4;
+
+/// The sum of all "LABEL: N kB" lines of a file of /proc, in MiB; with `part`, of the mappings whose name has
+/// it.
+double mebibytes(const std::string& path, const std::string& label, const std::string& part = {}) {
+    std::ifstream file(path);
+    double sum = 0;
+    bool counts = part.empty();
+    for (std::string line; std::getline(file, line);) {
+        if (!part.empty() && line.find('-') < line.find(' ')) counts = line.find(part) != std::string::npos;
+        if (counts && line.starts_with(label + ":")) sum += std::stod(line.substr(label.size() + 1)) / 1024;
+    }
+    return sum;
+}
+
+/// A reader: streams the segment, says so, and waits to be asked for its memory, and then for the end.
+int read_segment(const std::string& name) {
+    pinflow::install_fault_guard();
+    const pinflow::device device = pinflow::device::best();
+    const pinflow::array rows = pinflow::open_segment(name);
+    pinflow::loader loader({rows}, {.device = device, .batch_rows = 64, .route = pinflow::route::direct});
+    pinflow::digest digest(device);
+    const pinflow::stream stream(device);
+    while (const auto batch = loader.next(stream))
+        digest.add_async(*batch, stream);
+    const std::uint64_t value = digest.value();
+    char byte = 'r';
+    if (::write(STDOUT_FILENO, &byte, 1) != 1 || ::read(STDIN_FILENO, &byte, 1) != 1) return 1;
+    std::printf("%016llx %10.1f MiB %8.1f MiB\n", static_cast<unsigned long long>(value),
+                mebibytes("/proc/self/smaps", "Pss", name), mebibytes("/proc/self/status", "RssAnon"));
+    std::fflush(stdout);
+    return static_cast<int>(::read(STDIN_FILENO, &byte, 1));
+}
+
+struct reader {
+    int to = -1;
+    int from = -1;
+};
+
+/// Starts this program again, with pipes as its standard input and output.
+reader start_reader(const char* program, const std::string& name) {
+    int in[2] = {-1, -1};
+    int out[2] = {-1, -1};
+    if (::pipe(in) != 0 || ::pipe(out) != 0) std::abort();
+    if (::fork() == 0) {
+        ::dup2(in[0], STDIN_FILENO);
+        ::dup2(out[1], STDOUT_FILENO);
+        for (const int end : {in[0], in[1], out[0], out[1]})
+            ::close(end);
+        ::execl(program, program, "--read", name.c_str(), nullptr);
+        ::_exit(127);
+    }
+    ::close(in[0]);
+    ::close(out[1]);
+    return {in[1], out[0]};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    if (argc == 3 && std::string(argv[1]) == "--read") return read_segment(argv[2]);
+    if (argc != 2) {
+        std::fprintf(stderr, "usage: share_between_processes FILE\n");
+        return 2;
+    }
+    const std::string name = "sample-" + std::to_string(::getpid());
+    const double before = mebibytes("/proc/meminfo", "Shmem");
+    const pinflow::segment_info info = pinflow::publish(name, *pinflow::open_rows(argv[1]));
+    std::printf("published %.1f MiB; shared memory of the machine: %.1f MiB before, %.1f after\n",
+                static_cast<double>(info.size_bytes) / 1048576, before, mebibytes("/proc/meminfo", "Shmem"));
+    std::vector<reader> readers;
+    for (int i = 0; i < reader_count; ++i)
+        readers.push_back(start_reader("/proc/self/exe", name));
+    char byte = 0;
+    for (const reader& each : readers)
+        if (::read(each.from, &byte, 1) != 1) std::abort();
+    std::printf("with %d readers: %.1f MiB\n\nreader  digest           of the segment          own\n",
+                reader_count, mebibytes("/proc/meminfo", "Shmem"));
+    for (const reader& each : readers) {
+        if (::write(each.to, "m", 1) != 1) std::abort();
+        char line[128] = {};
+        const auto count = ::read(each.from, line, sizeof line - 1);
+        std::printf("%-7td %.*s", &each - readers.data() + 1, static_cast<int>(count), line);
+    }
+    for (const reader& each : readers)
+        ::close(each.to);
+    while (::wait(nullptr) > 0) {
+    }
+    pinflow::remove_segment(name);
+    return 0;
+} catch (const std::exception& error) {
+    std::fprintf(stderr, "share_between_processes: %s\n", error.what());
+    return 1;
+}
