@@ -44,10 +44,11 @@ struct hdf5_chunk_key {
 /// The lock is never held while chunks are decoded or copied.
 ///
 /// Chunks decoded for the first time share an eighth of the cache, first in, first out, even if they are
-/// requested again meanwhile. The rest holds chunks that are wanted again (see decoded_chunk), and evicts the
-/// least recently used first. So one sequential pass over a dataset takes little memory and does not evict
-/// chunks in repeated use (after 2Q by Johnson and Shasha, VLDB 1994). One chunk is kept even if it is larger
-/// than the whole cache, unless the cache size is 0. Thread-safe.
+/// requested again meanwhile, unless the cache has room for all chunks of their dataset. The rest holds
+/// chunks that are wanted again (see decoded_chunk), and evicts the least recently used first. So one
+/// sequential pass over a dataset takes little memory and does not evict chunks in repeated use (after 2Q by
+/// Johnson and Shasha, VLDB 1994). One chunk is kept even if it is larger than the whole cache, unless the
+/// cache size is 0. Thread-safe.
 class hdf5_chunk_cache {
  public:
     /// A caller that asks for chunks. The decoding thread calls one of the members, once for each promise.

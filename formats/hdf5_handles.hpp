@@ -202,9 +202,9 @@ struct element_type {
 /// @throws unsupported and format_error; messages continue after "the dataset 'NAME'".
 element_type element_type_of(::hid_t type);
 
-/// How much to describe. `listing` does not locate chunks: a chunked dataset then has no `chunks`, and stays
-/// `chunked` where `all` finds that it is `absent` (no chunk was written) or `library` (few of many chunks
-/// were written, or some are missing and the fill value differs within an element).
+/// How much to describe. `all` locates every chunk, and may find that the storage is `absent` (no chunk was
+/// written) or `library` (few of many chunks were written, or some are missing and the fill value differs
+/// within an element). `listing` does not: `chunks` stays empty, and the storage is `chunked`.
 enum class detail_wanted : bool { listing, all };
 /// Describes a dataset; `name` becomes the description's name.
 /// @throws unsupported, format_error; messages do not name the file.

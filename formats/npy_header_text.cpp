@@ -14,10 +14,11 @@
 #include "src/core/quote.hpp"
 #include "src/core/utf8.hpp"
 
-// The parser accepts every header that a released numpy writes, and nothing that numpy rejects. From other
-// writers it accepts any order of keys, either quote, spaces, tabs and '\n' between tokens, Python 2's `2L`
-// and `u'title'`, and a dictionary without a trailing comma. Padding is spaces or tabs, then '\n'. It refuses
-// other input that numpy accepts but no known writer produces (the table is in tests/npy_header_test.cpp).
+// The parser accepts every header that a released numpy writes, except those of pickled objects, and nothing
+// that numpy rejects. From other writers it accepts any order of keys, either quote, spaces, tabs and '\n'
+// between tokens, Python 2's `2L` and `u'title'`, and a dictionary without a trailing comma. Padding is
+// spaces or tabs, then '\n'. It refuses other input that numpy accepts but no known writer produces (the
+// table is in tests/npy_header_test.cpp).
 
 namespace pinflow {
 

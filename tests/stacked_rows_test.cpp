@@ -96,7 +96,9 @@ TEST_CASE("stacked_rows: each file is one row, mapped side by side with the othe
     CHECK(contains(message_of<pinflow::data_changed>([&] { rows->check_unchanged(); }), folder / "2"));
 }
 
-TEST_CASE("stacked_rows: vectors become rows, and rows of rows deeper ones") {
+TEST_CASE(
+    "stacked_rows: stacked vectors give rows of one axis, and stacked sources of such rows give rows of "
+    "two") {
     const temporary_folder folder;
     const auto vectors = make_samples(folder, 4, "<i2", {7});
     const rows_pointer rows = stack(vectors.sources());

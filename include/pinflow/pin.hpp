@@ -70,7 +70,9 @@ struct pin_options {
 struct pin_report {
     bool finished = false;  ///< nothing more will be registered
     bool complete = false;  ///< everything is registered
-    bool failed = false;    ///< a part is not registered; always true on the host device
+    /// A part could not be registered, or did not fit the budget; always true on the host device. Pieces that
+    /// pin_options::registers_rest leaves out do not count.
+    bool failed = false;
     std::uint64_t total_bytes = 0;
     std::uint64_t registered_bytes = 0;
     std::chrono::nanoseconds duration{};  ///< from construction until finished; 0 before that

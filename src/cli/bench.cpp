@@ -121,8 +121,8 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "Size of a row (default: 512; 256KiB in the file that stream and shuffled make)");
     add("--batch", batch, "ROWS", "Rows per batch (default: 131072; stream, shuffled: 64)");
     add("--batches", batches, "N",
-        "gather, scatter, duplex: batches per repetition (duplex: at most half of the table's);\n"
-        "plan: a group of N batches is planned, or of half of --known if that is less");
+        "gather, scatter, duplex: batches per repetition (duplex: at most half as many as the table holds);\n"
+        "plan: plans one batch, and a group of N batches, or of half of --known if that is less");
     add("--known", known, "N",
         "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");
     add("--route", route, "auto|direct|copy|staged|hybrid",

@@ -89,8 +89,8 @@ void grant_cpu_time() {
     if (::setrlimit(RLIMIT_CPU, &limit) != 0) ::_exit(not_served);
 }
 
-/// Ends this process when the tool has exited, whatever libhdf5 is doing. PR_SET_PDEATHSIG is not enough: it
-/// is sent when the thread that started this process exits.
+/// Ends this process when the tool has exited, whatever libhdf5 is doing. PR_SET_PDEATHSIG cannot be
+/// used: it is sent when the thread that started this process exits, and the tool may go on.
 void end_with_parent() {
     const auto wait_for_end = [] {
         ::pollfd parent{hdf5_child_socket, POLLRDHUP, 0};

@@ -159,13 +159,14 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "and up to\n"
         "512MiB of chunks for each FILE, less if memory is short)");
     add("--pin-budget", pin_budget, "BYTES|ulimit",
-        "Maximum memory to page-lock for the GPU; ulimit: no more than `ulimit -l` (default: 3/4 of the "
-        "memory that\n"
-        "the machine and the cgroup have left)");
+        "Maximum memory of files to page-lock in place, less pinned buffers, which are never refused;\n"
+        "ulimit: no more than `ulimit -l` (default: 3/4 of the memory that the machine and the cgroup\n"
+        "have left)");
     add("--slots", slots, "N",
         "Batches that can exist at once (being filled, ready or in use), from 2 on (default: 2 to 8, up to\n"
         "256 of small batches)");
-    add("--threads", threads, "N", "Threads that gather rows (default: one per core)");
+    add("--threads", threads, "N",
+        "The most threads that gather rows at the same time (default: one per core)");
     add("--rank", rank, "R", "Rank of this process, from 0 to W - 1; ranks take batches in turn");
     add("--world", world, "W|env",
         "Number of processes; env: take rank and number from torchrun, MPI or Slurm");

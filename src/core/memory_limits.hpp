@@ -55,8 +55,8 @@ struct thread_allowance {
     std::string reason;  ///< why `count` is less than the default; empty if it is not
 };
 
-/// The number of threads to start: `requested`, or if that is 0, `default_count` or as many as fit into an
-/// eighth of the available memory, but at least 1.
+/// Returns the number of threads to start: `requested` if it is not 0. Otherwise `default_count`, or fewer
+/// (at least 1) if their memory would exceed an eighth of the available memory.
 /// @throws system_failure if memory does not suffice for `requested` threads.
 thread_allowance threads_within_memory(unsigned requested, unsigned default_count);
 

@@ -12,8 +12,9 @@ namespace pinflow::detail {
 /// separators of lines, and those that change the direction of text.
 bool is_terminal_control(std::uint32_t code_point) noexcept;
 
-/// The character at `position`, which moves past it, as a terminal may be shown it: a control character
-/// becomes `\n`, `\x1b` or `\u202e`, a byte that is not UTF-8 becomes `\xff`.
+/// Returns the character at `position`, escaped if it is unsafe on a terminal, and moves `position` past it.
+/// Control characters become `\n`, `\xNN` or `\uNNNN`, and a byte that is not UTF-8 `\xNN`. Backslashes are
+/// not escaped.
 std::string next_escaped(std::string_view text, std::size_t& position);
 
 /// `text` on one line, for people: backslashes in it are not escaped. Otherwise escaped as by next_escaped,

@@ -318,7 +318,7 @@ inline constexpr bool is_complex = false;
 template <typename Part>
 inline constexpr bool is_complex<complex_parts<Part>> = true;
 
-/// `value` as a `To`: of bool, the integers, float, double, the small floats, or complex_parts to
+/// Casts `value` to `To`. Both are bool, an integer, float, double or a small float, or both are
 /// complex_parts. In memory, any byte but 0 is true, so a boolean must not be read as a bool.
 template <typename To, typename From>
 PINFLOW_DETAIL_HOST_DEVICE inline To cast_scalar(From value) noexcept {

@@ -156,10 +156,12 @@ worker_threads::worker_threads(unsigned wanted) {
     reason_ = std::move(allowed.reason);
     count_ = worker_pool::process().start(asked);
     if (count_ < asked) {
-        const std::string_view cause = worker_pool::process().is_forked()
-                                           ? "oneTBB's threads stayed in the parent process at fork"
-                                           : "the system starts no more threads; raise ulimit -u, ulimit -v "
-                                             "or the limit of the pids cgroup";
+        const std::string_view cause =
+            worker_pool::process().is_forked()
+                ? "oneTBB's threads stayed in the parent process at fork"
+                : "the system starts too few more threads, 12 of which are left to "
+                  "other work; raise ulimit -u, ulimit -v or the limit of the "
+                  "pids cgroup";
         reason_ = fmt::format("{} of {} threads: {}", count_, asked, cause);
     }
     if (count_ > core_count()) {

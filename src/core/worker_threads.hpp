@@ -9,8 +9,9 @@
 namespace pinflow::detail {
 
 /// Starts oneTBB's workers in advance. oneTBB itself starts them with the first work, and ends the process if
-/// one cannot be started. A trial counts how many threads the system can start. If these are fewer than
-/// wanted and fewer than the cores, oneTBB is limited to them. The workers stay until the process ends.
+/// one cannot be started. A trial counts how many threads the system can start. 12 of them are left to
+/// other work. If the rest, with the calling thread, are fewer than wanted and fewer than the cores, oneTBB
+/// is limited to them. The workers stay until the process ends.
 ///
 /// While this lives, parallel work may use `count()` threads, the calling one included.
 class worker_threads {

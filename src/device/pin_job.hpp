@@ -29,7 +29,8 @@ namespace pinflow::detail {
 /// must outlive both threads.
 class pin_job {
  public:
-    /// Memory limits and mappings of this machine. The thread asks for them once.
+    /// The memory limits that apply to this process, and the text of /proc/self/maps. The thread asks for
+    /// them once.
     struct machine_answers {
         memory_limits limits;
         std::string maps;

@@ -19,8 +19,8 @@ struct link_profile {
     std::uint64_t min_copied_bytes = 32 << 10;
     std::uint64_t max_trivial_bytes = 64;  ///< the CPU copies rows up to this size as fast as it lists them
     std::uint64_t min_unsorted_bytes = 2 << 10;  ///< from this row size on, a kernel is as fast in any order
-    /// Without a requested route, gathers from tables up to this size are not sorted: the GPU's address
-    /// translation covers the table, so that the order of rows does not matter.
+    /// Gathers from tables up to this size are not sorted (by a row exchange, unless a route was requested or
+    /// measured): the GPU's address translation covers the table, so that the order of rows does not matter.
     std::uint64_t covered_bytes = 1 << 30;
 
     // ---- registering while rows are delivered
@@ -47,7 +47,8 @@ struct link_profile {
     unsigned groups_of_slots = 4;       ///< for a GPU: groups that the slots form; 8 are slower
     unsigned host_groups_of_slots = 4;  ///< on the host: two being filled, one ready, one in use
     unsigned min_slots = 8;
-    /// From this number on, two threads enqueue the copies of a group. One thread takes some 0.9 us a copy,
+    /// From this number on, two threads enqueue the copies of a group, if at most one group is still being
+    /// copied. One thread takes some 0.9 us a copy,
     /// or more, and the link moves 48 KiB in that time.
     std::size_t min_split_copies = 128;
     unsigned listing_threads = 4;  ///< list the rows that the device fetches by itself
@@ -58,8 +59,9 @@ struct link_profile {
     std::uint64_t min_awaited_bytes = 8 << 20;
 
     // ---- calls of a row exchange
-    /// Direct gathers of fewer bytes are not sorted, unless the route is requested. For 2 MiB of 512-byte
-    /// rows, a kernel reaches 32 GB/s sorted and 21 unsorted; the sort takes some 20 us whatever the size.
+    /// Direct gathers of fewer bytes are not sorted, unless the route was requested or measured. For 2 MiB of
+    /// 512-byte rows, a kernel reaches 32 GB/s sorted and 21 unsorted; the sort takes some 20 us whatever the
+    /// size.
     std::uint64_t min_sorted_bytes = 1 << 20;
     /// In larger tables, kernels alone move short rows at 26 to 35 GB/s; with the CPU's help 39 to 50.
     std::uint64_t huge_table_bytes = std::uint64_t{32} << 30;

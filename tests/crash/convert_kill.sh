@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # convert_kill.sh PINFLOW [KILLS]
 #
-# Kills `pinflow convert` with SIGKILL (10 times, or KILLS), while it replaces another file, of each format in turn, and
-# while it replaces its own input, a .npy file: in turn at a random moment, and at a random moment after it began to
-# write. Afterwards the file must be the old one or the new one, byte for byte. A temporary file may be left beside it
+# Kills `pinflow convert` with SIGKILL, KILLS times (10). It replaces another file, of each format in turn, or its own
+# input, a .npy file. Every other kill comes at a random moment after it began to write, the others at any moment.
+# Afterwards the file must be the old one or the new one, byte for byte. A temporary file may be left beside it
 # only if the kill came while the new file had a temporary name, or if the filesystem lacks files without a name
 # (O_TMPFILE). SEED, from the environment, repeats a run.
 set -euo pipefail

@@ -7,11 +7,11 @@ bytes, or after N of these), and runs `pinflow stream FILE:NAME --json` and `pin
 expected of every run:
 
 - It ends within the limit, by no signal, with exit status 0 or 1, and leaves no process behind.
-- 1: nothing on standard output, and one line on standard error that begins "pinflow: error: ".
-- 0: nothing on standard error, and one JSON object on standard output. What is streamed has the digest of the file as
-  it was before, or of what h5py, which sees the same damage, reads from it now: a byte of data that no checksum
-  covers, or a number, order or fill value in the metadata that is as good as any other. (Where the damage has made the
-  dataset larger than LARGEST bytes, it is not streamed: all of its rows, or their fill values, would come.)
+- Exit status 1: nothing on standard output, and one line on standard error that begins "pinflow: error: ".
+- Exit status 0: nothing on standard error, and one JSON object on standard output. The digest is that
+  of the undamaged file, or of what h5py reads from the damaged one. The latter is right if the damage hit data without
+  a checksum, or turned a number, byte order or fill value of the metadata into another valid one. (If the damage has
+  made the dataset larger than LARGEST bytes, it is not streamed: all of its rows, or their fill values, would come.)
 - Data that only libhdf5 can decode is never made up. libhdf5 itself may read past the end of what is stored, or
   leave parts of a chunk uninitialized. So the tool, and h5py too, must read the same whatever free memory was
   filled with.

@@ -31,7 +31,8 @@ struct loader_report {
     std::string reason;
     /// One entry for each array of a sample, in their order.
     std::vector<array_report> arrays;
-    /// Threads that may gather rows at the same time.
+    /// The most threads that gather rows at the same time. Half of them do (3 to 10) while pages are
+    /// registered, and at most 4 if the device fetches all rows by itself.
     unsigned threads = 0;
     /// Why there are fewer threads than the loader wanted: memory is short, the system starts no more
     /// threads, the application limits oneTBB, or the process was forked. Empty if there are not fewer.

@@ -136,9 +136,9 @@ class sampler {
 
     /// Rows drawn with replacement, one for each of `position_count` positions: row i with probability
     /// weights[i] / (sum of the weights), independently of other positions, epochs and seeds. There are as
-    /// many rows as weights. Probabilities are exact to 2^-62 of the sum: a smaller weight counts as 0, and a
-    /// row of weight 0 is never drawn. Takes 16 bytes per row, which copies of the sampler share, and 24 more
-    /// during construction.
+    /// many rows as weights. Weights are rounded down to multiples of a unit of at most 2^-61 of their sum,
+    /// so a smaller weight may count as 0. A row of weight 0 is never drawn. Takes 16 bytes per row, which
+    /// copies of the sampler share, and 24 more during construction.
     ///
     /// Walker's alias method ("An efficient method for generating discrete random variables with general
     /// distributions", 1977). The table is built as by Vose ("A linear algorithm for generating random
