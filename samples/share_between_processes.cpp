@@ -7,6 +7,7 @@
 // that n processes map counts as 1/n), so the shares add up to one copy. "own" is memory that belongs to it
 // alone.
 
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,7 +16,10 @@
 #include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <set>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pinflow/pinflow.hpp"
@@ -61,16 +65,31 @@ struct reader {
     int from = -1;
 };
 
+/// Removes the segment in the end, also after an error.
+struct published {
+    explicit published(std::string segment) : name(std::move(segment)) {}
+    published(const published&) = delete;
+    published& operator=(const published&) = delete;
+    ~published() {
+        try {
+            pinflow::remove_segment(name);
+        } catch (const std::exception& error) {
+            std::fprintf(stderr, "%s\n", error.what());
+        }
+    }
+    std::string name;
+};
+
 /// Starts this program again, with pipes as its standard input and output.
 reader start_reader(const char* program, const std::string& name) {
     int in[2] = {-1, -1};
     int out[2] = {-1, -1};
-    if (::pipe(in) != 0 || ::pipe(out) != 0) std::abort();
-    if (::fork() == 0) {
+    if (::pipe2(in, O_CLOEXEC) != 0 || ::pipe2(out, O_CLOEXEC) != 0) throw std::runtime_error("no pipes");
+    const ::pid_t child = ::fork();
+    if (child == -1) throw std::runtime_error("cannot fork");
+    if (child == 0) {
         ::dup2(in[0], STDIN_FILENO);
         ::dup2(out[1], STDOUT_FILENO);
-        for (const int end : {in[0], in[1], out[0], out[1]})
-            ::close(end);
         ::execl(program, program, "--read", name.c_str(), nullptr);
         ::_exit(127);
     }
@@ -89,7 +108,8 @@ int main(int argc, char** argv) try {
     }
     const std::string name = "sample-" + std::to_string(::getpid());
     const double before = mebibytes("/proc/meminfo", "Shmem");
-    const pinflow::segment_info info = pinflow::publish(name, *pinflow::open_rows(argv[1]));
+    const pinflow::segment_info info = pinflow::publish_file(name, argv[1]).front();
+    const published until_the_end(name);
     std::printf("published %.1f MiB; shared memory of the machine: %.1f MiB before, %.1f after\n",
                 static_cast<double>(info.size_bytes) / 1048576, before, mebibytes("/proc/meminfo", "Shmem"));
     std::vector<reader> readers;
@@ -97,20 +117,26 @@ int main(int argc, char** argv) try {
         readers.push_back(start_reader("/proc/self/exe", name));
     char byte = 0;
     for (const reader& each : readers)
-        if (::read(each.from, &byte, 1) != 1) std::abort();
+        if (::read(each.from, &byte, 1) != 1) throw std::runtime_error("a reader has failed");
     std::printf("with %d readers: %.1f MiB\n\nreader  digest           of the segment          own\n",
                 reader_count, mebibytes("/proc/meminfo", "Shmem"));
+    double shares = 0;
+    std::set<std::string> digests;
     for (const reader& each : readers) {
-        if (::write(each.to, "m", 1) != 1) std::abort();
+        if (::write(each.to, "m", 1) != 1) throw std::runtime_error("a reader has ended");
         char line[128] = {};
         const auto count = ::read(each.from, line, sizeof line - 1);
         std::printf("%-7td %.*s", &each - readers.data() + 1, static_cast<int>(count), line);
+        digests.insert(std::string(line).substr(0, 16));
+        shares += std::strtod(line + 16, nullptr);
     }
     for (const reader& each : readers)
         ::close(each.to);
     while (::wait(nullptr) > 0) {
     }
-    pinflow::remove_segment(name);
+    const double share = 100 * shares * 1048576 / static_cast<double>(info.size_bytes);
+    std::printf("%zu digest, shares of %.1f %% of the data in total\n", digests.size(), share);
+    if (digests.size() != 1) throw std::runtime_error("the readers have read different data");
     return 0;
 } catch (const std::exception& error) {
     std::fprintf(stderr, "share_between_processes: %s\n", error.what());

@@ -47,7 +47,7 @@ int fail_each_call(Work work, Check check) {
 
 }  // namespace
 
-TEST_CASE("segments: each system call of a publisher may fail, which leaves nothing or the whole segment") {
+TEST_CASE("segments: each system call of a publisher may fail, which leaves nothing") {
     const test_segments segments;
     const array numbers = numbered_rows(100);
     const std::size_t descriptors = open_descriptors();
@@ -95,10 +95,48 @@ TEST_CASE("segments: each system call of a writer may fail, which leaves the loc
         writable_segment::create("a", dtype::of<float>(), {10}, segments.folder());
     }
     const std::size_t descriptors = open_descriptors();
-    fail_each_call([&] { writable_segment("a", segments.folder()); },
-                   [&](bool, bool) {
-                       CHECK(open_descriptors() == descriptors);
-                       CHECK_NOTHROW(writable_segment("a", segments.folder()));
+    const int calls = fail_each_call([&] { writable_segment("a", segments.folder()); },
+                                     [&](bool has_failed, bool threw) {
+                                         if (!has_failed) CHECK_FALSE(threw);
+                                         CHECK(open_descriptors() == descriptors);
+                                         CHECK_NOTHROW(writable_segment("a", segments.folder()));
+                                     });
+    CHECK(calls > 8);
+}
+
+TEST_CASE("segments: each system call of a group's publisher may fail, which leaves nothing") {
+    const test_segments segments;
+    const array numbers = numbered_rows(100);
+    const named_rows members[] = {{"x", numbers.rows()}, {"y/z", numbers.rows()}};
+    const std::size_t descriptors = open_descriptors();
+    const int calls = fail_each_call([&] { publish_group("g", members, segments.options()); },
+                                     [&](bool, bool threw) {
+                                         const auto files = segments.files();
+                                         CHECK((files.empty() || files.front().front() == '.') == threw);
+                                         if (!threw) remove_segment("g", segments.folder());
+                                         CHECK(open_descriptors() == descriptors);
+                                     });
+    CHECK(calls > 20);
+}
+
+TEST_CASE("segments: each system call of who removes, lists or cleans may fail, which loses no segment") {
+    const test_segments segments;
+    const array numbers = numbered_rows(100);
+    segments.publish("a", numbers);
+    segments.publish("b", numbers);
+    const auto is_whole = [&](const std::string& name) {
+        verify_segment(name, segments.folder());
+        return true;
+    };
+    fail_each_call([&] { clean_segments(segments.folder()); },
+                   [&](bool, bool) { CHECK((is_whole("a") && is_whole("b"))); });
+    fail_each_call([&] { list_segments(segments.folder()); },
+                   [&](bool, bool) { CHECK((is_whole("a") && is_whole("b"))); });
+    fail_each_call([&] { remove_segment("a", segments.folder()); },
+                   [&](bool, bool threw) {
+                       CHECK(is_whole("b"));
+                       CHECK(std::filesystem::exists(segments / "a.npy") == threw);
+                       if (!threw) segments.publish("a", numbers, true);
                    });
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -44,6 +45,15 @@ class descriptor_lease {
     std::unique_ptr<detail::cached_descriptor, end_use> used_;
 };
 
+/// What counts as a change of an input_file.
+enum class change_check {
+    path,  ///< another file at its path, another size or modification time
+    /// Another size or modification time of the opened file itself. Its descriptor stays open, so that it may
+    /// be renamed, replaced or deleted.
+    file,
+    size,  ///< as `file`, but the file may be written
+};
+
 /// A regular file opened for reading, with the identity it had when it was opened. Never writes, never blocks
 /// on a FIFO. Every member may be called from any thread at the same time.
 ///
@@ -56,7 +66,7 @@ class input_file {
     /// Opens `path`.
     /// @throws system_failure if it cannot be opened.
     /// @throws format_error if it is not a regular file.
-    explicit input_file(const std::filesystem::path& path);
+    explicit input_file(const std::filesystem::path& path, change_check check = change_check::path);
     input_file(const input_file&) = delete;
     input_file& operator=(const input_file&) = delete;
     ~input_file();
@@ -81,9 +91,9 @@ class input_file {
     /// what lease_descriptor throws.
     std::chrono::nanoseconds read(std::uint64_t offset_bytes, std::span<std::byte> destination) const;
 
-    /// Checks the path for changes since the file was opened. A deleted file passes: it keeps its data while
-    /// its descriptor is open, or a mapping of it exists.
-    /// @throws data_changed if size or modification time have changed, or if the path names another file.
+    /// Checks for changes since the file was opened, as the constructor was told. A deleted file passes: it
+    /// keeps its data while its descriptor is open, or a mapping of it exists.
+    /// @throws data_changed if there are any.
     void check_unchanged() const;
     /// The same, but does nothing if the file passed a check less than `max_age` before `now`.
     /// @throws as check_unchanged().
@@ -99,8 +109,10 @@ class input_file {
 
     std::string path_;
     std::string absolute_path_;
+    change_check check_;
     file_identity identity_;
     std::unique_ptr<detail::cached_descriptor> descriptor_;
+    std::optional<descriptor_lease> kept_open_;             ///< unless the path is checked
     mutable std::atomic<std::int64_t> checked_ns_ = never;  // by the steady clock
 };
 

@@ -11,6 +11,7 @@
 #include "pinflow/stream.hpp"
 #include "src/cli/bench.hpp"
 #include "src/cli/bench_words.hpp"
+#include "src/cli/open.hpp"
 
 namespace pinflow::cli {
 
@@ -129,7 +130,7 @@ void bench_pin(const bench_options& options, const link_rates& /*link*/, const b
     std::vector<double> seconds;
     pin_report pinned;
     for (unsigned i = 0; i < options.repetitions; ++i) {
-        const auto rows = open_rows(options.file);
+        const auto rows = open_source_rows(options.file, {});
         const auto start = clock::now();
         const pinned_pages pages(pin_ranges(rows), options.device);
         pages.require();

@@ -21,6 +21,7 @@
 #include "pinflow/loader/loader.hpp"
 #include "src/cli/bench.hpp"
 #include "src/cli/bench_words.hpp"
+#include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
 #include "src/core/system.hpp"
 
@@ -176,7 +177,7 @@ struct streamed {
 streamed stream_epochs(const std::string& file, const loader_options& options) {
     streamed result;
     const auto start = clock::now();
-    const auto rows = open_rows(file);
+    const auto rows = open_source_rows(file, {});
     loader batches({rows}, options);
     result.epoch_bytes = rows->row_count() * rows->row_size_bytes();
     std::vector<std::unique_ptr<digest>> digests;

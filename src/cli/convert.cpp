@@ -128,6 +128,7 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
     if (app.count("--view-as") > 0) parsed.view_as = parse_dtype("--view-as", view_as);
     if (app.count("--dtype") > 0) parsed.cast_to = parse_dtype("--dtype", cast_to);
     parsed.source = find_source(in);
+    if (!parsed.view_as) parsed.view_as = parsed.source.type;
     parsed.target = std::move(target);
     parsed.layout = layout;
     check_stacks(parsed.stack, parsed.source);

@@ -142,6 +142,11 @@ void inspect(const argument_list& arguments) {
     app.add_flag("--json", json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return;
 
+    if (std::vector<array_listing> group = list_group(file); !group.empty()) {
+        check_stacks(stack, {file, std::nullopt, file_format::npy, std::nullopt});
+        return print(json ? all_as_json(file_format::npy, group)
+                          : all_as_text(file, file_format::npy, group));
+    }
     const source_argument source = find_source(file);
     check_stacks(stack, source);
     if (source.is_pattern()) return inspect_pattern(file, stack, json);
@@ -152,8 +157,10 @@ void inspect(const argument_list& arguments) {
     } else {
         listed = list_arrays(source.path);
     }
-    for (array_listing& each : listed)
+    for (array_listing& each : listed) {
+        if (source.type) each.dtype = source.type;
         explain_order(each, false);
+    }
     if (listed.size() == 1) {
         const array_listing& only = listed.front();
         const bool has_name = source.name || format != file_format::npy;

@@ -35,15 +35,15 @@ array_listing list_field(const std::string& path, const std::string& name) {
 source_argument find_source(const std::string& text) {
     if (text.starts_with(segment_prefix)) {
         const std::string name = text.substr(segment_prefix.size());
-        return {find_segment(name).string(), std::nullopt, file_format::npy};
+        return {find_segment(name).string(), std::nullopt, file_format::npy, open_segment(name).dtype()};
     }
     if (text.empty()) throw invalid_argument("cannot open '': the path is empty");
-    if (is_pattern(text)) return {text, std::nullopt, std::nullopt};
+    if (is_pattern(text)) return {text, std::nullopt, std::nullopt, std::nullopt};
     file_and_name split = split_file_and_name(text);
     const file_format format = format_of(split.path);
     std::optional<std::string> name;
     if (split.named) name = std::move(split.name);
-    return {std::move(split.path), std::move(name), format};
+    return {std::move(split.path), std::move(name), format, std::nullopt};
 }
 
 void check_stacks(bool stack, const source_argument& source) {
@@ -79,6 +79,20 @@ array_listing find_array(const source_argument& source) {
         throw unsupported(fmt::format("cannot open '{}' of '{}': {}", name, source.path, found->reason));
     }
     return std::move(*found);
+}
+
+std::vector<array_listing> list_group(const std::string& text) {
+    std::vector<array_listing> listed;
+    if (!text.starts_with(segment_prefix)) return listed;
+    const std::string group = text.substr(segment_prefix.size()) + "/";
+    for (const segment_info& each : list_segments()) {
+        if (!each.name.starts_with(group) || !each.problem.empty()) continue;
+        array_listing listing = list_arrays(each.path).front();
+        listing.name = each.name.substr(group.size());
+        listing.dtype = each.dtype;
+        listed.push_back(std::move(listing));
+    }
+    return listed;
 }
 
 bool has_scattered_rows(const array_listing& listed) {

@@ -20,6 +20,7 @@ struct source_argument {
     std::string path;                   ///< or all of FILE[:NAME], if FILE is a pattern
     std::optional<std::string> name;    ///< of an array in the file
     std::optional<file_format> format;  ///< nothing for a pattern
+    std::optional<dtype> type;          ///< of a segment, whose .npy header may not be able to say it
     bool is_pattern() const noexcept { return !format; }
 };
 
@@ -38,6 +39,9 @@ std::string names_of(const std::vector<array_listing>& arrays);
 /// Describes the array that `source` names. `source` is not a pattern and has a name.
 /// @throws as list_arrays; invalid_argument if there is no such array; unsupported if it cannot be opened.
 array_listing find_array(const source_argument& source);
+
+/// The arrays of shm:NAME, if that is a group of segments; empty for any other text.
+std::vector<array_listing> list_group(const std::string& text);
 
 /// Whether the array is in Fortran order and its rows are not contiguous. They are contiguous if it has no
 /// elements, or at most one axis longer than 1.

@@ -103,7 +103,7 @@ pattern_array::pattern_array(const std::string& text, bool stacked) : stacked_(s
     std::uint64_t row_count = 0;
     for (std::string& path : paths) {
         const file_format format = format_of(path);
-        source_argument source{std::move(path), name, format};
+        source_argument source{std::move(path), name, format, std::nullopt};
         array_listing listing = name ? find_array(source) : pinflow::detail::only_array(source.path);
         if (!listing.dtype)
             throw unsupported(fmt::format("cannot open '{}': {}", source.path, listing.reason));

@@ -18,6 +18,7 @@
 #include "src/cli/json.hpp"
 #include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
+#include "src/shared/segment_folder.hpp"
 
 namespace pinflow::cli {
 
@@ -31,45 +32,30 @@ double seconds_since(clock::time_point start) {
 }
 
 /// The name in SEGMENT, which may be written as `shm:NAME`, as it is where a FILE is taken.
-std::string segment_name(std::string text) {
+/// @throws usage_error if no segment can have that name.
+std::string checked_name(std::string text) {
     if (text.starts_with(segment_prefix)) text.erase(0, segment_prefix.size());
-    return text;
-}
-
-/// The arrays of the file that IN names; one without a name if it is published by itself.
-std::vector<named_rows> open_arrays(const std::string& text, const source_argument& source, bool stack) {
-    open_options options;
-    options.stack = stack;
-    if (source.is_pattern() || source.name) return {{{}, open_source_rows(text, options)}};
-    std::vector<array_listing> listed = list_arrays(source.path);
-    std::erase_if(listed, [](const array_listing& each) {  // folders, which some archivers list
-        return !each.dtype && each.name.ends_with('/');
-    });
-    if (listed.size() == 1) return {{{}, open_source_rows(text, options)}};
-    if (listed.empty()) throw invalid_argument(fmt::format("cannot pin '{}': it has no arrays", text));
-    std::vector<named_rows> arrays;
-    for (const array_listing& each : listed) {
-        if (!each.dtype)
-            throw unsupported(fmt::format("cannot pin '{}:{}': {}; choose arrays as '{}:NAME'", source.path,
-                                          each.name, each.reason, source.path));
-        arrays.push_back({each.name, open_rows(source.path + ":" + each.name)});
+    try {
+        static_cast<void>(pinflow::detail::parse_segment_name(text));
+    } catch (const invalid_argument& failure) {
+        throw usage_error(failure.what());
     }
-    return arrays;
+    return text;
 }
 
 /// How long a process takes to register these segments with a GPU, as a line of text.
 std::string registering_text(const std::vector<segment_info>& segments) {
     if (device::cuda_count() == 0) return "no GPU here, so registering it was not timed\n";
-    std::vector<pin_range> ranges;
-    std::uint64_t total_bytes = 0;
-    for (const segment_info& each : segments) {
-        const array opened = open_segment(each.name);
-        total_bytes += opened.size_bytes();
-        if (opened.shape().empty()) continue;
-        for (pin_range& range : pin_ranges(opened.rows()))
-            ranges.push_back(std::move(range));
-    }
     try {
+        std::vector<pin_range> ranges;
+        std::uint64_t total_bytes = 0;
+        for (const segment_info& each : segments) {
+            const array opened = open_segment(each.name);
+            total_bytes += opened.size_bytes();
+            if (opened.shape().empty()) continue;
+            for (pin_range& range : pin_ranges(opened.rows()))
+                ranges.push_back(std::move(range));
+        }
         const pinned_pages first({}, device::cuda(0));  // makes the context, which is not counted
         first.wait();
         const clock::time_point start = clock::now();
@@ -78,7 +64,7 @@ std::string registering_text(const std::vector<segment_info>& segments) {
         const double seconds = seconds_since(start);
         return fmt::format("registering takes each process {:.3f} s, {:.1f} GB/s\n", seconds,
                            static_cast<double>(total_bytes) / seconds / 1e9);
-    } catch (const device_error& failure) {
+    } catch (const error& failure) {
         return fmt::format("registering was not timed: {}\n", failure.what());
     }
 }
@@ -147,7 +133,6 @@ void pin(const argument_list& arguments) {
         "pinflow pin");
     std::string file, segment;
     publish_options options;
-    bool stack = false;
     app.add_option(
            "FILE", file,
            "A file, or FILE:NAME for an array in it. A quoted pattern means all files that match, as\n"
@@ -160,17 +145,18 @@ void pin(const argument_list& arguments) {
     app.add_flag("--replace", options.replace,
                  "Replace a segment of that name; processes that have it open keep the old one")
         ->disable_flag_override();
-    app.add_flag("--stack", stack, "Each file that a pattern matches is one row")->disable_flag_override();
+    app.add_flag("--stack", options.stack, "Each file that a pattern matches is one row")
+        ->disable_flag_override();
     app.footer(
         "Examples:\n"
         "  pinflow pin data.h5 train\n"
         "  pinflow stream shm:train/images shm:train/labels --order shuffled");
     if (!parse(app, arguments)) return;
 
-    const source_argument source = find_source(file);
-    check_stacks(stack, source);
-    const std::vector<named_rows> arrays = open_arrays(file, source, stack);
-    const std::string name = segment_name(segment);
+    const std::string name = checked_name(segment);
+    if (name.find('/') != std::string::npos)
+        throw usage_error(fmt::format("SEGMENT takes a name without slashes, not '{}'", name));
+    check_stacks(options.stack, find_source(file));
     const clock::time_point start = clock::now();
     std::vector<segment_info> published;
     {
@@ -181,10 +167,10 @@ void pin(const argument_list& arguments) {
             line.show(fmt::format("{:5.1f} %, {:.2f} GB/s", 100 * copied / static_cast<double>(total_bytes),
                                   copied / seconds_since(start) / 1e9));
         };
-        if (arrays.size() == 1 && arrays.front().name.empty()) {
-            published.push_back(publish(name, *arrays.front().rows, options));
+        if (file.starts_with(segment_prefix)) {
+            published.push_back(publish(name, *open_source_rows(file, {}), options));
         } else {
-            published = publish_group(name, arrays, options);
+            published = publish_file(name, file, options);
         }
     }
     const double seconds = seconds_since(start);
@@ -197,7 +183,8 @@ void pin(const argument_list& arguments) {
     }
     text += fmt::format("copied {} in {:.3f} s, {:.2f} GB/s\n", readable_size(size_bytes), seconds,
                         static_cast<double>(size_bytes) / seconds / 1e9);
-    print(text + registering_text(published));
+    print(text);
+    print(registering_text(published));
 }
 
 void unpin(const argument_list& arguments) {
@@ -210,7 +197,7 @@ void unpin(const argument_list& arguments) {
         ->type_name("")
         ->required();
     if (!parse(app, arguments)) return;
-    remove_segment(segment_name(segment));
+    remove_segment(checked_name(segment));
 }
 
 void list(const argument_list& arguments) {

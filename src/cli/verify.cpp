@@ -152,7 +152,13 @@ void verify(const argument_list& arguments) {
     if (path.starts_with(segment_prefix)) {
         if (write)
             throw usage_error(fmt::format("--write is for files: '{}' has its checksum with it", path));
-        verify_segment(path.substr(segment_prefix.size()));
+        progress_line line;
+        verify_segment(path.substr(segment_prefix.size()), segment_folder(),
+                       [&](std::uint64_t read_bytes, std::uint64_t total_bytes) {
+                           if (line.due())
+                               line.show(fmt::format("{:5.1f} %", 100 * static_cast<double>(read_bytes) /
+                                                                      static_cast<double>(total_bytes)));
+                       });
         return print(fmt::format("{}: OK\n", escaped(path)));
     }
     const input_file file = open_one_file(path);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "pinflow/error.hpp"
 #include "src/core/descriptor_cache.hpp"
@@ -68,14 +69,15 @@ int descriptor_lease::get() const noexcept {
     return used_ ? used_->get() : -1;
 }
 
-input_file::input_file(const std::filesystem::path& path)
-    : path_(path.string()), descriptor_(std::make_unique<detail::cached_descriptor>()) {
+input_file::input_file(const std::filesystem::path& path, change_check check)
+    : path_(path.string()), check_(check), descriptor_(std::make_unique<detail::cached_descriptor>()) {
     // without a working directory there is no absolute path: the relative path finds the same file, or none
     std::error_code no_folder;
     absolute_path_ = std::filesystem::absolute(path, no_folder).string();
     if (no_folder) absolute_path_ = path_;
     descriptor_->acquire([this] { return open_first(); });
-    descriptor_->release();
+    descriptor_lease lease(*descriptor_);
+    if (check_ != change_check::path) kept_open_.emplace(std::move(lease));
 }
 
 input_file::~input_file() = default;
@@ -157,14 +159,16 @@ void input_file::check_identity(const file_identity& now) const {
             fmt::format("'{}' changed while it was read: it had {} bytes when it was opened, now it has {}",
                         path_, identity_.size_bytes, now.size_bytes));
     }
-    if (now.modified_ns != identity_.modified_ns) {
+    if (check_ != change_check::size && now.modified_ns != identity_.modified_ns) {
         throw data_changed(
             fmt::format("'{}' changed while it was read: it was modified after it was opened", path_));
     }
 }
 
 void input_file::check_now(std::int64_t now_ns) const {
-    if (const auto at_path = detail::system::status_of_path(absolute_path_)) {
+    if (kept_open_) {
+        check_identity(identity_of(detail::system::status(kept_open_->get(), path_)));
+    } else if (const auto at_path = detail::system::status_of_path(absolute_path_)) {
         check_identity(identity_of(*at_path));
     } else if (descriptor_->acquire_if_open()) {
         const descriptor_lease lease(*descriptor_);

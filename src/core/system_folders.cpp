@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <utility>
@@ -114,10 +115,15 @@ int open_again(int descriptor, const std::string& path) {
 }
 
 void allocate(int descriptor, const std::string& path, std::uint64_t size_bytes) {
-    const int status = attempt(call::fallocate, path, [&] {
-        return ::fallocate(descriptor, 0, 0, static_cast<::off_t>(size_bytes));
-    });
-    if (status == -1) fail(errno, "cannot take {} bytes for '{}'", size_bytes, path);
+    // in pieces: a signal undoes the whole call on a tmpfs
+    constexpr std::uint64_t piece_bytes = std::uint64_t{64} << 20;
+    for (std::uint64_t at = 0; at < size_bytes; at += piece_bytes) {
+        const std::uint64_t piece = std::min(piece_bytes, size_bytes - at);
+        const int status = attempt(call::fallocate, path, [&] {
+            return ::fallocate(descriptor, 0, static_cast<::off_t>(at), static_cast<::off_t>(piece));
+        });
+        if (status == -1) fail(errno, "cannot take {} bytes for '{}'", size_bytes, path);
+    }
 }
 
 bool allocate_mapped([[maybe_unused]] std::byte* data, [[maybe_unused]] std::uint64_t size_bytes,

@@ -23,24 +23,28 @@ std::string label_of(std::string_view name) {
     return fmt::format("shm:{}", name);
 }
 
-/// Calls `found` with the names of every file in the folder that ends in .npy, and `other` with the path of
-/// everything else, and of what begins with a dot.
+/// Calls `found` with the names of every file that ends in .npy, and `other` with the path of everything else
+/// but folders, and of what begins with a dot. Files that vanish meanwhile are left out.
 template <typename Found, typename Other>
 void walk(const fs::path& folder, std::vector<std::string>& names, const Found& found, const Other& other) {
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-        const fs::path& path = entry.path();
-        if (path.filename().string().front() == '.') {
-            other(path);
-        } else if (entry.is_directory() && !entry.is_symlink()) {
+    for (const fs::path& path : entries_of(folder)) {
+        const auto status = system::status_of_link(path.string());
+        if (!status) continue;
+        const bool is_hidden = path.filename().string().front() == '.';
+        if (!is_hidden && S_ISDIR(status->st_mode) && path.extension() != ".npy") {
             names.push_back(path.filename().string());
-            walk(path, names, found, other);
+            try {
+                walk(path, names, found, other);
+            } catch (const system_failure& failure) {
+                if (failure.code() != std::errc::no_such_file_or_directory) throw;
+            }
             names.pop_back();
-        } else if (path.extension() == ".npy") {
+        } else if (!is_hidden && path.extension() == ".npy") {
             names.push_back(path.stem().string());
-            found(names, path);
+            found(names, path, *status);
             names.pop_back();
         } else {
-            other(path);
+            other(path, *status);
         }
     }
 }
@@ -50,6 +54,17 @@ std::string joined(const std::vector<std::string>& names) {
     for (const std::string& each : names)
         name += (name.empty() ? "" : "/") + each;
     return name;
+}
+
+/// Removes the empty folders in a folder, those in them first.
+void remove_empty_folders(const fs::path& folder, std::vector<fs::path>& removed) {
+    for (const fs::path& path : entries_of(folder)) {
+        const auto status = system::status_of_link(path.string());
+        if (!status || !S_ISDIR(status->st_mode)) continue;
+        remove_empty_folders(path, removed);
+        system::remove_folder(path.string());
+        if (!system::status_of_link(path.string())) removed.push_back(path);
+    }
 }
 
 /// A folder that exists; empty if there is none.
@@ -76,40 +91,37 @@ std::vector<segment_info> list_segments(const fs::path& folder) {
     const auto checked = existing(folder);
     if (!checked) return {};
     std::vector<segment_info> listed;
-    const auto add_file = [&](const std::vector<std::string>& names, const fs::path& path) {
-        const std::string name = joined(names);
-        try {
-            listed.push_back(info_of(open_checked(*checked, names), name));
-        } catch (const error& failure) {
-            std::error_code gone;
-            segment_info info;
-            info.name = name;
-            info.path = path;
-            info.file_size_bytes = fs::file_size(path, gone);
-            if (gone && !fs::is_symlink(path, gone)) return;  // it was removed meanwhile
-            if (gone) info.file_size_bytes = 0;
-            info.problem = failure.what();
-            listed.push_back(std::move(info));
-        }
-    };
-    const auto add_other = [&](const fs::path& path) {
+    const auto add_problem = [&](std::string name, const fs::path& path, const struct ::stat& status,
+                                 std::string problem) {
         segment_info info;
+        info.name = std::move(name);
         info.path = path;
-        info.name = fs::relative(path, checked->path()).string();
-        const bool is_hidden = path.filename().string().front() == '.';
-        info.problem =
-            fmt::format("'{}' is not a segment: {}", path.string(),
-                        is_hidden ? "a process that was killed has left it, or it is being replaced"
-                                  : "its name does not end in .npy");
+        info.file_size_bytes = S_ISREG(status.st_mode) ? static_cast<std::uint64_t>(status.st_size) : 0;
+        info.problem = std::move(problem);
         listed.push_back(std::move(info));
     };
+    const auto add_file = [&](const std::vector<std::string>& names, const fs::path& path,
+                              const struct ::stat& status) {
+        const std::string name = joined(names);
+        try {
+            static_cast<void>(parse_segment_name(name));
+            const opened_segment opened = open_checked(*checked, names);
+            listed.push_back(info_of(name, path, opened.data.file()->size_bytes(), opened.data.dtype(),
+                                     opened.data.shape(), opened.trailer));
+        } catch (const error& failure) {
+            if (!system::status_of_link(path.string())) return;  // it was removed meanwhile
+            add_problem(name, path, status, failure.what());
+        }
+    };
+    const auto add_other = [&](const fs::path& path, const struct ::stat& status) {
+        const bool is_hidden = path.filename().string().front() == '.';
+        add_problem(path.lexically_relative(checked->path()).string(), path, status,
+                    fmt::format("'{}' is not a segment: {}", path.string(),
+                                is_hidden ? "a process that was killed has left it, or it is being replaced"
+                                          : "its name does not end in .npy"));
+    };
     std::vector<std::string> names;
-    try {
-        walk(checked->path(), names, add_file, add_other);
-    } catch (const fs::filesystem_error& failure) {
-        throw system_failure(fmt::format("cannot list '{}': {}", folder.string(), failure.what()),
-                             failure.code());
-    }
+    walk(checked->path(), names, add_file, add_other);
     std::ranges::sort(listed, {}, &segment_info::name);
     return listed;
 }
@@ -117,13 +129,17 @@ std::vector<segment_info> list_segments(const fs::path& folder) {
 void remove_segment(std::string_view name, const fs::path& folder) {
     const std::vector<std::string> names = parse_segment_name(name);
     const checked_folder checked(folder);
-    const folder_lock lock = checked.lock();
+    const own_descriptor lock = checked.lock();
+    checked.check_folders(names);
     const fs::path file = checked.file_of(names);
     if (system::status_of_link(file.string())) {
         system::remove_name(file.string());
         // folders of a group that have become empty
-        for (fs::path parent = file.parent_path(); parent != checked.path(); parent = parent.parent_path())
+        fs::path parent = file;
+        for (std::size_t i = 1; i < names.size(); ++i) {
+            parent = parent.parent_path();
             system::remove_folder(parent.string());
+        }
         return;
     }
     const fs::path group = checked.group_of(names.front());
@@ -142,15 +158,26 @@ void remove_segment(std::string_view name, const fs::path& folder) {
 std::vector<fs::path> clean_segments(const fs::path& folder) {
     const auto checked = existing(folder);
     if (!checked) return {};
-    const folder_lock lock = checked->lock();
-    std::vector<fs::path> removed = checked->left_behind();
-    for (const fs::path& path : removed)
+    const own_descriptor lock = checked->lock();
+    std::vector<fs::path> removed;
+    const auto remove = [&](const fs::path& path) {
         remove_tree(path);
-    for (const segment_info& each : list_segments(folder)) {
-        if (each.problem.empty()) continue;
-        removed.push_back(each.path);
-        remove_tree(each.path);
-    }
+        if (!system::status_of_link(path.string())) removed.push_back(path);
+    };
+    for (const fs::path& path : checked->hidden())
+        remove(path);
+    const auto remove_if_damaged = [&](const std::vector<std::string>& names, const fs::path& path,
+                                       const struct ::stat&) {
+        try {
+            open_checked(*checked, names);
+        } catch (const format_error&) {
+            remove(path);
+        } catch (const error&) {  // it may be whole
+        }
+    };
+    std::vector<std::string> names;
+    walk(checked->path(), names, remove_if_damaged, [](const fs::path&, const struct ::stat&) {});
+    remove_empty_folders(checked->path(), removed);
     return removed;
 }
 

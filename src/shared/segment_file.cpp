@@ -5,7 +5,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <boost/interprocess/detail/os_file_functions.hpp>
 #include <boost/interprocess/mapped_region.hpp>
 #include <chrono>
@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "formats/npy_file.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/formats/npy.hpp"
@@ -146,9 +147,18 @@ memory_region map_for_writing(int descriptor, const std::string& path, std::uint
     }
 }
 
+void check_room(const checked_folder& folder, const fs::path& path, std::uint64_t size_bytes) {
+    const std::string folder_path = folder.path().string();
+    if (const auto free = system::free_bytes(folder_path); free && *free < size_bytes)
+        fail_full(path.string(), size_bytes, folder_path);
+    require_memory(size_bytes,
+                   fmt::format("cannot publish '{}': it takes {} bytes", path.string(), size_bytes),
+                   "shared memory is charged to the process that publishes");
+}
+
 segment_file::segment_file(const checked_folder& folder, fs::path path, const dtype& type,
                            const shape_vector& shape)
-    : path_(std::move(path)), type_(type_beyond_npy(type)) {
+    : path_(std::move(path)), type_(type), shape_(shape) {
     const std::string name = path_.string();
     const std::string header = [&] {
         try {
@@ -157,67 +167,47 @@ segment_file::segment_file(const checked_folder& folder, fs::path path, const dt
             throw invalid_argument(fmt::format("cannot publish '{}': {}", name, failure.what()));
         }
     }();
-    data_offset_bytes_ = header.size();
+    trailer_.data_offset_bytes = header.size();
     std::uint64_t total_bytes = 0;
     constexpr std::uint64_t max_bytes = std::uint64_t{1} << 62;
-    if (!multiply(element_count(shape), type.size_bytes(), data_size_bytes_) ||
-        !add(data_size_bytes_, header.size() + trailer_size_bytes, total_bytes) || total_bytes > max_bytes) {
+    if (!multiply(element_count(shape), type.size_bytes(), trailer_.data_size_bytes) ||
+        !add(trailer_.data_size_bytes, header.size() + trailer_size_bytes, total_bytes) ||
+        total_bytes > max_bytes) {
         throw invalid_argument(fmt::format("cannot publish '{}': an array of {} and shape {} is too large",
                                            name, type.descr(), to_string(shape)));
     }
     const std::string folder_path = folder.path().string();
-    if (const auto free = system::free_bytes(folder_path); free && *free < total_bytes)
-        fail_full(name, total_bytes, folder_path);
-    require_memory(total_bytes, fmt::format("cannot publish '{}': it takes {} bytes", name, total_bytes),
-                   "shared memory is charged to the process that publishes");
-    const std::optional<int> unnamed = system::create_unnamed(folder_path, 0600);
-    if (!unnamed) {
+    check_room(folder, path_, total_bytes);
+    descriptor_.emplace([&] {
+        if (const auto unnamed = system::create_unnamed(folder_path, 0600)) return *unnamed;
         throw unsupported(fmt::format(
             "cannot publish '{}': its filesystem has no unnamed files (O_TMPFILE), or /proc is missing",
             name));
-    }
-    descriptor_ = *unnamed;
+    });
+    system::set_mode(descriptor(), name, 0600);  // a umask may have removed bits
     try {
-        system::set_mode(descriptor_, name, 0600);  // a umask may have removed bits
-        try {
-            memory_ = reserve(descriptor_, name, total_bytes);
-        } catch (const system_failure& failure) {
-            if (failure.code() == std::errc::no_space_on_device) fail_full(name, total_bytes, folder_path);
-            throw;
-        }
-    } catch (...) {
-        system::close(descriptor_);
+        memory_ = reserve(descriptor(), name, total_bytes);
+    } catch (const system_failure& failure) {
+        if (failure.code() == std::errc::no_space_on_device) fail_full(name, total_bytes, folder_path);
         throw;
     }
     std::memcpy(memory_.data(), header.data(), header.size());
 }
 
-segment_file::segment_file(segment_file&& other) noexcept
-    : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      data_offset_bytes_(other.data_offset_bytes_),
-      data_size_bytes_(other.data_size_bytes_),
-      type_(std::move(other.type_)),
-      memory_(std::move(other.memory_)) {}
-
-segment_file::~segment_file() {
-    if (descriptor_ != -1) system::close(descriptor_);
-}
-
 void segment_file::finish(const std::string& checksum) {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
-    const segment_trailer trailer{
-        .data_offset_bytes = data_offset_bytes_,
-        .data_size_bytes = data_size_bytes_,
-        .is_writable = checksum.empty(),
-        .checksum = checksum,
-        .boot_id = boot_id(),
-        .pid = static_cast<std::uint64_t>(::getpid()),
-        .uid = ::geteuid(),
-        .created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(),
-        .type = type_,
-    };
-    write_trailer(trailer, memory_.bytes().last<trailer_size_bytes>());
+    trailer_.is_writable = checksum.empty();
+    trailer_.checksum = checksum;
+    trailer_.boot_id = boot_id();
+    trailer_.pid = static_cast<std::uint64_t>(::getpid());
+    trailer_.uid = ::geteuid();
+    trailer_.created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+    trailer_.type = type_beyond_npy(type_);
+    write_trailer(trailer_, memory_.bytes().last<trailer_size_bytes>());
+}
+
+segment_info segment_file::info(std::string name) const {
+    return info_of(std::move(name), path_, memory_.size_bytes(), type_, shape_, trailer_);
 }
 
 // ---- names ------------------------------------------------------------------------------------------------
@@ -229,14 +219,15 @@ void check_name_is_free(const checked_folder& folder, const std::string& name, b
         fail_exists(is_group ? file : group,
                     is_group ? " as a single segment; unpin it first" : " and holds several; unpin it first");
     }
+    if (is_group) system::remove_folder(group.string());  // if it is empty
     const fs::path& same = is_group ? group : file;
     if (!replace && is_there(same)) fail_exists(same, "; unpin it first, or replace it");
 }
 
 void give_name(const segment_file& file, const checked_folder& folder, const std::string& name,
                bool replace) {
-    const folder_lock lock = folder.lock();
-    for (const fs::path& left : folder.left_behind())
+    const own_descriptor lock = folder.lock();
+    for (const fs::path& left : folder.hidden())
         remove_tree(left);
     check_name_is_free(folder, name, false, replace);
     const fs::path path = folder.file_of({name});
@@ -253,14 +244,14 @@ void give_name(const segment_file& file, const checked_folder& folder, const std
 
 void give_names(std::span<const named_file> files, const checked_folder& folder, const std::string& group,
                 bool replace) {
-    const folder_lock lock = folder.lock();
-    for (const fs::path& left : folder.left_behind())
+    const own_descriptor lock = folder.lock();
+    for (const fs::path& left : folder.hidden())
         remove_tree(left);
     check_name_is_free(folder, group, true, replace);
     const fs::path path = folder.group_of(group);
     const fs::path temporary = hidden(path);
     try {
-        system::make_folder(temporary.string(), 0700);
+        if (!system::make_folder(temporary.string(), 0700)) fail_exists(temporary, " and cannot be removed");
         for (const named_file& each : files) {
             fs::path at = temporary;
             for (std::size_t i = 0; i + 1 < each.names.size(); ++i) {
@@ -283,34 +274,48 @@ void give_names(std::span<const named_file> files, const checked_folder& folder,
 
 // ---- opening ----------------------------------------------------------------------------------------------
 
-opened_segment open_checked(const checked_folder& folder, const std::vector<std::string>& names) {
+namespace {
+
+segment_trailer trailer_of(const input_file& file) {
+    if (file.size_bytes() < trailer_size_bytes) throw format_error("it ends before its trailer");
+    std::array<std::byte, trailer_size_bytes> bytes{};
+    file.read(file.size_bytes() - bytes.size(), bytes);
+    return read_trailer(bytes, file.size_bytes());
+}
+
+/// The array in a segment, whose header must agree with the trailer.
+array array_of(std::shared_ptr<const input_file> file, const segment_trailer& trailer) {
+    array opened = open_npy_file(std::move(file), array_mapping::own);
+    if (trailer.data_offset_bytes != opened.offset_bytes() ||
+        trailer.data_size_bytes != opened.size_bytes()) {
+        throw format_error(fmt::format(
+            "its header declares {} bytes of data at offset {}, and its trailer {} bytes at {}",
+            opened.size_bytes(), opened.offset_bytes(), trailer.data_size_bytes, trailer.data_offset_bytes));
+    }
+    if (trailer.type.empty()) return opened;
+    try {
+        return opened.view_as(dtype::parse(trailer.type));
+    } catch (const error& failure) {
+        throw format_error(fmt::format("the type in its trailer does not fit: {}", failure.what()));
+    }
+}
+
+opened_segment open_once(const checked_folder& folder, const std::vector<std::string>& names) {
     const struct ::stat status = folder.check(names);
     const std::string path = folder.file_of(names).string();
-    array opened = open_npy(path);
-    const input_file& file = *opened.file();
-    if (file.identity().device != status.st_dev || file.identity().inode != status.st_ino)
-        throw data_changed(fmt::format("'{}' was replaced while it was being opened", path));
+    const auto check_same = [&](const input_file& file) {
+        if (file.identity().device != status.st_dev || file.identity().inode != status.st_ino)
+            throw data_changed(fmt::format("'{}' was replaced while it was being opened", path));
+    };
+    const input_file first(path);
+    check_same(first);
     try {
-        if (file.size_bytes() < opened.offset_bytes() + opened.size_bytes() + trailer_size_bytes)
-            throw format_error("it ends before its trailer");
-        std::array<std::byte, trailer_size_bytes> bytes{};
-        file.read(file.size_bytes() - bytes.size(), bytes);
-        segment_trailer trailer = read_trailer(bytes, file.size_bytes());
-        if (trailer.data_offset_bytes != opened.offset_bytes() ||
-            trailer.data_size_bytes != opened.size_bytes()) {
-            throw format_error(fmt::format(
-                "its header declares {} bytes of data at offset {}, and its trailer {} bytes at {}",
-                opened.size_bytes(), opened.offset_bytes(), trailer.data_size_bytes,
-                trailer.data_offset_bytes));
-        }
-        if (!trailer.type.empty()) {
-            try {
-                opened = opened.view_as(dtype::parse(trailer.type));
-            } catch (const error& failure) {
-                throw format_error(fmt::format("the type in its trailer does not fit: {}", failure.what()));
-            }
-        }
-        return {std::move(opened), std::move(trailer)};
+        segment_trailer trailer = trailer_of(first);
+        auto file = std::make_shared<const input_file>(
+            path, trailer.is_writable ? change_check::size : change_check::file);
+        check_same(*file);
+        array data = array_of(std::move(file), trailer);
+        return {std::move(data), std::move(trailer)};
     } catch (const unsupported& failure) {
         throw unsupported(fmt::format("cannot open '{}' as a segment: {}", path, failure.what()));
     } catch (const format_error& failure) {
@@ -318,20 +323,34 @@ opened_segment open_checked(const checked_folder& folder, const std::vector<std:
     }
 }
 
-segment_info info_of(const opened_segment& opened, std::string name) {
+}  // namespace
+
+opened_segment open_checked(const checked_folder& folder, const std::vector<std::string>& names) {
+    constexpr int max_tries = 100;
+    for (int tries = 1;; ++tries) {
+        try {
+            return open_once(folder, names);
+        } catch (const data_changed&) {
+            if (tries == max_tries) throw;  // it is replaced all the time
+        }
+    }
+}
+
+segment_info info_of(std::string name, const fs::path& path, std::uint64_t file_size_bytes, const dtype& type,
+                     const shape_vector& shape, const segment_trailer& trailer) {
     segment_info info;
     info.name = std::move(name);
-    info.path = opened.data.file()->path();
-    info.file_size_bytes = opened.data.file()->size_bytes();
-    info.dtype = opened.data.dtype();
-    info.shape = opened.data.shape();
-    info.size_bytes = opened.data.size_bytes();
-    info.is_writable = opened.trailer.is_writable;
-    info.checksum = opened.trailer.checksum;
-    info.creator_pid = opened.trailer.pid;
+    info.path = path;
+    info.file_size_bytes = file_size_bytes;
+    info.dtype = type;
+    info.shape = shape;
+    info.size_bytes = trailer.data_size_bytes;
+    info.is_writable = trailer.is_writable;
+    info.checksum = trailer.checksum;
+    info.creator_pid = trailer.pid;
     info.created =
         std::chrono::system_clock::time_point(std::chrono::duration_cast<std::chrono::system_clock::duration>(
-            std::chrono::nanoseconds(opened.trailer.created_ns)));
+            std::chrono::nanoseconds(trailer.created_ns)));
     return info;
 }
 

@@ -3,12 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pinflow/array.hpp"
@@ -32,30 +30,32 @@ class segment_file {
     /// @throws system_failure, unsupported: as publish.
     segment_file(const checked_folder& folder, std::filesystem::path path, const dtype& type,
                  const shape_vector& shape);
-    segment_file(segment_file&& other) noexcept;
-    segment_file& operator=(segment_file&&) = delete;
-    ~segment_file();
 
-    int descriptor() const noexcept { return descriptor_; }
+    int descriptor() const noexcept { return descriptor_->get(); }
     /// The path that it gets, for messages.
     const std::filesystem::path& path() const noexcept { return path_; }
-    std::uint64_t size_bytes() const noexcept { return memory_.size_bytes(); }
     std::span<std::byte> data() const noexcept {
-        return memory_.bytes().subspan(data_offset_bytes_, data_size_bytes_);
+        return memory_.bytes().subspan(trailer_.data_offset_bytes, trailer_.data_size_bytes);
     }
     /// Writes the trailer; an empty checksum makes a writable segment.
     void finish(const std::string& checksum);
+    /// What is known of a finished segment.
+    segment_info info(std::string name) const;
     /// Takes over the mapping.
     memory_region take_memory() noexcept { return std::move(memory_); }
 
  private:
     std::filesystem::path path_;
-    int descriptor_ = -1;
-    std::uint64_t data_offset_bytes_ = 0;
-    std::uint64_t data_size_bytes_ = 0;
-    std::string type_;
+    std::optional<own_descriptor> descriptor_;
+    pinflow::dtype type_;
+    shape_vector shape_;
+    segment_trailer trailer_;
     memory_region memory_;
 };
+
+/// @throws system_failure as publish if the filesystem or the machine has less room than `size_bytes` for
+/// `path`.
+void check_room(const checked_folder& folder, const std::filesystem::path& path, std::uint64_t size_bytes);
 
 /// Gives a finished segment its name.
 /// @throws system_failure with errc::file_exists if it is in use, and `replace` is not set or it is a group.
@@ -79,10 +79,12 @@ struct opened_segment {
     array data;
     segment_trailer trailer;
 };
+/// Opens a segment. The opened file may be replaced or removed later; that of a writable one may be written.
 /// @throws as open_segment.
 opened_segment open_checked(const checked_folder& folder, const std::vector<std::string>& names);
 
 /// What a trailer and a header say.
-segment_info info_of(const opened_segment& opened, std::string name);
+segment_info info_of(std::string name, const std::filesystem::path& path, std::uint64_t file_size_bytes,
+                     const dtype& type, const shape_vector& shape, const segment_trailer& trailer);
 
 }  // namespace pinflow::detail

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "pinflow/error.hpp"
 #include "src/core/quote.hpp"
@@ -29,6 +30,7 @@ void check_one_name(std::string_view whole, std::string_view name) {
     if (name.size() > max_bytes)
         refuse_name(whole, fmt::format("it has {} bytes, and {} are the maximum", name.size(), max_bytes));
     if (name.front() == '.') refuse_name(whole, "it begins with a dot");
+    if (name.ends_with(".npy")) refuse_name(whole, "it ends in .npy, which is added to it");
     for (std::size_t at = 0; at < name.size();) {
         const std::size_t begin = at;
         const std::string shown = next_escaped(name, at);
@@ -42,8 +44,15 @@ void check_one_name(std::string_view whole, std::string_view name) {
                          std::make_error_code(std::errc::permission_denied));
 }
 
-[[noreturn]] void fail_missing(std::string sentence) {
-    throw system_failure(std::move(sentence), std::make_error_code(std::errc::no_such_file_or_directory));
+[[noreturn]] void fail_missing(const std::string& sentence) {
+    throw system_failure(sentence, std::make_error_code(std::errc::no_such_file_or_directory));
+}
+
+/// With a slash at the end, a link would be followed.
+fs::path without_slash(fs::path path) {
+    while (!path.has_filename() && path.has_relative_path())
+        path = path.parent_path();
+    return path;
 }
 
 void check_folder(const fs::path& path, const struct ::stat& status) {
@@ -77,18 +86,14 @@ bool is_private(const struct ::stat& status, std::string& reason) {
     return reason.empty();
 }
 
-folder_lock::~folder_lock() {
-    system::close(descriptor_);
-}
-
-checked_folder::checked_folder(const fs::path& path) : path_(path) {
-    const auto status = system::status_of_link(path.string());
-    if (!status) fail_missing(fmt::format("there are no segments: there is no folder '{}'", path.string()));
-    check_folder(path, *status);
+checked_folder::checked_folder(fs::path path) : path_(without_slash(std::move(path))) {
+    const auto status = system::status_of_link(path_.string());
+    if (!status) fail_missing(fmt::format("there are no segments: there is no folder '{}'", path_.string()));
+    check_folder(path_, *status);
 }
 
 checked_folder checked_folder::create(const fs::path& path) {
-    system::make_folder(path.string(), 0700);
+    system::make_folder(without_slash(path).string(), 0700);
     return checked_folder(path);
 }
 
@@ -100,14 +105,18 @@ fs::path checked_folder::file_of(const std::vector<std::string>& names) const {
     return path;
 }
 
-struct ::stat checked_folder::check(const std::vector<std::string>& names) const {
+void checked_folder::check_folders(const std::vector<std::string>& names) const {
     fs::path folder = path_;
     for (std::size_t i = 0; i + 1 < names.size(); ++i) {
         folder /= names[i];
         const auto status = system::status_of_link(folder.string());
-        if (!status) fail_missing(fmt::format("there is no segment '{}'", folder.string()));
+        if (!status) fail_missing(fmt::format("there is no segment '{}'", file_of(names).string()));
         check_folder(folder, *status);
     }
+}
+
+struct ::stat checked_folder::check(const std::vector<std::string>& names) const {
+    check_folders(names);
     const fs::path path = file_of(names);
     const auto status = system::status_of_link(path.string());
     if (!status) {
@@ -127,31 +136,36 @@ struct ::stat checked_folder::check(const std::vector<std::string>& names) const
     return *status;
 }
 
-folder_lock checked_folder::lock() const {
-    const int descriptor = system::open_folder(path_.string());
-    try {
-        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-        while (!system::lock_folder(descriptor, path_.string())) {
-            if (std::chrono::steady_clock::now() > deadline) {
-                throw system_failure(
-                    fmt::format("cannot change '{}': another process has kept it locked for ten seconds",
-                                path_.string()),
-                    std::make_error_code(std::errc::device_or_resource_busy));
-            }
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+own_descriptor checked_folder::lock() const {
+    own_descriptor folder([&] { return system::open_folder(path_.string()); });
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!system::lock_folder(folder.get(), path_.string())) {
+        if (std::chrono::steady_clock::now() > deadline) {
+            throw system_failure(
+                fmt::format("cannot change '{}': it has been locked for a minute", path_.string()),
+                std::make_error_code(std::errc::device_or_resource_busy));
         }
-    } catch (...) {
-        system::close(descriptor);
-        throw;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    return folder_lock(descriptor);
+    return folder;
 }
 
-std::vector<fs::path> checked_folder::left_behind() const {
+std::vector<fs::path> checked_folder::hidden() const {
     std::vector<fs::path> found;
-    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
-        if (entry.path().filename().string().front() == '.') found.push_back(entry.path());
+    for (const fs::path& each : entries_of(path_)) {
+        if (each.filename().string().front() == '.') found.push_back(each);
     }
+    return found;
+}
+
+std::vector<fs::path> entries_of(const fs::path& folder) {
+    std::vector<fs::path> found;
+    std::error_code code;
+    fs::directory_iterator entry(folder, code);
+    for (; !code && entry != fs::directory_iterator(); entry.increment(code))
+        found.push_back(entry->path());
+    if (code)
+        throw system_failure(fmt::format("cannot list '{}': {}", folder.string(), code.message()), code);
     return found;
 }
 

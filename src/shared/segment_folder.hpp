@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "src/shared/own_descriptor.hpp"
+
 namespace pinflow::detail {
 
 /// The names between the slashes of a segment's name.
@@ -17,26 +19,13 @@ std::vector<std::string> parse_segment_name(std::string_view name);
 /// `reason` says why, as the end of a sentence.
 bool is_private(const struct ::stat& status, std::string& reason);
 
-/// Keeps the folder locked while it lives: names that begin with a dot exist only meanwhile, so those that
-/// are found were left by killed processes.
-class folder_lock {
- public:
-    explicit folder_lock(int descriptor) noexcept : descriptor_(descriptor) {}
-    folder_lock(const folder_lock&) = delete;
-    folder_lock& operator=(const folder_lock&) = delete;
-    ~folder_lock();
-
- private:
-    int descriptor_;
-};
-
 /// A folder of segments that has been checked: a real folder of this user, with access for no one else. So no
 /// other user can put anything into it.
 class checked_folder {
  public:
     /// @throws system_failure with errc::no_such_file_or_directory if there is no folder, and with
     /// permission_denied if it is refused.
-    explicit checked_folder(const std::filesystem::path& path);
+    explicit checked_folder(std::filesystem::path path);
     /// The same, but creates a folder that does not exist.
     static checked_folder create(const std::filesystem::path& path);
 
@@ -49,18 +38,25 @@ class checked_folder {
     /// @throws system_failure with errc::no_such_file_or_directory if there is none, and with
     /// permission_denied if it is refused.
     struct ::stat check(const std::vector<std::string>& names) const;
+    /// The same for the folders only.
+    void check_folders(const std::vector<std::string>& names) const;
 
-    /// Waits for up to ten seconds until no other process has the lock, and removes what dead ones have left.
-    /// @throws system_failure with errc::device_or_resource_busy if one keeps it.
-    folder_lock lock() const;
-    /// What begins with a dot. Only under the lock is it certain that no process uses it.
-    std::vector<std::filesystem::path> left_behind() const;
+    /// Waits for up to a minute until nobody else has the lock. Names that begin with a dot exist only while
+    /// it is held, so those that are found then were left by killed processes.
+    /// @return the descriptor that has the lock.
+    /// @throws system_failure with errc::device_or_resource_busy if somebody keeps it.
+    own_descriptor lock() const;
+    /// What begins with a dot.
+    std::vector<std::filesystem::path> hidden() const;
 
  private:
     std::filesystem::path path_;
 };
 
-/// Removes a file, or a folder of segments with all that is in it. Ignores errors.
+/// The paths in a folder. @throws system_failure.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+
+/// Removes a file, or a folder of segments with all that is in it. Does not follow links, and ignores errors.
 void remove_tree(const std::filesystem::path& path) noexcept;
 
 }  // namespace pinflow::detail

@@ -82,6 +82,9 @@ segment_trailer read_trailer(std::span<const std::byte, trailer_size_bytes> byte
         throw unsupported(fmt::format("its trailer has version {}, and this pinflow reads version {}",
                                       fields.version, current_version));
     }
+    if ((fields.flags & ~writable_flag) != 0)
+        throw unsupported(
+            fmt::format("its trailer has flags that this pinflow does not know ({:#x})", fields.flags));
     std::uint64_t end = 0;
     if (!add(fields.data_offset_bytes, fields.data_size_bytes, end) || !add(end, trailer_size_bytes, end) ||
         end != file_size_bytes) {

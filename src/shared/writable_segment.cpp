@@ -1,9 +1,5 @@
 #include <fmt/format.h>
-#include <pthread.h>
-#include <unistd.h>
-
-#include <mutex>
-#include <set>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -11,6 +7,7 @@
 #include "pinflow/file.hpp"
 #include "src/core/system.hpp"
 #include "src/core/system_folders.hpp"
+#include "src/shared/own_descriptor.hpp"
 #include "src/shared/segment_file.hpp"
 
 namespace pinflow {
@@ -19,79 +16,19 @@ namespace {
 
 using namespace detail;
 
-/// The descriptors that hold locks of this process. A child made by fork closes its copies: otherwise it
-/// would keep the locks when this process has ended.
-class held_locks {
- public:
-    static held_locks& all() {
-        static held_locks* const only = new held_locks;  // never destroyed: threads may outlive main
-        return *only;
-    }
-    void add(int descriptor) {
-        const std::lock_guard lock(mutex_);
-        descriptors_.insert(descriptor);
-    }
-    void close(int descriptor) noexcept {
-        const std::lock_guard lock(mutex_);
-        if (descriptors_.erase(descriptor) != 0) system::close(descriptor);
-    }
-
- private:
-    held_locks() {
-        ::pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
-                         [] {
-                             for (const int descriptor : all().descriptors_)
-                                 ::close(descriptor);
-                             all().descriptors_.clear();
-                             all().mutex_.unlock();
-                         });
-    }
-
-    std::mutex mutex_;
-    std::set<int> descriptors_;
-};
-
 /// The lock of a segment's writer, on an open file of its own that is never mapped: a mapping would keep it.
-class writer_lock {
- public:
-    /// Takes over `descriptor`.
-    /// @throws system_failure with errc::device_or_resource_busy if there is another writer.
-    writer_lock(int descriptor, const std::string& path) : descriptor_(descriptor) {
-        try {
-            if (!system::lock_for_writing(descriptor, path)) {
-                throw system_failure(fmt::format("cannot open '{}' for writing: it has a writer", path),
-                                     std::make_error_code(std::errc::device_or_resource_busy));
-            }
-            held_locks::all().add(descriptor);
-        } catch (...) {
-            system::close(descriptor);
-            throw;
-        }
-    }
-    writer_lock(const writer_lock&) = delete;
-    writer_lock& operator=(const writer_lock&) = delete;
-    ~writer_lock() { held_locks::all().close(descriptor_); }
-
- private:
-    int descriptor_;
-};
-
-class closed_at_end {
- public:
-    explicit closed_at_end(int descriptor) noexcept : descriptor_(descriptor) {}
-    closed_at_end(const closed_at_end&) = delete;
-    closed_at_end& operator=(const closed_at_end&) = delete;
-    ~closed_at_end() { system::close(descriptor_); }
-    int get() const noexcept { return descriptor_; }
-
- private:
-    int descriptor_;
-};
+/// @throws system_failure with errc::device_or_resource_busy if there is another writer.
+std::unique_ptr<own_descriptor> lock_writer(int descriptor, const std::string& path) {
+    auto lock = std::make_unique<own_descriptor>([&] { return system::open_again(descriptor, path); });
+    if (system::lock_for_writing(lock->get(), path)) return lock;
+    throw system_failure(fmt::format("cannot open '{}' for writing: it has a writer", path),
+                         std::make_error_code(std::errc::device_or_resource_busy));
+}
 
 }  // namespace
 
 struct writable_segment::state {
-    std::unique_ptr<writer_lock> lock;
+    std::unique_ptr<own_descriptor> lock;
     memory_region memory;
     std::span<std::byte> bytes;
     pinflow::dtype dtype;
@@ -99,7 +36,7 @@ struct writable_segment::state {
 };
 
 writable_segment::writable_segment(std::shared_ptr<const state> opened)
-    : state_(std::move(opened)), bytes_(state_->bytes), dtype_(state_->dtype), shape_(state_->shape) {}
+    : state_(std::move(opened)), dtype_(state_->dtype), shape_(state_->shape) {}
 
 writable_segment writable_segment::create(std::string_view name, const pinflow::dtype& type,
                                           shape_vector shape, const std::filesystem::path& folder) {
@@ -112,7 +49,7 @@ writable_segment writable_segment::create(std::string_view name, const pinflow::
     file.finish({});
     // locked before it has a name, so that nobody else is its first writer
     const std::string path = file.path().string();
-    auto lock = std::make_unique<writer_lock>(system::open_again(file.descriptor(), path), path);
+    auto lock = lock_writer(file.descriptor(), path);
     give_name(file, checked, names.front(), false);
     const std::span<std::byte> bytes = file.data();
     return writable_segment(std::make_shared<const state>(
@@ -135,9 +72,11 @@ writable_segment::writable_segment(std::string_view name, const std::filesystem:
               if (status.st_dev == identity.device && status.st_ino == identity.inode) return;
               throw data_changed(fmt::format("'{}' was replaced while it was being opened", path));
           };
-          const closed_at_end mapped(system::open_for_writing(path));
+          const own_descriptor mapped([&] { return system::open_for_writing(path); });
           same(mapped.get());
-          auto lock = std::make_unique<writer_lock>(system::open_again(mapped.get(), path), path);
+          auto lock = lock_writer(mapped.get(), path);
+          // a sparse copy of a segment would raise SIGBUS on a full filesystem
+          system::allocate(mapped.get(), path, opened.data.file()->size_bytes());
           memory_region memory = map_for_writing(mapped.get(), path, opened.data.file()->size_bytes());
           const std::span<std::byte> bytes =
               memory.bytes().subspan(opened.trailer.data_offset_bytes, opened.trailer.data_size_bytes);
@@ -145,10 +84,15 @@ writable_segment::writable_segment(std::string_view name, const std::filesystem:
               state{std::move(lock), std::move(memory), bytes, opened.data.dtype(), opened.data.shape()});
       }()) {}
 
+std::span<std::byte> writable_segment::bytes() const noexcept {
+    return state_ ? state_->bytes : std::span<std::byte>();
+}
+
 row_table writable_segment::table() const {
+    if (!state_) throw invalid_argument("cannot use a moved-from writable_segment");
     if (shape_.empty()) throw unsupported("a segment without axes has no rows");
     const std::uint64_t row_bytes = element_count(std::span(shape_).subspan(1)) * dtype_.size_bytes();
-    return {bytes_, row_bytes, dtype_, state_};
+    return {bytes(), row_bytes, dtype_, state_};
 }
 
 }  // namespace pinflow

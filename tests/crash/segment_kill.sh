@@ -3,8 +3,8 @@
 #
 # Kills processes that use one segment with SIGKILL, KILLS times (20), at random moments: in turn one that publishes it,
 # one that replaces it, and one that reads it. After each kill the name must open with the right digest or not exist,
-# the folder must hold nothing else, and the next publisher must go on within a second more than it takes alone. A
-# killed --replace may leave one name that begins with a dot, which the next publisher removes. SEED, from the
+# the folder must hold nothing else, and the next publisher must go on: within four times as long as alone, and a
+# second. A killed --replace may leave one name that begins with a dot, which the next publisher removes. SEED, from the
 # environment, repeats a run.
 set -euo pipefail
 

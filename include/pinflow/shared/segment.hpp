@@ -14,7 +14,6 @@
 
 #include "pinflow/array.hpp"
 #include "pinflow/dtype.hpp"
-#include "pinflow/empty_on_move.hpp"
 #include "pinflow/row_source.hpp"
 #include "pinflow/rows.hpp"
 
@@ -26,7 +25,8 @@
 /// process that is killed while it publishes leaves nothing. It stays until it is removed, or until the
 /// machine restarts.
 ///
-/// A name is 1 to 200 bytes of UTF-8 without slashes and control characters, and does not begin with a dot.
+/// A name is 1 to 200 bytes of UTF-8 without slashes and control characters. It does not begin with a dot or
+/// end in .npy.
 /// NAME/ARRAY is one of several arrays that were published together.
 ///
 /// Every function may be called from any thread, and in any number of processes, at the same time.
@@ -58,6 +58,8 @@ struct segment_info {
 struct publish_options {
     /// Replaces a segment of that name. Processes that have it open keep the old one.
     bool replace = false;
+    /// For publish_file: each file that a pattern matches is one row, as open_options::stack.
+    bool stack = false;
     /// Called with the bytes copied so far and the bytes of all data, by one thread at a time. It must not
     /// throw.
     std::function<void(std::uint64_t copied_bytes, std::uint64_t total_bytes)> progress = nullptr;
@@ -66,7 +68,8 @@ struct publish_options {
 
 /// Copies all rows of `source` into a new segment, by all cores, and computes its checksum on the way. Rows
 /// that only `read_rows` can give (compressed ones) are decoded straight into it. Takes all of its memory
-/// before the first byte is copied. Transparent huge pages are used if the system allows them on advice.
+/// before the first byte is copied; if RLIMIT_FSIZE is less, the system sends SIGXFSZ. Transparent huge pages
+/// are used if the system allows them on advice.
 /// @throws invalid_argument for another kind of name, or an inconsistent source.
 /// @throws system_failure with std::errc::file_exists if the name is in use and `replace` is not set, or if
 /// it is in use for arrays that were published together; with no_space_on_device if the filesystem is too
@@ -88,11 +91,19 @@ struct named_rows {
 std::vector<segment_info> publish_group(std::string_view name, std::span<const named_rows> arrays,
                                         const publish_options& options = {});
 
-/// Opens a segment: maps its data, read-only. The array stays valid if the segment is removed or replaced.
-/// The checksum is not compared: see verify_segment.
+/// Publishes FILE[:NAME] or a quoted pattern, as open_rows takes them, and arrays that have no rows or none
+/// in C order. The arrays of a file with several become NAME/ARRAY, as with publish_group. Compressed arrays
+/// are decoded straight into the segment: HDF5 datasets by all cores, .npz members by one.
+/// @throws as publish, publish_group and open.
+std::vector<segment_info> publish_file(std::string_view name, const std::string& file,
+                                       const publish_options& options = {});
+
+/// Opens a segment: maps its data, read-only, and keeps a descriptor. The array and loaders of it go on if
+/// the segment is removed or replaced. The checksum is not compared: see verify_segment.
 /// @throws invalid_argument for another kind of name.
 /// @throws system_failure with std::errc::no_such_file_or_directory if there is no such segment, and with
 /// permission_denied if the folder or the file is refused (see segment_folder).
+/// @throws data_changed if it is replaced again and again meanwhile.
 /// @throws format_error if the file is not a complete segment; unsupported if a later version wrote it.
 array open_segment(std::string_view name, const std::filesystem::path& folder = segment_folder());
 
@@ -106,27 +117,30 @@ std::filesystem::path find_segment(std::string_view name,
 /// @throws system_failure if the folder is refused or cannot be read.
 std::vector<segment_info> list_segments(const std::filesystem::path& folder = segment_folder());
 
-/// Reads all data and compares their checksum with the one of the trailer.
+/// Reads all data and compares their checksum with the one of the trailer. `progress` is called as
+/// publish_options::progress.
 /// @throws as open_segment; format_error if they differ; unsupported for a writable segment, which has none.
-void verify_segment(std::string_view name, const std::filesystem::path& folder = segment_folder());
+void verify_segment(
+    std::string_view name, const std::filesystem::path& folder = segment_folder(),
+    const std::function<void(std::uint64_t read_bytes, std::uint64_t total_bytes)>& progress = nullptr);
 
 /// Removes a segment, or a group with all of its arrays, or one array of a group. Processes that have it
 /// open keep it.
 /// @throws invalid_argument for another kind of name; system_failure as open_segment.
 void remove_segment(std::string_view name, const std::filesystem::path& folder = segment_folder());
 
-/// Removes what killed processes have left (names that begin with a dot), and files that are not complete
-/// segments.
+/// Removes what killed processes have left (names that begin with a dot, empty folders), and .npy files that
+/// are not complete segments. A segment that cannot be opened for another reason stays.
 /// @return the removed paths.
-/// @throws system_failure if the folder is refused, or another process keeps it locked for ten seconds.
+/// @throws system_failure if the folder is refused, or another process keeps it locked for a minute.
 std::vector<std::filesystem::path> clean_segments(const std::filesystem::path& folder = segment_folder());
 
 /// A segment that one process at a time writes, and any number read: a table that outlives its process. It
 /// has no checksum. Readers open it with open_segment, and see changes at once, row by row or in parts of
-/// rows. A moved-from segment has no rows.
+/// rows. A moved-from segment has no bytes, and its `table` throws invalid_argument.
 ///
-/// The lock of a writer ends with the object, or with its process, however that ends. In a child process made
-/// by fork, the memory is not mapped and the lock is not held.
+/// The lock of a writer ends with the object and its tables, or with its process, however that ends. A child
+/// process made by fork has neither the memory nor the lock.
 class writable_segment {
  public:
     /// Creates a segment of zeros, and opens it for writing.
@@ -141,7 +155,7 @@ class writable_segment {
     const pinflow::dtype& dtype() const noexcept { return dtype_; }
     const shape_vector& shape() const noexcept { return shape_; }
     /// The elements in C order, in shared memory; valid while this object, or a table of it, lives.
-    std::span<std::byte> bytes() const noexcept { return bytes_; }
+    std::span<std::byte> bytes() const noexcept;
     /// The rows, for a row_exchange; they keep the memory and the lock.
     /// @throws unsupported if the array has no axes.
     row_table table() const;
@@ -151,7 +165,6 @@ class writable_segment {
     explicit writable_segment(std::shared_ptr<const state> opened);
 
     std::shared_ptr<const state> state_;
-    detail::empty_on_move<std::span<std::byte>> bytes_;
     pinflow::dtype dtype_;
     shape_vector shape_;
 };

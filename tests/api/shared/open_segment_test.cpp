@@ -184,9 +184,62 @@ TEST_CASE("list_segments: all segments are listed in order, and what is none wit
     CHECK(std::chrono::system_clock::now() - listed[2].created < std::chrono::minutes(10));
     CHECK(listed[2].checksum.size() == 32);
 
+    std::filesystem::create_directories(segments / "empty/inner");
     const auto removed = clean_segments(segments.folder());
-    CHECK(removed.size() == 3);
-    CHECK(segments.files() == std::vector<std::string>{"a.npy", "b.npy", "g", "g/x.npy"});
+    CHECK(removed.size() == 4);
+    CHECK(segments.files() == std::vector<std::string>{"a.npy", "b.npy", "g", "g/x.npy", "notes.txt"});
+}
+
+TEST_CASE("clean_segments: a whole segment stays, whatever prevents that it is opened") {
+    const test_segments segments;
+    const auto path = segments.publish("a", numbered_rows(5)).path;
+    REQUIRE(::chmod(path.c_str(), 0644) == 0);
+    CHECK(clean_segments(segments.folder()).empty());
+    REQUIRE(::chmod(path.c_str(), 0600) == 0);
+    std::vector<std::byte> later = read_all(path);
+    later[later.size() - 4096 + 8] = std::byte{2};  // the version
+    plant(path, later);
+    CHECK(clean_segments(segments.folder()).empty());
+    CHECK(std::filesystem::exists(path));
+}
+
+TEST_CASE("list_segments: links, pipes and loops are listed as what they are") {
+    const test_segments segments;
+    segments.publish("a", numbered_rows(5));
+    std::filesystem::create_symlink("/etc", segments / "etc");
+    std::filesystem::create_symlink("loop", segments / "loop");
+    std::filesystem::create_symlink("nothing", segments / "dangling.npy");
+    REQUIRE(::mkfifo((segments / "pipe.npy").c_str(), 0600) == 0);
+    std::vector<std::string> names;
+    for (const segment_info& each : segments.list()) {
+        names.push_back(each.name);
+        CHECK(each.problem.empty() == (each.name == "a"));
+        CHECK(each.file_size_bytes < 100'000);
+    }
+    CHECK(names == std::vector<std::string>{"a", "dangling", "etc", "loop", "pipe"});
+    CHECK(clean_segments(segments.folder()).empty());
+}
+
+TEST_CASE("remove_segment: follows no link out of the folder, and stops at it") {
+    const test_segments segments;
+    const std::filesystem::path outside = segments.root() / "outside";
+    std::filesystem::create_directory(outside);
+    REQUIRE(::chmod(outside.c_str(), 0700) == 0);
+    plant(outside / "v.npy", std::as_bytes(std::span("precious")));
+    segments.publish("a", numbered_rows(5));
+    std::filesystem::create_directory_symlink(outside, segments / "link");
+    CHECK(fails_with(std::errc::permission_denied, [&] { remove_segment("link/v", segments.folder()); }));
+    CHECK(std::filesystem::exists(outside / "v.npy"));
+
+    const named_rows members[] = {{"x", numbered_rows(1).rows()}};
+    publish_group("g", members, segments.options());
+    const std::filesystem::path with_slash = segments.folder().string() + "/";
+    remove_segment("g/x", with_slash);
+    CHECK(std::filesystem::exists(segments.folder()));
+    CHECK_FALSE(std::filesystem::exists(segments / "g"));
+    std::filesystem::create_directory_symlink(segments.folder(), segments.root() / "alias");
+    CHECK(fails_with(std::errc::permission_denied,
+                     [&] { open_segment("a", (segments.root() / "alias").string() + "/"); }));
 }
 
 TEST_CASE("remove_segment: removes one, one of a group, or a group, and who has it open keeps it") {

@@ -7,13 +7,17 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "devices.hpp"
+#include "pinflow/loader/loader.hpp"
 #include "segments.hpp"
 #include "temporary_folder.hpp"
+#include "waiting_child.hpp"
 
 using namespace pinflow;
 
@@ -183,7 +187,7 @@ TEST_CASE("publish: names that are no names of segments are refused") {
          {std::string(), std::string("."), std::string(".."), std::string(".hidden"), std::string("a\nb"),
           std::string("a\x1b[31m"), std::string("\xff"), std::string("a\0b", 3), std::string(300, 'x'),
           std::string("a/b"), std::string("/"), std::string("../x"), std::string("a//b"),
-          std::string("/dev/shm/x")}) {
+          std::string("/dev/shm/x"), std::string("a.npy"), std::string(201, 'x')}) {
         CAPTURE(name);
         CHECK_THROWS_AS(segments.publish(name, numbers), invalid_argument);
         CHECK_THROWS_AS(writable_segment::create(name, dtype::of<int>(), {1}, segments.folder()),
@@ -256,6 +260,91 @@ TEST_CASE("publish: progress counts every byte once") {
     CHECK(copied.back() == numbers.size_bytes());
 }
 
+TEST_CASE("publish: whoever streams a segment goes on when it is replaced or removed") {
+    on_each_device([](const device& device) {
+        const test_segments segments;
+        segments.publish("a", numbered_rows(1000));
+        loader batches({segments.open("a")}, {.device = device, .batch_rows = 10, .epochs = 3});
+        const stream stream(device);
+        std::uint64_t rows = 0;
+        while (const auto batch = batches.next(stream)) {
+            rows += batch->row_count();
+            CHECK(holds_its_rows(*batch, stream));
+            if (rows == 500) segments.publish("a", numbered_rows(7), true);
+            if (rows == 1500) remove_segment("a", segments.folder());
+            if (rows == 2000) segments.publish("a", numbered_rows(8));
+        }
+        CHECK(rows == 3000);
+        batches.report();
+    });
+}
+
+TEST_CASE("publish: a child made by fork meanwhile keeps neither the memory nor the lock") {
+    const test_segments segments;
+    std::vector<std::unique_ptr<waiting_child>> children;
+    publish_options options = segments.options();
+    options.progress = [&](std::uint64_t, std::uint64_t) {
+        if (!children.empty()) return;
+        children.push_back(std::make_unique<waiting_child>([] {
+            // no file of the segment is open, and none is mapped
+            for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+                std::error_code closed;
+                const std::string target = std::filesystem::read_symlink(entry.path(), closed).string();
+                if (target.find("/segments/") != std::string::npos) return false;
+            }
+            std::ifstream maps("/proc/self/maps");
+            for (std::string line; std::getline(maps, line);) {
+                if (line.find("/segments/") != std::string::npos) return false;
+            }
+            return true;
+        }));
+    };
+    publish("a", *numbered_rows(300'000).rows(), options);
+    REQUIRE(children.size() == 1);
+    CHECK(children[0]->is_ready());
+    segments.publish("b", numbered_rows(10));
+}
+
+TEST_CASE("segments: listing, opening and changing at once gives no other error than the expected ones") {
+    const test_segments segments;
+    const array numbers = numbered_rows(100);
+    segments.publish("a", numbers);
+    const named_rows members[] = {{"x", numbers.rows()}, {"y/z", numbers.rows()}};
+    std::atomic<bool> stop = false;
+    std::atomic<int> opened = 0;
+    const auto repeat = [&](auto work) {
+        return std::thread([&stop, work] {
+            while (!stop) {
+                try {
+                    work();
+                } catch (const system_failure& failure) {
+                    if (failure.code() != std::errc::no_such_file_or_directory &&
+                        failure.code() != std::errc::file_exists)
+                        FAIL_CHECK(failure.what());
+                } catch (const std::exception& failure) {
+                    FAIL_CHECK(failure.what());
+                }
+            }
+        });
+    };
+    std::vector<std::thread> threads;
+    threads.push_back(repeat([&] { segments.publish("a", numbers, true); }));
+    threads.push_back(repeat([&] {
+        publish_group("g", members, segments.options(true));
+        remove_segment("g", segments.folder());
+    }));
+    threads.push_back(repeat([&] { segments.list(); }));
+    threads.push_back(repeat([&] { segments.open("g/y/z"); }));
+    for (int i = 0; i < 500; ++i) {
+        CHECK(same_bytes(bytes_of(segments.open("a")), bytes_of(numbers)));
+        ++opened;
+    }
+    stop = true;
+    for (std::thread& each : threads)
+        each.join();
+    CHECK(opened == 500);
+}
+
 // ---- groups -----------------------------------------------------------------------------------------------
 
 TEST_CASE("publish_group: several arrays appear together, under names in folders") {
@@ -293,9 +382,13 @@ TEST_CASE("publish_group: an array that fails leaves nothing of the others") {
 TEST_CASE("publish_group: names that collide, and no arrays at all, are refused") {
     const test_segments segments;
     const auto rows = numbered_rows(3).rows();
-    const std::vector<std::vector<named_rows>> wrong{
-        {},           {{"a", rows}, {"a", rows}}, {{"a", rows}, {"a/b", rows}},
-        {{"", rows}}, {{"../a", rows}},           {{"a", nullptr}}};
+    const std::vector<std::vector<named_rows>> wrong{{},
+                                                     {{"a", rows}, {"a", rows}},
+                                                     {{"a", rows}, {"a/b", rows}},
+                                                     {{"", rows}},
+                                                     {{"../a", rows}},
+                                                     {{"a", rows}, {"a.npy/b", rows}},
+                                                     {{"a", nullptr}}};
     for (const auto& members : wrong)
         CHECK_THROWS_AS(publish_group("set", members, segments.options()), invalid_argument);
     CHECK(segments.files().empty());

@@ -5,15 +5,16 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "child_process.hpp"
 #include "devices.hpp"
+#include "pinflow/loader/loader.hpp"
 #include "pinflow/rows.hpp"
 #include "segments.hpp"
+#include "waiting_child.hpp"
 
 using namespace pinflow;
 
@@ -22,42 +23,6 @@ namespace {
 std::span<float> numbers_of(const writable_segment& segment) {
     return {reinterpret_cast<float*>(segment.bytes().data()), segment.bytes().size() / sizeof(float)};
 }
-
-/// A child process that writes one byte when `function` has returned, and then waits to be killed.
-class waiting_child {
- public:
-    template <typename Function>
-    explicit waiting_child(Function function) {
-        int ends[2] = {-1, -1};
-        REQUIRE(::pipe(ends) == 0);
-        process_ = ::fork();
-        REQUIRE(process_ != -1);
-        if (process_ == 0) {
-            [[maybe_unused]] const auto held = function();
-            static_cast<void>(::write(ends[1], "x", 1));
-            for (;;)
-                ::pause();
-        }
-        ::close(ends[1]);
-        char byte = 0;
-        is_ready_ = ::read(ends[0], &byte, 1) == 1;
-        ::close(ends[0]);
-    }
-    waiting_child(const waiting_child&) = delete;
-    waiting_child& operator=(const waiting_child&) = delete;
-    ~waiting_child() { kill(); }
-    bool is_ready() const { return is_ready_; }
-    void kill() {
-        if (process_ == -1) return;
-        ::kill(process_, SIGKILL);
-        ::waitpid(process_, nullptr, 0);
-        process_ = -1;
-    }
-
- private:
-    ::pid_t process_ = -1;
-    bool is_ready_ = false;
-};
 
 }  // namespace
 
@@ -74,6 +39,20 @@ TEST_CASE("writable_segment: begins as zeros, and readers see what is written") 
     CHECK(segments.list().front().is_writable);
     CHECK(segments.list().front().checksum.empty());
     CHECK_THROWS_AS(verify_segment("table", segments.folder()), unsupported);
+}
+
+TEST_CASE("writable_segment: rows that are written are streamed meanwhile") {
+    const test_segments segments;
+    const auto made = writable_segment::create("table", dtype::of<float>(), {10'000, 64}, segments.folder());
+    loader batches({segments.open("table")}, {.device = device::host(), .batch_rows = 100, .epochs = 3});
+    const stream stream(device::host());
+    std::uint64_t rows = 0;
+    while (const auto batch = batches.next(stream)) {
+        rows += batch->row_count();
+        for (std::size_t at = 0; at < numbers_of(made).size(); at += 1024)  // each page
+            numbers_of(made)[at] = static_cast<float>(rows);
+    }
+    CHECK(rows == 30'000);
 }
 
 TEST_CASE("writable_segment: outlives its writer, and the next writer goes on") {
@@ -117,7 +96,11 @@ TEST_CASE("writable_segment: the lock of a killed writer is free at once") {
     {
         writable_segment::create("table", dtype::of<float>(), {4, 2}, segments.folder());
     }
-    waiting_child writer([&] { return writable_segment("table", segments.folder()); });
+    std::optional<writable_segment> held;
+    waiting_child writer([&] {
+        held.emplace("table", segments.folder());
+        return true;
+    });
     REQUIRE(writer.is_ready());
     CHECK(fails_with(std::errc::device_or_resource_busy,
                      [&] { writable_segment("table", segments.folder()); }));
@@ -129,7 +112,7 @@ TEST_CASE("writable_segment: a child made by fork has neither the lock nor the m
     const test_segments segments;
     auto first =
         std::optional(writable_segment::create("table", dtype::of<float>(), {4, 2}, segments.folder()));
-    waiting_child child([&] { return 0; });
+    waiting_child child([] { return true; });
     REQUIRE(child.is_ready());
     first.reset();
     CHECK_NOTHROW(writable_segment("table", segments.folder()));  // the child lives on
@@ -164,8 +147,8 @@ TEST_CASE("writable_segment: rows are scattered into it and gathered from it") {
         stream.synchronize();
         exchange.check();
         const array reader = segments.open("table");
-        for (std::size_t i = 0; i < ids.size(); ++i)
-            CHECK(std::memcmp(reader.view().as<float>() + 4 * ids[i], sent.data() + 4 * i, 16) == 0);
+        for (std::size_t i = 0; i < sent.size(); ++i)
+            CHECK(reader.view().as<float>()[4 * ids[i / 4] + i % 4] == sent[i]);
     });
 }
 
@@ -176,5 +159,6 @@ TEST_CASE("writable_segment: an array without axes has no table, and a moved-fro
     CHECK_THROWS_AS(scalar.table(), unsupported);
     const writable_segment moved = std::move(scalar);
     CHECK(moved.bytes().size() == sizeof(float));
-    CHECK(scalar.bytes().empty());
+    CHECK(scalar.bytes().empty());  // NOLINT(bugprone-use-after-move)
+    CHECK_THROWS_AS(scalar.table(), invalid_argument);
 }
