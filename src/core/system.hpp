@@ -26,6 +26,8 @@
 /// - reading /proc, /sys, page sizes and CPU times
 /// - finding the files that match a pattern (formats/patterns.cpp), and making paths absolute
 /// - the SIGBUS handler (fault_guard.cpp)
+/// - listing the folder of segments and removing what is left in it (src/shared), closing descriptors in a
+///   child
 /// - calls made by the tool (src/cli) and by libraries
 namespace pinflow::detail::system {
 
