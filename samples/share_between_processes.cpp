@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <set>
@@ -28,15 +27,15 @@ namespace {
 
 constexpr int reader_count = 4;
 
-/// The sum of all "LABEL: N kB" lines of a file of /proc, in MiB; with `part`, of the mappings whose name has
+/// The sum of all "LABEL: N kB" lines of a file of /proc, in KiB; with `part`, of the mappings whose name has
 /// it.
-double mebibytes(const std::string& path, const std::string& label, const std::string& part = {}) {
+double kibibytes(const std::string& path, const std::string& label, const std::string& part = {}) {
     std::ifstream file(path);
     double sum = 0;
     bool counts = part.empty();
     for (std::string line; std::getline(file, line);) {
         if (!part.empty() && line.find('-') < line.find(' ')) counts = line.find(part) != std::string::npos;
-        if (counts && line.starts_with(label + ":")) sum += std::stod(line.substr(label.size() + 1)) / 1024;
+        if (counts && line.starts_with(label + ":")) sum += std::stod(line.substr(label.size() + 1));
     }
     return sum;
 }
@@ -54,8 +53,8 @@ int read_segment(const std::string& name) {
     const std::uint64_t value = digest.value();
     char byte = 'r';
     if (::write(STDOUT_FILENO, &byte, 1) != 1 || ::read(STDIN_FILENO, &byte, 1) != 1) return 1;
-    std::printf("%016llx %10.1f MiB %8.1f MiB\n", static_cast<unsigned long long>(value),
-                mebibytes("/proc/self/smaps", "Pss", name), mebibytes("/proc/self/status", "RssAnon"));
+    std::printf("%016llx %.0f %.0f\n", static_cast<unsigned long long>(value),
+                kibibytes("/proc/self/smaps", "Pss", name), kibibytes("/proc/self/status", "RssAnon"));
     std::fflush(stdout);
     return static_cast<int>(::read(STDIN_FILENO, &byte, 1));
 }
@@ -107,11 +106,12 @@ int main(int argc, char** argv) try {
         return 2;
     }
     const std::string name = "sample-" + std::to_string(::getpid());
-    const double before = mebibytes("/proc/meminfo", "Shmem");
+    const double before = kibibytes("/proc/meminfo", "Shmem");
     const pinflow::segment_info info = pinflow::publish_file(name, argv[1]).front();
     const published until_the_end(name);
     std::printf("published %.1f MiB; shared memory of the machine: %.1f MiB before, %.1f after\n",
-                static_cast<double>(info.size_bytes) / 1048576, before, mebibytes("/proc/meminfo", "Shmem"));
+                static_cast<double>(info.size_bytes) / 1048576, before / 1024,
+                kibibytes("/proc/meminfo", "Shmem") / 1024);
     std::vector<reader> readers;
     for (int i = 0; i < reader_count; ++i)
         readers.push_back(start_reader("/proc/self/exe", name));
@@ -119,23 +119,29 @@ int main(int argc, char** argv) try {
     for (const reader& each : readers)
         if (::read(each.from, &byte, 1) != 1) throw std::runtime_error("a reader has failed");
     std::printf("with %d readers: %.1f MiB\n\nreader  digest           of the segment          own\n",
-                reader_count, mebibytes("/proc/meminfo", "Shmem"));
+                reader_count, kibibytes("/proc/meminfo", "Shmem") / 1024);
     double shares = 0;
     std::set<std::string> digests;
     for (const reader& each : readers) {
         if (::write(each.to, "m", 1) != 1) throw std::runtime_error("a reader has ended");
         char line[128] = {};
-        const auto count = ::read(each.from, line, sizeof line - 1);
-        std::printf("%-7td %.*s", &each - readers.data() + 1, static_cast<int>(count), line);
-        digests.insert(std::string(line).substr(0, 16));
-        shares += std::strtod(line + 16, nullptr);
+        char digest[17] = {};
+        double share = 0;
+        double own = 0;
+        if (::read(each.from, line, sizeof line - 1) <= 0 ||
+            std::sscanf(line, "%16s %lf %lf", digest, &share, &own) != 3)
+            throw std::runtime_error("a reader has failed");
+        std::printf("%-7td %s %10.2f MiB %8.2f MiB\n", &each - readers.data() + 1, digest, share / 1024,
+                    own / 1024);
+        digests.insert(digest);
+        shares += share;
     }
     for (const reader& each : readers)
         ::close(each.to);
     while (::wait(nullptr) > 0) {
     }
-    const double share = 100 * shares * 1048576 / static_cast<double>(info.size_bytes);
-    std::printf("%zu digest, shares of %.1f %% of the data in total\n", digests.size(), share);
+    const double total = 100 * shares * 1024 / static_cast<double>(info.size_bytes);
+    std::printf("%zu digest, shares of %.1f %% of the data in total\n", digests.size(), total);
     if (digests.size() != 1) throw std::runtime_error("the readers have read different data");
     return 0;
 } catch (const std::exception& error) {

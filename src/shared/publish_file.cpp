@@ -89,7 +89,7 @@ std::vector<segment_info> publish_file(std::string_view name, const std::string&
         if (!each.dtype)
             throw unsupported(fmt::format("cannot publish '{}:{}': {}; choose arrays as '{}:NAME'",
                                           split.path, each.name, each.reason, split.path));
-        arrays.push_back({each.name, array_content(split.path, each.name)});
+        arrays.emplace_back(each.name, array_content(split.path, each.name));
     }
     return publish_contents(name, arrays, options);
 }

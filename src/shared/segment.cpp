@@ -56,6 +56,18 @@ std::string joined(const std::vector<std::string>& names) {
     return name;
 }
 
+/// Whether a segment can be seen not to be whole. False where that cannot be told.
+bool is_damaged(const checked_folder& folder, const std::vector<std::string>& names) {
+    try {
+        open_checked(folder, names);
+        return false;
+    } catch (const format_error&) {
+        return true;
+    } catch (const error&) {
+        return false;
+    }
+}
+
 /// Removes the empty folders in a folder, those in them first.
 void remove_empty_folders(const fs::path& folder, std::vector<fs::path>& removed) {
     for (const fs::path& path : entries_of(folder)) {
@@ -168,12 +180,7 @@ std::vector<fs::path> clean_segments(const fs::path& folder) {
         remove(path);
     const auto remove_if_damaged = [&](const std::vector<std::string>& names, const fs::path& path,
                                        const struct ::stat&) {
-        try {
-            open_checked(*checked, names);
-        } catch (const format_error&) {
-            remove(path);
-        } catch (const error&) {  // it may be whole
-        }
+        if (is_damaged(*checked, names)) remove(path);
     };
     std::vector<std::string> names;
     walk(checked->path(), names, remove_if_damaged, [](const fs::path&, const struct ::stat&) {});
