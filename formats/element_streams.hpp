@@ -10,8 +10,8 @@
 
 namespace pinflow::detail {
 
-/// A file whose arrays are read as element streams, one after the other. The constructor reads the directory
-/// of a .npz file, or the header of a safetensors file, once. Streams may outlive the object. Not
+/// A file whose arrays are read as element streams, one after the other. The directory of a .npz file, or the
+/// header of a safetensors file, is read once, when the file is opened. Streams may outlive the object. Not
 /// thread-safe.
 class element_file {
  public:
@@ -41,7 +41,8 @@ std::unique_ptr<element_file> open_elements(const std::filesystem::path& path);
 /// @throws as list_arrays, and invalid_argument if there is none, or more than one.
 array_listing only_array(const std::filesystem::path& path);
 
-/// Opens a .npz file. `finish` of a stream checks the member's CRC-32, also for a stored member.
+/// Opens a .npz file. `finish` of a stream checks the member's CRC-32, also for a stored member. Exception:
+/// the CRC-32 of a deflated member in Fortran order is checked when its stream is opened.
 std::unique_ptr<element_file> open_npz_elements(const std::filesystem::path& path);
 
 /// Opens a safetensors file.

@@ -111,7 +111,7 @@ class hdf5_chunk_cache {
         hdf5_cached_chunk chunk;  ///< empty while it is being decoded
         std::vector<promise> promises;
         std::uint64_t cost_bytes = 0;
-        bool is_reused = false;  ///< otherwise in first_use_
+        bool is_reused = false;  ///< in reused_
     };
     using entry_list = std::list<entry>;
     struct key_hash {

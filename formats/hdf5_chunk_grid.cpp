@@ -144,7 +144,7 @@ void copy_units(std::span<const part_axis> axes, const std::byte* source, std::b
     });
 }
 
-/// All axes of some rows of a part, the rows among them.
+/// The axes of a part over several rows: the rows are the first axis, unless they are contiguous.
 class rows_of_part {
  public:
     rows_of_part(const hdf5_chunk_part& part, std::uint64_t source_stride, std::uint64_t destination_stride,

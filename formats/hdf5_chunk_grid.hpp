@@ -70,11 +70,12 @@ struct hdf5_chunk_part {
 
     /// Copies `rows` rows, `source_stride` bytes apart, to rows `destination_stride` bytes apart.
     /// @param source the first byte of the part in the first row.
-    /// @param destination the beginning of a row of the box.
+    /// @param destination the beginning of the first row of the box.
     void copy(const std::byte* source, std::uint64_t source_stride, std::byte* destination,
               std::uint64_t destination_stride, std::uint64_t rows) const noexcept;
-    /// The same from a chunk that is still shuffled; an item has one or more elements.
-    /// @param source the offset that the first byte of the first row would have in the unshuffled chunk.
+    /// The same from a chunk that is still shuffled. An item of the grid has one or more shuffled elements.
+    /// @param source the offset that the part's first byte, in the first row, would have in the unshuffled
+    /// chunk.
     void copy_shuffled(const hdf5_shuffled_chunk& chunk, std::uint64_t source, std::uint64_t source_stride,
                        std::byte* destination, std::uint64_t destination_stride,
                        std::uint64_t rows) const noexcept;
@@ -90,7 +91,8 @@ class hdf5_row_box {
  public:
     /// Whole rows. `grid` must outlive the box.
     explicit hdf5_row_box(const hdf5_chunk_grid& grid);
-    /// `begin` and `end` have one number for each axis but the first. No range is empty or exceeds the shape.
+    /// `begin` and `end` have one number for each axis but the first. No range may be empty or exceed the
+    /// shape.
     hdf5_row_box(const hdf5_chunk_grid& grid, shape_vector begin, shape_vector end);
 
     /// Bytes of one row of the box.

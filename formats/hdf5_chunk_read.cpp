@@ -25,7 +25,7 @@ constexpr std::uint64_t max_serial_bytes = 256 << 10;
 constexpr std::uint64_t read_costs_bytes = 4096;
 /// The fixed cost of a scattered piece: it takes as long as copying this many consecutive elements.
 constexpr std::uint64_t unit_costs_elements = 64;
-/// Rows are read in blocks of this size before the wanted parts are copied out.
+/// Rows are read in blocks of at most this size, or one by one, before the wanted parts are copied out.
 constexpr std::uint64_t scratch_bytes = 1 << 20;
 
 }  // namespace
@@ -214,7 +214,7 @@ void hdf5_chunk_read::use(std::size_t work, const hdf5_chunk_bytes& chunk) noexc
     copy(work, chunk);
     const std::lock_guard lock(mutex_);
     --promised_;
-    served_.notify_one();  // under the lock; otherwise `run` could return and destroy this object first
+    served_.notify_one();  // under the lock; otherwise this object could be destroyed first
 }
 
 void hdf5_chunk_read::ask_again(std::size_t work) noexcept {

@@ -15,7 +15,7 @@
 namespace pinflow::detail {
 
 /// One call of hdf5_chunk_reader::read. Its work is a list of parts of chunks. Tasks take one part after the
-/// other; their number is limited by the work and the memory.
+/// other; their number is limited by the cores, the work and the memory.
 class hdf5_chunk_read final : public hdf5_chunk_cache::user {
  public:
     hdf5_chunk_read(const hdf5_chunk_reader& reader, std::span<const hdf5_row_run> runs,

@@ -104,9 +104,9 @@ std::vector<row_extent> chunked_content::map_extents() {
     return extents;
 }
 
-// ---- without chunks -------------------------------------------------------------------------------------
+// ---- other storage --------------------------------------------------------------------------------------
 
-/// The base class for datasets without chunks: reads one run of rows after the other.
+/// The base class for all other storage: reads one run of rows after the other.
 class plain_content : public hdf5_content {
  public:
     plain_content(const hdf5_dataset& dataset, const hdf5_reader_options& options)

@@ -231,7 +231,7 @@ array_listing hdf5_listing(const hdf5_description& description) {
     listing.reason = hdf5_storage_reason(description) + how_chunks_are_mapped(description);
     if (description.storage == hdf5_storage::chunked && description.chunks.empty() &&
         hdf5_grid_size(description.shape, description.chunk_shape) > many_hdf5_chunks) {
-        listing.reason += "; if few of these were ever written, it is read by libhdf5";
+        listing.reason += "; if few of its chunks were ever written, it is read by libhdf5";
     }
     return listing;
 }

@@ -101,8 +101,8 @@ void check_hdf5_description(const hdf5_description& description, std::uint64_t f
 /// Serialises a description for parse_hdf5_description.
 std::vector<std::byte> serialize(const hdf5_description& description);
 
-/// Parses a serialised description: a pure function of bytes that are not trusted. It allocates no more than
-/// the bytes fill, and checks the description as above.
+/// Parses a serialised description: a pure function of bytes that are not trusted. It allocates at most a few
+/// times the size of the bytes, and checks the description as above.
 /// @throws format_error, a sentence without the path.
 hdf5_description parse_hdf5_description(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 

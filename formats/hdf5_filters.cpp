@@ -31,12 +31,13 @@ namespace {
 constexpr std::uint64_t max_inflated = 1032;
 constexpr std::uint64_t max_expanded = 88;
 
-/// An upper bound on the compressed size of `size_bytes`, for any compressor. The formats need far less for
-/// incompressible bytes.
-/// @throws format_error if it exceeds 2^64.
+/// A generous bound on the compressed size of `size_bytes`: the formats need far less for incompressible
+/// bytes.
+/// @throws format_error if it is 2^64 or more.
 std::uint64_t max_compressed_bytes(std::uint64_t size_bytes) {
     std::uint64_t result = 0;
-    if (!add(size_bytes, size_bytes / 8 + 4096, result)) throw format_error("has a size above 2^64 bytes");
+    if (!add(size_bytes, size_bytes / 8 + 4096, result))
+        throw format_error("has a size of 2^64 bytes or more");
     return result;
 }
 
@@ -123,7 +124,7 @@ hdf5_pipeline::stage_list hdf5_pipeline::stages_of(std::uint32_t filter_mask) co
             list.exact = false;
         } else if (now.how == method::fletcher32 &&
                    !add(list.stored_bytes, checksum_bytes, list.stored_bytes)) {
-            throw format_error("has a size above 2^64 bytes");
+            throw format_error("has a size of 2^64 bytes or more");
         }
     }
     return list;

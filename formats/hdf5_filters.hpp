@@ -44,10 +44,10 @@ class hdf5_pipeline {
     hdf5_pipeline(std::span<const hdf5_filter> filters, std::uint64_t chunk_bytes);
 
     std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
-    /// Whether chunks with this filter mask are stored as they are.
+    /// Whether chunks with this filter mask are stored without any filter.
     bool stored_as_is(std::uint32_t filter_mask) const noexcept;
-    /// The element size of the shuffle filter, if shuffle was applied first to chunks with this filter mask;
-    /// 0 if it was not, or if it has no effect.
+    /// The element size of the shuffle filter, if shuffle was applied first to chunks with this filter mask.
+    /// 0 if it was not, if elements have one byte, or if the chunk size is no multiple of the element size.
     std::uint64_t shuffle_element_bytes(std::uint32_t filter_mask) const noexcept;
     /// Checks that the stored size of a chunk is neither too large nor too small for any compression. Call it
     /// before allocating memory for the chunk.

@@ -204,7 +204,8 @@ element_type element_type_of(::hid_t type);
 
 /// How much to describe. `all` locates every chunk, and may find that the storage is `absent` (no chunk was
 /// written) or `library` (few of many chunks were written, or some are missing and the fill value differs
-/// within an element). `listing` does not: `chunks` stays empty, and the storage is `chunked`.
+/// within an element). `listing` does not: such storage is `chunked`, and `chunks` stays empty, as does
+/// `compact_data`.
 enum class detail_wanted : bool { listing, all };
 /// Describes a dataset; `name` becomes the description's name.
 /// @throws unsupported, format_error; messages do not name the file.

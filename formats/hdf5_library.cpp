@@ -114,7 +114,7 @@ driver_handle register_driver(const std::string& path) {
     driver.read = read_or_record;
     driver.terminate = nullptr;  // would terminate the default driver
 #if H5_VERSION_GE(1, 13, 2)
-    driver.value = static_cast<::H5FD_class_value_t>(511);  // the last unassigned number
+    driver.value = static_cast<::H5FD_class_value_t>(511);  // HDF5 assigns no driver a number of 256 to 511
 #endif
     return {::H5FDregister(&driver), "a driver for it cannot be registered"};
 }
@@ -151,8 +151,8 @@ open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
     if (opened < 0 && report_failure().locked) {
         const std::error_code code(EWOULDBLOCK, std::generic_category());
         throw system_failure(
-            "it is locked by a process that has it open for writing; wait until that closes it, or set "
-            "HDF5_USE_FILE_LOCKING=FALSE in the environment to read it as it is now",
+            "it is locked by a process that has it open for writing; wait until that process closes it, or "
+            "set HDF5_USE_FILE_LOCKING=FALSE in the environment to read it as it is now",
             code);
     }
     file_ = {opened, "it cannot be opened"};

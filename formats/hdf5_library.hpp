@@ -33,11 +33,11 @@ std::vector<array_listing> list_hdf5_datasets(const input_file& file);
 /// description has passed check_hdf5_description, and no handle of the library stays open.
 /// @throws invalid_argument if there is no such dataset.
 /// @throws unsupported for types that pinflow lacks and for storage outside the file; other errors as above.
-/// Messages name the path and the dataset.
+/// Messages name the path.
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name);
 
 /// How to treat chunks for which no check can tell whether libhdf5 will fill them. A damaged szip chunk, for
-/// example, leaves part of libhdf5's buffer uninitialised.
+/// example, may leave part of libhdf5's buffer uninitialised.
 enum class hdf5_unverified_chunks : bool {
     accepted,
     /// Decodes such a chunk twice beforehand, with different bytes in free memory, and refuses it if the

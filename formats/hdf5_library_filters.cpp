@@ -45,7 +45,7 @@ void check_bits(std::string_view filter, std::uint64_t bits, std::uint64_t size_
 // ---- scale-offset ----------------------------------------------------------------------------------------
 
 /// The source of the layout is H5Zscaleoffset.c in libhdf5: 4 bytes with the number of bits that an element
-/// takes, 17 about the least element, and the bits.
+/// takes, 17 bytes with the smallest element, and the bits of all elements.
 void check_scaleoffset(const hdf5_filter& filter, std::uint64_t chunk_bytes,
                        std::span<const std::byte> input) {
     constexpr std::size_t parameter_count = 20;

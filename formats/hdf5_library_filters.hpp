@@ -13,7 +13,7 @@
 namespace pinflow::detail {
 
 /// Checks a chunk before libhdf5's filters decode it. If damaged bytes or parameters declare other sizes than
-/// the chunk has, those filters read past the end of the stored bytes and leave parts of the output
+/// the chunk has, those filters may read past the end of the stored bytes, or leave parts of the output
 /// unwritten. For one thread at a time.
 class hdf5_library_filters {
  public:
@@ -28,7 +28,7 @@ class hdf5_library_filters {
     /// false if that cannot be known: for szip, for filters that only an application knows, for lzf that was
     /// applied after a filter that only libhdf5 has, for any filter except shuffle that was applied before
     /// such a filter, and for an n-bit filter with 256 or more parameters.
-    /// @throws format_error if libhdf5 would leave bytes unwritten or read beyond `stored`. The message
+    /// @throws format_error if the bytes or the filter parameters are found to be damaged. The message
     /// continues after the chunk's name, as in hdf5_chunk_decoder.
     bool check(std::uint32_t filter_mask, std::span<const std::byte> stored);
 
@@ -44,7 +44,7 @@ class hdf5_library_filters {
     std::unique_ptr<decompressor> decompressor_;  // from the first deflated chunk on
     hdf5_chunk_decoder decoder_;
     std::vector<std::byte> chunk_;
-    std::array<std::vector<std::byte>, 2> between_;  // two filters, by turns
+    std::array<std::vector<std::byte>, 2> between_;  // the outputs of filters, by turns
 };
 
 }  // namespace pinflow::detail

@@ -62,7 +62,7 @@ class marked_memory {
 /// Checks the chunks of a dataset before the library decodes them.
 class chunk_check {
  public:
-    /// `file` and `dataset` outlive it.
+    /// `opened` and `dataset` must outlive it.
     chunk_check(std::shared_ptr<const input_file> file, const open_file& opened, const object_handle& dataset,
                 hdf5_description description, hdf5_unverified_chunks unverified)
         : file_(std::move(file)),
@@ -90,7 +90,7 @@ class chunk_check {
     hdf5_unverified_chunks unverified_;
     chunk_finder finder_;
     hdf5_library_filters filters_;
-    std::unordered_set<std::uint64_t> good_;  // their numbers, in C order
+    std::unordered_set<std::uint64_t> good_;  // numbers of chunks, in C order
     std::vector<std::byte> stored_;
     // the same dataset, without a chunk cache; closed in reverse order
     std::optional<open_file> forgetful_;
@@ -301,7 +301,7 @@ void hdf5_library_reader::read(std::uint64_t first_row, std::uint64_t row_count,
     if (first_row > of.row_count || row_count > of.row_count - first_row ||
         !multiply(row_count, of.row_bytes, size_bytes) || size_bytes != destination.size()) {
         throw invalid_argument(fmt::format(
-            "{} bytes cannot be {} rows of the dataset {} from row {} on: it has {} of {}",
+            "{} bytes cannot be {} rows of the dataset {} from row {} on: it has {} rows of {} bytes",
             destination.size(), row_count, quote(of.name), first_row, of.row_count, of.row_bytes));
     }
     if (destination.empty()) return;

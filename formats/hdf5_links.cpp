@@ -82,14 +82,14 @@ extern "C" ::herr_t pinflow_collect_link(::hid_t /*group*/, const char* name, co
         collector.links.push_back({name, info->type, has_value ? info->u.val_size : 0});
     } catch (...) {
         collector.thrown = std::current_exception();
-        return 1;  // ends it without a failure of the library's
+        return 1;  // ends the iteration, but is no failure
     }
     return 0;
 }
 
 /// What to say about a group that lacks a name: "; 'GROUP' has 'a', 'b'". Empty if that cannot be found out.
 std::string names_in(const open_file& file, const std::string& group, const link_access& links) {
-    // in the file's order: for another one, libhdf5 reads and sorts as many links as the file claims to have
+    // in the file's order: for any other, libhdf5 reads and sorts as many links as the file claims to have
     constexpr std::size_t max_names = 10;
     link_collector collector{{}, max_names, nullptr};
     const char* const path = group.empty() ? "/" : group.c_str();
@@ -218,7 +218,8 @@ void lister::enter(object_handle group, std::string path) {
     open_groups_.push_back({std::move(path), std::move(group), std::move(collector.links), 0});
 }
 
-/// Empty for a link within the file: its target is listed under its own hard link.
+/// Why a link is not followed. Empty for a soft link to an object in the file: the object is listed under its
+/// own hard link.
 std::string lister::not_followed_reason(const open_group& at, const link& found, const std::string& path) {
     if (found.type != H5L_TYPE_SOFT && found.type != H5L_TYPE_EXTERNAL) {
         return fmt::format("the link {} is of a kind that pinflow does not know", quote(path));
@@ -282,7 +283,7 @@ void lister::add(const open_group& at, const link& found) {
         }
         enter({::H5Oopen(at.group.id(), found.name.c_str(), links_.id()),
                fmt::format("the group {} cannot be opened", quote(path))},
-              path + '/');  // `at` may have moved
+              path + '/');  // `at` is invalid from here on
     } catch (const format_error& failure) {
         refuse(path, failure.what());
     } catch (const unsupported& failure) {

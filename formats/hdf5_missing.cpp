@@ -7,7 +7,7 @@
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/open.hpp"
 
-/// The HDF5 functions of a build without HDF5, which throw format_not_built.
+/// The HDF5 functions of a build without HDF5. Those that list, open or write throw format_not_built.
 namespace pinflow {
 
 namespace {

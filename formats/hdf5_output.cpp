@@ -149,7 +149,7 @@ struct driver {
         ::H5FD_class_t driver{};
 #if H5_VERSION_GE(1, 13, 2)
         driver.version = H5FD_CLASS_VERSION;
-        driver.value = static_cast<::H5FD_class_value_t>(510);  // one of the last unassigned numbers
+        driver.value = static_cast<::H5FD_class_value_t>(510);  // as in hdf5_library.cpp
 #endif
         driver.name = "pinflow_output";
         driver.maxaddr = max_file_bytes;

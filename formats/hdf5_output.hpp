@@ -27,7 +27,7 @@ type_handle file_type_of(const dtype& type);
 /// it when the process ends. Instead, the driver stores the error and writes nothing more. The error is
 /// thrown as soon as the library has returned. After that, nothing can be written or committed.
 ///
-/// Locks the library while it calls it. Not thread-safe.
+/// Locks the library during its calls. Not thread-safe.
 class output {
  public:
     /// @throws system_failure; unsupported if libhdf5 cannot begin the file.

@@ -129,7 +129,7 @@ dtype floating_type(::hid_t type) {
         if (known.size_bytes == 16 && layout.order == std::endian::big) continue;  // no system has it
         return {known.kind, known.size_bytes, layout.order};
     }
-    refuse("{} of {} bytes with {} bits of exponent and {} of mantissa, laid out in a way of their own", what,
+    refuse("{} of {} bytes with {} bits of exponent and {} of mantissa, in a layout that pinflow lacks", what,
            layout.size_bytes, exponent_bits, mantissa_bits);
 }
 
@@ -156,7 +156,8 @@ dtype string_type(::hid_t type) {
     return {dtype_kind::bytes, size_of(type)};
 }
 
-/// HDF5 has no type for times: h5py tags them with numpy's name of the type. Other tags are ignored.
+/// HDF5 defines no type for numpy's times: h5py stores them as opaque bytes, tagged with numpy's name of the
+/// type. Other tags are ignored.
 dtype opaque_type(::hid_t type) {
     const std::uint64_t size_bytes = size_of(type);
     dtype opaque(dtype_kind::opaque, size_bytes);
@@ -186,7 +187,7 @@ element_type array_type(::hid_t type, unsigned depth) {
     return result;
 }
 
-/// Two equal floats called r and i, as h5py writes complex numbers.
+/// Whether the fields are two floats of one type called r and i, as h5py writes complex numbers.
 bool is_complex(const std::vector<dtype_field>& fields, std::uint64_t size_bytes) {
     if (fields.size() != 2 || fields[0].name != "r" || fields[1].name != "i") return false;
     const dtype& real = fields[0].type;
@@ -264,7 +265,7 @@ element_type element_type_of(::hid_t type) {
         return convert(type, 0);
     } catch (const unsupported& failure) {
         throw unsupported(fmt::format("holds {}", failure.what()));
-    } catch (const invalid_argument& failure) {  // strings larger than numpy's
+    } catch (const invalid_argument& failure) {  // elements larger than numpy's
         throw unsupported(fmt::format("holds elements that numpy would not allow: {}", failure.what()));
     }
 }

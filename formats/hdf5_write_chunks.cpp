@@ -27,8 +27,8 @@ namespace {
 constexpr std::uint64_t default_chunk_bytes = std::uint64_t{1} << 20;
 /// Upper bound on the bytes of the bands collected and encoded together, unless a single band is larger.
 constexpr std::uint64_t max_batch_bytes = std::uint64_t{64} << 20;
-/// Small chunks are encoded in batches of at least this size: starting a task for each one would take longer
-/// than encoding it.
+/// Small chunks are encoded in batches of about this size: starting a pipeline for fewer of them would take
+/// longer than encoding them.
 constexpr std::uint64_t min_batch_bytes = std::uint64_t{1} << 20;
 
 constexpr std::uint32_t nothing_skipped = 0;
@@ -246,7 +246,7 @@ shape_vector hdf5_chunk_writer::first_element(std::uint64_t chunk) const {
 
 namespace {
 
-/// Shuffles `count` elements from `first` on.
+/// Shuffles the elements [first, count).
 void shuffle_by_byte(const std::byte* elements, std::uint64_t count, std::uint64_t element_bytes,
                      std::uint64_t first, std::byte* planes) noexcept {
     // a block of elements that stays in the L1 cache during the passes over its bytes

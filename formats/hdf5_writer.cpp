@@ -24,7 +24,7 @@ using dataset = hdf5_writer::dataset;
 
 constexpr unsigned max_deflate_level = 12;
 constexpr unsigned max_zlib_level = 9;
-/// Contiguous elements are written in pieces of at least this size; smaller pieces are collected.
+/// Contiguous elements that arrive in smaller pieces are collected, up to this size.
 constexpr std::size_t piece_bytes = std::size_t{1} << 20;
 
 // ---- checks: messages continue "the dataset NAME" --------------------------------------------------------

@@ -10,7 +10,7 @@ namespace pinflow::detail {
 /// Whether an array gets its own mapping, or is later mapped together with others.
 enum class array_mapping : bool { own, later };
 
-/// As open_npy, for a file that is already open. It may also throw data_changed.
+/// As open_npy, for a file that is already open.
 array open_npy_file(std::shared_ptr<const input_file> file, array_mapping mapping);
 
 }  // namespace pinflow::detail

@@ -104,7 +104,7 @@ void check_size(const npy_header& header, std::uint64_t file_size_bytes) {
 // ---- writing ----------------------------------------------------------------------------------------------
 
 /// The type as stored in the file. Types that numpy lacks are stored as opaque bytes, as ml_dtypes does.
-/// @throws invalid_argument if the bytes would be read as another type.
+/// @throws invalid_argument for big-endian bfloat16.
 dtype type_in_file(const dtype& type) {
     if (type.is_structured()) {
         std::vector<dtype_field> fields(type.fields().begin(), type.fields().end());

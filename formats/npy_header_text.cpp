@@ -14,11 +14,11 @@
 #include "src/core/quote.hpp"
 #include "src/core/utf8.hpp"
 
-// The parser accepts every header that a released numpy writes, except those of pickled objects, and nothing
-// that numpy rejects. From other writers it accepts any order of keys, either quote, spaces, tabs and '\n'
-// between tokens, Python 2's `2L` and `u'title'`, and a dictionary without a trailing comma. Padding is
-// spaces or tabs, then '\n'. It refuses other input that numpy accepts but no known writer produces (the
-// table is in tests/npy_header_test.cpp).
+// The parser accepts every header that a released numpy writes, except those of pickled objects and of types
+// nested more than 32 deep. It accepts nothing that numpy rejects. From other writers it accepts any order of
+// keys, either quote, spaces, tabs and '\n' between tokens, Python 2's `2L` and `u'title'`, and a dictionary
+// without a trailing comma. Padding is spaces or tabs, then '\n'. It refuses other input that numpy accepts
+// but no known writer produces (the table is in tests/npy_header_test.cpp).
 
 namespace pinflow {
 
@@ -133,7 +133,8 @@ class header_parser {
         }
     }
 
-    /// numpy spells the bytes between fields as a field '' of raw bytes, or of any array.
+    /// numpy writes the bytes between fields as a field '' of raw bytes. It also reads a field '' of any
+    /// array as such bytes.
     static bool is_gap(const dtype_field& field) {
         const bool raw = field.type.kind() == dtype_kind::opaque && !field.type.is_structured();
         return field.name.empty() && field.title.empty() && (raw || !field.shape.empty());
@@ -172,7 +173,7 @@ class header_parser {
         return title;
     }
 
-    /// A string, a list of fields, or (type, shape): numpy writes that for arrays of arrays.
+    /// A string, a list of fields, or (type, shape), which numpy writes for arrays of arrays.
     field_type parse_field_type(unsigned depth) {
         skip_space();
         if (peek() == '[') return {parse_structured_type(depth + 1), {}};

@@ -73,7 +73,8 @@ namespace {
 using detail::npz_member;
 using detail::zip_entry;
 
-/// Bytes per read: `peek_bytes` if only the header is needed, `piece_bytes` if the whole member is read.
+/// Bytes of a deflated member per read: `peek_bytes` if only the header is needed, `piece_bytes` if the whole
+/// member is read.
 constexpr std::size_t peek_bytes = 4096;
 constexpr std::size_t piece_bytes = 256 << 10;
 

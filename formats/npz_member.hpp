@@ -19,7 +19,7 @@ struct npz_member {
     std::unique_ptr<zip_member_reader> reader;  ///< at the first element
 };
 
-/// Reads the header of a member, in pieces of at most `piece_bytes`.
+/// Reads the header of a member. `piece_bytes` is as in zip_member_reader.
 /// @throws format_error and unsupported (a sentence without the path) for a member that is no array, whose
 /// size contradicts its header, or that cannot be read; what `read` throws.
 npz_member begin_npz_member(const zip_entry& entry, const read_bytes& read, std::size_t piece_bytes);

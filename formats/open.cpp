@@ -70,7 +70,7 @@ file_format format_of_file(const input_file& file) {
     }
     if (is_hdf5(file)) return file_format::hdf5;
     throw format_error(
-        fmt::format("cannot open '{}': it begins with {}, as no .npy, .npz, safetensors or HDF5 file does",
+        fmt::format("cannot open '{}': it is no .npy, .npz, safetensors or HDF5 file; it begins with {}",
                     file.path(), quote(head.substr(0, 8))));
 }
 
@@ -90,7 +90,7 @@ array_listing list_npy(const std::filesystem::path& path) {
             .reason = opened.reason()};
 }
 
-/// Its error for a pattern says which function takes one.
+/// If `path` may be a pattern, the error says which function takes patterns.
 std::shared_ptr<const input_file> open_one_file(const std::filesystem::path& path) {
     try {
         return std::make_shared<const input_file>(path);
@@ -162,7 +162,7 @@ source_pointer rows_of_npy(const std::shared_ptr<const input_file>& file, const 
                    how);
 }
 
-/// The same array without a mapping, if it has one of its own.
+/// The same array without a mapping, if it is mapped and in C or Fortran order.
 array unmapped(const array& opened) {
     if (!opened.file() || !opened.has_view()) return opened;
     const bool c_order = opened.view().c_contiguous();
@@ -174,7 +174,7 @@ array unmapped(const array& opened) {
 
 source_pointer rows_of_other(file_format format, const file_and_name& source, const opening& how) {
     const std::string name = source.named ? source.name : only_name(source.path);
-    if (format == file_format::hdf5) {  // rows of its chunks, not all of them
+    if (format == file_format::hdf5) {  // decodes chunks when rows are read
         const auto open_hdf5 = how.stacked ? detail::open_hdf5_row : detail::open_hdf5_rows;
         return open_hdf5(source.path, name, how.memory->get());
     }

@@ -17,7 +17,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Orders text as it is, but numbers in it by their value: "part-2" comes before "part-10".
+/// Orders text by its characters, but numbers in it by their value: "part-2" comes before "part-10".
 bool natural_less(std::string_view a, std::string_view b) {
     const auto is_digit = [](char character) { return character >= '0' && character <= '9'; };
     /// Takes the leading digits of `text`, without leading zeros.

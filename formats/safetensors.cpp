@@ -175,8 +175,8 @@ std::string_view type_name_of(const safetensors_writer::tensor& tensor) {
     for (const detail::safetensors_type& known : detail::safetensors_types()) {
         if (known.kind == type.kind() && known.bits / 8 == type.size_bytes()) return known.name;
     }
-    throw invalid_argument(fmt::format("safetensors has no type for {}, that of the tensor {}", type.descr(),
-                                       quote(tensor.name)));
+    throw invalid_argument(fmt::format("safetensors has no type for {}, the type of the tensor {}",
+                                       type.descr(), quote(tensor.name)));
 }
 
 std::uint64_t size_bytes_of(const safetensors_writer::tensor& tensor) {
@@ -210,7 +210,7 @@ detail::safetensors_beginning detail::format_safetensors_header(
     }
     constexpr std::size_t length_size = 8;
     safetensors_beginning header;
-    std::string& json = header.bytes;  // after its length
+    std::string& json = header.bytes;  // the length, then the JSON
     json.append(length_size, '\0');
     json += '{';
     const auto begin_entry = [&json] { json += json.ends_with('{') ? "" : ","; };
@@ -231,7 +231,7 @@ detail::safetensors_beginning detail::format_safetensors_header(
         }
         const std::uint64_t begin = offset_bytes;
         if (!detail::add(begin, size_bytes_of(tensor), offset_bytes)) {
-            throw invalid_argument("the tensors together take more than 2^64 bytes");
+            throw invalid_argument("the tensors together take 2^64 bytes or more");
         }
         begin_entry();
         json +=
@@ -247,7 +247,7 @@ detail::safetensors_beginning detail::format_safetensors_header(
 
     std::uint64_t file_size_bytes = 0;
     if (!detail::add(header.bytes.size(), offset_bytes, file_size_bytes)) {
-        throw invalid_argument("header and tensors together take more than 2^64 bytes");
+        throw invalid_argument("header and tensors together take 2^64 bytes or more");
     }
     // parse the header, so that no unreadable file is written: two tensors of one name, too many axes, a
     // header that is too long

@@ -86,7 +86,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         return true;
     }
     bool number_float(number_float_t /*value*/, const string_t& /*text*/) override {
-        take_ignored("a number that is not whole or is 2^64 or more");
+        take_ignored("a number with a fraction or an exponent, or of more than 64 bits,");
         return true;
     }
     bool boolean(bool /*value*/) override {
@@ -241,7 +241,7 @@ void header_reader::take_metadata(const std::string& value) {
                                                             metadata_bytes_, 2 * metadata_bytes_));
 }
 
-/// Called before the list of tensors grows.
+/// Called before a tensor is added to the list. Checks the memory if the list has to grow.
 void header_reader::check_memory() const {
     constexpr std::size_t max_unchecked = 4096;
     const std::size_t count = header.tensors.size();

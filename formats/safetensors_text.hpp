@@ -43,7 +43,8 @@ inline constexpr std::uint64_t max_shown_string_bytes = 4096;
 
 /// Streams the JSON of a safetensors header to the parser. One piece of it is in memory at a time. The parser
 /// copies each token several times, with the spaces before it. So runs of white space are reduced to their
-/// first character, and long string values are cut if `long_strings::cut` is set. Keys are passed whole.
+/// first character, and long strings that are the value of a key are cut if `long_strings::cut` is set. Other
+/// strings are passed whole.
 class safetensors_text final : public std::streambuf {
  public:
     /// Returns the next piece of the text, which stays valid until the next call. Returns an empty piece at
@@ -76,7 +77,7 @@ class safetensors_text final : public std::streambuf {
     std::uint64_t skipped_bytes_ = 0;
     bool in_string_ = false;
     bool is_escaped_ = false;  ///< the next character of the string
-    bool is_value_ = false;    ///< whether the string follows a colon
+    bool is_value_ = false;    ///< the string follows a colon, may be cut, and is valid so far
     bool skips_string_ = false;
     std::uint64_t string_bytes_ = 0;  ///< of the string, passed to the parser
     json_string_check check_;         ///< of the string, if it is a value

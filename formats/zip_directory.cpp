@@ -129,7 +129,7 @@ directory_location parse_end(std::span<const std::byte> tail, std::size_t positi
                 end_bytes, locator.u64(8));
         }
         if (end64.u64(4) != end64_size_bytes - 12) {
-            fail("its zip64 end record is {} bytes long, of which 44 are known", end64.u64(4));
+            fail("its zip64 end record declares a size of {} bytes, not 44", end64.u64(4));
         }
         disk = agreed(disk, saturated_16, end64.u32(16), "the disk");
         directory_disk = agreed(directory_disk, saturated_16, end64.u32(20), "the directory's disk");
@@ -211,8 +211,8 @@ std::optional<std::string> decode_name(std::span<const std::byte> bytes, std::ui
 
 // ---- the directory ----------------------------------------------------------------------------------------
 
-/// Replaces the saturated values of an entry by the values of its zip64 extra field, which come in this
-/// order.
+/// Replaces the saturated values of an entry by the values of its zip64 extra field. The field has only these
+/// values, in the order: size, compressed size, offset of the header, disk.
 void read_zip64_field(zip_entry& entry, std::uint32_t& disk, std::span<const std::byte> extra) {
     std::optional<std::span<const std::byte>> wide;
     while (extra.size() >= 4) {
@@ -286,7 +286,7 @@ std::size_t parse_entry(std::span<const std::byte> bytes, const directory_locati
     return taken;
 }
 
-/// Sets each entry's end to the beginning of the next entry.
+/// Sets the end of each member to the beginning of the next member, or of the directory.
 /// @throws format_error if two overlap.
 void separate(std::span<zip_entry> entries, const directory_location& directory) {
     std::vector<std::size_t> order(entries.size());
@@ -346,7 +346,7 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
     const directory_location directory = find_directory(file_size_bytes, read);
     const std::uint64_t end_bytes = directory.offset_bytes + directory.size_bytes;
 
-    // a window that moves over the directory and always holds one entry of the maximum size
+    // a window that moves over the directory; it always holds one entry of the maximum size, or the rest
     constexpr std::uint64_t max_window_bytes = std::uint64_t{1} << 20;
     std::vector<zip_entry> entries;
     std::vector<std::byte> window;
@@ -363,7 +363,7 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
                 entries.size() * member_bytes + window.size() / entry_size_bytes * member_bytes;
             require_memory(
                 needed_bytes,
-                fmt::format("its directory cannot be listed: {} members take up to {} bytes of memory",
+                fmt::format("its directory cannot be listed: up to {} members take {} bytes of memory",
                             needed_bytes / member_bytes, needed_bytes));
         }
         if (entries.size() == directory.entry_count) {

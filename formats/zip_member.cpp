@@ -78,7 +78,7 @@ struct zip_member_reader::inflation {
 
     ::z_stream stream{};
     std::vector<std::byte> piece;
-    std::uint64_t compressed_left_bytes = 0;  // in the file
+    std::uint64_t compressed_left_bytes = 0;  // not read from the file yet
     bool ended = false;
 
     /// Inflates into `destination` until it is full or the compressed data ends. @return the bytes written.
@@ -94,8 +94,8 @@ std::size_t zip_member_reader::inflation::inflate(std::span<std::byte> destinati
     while (written < destination.size() && !ended) {
         if (stream.avail_in == 0) {
             if (compressed_left_bytes == 0) {
-                fail(entry, "is damaged: its compressed data is truncated at byte {} of {}", stream.total_out,
-                     entry.size_bytes);
+                fail(entry, "is damaged: its compressed data is truncated after {} of {} inflated bytes",
+                     stream.total_out, entry.size_bytes);
             }
             const auto next = std::span(piece).first(
                 static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), compressed_left_bytes)));
@@ -113,8 +113,8 @@ std::size_t zip_member_reader::inflation::inflate(std::span<std::byte> destinati
         ended = status == Z_STREAM_END;
         if (status == Z_MEM_ERROR) throw std::bad_alloc();
         if (!ended && status != Z_OK && status != Z_BUF_ERROR) {
-            fail(entry, "is damaged: its compressed data is wrong at byte {} of {}", stream.total_out,
-                 entry.size_bytes);
+            fail(entry, "is damaged: its compressed data is wrong after {} of {} inflated bytes",
+                 stream.total_out, entry.size_bytes);
         }
     }
     return written;
@@ -138,7 +138,7 @@ zip_member_reader::~zip_member_reader() = default;
 
 void zip_member_reader::read(std::span<std::byte> destination) {
     if (destination.size() > left_bytes_) {
-        throw invalid_argument(fmt::format("{} bytes were asked of the member {}, of which {} are left",
+        throw invalid_argument(fmt::format("cannot read {} bytes of the member {}, which has {} left",
                                            destination.size(), quote(entry_.name), left_bytes_));
     }
     if (inflation_) {

@@ -21,7 +21,8 @@ void check_zip_member_readable(const zip_entry& entry);
 class zip_member_reader {
  public:
     /// @param data_offset_bytes the offset of the member's data.
-    /// @param piece_bytes how much to read at a time.
+    /// @param piece_bytes how many bytes of a deflated member to read at a time. A stored member is read
+    /// directly to the destination.
     /// @throws as check_zip_member_readable.
     zip_member_reader(zip_entry entry, std::uint64_t data_offset_bytes, read_bytes read,
                       std::size_t piece_bytes);

@@ -35,7 +35,7 @@ struct loader_setup {
     std::size_t slot_count = 2;
     std::uint64_t max_slot_rows = 0;  ///< rows of the largest batch
     bool is_in_order = false;         ///< the rows of a batch are consecutive
-    std::uint64_t first_row = 0;      ///< first row of the first batch, if is_in_order
+    std::uint64_t first_row = 0;      ///< where the loader begins, over all ranks, if is_in_order
     pin_options pinning;
     std::shared_ptr<device_held> held = nullptr;  ///< arrays held on the device; null: there are none
     std::function<bool()> is_stopped;             ///< whether the loader is stopping

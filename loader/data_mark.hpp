@@ -58,10 +58,10 @@ class data_mark {
     mutable std::atomic<bool> passed_ = false;
 };
 
-/// Marks that are reused once no slot refers to them. For one thread at a time.
+/// Marks that are reused once nothing else refers to them. For one thread at a time.
 class data_marks {
  public:
-    /// Makes `count` marks at once. `take` makes more only if all of them are referred to.
+    /// Makes `count` marks at once. `take` makes more only if something else refers to each of them.
     data_marks(const pinflow::device& device, std::size_t count) : device_(device) {
         for (std::size_t i = 0; i < count; ++i)
             all_.push_back(std::make_shared<data_mark>(device));

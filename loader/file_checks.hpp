@@ -15,11 +15,11 @@
 namespace pinflow::detail {
 
 /// Checks that the files of a loader's rows have not changed since they were opened. For a batch, it checks
-/// the files of its rows, each at most every 100 ms. A source whose files are not known is checked as a
-/// whole. At the end of an epoch it checks all files. Thread-safe.
+/// the files of its rows, each at most every 100 ms, or every 100 us times the number of files of its source
+/// if that is longer. A source whose files are not known is checked as a whole. `check_all`, for the end of
+/// an epoch, checks all files. Thread-safe.
 ///
-/// A check takes some microseconds. The interval grows with the number of files, so that checks take at most
-/// a few percent of one core.
+/// A check takes some microseconds, so checks of a source's files take at most a few percent of one core.
 class file_checks {
  public:
     explicit file_checks(std::span<const std::shared_ptr<const row_source>> sources);

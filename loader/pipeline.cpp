@@ -17,7 +17,7 @@ namespace pinflow {
 
 namespace {
 
-/// The position at which the loader starts. @throws invalid_argument for a state of something else.
+/// The position at which the loader starts. @throws as state_origin::resume_position.
 detail::epoch_position start_of(const loader_options& options, const detail::state_origin& origin) {
     return options.resume_from ? origin.resume_position(*options.resume_from) : detail::epoch_position();
 }
@@ -231,7 +231,7 @@ loader_report loader::pipeline::report() const {
     report.file_wait = collected.waits.files;
     report.cpu_wait = collected.waits.cpu;
     report.link_wait = collected.waits.link;
-    // the host device has no link: such waits are due to CPU scheduling
+    // the host device has no link: there, the CPU enqueues and copies
     if (on_host) report.cpu_wait += std::exchange(report.link_wait, {});
     report.consumer_wait = collected.consumer_wait;
     if (collected.batches > 0) {

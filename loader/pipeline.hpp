@@ -24,9 +24,9 @@ namespace pinflow {
 /// Runs a loader: its stages and the threads that run them.
 ///
 /// No stage ever waits for the consumer. A separate thread, the driver, waits until slots can be filled. It
-/// then runs the stages as a TBB pipeline as long as there are free slots. If there are none, the pipeline
-/// drains, and the driver waits again. So one TBB thread is enough, and no TBB thread can deadlock by waiting
-/// for itself.
+/// then runs the stages as a TBB pipeline until too few slots can be filled, or another number of threads is
+/// wanted. Then the pipeline drains, and the driver waits again. So one TBB thread is enough, and no TBB
+/// thread can deadlock by waiting for itself.
 class loader::pipeline {
  public:
     /// @throws as the constructor of loader.
@@ -51,7 +51,8 @@ class loader::pipeline {
  private:
     void plan();
     void drive();
-    /// Fills slots until no slot is free: `first_count` slots first, then whole groups.
+    /// Fills `first_count` slots, then whole groups, until too few slots can be filled, no batches are left,
+    /// or another number of threads is wanted.
     void run_stages(std::size_t first_count);
     /// The number of threads that the stages need now.
     unsigned wanted_threads() const noexcept;

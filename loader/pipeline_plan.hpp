@@ -12,7 +12,7 @@ namespace pinflow::detail {
 /// The number of batches that are filled, copied and announced together, and the slots for them.
 struct group_plan {
     unsigned batches = 1;    ///< the most batches of one group
-    unsigned max_slots = 0;  ///< unless the caller sets the number
+    unsigned max_slots = 0;  ///< the most slots, unless loader_options::slots is set
 };
 group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
                        std::uint64_t batch_bytes, const link_profile& profile = {});

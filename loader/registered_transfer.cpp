@@ -76,8 +76,8 @@ class registered_transfer : public array_transfer {
         const std::byte* rows;
         bool is_registered;
     };
-    /// Calls `take(row_run)` for all rows of a batch, in their order. If `joins`, contiguous rows that are
-    /// all registered, or all not registered, form one run.
+    /// Calls `take(row_run)` for all rows of a batch, in their order. If `joins`, a run has contiguous rows
+    /// of one extent that are all registered, or all not registered; otherwise it has one row.
     template <typename Take>
     void for_runs_of(const slot& filling, bool joins, Take take) {
         const std::span<const std::uint64_t> ids = filling.row_ids;
@@ -176,8 +176,9 @@ class registered_transfer : public array_transfer {
     pinned_pages pages_;
 };
 
-/// Copies each run of contiguous rows with one copy. Pieces too small for the copy engine pass through the
-/// staging side of the slot: short runs, and short pieces next to boundaries between registrations.
+/// Copies each run of contiguous registered rows with one copy. Runs of a file are cut at boundaries between
+/// registrations. Unregistered rows pass through the staging side of the slot. So do pieces of files that are
+/// too small for the copy engine: short runs, and short pieces next to such boundaries.
 class engine_transfer final : public registered_transfer {
  public:
     using registered_transfer::registered_transfer;

@@ -23,7 +23,7 @@ long storage_faults() noexcept {
     return usage.ru_majflt;
 }
 
-/// From this many rows on, consecutive rows are copied as one piece.
+/// Consecutive rows are copied as one piece if at least this many are next in the list.
 constexpr std::uint64_t min_run_rows = 8;
 
 /// The number of consecutive ids from the first on, up to `max_rows`.

@@ -46,7 +46,7 @@ class row_reader {
     std::shared_ptr<const row_source> source_;
     extent_index extents_;
     std::uint64_t row_size_bytes_;
-    bool is_mapped_;             ///< some rows are mapped
+    bool is_mapped_;             ///< some rows are mapped, and `access` is memory
     bool is_file_backed_;        ///< pages may be lost, or not in memory
     bool source_reports_waits_;  ///< otherwise this reader measures them
     /// How many more reads in a row must not wait for storage before rows are copied again.

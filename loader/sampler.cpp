@@ -93,8 +93,8 @@ void check_name(std::string_view name) {
     if (stem.empty() || version.empty() || stem.find_first_not_of(allowed) != std::string_view::npos ||
         version.find_first_not_of(digits) != std::string_view::npos) {
         throw invalid_argument(fmt::format(
-            "an order cannot be named '{}': a name and a version are needed, such as 'curriculum/1', of "
-            "letters, digits, '-', '_' and '.'",
+            "an order cannot be named '{}': it needs a name of letters, digits, '-', '_' and '.', then a "
+            "slash and a version of digits, such as 'curriculum/1'",
             name));
     }
     if (std::ranges::any_of(order_names, [stem](const auto& known) { return known.second == stem; })) {

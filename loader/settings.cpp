@@ -183,7 +183,7 @@ std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t row
              .has_any_file = std::ranges::any_of(
                  extents, [](const row_extent& extent) { return extent.file != nullptr; }),
              .is_aligned = are_aligned(*source),
-             .not_mapped_reason = why.empty() ? "is not mapped as it is delivered" : why});
+             .not_mapped_reason = why.empty() ? "is not mapped in its delivered form" : why});
     }
     return facts;
 }

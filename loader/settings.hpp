@@ -17,7 +17,7 @@ using sources_view = std::span<const std::shared_ptr<const row_source>>;
 
 /// Checks the sources and returns them.
 /// @throws invalid_argument if there are none, if one is null or inconsistent, or if row counts differ;
-/// unsupported for more than 2^30 rows of 0 bytes.
+/// unsupported for more than 2^30 rows if all sources have rows of 0 bytes.
 std::vector<std::shared_ptr<const row_source>> checked(
     std::vector<std::shared_ptr<const row_source>> sources);
 
@@ -49,8 +49,8 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
 std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t rows_left);
 
 /// Chooses the number of slots, as the memory allows, and the sides that these plans need.
-/// @throws invalid_argument if the slots needed or asked for exceed the memory set in the options, or 64
-/// bits.
+/// @throws invalid_argument if the slots asked for (two if none are) exceed the memory set in the options, or
+/// 64 bits.
 /// @throws system_failure if they exceed the available memory.
 slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
                       const slot_budget& budget, std::span<const transfer_plan> plans,

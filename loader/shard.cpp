@@ -60,7 +60,7 @@ shard parse(const variable_pair& names, const char* rank, const char* world) {
 
 shard shard_from_environment() {
     for (const variable_pair& names : known_pairs) {
-        // NOLINTNEXTLINE(concurrency-mt-unsafe): the environment is only read, as the caller was told
+        // NOLINTNEXTLINE(concurrency-mt-unsafe): callers must not change the environment meanwhile
         const char* const rank = std::getenv(names.rank);
         const char* const world = std::getenv(names.world);  // NOLINT(concurrency-mt-unsafe)
         if (rank != nullptr || world != nullptr) return parse(names, rank, world);

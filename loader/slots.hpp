@@ -51,7 +51,7 @@ struct slot {
     std::uint64_t number = 0;  ///< number of the batch, over all epochs
     bool last = false;         ///< the last batch of the loader
     batch_times times;
-    std::exception_ptr error;  ///< why it could not be filled
+    std::exception_ptr error;  ///< of the first stage that failed
 
     std::uint64_t ready_before = 0;  ///< batches that were ready when it was leased
 };
@@ -62,7 +62,7 @@ struct slot_sizes {
     std::uint64_t host_side_bytes = 0;
     std::uint64_t device_side_bytes = 0;
     unsigned max_group_slots = 1;  ///< the most slots filled and announced together
-    /// Why there are fewer slots than by default; empty if there are not fewer.
+    /// As loader_report::slots_reason.
     std::string reason = {};  // NOLINT(readability-redundant-member-init): g++ wants it
 };
 
@@ -74,10 +74,10 @@ struct device_allocator {
     device_buffer allocate(std::uint64_t size_bytes) const { return {size_bytes, stream, resource}; }
 };
 
-/// The slots of one loader and the queues between them. The states of a slot are free -> (taken by the
-/// pipeline) -> delivered -> leased -> free. A free slot may still be in use by the consumer's streams.
-/// Shared by the loader and its leases, so that a batch may outlive its loader. Any thread may call any
-/// member, unless stated otherwise. Never calls the device while its lock is held.
+/// The slots of one loader, and the queues between its pipeline and the consumer. The states of a slot are
+/// free -> (taken by the pipeline) -> delivered -> leased -> free. A free slot may still be in use by the
+/// consumer's streams. Shared by the loader and its leases, so that a batch may outlive its loader. Any
+/// thread may call any member, unless stated otherwise. Never calls the device while its lock is held.
 class slot_pool {
  public:
     /// `keep_alive` lives as long as the slots. Batches without their own memory point into it.
@@ -89,14 +89,14 @@ class slot_pool {
     /// also device_buffer::release_after.
     ~slot_pool();
 
-    /// Whether this process was forked after the pool was made. The pipeline's threads do not exist here and
-    /// locks may be held for ever, so nothing may be accessed.
+    /// Whether this process was forked after the pool was made. In the child, the pipeline's threads do not
+    /// exist and locks may be held for ever, so nothing may be accessed.
     bool forked() const noexcept;
 
     // ---- the pipeline's side ----
 
     /// Waits until `together` slots are ready to be filled: given back, and no longer read by any stream.
-    /// Fewer are enough if the consumer has nothing left and the other slots do not become free soon.
+    /// Fewer are enough if the consumer has nothing left and the other slots are not ready soon.
     /// Only the pipeline's driver calls it: a TBB thread might wait for itself.
     /// @return how many can be taken; 0 if the loader stops.
     /// @throws device_error.
@@ -119,8 +119,8 @@ class slot_pool {
     // ---- the consumer's side ----
 
     /// Leases the next delivered slot. Throws the pipeline's error, once.
-    /// @param with_data wait until the slot's data is complete; always done on a GPU for slots of large
-    /// groups
+    /// @param with_data wait until the slot's data is complete; always done on a GPU if the slots of a
+    /// full group total 8 MiB or more (see next_waits_for_data)
     /// @return null at the end.
     /// @throws all_slots_leased if all slots are leased.
     /// @throws device_error if asking or waiting for data fails. The next call returns this slot.
@@ -185,7 +185,7 @@ class slot_pool {
     pinflow::device device_;
     const ::pid_t owner_;
     std::vector<std::shared_ptr<const row_source>> keep_alive_;
-    bool views_sources_;  ///< batches are views of the sources
+    bool views_sources_;  ///< batches are views of the sources, or have no bytes
     bool awaits_data_;    ///< consumers wait for data on their threads
     bool takes_last_;     ///< the slot that was given back last is filled first
     pinned_buffer host_sides_;
@@ -231,7 +231,7 @@ class slot_lease {
     /// Ends an unused lease, so that the batch is delivered again.
     void undo();
 
-    /// The position after the batch, to resume from.
+    /// The state after the batch, to resume from.
     /// @throws as batch::state.
     loader_state state() const;
 

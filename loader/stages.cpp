@@ -22,7 +22,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// Row ids per task (some 20 us in a shuffled order), and the number from which several threads are worth it.
+/// Row ids per task (some 20 us in a shuffled order), and the number above which several threads are used.
 constexpr std::size_t rows_of_sample_task = 2048;
 constexpr std::size_t min_parallel_rows = 4 * rows_of_sample_task;
 constexpr std::uint64_t bytes_of_fill_task = std::uint64_t{1} << 20;

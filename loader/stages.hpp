@@ -48,7 +48,7 @@ class stages {
 
     /// Prepares the transfers, before the first batch.
     /// @throws as row_source::read_rows, for arrays that are held; device_error or system_failure if there is
-    /// no memory for them.
+    /// no memory for them; what the `memory_resource` throws.
     void begin();
 
     /// Takes `count` free slots, or fewer if fewer batches are left, and writes the row ids of the next
@@ -72,8 +72,8 @@ class stages {
     bool run_one(std::size_t count);
 
  private:
-    /// The stream of all copies: groups are copied one after the other, which is faster than side by side. On
-    /// a GPU, the second stream may take half of a group's copies, enqueued by another thread.
+    /// The streams of copies. Groups are copied one after the other on `first`, which is faster than side by
+    /// side. On a GPU, `second` may take half of a group's copies, enqueued by another thread.
     struct copy_streams {
         explicit copy_streams(const pinflow::device& device)
             : first(device), second_done(device), done(device) {

@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t max_probes = 16;
 constexpr std::uint64_t max_probe_bytes = std::uint64_t{16} << 20;  // unless one row alone is larger
 
-/// The rows to read: the middle rows of equal parts. They depend only on the size of the data.
+/// The rows to read: the middle rows of equal parts. They depend only on the row count and the row size.
 std::vector<std::uint64_t> probes_of(const row_source& source) {
     const std::uint64_t fitting = max_probe_bytes / std::max<std::uint64_t>(1, source.row_size_bytes());
     const std::uint64_t count =

@@ -49,7 +49,7 @@ class wait_times {
     void add_wait(const batch_times& costs, std::chrono::nanoseconds waited,
                   std::chrono::nanoseconds for_data);
 
-    // ---- the loader
+    // ---- the loader; its waits count from the first `ask` on
 
     /// The loader begins or ends a wait for the consumer.
     void begin_consumer_wait() { awaited_since_ = now(); }

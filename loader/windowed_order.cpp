@@ -10,7 +10,7 @@ namespace pinflow::detail {
 namespace {
 
 // arbitrary salts, one for each random choice of an epoch
-constexpr std::uint64_t start_salt = 0xDB4F0B9175AE2165;    // the row at which the cuts start
+constexpr std::uint64_t start_salt = 0xDB4F0B9175AE2165;    // the row at which the first chunk begins
 constexpr std::uint64_t chunks_salt = 0x8B51F9DD36D2C8C7;   // the order of the chunks
 constexpr std::uint64_t windows_salt = 0xC3A5C85C97CB3127;  // the order of the rows within windows
 // the difference between the keys of two consecutive windows; odd, so that no two windows share a key

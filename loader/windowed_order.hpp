@@ -9,7 +9,7 @@
 namespace pinflow::detail {
 
 /// Implements sampler::windowed, which documents it. Chunks are numbered in the order of the data, beginning
-/// at the row where the epoch's cuts start, and wrapping around. The turn of a chunk is its index in the
+/// at the epoch's start row, and wrapping around. The turn of a chunk is its index in the
 /// shuffled order of the epoch. A window is a range of turns. Positions count rows.
 class windowed_order final : public row_sequence {
  public:
@@ -38,7 +38,7 @@ class windowed_order final : public row_sequence {
     std::uint64_t chunk_count_ = 0;
     std::uint64_t missing_rows_ = 0;  ///< rows that the last chunk lacks
     std::uint64_t chunks_per_window_ = 0;
-    std::uint64_t larger_windows_ = 0;  ///< the number of first windows, which have one more chunk
+    std::uint64_t larger_windows_ = 0;  ///< this many windows, the first ones, have one more chunk
 };
 
 }  // namespace pinflow::detail

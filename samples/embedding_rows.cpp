@@ -1,6 +1,5 @@
 // Trains a table of embeddings that stays in host memory: each step gathers the rows of its two batches to
-// the device, changes them there, and scatters them back. Fails unless the table equals the result of a plain
-// loop.
+// the device, changes them, and scatters them back. Fails unless the table equals the result of a plain loop.
 //
 // The table is small so that this takes a second. It could be far larger than the device's memory.
 
@@ -65,8 +64,8 @@ class model {
     pinflow::pinned_buffer scratch_;
 };
 
-/// All steps without pinflow. Both batches of a step begin with the table after the previous step. If both
-/// have a row, the second batch's result is kept.
+/// All steps without a row exchange. Both batches of a step begin with the table after the previous step. If
+/// both have a row, the second batch's result is kept.
 std::vector<float> table_by_a_plain_loop() {
     std::vector<float> table(row_count * row_floats);
     fill(table);

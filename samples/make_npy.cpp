@@ -1,8 +1,7 @@
 // make_npy OUT.npy [--rows N] [--row-bytes B] [--dtype float32|uint8] [--seed S]
 //
 // Writes a .npy file of any size with seeded random content: 4096 rows of 256 KiB unless told otherwise. The
-// content is a function of the position and the seed alone, so that the same arguments make the same file
-// everywhere.
+// content depends only on the arguments, so that the same arguments make the same file everywhere.
 
 #include <algorithm>
 #include <charconv>

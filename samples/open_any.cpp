@@ -1,5 +1,5 @@
-// open_any FILE[:NAME]: opens an array of any format, prints its type and whether it is mapped, and
-// reads a few of its elements. Without NAME, a file of several arrays is listed.
+// open_any FILE[:NAME]: opens an array of any format, prints its type, its shape and whether it is mapped,
+// and for some types the mean of a few elements. Without NAME, a file of several arrays is listed.
 
 #include <algorithm>
 #include <cstdint>
@@ -64,8 +64,8 @@ int main(int argc, char** argv) {
             print_list(path);
             return 0;
         }
-        // maps the array, in the same time for a kilobyte and for a terabyte. Compressed arrays and chunked
-        // HDF5 datasets are read into memory as a whole instead
+        // maps the array, in the same time for a kilobyte and for a terabyte. Compressed arrays and HDF5
+        // datasets that are not contiguous are read into memory as a whole instead
         const pinflow::array array = named ? pinflow::open(path, name) : pinflow::open(path);
         std::printf("dtype:  %s\n", array.dtype().descr().c_str());
         std::printf("shape:  %s\n", pinflow::to_string(array.shape()).c_str());

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# From a bare Debian 12 or Ubuntu 24.04 to data in a training loop: installs what is missing from the distribution's
-# packages, builds Release, trains on handwritten digits, makes a 1 GiB .npy and streams it in order and shuffled.
-# Everything made stays in build/release, so that the next run takes seconds.
+# From a bare Debian 12 or Ubuntu 24.04 to data in a training loop: installs missing packages from the distribution,
+# builds Release, trains on handwritten digits, makes a 1 GiB .npy and streams it in order and shuffled. Everything made
+# stays in build/release, so that the next run takes seconds.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../tests/setup.sh"
 
 need_build_packages
-# set here, because the folder may have been configured without them
+# both options are set, because build/release may have been configured without the tool or the samples
 configure_and_build release -DPINFLOW_BUILD_TOOL=ON -DPINFLOW_BUILD_SAMPLES=ON pinflow_tool train_digits make_npy
 
 build=$root/build/release

@@ -44,7 +44,7 @@ void step(model& weights, const pinflow::batch& batch) {
 }
 
 /// Writes the model's bytes, then the state's text. The rename makes the file appear complete or not at all,
-/// even if this program is killed. To survive a power failure, call fsync before.
+/// even if this program is killed. To survive a power failure, call fsync before the rename.
 void save(const std::filesystem::path& path, const model& weights, const pinflow::loader_state& state) {
     const std::filesystem::path unfinished = path.string() + ".unfinished";
     std::ofstream file(unfinished, std::ios::binary);

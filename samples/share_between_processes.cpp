@@ -27,8 +27,8 @@ namespace {
 
 constexpr int reader_count = 4;
 
-/// The sum of all "LABEL: N kB" lines of a file of /proc, in KiB; with `part`, of the mappings whose name has
-/// it.
+/// The sum of all "LABEL: N kB" lines of a file of /proc, in KiB. With `part`, only of mappings whose path
+/// contains it.
 double kibibytes(const std::string& path, const std::string& label, const std::string& part = {}) {
     std::ifstream file(path);
     double sum = 0;
@@ -40,7 +40,8 @@ double kibibytes(const std::string& path, const std::string& label, const std::s
     return sum;
 }
 
-/// A reader: streams the segment, says so, and waits to be asked for its memory, and then for the end.
+/// A reader: streams the segment, then writes one byte. Waits for a byte, prints its digest and its memory,
+/// and waits for the end of its input.
 int read_segment(const std::string& name) {
     pinflow::install_fault_guard();
     const pinflow::device device = pinflow::device::best();

@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-/// A consumer: reads `count` floats in device memory on every SM, and computes on them for `rounds` rounds.
-/// `sink`, one float in device memory, keeps the compiler from removing the work. Returns the launch's
-/// status.
+/// A consumer on every SM: reads `count` floats in device memory, each once, then computes for `rounds`
+/// rounds in each thread. `sink`, one float in device memory, keeps the compiler from removing the work.
+/// Returns the launch's status.
 cudaError_t launch_busy(const float* data, std::size_t count, unsigned rounds, float* sink,
                         cudaStream_t stream);

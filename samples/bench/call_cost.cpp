@@ -3,9 +3,10 @@
 // Measures what a call of a row exchange costs the host thread that makes it: if the stream is idle ("call"),
 // and behind up to seven calls in flight ("queued"). Also measures the time until the rows of a call on an
 // idle stream have arrived ("complete"). Gathers and scatters of 64, 4096 and 131072 rows (512 bytes, or
-// ROW_BYTES) of a table of 1 GiB, with indices in host and in device memory. The last gather's rows are
-// compared with the table. Prints one line for each: the medians of 200 calls, and for "queued" of 175, since
-// every eighth call finds the stream idle and is left out. Exit 77 without a CUDA device.
+// ROW_BYTES) of a table of 1 GiB, with indices in host and in device memory. For each number of rows and each
+// kind of memory, compares the rows of the last gather with the table and prints one line: the medians of 200
+// calls, and for "queued" of 175, since every eighth call finds the stream idle and is left out. Exit 77
+// without a CUDA device.
 
 #include <algorithm>
 #include <array>

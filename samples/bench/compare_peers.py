@@ -71,7 +71,8 @@ if not version.startswith("pinflow "):
     refuse(f"{options.pinflow} is not the program pinflow: `--version` prints {version[:60]!r}")
 for package in ["numpy"] if options.skip_peers else ["numpy", "torch"]:
     if importlib.util.find_spec(package) is None:
-        refuse(f"{sys.executable} has no module {package}" + ("; --skip-peers needs none" if package == "torch" else ""))
+        refuse(f"{sys.executable} has no module {package}" +
+               ("; with --skip-peers it is not needed" if package == "torch" else ""))
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM removes the folder, too
 try:
     os.makedirs(options.dir, exist_ok=True)

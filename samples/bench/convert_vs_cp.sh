@@ -6,7 +6,7 @@
 # (convert's rate over cp's). Settings, from the environment:
 #   GIB           size of the file (4); FOLDER needs twice that
 #   REPETITIONS   of each (5)
-#   DROP          1: drops the input from the page cache before each run (needs root), so that both read the disk
+#   DROP          1: drops the page cache before each run (needs root), so that both read the input from the disk
 set -euo pipefail
 
 pinflow=${1:?usage: convert_vs_cp.sh PINFLOW [FOLDER]}
@@ -26,8 +26,8 @@ header="{'descr': '|u1', 'fortran_order': False, 'shape': ($((bytes >> 12)), 409
 "$pinflow" convert "$folder/made.npy" "$in"
 rm "$folder/made.npy"
 
-# timed COMMAND...: its seconds, after removing both output files. (Both were written just before, so free pages are at
-# hand: a virtual machine may have to request new pages from its host, at a tenth of the speed.)
+# timed COMMAND...: its seconds, after removing the output file of the run before. (Its pages are then free. Otherwise a
+# virtual machine may have to request new pages from its host, at a tenth of the speed.)
 timed() {
     local begin end
     rm -f "$copy" "$out"
@@ -58,7 +58,7 @@ median() {
     printf '%s\n' "$@" | sort -n | awk '{ v[NR] = $1 } END { print NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'
 }
 
-timed copy_and_sync >/dev/null  # warm-up: before it, no freed pages are at hand
+timed copy_and_sync >/dev/null  # warm-up, so that the first timed run also follows a run whose output is removed
 cp_seconds=() convert_seconds=()
 for ((i = 0; i < repetitions; ++i)); do
     if ((i % 2 == 0)); then

@@ -5,13 +5,14 @@
                         [--repetitions 3] [--results RESULTS.md] [--skip-peers]
 
 TAKE_BATCHES is the program made from take_batches.cpp, PINFLOW the tool. Every cell makes its files in a folder of the
-run's own below DIR (removed at the end), brings them into the page cache, and streams them: on a GPU for five epochs,
-whose batches are read there by the digest; on the host for three, in turns with one numpy thread that gathers the same
-rows from np.load(mmap_mode="r"). The cells "one epoch" and "first of five" count the first epoch, all others the median
-of the later epochs. Contents are checked by the digest, which must be that of `pinflow stream --device host --route
-read`. LINK is the rate of a 256 MiB copy from pinned memory in the same run. An unknown name in --cells prints all
-names. With --results the table between two marks in that file is replaced, unless something failed. After all cells,
-`baselines.py --only samples` runs if a GPU cell was selected, unless --skip-peers is given.
+run's own below DIR (removed at the end), brings them into the page cache, and streams them: on a GPU for five epochs
+(one in the cells "one epoch"), whose batches are read there by the digest; on the host for three, in turns with one
+numpy thread that gathers the rows of np.load(mmap_mode="r"), of one file of 1 GiB if the cell has many. The cells "one
+epoch" and "first of five" count the first epoch, all others the median of the later epochs. Contents are checked by the
+digest, which must be that of `pinflow stream --device host --route read`; on the host in a run that is not timed. LINK
+is the rate of a 256 MiB copy from pinned memory in the same run. An unknown name in --cells prints all names. With
+--results the table between two marks in that file is replaced, unless something failed. After all cells, `baselines.py
+--only samples` runs if a GPU cell was selected, unless --skip-peers is given.
 """
 import argparse
 import atexit
@@ -206,7 +207,7 @@ def counted(cell, values):
 
 
 def numpy_epochs(cell, files, epochs):
-    """Seconds and CPU seconds of the epochs after the first: one thread gathers the same rows."""
+    """Seconds and CPU seconds of the epochs after the first: one thread gathers all rows of `files`."""
     arrays = [numpy.load(name, mmap_mode="r") for name in files]
     count = len(arrays[0])
     seconds, cpu = [], []

@@ -3,8 +3,8 @@
 #
 # Builds, tests and measures on a CUDA host. The host needs no package registry: missing distribution packages are
 # expected, unpacked, below .gpu-deps/ in the repository's root. The arguments are phases; without arguments all of them
-# run. Each is meant for less than ten minutes (seen with one H200 and 16 cores), but its time limits allow more. Each
-# can run on its own after `configure build`. Settings, from the environment:
+# run. Each is meant for less than ten minutes (seen with one H200 and 16 cores), but the time limits of some allow
+# more. Each can run on its own after `configure build`. Settings, from the environment:
 #   BUILD       the build folder (build/gpu)
 #   DATA        where the large files are made and kept (BUILD/data)
 #   ROWS        rows of 256 KiB of the measured file (32768, which is 8 GiB)
@@ -70,12 +70,12 @@ run_tests() {
     run 340 ctest --test-dir "$build" --output-on-failure --timeout 120 -j 4 -E '^cuda_test$'
 }
 
-# sanitize TOOL: tests built to take less work, as for the host's sanitizers. Left out: children that fault on purpose;
-# work that takes minutes under instrumentation; a test whose kernel must still run when its launch returns, because
-# under the tool launches block; and tests that block a stream while they wait for another, because the tool waits for
-# both. Under initcheck, also the suite "copies behind a blocked stream", because initcheck waits for the copy.
-# Under racecheck, also two tests whose threads call at the same time: it loses track of a launch, and counts that as an
-# error. It only looks for races among the threads of one block.
+# sanitize TOOL: runs tests that are built to do less work, as for the host's sanitizers. Left out: cuda_process_test,
+# whose children fault on purpose; work that takes minutes under instrumentation; a test whose kernel must still run
+# when its launch returns, because under the tool launches block; and tests that block a stream while they wait for
+# another, because the tool waits for both. Under initcheck, also the suite "copies behind a blocked stream", because
+# initcheck waits for the copy. Under racecheck, also two tests whose threads call at the same time: it loses track of a
+# launch, and counts that as an error. It only looks for races among the threads of one block.
 sanitize() {
     local tool=$1 test
     local left_out='cuda process*,*hundreds of megabytes*,*worked on at a time*,*legacy default stream'

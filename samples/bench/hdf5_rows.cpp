@@ -53,7 +53,7 @@ void read_whole(const std::string& path, const std::string& name) {
     report(watch, array.view().data(), array.size_bytes());
 }
 
-/// Numbers of rows, of 8 bytes each.
+/// Reads row numbers from a file, 8 bytes each.
 std::vector<std::uint64_t> numbers_in(const std::string& path) {
     std::vector<std::uint64_t> numbers(std::filesystem::file_size(path) / sizeof(std::uint64_t));
     std::ifstream file(path, std::ios::binary);

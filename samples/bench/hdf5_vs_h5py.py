@@ -3,17 +3,17 @@
 
     python3 hdf5_vs_h5py.py PROGRAM [FOLDER]
 
-PROGRAM is hdf5_rows as built. FOLDER takes 3 GB for a while.
+PROGRAM is hdf5_rows as built. FOLDER takes 2.1 GB for a while.
 
 rows        10,000 random rows of 2 KiB of a contiguous dataset of 10^6 rows
 whole       all of 1 GiB of float32, with HDF5's shuffle filter and deflate (level 4), in chunks of 1 MiB
 chunked     1,000 random rows of 4 KiB of that dataset
 
-`whole` and `chunked` are measured on two datasets. The first is the sum of smooth functions and noise; deflate mostly
-stores its noise bytes. The second is the same data rounded to two decimals; every byte has to be decoded.
+`whole` and `chunked` are measured on two datasets. The first is a smooth function plus noise; deflate mostly stores its
+noise bytes. The second is the same data rounded to two decimals; every byte has to be decoded.
 
-Required ratios to h5py's fancy indexing: rows 50, whole 3, chunked 5, on both datasets. Exits with 1 if the contents
-differ or a required ratio is missed.
+Required ratios: rows 50 and chunked 5 to h5py's fancy indexing, whole 3 to h5py reading all; whole and chunked on both
+datasets. Exits with 1 if the contents differ or a required ratio is missed.
 
 Files are in the page cache. Time counts from opening the file until the elements are in the process's own memory, so
 decoding is included. Each side does the same twice in a row and the second time counts, because a virtual machine may

@@ -1,6 +1,6 @@
 // Compares streaming a file in the page cache through the loader on the host device with a plain memcpy of
-// the same rows from the same mapping, with the same number of threads and the same amount of memory. Rows of
-// 256 KiB, 64 a batch, no digest while the clock runs. Each epoch of the shuffled order has its own
+// the same rows from a mapping of the file, with the same number of threads and the same amount of memory.
+// Rows of 256 KiB, 64 a batch, no digest while the clock runs. Each epoch of the shuffled order has its own
 // permutation.
 //
 //     host_stream_bench [--gib N] [--folder FOLDER] [--threads N] [Google Benchmark's flags]
@@ -213,7 +213,7 @@ void permute(benchmark::State& state) {
     }
 }
 
-/// A row of an order, in pieces as a loader takes them.
+/// Measures the time for each row of an order, which gives 8192 rows at a time.
 void take_rows(benchmark::State& state, const pinflow::sampler& sampler) {
     std::vector<std::uint64_t> rows(8192);
     std::uint64_t first = 0;
@@ -313,7 +313,7 @@ int main(int argc, char** argv) try {
         ->Arg(1000)
         ->Arg(1'000'000)
         ->Arg(1'000'000'000)
-        ->Arg((1 << 30) + 1)  // the worst case: every second number of the network is out of range
+        ->Arg((1 << 30) + 1)  // the worst case: half of the network's numbers are out of range
         ->Arg(std::int64_t{1} << 40);
     const std::vector<double> weights(1'000'000, 0.1);
     for (const auto& [name, sampler] :

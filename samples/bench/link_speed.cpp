@@ -2,7 +2,8 @@
 //
 // Measures how fast this machine moves bytes to the first CUDA device and back, through pinflow's own device
 // layer. Streaming figures are compared with this. FILE, some GiB of any content, is also registered in place
-// and copied from. Prints one "name value unit" a line; exit 77 without a CUDA device.
+// and copied from. Also measures the digest of device memory. Prints one "name value unit" a line; exit 77
+// without a CUDA device.
 
 #include <algorithm>
 #include <chrono>

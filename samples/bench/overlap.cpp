@@ -93,7 +93,7 @@ void measure(const char* path) {
     const device_buffer batch(64 * open_npy(path).rows()->row_size_bytes(), consumer.stream());
     const double copy = step_seconds(path, gpu, consumer, 0, false);
     print("copy alone, a step", 1e3 * copy, "ms");
-    // as long as the copy: the kernel's time is linear in its rounds, beyond what reading the batch takes
+    // makes the kernel as long as the copy: after reading the batch, its time is linear in the rounds
     double kernel = 0;
     unsigned rounds = 10'000;
     for (int i = 0; i < 4; ++i) {

@@ -45,14 +45,14 @@ void check(cublasStatus_t status) {
     if (status != CUBLAS_STATUS_SUCCESS) throw device_error(cublasGetStatusString(status));
 }
 
-/// The product of two matrices of numbers in [-1, 1), on a stream of its own.
+/// The product of two matrices of random numbers, on a stream of its own.
 class product {
  public:
     explicit product(const device& gpu)
         : stream_(gpu), a_(bytes, stream_), b_(bytes, stream_), c_(bytes, stream_) {
         check(cublasCreate(&handle_));
         check(cublasSetStream(handle_, to_cuda(stream_)));
-        // the upper halves of floats whose exponents are those of small numbers
+        // bf16 numbers of random sign, whose absolute values are at least 0.25 and below 0.5
         pinned_buffer host(bytes, gpu);
         auto* const words = reinterpret_cast<std::uint16_t*>(host.data());
         std::uint64_t state = 1;
@@ -138,7 +138,7 @@ double step_seconds(const char* path, const device& gpu, std::uint64_t batch_row
     return seconds_since(start) / static_cast<double>((epochs - 1) * batches_of_epoch);
 }
 
-/// A batch of this size, about as long as a product, tells how long a row takes.
+/// A batch of this size takes about as long to copy as a product. It is timed to learn how long a row takes.
 constexpr double typical_batch_bytes = 64 << 20;
 
 void measure(const char* path) {

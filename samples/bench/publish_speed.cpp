@@ -3,8 +3,7 @@
 // Compares publishing the rows of FILE, which should be in the page cache, with the least that a copy for
 // several processes takes: a memcpy of the same bytes, from a mapping of FILE to new pages of a tmpfs, in
 // pieces of 4 MiB by one thread for each core. In turns, ROUNDS (5) times each; prints the medians, one "name
-// value unit" a line, and checks both copies. Takes as much shared memory
-// as the file is large.
+// value unit" a line, and checks both copies. Takes as much shared memory as the file is large.
 
 #include <fcntl.h>
 #include <sys/mman.h>

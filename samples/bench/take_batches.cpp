@@ -1,9 +1,9 @@
 // take_batches FILE[:NAME]... [--device D] [--batch N] [--order O] [--epochs N] [--threads N] [--route R]
 //              [--leased N] [--digest] [--legacy] [--stack]
 //
-// A consumer that only takes batches, as a training loop does; everyday.py times it. Prints one JSON object:
-// seconds and CPU seconds of each epoch, rows and batches of an epoch, bytes of a sample, the route, the
-// transfer and reason of each array, and the verdict.
+// A consumer that only takes batches, as a training loop does; everyday.py runs it. Prints one JSON object:
+// seconds of opening the files and of making the loader, seconds and CPU seconds of each epoch, rows and
+// batches of an epoch, bytes of a sample, the route, the transfer and reason of each array, and the verdict.
 //
 // --digest reads every batch on the device, and prints the digest of all. --leased N keeps N batches leased
 // at a time. --legacy consumes on CUDA's legacy default stream.

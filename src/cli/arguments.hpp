@@ -25,8 +25,8 @@ class usage_error : public error {
 /// requested, which has been printed. @throws usage_error.
 bool parse(CLI::App& app, const std::vector<std::string>& arguments);
 
-/// Reads a whole decimal number without a sign. @throws usage_error for anything else. It names `flag`, and
-/// `word` as what the flag takes, too, if there is one.
+/// Reads a whole decimal number from `min` to `max`, without a sign. @throws usage_error for anything else.
+/// Its message names `flag`, and `word`, unless that is empty, as something else that the flag takes.
 std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t min = 0,
                           std::uint64_t max = std::numeric_limits<std::uint64_t>::max(),
                           std::string_view word = {});
@@ -35,8 +35,8 @@ std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uin
 /// as parse_count.
 std::uint64_t parse_byte_count(std::string_view flag, std::string_view text, std::string_view word = {});
 
-/// "auto", "host", "cuda:N". @throws usage_error for other names, and if the build has no such device;
-/// device_error if the machine has none.
+/// Reads "auto", "host", "cuda" or "cuda:N". @throws usage_error for other names, and for CUDA in a build
+/// without it; device_error if the machine has no such device, or the build has no code for it.
 device parse_device(const std::string& name);
 
 }  // namespace pinflow::cli

@@ -60,7 +60,7 @@ void bench_duplex(const bench_options& options, const link_rates& link, const be
 void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report);
 
 /// Checks before any measurement that stream and shuffled can make their file.
-/// @throws system_failure if the folder for temporary files does not exist or has too little space.
+/// @throws system_failure if the folder for temporary files cannot be written to or has too little space.
 void check_stream(const bench_options& options);
 /// The directions in which rows travel in a benchmark.
 struct row_ways {
@@ -72,8 +72,8 @@ inline constexpr row_ways ways_of_scatter{.to_device = false, .to_host = true};
 inline constexpr row_ways ways_of_duplex{.to_device = true, .to_host = true};
 inline constexpr row_ways ways_of_plan{};
 /// Checks before any measurement that the table and its batches fit.
-/// @throws invalid_argument if the table has fewer rows than the batches need, or if host or device memory is
-/// too small.
+/// @throws invalid_argument if the table has fewer rows than a batch (than two batches for duplex), or if
+/// host or device memory is too small.
 void check_rows(const bench_options& options, row_ways ways);
 
 // ---- what they share -------------------------------------------------------------------------------------

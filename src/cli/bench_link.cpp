@@ -40,7 +40,7 @@ double median_seconds(int repetitions, Work work) {
     return median(seconds);
 }
 
-/// Memory to copy between, each way with its own.
+/// A pinned and a device buffer for each direction, and a stream for each, to copy between them.
 class copies {
  public:
     explicit copies(const device& device) : to_device_(device), to_host_(device) {

@@ -337,7 +337,7 @@ void check_rows(const bench_options& options, row_ways ways) {
     const double rows =
         directions * static_cast<double>(sizes.batches) * static_cast<double>(sizes.batch_rows);
     const double batch_bytes = rows * static_cast<double>(sizes.row_bytes);
-    // the table, a batch for comparison, the row numbers, and two marks a row
+    // the table, the row numbers, a batch for comparison, and two bits a row if rows are scattered
     double host_bytes = static_cast<double>(sizes.table_bytes()) + rows * sizeof(std::uint64_t);
     if (directions > 0) host_bytes += static_cast<double>(sizes.batch_bytes());
     if (ways.to_host) host_bytes += static_cast<double>(sizes.row_count) / 4;

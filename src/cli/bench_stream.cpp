@@ -33,7 +33,6 @@ using clock = std::chrono::steady_clock;
 
 // ---- a file that is made ----------------------------------------------------------------------------------
 
-/// For temporary files.
 std::string temporary_folder() {
     const char* const named = std::getenv("TMPDIR");  // NOLINT(concurrency-mt-unsafe): nothing writes it
     return named == nullptr || *named == '\0' ? "/tmp" : named;
@@ -56,8 +55,8 @@ void remove_and_end(int signal) {
     std::raise(signal);  // is delivered when this returns
 }
 
-/// While an object lives, signals that would end the process remove the file first. Ignored signals stay
-/// ignored. Only one object may exist at a time.
+/// While an object lives, SIGINT, SIGTERM and SIGHUP remove the file before they end the process. Ignored
+/// signals stay ignored. Only one object may exist at a time.
 class removal_by_signals {
  public:
     /// @throws system_failure when the path is too long for any file.
@@ -87,7 +86,8 @@ class removal_by_signals {
     std::array<struct sigaction, signals.size()> before_{};
 };
 
-/// A new file in the folder for temporary files, which is gone when this, or the process, ends.
+/// A new file in the folder for temporary files. It is removed with this object, or when SIGINT, SIGTERM or
+/// SIGHUP ends the process.
 class temporary_file {
  public:
     temporary_file() : path_(new_path()), removal_(path_), descriptor_(create(path_)) {}

@@ -248,8 +248,9 @@ bool same_file(const std::string& a, const std::string& b) {
     return std::filesystem::equivalent(a, b, ignored);
 }
 
-/// Checks that the new file loses no array of an existing file: it replaces the file as a whole.
-/// @throws invalid_argument if it would.
+/// If OUT has a NAME, or IN:NAME is written to its own file, checks that no other array of the existing file
+/// is lost: the new file replaces it as a whole. Also refuses an OUT that the pattern IN matches.
+/// @throws invalid_argument if an array would be lost, or if the pattern matches.
 void check_nothing_is_lost(const source_argument& source, const target_argument& target) {
     if (source.is_pattern() && pinflow::detail::pattern_covers(source.path, target.path)) {
         throw invalid_argument(fmt::format(
@@ -349,7 +350,7 @@ std::uint64_t convert_all(const convert_arguments& arguments, const pinflow::det
     return written_bytes;
 }
 
-/// What .npy headers cannot say.
+/// A note on the first type that .npy headers cannot express; empty if there is none.
 std::string note_on(const convert_arguments& arguments, const std::vector<conversion>& conversions) {
     const file_format format = arguments.target.format;
     if (format != file_format::npy && format != file_format::npz) return {};

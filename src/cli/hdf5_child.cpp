@@ -101,7 +101,7 @@ std::string describe_end(int status) {
         return fmt::format("the process that reads it with libhdf5 was killed ({}): memory may be exhausted",
                            which);
     }
-    return fmt::format("libhdf5 crashed on it ({}): the file is damaged", which);
+    return fmt::format("libhdf5 crashed on it ({}): the file is probably damaged", which);
 }
 
 [[noreturn]] void throw_as_told(hdf5_answer_kind kind, const std::string& sentence,
@@ -252,7 +252,7 @@ hdf5_request request_about(const input_file& file, hdf5_question question, std::
     return request;
 }
 
-/// Calls `function`. Puts `attempt` in front of the message of hdf5_child_lost.
+/// Calls `function`. Turns hdf5_child_lost into format_error, with `attempt` in front of its message.
 template <typename Function>
 auto naming(std::string_view attempt, Function function) -> decltype(function()) {
     try {

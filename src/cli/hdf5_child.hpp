@@ -60,11 +60,12 @@ class hdf5_child {
     /// Kills the process.
     ~hdf5_child();
 
-    /// The process, or -1 if it has ended.
+    /// The process; -1 after this object has killed it or found that it had ended.
     ::pid_t process() const noexcept { return process_; }
 
     /// Sends a request (list, describe or open) and waits for the answer.
-    /// @throws hdf5_child_lost, also if it was lost before; the exception of libhdf5's side in the child.
+    /// @throws hdf5_child_lost, also if it was lost before; the error that the child reports; system_failure
+    /// if the answer takes more memory than there is.
     std::vector<std::byte> ask(const hdf5_request& request);
     /// Sends a request to read rows, which must fill `destination`. @throws like the other overload.
     void ask(const hdf5_request& request, std::span<std::byte> destination);

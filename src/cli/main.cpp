@@ -89,7 +89,7 @@ void occupy_standard_descriptors() {
 
 int main(int argument_count, char** arguments) {
     occupy_standard_descriptors();
-    // ignored, so that writes to a closed pipe or a full file fail with an error message
+    // ignored, so that writes to a closed pipe, or past RLIMIT_FSIZE, fail with an error message
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGXFSZ, SIG_IGN);
     // an ignored SIGCHLD is inherited from the parent: then waitpid could not tell how a child ended

@@ -51,7 +51,7 @@ bool has_scattered_rows(const array_listing& listed);
 inline constexpr std::string_view quote_pattern =
     "quote a pattern of several files ('part-*.npy'), so that pinflow opens them as one array";
 
-/// Opens the array of one argument of `stream`, which may be a pattern or `shm:NAME`.
+/// Opens the array of a FILE on the command line, which may be a pattern or `shm:NAME`.
 /// @throws what open_segment and open_rows throw.
 std::shared_ptr<const row_source> open_source_rows(const std::string& text, const open_options& options);
 

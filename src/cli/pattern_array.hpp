@@ -18,14 +18,14 @@ namespace pinflow::cli {
 class pattern_array final : public pinflow::detail::element_file {
  public:
     /// @param text FILE[:NAME], in which FILE is a pattern.
-    /// @throws invalid_argument if no file matches, if types or shapes differ, or if a file has several
+    /// @throws invalid_argument if no file matches, if types or row shapes differ, or if a file has several
     /// arrays and no NAME was given. Otherwise as list_arrays.
     pattern_array(const std::string& text, bool stacked);
 
     std::size_t file_count() const noexcept { return parts_.size(); }
     /// The format of the first file.
     file_format format() const noexcept { return *parts_.front().source.format; }
-    /// The description of the array, without a name. It is mappable if all parts are.
+    /// The description of the array, without a name. It is mappable if all parts are and need no conversion.
     array_listing description() const;
     /// The elements of all files, in order. `name` is not used.
     std::unique_ptr<pinflow::detail::element_stream> stream(std::string_view name,

@@ -31,7 +31,7 @@ double seconds_since(clock::time_point start) {
     return std::chrono::duration<double>(clock::now() - start).count();
 }
 
-/// The name in SEGMENT, which may be written as `shm:NAME`, as it is where a FILE is taken.
+/// The name of a segment. SEGMENT may be NAME or `shm:NAME`, which is how a FILE names a segment.
 /// @throws usage_error if no segment can have that name.
 std::string checked_name(std::string text) {
     if (text.starts_with(segment_prefix)) text.erase(0, segment_prefix.size());
@@ -139,7 +139,7 @@ void pin(const argument_list& arguments) {
            "one array")
         ->type_name("")
         ->required();
-    app.add_option("SEGMENT", segment, "Its name: 1 to 200 bytes, without slashes")
+    app.add_option("SEGMENT", segment, "The name of the segment: 1 to 200 bytes, without slashes")
         ->type_name("")
         ->required();
     app.add_flag("--replace", options.replace,
@@ -189,11 +189,12 @@ void pin(const argument_list& arguments) {
 
 void unpin(const argument_list& arguments) {
     CLI::App app(
-        "Removes a segment. Processes that have it open keep it until they end; then its memory is free.",
+        "Removes a segment. Processes that have it open keep it until they close it or end; then its memory\n"
+        "is free.",
         "pinflow unpin");
     std::string segment;
     app.add_option("SEGMENT", segment,
-                   "The name of a segment, of a file's arrays, or SEGMENT/NAME for one of them")
+                   "A segment, a group of segments with all of its arrays, or SEGMENT/NAME for one of these")
         ->type_name("")
         ->required();
     if (!parse(app, arguments)) return;
@@ -215,8 +216,8 @@ void list(const argument_list& arguments) {
 
 void clean(const argument_list& arguments) {
     CLI::App app(
-        "Removes from the folder of segments what killed processes left, and files that are not complete\n"
-        "segments. Segments stay: `pinflow unpin` removes them.",
+        "Removes from the folder of segments what killed processes left, and .npy files that are not\n"
+        "complete segments. Segments stay: `pinflow unpin` removes them.",
         "pinflow clean");
     if (!parse(app, arguments)) return;
     std::string text;

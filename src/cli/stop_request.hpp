@@ -4,10 +4,10 @@
 
 namespace pinflow::cli {
 
-/// Records SIGINT and SIGTERM during its lifetime, so that they do not end the process. A repeated signal
-/// more than a second after the first ends it. Repeats within that second count as the same request, because
-/// some supervisors signal a process and then its group. Ignored signals stay ignored. Only one object may
-/// exist at a time.
+/// Records SIGINT and SIGTERM during its lifetime, so that the first one does not end the process. Another
+/// one, more than a second after the first, ends it. Those within that second count as the same request,
+/// because some supervisors signal a process and then its group. Ignored signals stay ignored. Only one
+/// object may exist at a time.
 class stop_request {
  public:
     stop_request();
@@ -15,7 +15,7 @@ class stop_request {
     stop_request(const stop_request&) = delete;
     stop_request& operator=(const stop_request&) = delete;
 
-    /// The signal that came; 0 as long as none has.
+    /// The first signal that came; 0 as long as none has.
     static int signal() noexcept;
 
  private:

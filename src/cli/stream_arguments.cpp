@@ -152,15 +152,14 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "(read); auto: the fastest that works. On the host, direct delivers views of the file. A route that\n"
         "cannot work is an error");
     add("--memory", memory, "BYTES",
-        "Memory limit for slots and decoded HDF5 chunks. Up to half goes to chunks, divided equally among "
-        "the\n"
-        "FILEs, or more if a dataset needs it. BYTES may end in KiB, MiB, GiB or TiB (default: 1GiB for "
-        "slots, "
-        "and up to\n"
-        "512MiB of chunks for each FILE, less if memory is short)");
+        "Memory limit for slots, arrays held on the device, and decoded HDF5 chunks. Up to half goes to\n"
+        "chunks, divided equally among the FILEs, or more if a dataset needs it. BYTES may end in KiB, MiB,\n"
+        "GiB or TiB (default: 1GiB for slots and held arrays, and up to 512MiB of chunks for each FILE;\n"
+        "less if memory is short)");
     add("--pin-budget", pin_budget, "BYTES|ulimit",
-        "Maximum memory of files to page-lock in place, less pinned buffers, which are never refused;\n"
-        "ulimit: no more than `ulimit -l` (default: 3/4 of the memory that the machine and the cgroup\n"
+        "Limit on the memory that pinflow page-locks. Pinned buffers count towards it, but are never\n"
+        "refused; pages of files get the rest. ulimit: the default, and at most `ulimit -l` less pinned\n"
+        "buffers (default: for pages of files alone, 3/4 of the memory that the machine and the cgroup\n"
         "have left)");
     add("--slots", slots, "N",
         "Batches that can exist at once (being filled, ready or in use), from 2 on (default: 2 to 8, up to\n"

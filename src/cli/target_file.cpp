@@ -43,8 +43,8 @@ std::uint64_t min_file_bytes(std::span<const target_array> arrays, const target_
     return layout.deflate_level == 0 ? payload_bytes : payload_bytes / max_deflate_ratio;
 }
 
-/// @throws system_failure unless the filesystem has room for the file. If other processes take the room
-/// later, writing fails and leaves no file.
+/// @throws system_failure if the filesystem reports too little room for the file. If other processes take the
+/// room later, writing fails and leaves no file.
 void check_free_space(const target_argument& target, std::span<const target_array> arrays,
                       const target_layout& layout) {
     std::error_code unknown;
@@ -149,7 +149,7 @@ target_argument parse_target(const std::string& text) {
 }
 
 void check_alignment(file_format format, std::uint64_t alignment_bytes) {
-    // numpy refuses longer .npy headers, and a zip entry has little room for padding
+    // numpy refuses a .npy header that is padded to 16384 bytes; a zip entry has little room for padding
     constexpr std::uint64_t min_bytes = 16;
     const bool narrow = format == file_format::npy || format == file_format::npz;
     const std::uint64_t max_bytes = narrow ? 8192 : std::uint64_t{2} << 20;

@@ -54,7 +54,8 @@ class target_file {
  public:
     /// Begins the file; `arrays` is one array for .npy, `metadata` is for safetensors. For HDF5 and
     /// safetensors, checks all arrays; for .npz, `begin` checks each.
-    /// @throws what the writer of the format throws.
+    /// @throws system_failure if the filesystem reports too little free space; what the writer of the format
+    /// throws.
     target_file(const target_argument& target, std::span<const target_array> arrays, const text_map& metadata,
                 const target_layout& layout);
 

@@ -61,7 +61,7 @@ std::string checksum_of(const input_file& file) {
 
 // ---- the line beside the file -----------------------------------------------------------------------------
 
-/// The line that `xxhsum -H2 NAME` prints in the file's own folder. A name with a line end is escaped as by
+/// A line that `xxhsum -H2 -c` reads in the file's own folder. A name with a line end is escaped as by
 /// xxhsum 0.8.2 and later. Other names stay unescaped, so that older versions read them, too.
 std::string line_for(const std::string& path, std::string_view checksum) {
     std::string name = std::filesystem::path(path).filename().string();
@@ -150,8 +150,7 @@ void verify(const argument_list& arguments) {
     if (!parse(app, arguments)) return;
 
     if (path.starts_with(segment_prefix)) {
-        if (write)
-            throw usage_error(fmt::format("--write is for files: '{}' has its checksum with it", path));
+        if (write) throw usage_error(fmt::format("--write is for files, and '{}' is a segment", path));
         progress_line line;
         verify_segment(path.substr(segment_prefix.size()), segment_folder(),
                        [&](std::uint64_t read_bytes, std::uint64_t total_bytes) {

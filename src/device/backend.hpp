@@ -47,7 +47,8 @@ class device_backend {
     virtual void destroy_stream(void* stream) noexcept = 0;
     virtual void synchronize_stream(void* stream) = 0;
     virtual bool stream_done(void* stream) = 0;
-    /// Whether work enqueued on the stream now is recorded in a CUDA graph instead of executed.
+    /// Whether work enqueued on the stream now would not be executed, because it would be recorded in a CUDA
+    /// graph, or refused while another stream is captured.
     virtual bool is_capturing(void* stream) = 0;
     /// Enqueues `work`, which must not throw and must not call CUDA.
     virtual void enqueue_host_function(void* stream, std::function<void()> work) = 0;
@@ -75,7 +76,8 @@ class device_backend {
     /// Releases the memory at once: no work may use it any more.
     virtual void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept = 0;
 
-    // Copies: see the functions of pinflow/buffer.hpp with these names. Ranges of size 0 are ignored.
+    // The first four copies implement the functions of pinflow/buffer.hpp with these names and `_async`.
+    // Ranges of size 0 are ignored.
 
     virtual void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) = 0;
     virtual void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) = 0;

@@ -8,7 +8,7 @@
 #define PINFLOW_DETAIL_HOST_DEVICE
 #endif
 
-/// The digest's arithmetic, one scalar function for the host and for CUDA.
+/// The digest's arithmetic: the host and CUDA use the same functions.
 namespace pinflow::detail {
 
 /// 2^64 divided by the golden ratio: the increment of splitmix64 (Steele, Lea, Flood, "Fast splittable

@@ -20,7 +20,7 @@ pin_budget choose_pin_budget(std::uint64_t setting_bytes, pin_limit limit, const
     if (limits.cgroup_bytes && *limits.cgroup_bytes < budget.size_bytes) {
         budget = {*limits.cgroup_bytes, "what the cgroup has left"};
     }
-    // what buffers leave of a bound on all page-locked memory
+    // applies a limit on all page-locked memory: registered pages get what pinned buffers leave of it
     const auto bound_by = [&](std::uint64_t total_bytes, std::string bound) {
         if (buffer_bytes > 0)
             bound += fmt::format(", less {} of pinned buffers", in_binary_units(buffer_bytes));

@@ -16,7 +16,8 @@ namespace pinflow::detail {
 class pin_order {
  public:
     /// Orders `count` pieces, beginning at piece `first`. Pieces before `first` come last.
-    /// @param registers_rest whether all others are taken in the end if there is a reader
+    /// @param registers_rest whether, if there is a reader, pieces that it has passed or comes to soon are
+    /// taken in the end
     pin_order(std::size_t count, bool registers_rest, std::size_t first = 0)
         : next_(first), first_(first), registers_rest_(registers_rest) {
         for (std::size_t index = 0; index < count; ++index)

@@ -82,8 +82,8 @@ void pin_populator::run() noexcept {
 }
 
 /// Brings in read-only pages on this thread, all other pages with all cores. Pages of files and of shared
-/// memory are only read, because a write would change the file. For pages that a truncated file has lost, the
-/// registration reports the error.
+/// memory are only read, because a write fault can change the file's size on disk and modification time. For
+/// pages that a truncated file has lost, the registration reports the error.
 void pin_populator::populate(const request& wanted) const noexcept {
     const int how = wanted.read_only || wanted.shared ? populate_read : populate_write;
     const std::span<const std::byte> pages = wanted.pages;

@@ -12,9 +12,10 @@
 namespace pinflow::detail {
 
 /// Brings pages into the page table while other pages are registered: read-only pages on its own thread, all
-/// other pages on all cores. Pages of files and of shared memory are only read. This keeps disk reads outside
-/// the driver's lock, which would block all other calls. If the thread cannot be started, the populator does
-/// nothing, and the registration brings the pages in. For one thread at a time.
+/// other pages on all cores. Pages of files and of shared memory are only read. Without the populator, the
+/// registration would read from the disk while it holds the driver's lock, and so block all other calls. If
+/// the thread cannot be started, the populator does nothing, and the registration brings the pages in. For
+/// one thread at a time.
 class pin_populator {
  public:
     /// @param stop ends the work early once it is true; must outlive the populator

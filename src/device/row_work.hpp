@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// Arguments of the device operations that gather and scatter rows by index, in stream order. The routes of
-/// pinflow/rows.hpp consist of these operations. nvcc compiles this file, too.
+/// Arguments of the device operations that gather and scatter rows by index, in stream order. Row exchanges
+/// and loaders use these operations. nvcc compiles this file, too.
 namespace pinflow::detail {
 
 /// Rows in memory that the device can access: device memory or registered host memory.

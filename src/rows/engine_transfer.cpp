@@ -13,7 +13,7 @@ class engine_transfer final : public call_transfer {
  public:
     explicit engine_transfer(const exchange_setup& setup) : setup_(setup) {}
 
-    /// The host enqueues the copies, so it reads the indices.
+    /// The host reads the indices to enqueue the copies, so the device needs no order.
     bool needs_order(const row_call& /*call*/) const override { return false; }
 
     void move(row_call& call, std::uint64_t begin, std::uint64_t end) override {

@@ -17,7 +17,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// The size of a staging buffer: large enough for the copy engine, small enough to overlap work.
+/// The maximum size of a staging buffer, unless a row is longer: large enough for the copy engine, small
+/// enough to overlap work.
 constexpr std::uint64_t max_piece_bytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t min_buffers = 2;
 constexpr std::uint64_t max_buffers = 16;

@@ -5,8 +5,8 @@
 
 namespace pinflow::detail {
 
-/// The thresholds used by the rules of transfer_planner.cpp, and by loader/pipeline_plan and stages. The
-/// defaults were measured on an H200, PCIe Gen5 x16, with 16 cores. The figures and commands are in
+/// The thresholds used by the rules of transfer_planner.cpp, and by loader/pipeline_plan and stages. Most
+/// defaults were measured on H200s, PCIe Gen5 x16, with up to 16 cores. Most of the figures are in
 /// samples/bench/RESULTS.md, "Thresholds of the planner". 1 GB is 1e9 bytes.
 struct link_profile {
     // ---- which transfer
@@ -18,9 +18,11 @@ struct link_profile {
     /// CPU, registered or not, and a truncated file would end the process.
     std::uint64_t min_copied_bytes = 32 << 10;
     std::uint64_t max_trivial_bytes = 64;  ///< the CPU copies rows up to this size as fast as it lists them
-    std::uint64_t min_unsorted_bytes = 2 << 10;  ///< from this row size on, a kernel is as fast in any order
-    /// Gathers from tables up to this size are not sorted (by a row exchange, unless a route was requested or
-    /// measured): the GPU's address translation covers the table, so that the order of rows does not matter.
+    /// From this row size on, a kernel is nearly as fast in any order.
+    std::uint64_t min_unsorted_bytes = 2 << 10;
+    /// Gathers from tables up to this size are not sorted: the GPU's address translation covers the table, so
+    /// that the order of rows does not matter. A row exchange may sort them if a route was requested or
+    /// measured.
     std::uint64_t covered_bytes = 1 << 30;
 
     // ---- registering while rows are delivered
@@ -28,8 +30,9 @@ struct link_profile {
     double stage_gbps_per_core = 5;  ///< the CPU gathers rows into staging buffers
     double max_stage_gbps = 50;
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
-    /// While pages are registered, half of the cores gather rows, but at least this many if the machine has
-    /// more. If all cores gather rows, registration is slower.
+    /// While pages are registered, half of the loader's threads gather rows, but at least this many. A loader
+    /// with no more threads than this uses all but one, or its only one. If all cores gather rows,
+    /// registration is slower.
     unsigned min_beside_registering = 3;
     unsigned max_beside_registering = 10;  ///< enough to gather rows at the rate of the link
     /// From this many cores on (4 and 16 were measured), rows for the copy engine on unregistered pages are
@@ -48,26 +51,25 @@ struct link_profile {
     unsigned host_groups_of_slots = 4;  ///< on the host: two being filled, one ready, one in use
     unsigned min_slots = 8;
     /// From this number on, two threads enqueue the copies of a group, if at most one group is still being
-    /// copied. One thread takes some 0.9 us a copy,
-    /// or more, and the link moves 48 KiB in that time.
+    /// copied. One thread takes some 0.9 us a copy, or more, and the link moves 48 KiB in that time.
     std::size_t min_split_copies = 128;
     unsigned listing_threads = 4;  ///< list the rows that the device fetches by itself
 
     // ---- the consumer
-    /// For groups of this size or more, `next` waits for the data on the calling thread. A waiting stream
-    /// polls over PCIe, which costs up to 7 % of the link.
+    /// If a loader's full groups have this size or more, `next` waits for the data of every batch on the
+    /// calling thread. A waiting stream polls over PCIe, which costs up to 7 % of the link.
     std::uint64_t min_awaited_bytes = 8 << 20;
 
     // ---- calls of a row exchange
     /// Direct gathers of fewer bytes are not sorted, unless the route was requested or measured. For 2 MiB of
-    /// 512-byte rows, a kernel reaches 32 GB/s sorted and 21 unsorted; the sort takes some 20 us whatever the
-    /// size.
+    /// 512-byte rows, a kernel reaches 32 GB/s sorted and 21 unsorted. Even a sort of few indices takes some
+    /// 20 us.
     std::uint64_t min_sorted_bytes = 1 << 20;
     /// In larger tables, kernels alone move short rows at 26 to 35 GB/s; with the CPU's help 39 to 50.
     std::uint64_t huge_table_bytes = std::uint64_t{32} << 30;
     unsigned min_staging_threads = 8;               ///< from this many on, the CPU's help pays off
     std::uint64_t min_copied_row_bytes = 16 << 10;  ///< from this row size on, `tune` tries one copy per row
-    std::uint64_t min_staging_bytes = 256 << 10;    ///< staging buffers from this size on are used
+    std::uint64_t min_staging_bytes = 256 << 10;    ///< smaller staging buffers are used only if required
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< scatters to larger tables need more blocks
     unsigned usual_blocks = 8;        ///< for scatters, and for gathers of rows below min_long_bytes
     unsigned long_gather_blocks = 4;  ///< for gathers of rows of min_long_bytes and more

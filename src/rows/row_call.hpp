@@ -36,9 +36,10 @@ struct preparing_stream {
     pinflow::stream stream;
 };
 
-/// One call of a row exchange while it is being enqueued: its memory, and the order of its rows. Borrows the
-/// arguments of its constructor. For one thread at a time. A call that has begun and is destroyed before
-/// `finish` is abandoned: what it uses is released after the work that it has enqueued.
+/// One call of a row exchange while it is being enqueued: its memory, and the order of its rows. Owns
+/// `memory`, and borrows the other arguments of its constructor. For one thread at a time. A call that has
+/// begun and is destroyed before `finish` is abandoned: what it uses is released after the work that it has
+/// enqueued.
 class row_call {
  public:
     /// The maximum scratch memory of a call of up to `max_rows` rows.
@@ -72,9 +73,9 @@ class row_call {
     const transfer_plan& plan() const noexcept { return plan_; }
     /// Whether rows are moved in the order of their indices.
     bool is_sorted() const noexcept { return plan_.parts.front().sorted || !is_gather(); }
-    /// Enqueues the preparation of the rows' order on the device: copies, checks and sorts the indices. If
-    /// all indices are in host memory, it runs on the preparing stream and waits for no earlier work of the
-    /// call's stream.
+    /// Enqueues the preparation of the rows' order on the device: copies, checks and sorts the indices, as
+    /// far as needed. If all indices are in host memory, it runs on the preparing stream and waits for no
+    /// earlier work of the call's stream.
     void prepare_order();
     /// What kernels need to move all rows. Its order, `errors` and `report` are set by prepare_order.
     const row_transfer& transfer() const noexcept { return transfer_; }

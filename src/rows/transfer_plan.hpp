@@ -15,7 +15,7 @@ namespace pinflow::detail {
 /// directly to the slot.
 enum class transfer : std::uint8_t {
     held,         ///< read once, then kept and gathered on the loader's device
-    copy_engine,  ///< copied by the copy engine, from registered pages
+    copy_engine,  ///< copied by the copy engine, from or to registered pages
     kernel,       ///< gathered from, or scattered to, registered pages by a kernel
     staged,       ///< gathered or scattered by the CPU in a pinned staging buffer, copied by the copy engine
     decode,       ///< like staged, for rows available only through row_source::read_rows
@@ -42,7 +42,9 @@ struct transfer_part {
 /// Page-locking the mapped pages of an array while its rows are delivered.
 struct registration {
     bool is_required = false;  ///< loading fails if the pages cannot be registered
-    bool is_awaited = false;   ///< rows wait for their pages and are not staged
+    /// Rows wait for their pages. They are staged only if registration makes no progress for 1 s, or ends
+    /// without their pages.
+    bool is_awaited = false;
     /// Whether pages are registered even after their rows were staged.
     bool registers_rest = true;
     std::uint64_t piece_bytes = 0;  ///< registered by one call; 0: the default

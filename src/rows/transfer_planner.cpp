@@ -68,7 +68,7 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
     const auto bytes_left = static_cast<double>(array.bytes_left);
     const double stage_gbps = std::min(profile.stage_gbps_per_core * sample.cores, profile.max_stage_gbps);
     const bool comes_again = bytes_left > size_bytes;
-    // for a single pass, many cores stage rows at the rate of the link, faster if nothing is registered
+    // for a single pass, many cores stage rows at the rate of the link, and registration would slow them down
     if (!comes_again && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
     if (!sample.is_in_order) {
         // in random order, registration helps once about half of the pages are registered
@@ -104,7 +104,7 @@ transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array)
                      : "the host device reads rows into the slot, as the fault guard is not installed");
 }
 
-/// The average number of contiguous rows. Batches and extents end at different rows.
+/// The average number of contiguous rows. A run ends where a batch or an extent ends.
 std::uint64_t rows_together(const sample_facts& sample, const array_facts& array) {
     if (!sample.is_in_order) return 1;
     if (array.extent_count <= 1) return std::min(sample.batch_rows, array.row_count);

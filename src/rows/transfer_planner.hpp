@@ -12,7 +12,7 @@
 #include "src/rows/transfer_plan.hpp"
 
 /// Decides how rows travel, with pure functions of facts. Nothing here measures or accesses a device or a
-/// file. The rules are in transfer_planner.cpp. A plan that was measured by `tune` precedes plan_by_sizes.
+/// file. The rules are in transfer_planner.cpp. A plan that `tune` measured is preferred to plan_by_sizes.
 namespace pinflow::detail {
 
 // ---- the arrays of a sample ------------------------------------------------------------------------------
@@ -28,8 +28,8 @@ struct array_facts {
     bool is_mapped = false;         ///< every row is mapped in its delivered form
     bool is_partly_mapped = false;  ///< some rows are
     bool is_decoded = false;        ///< rows are available only through row_source::read_rows
-    bool has_files = false;         ///< every row can be read from a file in its delivered form
-    bool has_any_file = false;      ///< some can
+    bool has_files = false;         ///< every extent is in a file; also true without extents
+    bool has_any_file = false;      ///< some extent is in a file
     bool is_aligned = true;         ///< addresses and sizes of all rows are multiples of 16 bytes
     std::string not_mapped_reason;  ///< the end of a message that begins with `name`
 };

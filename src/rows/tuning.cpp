@@ -100,7 +100,7 @@ std::string described(const rated_plan& rated) {
                        rated.plan.parts.front().sorted ? " sorted" : "", rated.gbps);
 }
 
-/// Measures the gather plans and returns the fastest. Reads the table only.
+/// Measures the gather plans and returns the fastest. Does not write to the table.
 rated_plan measure_gather(const call_facts& call, const timed_gathers& gathers) {
     measurement measurement(call, gathers);
     std::vector<rated_plan> tried;

@@ -36,7 +36,8 @@ class registry {
 
     void close(int descriptor) noexcept {
         const std::lock_guard lock(mutex_);
-        if (descriptors_.erase(descriptor) != 0) system::close(descriptor);  // not in a child
+        // a child made by fork has closed it already
+        if (descriptors_.erase(descriptor) != 0) system::close(descriptor);
     }
 
  private:
@@ -46,7 +47,7 @@ class registry {
         if (status != 0) throw std::bad_alloc();
     }
 
-    /// In a child.
+    /// Runs in a child made by fork, which begins with the mutex locked.
     void close_all() noexcept {
         for (const int descriptor : descriptors_)
             ::close(descriptor);

@@ -8,7 +8,7 @@ namespace pinflow::detail {
 /// keep the file's memory, and its locks, when this process has let go of them or has ended.
 class own_descriptor {
  public:
-    /// Takes what `open` returns; no fork comes between.
+    /// Calls `open` and takes the descriptor that it returns. No fork of this process happens in between.
     /// @throws what `open` throws.
     explicit own_descriptor(const std::function<int()>& open);
     own_descriptor(own_descriptor&& other) noexcept;

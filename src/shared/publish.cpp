@@ -30,7 +30,7 @@ std::string one_name(std::string_view name) {
     return std::move(names.front());
 }
 
-/// Refuses one array's name that is the folder of another, or the same.
+/// Refuses two equal names, and a name that is the folder of another.
 void check_distinct(std::string_view group, std::span<const std::vector<std::string>> names) {
     std::set<std::vector<std::string>> arrays(names.begin(), names.end());
     bool collide = arrays.size() != names.size();
@@ -41,7 +41,8 @@ void check_distinct(std::string_view group, std::span<const std::vector<std::str
     }
     if (collide) {
         throw invalid_argument(fmt::format(
-            "cannot publish {}: two of its arrays have the same name, or one has the name of another's group",
+            "cannot publish {}: two of its arrays have the same name, or the name of one is the folder of "
+            "another",
             quote(group)));
     }
 }
@@ -82,8 +83,9 @@ std::vector<segment_info> detail::publish_contents(std::string_view name,
             names.push_back(parse_segment_name(each.name));
         } catch (const invalid_argument& failure) {
             throw invalid_argument(
-                fmt::format("cannot publish {}: {}; publish arrays one by one, as FILE:NAME", quote(name),
-                            failure.what()));
+                fmt::format("cannot publish {}: {}; choose other names, or publish the arrays of a file one "
+                            "by one, as FILE:NAME",
+                            quote(name), failure.what()));
         }
     }
     check_distinct(checked, names);

@@ -20,7 +20,7 @@ namespace {
 
 using namespace detail;
 
-/// Rows that belong to the content.
+/// The content of rows that it keeps alive.
 class owned_rows final : public segment_content {
  public:
     explicit owned_rows(std::shared_ptr<const row_source> rows)

@@ -23,8 +23,10 @@ std::string label_of(std::string_view name) {
     return fmt::format("shm:{}", name);
 }
 
-/// Calls `found` with the names of every file that ends in .npy, and `other` with the path of everything else
-/// but folders, and of what begins with a dot. Files that vanish meanwhile are left out.
+/// Walks the folder and its subfolders. Calls `other` for each entry whose name begins with a dot, `found`
+/// for each other entry whose name ends in .npy, and `other` for each other file. Entries that vanish
+/// meanwhile are skipped.
+/// @param names the names of the subfolders above; `found` gets them and the entry's own name without .npy.
 template <typename Found, typename Other>
 void walk(const fs::path& folder, std::vector<std::string>& names, const Found& found, const Other& other) {
     for (const fs::path& path : entries_of(folder)) {
@@ -56,7 +58,7 @@ std::string joined(const std::vector<std::string>& names) {
     return name;
 }
 
-/// Whether a segment can be seen not to be whole. False where that cannot be told.
+/// Whether the file is not a complete segment. False if that cannot be found out.
 bool is_damaged(const checked_folder& folder, const std::vector<std::string>& names) {
     try {
         open_checked(folder, names);
@@ -68,7 +70,7 @@ bool is_damaged(const checked_folder& folder, const std::vector<std::string>& na
     }
 }
 
-/// Removes the empty folders in a folder, those in them first.
+/// Removes the empty folders in a folder, the innermost first.
 void remove_empty_folders(const fs::path& folder, std::vector<fs::path>& removed) {
     for (const fs::path& path : entries_of(folder)) {
         const auto status = system::status_of_link(path.string());
@@ -129,7 +131,8 @@ std::vector<segment_info> list_segments(const fs::path& folder) {
         const bool is_hidden = path.filename().string().front() == '.';
         add_problem(path.lexically_relative(checked->path()).string(), path, status,
                     fmt::format("'{}' is not a segment: {}", path.string(),
-                                is_hidden ? "a process that was killed has left it, or it is being replaced"
+                                is_hidden ? "a process is publishing or removing segments, or a killed "
+                                            "process has left it (then `pinflow clean` removes it)"
                                           : "its name does not end in .npy"));
     };
     std::vector<std::string> names;

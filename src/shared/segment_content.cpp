@@ -43,7 +43,7 @@ namespace {
 /// The copied bytes are still in the CPU's cache when they are hashed.
 constexpr std::uint64_t usual_piece_bytes = std::uint64_t{4} << 20;
 
-/// Takes the page faults of whole pages at once; only a hint, as all memory is there.
+/// Maps the pages with one call, instead of by one page fault each. Only a hint: their memory is allocated.
 void populate(std::span<std::byte> to) {
 #ifdef MADV_POPULATE_WRITE
     constexpr std::uintptr_t page = 4096;
@@ -124,8 +124,7 @@ std::string copy_rows(const row_source& source, std::span<std::byte> data,
     const row_copier copier(source, data);
     const std::uint64_t piece_bytes = copier.piece_bytes();
     std::uint64_t next = 0;
-    // twice as many pieces as threads, so that a thread that waits for its turn to hash keeps no other
-    // waiting
+    // twice as many pieces as threads, so that threads go on copying while copied pieces wait to be hashed
     const std::size_t tokens = 2 * static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
     const auto take = [&](tbb::flow_control& flow) -> piece {
         if (next == data.size()) {

@@ -35,8 +35,8 @@ namespace ipc = boost::interprocess;
 
 constexpr std::uint64_t page_bytes = 4096;
 
-/// Our own descriptor for Boost's mapped_region; its shared_memory_object would create a file that others can
-/// read.
+/// Lets Boost's mapped_region map a descriptor that we have opened. Boost's own classes open their files by
+/// name.
 class descriptor_mapping {
  public:
     explicit descriptor_mapping(int descriptor) : descriptor_(descriptor) {}
@@ -64,8 +64,8 @@ void release_mapping(std::byte*, std::uint64_t, void* context) noexcept {
     const auto free = system::free_bytes(folder);
     throw system_failure(
         fmt::format(
-            "cannot publish '{}': it takes {} bytes, and its filesystem has {} free; unpin segments, or "
-            "enlarge it (mount -o remount,size=; docker run --shm-size)",
+            "cannot publish '{}': it takes {} bytes, and its filesystem has {} free; remove segments "
+            "(pinflow unpin), or enlarge the filesystem (mount -o remount,size=; docker run --shm-size)",
             path, needed_bytes, free ? fmt::format("{} bytes", *free) : "fewer bytes"),
         std::make_error_code(std::errc::no_space_on_device));
 }
@@ -82,7 +82,7 @@ std::string boot_id() {
     return id;
 }
 
-/// The type for the trailer, if a .npy header cannot say it.
+/// The type for the trailer; empty if a .npy header can say it, and for a structured type.
 std::string type_beyond_npy(const dtype& type) {
     switch (type.kind()) {
         case dtype_kind::bfloat16:
@@ -217,11 +217,16 @@ void check_name_is_free(const checked_folder& folder, const std::string& name, b
     const fs::path group = folder.group_of(name);
     if (is_there(is_group ? file : group)) {
         fail_exists(is_group ? file : group,
-                    is_group ? " as a single segment; unpin it first" : " and holds several; unpin it first");
+                    is_group ? " as a single segment; remove it first (remove_segment or `pinflow unpin`)"
+                             : " as a group of segments; remove it first (remove_segment or `pinflow "
+                               "unpin`)");
     }
     if (is_group) system::remove_folder(group.string());  // if it is empty
     const fs::path& same = is_group ? group : file;
-    if (!replace && is_there(same)) fail_exists(same, "; unpin it first, or replace it");
+    if (!replace && is_there(same))
+        fail_exists(same,
+                    "; remove it first (remove_segment or `pinflow unpin`), or replace it by publishing "
+                    "(publish_options::replace or `pinflow pin --replace`)");
 }
 
 void give_name(const segment_file& file, const checked_folder& folder, const std::string& name,

@@ -26,7 +26,7 @@ memory_region map_for_writing(int descriptor, const std::string& path, std::uint
 class segment_file {
  public:
     /// Creates a file that has its header, and the memory for all of it.
-    /// @throws invalid_argument if a .npy header cannot hold type and shape.
+    /// @throws invalid_argument if a .npy header cannot hold type and shape, or if the array is too large.
     /// @throws system_failure, unsupported: as publish.
     segment_file(const checked_folder& folder, std::filesystem::path path, const dtype& type,
                  const shape_vector& shape);
@@ -41,7 +41,7 @@ class segment_file {
     void finish(const std::string& checksum);
     /// What is known of a finished segment.
     segment_info info(std::string name) const;
-    /// Takes over the mapping.
+    /// Gives the mapping to the caller; `data` must not be called after that.
     memory_region take_memory() noexcept { return std::move(memory_); }
 
  private:
@@ -58,7 +58,8 @@ class segment_file {
 void check_room(const checked_folder& folder, const std::filesystem::path& path, std::uint64_t size_bytes);
 
 /// Gives a finished segment its name.
-/// @throws system_failure with errc::file_exists if it is in use, and `replace` is not set or it is a group.
+/// @throws system_failure with errc::file_exists if a segment has that name and `replace` is not set, or if a
+/// group has it; what checked_folder::lock throws.
 void give_name(const segment_file& file, const checked_folder& folder, const std::string& name, bool replace);
 
 /// The segments of a group, with their names in it.
@@ -67,14 +68,15 @@ struct named_file {
     segment_file file;
 };
 /// Gives the segments of a group their names, all at once.
-/// @throws as give_name.
+/// @throws system_failure with errc::file_exists if a group has that name and `replace` is not set, or if a
+/// single segment has it; what checked_folder::lock throws.
 void give_names(std::span<const named_file> files, const checked_folder& folder, const std::string& group,
                 bool replace);
 
+/// Checks that a segment or a group can get this name. Removes the folder of a group if it is empty.
 /// @throws system_failure with errc::file_exists if a segment or group of this name would be in the way.
 void check_name_is_free(const checked_folder& folder, const std::string& name, bool is_group, bool replace);
 
-/// A segment that was opened.
 struct opened_segment {
     array data;
     segment_trailer trailer;

@@ -28,9 +28,10 @@ void check_one_name(std::string_view whole, std::string_view name) {
     constexpr std::size_t max_bytes = 200;
     if (name.empty()) refuse_name(whole, "it is empty, or has an empty part");
     if (name.size() > max_bytes)
-        refuse_name(whole, fmt::format("it has {} bytes, and {} are the maximum", name.size(), max_bytes));
-    if (name.front() == '.') refuse_name(whole, "it begins with a dot");
-    if (name.ends_with(".npy")) refuse_name(whole, "it ends in .npy, which is added to it");
+        refuse_name(whole, fmt::format("it, or a part of it, has {} bytes; the maximum is {}", name.size(),
+                                       max_bytes));
+    if (name.front() == '.') refuse_name(whole, "it, or a part of it, begins with a dot");
+    if (name.ends_with(".npy")) refuse_name(whole, "it, or a part of it, ends in .npy; write it without");
     for (std::size_t at = 0; at < name.size();) {
         const std::size_t begin = at;
         const std::string shown = next_escaped(name, at);

@@ -41,12 +41,13 @@ class checked_folder {
     /// The same for the folders only.
     void check_folders(const std::vector<std::string>& names) const;
 
-    /// Waits for up to a minute until nobody else has the lock. Names that begin with a dot exist only while
-    /// it is held, so those that are found then were left by killed processes.
+    /// Locks the folder; waits for up to a minute until nobody else has the lock. Names that begin with a dot
+    /// are made only while it is held. Those that its next holder finds were left by a killed process, or by
+    /// a removal that failed.
     /// @return the descriptor that has the lock.
-    /// @throws system_failure with errc::device_or_resource_busy if somebody keeps it.
+    /// @throws system_failure with errc::device_or_resource_busy if the lock is not free after a minute.
     own_descriptor lock() const;
-    /// What begins with a dot.
+    /// The paths in this folder whose names begin with a dot.
     std::vector<std::filesystem::path> hidden() const;
 
  private:

@@ -19,16 +19,15 @@ struct segment_trailer {
     std::uint64_t pid = 0;
     std::uint32_t uid = 0;
     std::int64_t created_ns = 0;  ///< since 1970
-    /// The element type if a .npy header cannot say it (bfloat16, 8-bit floats), otherwise empty.
+    /// The element type if it is bfloat16 or an 8-bit float, which a .npy header cannot say; otherwise empty.
     std::string type;
 };
 
-/// Writes a trailer.
 void write_trailer(const segment_trailer& trailer, std::span<std::byte, trailer_size_bytes> bytes);
 
 /// Reads the trailer of a file of that size. A pure function of its arguments.
-/// @throws format_error (a sentence without the path) if the bytes are not a trailer, or contradict the size;
-/// unsupported if a later version wrote it.
+/// @throws format_error (a sentence without the path) if the bytes are not a trailer, contradict the size, or
+/// have a damaged checksum; unsupported for another version, and for flags that this version does not know.
 segment_trailer read_trailer(std::span<const std::byte, trailer_size_bytes> bytes,
                              std::uint64_t file_size_bytes);
 

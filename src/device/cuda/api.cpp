@@ -17,7 +17,7 @@ hooks<failure_hook> installed_hooks;
 
 /// The process that called CUDA first; CUDA does not survive fork.
 std::atomic<::pid_t> owner_process = 0;
-/// The first sticky error; from then on no call reaches CUDA.
+/// The first sticky error; from then on only `pop_context` reaches CUDA.
 std::atomic<cudaError_t> first_fatal = cudaSuccess;
 
 bool forked() noexcept {

@@ -14,9 +14,9 @@ class context {
     /// The context in which host memory is registered for `device`: a second context, not the primary one.
     /// While a registration runs in a context, all other calls in that context block, even enqueuing a copy.
     /// Unregistering waits for all work in it. Registered memory is known in every context.
-    /// The first call creates the context. That takes 0.1 s and some 520 MiB of device memory. If this is
-    /// more than a twentieth of all device memory or half of the free memory, or if creation fails, the
-    /// primary context is used from then on.
+    /// The first call creates the context. That takes 0.1 s and some 520 MiB of device memory. If the device
+    /// has less than 10 GiB in all or less than 1 GiB free, or if creation fails, the primary context is used
+    /// from then on.
     /// @throws device_error if the device cannot be used.
     static const context& for_host_memory(int device);
 

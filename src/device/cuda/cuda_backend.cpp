@@ -25,10 +25,10 @@ namespace pinflow::detail {
 namespace cuda {
 namespace {
 
-/// The lowest supported compute capability: no build has code for older devices.
+/// The major number of the lowest supported compute capability: default builds have no code below 8.0.
 constexpr int min_capability = 8;
 /// Freed device memory that the pool keeps for later allocations. The rest returns to the driver at the next
-/// synchronisation, for use by others in the process.
+/// synchronisation, so that others can use it.
 constexpr std::uint64_t pool_keeps_bytes = std::uint64_t{64} << 20;
 
 cudaStream_t stream_of(void* handle) {
@@ -381,7 +381,7 @@ class backend final : public device_backend {
 
     bool passed(cudaError_t status, const char* what) const {
         if (status == cudaErrorNotReady) return false;
-        check(status, "cannot wait for {} of cuda:{}", what, index());
+        check(status, "cannot query {} of cuda:{}", what, index());
         return true;
     }
 

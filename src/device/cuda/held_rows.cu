@@ -1,8 +1,8 @@
 #include "src/device/cuda/held_rows.hpp"
 
 // Gathers rows of tables in device memory. Nothing here waits for the link, and one launch serves all tables.
-// A row is copied in the largest pieces that divide its size; its address and destination are multiples of
-// the piece size too.
+// A row is copied in pieces of 16, 8, 4, 2 or 1 bytes: the largest of these that divides its size. Its
+// address and destination are multiples of the piece size too.
 
 namespace pinflow::detail::cuda {
 

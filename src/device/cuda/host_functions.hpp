@@ -52,7 +52,8 @@ class host_functions {
     const context& context_;
     pinned_memory& memory_;
     std::mutex mutex_;  // guards all members below
-    /// Held while a function and the stream's wait for it are enqueued, so that nothing comes between them.
+    /// Held while a function and the stream's wait for it are enqueued, so that no other function comes
+    /// between them.
     /// One mutex per stream: a thread that enqueues on a full stream blocks until the stream continues. It
     /// must not block threads that use other streams. A later stream at the same address reuses the mutex.
     std::map<cudaStream_t, std::mutex> enqueue_mutexes_;

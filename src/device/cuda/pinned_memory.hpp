@@ -29,7 +29,6 @@ class pinned_memory {
     std::byte* allocate_pages(std::uint64_t size_bytes);
     void release_pages(std::byte* data) noexcept;
     std::byte* allocate_small(std::uint64_t size_bytes);
-    /// Page-locked memory.
     struct locked_pages {
         memory_region region;  ///< empty for memory of cudaHostAlloc
         std::uint64_t size_bytes = 0;

@@ -35,7 +35,8 @@ inline __device__ bool take_counts(error_count& from, error_count& taken) {
     return true;
 }
 
-/// Writes the indices outside the table to `report`. There must be some. `ids` are in the order of the call.
+/// Writes to `report` how many indices are outside the table, and the first of them. There must be some.
+/// `ids` are in the order of the call.
 inline __device__ void report_outside(const error_count& outside, const std::uint64_t* ids,
                                       index_errors& report) {
     report.outside_count = outside.count;

@@ -6,8 +6,8 @@
 // as fast as many, or faster, if rows are taken in the order of their addresses and enough loads are in
 // flight (measured: samples/bench/RESULTS.md). Here each group of threads loads up to 512 bytes of each of
 // four rows at once. Accesses to device memory cost nothing beside the link. Rows of the table are read in
-// aligned words of 16 bytes, and written in such words if the row covers them. Sums are computed one row and
-// one value per thread at a time. All indices are 64 bits wide.
+// aligned words of 16 bytes, and written in such words if the row covers them. For a sum, each group of
+// threads has one row at a time, and each of its threads one value. All indices are 64 bits wide.
 
 namespace pinflow::detail::cuda {
 
@@ -91,8 +91,8 @@ struct word_row {
     __device__ unsigned char* at(std::uint64_t index) const { return row - before() + index * word_bytes; }
 };
 
-/// Copies bytes [begin, end) of `value` to the same bytes at `destination`, in as few pieces as its alignment
-/// allows.
+/// Copies bytes [begin, end) of `value` to the same bytes at `destination`: a whole word at once or in four
+/// pieces, if its alignment allows it; everything else byte by byte.
 __device__ void store(unsigned char* destination, const word& value, unsigned begin, unsigned end) {
     const auto address = reinterpret_cast<std::uintptr_t>(destination);
     if (begin == 0 && end == word_bytes && address % word_bytes == 0) {
@@ -168,9 +168,9 @@ __global__ void __launch_bounds__(row_threads)
     *errors.found = found;
 }
 
-/// Moves `rows_at_once` rows with a group of `lanes` threads, 16 bytes per thread at a time. `begin_row(k)`
-/// returns the number of words of the k-th row, or 0 to skip it. Then it calls load(k, word) for all rows,
-/// and store(k, word, value) for all rows.
+/// Moves `rows_at_once` rows with a group of `lanes` threads. `begin_row(k)` returns the number of words of
+/// the k-th row, or 0 to skip it. At each step, a thread loads one word of every row that has words left,
+/// with load(k, word). Then it stores these words, with store(k, word, value).
 template <typename Mover, typename BeginRow>
 __device__ void move_some(const Mover& mover, BeginRow begin_row, unsigned lanes, unsigned lane) {
     std::uint64_t words[rows_at_once];

@@ -34,7 +34,8 @@ host_event& event_of(void* handle) {
     return *static_cast<host_event*>(handle);
 }
 
-/// The value of the first line of a /proc file that begins with `key` and a colon; empty without such a line.
+/// The text after the colon in the first line of a /proc file that begins with `key` and has such text; empty
+/// without such a line.
 std::string proc_value(const char* path, std::string_view key) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -210,7 +211,7 @@ class host final : public device_backend {
     }
 
     std::byte* keep(std::uint64_t size_bytes) {
-        // small allocations of row exchanges skip the check because of its cost
+        // smaller allocations, such as those of a row exchange's calls, skip the check because of its cost
         constexpr std::uint64_t min_checked_bytes = std::uint64_t{8} << 20;
         if (size_bytes >= min_checked_bytes)
             require_memory(size_bytes, fmt::format("cannot allocate a buffer of {} bytes", size_bytes),

@@ -74,7 +74,7 @@ void for_each_index(const row_transfer& work, Move move) {
                       });
 }
 
-/// The sum of all rows equal to the one at `index`, in their order.
+/// Writes to the table the sum of all rows that have the same index as the one at `index`, in their order.
 template <typename Value, typename Sum, typename Widen, typename Narrow>
 void sum_rows(const row_transfer& work, std::uint64_t index, Widen widen, Narrow narrow) {
     const std::uint64_t size_bytes = work.table.row_size_bytes;
