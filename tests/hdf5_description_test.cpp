@@ -296,7 +296,7 @@ TEST_CASE("hdf5 description: the reason says where the bytes are") {
         contains_all(listed(), {"chunks of shape (4, 4)", "maps its rows chunk by chunk", "if all chunks"}));
     CHECK_FALSE(contains(listed(), "read by libhdf5"));
     unnamed.shape = {1 << 23, 4};
-    CHECK(contains_all(listed(), {"if all chunks", "if few of these", "read by libhdf5"}));
+    CHECK(contains_all(listed(), {"if all chunks", "if few of its chunks", "read by libhdf5"}));
     unnamed.dtype = dtype(dtype_kind::signed_integer, 2, std::endian::big);
     unnamed.shape = {9, 4};
     CHECK(contains(listed(), "chunks of shape (4, 4)"));

@@ -1,10 +1,10 @@
 """h5py's side of hdf5_rows_test.cpp and hdf5_rows_damage_test.cpp.
 
 hdf5_files.py check           exits with 77 when there is no h5py
-hdf5_files.py write FOLDER    writes HDF5 files of every layout, and a manifest of where h5py finds their bytes
+hdf5_files.py write FOLDER    writes HDF5 files of many layouts, and a manifest of where h5py finds their bytes
 
-manifest.json has an entry for each dataset, in the words of formats/hdf5_description.hpp; NUMBER.npy is what h5py reads,
-NUMBER.little the same elements with every number little-endian.
+manifest.json has an entry for each dataset, in the words of formats/hdf5_description.hpp, but "inline" for compact.
+NUMBER.npy is what h5py reads, NUMBER.little the same elements with every number little-endian.
 """
 
 import itertools
@@ -169,7 +169,7 @@ def write_chunked(file, manifest):
                 whole(f"types/{number}/{filters}/{place}", dtype, grid, filters)
     for filters in FILTERS:
         whole(f"incompressible/{filters}", "<f4", ((5000,), (700,)), filters, False)
-    # checksums of all lengths: odd, longer than what is summed before it is reduced
+    # checksums of many lengths: odd, and longer than what is summed before it is reduced
     for length in 1, 2, 3, 31, 32, 33, 719, 720, 721, 5759, 5760, 11521, 1 << 20, (1 << 20) + 1:
         for filters in "fletcher32", "shuffle,gzip,fletcher32":
             whole(f"checksums/{length}/{filters}", "|u1", ((length + 5,), (length,)), filters)
@@ -181,7 +181,7 @@ def write_chunked(file, manifest):
 
 
 def write_shuffled(file, manifest):
-    """Chunks so large that a few rows of them are put together without the others; filters skipped for some."""
+    """Chunks so large that a few of their rows are unshuffled without the others; filters skipped for some."""
     grids = [((2900,), (400,)), ((300, 40), (64, 40)), ((300, 70), (50, 33)), ((90, 9, 20), (32, 4, 20))]
     dtypes = ["<u2", "<f4", "<f8", "<c16", "|S3", "|u1", ">f4", [("a", "<f4"), ("b", "<i8")]]
     for (shape, chunks), (number, dtype) in itertools.product(grids, enumerate(dtypes)):
@@ -211,7 +211,7 @@ def write_partly(file, manifest):
 
 
 def write_masks(file, manifest, name, chunks, masks):
-    """Chunks of which some filters were skipped, as a writer of its own would store them."""
+    """Chunks whose filters were skipped in part, as a program that encodes chunks itself may store them."""
     import zlib
     rows = chunks[0]
     shape = rows * len(masks), *chunks[1:]

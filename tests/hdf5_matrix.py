@@ -1,11 +1,12 @@
 """h5py's side of hdf5_matrix_test.cpp.
 
 hdf5_matrix.py check           exits with 77 when there is no h5py
-hdf5_matrix.py write FOLDER    writes files of all layouts, filters, types, user blocks and chunk shapes
+hdf5_matrix.py write FOLDER    writes files with many combinations of layout, filters, type, user block and chunk shape
 
-manifest.json: "datasets", of each its file and name; numpy's spelling of its type; its shape, array types included; whether
-its elements are contiguous in the file; how many rows a chunk without filters holds whole, or 0; where expected.bin has its
-elements, as they are stored and little-endian. "refused", of each file, name, and what the sentence says.
+manifest.json: "datasets", of each its file and name; numpy's spelling of its type; its shape, array types included;
+whether its elements are contiguous in the file; how many rows of a chunk can be taken from the file as they are, or 0;
+where expected.bin has its elements, first as they are stored, then little-endian. "refused", of each file, name, and
+what the sentence says.
 """
 
 import json
@@ -30,8 +31,8 @@ TYPES = ["?", "|i1", "|u1", *(order + kind for order in "<>" for kind in
          [("a", "<f4"), ("b", ">i2", (3,))],
          {"names": ["x", "y"], "formats": ["<u1", [("re", ">f8"), ("im", "<f8")]], "offsets": [3, 8], "itemsize": 30}]
 
-# shape, chunk shape: from one to four axes, that divide evenly and not, chunks of whole rows and of parts of them, chunks
-# larger than the dataset
+# shape, chunk shape: from one to four axes, that divide evenly and not, chunks of whole rows and of parts of them,
+# chunks larger than the dataset
 GRIDS = [((100,), (10,)), ((103,), (10,)), ((40, 6), (10, 6)), ((37, 6), (10, 6)), ((37, 11), (5, 4)), ((8, 12), (4, 3)),
          ((9, 7, 5), (2, 3, 5)), ((8, 6, 4), (4, 6, 4)), ((4, 3, 2, 5), (1, 2, 2, 3)), ((5, 2, 3, 2), (2, 2, 3, 2)),
          ((3, 5), (8, 9)), ((3, 5), (8, 5)), ((1, 600), (1, 64))]
@@ -178,7 +179,7 @@ def write_indexes(file, writer):
 
 
 def write_others(file, writer):
-    # never written, or in part; with another fill value than zeros
+    # never written, or in part; without a fill value and with one
     for number, (dtype, fill) in enumerate([("<f4", None), ("<f4", 1.5), (">i2", -2), ("|u1", 9), ("|S3", b"abc")]):
         dtype = np.dtype(dtype)
         for shape in (), (6,), (6, 4):
@@ -188,7 +189,7 @@ def write_others(file, writer):
         data = np.full((6, 4), fill if fill is not None else np.zeros((), dtype), dtype)
         data[2:4] = dataset[2:4] = sample(dtype, (2, 4))
         writer.expect(dataset, data, together=True)
-    # chunks of which filters were skipped, as a writer of its own would store them
+    # chunks whose filters were skipped in part, as a program that encodes chunks itself may store them
     import zlib
     data = sample(np.dtype("<i4"), (24, 6))
     dataset = hdf5_files.create(file, "masks", (24, 6), "<i4", (4, 6), hdf5_files.FILTERS["shuffle,gzip"])

@@ -1,12 +1,13 @@
 """h5py's side of hdf5_library_test.cpp.
 
 hdf5_metadata_files.py check          exits with 77 when there is no h5py
-hdf5_metadata_files.py write FOLDER   writes files of every layout, index, filter and type that h5py can make
+hdf5_metadata_files.py write FOLDER   writes files of many layouts, chunk indexes, filters and types
 
 datasets.txt has a line for each dataset that opens: file, name, type, lengths, storage, lengths of a chunk, filters,
 fill value (hexadecimal, empty for zeros), number; NUMBER.raw are its elements as they are stored, in C order.
-refused.txt has one for each that does not: file, name, a part of the sentence, "$" for its end. damaged.txt: the same of those that open,
-but cannot be read; "twice" at the end where nobody can tell from the bytes. listed.txt: file, all names in their order.
+refused.txt has one for each that does not: file, name, a part of the sentence, "$" for its end. damaged.txt has the
+same for those that open but cannot be read, and at the end "twice" if the damage shows only when a chunk is decoded
+twice with different results, otherwise "once". listed.txt: file, all names in their order.
 """
 
 import ctypes
@@ -112,7 +113,8 @@ def create(file, name, file_type, shape, dcpl, maxshape=None):
 
 
 def layouts(writer):
-    """Every kind of index that libhdf5 has for chunks, before and after user blocks, all written, partly, never."""
+    """Contiguous and compact datasets, and every chunk index that libhdf5 has: without and with a user block; written
+    in whole, in part, or never."""
     shape, chunks = (7, 10), (3, 4)
     kinds = {"contiguous": ("contiguous", None, None, False), "compact": ("compact", None, None, False),
              "fixed": ("chunked", chunks, None, False), "one_axis": ("chunked", chunks, (None, 10), False),
@@ -232,7 +234,7 @@ def chunks(writer):
         dataset[:3] = data[:3]
         dataset.id.write_direct_chunk((3,), data[3:].tobytes(), 3)
         writer.expect(file, "masked", "<u2", data, "chunked", (3,), (SHUFFLE, DEFLATE))
-        # an option of the library, which the chunks' own masks do not show
+        # by an option of the library, partial chunks at the edges are not filtered; their filter masks do not show it
         dcpl = properties("chunked", (4, 4), (SHUFFLE, DEFLATE))
         if writer.library:
             assert writer.library.H5Pset_chunk_opts(ctypes.c_int64(dcpl.id), 2) >= 0
@@ -260,7 +262,6 @@ def chunks(writer):
         writer.expect(file, "shrunk", "<i2", data, "chunked", (2,), (), fill.tobytes())
         create(file, "empty", h5t.STD_I16LE, (0, 4), properties("chunked", (2, 4)), (None, 4))
         writer.expect(file, "empty", "<i2", np.zeros((0, 4), "<i2"), "absent")
-        # many
         data = np.arange(5000, dtype="<i4").reshape(50, 100)
         dcpl = properties("chunked", (1, 2))
         h5py.Dataset(create(file, "many", h5t.STD_I32LE, data.shape, dcpl, (None, 100)))[...] = data
@@ -274,7 +275,6 @@ def types(writer):
                 data = sample(dtype, shape)
                 name = f"{number}/of {'x'.join(map(str, shape))}"
                 file.create_dataset(name, data=data)
-                # numpy's spelling of lengths of bytes that are not there
                 writer.expect(file, name, spelled(data.dtype), data, "contiguous" if data.size else "absent")
         structures = {
             "plain": np.dtype([("a", "<f4"), ("b", ">i2", (3,))]),
@@ -380,8 +380,8 @@ def refused_types(writer, file):
             ("bits12", odd, "integers of 12 bits in 2 bytes"),
             ("shifted", shifted, "do not begin at bit 0"),
             ("bytes3", wide, "integers of 3 bytes"),
-            ("float_odd", floating(4, 7, 24, 63), "laid out in a way of their own"),
-            ("float_bias", floating(2, 5, 10, 16), "laid out in a way of their own"),
+            ("float_odd", floating(4, 7, 24, 63), "in a layout that pinflow lacks"),
+            ("float_bias", floating(2, 5, 10, 16), "in a layout that pinflow lacks"),
             ("vax", h5t.VAX_F32 if hasattr(h5t, "VAX_F32") else None, "byte order"),
             ("clock", h5t.UNIX_D32LE, "times of the class H5T_TIME"),
             ("strings", vlen_string, "strings of variable length"),
@@ -500,7 +500,7 @@ def empty_file(writer):
 
 
 def stored_sizes_of_zero(writer):
-    """Data whose place the file tells, and whose size it says is 0, as a damaged file may."""
+    """Data with a valid offset and a stored size of 0, as a damaged file may have."""
     path = writer.folder / "zero_sizes.h5"
     data = np.arange(1, 65, dtype="<u2")
     with h5py.File(path, "w") as file:

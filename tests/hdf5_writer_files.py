@@ -3,9 +3,9 @@
 hdf5_writer_files.py check           exits with 77 when there is no h5py
 hdf5_writer_files.py verify FOLDER   compares what manifest.json says of files with what h5py finds in them
 
-Each entry: file, name; expected: a .npy file of what h5py is to read; chunks: their shape, null when there are none;
-level: of gzip, where there are chunks; alignment: of the elements in the file, where there are none; skipped: the filter
-mask of all chunks, where it matters.
+Each entry: file, name; expected: a .npy file of what h5py is to read; chunks: their shape, null if there are none;
+level: of gzip, if there are chunks; alignment: of the elements in the file, if there are none; skipped: the filter mask
+of all chunks, if it matters.
 """
 
 import json

@@ -1,11 +1,12 @@
 """numpy's side of npz_numpy_test.cpp.
 
 npz_files.py check           exits with 77 when there is no numpy
-npz_files.py write FOLDER    writes archives in every way that Python has to write them
+npz_files.py write FOLDER    writes archives by numpy and by zipfile
 npz_files.py read FOLDER     compares the archives that C++ wrote with numpy's reading of them
 
 A manifest has a line for each array: archive, name, type, 1 for Fortran order, lengths, number; NUMBER.raw are the
-elements in C order, and NUMBER.little the same with every number little-endian.
+elements in C order, and NUMBER.little the same with every number little-endian. Those of C++ lack the Fortran order and
+NUMBER.little.
 """
 
 import io

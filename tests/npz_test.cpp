@@ -382,10 +382,10 @@ TEST_CASE("npz: refuses a deflated member that contradicts its directory entry")
          "the member 'a.npy' is damaged: its compressed data"},
         {"no header there", made.entries[0] + 20, 3, 4, "is said to have 4128 bytes, which 3 compressed"},
         {"broken off in the header", made.entries[0] + 20, 100, 4,
-         "is damaged: its compressed data is truncated at byte 95"},
+         "is damaged: its compressed data is truncated after 95 of"},
         {"block", made.datas[0], 7, 1,
-         "the member 'a.npy' is damaged: its compressed data is wrong at byte 0"},
-        {"block length", made.datas[0] + 1, 100, 1, "is damaged: its compressed data is wrong at byte 0"},
+         "the member 'a.npy' is damaged: its compressed data is wrong after 0 of"},
+        {"block length", made.datas[0] + 1, 100, 1, "is damaged: its compressed data is wrong after 0 of"},
     };
     for (const auto& c : cases) {
         CAPTURE(c.what);

@@ -156,7 +156,7 @@ TEST_CASE("open: a damaged beginning is reported by the reader that knows most a
         {eight_bytes(100) + "{}", "the header's length is given as 100 bytes, but only 2 follow"},
         {eight_bytes(std::uint64_t{1} << 40) + "{}", "the header's length is given as 1099511627776"},
         {eight_bytes(2) + "[]",
-         R"(it begins with '\x02\x00\x00\x00\x00\x00\x00\x00', as no .npy, .npz, safetensors or HDF5 file does)"},
+         R"(it is no .npy, .npz, safetensors or HDF5 file; it begins with '\x02\x00\x00\x00\x00\x00\x00\x00')"},
         {"12345678{}", "it begins with '12345678'"},
         {"hello\n", R"(it begins with 'hello\n')"},
         {"\x93NUMPX\1", R"(it begins with '\x93NUMPX\x01')"},

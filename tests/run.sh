@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds everything in Release and runs all tests. On a bare Debian 12 or Ubuntu 24.04 it first installs what is missing
-# from the distribution's packages. Arguments go to ctest: tests/run.sh -R npy
+# Builds the library, the tool, the samples and the tests in Release, and runs the tests. On a bare Debian 12 or Ubuntu
+# 24.04 it first installs what is missing from the distribution's packages. Arguments go to ctest: tests/run.sh -R npy
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 

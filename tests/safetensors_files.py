@@ -1,6 +1,7 @@
 """The other side of safetensors_test.cpp: writes and reads safetensors files with nothing but the standard library.
 
-    safetensors_files.py write FOLDER     random files, and FOLDER/manifest.txt: file, name, type, shape, data in hex
+    safetensors_files.py write FOLDER     random files, and FOLDER/manifest.txt: file, name (in hex), type, shape, data
+                                          (in hex)
     safetensors_files.py read FILE OUT    the same lines of one file that pinflow wrote, and where its data begins
 """
 import json

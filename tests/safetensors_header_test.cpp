@@ -204,9 +204,9 @@ TEST_CASE("safetensors header: refuses every bad header with one sentence that s
         // shapes
         {"shape -1", file_of(only("U8", "[-1]", "[0,1]"), "x"), "has a negative number in the shape"},
         {"shape -0", file_of(only("U8", "[-0]", "[0,0]")), "has -0 in the shape"},
-        {"shape 1.0", file_of(only("U8", "[1.0]", "[0,1]"), "x"), "not whole"},
-        {"shape 1e0", file_of(only("U8", "[1e0]", "[0,1]"), "x"), "not whole"},
-        {"shape 2^64", file_of(only("U8", "[18446744073709551616]", "[0,1]"), "x"), "is 2^64 or more"},
+        {"shape 1.0", file_of(only("U8", "[1.0]", "[0,1]"), "x"), "a fraction or an exponent"},
+        {"shape 1e0", file_of(only("U8", "[1e0]", "[0,1]"), "x"), "a fraction or an exponent"},
+        {"shape 2^64", file_of(only("U8", "[18446744073709551616]", "[0,1]"), "x"), "more than 64 bits"},
         {"shape \"1\"", file_of(only("U8", "[\"1\"]", "[0,1]"), "x"), "has a string in the shape"},
         {"shape true", file_of(only("U8", "[true]", "[0,1]"), "x"), "has a boolean in the shape"},
         {"shape null", file_of(only("U8", "null", "[0,1]"), "x"), "has null in the shape"},

@@ -202,8 +202,9 @@ TEST_CASE("safetensors: the writer refuses types and names that the format lacks
     const dtype byte = dtype::of<std::uint8_t>();
     for (const char* const descr : {"<c16", "<f16", "|S4", "<U2", "|V2", "<M8[ns]", "<m8"}) {
         CAPTURE(descr);
-        CHECK(contains(refused({{"a", dtype::parse(descr), {1}}}),
-                       fmt::format("no type for {}, that of the tensor 'a'", dtype::parse(descr).descr())));
+        CHECK(
+            contains(refused({{"a", dtype::parse(descr), {1}}}),
+                     fmt::format("no type for {}, the type of the tensor 'a'", dtype::parse(descr).descr())));
     }
     CHECK(contains(refused({{"a", dtype::parse(">f4"), {1}}}), "little-endian"));
     CHECK(contains(refused({{"a", byte, {1}}, {"a", byte, {2}}}), "two tensors named 'a'"));

@@ -140,7 +140,7 @@ TEST_CASE("sampler: a custom order needs a name with a version, and not one of p
     for (const char* bad : {"", "/", "/1", "curriculum", "curriculum/", "curriculum/one", "a/1/2",
                             "two words/1", "a\n/1", "a/1 ", "\xff/1"}) {
         CAPTURE(bad);
-        CHECK(refused_name(bad).find("a name and a version are needed") != std::string::npos);
+        CHECK(refused_name(bad).find("then a slash and a version of digits") != std::string::npos);
     }
     for (const char* taken : {"shuffled/1", "sequential/2", "windowed/7", "custom/1"}) {
         CHECK(contains_all(refused_name(taken),

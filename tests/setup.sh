@@ -1,10 +1,11 @@
-# Sourced by the scripts that start from a bare machine: sets $root, a sane environment, and the functions below.
+# Sourced by the scripts that start from a bare machine. Sets $root, PATH, HOME and LC_ALL, takes stdin from /dev/null,
+# and defines the functions below.
 # Debian 12 and Ubuntu 24.04 are supported; packages come from the distribution only.
 # shellcheck shell=bash
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 
-# A cron job or `env -i` has none of these.
+# `env -i` leaves none of these.
 export PATH=${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
 export HOME=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
 export LC_ALL=C.UTF-8
@@ -19,7 +20,7 @@ fail() {
     exit 1
 }
 
-# need_packages NAME...: installs those that are missing, and does not touch the package system when none is.
+# need_packages NAME...: installs the packages that are missing. Runs apt-get only if some are.
 need_packages() {
     if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
         fail "this script needs the packages of Debian 12 or Ubuntu 24.04; elsewhere install what CMakeLists.txt looks for and use the CMake presets."
@@ -47,7 +48,7 @@ need_packages() {
     "${apt_get[@]}" install --yes --no-install-recommends "${missing[@]}"
 }
 
-# What the library, the tool, the samples and the tests are built from.
+# What building the library, the tool, the samples and the tests needs, and running the tests.
 need_build_packages() {
     need_packages g++ cmake ninja-build libtbb-dev libboost-dev libfmt-dev libcli11-dev nlohmann-json3-dev \
         libdeflate-dev libhdf5-dev liblzf-dev librandom123-dev libxxhash-dev xxhash zlib1g-dev doctest-dev python3 python3-numpy python3-h5py

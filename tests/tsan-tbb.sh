@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds an instrumented oneTBB from the distribution's source package, for the tsan preset: ThreadSanitizer cannot see
 # the synchronisation inside the packaged library and would report races that are none. Takes half a minute once; the
-# result stays in build/tsan-tbb. Needs no root: apt works in a private folder, the machine's sources stay as they are.
+# result stays in build/tsan-tbb. Fetching the source needs no root: apt works in a private folder, and the machine's
+# sources stay as they are. Only installing missing packages needs root.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 

@@ -255,7 +255,7 @@ TEST_CASE("zip directory: refuses bytes that cannot be an archive") {
         {part::locator, 16, 0, 4, "read"},
         {part::locator, 0, 0, 4, "were put before the archive or into it"},
         {part::end64, 0, 0, 4, "does not follow a zip64 end record"},
-        {part::end64, 4, 45, 8, "is 45 bytes long, of which 44 are known"},
+        {part::end64, 4, 45, 8, "declares a size of 45 bytes, not 44"},
         {part::end64, 16, 1, 4, "disagree about the disk"},
         {part::end64, 20, 1, 4, "disagree about the directory's disk"},
         {part::end64, 24, 3, 8, "disagree about the members on this disk: 2 and 3"},

@@ -23,7 +23,7 @@ class row_source;
 using shape_vector = std::vector<std::uint64_t>;
 
 /// The number of elements of a shape: the product of its lengths, 1 for no axes.
-/// @throws invalid_argument if the product is 2^64 or more; lengths of 0 are left out of the product here.
+/// @throws invalid_argument if the product is 2^64 or more; a length of 0 counts as 1 in this check.
 std::uint64_t element_count(std::span<const std::uint64_t> shape);
 /// Bytes between neighbours along each axis of a C-order array; a length of 0 counts as 1.
 /// @throws invalid_argument when the array would take 2^63 bytes or more.
@@ -48,7 +48,7 @@ class array_view {
     array_view(const std::byte* data, pinflow::dtype type, shape_vector shape,
                std::vector<std::int64_t> strides_bytes);
 
-    /// Null if there are no bytes, or if they are not in the address space.
+    /// May be null if there are no bytes.
     const std::byte* data() const noexcept { return data_; }
     const pinflow::dtype& dtype() const noexcept { return dtype_; }
     const shape_vector& shape() const noexcept { return shape_; }
@@ -81,9 +81,9 @@ class array_view {
     detail::empty_on_move<std::uint64_t> size_;
 };
 
-/// An array that keeps its bytes alive: a mapping of a file, or memory. Copies share the bytes, which are
-/// never written through it. Opening a file reads the header and maps the data. Immutable, so thread-safe.
-/// A moved-from array has no elements: `view` throws invalid_argument, `rows` throws unsupported.
+/// An array that keeps its bytes alive: a mapping of a file, or memory. Copies share the bytes, and no array
+/// writes to them. Immutable, so thread-safe. A moved-from array has no elements: `view` throws
+/// invalid_argument, `rows` throws unsupported.
 class array {
  public:
     /// Takes over host memory that holds the elements in C order.
@@ -119,8 +119,8 @@ class array {
     std::string label() const;
     /// The same array with another label.
     array labelled(std::string label) const;
-    /// The elements in place; valid while this array or a copy of it lives. If the file is truncated, reading
-    /// the lost pages raises SIGBUS: use `rows` if that can happen.
+    /// The elements in place; their memory is valid while this array or a copy of it lives. If the file is
+    /// truncated, reading the lost pages raises SIGBUS: use `rows` if that can happen.
     /// @throws unsupported unless has_view().
     const array_view& view() const;
     /// The file of the array; null for an array in memory.
@@ -136,13 +136,13 @@ class array {
     array view_as(const pinflow::dtype& type) const;
     /// One field of a structured array, as a strided view of the same bytes; the axes of a field that is an
     /// array come last. `name` may be a path into nested fields: "position.x".
-    /// @throws invalid_argument if there is no such field; the message names the existing fields.
+    /// @throws invalid_argument if there is no such field; the message names up to 20 existing fields.
     array field(std::string_view name) const;
 
     /// The array as a source of rows along its first axis, for a loader. Big-endian elements are delivered
-    /// little-endian, and the elements of a field contiguous. Such rows cannot be copied in place, so the
-    /// source has no extents. The source keeps the bytes alive.
-    /// @throws unsupported for an array without axes, or in Fortran order with more than one axis.
+    /// little-endian, and the elements of a field contiguous. Such rows are not stored as they are delivered,
+    /// so the source has no extents. The source keeps the bytes alive.
+    /// @throws unsupported for an array without axes, or in Fortran order with several axes longer than 1.
     std::shared_ptr<const row_source> rows() const;
     operator std::shared_ptr<const row_source>() const { return rows(); }
 

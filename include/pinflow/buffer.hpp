@@ -56,12 +56,13 @@ class device_buffer {
     std::byte* data() const noexcept { return data_; }
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
 
-    /// Makes `stream` the stream in whose order the memory is released. Work on the stream before must have
+    /// Makes `stream` the stream in whose order the memory is released. Work on the previous stream must have
     /// finished, or `stream` must wait for it.
     /// @throws invalid_argument for a stream of another device.
     void set_stream(stream_view stream);
-    /// Gives up the memory; it is released when the stream and all `events` have been passed. The buffer is
-    /// empty afterwards, and the events may be destroyed. Does not wait, as above.
+    /// Gives up the memory. It is released once the buffer's stream has completed the work enqueued so far
+    /// and all `events` have passed. The buffer is empty afterwards, and the events may be destroyed. Waits
+    /// only if the destructor would.
     void release_after(std::span<const event> events) noexcept;
 
  private:
@@ -124,7 +125,7 @@ struct copy_range {
     std::uint64_t size_bytes;
 };
 
-/// Enqueues many copies to the device as one operation. They run in no particular order; the destinations
+/// Enqueues many copies to the device together. They run in no particular order; the destinations
 /// must not overlap. `ranges` itself is read before the call returns. Lifetimes and blocking are as above.
 /// @throws device_error.
 void copy_batch_to_device_async(std::span<const copy_range> ranges, stream_view stream);

@@ -13,7 +13,7 @@ namespace pinflow {
 /// handle), cudaStreamPerThread. The stream must outlive the view, device_buffers that use it (see
 /// device_buffer::set_stream), and leases of batches that it reads. Other functions say how long they need
 /// their stream.
-/// @throws device_error if there is no such device.
+/// @throws as device::cuda.
 inline stream_view from_cuda(cudaStream_t stream, int device) {
     return {device::cuda(device), stream};
 }

@@ -13,9 +13,8 @@ class device_backend;
 
 enum class device_kind { host, cuda };
 
-/// The device that consumes batches: `host`, which is always available and supports everything, or one CUDA
-/// device. A small value; pinflow does not depend on the calling thread's current CUDA device, and leaves it
-/// unchanged. Thread-safe.
+/// The device that consumes batches: `host`, which is always available, or one CUDA device. A small value;
+/// pinflow does not depend on the calling thread's current CUDA device, and leaves it unchanged. Thread-safe.
 class device {
  public:
     /// The host device: each stream is an ordered queue with its own thread, and device memory is host

@@ -29,7 +29,8 @@ enum class dtype_kind : char {
     bytes = 'S',    ///< fixed-length byte strings, zero-padded
     unicode = 'U',  ///< fixed-length UCS-4 strings, zero-padded
     opaque = 'V',   ///< numpy's void: bytes without a meaning, or the fields of a structured type
-    // numpy has no letters for these: in .npy files they are `|V2` and `|V1`, and `array::view_as` names them
+    // numpy has no letters for these: in .npy files they are `|V2` and `|V1`, which `array::view_as` can
+    // reinterpret as these kinds
     bfloat16 = 'B',       ///< the upper half of a float32
     float8_e4m3fn = 'E',  ///< OCP 8-bit float with 4 bits of exponent, without infinities
     float8_e5m2 = 'F',    ///< OCP 8-bit float with 5 bits of exponent
@@ -68,9 +69,10 @@ class dtype {
 
     dtype_kind kind() const noexcept { return kind_; }
     /// Bytes of one element. 0 for `|S0`, `<U0`, `|V0`, and for structured types whose fields all have 0
-    /// bytes.
+    /// bytes and leave no gaps.
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
-    /// Byte order of each number within an element; little for types without a byte order.
+    /// Byte order of each number within an element; little for types without a byte order, and for structured
+    /// types, whose fields have their own.
     std::endian order() const noexcept { return order_; }
     /// Bytes of the numbers that byte order applies to (4 for `<U5` and `<c8`); 1 for types without a byte
     /// order.

@@ -49,7 +49,7 @@ class state_mismatch : public invalid_argument {
     using invalid_argument::invalid_argument;
 };
 
-/// A file changed (size, modification time or identity) while it was being read.
+/// A file changed (size, modification time or identity) after it was opened.
 class data_changed : public error {
  public:
     using error::error;

@@ -6,9 +6,9 @@
 
 namespace pinflow {
 
-/// Owns a piece of host memory and the function that releases it: one move-only type for anonymous pages,
-/// mappings and pinned memory. Moving is cheap and leaves the source empty. Not thread-safe: only one thread
-/// at a time may move it.
+/// Owns a piece of host memory and the function that releases it: one move-only type for anonymous pages
+/// and mappings. Moving is cheap and leaves the source empty. Not thread-safe: only one thread at a time may
+/// move it.
 class memory_region {
  public:
     /// Releases the memory; must not throw.

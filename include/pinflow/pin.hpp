@@ -54,13 +54,13 @@ struct pin_options {
     bool allow_partial = true;
     /// Bytes registered by one call, rounded down to whole pages (at least one). Copies can use each piece as
     /// soon as it is registered, and the threads can be stopped between pieces. If `allow_partial` is true
-    /// and `budget_bytes` is less than 16 pieces, pieces are smaller, down to 1 MiB.
+    /// and `budget_bytes` is set to less than 16 pieces, pieces are smaller, down to 1 MiB.
     std::uint64_t piece_bytes = std::uint64_t{64} << 20;
     /// The address in one of the ranges at which registering begins; the bytes before it are registered last.
     /// Null: the front.
     const std::byte* begin_at = nullptr;
-    /// Whether to register, at the end, the pieces that a reader had passed before they were registered (see
-    /// pinned_pages::set_reader_position). False leaves them out.
+    /// Whether to register, at the end, the pieces that a reader had passed, or was close to, before they
+    /// were registered (see pinned_pages::set_reader_position). False leaves them out.
     bool registers_rest = true;
     /// A piece that takes longer than this to read into memory, or to register, is given up, and so is
     /// everything not registered yet. The driver has been reported never to return from registering.

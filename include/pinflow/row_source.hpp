@@ -76,8 +76,8 @@ class row_source {
 /// pages of the file before, so that rows of files of equal size are at a constant distance. A process maps
 /// at most vm.max_map_count / 2 files in this way; the extents of further files have no `data`, and are read.
 ///
-/// Otherwise the result keeps the sources. Its extents are the extents of all sources if every source has
-/// some; otherwise it has none.
+/// Otherwise the result keeps the sources. Its extents are the extents of all sources if every source that
+/// has rows has some; otherwise it has none.
 /// @throws invalid_argument for an empty list, if types or row shapes differ (the message names the two), or
 /// if there are 2^64 rows or more.
 /// @throws data_changed if a file is shorter than its extents.

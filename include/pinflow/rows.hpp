@@ -48,7 +48,7 @@ enum class duplicate_policy {
     /// The row of the table is replaced by the sum of the rows with that index; its old value is not added.
     /// Rows are added in the order of the call. float16 and bfloat16 are added as float32 and rounded once.
     sum,
-    error,  ///< nothing is written
+    error,  ///< the call fails, and writes nothing
 };
 
 namespace detail {
@@ -97,13 +97,14 @@ class row_table {
     /// The rows of a mapped file, or of an array in memory, for gathering.
     /// @throws invalid_argument for a null pointer, and for an inconsistent source (its sizes, row counts or
     /// extents disagree).
-    /// @throws unsupported unless it is mapped in one piece.
+    /// @throws unsupported unless all rows are one extent that is in the address space.
     explicit row_table(std::shared_ptr<const row_source> source);
     /// A writable table: `rows` is the process's own memory, preferably a pinned_buffer. `element` is the
     /// element type of a row; only duplicate_policy::sum needs it. `owner` keeps the memory alive. Without an
     /// owner, the memory must outlive the table, its copies and every row_exchange of them.
-    /// @throws invalid_argument unless `rows` is a whole number of rows, and a row of elements, and for a
-    /// null pointer unless `rows` is empty.
+    /// @throws invalid_argument unless `rows` is a whole number of rows, and a row a whole number of
+    /// elements.
+    /// @throws invalid_argument for a null pointer, unless `rows` is empty.
     row_table(std::span<std::byte> rows, std::uint64_t row_size_bytes,
               pinflow::dtype element = dtype::of<std::byte>(), std::shared_ptr<const void> owner = nullptr);
 
@@ -140,11 +141,10 @@ struct row_exchange_options {
     /// page-locked memory for each row and each call in flight (32 MiB by default), and on a GPU, for up to 8
     /// calls, device memory of some 33 bytes a row (36 above 262,144 rows; some 34 MB by default). If 8 calls
     /// take more than 64 MiB of device memory, fewer have it, but at least 2. A larger asynchronous call
-    /// throws invalid_argument; a larger synchronous call, of up to 2^32 - 1 rows,
-    /// allocates its memory.
+    /// throws invalid_argument; a larger synchronous call, of up to 2^32 - 1 rows, allocates its memory.
     std::uint64_t max_batch_rows = std::uint64_t{1} << 17;
-    /// The maximum number of asynchronous calls in flight, that is, not passed by their stream yet; 1 to
-    /// 4096. A call blocks until there is room for it. One stream may use half of the number (rounded up),
+    /// The maximum number of calls in flight, that is, not passed by their stream yet; 1 to 4096. A call
+    /// blocks until there is room for it. One stream may use half of the number (rounded up),
     /// less if other streams use some, so that one stalled stream does not block all others. Several stalled
     /// streams together can use up the number: six by default. The number is lowered, but not below 2, if the
     /// page-locked memory of the calls would be more than an eighth of the host memory that is left.
@@ -159,7 +159,8 @@ struct row_exchange_options {
     /// use one stream.
     std::uint64_t staging_bytes = std::uint64_t{64} << 20;
     /// Budget for the memory that pinflow page-locks in this process, as pin_options::budget_bytes. The
-    /// table is registered before the exchange makes its own buffers. 0: the default.
+    /// page-locked memory of calls (see `max_batch_rows`) is allocated before the table is registered, so it
+    /// is subtracted from a budget that is set. Staging buffers are allocated afterwards. 0: the default.
     std::uint64_t pin_budget_bytes = 0;
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
@@ -189,7 +190,7 @@ struct row_scatter {
 /// The route of a call's rows, and the reason for it.
 struct row_plan {
     row_route route = row_route::automatic;
-    bool sorted = false;  ///< rows are read in the order of their addresses, repeated rows once
+    bool sorted = false;  ///< rows are read or written in the order of their addresses, repeated ones once
     /// Thread blocks of the direct part; 0 on the routes copy and staged. If the options set no number, sums
     /// and batches that are not aligned to 16 bytes may use more.
     unsigned blocks = 0;
@@ -231,18 +232,19 @@ class exchange_call {
 /// range, the call copies nothing, and its handle or `check` throws. Other calls do not throw this error. For
 /// rows of 0 bytes, indices in device memory are not checked.
 ///
-/// Asynchronous calls only enqueue: on the given stream, and on streams of the exchange that are ordered with
-/// it in both directions. The table, destinations, sources and indices in device memory must stay valid until
-/// the stream has passed the call. When the call returns, indices in host memory and lists of batches can be
-/// reused, and the stream may be destroyed. Exchanges and streams are not synchronised with each other: the
-/// caller must make sure that no two of them write the same memory at the same time, and that none reads what
-/// another one writes.
+/// Asynchronous calls only enqueue, on the given stream and on streams of the exchange. Rows are copied after
+/// the stream's earlier work and before its later work. The table, destinations, sources and indices in
+/// device memory must stay valid until the stream has passed the call. When the call returns, indices in host
+/// memory and lists of batches can be reused, and the stream may be destroyed. Exchanges and streams are not
+/// synchronised with each other: the caller must make sure that no two of them write the same memory at the
+/// same time, and that none reads what another one writes.
 ///
 /// Page-locked memory, staging buffers and device memory of calls are reserved by the constructor and by
-/// `tune`. Asynchronous calls allocate only heap memory (small objects; on the route `copy` also lists of 100
-/// to 150 bytes a row) and device memory. They allocate device memory only if more calls are in flight than
-/// have some reserved (row_exchange_options::max_batch_rows), or on the host device: from the device's
-/// stream-ordered pool, or from row_exchange_options::device_memory.
+/// `tune`. Apart from that, asynchronous calls allocate heap memory (small objects; on the route `copy` also
+/// lists of 100 to 150 bytes a row) and device memory. They allocate device memory only if more calls are in
+/// flight than have some reserved (row_exchange_options::max_batch_rows), or on the host device: from the
+/// device's stream-ordered pool, or from row_exchange_options::device_memory. On a GPU, the staged and hybrid
+/// routes also take a page of page-locked memory for each 1024 pieces of rows in flight, and keep it.
 ///
 /// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, or if it
 /// uses its share of max_calls_in_flight, a call on it blocks until the stream continues. Calls on other
@@ -324,9 +326,9 @@ class row_exchange {
     exchange_call scatter_group_async(std::span<const row_scatter> batches, duplicate_policy policy,
                                       stream_view stream);
 
-    /// Throws the errors of asynchronous calls that have finished: of the oldest call first, and once for
-    /// each call. Does not wait, neither for calls nor for other threads. It keeps the last 1024 errors.
-    /// Older ones are thrown only by exchange_call::check.
+    /// Throws the error of the oldest asynchronous call that has finished with one. Each error is thrown
+    /// once. Does not wait, neither for calls nor for other threads. It keeps the last 1024 errors. Older
+    /// ones are thrown only by exchange_call::check.
     /// @throws the error in the indices of such a call, or in reading or writing its rows.
     /// @throws data_changed if the table's file has changed.
     void check();

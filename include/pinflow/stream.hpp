@@ -33,7 +33,7 @@ class shared_stream : public std::enable_shared_from_this<shared_stream> {
 }  // namespace detail
 
 /// A borrowed stream: an ordered queue of work on one device. Copyable and small; the stream must outlive it.
-/// Work may be enqueued from several threads.
+/// Work may be enqueued from several threads. On CUDA, enqueuing blocks while the stream's queue is full.
 class stream_view {
  public:
     /// A view of an existing stream of `device`, given by its native handle (a cudaStream_t; see
@@ -45,7 +45,7 @@ class stream_view {
     void* native_handle() const noexcept { return native_handle_; }
 
     /// Makes work enqueued from now on start only after `event`'s last record so far. Later records, or
-    /// destroying the event, change nothing. Does not block the calling thread.
+    /// destroying the event, change nothing. Does not wait for the event.
     /// @throws invalid_argument for an event of another kind of device; device_error.
     void wait(const event& event) const;
     /// Returns when all work enqueued so far has finished.
@@ -56,8 +56,8 @@ class stream_view {
     bool done() const;
     /// Enqueues `work`, which a host thread runs once all earlier work has finished; later work waits for it.
     /// `work` must not throw and must not call CUDA. Objects that it refers to must live until it has run.
-    /// Does not wait. For computing on batches of the host device, and for tests: on CUDA it stalls the
-    /// stream for some ten microseconds.
+    /// Does not wait for it to run. For computing on batches of the host device, and for tests: on CUDA it
+    /// stalls the stream for some ten microseconds.
     /// @throws device_error.
     void host_function_async(std::function<void()> work) const;
 
@@ -120,8 +120,8 @@ class event {
     const pinflow::device& device() const noexcept { return device_; }
     void* native_handle() const noexcept { return native_handle_; }
 
-    /// Marks the work enqueued on `stream` so far, and replaces the previous mark. Does not wait. The stream
-    /// may be destroyed afterwards.
+    /// Marks the work enqueued on `stream` so far, and replaces the previous mark. Does not wait for that
+    /// work. The stream may be destroyed afterwards.
     /// @throws invalid_argument if the stream belongs to another device; device_error.
     void record(stream_view stream);
     /// Returns when the last mark has been passed.

@@ -1,4 +1,4 @@
-# Finds libdeflate, which distributions package without a CMake file: the target libdeflate::libdeflate.
+# Finds libdeflate, which Debian 12 packages without a CMake file: the target libdeflate::libdeflate.
 find_path(libdeflate_INCLUDE_DIR libdeflate.h)
 find_library(libdeflate_LIBRARY deflate)
 mark_as_advanced(libdeflate_INCLUDE_DIR libdeflate_LIBRARY)

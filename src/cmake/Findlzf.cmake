@@ -1,4 +1,4 @@
-# Finds liblzf, which distributions package without a CMake file: the target lzf::lzf.
+# Finds liblzf, whether or not its package has a CMake file: the target lzf::lzf.
 find_path(lzf_INCLUDE_DIR lzf.h PATH_SUFFIXES liblzf)
 find_library(lzf_LIBRARY lzf)
 mark_as_advanced(lzf_INCLUDE_DIR lzf_LIBRARY)

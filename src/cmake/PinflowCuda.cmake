@@ -1,10 +1,9 @@
-# Checks whether the CUDA device can be built, and prints the result once. Sets PINFLOW_HAVE_CUDA in the including
-# scope.
+# Checks whether the CUDA device can be built, and prints the result. Sets PINFLOW_HAVE_CUDA in the including scope.
 
 set(PINFLOW_HAVE_CUDA OFF)
 set(pinflow_cuda_min_version 12.8)  # cudaMemcpyBatchAsync
 
-# pinflow_find_cuda(RESULT): empty when a CUDA compiler can be used, otherwise why not.
+# pinflow_find_cuda(RESULT): sets RESULT to "" if a CUDA compiler can be used, otherwise to the reason why not.
 function(pinflow_find_cuda result)
   if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(PINFLOW_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
@@ -82,8 +81,8 @@ function(pinflow_add_cuda_backend target)
   pinflow_use_cuda(${target})
 endfunction()
 
-# pinflow_add_cuda_tests(): cuda_test, with the tests that need a GPU, and the measurements link_speed, table_memory,
-# overlap and overlap_matmul; call it in tests/.
+# pinflow_add_cuda_tests(): cuda_test, with tests that need a GPU, and the measurements link_speed, table_memory,
+# overlap and, if cuBLAS is found, overlap_matmul. Call it in tests/.
 function(pinflow_add_cuda_tests)
   if(NOT PINFLOW_HAVE_CUDA)
     return()

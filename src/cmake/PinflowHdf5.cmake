@@ -1,4 +1,4 @@
-# Checks whether HDF5 files can be read and written, and prints the result once. Sets PINFLOW_HAVE_HDF5 in the including
+# Checks whether HDF5 files can be read and written, and prints the result. Sets PINFLOW_HAVE_HDF5 in the including
 # scope.
 
 set(PINFLOW_HAVE_HDF5 OFF)

@@ -1,10 +1,10 @@
-# Installs headers, libraries, a package that find_package(pinflow) finds wherever it is moved to, and pinflow.pc for
-# pkg-config.
+# Installs headers, libraries, a relocatable package for find_package(pinflow), pinflow.pc for pkg-config, and pages.
+# src/cli installs the tool.
 
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
-set(layers core device rows formats loader shared)  # the components of find_package
+set(layers core device rows formats loader shared)  # components of find_package
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/pinflow)
 
 set(header_exclusions "")
@@ -67,7 +67,8 @@ install(FILES ${PROJECT_BINARY_DIR}/pinflow.pc DESTINATION ${pc_folder})
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-foreach(folder IN ITEMS include/pinflow formats loader src src/cli samples samples/bench)  # which README.md links to
+# folders of pages that README.md leads to
+foreach(folder IN ITEMS include/pinflow formats loader src src/cli samples samples/bench)
   file(GLOB pages ${PROJECT_SOURCE_DIR}/${folder}/*.md ${PROJECT_SOURCE_DIR}/${folder}/*.svg)
   install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
 endforeach()

@@ -33,7 +33,8 @@ std::optional<std::uint64_t> extended_product(std::span<const std::uint64_t> sha
     return factor;
 }
 
-/// Whether every distance within an array of this shape can be a stride.
+/// Whether an array of this shape has less than 2^63 bytes, so that every distance in it fits in a stride. A
+/// length of 0 counts as 1.
 bool fits_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes) {
     return extended_product(shape, item_size_bytes).value_or(max_bytes + 1) <= max_bytes;
 }
@@ -69,7 +70,7 @@ bool is_packed(const array_view& view, const std::vector<std::int64_t>& packed) 
     return true;
 }
 
-/// The C++ type of an element; empty if it is not a number that C++20 has a type for.
+/// The C++ type of an element; empty unless it is a little-endian bool, integer, float or double.
 std::string cpp_name(const dtype& type) {
     const std::uint64_t bytes = type.size_bytes();
     if (type != type.little_endian()) return {};
@@ -180,7 +181,7 @@ array array::of_memory(memory_region memory, pinflow::dtype type, shape_vector s
 namespace {
 
 /// The size of an array in bytes.
-/// @throws format_error if the file ends before its last byte.
+/// @throws format_error if the file ends before the array's last byte.
 std::uint64_t size_bytes_within(const input_file& file, std::uint64_t offset_bytes,
                                 const pinflow::dtype& type, const shape_vector& shape) {
     const std::uint64_t size_bytes =

@@ -11,9 +11,9 @@ namespace pinflow::detail {
 /// another (booleans, integers, floats of at most 8 bytes; complex to complex numbers, of at most 16 bytes).
 bool can_cast(const dtype& from, const dtype& to) noexcept;
 
-/// Casts `count` elements at `source` to `to`, by the scalar rules of src/core/scalar.hpp:
-/// floats round to nearest even, integers saturate. The two must not overlap; any alignment is allowed.
-/// Thread-safe.
+/// Casts `count` elements at `source` to the type `to`, and writes them to `destination`, by the scalar rules
+/// of src/core/scalar.hpp: floats round to nearest even, integers saturate. Source and destination must not
+/// overlap; any alignment is allowed. Thread-safe.
 /// @throws invalid_argument unless can_cast(from, to).
 void cast_elements(const dtype& from, const std::byte* source, const dtype& to, std::byte* destination,
                    std::uint64_t count);

@@ -91,7 +91,7 @@ std::chrono::nanoseconds concatenated_rows::read_rows(std::span<const std::uint6
     std::chrono::nanoseconds waited{};
     std::vector<std::uint64_t> ids_within;
     for (std::size_t first = 0; first < ids.size(); first += ids_within.size()) {
-        // consecutive ids are one call as long as they are in one source
+        // neighbours in `ids` become one call as long as they are in one source
         const auto [index, row] = locator_.find(ids[first]);
         const std::uint64_t begin = ids[first] - row;
         const std::uint64_t row_count = sources_[index]->row_count();

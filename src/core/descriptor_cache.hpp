@@ -63,8 +63,8 @@ class cached_descriptor {
 std::chrono::nanoseconds time_spent_opening() noexcept;
 
 /// The open descriptors of all input_files of this process, and the bound on their number: half of
-/// RLIMIT_NOFILE, at least 16. When that bound is reached, the soft limit is raised towards the hard limit,
-/// to 65,536 at most. The clock algorithm chooses the descriptor to close: the hand skips descriptors that
+/// RLIMIT_NOFILE, at least 16. When more are needed, the soft limit is raised towards the hard limit, to
+/// 65,536 at most. The clock algorithm chooses the descriptor to close: the hand skips descriptors that
 /// were used since its last pass. Thread-safe.
 class descriptor_cache {
  public:
@@ -73,7 +73,8 @@ class descriptor_cache {
     /// The maximum number of open descriptors, unless more are in use.
     static std::size_t max_open();
 
-    /// Enters a descriptor that is about to be opened, and closes others until the bound holds.
+    /// Enters a descriptor that is about to be opened, and closes others until the bound holds or all are in
+    /// use.
     void enter(cached_descriptor& entry);
     /// Undoes `enter`, for a descriptor that could not be opened.
     void forget(cached_descriptor& entry) noexcept;

@@ -119,7 +119,8 @@ std::optional<dtype_kind> kind_of_letter(char letter) noexcept {
     return static_cast<dtype_kind>(letter);
 }
 
-/// Parses the text after "M8" or "datetime64": nothing, or a unit in brackets. Empty for any other text.
+/// Parses the text after "M8" or "datetime64": nothing, or a unit in brackets. Returns std::nullopt for any
+/// other text.
 std::optional<std::string> parse_bracketed_unit(std::string_view text) {
     if (text.empty() || text == "[generic]") return std::string();
     if (!text.starts_with('[') || !text.ends_with(']')) return std::nullopt;
@@ -163,8 +164,8 @@ std::optional<dtype> parse_letter_and_size(std::string_view text, std::endian or
 
 // ---- structured types -------------------------------------------------------------------------------------
 
-/// Text as Python's repr() writes it, so that headers equal numpy's. Python also escapes a few characters
-/// beyond Latin-1, which are written unescaped here and read back the same.
+/// Text as Python's repr() writes it, so that headers equal numpy's. Python also escapes characters beyond
+/// Latin-1 that cannot be printed. They are written unescaped here, and are read back the same.
 std::string python_string(std::string_view text) {
     const char quote = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
     std::string result(1, quote);
@@ -210,7 +211,7 @@ std::string field_descr(const dtype_field& field) {
                                : fmt::format("({}, {}, {})", name, type, to_string(field.shape));
 }
 
-/// A list of fields as numpy writes it: offsets appear only as gaps before fields.
+/// A list of fields as numpy writes it: offsets, and bytes after the last field, appear only as gaps.
 std::string structured_descr(std::span<const dtype_field> fields, std::uint64_t size_bytes) {
     std::string list;
     std::uint64_t end = 0;
@@ -288,8 +289,8 @@ dtype dtype::parse(std::string_view descr) {
                         detail::quote(descr)));
     }
     if (descr.starts_with('[')) {
-        throw unsupported(fmt::format("the list {} is not read as a type; name a field of the array",
-                                      detail::quote(descr)));
+        throw unsupported(fmt::format(
+            "the list {} is not read as a type; open one field of the array instead", detail::quote(descr)));
     }
     for (const type_name& known : other_type_names) {
         if (bare == known.name) return {known.kind, known.size_bytes, order};

@@ -80,7 +80,7 @@ void extent_rows::add_extents(sources_view sources) {
             }
         }
     }
-    // a source without rows has no other extent, but still has a file
+    // without any rows, one empty extent still names a file
     if (extents_.empty() && empty.file) extents_.push_back({empty.file, empty.offset_bytes, 0, nullptr});
     for (const row_extent& extent : extents_)
         static_cast<void>(locator_.add(extent.row_count));  // cannot overflow: the rows were counted before

@@ -10,8 +10,8 @@
 
 namespace pinflow::detail {
 
-/// Maps extents of files that are not mapped yet, side by side, and sets their `data`. Neighbours in one file
-/// share a mapping. Extents that the system does not map keep a null `data`.
+/// Maps extents of files that are not mapped yet, side by side, and sets their `data`. Consecutive extents
+/// of one file share a mapping. Extents that the system does not map keep a null `data`.
 /// @return the mapping, which must live as long as `data` is used.
 /// @throws as side_by_side_mapping.
 side_by_side_mapping map_extents(std::span<row_extent> extents, std::uint64_t row_size_bytes);

@@ -87,8 +87,10 @@ int input_file::open_first() {
         if (!S_ISREG(status.st_mode)) {
             throw format_error(fmt::format(
                 "cannot open '{}': it is {}, not a regular file{}", path_, kind_of(status.st_mode),
-                S_ISDIR(status.st_mode) ? "; to open the files in it, pass a quoted pattern such as '*.npy'"
-                                        : ""));
+                S_ISDIR(status.st_mode)
+                    ? "; to open the files in it, pass a pattern such as 'FOLDER/*.npy' to "
+                      "open_rows, or in quotes to the tool"
+                    : ""));
         }
         identity_ = identity_of(status);
     });

@@ -17,7 +17,7 @@ class hooks {
     };
 
  public:
-    /// Installs a hook for its lifetime. Another thread may still be calling the hook when it has ended.
+    /// Installs a hook for its lifetime. When that has ended, another thread may still be calling the hook.
     class scope {
      public:
         scope(hooks& all, Hook hook) : all_(all), node_(std::make_shared<node>(std::move(hook), nullptr)) {

@@ -8,8 +8,7 @@
 
 namespace pinflow::detail {
 
-/// The machine's limits on memory that this process could allocate or lock. A member is empty if the limit is
-/// unknown.
+/// The limits on memory that this process could allocate or lock. A member is empty if the limit is unknown.
 struct memory_limits {
     std::optional<std::uint64_t> locked_bytes;  ///< RLIMIT_MEMLOCK; empty if unlimited or not enforced
     /// Bytes left in the tightest cgroup (version 1 or 2). Memory that the kernel can drop counts as free.

@@ -31,8 +31,8 @@ void naming(const std::string& path, Step step) {
     }
 }
 
-/// A name that no other process, and no other file of this process, uses now. A killed process may have left
-/// such a file.
+/// A name that no other output_file of this process uses. A file of that name may exist: a killed process may
+/// have left it, or another PID namespace or host may use it.
 std::string temporary_name() {
     static std::atomic<std::uint64_t> count = 0;
     return fmt::format(".pinflow-{}-{}.tmp", ::getpid(), count++);

@@ -24,7 +24,7 @@ class output_file {
     /// Discards the file unless `commit` has renamed it.
     ~output_file();
 
-    /// Appends `bytes`.
+    /// Writes `bytes` after those of earlier calls of `write`.
     /// @throws system_failure; nothing can be written or committed after that.
     void write(std::span<const std::byte> bytes);
     /// Overwrites earlier bytes (a header whose lengths are known at the end), or writes at any other offset.

@@ -17,17 +17,18 @@ bool is_terminal_control(std::uint32_t code_point) noexcept;
 /// not escaped.
 std::string next_escaped(std::string_view text, std::size_t& position);
 
-/// `text` on one line, for people: backslashes in it are not escaped. Otherwise escaped as by next_escaped,
-/// cut after `max_characters` of its characters.
+/// `text` on one line, for people: its characters as next_escaped returns them. Longer texts are cut after
+/// `max_characters` characters and end in "...".
 std::string printable(std::string_view text, std::size_t max_characters);
 
 /// `text` in quotes, printable, cut after `max_characters`.
 std::string quote(std::string_view text, std::size_t max_characters = 60);
 
-/// The maximum length of a name in a label: enough to tell arrays in nested groups apart.
+/// The maximum length of a name in a label, in characters: enough to tell arrays in nested groups apart.
 inline constexpr std::size_t max_label_name = 200;
 
-/// The label of an array in a file, as the tool takes it: "a.h5:group/data".
+/// The label of an array in a file, as the tool takes it ("a.h5:group/data"), but with a printable name that
+/// is cut after `max_label_name` characters.
 std::string array_label(const std::string& path, std::string_view name);
 
 }  // namespace pinflow::detail

@@ -19,7 +19,8 @@ void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_by
 void stream_copy(std::byte* destination, const std::byte* source, std::size_t size_bytes) noexcept;
 /// Makes the copies of stream_copy visible to a thread that is notified afterwards.
 void finish_streaming() noexcept;
-/// Prefetches the beginning of a row, up to 1 KiB. The hardware prefetches the rest, which is read in order.
+/// Prefetches the beginning of a row, up to 1 KiB (on x86). The hardware prefetches the rest, which is read
+/// in order.
 void prefetch_row(const std::byte* row, std::uint64_t row_size_bytes) noexcept;
 /// How many rows ahead of the copied row to prefetch.
 inline constexpr std::size_t prefetched_rows = 8;

@@ -22,7 +22,7 @@
 /// The floating-point environment must be the default: rounding to nearest, subnormals not flushed.
 namespace pinflow::detail {
 
-// ---- storage: the bits of floats that C++17 has no types for ------------------------------------
+// ---- storage: the bits of floats that C++20 has no types for ------------------------------------
 
 /// IEEE 754 binary16.
 struct half_bits {
@@ -153,7 +153,7 @@ template <typename Integer>
 inline constexpr Integer lowest_integer =
     std::is_signed_v<Integer> ? static_cast<Integer>(-highest_integer<Integer> - 1) : Integer{0};
 
-/// std::bit_cast, which C++17 and the device lack.
+/// std::bit_cast, which device code cannot call.
 template <typename To, typename From>
 PINFLOW_DETAIL_HOST_DEVICE inline To bits_as(From value) noexcept {
     static_assert(sizeof(To) == sizeof(From), "the same bits for another type of the same size");
@@ -162,8 +162,9 @@ PINFLOW_DETAIL_HOST_DEVICE inline To bits_as(From value) noexcept {
     return result;
 }
 
-// The code below selects by masks, not by conditions. Compilers do not vectorise a loop that needs a float
-// operation on only one side of a condition, and baseline x86 has no vector comparison of 64-bit integers.
+// Conversions between floats select by masks, not by conditions. Compilers do not vectorise a loop that needs
+// a float operation on only one side of a condition, and baseline x86 has no vector comparison of 64-bit
+// integers.
 
 /// 1 if a < b, otherwise 0. Both must be less than half of the word's range.
 template <typename Word>

@@ -29,8 +29,8 @@ class side_by_side_mapping {
     /// Maps nothing.
     side_by_side_mapping() noexcept;
     /// Maps as many of `parts` as possible.
-    /// @throws format_error if a part exceeds the size of its file at opening; data_changed if the file is
-    /// shorter by now; what input_file::lease_descriptor throws.
+    /// @throws format_error if a part exceeds the size of its file at opening; data_changed if the file now
+    /// ends before the part does; what input_file::lease_descriptor throws.
     explicit side_by_side_mapping(std::span<const file_part> parts);
     side_by_side_mapping(side_by_side_mapping&&) noexcept;
     side_by_side_mapping& operator=(side_by_side_mapping&&) noexcept;

@@ -11,7 +11,7 @@ namespace pinflow::detail {
 /// Checks that the members of a source are consistent, before they are used to allocate or read.
 /// @throws invalid_argument, with the source's description and the numbers, if
 /// - row_size_bytes differs from what row_shape and dtype take, or a size overflows 64 bits;
-/// - the extents have more or fewer rows than the source;
+/// - the extents, if there are any, have more or fewer rows than the source;
 /// - an extent has neither a file nor data, or ends past the end of its file.
 void check_row_source(const row_source& source);
 

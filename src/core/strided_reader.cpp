@@ -15,7 +15,8 @@ namespace {
 constexpr std::uint64_t max_gap_bytes = 4096;
 /// From this size on, units are read directly to their destination.
 constexpr std::uint64_t large_unit_bytes = 16 << 10;
-/// Bytes written together when reordering: a few cache lines, since runs share the lines at their ends.
+/// Bytes written together when reordering: a few cache lines, because neighbouring writes share the line
+/// between them.
 constexpr std::uint64_t write_bytes = 256;
 constexpr std::uint64_t cache_line_bytes = 64;
 
@@ -75,7 +76,7 @@ class strided_read {
     std::chrono::nanoseconds waited() const noexcept { return waited_; }
 
  private:
-    /// An axis of a box, which is read at once.
+    /// An axis of a box. A box is some whole items of one axis of the array, and is read in tiles.
     struct box_axis {
         std::uint64_t count;
         std::uint64_t source_stride;
@@ -99,7 +100,7 @@ class strided_read {
     // the current box
     std::vector<box_axis> axes_;  // from the largest stride in the source to the smallest
     std::size_t last_ = 0;        // the axis that is innermost as delivered
-    std::size_t next_ = 0;        // the other axis that is innermost in the source
+    std::size_t next_ = 0;        // of the other axes, the innermost in the source
     bool last_apart_ = false;     // whether its items are read one by one, since they lie far apart
 };
 

@@ -29,23 +29,23 @@ class scratch_memory {
     std::uint64_t size_bytes_ = 0;
 };
 
-/// Reads the elements of an array of any strides in C order, in their stored byte order: fields of
-/// structures, Fortran order. Files are read with pread; elements with small gaps between them are read
+/// Delivers the elements of an array with any strides (a field of a structure, Fortran order) in C order, in
+/// their stored byte order. Files are read with pread; elements with small gaps between them are read
 /// together. Keeps the array alive. Thread-safe.
 class strided_reader {
  public:
-    /// Bytes that are read at once before they are reordered; small enough to stay in a core's cache.
+    /// At most so many bytes are read before they are reordered; few enough to stay in a core's cache.
     static constexpr std::uint64_t scratch_bytes = 512 << 10;
 
     explicit strided_reader(array source);
 
     /// Whether the elements are stored in C order, with or without gaps.
     bool in_order() const noexcept;
-    /// The size of a unit: elements that are contiguous in the source. In C order, units begin at multiples
-    /// of this size.
+    /// The size of a unit: elements that are contiguous in the source. As delivered, in C order, units begin
+    /// at multiples of this size.
     std::uint64_t unit_bytes() const noexcept { return unit_bytes_; }
-    /// The end of a range that begins at `begin_bytes` and is read with one call, if the elements are not in
-    /// order. It consists of whole slices of at most `max_bytes` together, or of one unit if no slice fits.
+    /// Where a read that begins at `begin_bytes` should end, if the elements are not in order. Such a read
+    /// takes whole slices along one axis, `max_bytes` at most, or one unit if no slice fits.
     std::uint64_t block_end(std::uint64_t begin_bytes, std::uint64_t max_bytes) const noexcept;
 
     /// Fills `destination` with the bytes from `begin_bytes` on, counted in C order.

@@ -106,7 +106,7 @@ void swap_plan::apply_steps(std::span<const step> steps, std::byte* first, std::
 
 void swap_plan::apply(std::span<std::byte> elements) const noexcept {
     if (steps_.empty()) return;
-    // field by field, for as many elements as the L1 cache holds
+    // field by field, for 16 KiB of elements at a time, which fit in the L1 cache
     constexpr std::uint64_t cached_bytes = 16 << 10;
     const std::uint64_t at_once = std::max<std::uint64_t>(cached_bytes / item_size_bytes_, 1);
     const std::uint64_t count = elements.size() / item_size_bytes_;

@@ -260,7 +260,7 @@ std::optional<std::uint64_t> free_bytes(const std::string& folder) {
     constexpr std::uint64_t zfs = 0x2FC12FC1;
     constexpr std::uint64_t bcachefs = 0xCA451A4E;
     constexpr std::uint64_t f2fs = 0xF2F52010;
-    constexpr std::uint64_t overlayfs = 0x794C7630;  // its lower filesystem may be any of them
+    constexpr std::uint64_t overlayfs = 0x794C7630;  // its upper layer may be on any of them
     const auto type = static_cast<std::uint64_t>(status.f_type) & 0xFFFFFFFF;
     const bool may_compress =
         type == btrfs || type == zfs || type == bcachefs || type == f2fs || type == overlayfs;

@@ -21,13 +21,14 @@
 /// `unmap` and the functions on resource limits. All functions throw system_failure unless they say
 /// otherwise, and may be called from any thread.
 ///
-/// Boost maps single files (mapped_file.cpp), and the tool spawns its child process; both call
-/// `fail_if_injected` first. Other calls made elsewhere cannot be made to fail:
-/// - reading /proc, /sys, page sizes and CPU times
+/// Boost maps single files (mapped_file.cpp) and segments (map_for_writing in src/shared), and the tool
+/// spawns its child process. `fail_if_injected` is called before each of the three. Other calls made
+/// elsewhere cannot be made to fail:
+/// - reading /proc, /sys, CPU times, process and user ids, the number of cores, sizes of pages and memory
 /// - finding the files that match a pattern (formats/patterns.cpp), and making paths absolute
-/// - the SIGBUS handler (fault_guard.cpp)
-/// - listing the folder of segments and removing what is left in it (src/shared), closing descriptors in a
-///   child
+/// - those of the SIGBUS handler, and the checks whether it is active (fault_guard.cpp)
+/// - listing the folder of segments and removing what is left in it, closing descriptors in a child made by
+///   fork (src/shared)
 /// - calls made by the tool (src/cli) and by libraries
 namespace pinflow::detail::system {
 
@@ -96,16 +97,17 @@ int open_for_reading(const std::string& path);
 /// Creates a file for writing and reading, with O_CLOEXEC. The file must not exist yet.
 /// @return the descriptor.
 int create_for_writing(const std::string& path, ::mode_t mode);
-/// Creates an unnamed file in a folder, for writing and reading, with O_CLOEXEC. It is deleted if it is
-/// closed before `give_name`, or if its process is killed.
-/// @return the descriptor; empty if the filesystem has no unnamed files (O_TMPFILE; NFS, for example), or if
-/// there is no /proc, which `give_name` needs.
+/// Creates an unnamed file in a folder, for writing and reading, with O_CLOEXEC. If it is closed, or its
+/// process is killed, before `give_name`, it is deleted.
+/// @return the descriptor; empty if the filesystem does not support O_TMPFILE (NFS, for example), or if there
+/// is no /proc, which `give_name` needs.
 std::optional<int> create_unnamed(const std::string& folder, ::mode_t mode);
 /// Gives a file of create_unnamed a name, which must not exist yet.
 void give_name(int descriptor, const std::string& path);
 /// Gives an open file these permission bits.
 void set_mode(int descriptor, const std::string& path, ::mode_t mode);
-/// Closes a descriptor; ignores errors. After reading they mean nothing, and writers call fsync before.
+/// Closes a descriptor; ignores errors. After reading they mean nothing, and a file that must be durable is
+/// synced before.
 void close(int descriptor) noexcept;
 
 struct ::stat status(int descriptor, const std::string& path);

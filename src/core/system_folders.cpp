@@ -106,7 +106,7 @@ int open_for_writing(const std::string& path) {
 }
 
 int open_again(int descriptor, const std::string& path) {
-    // not /proc/self: see create_unnamed
+    // not /proc/self: see own_descriptors in system.cpp
     const std::string file = fmt::format("/proc/thread-self/fd/{}", descriptor);
     const int again =
         attempt(call::open, path, [&] { return ::open(file.c_str(), O_RDWR | O_CLOEXEC | O_NOCTTY); });

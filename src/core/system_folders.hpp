@@ -27,7 +27,7 @@ void remove_folder(const std::string& path) noexcept;
 void remove_name(const std::string& path);
 /// Renames a file or a folder to a name that must not exist.
 void rename_to_new(const std::string& from, const std::string& to);
-/// Exchanges two names, at once.
+/// Exchanges two names atomically.
 void exchange_names(const std::string& from, const std::string& to);
 
 // ---- open files -------------------------------------------------------------------------------------------
@@ -35,26 +35,26 @@ void exchange_names(const std::string& from, const std::string& to);
 /// Opens a file for reading and writing, with O_CLOEXEC, without blocking. Does not follow a symbolic link.
 /// @return the descriptor.
 int open_for_writing(const std::string& path);
-/// Opens the file of a descriptor again, for reading and writing, with O_CLOEXEC: an open file of its own,
-/// with locks of its own. `path` is for messages.
+/// Opens the file of a descriptor again, for reading and writing, with O_CLOEXEC: the new open file
+/// description has its own locks. `path` is for messages.
 /// @return the descriptor.
 int open_again(int descriptor, const std::string& path);
-/// Gives the file this size, and takes the space for all of it, so that no later write can find the
-/// filesystem full.
+/// Makes the file at least this large, and takes the space for these bytes, so that no later write to them
+/// can find the filesystem full.
 void allocate(int descriptor, const std::string& path, std::uint64_t size_bytes);
-/// Takes the space for all of a shared, writable mapping of a file (MADV_POPULATE_WRITE), by pages as its
-/// advice asks for.
+/// Takes the space for all of a shared, writable mapping of a file (MADV_POPULATE_WRITE), in huge pages if
+/// `advise` has requested them and the filesystem allows them.
 /// @return false if the system does not know the request (before Linux 5.14).
-/// @throws system_failure with errc::no_space_on_device if there is too little.
+/// @throws system_failure, with errc::no_space_on_device if there is too little space.
 bool allocate_mapped(std::byte* data, std::uint64_t size_bytes, const std::string& path);
 
 // ---- locks ------------------------------------------------------------------------------------------------
 
 /// Locks a folder against other processes that do the same, until the descriptor is closed.
-/// @return false if it is locked.
+/// @return false if it is locked already.
 bool lock_folder(int descriptor, const std::string& path);
-/// Locks an open file for one writer, until it is closed in every process that has it (F_OFD_SETLK).
-/// @return false if another open file has the lock.
+/// Locks a file for one writer, until every copy of the descriptor is closed, in all processes (F_OFD_SETLK).
+/// @return false if another open file description has the lock.
 bool lock_for_writing(int descriptor, const std::string& path);
 
 }  // namespace pinflow::detail::system

@@ -97,7 +97,8 @@ class worker_pool {
         has_tried_.store(true, std::memory_order_release);
     }
 
-    /// Starts workers until `wanted` threads, the calling one included, can run. @return how many can.
+    /// Starts workers until `wanted` threads, the calling one included, can run. @return how many of them
+    /// can.
     unsigned start(unsigned wanted) {
         if (wanted <= count_.load(std::memory_order_acquire)) return wanted;
         if (is_forked()) return 1;  // the workers are the parent's
@@ -159,7 +160,7 @@ worker_threads::worker_threads(unsigned wanted) {
         const std::string_view cause =
             worker_pool::process().is_forked()
                 ? "oneTBB's threads stayed in the parent process at fork"
-                : "the system starts too few more threads, 12 of which are left to "
+                : "the system allows no more, because 12 threads are kept free for "
                   "other work; raise ulimit -u, ulimit -v or the limit of the "
                   "pids cgroup";
         reason_ = fmt::format("{} of {} threads: {}", count_, asked, cause);

@@ -8,10 +8,10 @@
 
 namespace pinflow::detail {
 
-/// Starts oneTBB's workers in advance. oneTBB itself starts them with the first work, and ends the process if
-/// one cannot be started. A trial counts how many threads the system can start. 12 of them are left to
-/// other work. If the rest, with the calling thread, are fewer than wanted and fewer than the cores, oneTBB
-/// is limited to them. The workers stay until the process ends.
+/// Starts oneTBB's workers in advance. By itself, oneTBB would start them with the first work, and end the
+/// process if one cannot be started. A trial counts how many threads the system can start. 12 of them are
+/// left to other work. If the rest, with the calling thread, are fewer than wanted and fewer than the cores,
+/// oneTBB is limited to them. The workers stay until the process ends.
 ///
 /// While this lives, parallel work may use `count()` threads, the calling one included.
 class worker_threads {
@@ -32,9 +32,9 @@ class worker_threads {
     std::shared_ptr<tbb::global_control> raised_;  ///< if more are asked for than there are cores
 };
 
-/// Starts oneTBB's workers for one thread per core, the calling one included, or for as many as the system
-/// can start. Call it before parallel work that does not use `worker_threads`. Only the first call costs
-/// anything.
+/// Starts oneTBB's workers for one thread per core, the calling one included, or for fewer if the trial finds
+/// that the system cannot start as many. Call it before parallel work that does not use `worker_threads`.
+/// Only the first call costs anything.
 void start_worker_threads();
 
 }  // namespace pinflow::detail

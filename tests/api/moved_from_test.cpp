@@ -151,7 +151,7 @@ TEST_CASE("moved from: an array, a view and a table have no elements") {
     CHECK_THROWS_AS(exchange.gather(ids, bytes.data()), invalid_argument);
 }
 
-TEST_CASE("moved from: files, mappings and leases are empty") {
+TEST_CASE("moved from: a mapping and a descriptor lease are empty") {
     const temporary_folder folder;
     write_npy(folder / "a.npy", array_in_memory().view());
     const auto file = std::make_shared<const input_file>(folder / "a.npy");

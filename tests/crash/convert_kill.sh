@@ -2,10 +2,10 @@
 # convert_kill.sh PINFLOW [KILLS]
 #
 # Kills `pinflow convert` with SIGKILL, KILLS times (10). It replaces another file, of each format in turn, or its own
-# input, a .npy file. Every other kill comes at a random moment after it began to write, the others at any moment.
-# Afterwards the file must be the old one or the new one, byte for byte. A temporary file may be left beside it
-# only if the kill came while the new file had a temporary name, or if the filesystem lacks files without a name
-# (O_TMPFILE). SEED, from the environment, repeats a run.
+# input, a .npy file. In every other round of these targets, a kill comes soon after it began to write: within a tenth
+# of the time of an undisturbed run. In the other rounds, a kill comes at any moment. Afterwards the file must be the
+# old one or the new one, byte for byte. A kill may leave a temporary file beside it. If the filesystem has files
+# without a name (O_TMPFILE), only one kill in 20, and one more, may do so. SEED, from the environment, repeats a run.
 set -euo pipefail
 
 pinflow=$(realpath -- "${1:?usage: convert_kill.sh PINFLOW [KILLS]}")
@@ -51,8 +51,7 @@ writes() {
     return 1
 }
 
-# Temporary names that may be left: even with O_TMPFILE, one kill in 20, and one more, may come while a file has a
-# temporary name.
+# Even with O_TMPFILE, a file has a temporary name for a moment.
 max_temporary=$kills
 if /usr/bin/python3 -c 'import os; os.open("work", os.O_RDWR | os.O_TMPFILE)' 2>/dev/null; then
     max_temporary=$((kills / 20 + 1))
@@ -71,7 +70,7 @@ for ((kill = 1; kill <= kills; ++kill)); do
     cp "$before" "$out"
     "$pinflow" convert "$in" "$out" --dtype int16 >/dev/null 2>&1 &
     process=$!
-    # up to a little longer than it takes undisturbed, or than writing takes
+    # up to a little longer than it takes undisturbed, or up to a tenth of that after it began to write
     longest_us=$((duration_us * 11 / 10))
     if ((kill / (${#extensions[@]} + 1) % 2 == 1)); then
         until writes || ! kill -0 "$process" 2>/dev/null; do :; done
@@ -103,7 +102,7 @@ done
 printf '%d kills within %d ms: %d left the old file, %d the new one; %d came while it was written, %d left a temporary name (SEED=%s)\n' \
     "$kills" $((duration_us * 11 / 10000)) $old $new $writing $temporary "$seed"
 if [ $temporary -gt $max_temporary ]; then
-    fail "files have temporary names, although this filesystem has unnamed files"
+    fail "too many files have temporary names, although this filesystem has unnamed files"
 fi
 if [ $writing = 0 ]; then
     fail "no kill came while a file was written"

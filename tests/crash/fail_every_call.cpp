@@ -39,12 +39,12 @@
 /// [--calls | --cuda-calls | --allocations]
 ///
 /// Runs each scenario in a child process and counts its calls and the call stacks of its allocations. Then it
-/// runs the scenario again with one of them failing: once, and from there on. Each run must end in time,
-/// without a signal or a leak. It must give the right result, or throw an error of one sentence and leave
-/// nothing half done. Then the scenario must succeed without faults in the same process. --scenario TEXT runs
-/// only scenarios whose names contain TEXT. With --seconds, runs are drawn at random
-/// for that long. With --jobs, N processes share the runs. With --part, only every Nth run is made, from the
-/// Ith on, so that N calls make all of them.
+/// runs the scenario with each of them failing: in one run only that one, in another all later ones too. Each
+/// run must end in time, without a signal or a leak. It must give the right result, or throw an error of one
+/// sentence and leave nothing half done. Then the scenario must succeed without faults in the same process.
+/// --scenario TEXT runs only the scenario of that name. If there is none, it runs those whose names contain
+/// TEXT. With --seconds, runs are drawn at random for that long. With --jobs, N processes share the runs.
+/// With --part, only every Nth run is made, from the Ith on, so that N calls make all of them.
 namespace {
 
 namespace fs = std::filesystem;
@@ -335,7 +335,7 @@ class campaign {
             !(what.prints_before_failing && right.printed.starts_with(scenarios::comparable(printed))))
             result.add_finding(fmt::format("it failed, and printed {}", printed));
         for (const auto& [name, bytes] : files) {
-            // where unlink fails, a temporary file stays
+            // unlink fails too, so a temporary file may stay
             if (target.is_onward && name.starts_with(".pinflow-")) continue;
             const auto old = before.find(name);
             const auto whole = right.files.find(name);
@@ -349,9 +349,10 @@ class campaign {
         }
     }
 
-    /// @return the number of `hidden_failures` if it is none of these.
+    /// The index of the failure in `hidden_failures`; their number if it is none of these.
     static std::size_t index_of_hidden(const run_result& result) {
-        static std::map<decltype(result.record.injected_stack), std::string> described;  // takes a second
+        // kept, because describing takes a second
+        static std::map<decltype(result.record.injected_stack), std::string> described;
         const std::string_view call = result.record.first_injected.data();
         const auto is_it = [&](const hidden_failure& hidden) {
             if (!call.starts_with(hidden.call)) return false;
@@ -484,7 +485,8 @@ void run_some(campaign& all, const std::vector<planned_run>& runs, unsigned job,
             fmt::print("about {} of {} runs\n", i, runs.size());
             std::fflush(stdout);
         }
-        // more calls than were counted, but not all of a thread that waits and repeats one call meanwhile
+        // There may be more calls than were counted, so further ones fail too, until 8 in a row are
+        // repetitions: a waiting thread repeats its calls.
         constexpr unsigned max_repeated = 8;
         injection::target further = each.target;
         const bool is_last = further.what == injection::target::kind::call &&

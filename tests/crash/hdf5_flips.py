@@ -2,9 +2,9 @@
 """hdf5_flips.py PINFLOW [--flips N] [--truncations N|all] [--kinds NAME,...] [--limit SECONDS] [--jobs N] [--seed N]
               [--keep FOLDER]
 
-Damages small HDF5 files of every kind that h5py makes, by one byte (N times) and by cutting them off (after every 64
-bytes, or after N of these), and runs `pinflow stream FILE:NAME --json` and `pinflow inspect FILE --json` on each. What is
-expected of every run:
+Damages small HDF5 files of the kinds below, made by h5py: changes one byte (N times in all), or cuts them off (each
+file at every multiple of 64 bytes, or at N of these). Runs `pinflow inspect FILE --json` and
+`pinflow stream FILE:NAME --json` on each. What is expected of every run:
 
 - It ends within the limit, by no signal, with exit status 0 or 1, and leaves no process behind.
 - Exit status 1: nothing on standard output, and one line on standard error that begins "pinflow: error: ".
@@ -13,13 +13,12 @@ expected of every run:
   a checksum, or turned a number, byte order or fill value of the metadata into another valid one. (If the damage has
   made the dataset larger than LARGEST bytes, it is not streamed: all of its rows, or their fill values, would come.)
 - Data that only libhdf5 can decode is never made up. libhdf5 itself may read past the end of what is stored, or
-  leave parts of a chunk uninitialized. So the tool, and h5py too, must read the same whatever free memory was
-  filled with.
-  (How often h5py makes up what the tool refuses is counted.)
+  leave parts of a chunk uninitialized. So if the tool succeeds with changed data, the tool and h5py must read the same
+  whatever free memory was filled with. (How often h5py makes up what the tool refuses is counted.)
 
-h5py reads in a process of its own, as libhdf5 may crash in it. Prints a summary, and what each violation and each death
-of libhdf5 was; the damaged files of those are kept in FOLDER. Exits with 77 if there is no h5py, and with 1 after a
-violation.
+h5py reads in a process of its own, as libhdf5 may crash in it. Prints a summary, each violation, and each case in which
+libhdf5 crashed, did not finish or ran out of memory; the damaged files of those are kept in FOLDER. Exits with 77 if
+there is no h5py, and with 1 after a violation.
 """
 
 import argparse
@@ -100,7 +99,7 @@ def groups(file):
     file["one"].attrs["unit"] = "m"
 
 
-def latest(file):  # every kind of index of chunks
+def latest(file):  # indexes of chunks: one chunk, fixed array, extensible array, version 2 B-tree
     file.create_dataset("single", data=numbers((8, 3)), chunks=(8, 3), compression="gzip")
     file.create_dataset("implicit", data=numbers((8, 3)), chunks=(4, 3), maxshape=(8, 3))
     file.create_dataset("fixed", data=numbers((8, 3)), chunks=(4, 3), maxshape=(8, 3), shuffle=True, compression="gzip")
@@ -133,7 +132,7 @@ def with_filter(file, name, data, set_filter, file_type=None):
     h5py.Dataset(h5d.create(file.id, name.encode(), file_type, h5s.create_simple(data.shape), properties))[...] = data
 
 
-# what follows only libhdf5 can decode
+# only libhdf5 can decode the next three kinds
 
 
 def scaleoffset(file):
@@ -214,7 +213,7 @@ def digest_of(content, row_count):
 
 
 def turn(elements, datatype, offset=0):
-    """Reverses every number in `elements`, a row of bytes for each, that is big-endian in them."""
+    """Reverses the bytes of each big-endian number in `elements`, which has one row of bytes for each element."""
     if isinstance(datatype, h5t.TypeCompoundID):
         for member in range(datatype.get_nmembers()):
             turn(elements, datatype.get_member_type(member), offset + datatype.get_member_offset(member))
@@ -446,12 +445,12 @@ def main():
     parser.add_argument("--kinds")
     parser.add_argument("--limit", type=int, default=90)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--seed", type=int, default=3)  # 1.10.8 crashes by flip 200
+    parser.add_argument("--seed", type=int, default=3)  # libhdf5 1.10.8 crashes within its first 200 flips
     parser.add_argument("--keep")
     settings = parser.parse_args()
     if settings.keep:
         os.makedirs(settings.keep, exist_ok=True)
-    # the words of the definition
+    # the same values as in tests/api/loader/digest_test.cpp
     assert digest_of(bytes(range(6)), 2) == "c5121eb0e0166a0a" and digest_of(b"", 1) == "48218226ff3cd4bf"
     assert digest_of(bytes(range(9)), 1) == "e87e5cfe1c1f92ad"
 

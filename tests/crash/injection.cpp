@@ -247,8 +247,8 @@ void note_stack(record& shared, const call_stack& stack, std::uint64_t hash) {
 #ifdef PINFLOW_HAVE_CUDA
 std::atomic<bool> device_finished = false;  ///< since the scope began
 
-/// Waits for all work of this thread's device. A device on which every call fails does no work any more. Here
-/// it would, and later change memory that the scenario has freed and that the run after it uses.
+/// Waits for all work of this thread's device. A real device on which every call fails does no more work.
+/// Here it works on, and would change memory that the scenario has freed and that the run after it uses.
 void finish_device() {
     int device = 0;
     static_cast<void>(cudaGetDevice(&device));
@@ -272,7 +272,7 @@ struct scope::hooks {
 
 [[gnu::noinline]] scope::scope(record& shared, const target& what) {
     const inside here;
-    constexpr std::uintptr_t frame_head_bytes = 16;  // the return address and the frame pointer before
+    constexpr std::uintptr_t frame_head_bytes = 16;  // the return address and the saved frame pointer
     outermost_frame = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0)) + frame_head_bytes;
     wanted = what;
     fails_onward = false;

@@ -18,16 +18,17 @@ inline constexpr unsigned max_depth = 40;
 /// Where something was called: return addresses, the innermost first; the unused ones are null.
 using call_stack = std::array<void*, max_depth>;
 
-/// What is to fail. Calls are numbered from 1 on each thread, and threads from 0 in the order of their first
-/// calls: what one thread does moves no number of another.
+/// What is to fail. Calls are numbered from 1 on each thread, so that calls of one thread do not change the
+/// numbers of another's. Threads are numbered from 0 in the order of their first calls.
 struct target {
     enum class kind : std::uint8_t { nothing, call, allocation };
     kind what = kind::nothing;
     unsigned thread = 0;
     unsigned number = 0;
     std::uint64_t stack = 0;  ///< of the allocation: a hash of its call stack
-    bool is_onward = false;   ///< everything that comes later fails as well, on every thread
-    bool cuda_only = false;   ///< calls of the system are neither counted nor made to fail
+    /// Later calls fail as well, on every thread; after a failed allocation, later allocations too.
+    bool is_onward = false;
+    bool cuda_only = false;  ///< calls of the system are neither counted nor made to fail
 };
 
 /// The events of a process, in memory shared with the process that judges it.
@@ -35,7 +36,7 @@ struct record {
     std::array<std::atomic<unsigned>, max_threads> calls{};  ///< of each thread
     std::atomic<unsigned> thread_count = 0;
     std::atomic<unsigned> injected_count = 0;
-    std::array<char, 256> first_injected{};  ///< "pread of 'a.npy'"
+    std::array<char, 256> first_injected{};  ///< "pread (EIO) of 'a.npy'"
     call_stack injected_stack{};
     std::atomic<unsigned> stack_count = 0;  ///< different call stacks of allocations
     std::array<std::uint64_t, max_stacks> stacks{};

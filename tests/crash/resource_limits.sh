@@ -6,7 +6,7 @@
 # "pinflow: error: ": no signal, no other line. The result is what `inspect` prints, the digest of `stream`, or the file
 # that `convert` writes. `inspect` may also print that there is no memory to map the file.
 #   memory       a memory cgroup of version 1, from 256 down to 16 MiB; at each step also inputs that need more, whose
-#                results are compared with the first one
+#                results are compared with the first that was printed
 #   address      ulimit -v, from the lowest limit at which `--version` runs up to 512 MiB more
 #   descriptors  ulimit -n, from the lowest limit at which `--version` runs
 #   locked       ulimit -l, from 0 KiB
@@ -33,7 +33,7 @@ exit_with() {
     exit 1
 }
 
-# ---- what is read -------------------------------------------------------------------------------------------------------
+# ---- what is read ----------------------------------------------------------------------------------------------------
 
 # npy_header DESCR SHAPE: 118 characters after the magic, the version and their number, 0x76
 npy_header() {
@@ -63,7 +63,7 @@ with zipfile.ZipFile("deflated.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1)
     corpus+=(deflated.npz)
 fi
 
-# Inputs that do not fit into 256 MiB as they are asked for.
+# Inputs that need more than 256 MiB with the arguments that sweep_memory gives.
 make_large() {
     { npy_header '<u4' '(65536, 1024)' && head -c $((256 << 20)) /dev/zero; } >large.npy
     $has_python || return
@@ -87,7 +87,7 @@ write("names.safetensors",
 PYTHON
 }
 
-# ---- running it ---------------------------------------------------------------------------------------------------------
+# ---- running it ------------------------------------------------------------------------------------------------------
 
 runs=0 refused=0 failures=0
 declare -A digests=()  # of streams without limits; other results without limits are in expected/
@@ -195,7 +195,7 @@ sweep_memory() {
     limit() { echo "$BASHPID" >"$group/cgroup.procs"; }
     make_large
     for ((step = 1; step <= steps; ++step)); do
-        # from the largest down, so that a short sweep includes the largest
+        # from the largest down: a sweep of one step takes the largest
         local size_bytes
         size_bytes=$(between "$step" $((256 << 20)) $((16 << 20)))
         echo 0 >"$group/memory.force_empty"

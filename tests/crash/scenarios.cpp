@@ -116,7 +116,7 @@ pinflow::sampler sampler_of(pinflow::order order) {
     }
 }
 
-/// Gathers rows of a file, scatters into a table and gathers them back.
+/// Gathers rows of a table, scatters them to other rows of it, and gathers rows of a file.
 void exchange_rows(const device& on, const fs::path& inputs, pinflow::row_route route) {
     std::vector<std::uint32_t> numbers(1024 * 8);
     std::iota(numbers.begin(), numbers.end(), 0U);

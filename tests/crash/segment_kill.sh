@@ -2,10 +2,10 @@
 # segment_kill.sh PINFLOW [KILLS]
 #
 # Kills processes that use one segment with SIGKILL, KILLS times (20), at random moments: in turn one that publishes it,
-# one that replaces it, and one that reads it. After each kill the name must open with the right digest or not exist,
-# the folder must hold nothing else, and the next publisher must go on: within four times as long as alone, and a
-# second. A killed --replace may leave one name that begins with a dot, which the next publisher removes. SEED, from the
-# environment, repeats a run.
+# one that replaces it, and one that reads it. After each kill the name must open with the right digest or not exist.
+# The folder must hold no other file whose name contains the segment's, but a killed --replace may leave one that begins
+# with a dot, which the next publisher removes. The next publisher must finish within four times its undisturbed time
+# plus one second. SEED, from the environment, repeats a run.
 set -euo pipefail
 
 pinflow=$(realpath -- "${1:?usage: segment_kill.sh PINFLOW [KILLS]}")

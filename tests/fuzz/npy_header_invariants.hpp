@@ -49,7 +49,7 @@ inline std::string broken_for(std::span<const std::byte> bytes, std::uint64_t fi
         if (payload_bytes > file_size_bytes - header.data_offset_bytes)
             return "the payload ends past the file";
         if (const std::string broken = broken_for(header.dtype); !broken.empty()) return broken;
-        // escapes and prefixes that were left out may make what is written longer than what was read
+        // what is written may be longer than what was read (escapes), and longer than numpy's limit
         if (bytes.size() > 2'000) return "";
 
         const std::string text = pinflow::format_npy_header(header.dtype, header.shape, header.fortran_order);

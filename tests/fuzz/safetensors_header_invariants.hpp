@@ -76,7 +76,8 @@ inline std::string broken_for(std::string_view bytes, std::uint64_t file_size_by
     }
 }
 
-/// The largest number below 2^61 in a text: usually the end of the data.
+/// The largest number in a text: usually the end of the data. The last digits of longer numbers are ignored,
+/// so that it stays below 2^61.
 inline std::uint64_t largest_number(std::string_view text) {
     constexpr std::uint64_t most = std::uint64_t{1} << 61;
     std::uint64_t largest = 0;

@@ -80,7 +80,7 @@ inline bool holds_its_rows(const pinflow::batch& batch, pinflow::stream_view str
     return true;
 }
 
-/// Numbered rows that are read by a function of the test's: to fail, to wait, to count.
+/// Numbered rows that call functions of the test when they are read or checked: to fail, to wait, to count.
 class scripted_rows final : public pinflow::row_source {
  public:
     explicit scripted_rows(std::uint64_t row_count, std::uint64_t width = 4)

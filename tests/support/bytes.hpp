@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-/// Random bytes and comparing them. Tests do this with gigabytes, which algorithms on std::byte take one by
-/// one in builds that are not optimised.
+/// Random bytes, and comparing bytes, with memcpy and memcmp: in builds that are not optimised, algorithms on
+/// std::byte are too slow for the gigabytes of some tests.
 
 inline bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);

@@ -14,7 +14,7 @@
 #include "pinflow/device.hpp"
 #include "pinflow/stream.hpp"
 
-/// More than any test registers, so that all memory that is left is the pin budget, not three quarters of it.
+/// More than any test registers. With it, all memory that is left may be registered, not three quarters.
 inline constexpr std::uint64_t generous_pin_budget = std::uint64_t{64} << 30;
 
 /// Runs `body(device)` on the host, and on the first CUDA device if there is one.

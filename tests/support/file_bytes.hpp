@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-/// Files of known bytes, and the sentences of errors, for the tests of core.
+/// Files of known bytes, and the sentences of errors.
 
 /// 0, 1, ..., 250, 0, ...: the period is prime, so that any 251 consecutive pages differ.
 inline std::vector<std::byte> pattern_bytes(std::size_t size) {

@@ -77,8 +77,8 @@ inline bool is_limit(const pinflow::loader_report& report, std::string_view what
     return report.verdict().starts_with("the " + std::string(what) + " is the limit: ");
 }
 
-/// Checks that the verdict of the report of `run(slowness)` is `what`, and that `wait` is at least half of
-/// the time.
+/// Checks that for one of `slownesses`, the report of `run(slowness)` says that `what` is the limit, and its
+/// `wait` is more than half of the wall time.
 template <typename Run>
 void check_limit(std::string_view what, std::chrono::nanoseconds pinflow::loader_report::* wait, Run run) {
     std::string verdicts;

@@ -54,7 +54,7 @@ auto one_of(const Values& values, std::mt19937_64& random) {
 inline constexpr std::size_t margin_bytes = 128;
 inline constexpr std::byte sentinel{0xA5};
 
-/// Whether the bytes before and behind `size_bytes` in the middle are what they were.
+/// Whether all bytes before and behind the `size_bytes` from `begin` on are still sentinels.
 inline bool sentinels_are_left(std::span<const std::byte> whole, std::size_t begin, std::size_t size_bytes) {
     const auto is_sentinel = [](std::byte byte) { return byte == sentinel; };
     return std::ranges::all_of(whole.first(begin), is_sentinel) &&
@@ -230,7 +230,7 @@ struct row_combination {
     pinflow::row_exchange_options options;
 };
 
-/// Draws a cheap combination for rows of this size and one route. It depends only on the state of `random`.
+/// Draws a cheap combination for rows of this size and one route. It depends only on the arguments.
 inline row_combination draw(std::uint64_t row_bytes, pinflow::row_route route, std::mt19937_64& random) {
     constexpr std::uint64_t max_bytes = std::uint64_t{sanitized ? 1 : 4} << 20;
     const std::uint64_t max_rows = std::max<std::uint64_t>(max_bytes / row_bytes, 3);

@@ -25,15 +25,16 @@
 ///
 /// libhdf5's filters trust the sizes in a chunk; if the chunk is damaged, they return uninitialised memory as
 /// elements. So pinflow checks each chunk before libhdf5 decodes it. A scale-offset or n-bit chunk is refused
-/// if it is too short or its filter parameters are those of another chunk, an szip chunk if it declares
-/// another size.
+/// if it is too short or if its filter parameters are for chunks of another size, an szip chunk if it
+/// declares another size.
 ///
-/// In three kinds of chunks, damage cannot be detected before decoding: szip chunks of the right size (szip
+/// In four kinds of chunks, damage cannot be detected before decoding: szip chunks of the right size (szip
 /// may leave their ends uninitialised), chunks of filters that the application has registered with libhdf5,
-/// and chunks that were compressed before a filter that only libhdf5 has. The tool decodes such chunks twice,
-/// with different bytes in free memory, and refuses them if the results differ. The library cannot do this,
-/// since the process may have other threads: here, the unwritten part of such a chunk has undefined contents.
-/// (Damage that gives wrong elements of the right size is detected only by a checksum, such as fletcher32.)
+/// chunks to which a filter other than shuffle was applied before a filter that only libhdf5 has, and n-bit
+/// chunks with 256 or more filter parameters. The tool decodes such chunks twice, with different bytes in
+/// free memory, and refuses them if the results differ. The library cannot do this, since the process may
+/// have other threads: here, the unwritten part of such a chunk has undefined contents. (Damage that gives
+/// wrong elements of the right size is detected only by a checksum, such as fletcher32.)
 ///
 /// Fixed-size strings are returned as stored: padding spaces are kept, unlike in h5py.
 ///
@@ -48,7 +49,7 @@ bool has_hdf5() noexcept;
 /// listed once. Objects that cannot be opened, and links that lead to other files or nowhere, are listed with
 /// the reason.
 /// @throws system_failure, format_error, data_changed, unsupported (more than 2^20 links).
-/// @throws format_not_built, as all functions here, in a build without HDF5. Messages name the path.
+/// @throws format_not_built, as all functions below, in a build without HDF5. Messages name the path.
 std::vector<array_listing> list_hdf5(const std::filesystem::path& path);
 
 /// The same for the dataset `name`, a path within the file that may contain soft links.
@@ -71,7 +72,8 @@ struct hdf5_options {
 
 /// Opens the rows of the dataset `name`, without decoding all of it. One `read_rows` decodes each chunk that
 /// its rows need once, in parallel on all cores. The most recently used chunks are cached. A contiguous
-/// dataset has one extent; chunks without filters that hold whole rows are extents too.
+/// little-endian dataset has one extent. Chunks without filters that hold whole little-endian rows are
+/// extents too, if all chunks were written.
 /// @throws as list_hdf5; unsupported for a dataset without axes.
 std::shared_ptr<const row_source> open_hdf5_rows(const std::filesystem::path& path, std::string_view name,
                                                  const hdf5_options& options = {});
@@ -110,7 +112,8 @@ class hdf5_writer {
     /// @throws what `begin` would throw for each, in this order, except for a lack of memory.
     void check(std::span<const dataset> datasets) const;
     /// Begins a dataset; the dataset before must be complete. A chunked dataset takes memory for the rows
-    /// that chunks share, and up to 256 MiB more on machines with many cores.
+    /// that chunks share, and three times the size of a chunk to encode it. On machines with many cores it
+    /// encodes several chunks at once, and takes up to 256 MiB more.
     /// @throws invalid_argument for a name that is empty, already used, the name of a group, or within a
     /// dataset; for a name with the parts "", "." or ".."; and for chunks that HDF5 does not allow.
     /// @throws unsupported for types that HDF5 lacks (`<U5`, float8_e4m3fn, fields with titles, ...), and for

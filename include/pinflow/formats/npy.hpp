@@ -27,7 +27,8 @@ struct npy_header {
 /// before it allocates.
 /// @param bytes any prefix of the file that holds the whole header.
 /// @param file_size_bytes the size of the whole file.
-/// @throws format_error (a message without the path) if the bytes are not a header that numpy would accept.
+/// @throws format_error (a message without the path) if numpy would not accept the header, if no known writer
+/// produces one like it, or if the file is too short for its data.
 /// @throws unsupported for pickled objects.
 npy_header parse_npy_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 

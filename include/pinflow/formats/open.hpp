@@ -38,8 +38,8 @@ file_format format_of(const std::filesystem::path& path);
 std::vector<array_listing> list_arrays(const std::filesystem::path& path);
 
 /// Opens the only array of a file.
-/// @throws invalid_argument if there are several (the message names them); what the format's own open
-/// function throws.
+/// @throws invalid_argument if there are none or several (the message names up to 10); what the format's own
+/// open function throws.
 array open(const std::filesystem::path& path);
 
 /// Opens the array `name` of a file: a member of a .npz file, a tensor, an HDF5 dataset (a path within the
@@ -65,9 +65,9 @@ struct open_options {
     /// Upper bound, in bytes, on the memory for decoding rows: the chunks of HDF5 datasets. All files that
     /// match a pattern share it (see hdf5_options::memory_bytes).
     std::uint64_t memory_bytes = std::uint64_t{512} << 20;
-    /// If true, each file that matches a pattern is one row, as with `stack`; otherwise the rows of all files
-    /// are concatenated. A row may then also be an array without axes, or in Fortran order. Has no effect on
-    /// FILE without a pattern.
+    /// If true, each file that matches a pattern is one row, as with pinflow::stack; otherwise the rows of
+    /// all files are concatenated. If true, the files may also hold arrays without axes or in Fortran order.
+    /// Has no effect on FILE without a pattern.
     bool stack = false;
 };
 

@@ -29,7 +29,7 @@ struct loader_options {
     std::uint64_t seed = 0;
     /// Window of the windowed order, in rows. 0: 64 MiB of samples. Other orders need 0.
     std::uint64_t window_rows = 0;
-    /// Any order, for the row count of the sources. If it is set, `order`, `seed` and
+    /// An order of any kind, made for as many rows as the sources have. If it is set, `order`, `seed` and
     /// `window_rows` must keep their defaults.
     std::optional<pinflow::sampler> sampler = std::nullopt;
     /// Epochs in total, including those delivered before `resume_from`. 0: the loader delivers nothing.
@@ -43,7 +43,8 @@ struct loader_options {
     /// Where to continue, from batch::state or loader::state. If empty, the loader begins at the beginning.
     /// The order, its seed and window, and the data must be those of the state; everything else may differ.
     /// With the same batch size, shard and tail, the loader delivers the same batches as without an
-    /// interruption; otherwise the same samples.
+    /// interruption. Otherwise all ranks together deliver the same samples, but tail::drop may leave out
+    /// others.
     std::optional<loader_state> resume_from = std::nullopt;
     pinflow::route route = route::automatic;
     /// Upper bound on the memory of all slots and of arrays held on the device, in bytes. The constructor
@@ -115,10 +116,10 @@ class loader {
     /// is made to wait for the data. When the lease ends, the slot waits for the work that is on `stream` at
     /// that time, so the stream must outlive the lease.
     ///
-    /// The calling thread waits until the copy of the batch is enqueued. On a GPU, if the batches of a group
-    /// total 8 MiB or more, it waits until the data has arrived: a waiting stream polls over PCIe and takes
-    /// up to 7 % of the link. It waits for earlier work on `stream` only if that work still uses
-    /// the slot that the batch needs.
+    /// The calling thread waits until the copy of the batch is enqueued. On a GPU, if the slots of a full
+    /// group (one slot if batches are large) take 8 MiB or more, every call waits until the data has arrived:
+    /// a waiting stream polls over PCIe and takes up to 7 % of the link. A call waits for earlier work on
+    /// `stream` only if that work still uses the slot that the batch needs.
     ///
     /// An error in the pipeline is thrown here once, after all batches before it. After that, `next` returns
     /// nothing. If a wait fails, or `stream` cannot be made to wait, the batch is not lost: the next call

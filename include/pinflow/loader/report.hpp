@@ -31,8 +31,9 @@ struct loader_report {
     std::string reason;
     /// One entry for each array of a sample, in their order.
     std::vector<array_report> arrays;
-    /// The most threads that gather rows at the same time. Half of them do (3 to 10) while pages are
-    /// registered, and at most 4 if the device fetches all rows by itself.
+    /// The most threads that gather rows at the same time. While pages are registered, half of them do: at
+    /// least 3, at most 10. Of fewer than 4 threads, all but one do, or the only one. At most 4 do if the
+    /// device fetches all rows by itself.
     unsigned threads = 0;
     /// Why there are fewer threads than the loader wanted: memory is short, the system starts no more
     /// threads, the application limits oneTBB, or the process was forked. Empty if there are not fewer.

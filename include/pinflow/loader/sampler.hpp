@@ -111,7 +111,7 @@ class sampler {
     /// For data that storage or the page cache reads faster in large pieces. Takes no memory. Any position
     /// can be computed directly.
     ///
-    /// A chunk has window_rows / 16 rows, at least one. In each epoch the first chunk begins at another row,
+    /// A chunk has window_rows / 16 rows, at least one. In each epoch the first chunk begins at a random row,
     /// and chunks wrap around the end of the data; the last one may be shorter. A window has at most
     /// window_rows / (rows of a chunk) chunks. There are as few windows as that allows, and their chunk
     /// counts differ by at most one.

@@ -19,7 +19,7 @@ struct array_fingerprint {
 };
 
 /// Identifies the data of a loader. Data that was moved, or stored in another format, has the same
-/// fingerprint. Other rows, types or shapes change it. A change of only a few rows is not noticed.
+/// fingerprint. Other rows, types or shapes change it. A change of only a few rows may go unnoticed.
 struct data_fingerprint {
     std::uint64_t row_count = 0;
     std::vector<array_fingerprint> arrays;
@@ -29,7 +29,7 @@ struct data_fingerprint {
 /// batch size or the number of processes. So all ranks have the same state after the same step, and a run
 /// can resume with more or fewer ranks. A plain value.
 struct loader_state {
-    /// Version of the JSON text; a newer version is refused.
+    /// Version of the JSON text; any other version is refused.
     static constexpr std::uint64_t format_version = 1;
 
     order_identity order;

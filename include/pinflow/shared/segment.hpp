@@ -19,11 +19,12 @@
 
 /// Segments: arrays in shared memory, one copy for all processes of a user on this machine.
 ///
-/// A segment is a .npy file in a folder of the user's own, whose data begins at a multiple of 4096 bytes (at
-/// 4096, unless the header is longer), followed by a trailer of 4096 bytes (src/shared/README.md describes
-/// it). numpy maps it: `np.load(path, mmap_mode="r")`. It appears under its name complete or not at all: a
-/// process that is killed while it publishes leaves nothing. It stays until it is removed, or until the
-/// machine restarts.
+/// A segment is a .npy file in a folder of the user's own. Its data begins at a multiple of 4096 bytes (at
+/// 4096, unless the header is longer), and a trailer of 4096 bytes follows it (src/shared/README.md describes
+/// the trailer). numpy maps the file: `np.load(path, mmap_mode="r")`. A segment appears under its name
+/// complete or not at all. If a process is killed while it publishes, no incomplete segment remains. With
+/// `replace`, or for a group, a name that begins with a dot may remain. The next publisher or
+/// `clean_segments` removes it. A segment stays until it is removed, or until the machine restarts.
 ///
 /// A name is 1 to 200 bytes of UTF-8 without slashes and control characters. It does not begin with a dot or
 /// end in .npy.
@@ -33,8 +34,9 @@
 namespace pinflow {
 
 /// The default folder, `/dev/shm/pinflow-UID`. It is created when the first segment is published, for this
-/// user only (mode 0700). Every function refuses a folder, and a segment in it, that is a symbolic link,
-/// belongs to another user or can be accessed by one.
+/// user only (mode 0700). Every function refuses a folder that is a symbolic link, belongs to another user or
+/// is accessible to other users. Functions that open a segment refuse such a file too, and `list_segments`
+/// reports it as a problem. `remove_segment`, and publishing with `replace`, do not check the file.
 std::filesystem::path segment_folder();
 
 /// What is known about a segment without reading its data.
@@ -70,7 +72,7 @@ struct publish_options {
 /// that only `read_rows` can give (compressed ones) are decoded straight into it. Takes all of its memory
 /// before the first byte is copied; if RLIMIT_FSIZE is less, the system sends SIGXFSZ. Transparent huge pages
 /// are used if the system allows them on advice.
-/// @throws invalid_argument for another kind of name, or an inconsistent source.
+/// @throws invalid_argument for an invalid name, for a name with a slash, and for an inconsistent source.
 /// @throws system_failure with std::errc::file_exists if the name is in use and `replace` is not set, or if
 /// it is in use for arrays that were published together; with no_space_on_device if the filesystem is too
 /// small, and with not_enough_memory if the machine or the cgroup is.
@@ -84,23 +86,25 @@ struct named_rows {
     std::shared_ptr<const row_source> rows;
 };
 
-/// Publishes several arrays as NAME/ARRAY. All of them appear at once. A process that is killed in the
-/// moment in which they get their names may leave a folder whose name begins with a dot, which the next
-/// publisher removes.
-/// @throws as publish; invalid_argument also for an empty list and for names that collide.
+/// Publishes several arrays as NAME/ARRAY. All of them appear at once.
+/// @throws system_failure with std::errc::file_exists if a group has that name and `replace` is not set, or
+/// if a single segment has it.
+/// @throws invalid_argument for an empty list and for names that collide; otherwise as publish.
 std::vector<segment_info> publish_group(std::string_view name, std::span<const named_rows> arrays,
                                         const publish_options& options = {});
 
-/// Publishes FILE[:NAME] or a quoted pattern, as open_rows takes them, and arrays that have no rows or none
-/// in C order. The arrays of a file with several become NAME/ARRAY, as with publish_group. Compressed arrays
-/// are decoded straight into the segment: HDF5 datasets by all cores, .npz members by one.
+/// Publishes the array FILE[:NAME], or all files that match a pattern as one array, as open_rows does. Unlike
+/// open_rows, it also takes arrays that have no axes or are in Fortran order, unless FILE is a pattern. The
+/// arrays of a file with several become NAME/ARRAY, as with publish_group. Compressed arrays are decoded
+/// straight into the segment: HDF5 chunks by all cores, .npz members by one. But .npz members in Fortran
+/// order, or of a pattern, are first inflated into other memory.
 /// @throws as publish, publish_group and open.
 std::vector<segment_info> publish_file(std::string_view name, const std::string& file,
                                        const publish_options& options = {});
 
 /// Opens a segment: maps its data, read-only, and keeps a descriptor. The array and loaders of it go on if
 /// the segment is removed or replaced. The checksum is not compared: see verify_segment.
-/// @throws invalid_argument for another kind of name.
+/// @throws invalid_argument for an invalid name.
 /// @throws system_failure with std::errc::no_such_file_or_directory if there is no such segment, and with
 /// permission_denied if the folder or the file is refused (see segment_folder).
 /// @throws data_changed if it is replaced again and again meanwhile.
@@ -126,7 +130,10 @@ void verify_segment(
 
 /// Removes a segment, or a group with all of its arrays, or one array of a group. Processes that have it
 /// open keep it.
-/// @throws invalid_argument for another kind of name; system_failure as open_segment.
+/// @throws invalid_argument for an invalid name.
+/// @throws system_failure with std::errc::no_such_file_or_directory if there is no such segment, with
+/// permission_denied if a folder is refused, and with device_or_resource_busy if another process keeps the
+/// folder locked for a minute.
 void remove_segment(std::string_view name, const std::filesystem::path& folder = segment_folder());
 
 /// Removes what killed processes have left (names that begin with a dot, empty folders), and .npy files that
@@ -135,9 +142,10 @@ void remove_segment(std::string_view name, const std::filesystem::path& folder =
 /// @throws system_failure if the folder is refused, or another process keeps it locked for a minute.
 std::vector<std::filesystem::path> clean_segments(const std::filesystem::path& folder = segment_folder());
 
-/// A segment that one process at a time writes, and any number read: a table that outlives its process. It
-/// has no checksum. Readers open it with open_segment, and see changes at once, row by row or in parts of
-/// rows. A moved-from segment has no bytes, and its `table` throws invalid_argument.
+/// A segment that one writer at a time may change, and any number of processes read: a table that outlives
+/// its process. It has no checksum. Readers open it with open_segment and see changes at once, so they may
+/// see a row that is only partly written. A moved-from segment has no bytes, and its `table` throws
+/// invalid_argument.
 ///
 /// The lock of a writer ends with the object and its tables, or with its process, however that ends. A child
 /// process made by fork has neither the memory nor the lock.

@@ -16,7 +16,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("batch: a leased batch is not overwritten before a stream has read it" * blocks_copies) {
+TEST_CASE("batch: a slot is not overwritten before the stream of its batch has read it" * blocks_copies) {
     on_each_device([](const device& device) {
         for (const route route : {route::automatic, route::staged}) {
             loader loader(
@@ -137,7 +137,7 @@ TEST_CASE("batch: a batch outlives its loader, and may move to another thread") 
 }
 
 TEST_CASE("batch: without a stream the data is there when next returns") {
-    // small rows, which are gathered for a GPU, and ones that it takes from the registered pages
+    // small rows, which the CPU gathers for a GPU, and ones that the GPU takes from registered pages
     for (const std::uint64_t width : {4U, 8192U}) {
         CAPTURE(width);
         const array content = numbered_rows(100, width);

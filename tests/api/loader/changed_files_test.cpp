@@ -20,7 +20,7 @@
 #include "sanitized.hpp"
 #include "temporary_folder.hpp"
 
-// Files that change while an epoch is under way.
+// Files that change while an epoch is under way, or before.
 using namespace pinflow;
 
 namespace {
@@ -107,8 +107,8 @@ struct changing_array {
     shape_vector shape;
 };
 
-/// Calls `body(options)` for both plain orders and all routes of each device that this sample of files can
-/// take.
+/// Calls `body(options)` for the sequential and the shuffled order, and for all routes of each device that
+/// this sample of files can take.
 template <typename Body>
 void for_every_route(const std::vector<std::shared_ptr<const row_source>>& sources, Body body) {
     known_sample sample;
@@ -128,8 +128,7 @@ void for_every_route(const std::vector<std::shared_ptr<const row_source>>& sourc
 
 TEST_CASE("changed files: a change of one array of a sample is an error before the epoch has ended") {
     const temporary_folder folder;
-    // row sizes below and above the limit for copies from the mapped pages, and labels small enough to be
-    // held
+    // rows too small for the copy engine, rows large enough for it, and labels small enough to be held
     const std::vector<std::vector<changing_array>> samples{
         {{"images.npy", dtype::of<std::uint8_t>(), {row_count, 3, 32, 32}},
          {"labels.npy", dtype::of<std::int64_t>(), {row_count}}},
@@ -222,7 +221,7 @@ TEST_CASE("changed files: with several consumer threads, exactly one gets the er
     });
 }
 
-TEST_CASE("changed files: a file changed before its loader was made is an error by the end of epoch 1") {
+TEST_CASE("changed files: a file changed before its loader was made is an error before the second epoch") {
     const temporary_folder folder;
     const auto path = folder / "rows.npy";
     write_anew(path, dtype::of<float>(), {row_count, 768});

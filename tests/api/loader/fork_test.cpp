@@ -48,7 +48,7 @@ int use_in_child(std::unique_ptr<loader>& parents, std::optional<batch>& leased,
 
 TEST_CASE("loader: a forked child is refused and exits, and the parent continues") {
     const temporary_folder folder;
-    // rows that a GPU takes from the mapped pages, and ones that are gathered in memory of the parent's own
+    // rows that a GPU takes from the mapped pages, and rows that are staged in the parent's private memory
     write_npy(folder / "large.npy", numbered_rows(100, 8192).view());
     const array large = open_npy(folder / "large.npy");
     const array small = numbered_rows(100);

@@ -39,7 +39,8 @@ loader_options options_with_slots(const device& device, order order, route route
     return options;
 }
 
-/// Calls `body(sample, device, order, route)` for both plain orders and every route of each device.
+/// Calls `body(sample, device, order, route)` for the sequential and the shuffled order, and for every route
+/// of each device.
 template <typename Body>
 void for_every_route(Body body) {
     const temporary_folder folder;

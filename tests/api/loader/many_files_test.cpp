@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::uint64_t file_count = sanitized ? 60 : 300;
 
-/// Writes random rows to .npy files of different numbers of rows, including 0, with `rows` rows in all. The
-/// order of the files is that of the numbers in their names.
+/// Writes random rows to .npy files: `rows_of_each[i]` rows, which may be 0, to file i. The order of the
+/// files is that of the numbers in their names.
 known_array files_of(const temporary_folder& folder, const std::string& name, std::string_view descr,
                      const shape_vector& row_shape, const std::vector<std::uint64_t>& rows_of_each,
                      std::mt19937_64& random) {
@@ -54,13 +54,13 @@ std::uint64_t sum(const std::vector<std::uint64_t>& numbers) {
     return sum;
 }
 
-/// Loaders of `sample` in every order, in small and in large batches, by every route.
+/// Checks loaders of `sample` in every order, in large batches by every route, in small ones by `automatic`.
 void check_loaders_of(const known_sample& sample) {
     on_each_device([&](const device& device) {
         for (const order order : every_plain_order) {
             for (const route route : routes_of(sample, device, order)) {
                 for (const std::uint64_t batch_rows : {7U, 100U, 1000U}) {
-                    // small batches look at all files again and again
+                    // many small batches take long
                     if (batch_rows == 7 && route != route::automatic) continue;
                     loader_options options = options_for(device, order);
                     options.batch_rows = batch_rows;

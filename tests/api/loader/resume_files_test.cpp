@@ -14,7 +14,7 @@
 #include "temporary_folder.hpp"
 
 // Resuming with several arrays, by another route and in batches of another size. resume_test has every order
-// and any number of ranks, with numbered rows.
+// and one to four ranks, with numbered rows.
 using namespace pinflow;
 
 namespace {

@@ -34,7 +34,7 @@ struct delivery {
     friend bool operator==(const delivery&, const delivery&) = default;
 };
 
-/// Rows by epoch, sorted: what was delivered, whoever delivered it.
+/// The rows of each epoch, whoever delivered them.
 using row_lists = std::map<std::uint64_t, std::vector<std::uint64_t>>;
 
 void add(row_lists& lists, const delivery& batch) {
@@ -68,7 +68,7 @@ class back_and_forth final : public row_sequence {
 constexpr std::array every_order{order::sequential, order::shuffled, order::windowed,
                                  order::listed,     order::weighted, order::custom};
 
-/// A sampler of each order, with parameters that are drawn.
+/// A sampler of this order, with parameters that are drawn.
 sampler draw_sampler(order order, std::uint64_t row_count, std::mt19937_64& random) {
     switch (order) {
         case order::sequential:
@@ -135,7 +135,7 @@ std::vector<run> deliver_by_all(const array& rows, loader_options options) {
     return runs;
 }
 
-/// Sizes that do not depend on the order: of batches, shards, slots and threads.
+/// Draws what does not depend on the order: batch size, shards, slots, threads and route.
 void draw_sizes(loader_options& options, std::mt19937_64& random) {
     options.batch_rows = 1 + random() % 40;
     options.shard.world = 1 + static_cast<unsigned>(random() % 4);
@@ -192,7 +192,7 @@ TEST_CASE(
             for (std::size_t i = 0; i < run.batches.size(); ++i) {
                 if (run.batches[i].next > stopped.batches[last].next) break;
                 add(delivered, run.batches[i]);
-                // one serves all that were saved at the same step
+                // all ranks have the same state after the same step
                 if (run.batches[i].next == stopped.batches[last].next)
                     CHECK(run.states[i].to_json() == stopped.states[last].to_json());
             }
@@ -232,7 +232,7 @@ TEST_CASE("resume: after any interruption, the same batches come at the same siz
     });
 }
 
-TEST_CASE("resume: a dropped tail delivers no row twice, and no batch that is not full") {
+TEST_CASE("resume: a dropped tail delivers no position twice, and no batch that is not full") {
     for_draws(4, [](const array& rows, loader_options options, std::mt19937_64& /*random*/) {
         options.tail = tail::drop;
         std::uint64_t batches_of_first = 0;
@@ -251,7 +251,7 @@ TEST_CASE("resume: a dropped tail delivers no row twice, and no batch that is no
     });
 }
 
-TEST_CASE("resume: a seed gives one order, on every device, by every route and for any number of threads") {
+TEST_CASE("resume: a seed gives one order, on every device, staged or not, and for any number of threads") {
     constexpr std::uint64_t row_count = 500;
     const array rows = numbered_rows(row_count);
     for (const order order : every_order) {

@@ -106,7 +106,7 @@ TEST_CASE(
     CHECK(holds_its_rows(*kept, stream));
 }
 
-TEST_CASE("loader: a GPU is fed from the mapped pages, from slots, and from both, with the same rows") {
+TEST_CASE("loader: a GPU gets the same rows from mapped pages, from staging buffers, and from both") {
     if (device::cuda_count() == 0) {
         MESSAGE("skipped: there is no CUDA device");
         return;

@@ -10,20 +10,20 @@
 #include "sanitized.hpp"
 #include "temporary_folder.hpp"
 
-// Rows of every size, in batches and slots of every number.
+// Rows of many sizes, in batches of many sizes, with many numbers of slots.
 using namespace pinflow;
 
 namespace {
 
 constexpr std::array<std::uint64_t, 8> every_row_size{1, 8, 100, 512, 3000, 4096, 12'288, 65'536};
 
-/// Rows of some 2 MiB in all, or somewhat more if there are few rows.
+/// Rows of some 2 MiB in all, but at least 67 and at most 3001 rows; fewer under a sanitizer.
 std::uint64_t row_count_for(std::uint64_t row_bytes) {
     const std::uint64_t max_bytes = std::uint64_t{sanitized ? 1 : 2} << 20;
     return std::clamp<std::uint64_t>(max_bytes / row_bytes, 67, sanitized ? 501 : 3001);
 }
 
-/// Calls `body(sample, random)` with a file of rows of each size.
+/// Calls `body(sample, device)` with a file of rows of each size, on each device.
 template <typename Body>
 void for_every_row_size(std::uint64_t seed, Body body) {
     for (const std::uint64_t row_bytes : every_row_size) {

@@ -91,7 +91,7 @@ TEST_CASE("rows: a group of batches is gathered like its single batches, includi
 TEST_CASE("rows: a repeated row is gathered to all of its positions, for any size and number of rows") {
     on_each_device([](const device& device) {
         std::mt19937_64 random(7);
-        // more rows than are checked in one step, and few rows, which are checked one by one
+        // many rows, few rows and short rows: the kernel that repeats rows divides its threads differently
         constexpr std::size_t many = sanitized ? 20'000 : 50'000;
         for (const auto& [row_bytes, row_count, count] :
              {std::tuple<std::uint64_t, std::uint64_t, std::size_t>{1, 200, many},
@@ -224,7 +224,7 @@ TEST_CASE("rows: the last rows of tables above 4 GiB, and above 2^32 rows, are g
     constexpr std::uint64_t table_bytes = std::uint64_t{6} << 30;
     std::mt19937_64 random(5);
     on_each_device([&](const device& device) {
-        // untouched pages cost nothing
+        // on the host, untouched pages take no memory
         const auto memory = std::make_shared<memory_region>(memory_region::anonymous(table_bytes));
         std::optional<pinned_pages> pages;
         if (device.kind() != device_kind::host) {

@@ -16,8 +16,8 @@
 #include "row_tables.hpp"
 #include "temporary_folder.hpp"
 
-// One exchange after the other for rows of each size, with every kind of call, large ones and small ones by
-// turns. gather_test and scatter_test draw single calls with exchanges of their own.
+// Many calls of one exchange: of every kind, large ones and small ones by turns, for rows of each size.
+// gather_test and scatter_test draw single calls, each with an exchange of its own.
 using namespace pinflow;
 
 namespace {
@@ -28,7 +28,7 @@ std::uint64_t row_count_for(std::uint64_t row_bytes) {
     return std::clamp<std::uint64_t>((std::uint64_t{1} << 20) / row_bytes, 19, 700);
 }
 
-/// Numbers of rows below `row_count`, each at most once.
+/// Indices below `row_count`, each at most once.
 id_vector different_ids(std::size_t count, std::uint64_t row_count, std::mt19937_64& random) {
     id_vector ids(row_count);
     std::iota(ids.begin(), ids.end(), 0);
@@ -96,7 +96,7 @@ TEST_CASE("row sizes: one exchange moves many and few rows in turns, in both dir
             with.content = scattered(std::move(with.content), row_bytes, written, new_content);
             REQUIRE(with.table.holds(with.content));
 
-            // behind each other in a stream, the second what the first has written
+            // one behind the other in a stream: the gather reads what the scatter has written
             with.exchange.scatter_async(read_list.get(), rows.data(), duplicate_policy::last, stream);
             with.content = scattered(std::move(with.content), row_bytes, read, rows.content());
             const guarded_rows again(device, count * row_bytes);

@@ -30,7 +30,7 @@ struct bfloat16_bits {
     std::uint16_t bits;
 };
 
-/// A float that binary16 holds exactly, 0 or of a magnitude from 2^-14 on.
+/// Converts a float that binary16 holds exactly: 0, or of a magnitude of at least 2^-14.
 half_bits half_of(float number) {
     const auto bits = std::bit_cast<std::uint32_t>(number);
     const std::uint32_t sign = bits >> 31 << 15;
@@ -40,7 +40,7 @@ half_bits half_of(float number) {
     return {static_cast<std::uint16_t>(sign | exponent << 10 | (bits >> 13 & 0x3FF))};
 }
 
-/// A float that bfloat16 holds exactly.
+/// Converts a float that bfloat16 holds exactly.
 bfloat16_bits bfloat16_of(float number) {
     const auto bits = std::bit_cast<std::uint32_t>(number);
     REQUIRE((bits & 0xFFFF) == 0);
@@ -204,8 +204,7 @@ TEST_CASE("rows: a group of batches is scattered as one, so that the last batch 
 
 TEST_CASE("rows: many rows pass through small staging buffers on their way to the table") {
     on_each_device([](const device& device) {
-        // The device's rows are cached, but the table's pages are untouched: the copies run ahead of the CPU
-        // that scatters.
+        // The device's rows are cached, the table is not: the copies run ahead of the CPU that scatters.
         constexpr std::uint64_t row_bytes = 16 << 10;
         constexpr std::size_t count = sanitized ? 1000 : 4000;
         std::mt19937_64 random(12);
@@ -246,14 +245,14 @@ TEST_CASE("rows: sums are added up in the order of the indices, small floats as 
         CHECK(sum_of<double>(device, route, {1e17, -1e17, 1.0}) == 1.0);
         CHECK(std::isinf(sum_of<float>(device, route, {3e38F, 3e38F, -3e38F})));
 
-        // one by one, each 1 would be lost beside 2048 (and 256)
+        // if each step were rounded, each 1 would be lost beside 2048 (bfloat16: 256)
         std::vector<half_bits> halves(9, value_of<half_bits>(1));
         halves[0] = value_of<half_bits>(2048);
         CHECK(sum_of(device, route, halves).bits == value_of<half_bits>(2056).bits);
         std::vector<bfloat16_bits> brains(9, value_of<bfloat16_bits>(1));
         brains[0] = value_of<bfloat16_bits>(256);
         CHECK(sum_of(device, route, brains).bits == value_of<bfloat16_bits>(264).bits);
-        // as float, 2^24 + 1 + 1 stays 2^24
+        // as float, 2^24 + 1 stays 2^24
         CHECK(sum_of<bfloat16_bits>(device, route,
                                     {value_of<bfloat16_bits>(16777216), value_of<bfloat16_bits>(1),
                                      value_of<bfloat16_bits>(-16777216)})

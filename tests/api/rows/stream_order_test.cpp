@@ -176,7 +176,7 @@ TEST_CASE("rows: gathers in one stream and scatters in another run side by side"
     });
 }
 
-TEST_CASE("rows: a call in one stream does not wait for one in another that waits for it" * blocks_a_stream) {
+TEST_CASE("rows: a call in one stream does not wait for a call in a blocked stream" * blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(39);
         const auto before = random_bytes(row_count * row_bytes, random);

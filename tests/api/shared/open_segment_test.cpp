@@ -203,7 +203,7 @@ TEST_CASE("clean_segments: a whole segment stays, whatever prevents that it is o
     CHECK(std::filesystem::exists(path));
 }
 
-TEST_CASE("list_segments: links, pipes and loops are listed as what they are") {
+TEST_CASE("list_segments: links, pipes and loops are listed with a problem") {
     const test_segments segments;
     segments.publish("a", numbered_rows(5));
     std::filesystem::create_symlink("/etc", segments / "etc");
@@ -242,7 +242,7 @@ TEST_CASE("remove_segment: follows no link out of the folder, and stops at it") 
                      [&] { open_segment("a", (segments.root() / "alias").string() + "/"); }));
 }
 
-TEST_CASE("remove_segment: removes one, one of a group, or a group, and who has it open keeps it") {
+TEST_CASE("remove_segment: removes one, one of a group, or a group; an array that is open stays valid") {
     const test_segments segments;
     const array numbers = numbered_rows(10);
     segments.publish("a", numbers);
