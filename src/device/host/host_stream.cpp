@@ -1,5 +1,6 @@
 #include "src/device/host/host_stream.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,12 +33,15 @@ bool host_stream::forked() const noexcept {
     return ::getpid() != owner_;
 }
 
+void host_stream::check_process(const char* what) const {
+    if (!forked()) return;
+    throw device_error(fmt::format(
+        "cannot {} a stream of the host device in a forked process: its thread exists in the parent only",
+        what));
+}
+
 void host_stream::enqueue(std::function<void()> work) {
-    if (forked()) {
-        throw device_error(
-            "cannot enqueue work on a stream of the host device in a forked process: its thread exists in "
-            "the parent only");
-    }
+    check_process("enqueue work on");
     {
         const std::lock_guard lock(mutex_);
         queue_.push_back(std::move(work));
@@ -55,12 +59,14 @@ void host_stream::record(std::shared_ptr<host_mark> mark) {
 }
 
 void host_stream::synchronize() {
+    check_process("wait for");
     std::unique_lock lock(mutex_);
     const std::uint64_t target = enqueued_;
     progress_.wait(lock, [&] { return finished_ >= target; });
 }
 
 bool host_stream::done() {
+    check_process("query");
     const std::lock_guard lock(mutex_);
     return finished_ == enqueued_;
 }

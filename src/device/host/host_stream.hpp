@@ -54,11 +54,15 @@ class host_stream {
     /// @throws as enqueue.
     void record(std::shared_ptr<host_mark> mark);
     /// Waits for all work enqueued before the call.
+    /// @throws as enqueue.
     void synchronize();
+    /// @throws as enqueue.
     bool done();
 
  private:
     ~host_stream() = default;
+    /// @throws device_error in a process forked after the stream was made.
+    void check_process(const char* what) const;
     void run();
 
     const ::pid_t owner_;

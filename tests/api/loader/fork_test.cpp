@@ -34,9 +34,10 @@ int use_in_child(std::unique_ptr<loader>& parents, std::optional<batch>& leased,
     if (!refused([&] { parents->next(stream); })) return 2;
     if (!refused([&] { static_cast<void>(parents->state()); })) return 5;
     if (!refused([&] { static_cast<void>(leased->state()); })) return 6;
+    if (!refused([&] { stream.synchronize(); })) return 3;
+    if (!refused([&] { static_cast<void>(stream.done()); })) return 7;
     if (stream.device().kind() == device_kind::cuda) {
         // no call reaches CUDA, where it might hang
-        if (!refused([&] { stream.synchronize(); })) return 3;
         if (!refused([&] { loader({rows}, {.device = stream.device()}); })) return 4;
     }
     leased.reset();
