@@ -72,7 +72,6 @@ std::optional<pin_refusal> pin_registry::acquire_locked(
     const auto [begin, end] = address_range_of(pages);
     for (std::uintptr_t at = begin; at < end;) {
         taken.reserve(taken.size() + 1);  // so that push_back below cannot throw
-        kept_.reserve(kept_.size() + 1);
         auto next = intervals_.upper_bound(at);
         if (next != intervals_.begin() && std::prev(next)->second.end > at) {
             auto& [start, there] = *std::prev(next);
@@ -88,6 +87,7 @@ std::optional<pin_refusal> pin_registry::acquire_locked(
             continue;
         }
         const std::uintptr_t gap_end = next == intervals_.end() ? end : std::min(end, next->first);
+        std::list<std::shared_ptr<const void>> to_keep{owner};  // made here, since nothing may throw below
         intervals_.emplace(at, interval{gap_end, 1, true, pin_clock::now(), &locker, owner});
         lock.unlock();
         std::optional<pin_refusal> refusal;
@@ -101,7 +101,7 @@ std::optional<pin_refusal> pin_registry::acquire_locked(
         const auto registered = intervals_.find(at);
         if (refusal || error) {
             // keeps the pages mapped: a later mapping at these addresses could not be registered
-            if (refusal && refusal->may_be_locked) kept_.push_back(owner);
+            if (refusal && refusal->may_be_locked) kept_.splice(kept_.end(), to_keep);
             intervals_.erase(registered);
             changed_.notify_all();
             return error ? refusal_of(error) : std::move(refusal);

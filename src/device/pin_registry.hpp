@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -118,7 +119,7 @@ class pin_registry {
     std::atomic<std::size_t> count_ = 0;
     pin_reservations reserved_;
     std::atomic<std::uint64_t> buffer_bytes_ = 0;
-    std::vector<std::shared_ptr<const void>> kept_;  // owners of refused pages that may be registered
+    std::list<std::shared_ptr<const void>> kept_;  // owners of refused pages that may be registered
 };
 
 }  // namespace pinflow::detail
