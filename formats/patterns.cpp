@@ -39,7 +39,10 @@ bool natural_less(std::string_view a, std::string_view b) {
             if (number_a.size() != number_b.size()) return number_a.size() < number_b.size();
             if (number_a != number_b) return number_a < number_b;
         } else {
-            if (rest_of_a.front() != rest_of_b.front()) return rest_of_a.front() < rest_of_b.front();
+            // as bytes, whatever the sign of char is
+            if (rest_of_a.front() != rest_of_b.front())
+                return static_cast<unsigned char>(rest_of_a.front()) <
+                       static_cast<unsigned char>(rest_of_b.front());
             rest_of_a.remove_prefix(1);
             rest_of_b.remove_prefix(1);
         }
@@ -105,7 +108,8 @@ bool pattern_covers(const std::string& text, const std::string& path) {
     };
     bool covers = false;
     try_cuts(text, [&](const file_and_name& cut) {
-        return covers = ::fnmatch(normal(cut.path).c_str(), normal(path).c_str(), FNM_PATHNAME) == 0;
+        return covers =
+                   ::fnmatch(normal(cut.path).c_str(), normal(path).c_str(), FNM_PATHNAME | FNM_PERIOD) == 0;
     });
     return covers;
 }
