@@ -5,6 +5,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/interprocess/detail/os_file_functions.hpp>
 #include <boost/interprocess/mapped_region.hpp>
@@ -94,6 +95,13 @@ std::string type_beyond_npy(const dtype& type) {
     }
 }
 
+/// Whether a structured type has a field of a type that a .npy header cannot say.
+bool has_field_beyond_npy(const dtype& type) {
+    return std::ranges::any_of(type.fields(), [](const dtype_field& field) {
+        return !type_beyond_npy(field.type).empty() || has_field_beyond_npy(field.type);
+    });
+}
+
 /// Whether the filesystem of a file is a tmpfs mounted with huge pages (huge=advise, within_size or always).
 /// With the first two, fallocate takes small pages.
 bool has_huge_pages(int descriptor, const std::string& path) {
@@ -160,6 +168,10 @@ segment_file::segment_file(const checked_folder& folder, fs::path path, const dt
                            const shape_vector& shape)
     : path_(std::move(path)), type_(type), shape_(shape) {
     const std::string name = path_.string();
+    if (has_field_beyond_npy(type))
+        throw unsupported(fmt::format(
+            "cannot publish '{}': a field of {} has a type that .npy files lack; view it as integers", name,
+            type.descr()));
     const std::string header = [&] {
         try {
             return format_npy_header(type, shape, false, page_bytes);

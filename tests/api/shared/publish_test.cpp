@@ -123,6 +123,9 @@ TEST_CASE("publish: arrays without rows or bytes, and types that .npy has no nam
     const array halves = array_of<std::uint16_t>({1, 2, 3, 4}, {2, 2}).view_as(dtype::parse("bfloat16"));
     segments.publish("brain floats", halves);
     CHECK(segments.open("brain floats").dtype() == dtype::parse("bfloat16"));
+    // a field of such a type would come back as bytes
+    const dtype pair = dtype::structured({{"a", "", dtype::parse("bfloat16"), {}, 0}}, 2);
+    CHECK_THROWS_AS(segments.publish("fields", halves.view_as(pair)), unsupported);
 }
 
 TEST_CASE("publish: rows larger than a piece are copied whole") {
