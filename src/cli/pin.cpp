@@ -51,8 +51,8 @@ std::string registering_text(const std::vector<segment_info>& segments) {
         std::uint64_t total_bytes = 0;
         for (const segment_info& each : segments) {
             const array opened = open_segment(each.name);
-            total_bytes += opened.size_bytes();
             if (opened.shape().empty()) continue;
+            total_bytes += opened.size_bytes();
             for (pin_range& range : pin_ranges(opened.rows()))
                 ranges.push_back(std::move(range));
         }

@@ -94,7 +94,8 @@ std::vector<segment_info> detail::publish_contents(std::string_view name,
     // room for all of them, before the first takes its memory
     std::uint64_t total_bytes = 0;
     for (const named_content& each : arrays)
-        total_bytes += saturated(element_count(each.content->shape()), each.content->dtype().size_bytes());
+        total_bytes =
+            saturated(element_count(each.content->shape()), each.content->dtype().size_bytes(), total_bytes);
     check_room(folder, folder.group_of(checked), total_bytes);
     std::vector<named_file> files;
     for (std::size_t i = 0; i < arrays.size(); ++i) {
