@@ -154,7 +154,10 @@ void exchange_state::run(row_direction direction, const row_batch& only, duplica
     const call_request request{direction, {&only, 1}, policy, own_stream_, false};
     const std::uint64_t count = only.ids.size();
     std::shared_ptr<calls_in_flight> calls = calls_;
-    if (count > calls_->max_rows() && count <= max_rows_of_call) {
+    if (count > max_rows_of_call)
+        throw invalid_argument(
+            fmt::format("a batch of {} rows is too large: a call takes up to {}", count, max_rows_of_call));
+    if (count > calls_->max_rows()) {
         check_request(setup_, request);
         calls = std::make_shared<calls_in_flight>(setup_.device, count, 1, 0, setup_.options.device_memory);
     }
