@@ -34,10 +34,15 @@ void restore_default(int signal) {
     ::sigaction(signal, &default_action, nullptr);
 }
 
+/// Whether the signal comes from the instruction that the thread was at, and was not sent by a process, or by
+/// the kernel for damaged memory that nobody reads yet.
+bool is_of_instruction(const siginfo_t& info) {
+    return info.si_code > 0 && info.si_code != BUS_MCEERR_AO;
+}
+
 /// Has the effect that the signal would have without our handler.
 void pass_on(int signal, siginfo_t* info, void* context) {
-    const bool is_fault =
-        info->si_code > 0;  // from an instruction, which would fault again; otherwise sent by a process
+    const bool is_fault = is_of_instruction(*info);  // which would fault again
     // for either value of SA_SIGINFO: the two handlers share a union
     const bool has_function = previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN;
     if (!has_function) {
@@ -63,7 +68,7 @@ void pass_on(int signal, siginfo_t* info, void* context) {
 
 void handle_bus_error(int signal, siginfo_t* info, void* context) {
     guard_frame* const frame = current_frame.load(std::memory_order_relaxed);
-    if (frame == nullptr || info->si_code <= 0) return pass_on(signal, info, context);
+    if (frame == nullptr || !is_of_instruction(*info)) return pass_on(signal, info, context);
     current_frame.store(nullptr, std::memory_order_relaxed);
     // SIGBUS may be blocked here: by the wrapper that ThreadSanitizer puts around a handler, for example. If
     // it stayed blocked, the next fault of this thread would end the process.
