@@ -135,7 +135,7 @@ std::vector<segment_info> publish_group(std::string_view name, std::span<const n
 
 void verify_segment(std::string_view name, const std::filesystem::path& folder,
                     const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
-    const opened_segment opened = open_checked(checked_folder(folder), parse_segment_name(name));
+    const opened_segment opened = open_named(name, folder);
     const std::string& path = opened.data.file()->path();
     if (opened.trailer.is_writable)
         throw unsupported(fmt::format("cannot verify '{}': it can be written, so it has no checksum", path));

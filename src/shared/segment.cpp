@@ -94,11 +94,11 @@ fs::path segment_folder() {
 }
 
 array open_segment(std::string_view name, const fs::path& folder) {
-    return open_checked(checked_folder(folder), parse_segment_name(name)).data.labelled(label_of(name));
+    return open_named(name, folder).data.labelled(label_of(name));
 }
 
 fs::path find_segment(std::string_view name, const fs::path& folder) {
-    return open_checked(checked_folder(folder), parse_segment_name(name)).data.file()->path();
+    return open_named(name, folder).data.file()->path();
 }
 
 std::vector<segment_info> list_segments(const fs::path& folder) {

@@ -353,6 +353,11 @@ opened_segment open_checked(const checked_folder& folder, const std::vector<std:
     }
 }
 
+opened_segment open_named(std::string_view name, const fs::path& folder) {
+    const std::vector<std::string> names = parse_segment_name(name);
+    return open_checked(checked_folder(folder), names);
+}
+
 segment_info info_of(std::string name, const fs::path& path, std::uint64_t file_size_bytes, const dtype& type,
                      const shape_vector& shape, const segment_trailer& trailer) {
     segment_info info;

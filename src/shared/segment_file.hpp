@@ -84,6 +84,8 @@ struct opened_segment {
 /// Opens a segment. The opened file may be replaced or removed later; that of a writable one may be written.
 /// @throws as open_segment.
 opened_segment open_checked(const checked_folder& folder, const std::vector<std::string>& names);
+/// The same by its name, which is checked before the folder.
+opened_segment open_named(std::string_view name, const std::filesystem::path& folder);
 
 /// What a trailer and a header say.
 segment_info info_of(std::string name, const std::filesystem::path& path, std::uint64_t file_size_bytes,

@@ -58,8 +58,8 @@ writable_segment writable_segment::create(std::string_view name, const pinflow::
 
 writable_segment::writable_segment(std::string_view name, const std::filesystem::path& folder)
     : writable_segment([&] {
-          const checked_folder checked(folder);
           const std::vector<std::string> names = parse_segment_name(name);
+          const checked_folder checked(folder);
           const opened_segment opened = open_checked(checked, names);
           const std::string path = checked.file_of(names).string();
           if (!opened.trailer.is_writable) {
