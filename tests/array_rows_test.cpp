@@ -237,7 +237,7 @@ TEST_CASE("array_rows: a destination of another size than the rows is refused") 
 
 TEST_CASE("array_rows: a size that overflows is not taken for an empty destination") {
     if (::access("/dev/shm", W_OK) != 0) {
-        MESSAGE("skipped: /dev/shm, where files may be as large as numbers, cannot be written");
+        MESSAGE("skipped: /dev/shm, where a file can have 2^62 bytes, cannot be written");
         return;
     }
     constexpr std::uint64_t row_size = std::uint64_t{1} << 62;
@@ -444,7 +444,7 @@ std::vector<std::byte> rows_of(const expected_elements& elements, const row_ids&
 
 }  // namespace
 
-TEST_CASE("array_rows: structured elements and fields of them are delivered little-endian and together") {
+TEST_CASE("array_rows: structured elements and fields of them are delivered little-endian and contiguous") {
     const temporary_folder folder;
     for (std::uint32_t seed = 0; seed < 200; ++seed) {
         CAPTURE(seed);

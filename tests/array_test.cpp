@@ -106,7 +106,7 @@ TEST_CASE("array: strides of C order and of Fortran order") {
     CHECK(pinflow::fortran_strides_bytes(shape_vector{2, 0, 4}, 2) == strides{2, 4, 4});
 }
 
-TEST_CASE("array: strides that would pass 2^63 are refused, with the shape") {
+TEST_CASE("array: strides of a shape with 2^63 bytes or more are refused, with the shape") {
     CHECK_NOTHROW(pinflow::c_strides_bytes(shape_vector{power_of_two(31), power_of_two(31)}, 1));
     for (const std::uint64_t item_size : {2u, 4u, 8u}) {
         CHECK(contains_all(message_of<invalid_argument>([&] {
@@ -381,7 +381,7 @@ TEST_CASE("array: a file too large for the address space can be read by rows") {
 
 namespace {
 
-/// 24 bytes: a `>i2` at 1, a nested record at 4 of which the array of two is contiguous, an `<f4` after it.
+/// 24 bytes: a `>i2` at 1, a contiguous array of two records at 4, an `<f4` at 18.
 dtype record_type() {
     const dtype point = dtype::structured(
         {{"x", "", dtype::parse("<i2"), {}, 0}, {"y.z", "", dtype::parse(">i4"), {}, 2}}, 6);

@@ -61,7 +61,7 @@ struct logged {
     pinflow::stream stream;
 };
 
-/// How many calls `stream` can take, one after the other, without waiting.
+/// Takes the memory of `wanted` calls of `stream`, one call at a time.
 std::vector<taken_memory> take_all(calls_in_flight& calls, const stream& stream, std::size_t wanted) {
     std::vector<taken_memory> all;
     while (all.size() < wanted)

@@ -7,7 +7,7 @@
 #include <vector>
 
 /// The distance of a chi-square statistic from its mean in standard deviations. expected[i] is the expected
-/// count of cell i. Wilson and Hilferty, "The distribution of chi-square", 1931, whose cube root is close to
+/// count of cell i. Wilson and Hilferty, "The distribution of chi-square", 1931: the cube root is close to
 /// normal for few cells as well.
 inline double deviations(std::span<const std::uint64_t> counts, std::span<const double> expected) {
     double chi_square = 0;

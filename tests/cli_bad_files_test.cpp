@@ -182,7 +182,7 @@ TEST_CASE("cli: refuses every npz file whose directory is bad with one line, wit
     const auto wide = zip_bytes::make({{"a.npy", array}}, "", true);
     const auto widened = [&](std::size_t offset, std::uint64_t value, unsigned size) {
         std::string bytes = wide.bytes;
-        zip_bytes::put(bytes, wide.end + 8, 0xFFFF, 2);  // counts and places are in the zip64 record
+        zip_bytes::put(bytes, wide.end + 8, 0xFFFF, 2);  // counts, size and offset are in the zip64 record
         zip_bytes::put(bytes, wide.end + 10, 0xFFFF, 2);
         zip_bytes::put(bytes, wide.end + 12, 0xFFFFFFFF, 4);
         zip_bytes::put(bytes, wide.end + 16, 0xFFFFFFFF, 4);
@@ -247,7 +247,7 @@ TEST_CASE("cli: refuses every bad member of a .npz file with one line, within a 
     zip_bytes::put(lying_bomb.bytes, lying_bomb.locals[0] + 22, promised, 4);
     zip_bytes::put(lying_bomb.bytes, lying_bomb.entries[0] + 24, promised, 4);
 
-    // inspect and stream read only the header; wrong data is found when it is read
+    // inspect reads only the header; stream and convert also read the data
     enum class shows { in_header, in_data };
     struct bad_member {
         std::string name;
@@ -291,7 +291,7 @@ TEST_CASE("cli: refuses every bad member of a .npz file with one line, within a 
         CHECK(listed["reason"].get<std::string>().size() > 0);
     }
 
-    // the data of a stored member is mapped, and its checksum verified when all of it is read
+    // the data of a stored member is mapped; convert reads all of it and verifies its checksum
     auto stored = zip_bytes::make({{"a.npy", array}});
     stored.bytes[stored.datas[0] + array.size() - 1] = 'y';
     write_file(folder / "stored with a wrong CRC", stored.bytes);

@@ -20,8 +20,7 @@
 #include "tests/cli_helpers.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// The file that `pinflow bench stream` makes in the folder for temporary files: none is left, however it
-// ends.
+// The temporary file of `pinflow bench stream` is removed when SIGINT, SIGTERM or SIGHUP ends the tool.
 
 namespace {
 
@@ -50,7 +49,7 @@ class running_bench {
         if (child_ != 0) return;
         // only async-signal-safe calls from here on
         for (const int signal : {SIGINT, SIGTERM, SIGHUP})
-            std::signal(signal, SIG_DFL);  // it may be ignored here
+            std::signal(signal, SIG_DFL);  // it may be ignored in this process
         for (const int signal : ignored_signals)
             std::signal(signal, SIG_IGN);
         const int output = ::open("/dev/null", O_WRONLY);
@@ -67,7 +66,8 @@ class running_bench {
         ::waitpid(child_, &status_, 0);
     }
 
-    /// Waits until `condition` holds. @throws runtime_error if that takes minutes, or if the tool ends first.
+    /// Waits until `condition` holds. @throws runtime_error two minutes after the tool was started, or if the
+    /// tool ends first.
     template <typename Condition>
     void wait_until(Condition condition) {
         while (!condition()) {

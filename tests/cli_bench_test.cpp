@@ -12,7 +12,7 @@
 #include "tests/cli_helpers.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// What `pinflow bench` prints, of little work on the host device: its figures are not looked at.
+// What `pinflow bench` prints for little work on the host device. How fast that is does not matter.
 
 namespace {
 
@@ -87,7 +87,7 @@ TEST_CASE("bench: prints the result of one work by a named route as text") {
     CHECK(result.output.find("scatter") == std::string::npos);
 }
 
-TEST_CASE("bench: half of the known batches travel together, whatever their number") {
+TEST_CASE("bench: half of the batches of --known travel together, at most as many as there are") {
     for (const auto& [work, batches, known, words] : std::vector<std::array<std::string, 4>>{
              {"gather", "5", "3", "5 x 500 rows of 512 B from 0.00 GiB, 3 known, 1 together"},
              {"scatter", "5", "7", "5 x 500 rows of 512 B from 0.00 GiB, 5 known, 3 together"},
@@ -135,7 +135,7 @@ TEST_CASE("bench: uses the blocks and the staged share of the flags") {
     const std::string scatter = plans[1]["note"];
     CHECK(scatter.starts_with(
         "requested in the options; 24 thread blocks, as set; 0.25 of the rows staged, as set"));
-    // the rows are correct
+    // bench itself checks the rows
     for (const char* work : {"gather", "scatter", "duplex"})
         CHECK_FALSE(bench({work, "--route", "hybrid", "--blocks", "3", "--staged-share", "0.9"}).empty());
 }
@@ -245,7 +245,7 @@ TEST_CASE("bench: results measured before a failure are reported, and then the f
 }
 
 TEST_CASE("bench: rows of any length are scattered to where they belong, and no others change") {
-    // rows of which none, some or all begin at a multiple of 8 bytes
+    // rows of which some or all begin at a multiple of 8 bytes
     for (const char* row_bytes : {"1", "7", "13", "24", "4097"}) {
         for (const char* work : {"scatter", "duplex"}) {
             CAPTURE(row_bytes);

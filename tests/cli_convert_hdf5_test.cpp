@@ -92,7 +92,7 @@ void check_with_h5py(const fs::path& file, const std::string& name, const conten
 }
 
 std::string source_path(const std::string& file) {
-    static_cast<void>(hdf5_entries());  // which are made first
+    static_cast<void>(hdf5_entries());  // makes the files first
     return hdf5_folder() / file;
 }
 
@@ -138,7 +138,7 @@ TEST_CASE(
             check_content({member.dtype().descr(), pinflow::to_string(member.shape()),
                            text_of({member.view().data(), member.size_bytes()})},
                           expected);
-            if (count % 10 != 0) continue;  // opening one by name searches the whole file
+            if (count % 10 != 0) continue;  // opening all of them one by one takes long
             check_content(read_back(mapped, entry.description->name), expected);
             check_content(read_back(deflated, entry.description->name), expected);
         }
@@ -154,7 +154,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("convert: one dataset becomes a file of any format, however its path is spelled") {
+TEST_CASE("convert: one dataset, named by its path from the root, becomes a file of any format") {
     ++cases_run;
     const temporary_folder folder;
     const auto is_wide = [](const pinflow::detail::hdf5_description& of) {
@@ -263,7 +263,7 @@ TEST_CASE("convert: any order and byte order becomes a dataset in C order, littl
     convert({folder / "time.npy", folder / "out.h5"});
     check_with_h5py(folder / "out.h5", "data", {"<M8[ns]", "(3,)", plain});
 
-    // the floats that numpy lacks keep their type, and nothing is to be said about that
+    // the floats that numpy lacks keep their type, so the tool gives no hint of --view-as
     write_file(folder / "float.npy", npy("<f4", "(2,)", std::string("\0\0\xc0\x3f\0\0\0\xc0", 8)));
     const std::string said = convert({folder / "float.npy", folder / "out.h5", "--dtype", "bfloat16"});
     CHECK(said.find("--view-as") == said.npos);

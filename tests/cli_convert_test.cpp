@@ -360,7 +360,7 @@ TEST_CASE("convert: arrays that cannot be converted are exit status 1, and all f
         path("pickled.npz"),
         zip_bytes::make({{"x.npy", npy("|u1", "(3,)", "123")}, {"o.npy", npy("|O", "(3,)", "123")}}).bytes);
     auto wrong = zip_bytes::make({{"x.npy", npy("|u1", "(3,)", "123")}});
-    wrong.bytes[wrong.datas[0] + npy("|u1", "(3,)", "").size()] = 'x';  // not what its CRC-32 stands for
+    wrong.bytes[wrong.datas[0] + npy("|u1", "(3,)", "").size()] = 'x';  // does not match its CRC-32
     write_file(path("crc.npz"), wrong.bytes);
     std::filesystem::create_symlink("two.npz", path("link.npz"));
     write_file(path("fields.npy"),

@@ -371,7 +371,7 @@ TEST_CASE("cli hdf5: inspects and streams datasets of HDF5 files") {
     cli::check_fails(1, {"inspect", library + ":nothing"},
                      {"there is nothing called 'nothing' in it; it has '"});
     cli::check_fails(1, {"stream", library}, {"without a name"});
-    // in the folder of the file, and from another one, by its name as it was given
+    // errors give a relative path as it was given
     const auto sentence = [&](const std::string& path) {
         return run_tool({"inspect", path + ":nothing"}).errors;
     };

@@ -312,7 +312,7 @@ TEST_CASE("cli: SIGINT and SIGTERM end a run that saves its state, which then sa
         int status = 0;
         while (!catches(child, signal) && ::waitpid(child, &status, WNOHANG) == 0) {
         }
-        // as `timeout` does: the process, and at once its group
+        // twice, as `timeout` signals the process and at once its group
         REQUIRE(::kill(child, signal) == 0);
         REQUIRE(::kill(child, signal) == 0);
         REQUIRE(::waitpid(child, &status, 0) == child);

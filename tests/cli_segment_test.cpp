@@ -21,7 +21,8 @@ using namespace pinflow;
 
 namespace {
 
-/// A name in the user's own folder of segments, of this process only. What has it is gone afterwards.
+/// A name in the user's own folder of segments, of this process only. The destructor removes what
+/// has that name.
 class own_segment {
  public:
     explicit own_segment(const std::string& name)
@@ -142,7 +143,7 @@ TEST_CASE("pin: a pattern is one array, and with --stack each file is a row") {
     CHECK(digest_of_stream({rows.file()}) == digest_of_stream({pattern}));
 }
 
-TEST_CASE("pin: names that are none, and files without rows, end with one line") {
+TEST_CASE("pin: invalid names, missing files and wrong usage are refused") {
     const temporary_folder folder;
     const std::string path = folder / "a.npy";
     write_npy(path, numbered_rows(10).view());

@@ -202,7 +202,7 @@ TEST_CASE("cli: streams arrays out of archives, fields, and everything that a pa
         cli::check_fails(1, {"stream", argument + ":z"}, {"'z'"});
     }
 
-    // "part-2" comes before "part-10", which shows beside an array in one piece
+    // "part-2" must come before "part-10", or the digest differs from that of the array in one piece
     std::size_t from = 0;
     for (const auto& [name, count] : {std::pair{"part-1.npy", 3}, {"part-2.npy", 8}, {"part-10.npy", 13}}) {
         const auto size = static_cast<std::size_t>(count) * 7;
@@ -253,7 +253,7 @@ TEST_CASE("cli: the report tells the arrays of one file apart") {
     write_file(folder / "b-1.npy", npy("|u1", "(24,)", numbers));
     const json whole = run_json({"stream", folder / "b-1.npy", "--device", "host"})["arrays"];
     CHECK(whole[0]["name"] == "'" + (folder / "b-1.npy").string() + "'");
-    // and members that a pattern joins by both
+    // members that a pattern joins are named by path and member
     write_file(folder / "b.npz", zip_bytes::make({{"x.npy", npy("|u1", "(24,)", numbers)}}).bytes);
     const json joined =
         run_json({"stream", std::string(folder / "[ab].npz") + ":x", "--device", "host"})["arrays"];

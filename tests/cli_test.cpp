@@ -331,7 +331,7 @@ TEST_CASE("cli: inspect lists the arrays of a file, also those that cannot be op
     CHECK(std::ranges::count(text.output, '\n') == 6);
 }
 
-TEST_CASE("cli: inspect describes the one array of an archive as that of a .npy file") {
+TEST_CASE("cli: inspect describes the only array of an archive as if it had been named") {
     const temporary_folder folder;
     write_file(folder / "one.npz", zip_bytes::make({{"x.npy", npy("<f4", "(2,)", counting_bytes(8))}}).bytes);
     write_file(folder / "one.safetensors",

@@ -17,7 +17,7 @@ namespace {
 using npy_bytes::read_file;
 using npy_bytes::write_file;
 
-/// What xxhsum 0.8 says of files of these bytes.
+/// What xxhsum 0.8 prints for an empty file, and for a file that holds "hello".
 constexpr const char* of_nothing = "99aa06d3014798d86001c324468d497f";
 constexpr const char* of_hello = "b5e9c1ad071b3e7fc779cfaa5e523818";
 

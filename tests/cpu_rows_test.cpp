@@ -14,7 +14,7 @@ using detail::kept_duplicate;
 
 namespace {
 
-/// Whether the index counts, as it is defined: equal ones follow each other.
+/// Whether the row at `index` is copied, by the definition of kept_duplicate. Equal indices must be adjacent.
 bool should_count(const id_vector& ids, std::size_t index, kept_duplicate which) {
     if (which == kept_duplicate::first) return index == 0 || ids[index - 1] != ids[index];
     if (which == kept_duplicate::last) return index + 1 == ids.size() || ids[index + 1] != ids[index];

@@ -67,7 +67,7 @@ bool numbers_are_right(const batch& batch, stream_view stream, const pinned_buff
     return std::equal(batch.row_ids().begin(), batch.row_ids().end(), found);
 }
 
-/// The rows of another source, also in its pages. Records which rows the CPU gathered.
+/// The rows of another source, with the same extents. Records which rows the CPU gathered.
 class counted_rows final : public row_source {
  public:
     explicit counted_rows(std::shared_ptr<const row_source> source)

@@ -260,7 +260,7 @@ TEST_CASE("cuda pin: a file that is 5 % over the budget is registered to 95 %, a
     CHECK(to_host(memory.data(), file->size_bytes(), stream) == pattern_bytes(file->size_bytes()));
 }
 
-TEST_CASE("cuda pin: pieces that a reader has passed are left out if no more is requested") {
+TEST_CASE("cuda pin: pieces that a reader has passed are left out if registers_rest is not set") {
     const temporary_folder folder;
     const device gpu = device::cuda(0);
     const auto file = map_pattern(folder / "x.bin", 10 * mebibyte);

@@ -165,7 +165,7 @@ int stream_beside_a_blocked_stream() {
     return right ? 0 : 1;
 }
 
-/// On a device without clusters, rows come by single thread blocks.
+/// On a device without clusters, rows are gathered by single thread blocks.
 int gather_without_clusters() {
     std::atomic<int> pairs = 0;
     std::atomic<int> asked = 0;

@@ -2,5 +2,6 @@
 
 #include <string_view>
 
-/// Runs main's `--child NAME`, a test in its own process. @return the process's exit status.
+/// Runs the part `name` of a test in this process, which main was started for with `--child NAME`.
+/// @return the process's exit status.
 int run_as_child(std::string_view name);

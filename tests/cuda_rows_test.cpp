@@ -179,7 +179,7 @@ TEST_CASE(
     std::optional<row_exchange> first(std::in_place, plain.table(64), gpu,
                                       row_exchange_options{.route = row_route::direct});
     row_exchange second(plain.table(64), gpu, {.route = row_route::direct});
-    // a part of it, held by somebody else
+    // a table of which another owner holds a part
     const plain_table partly(4 * mebibyte);
     std::optional<pinned_pages> pages(
         std::in_place,
@@ -248,7 +248,7 @@ TEST_CASE("cuda rows: millions of rows are sorted, gathered, repeated and scatte
     }
 }
 
-TEST_CASE("cuda rows: few aligned rows are gathered by pairs of blocks where the device has clusters") {
+TEST_CASE("cuda rows: an even number of blocks gathers aligned rows in pairs if the device has clusters") {
     const device gpu = device::cuda(0);
     int has_clusters = 0;
     REQUIRE(detail::cuda::device_attribute(has_clusters, cudaDevAttrClusterLaunch, 0) == cudaSuccess);

@@ -9,7 +9,7 @@
 
 /// The conversions of scalar.hpp on the GPU, for the tests.
 
-/// Calls `visit` with an object of every type of a real number, in the order of the indices below.
+/// Calls `visit` with an object of every type of a real number, in the order of the type numbers below.
 template <typename Visit>
 void for_each_scalar_type(Visit visit) {
     using namespace pinflow::detail;
@@ -33,8 +33,8 @@ void for_each_scalar_type(Visit visit) {
 /// Casts `count` aligned elements of type number `from` to type number `to`, all in device memory.
 void launch_casts(int from, const std::byte* source, int to, std::byte* destination, std::size_t count,
                   cudaStream_t stream);
-/// Swaps the bytes of `size_bytes` bytes of words of 2, 4, 8 or 16.
+/// Reverses the bytes of each word in `size_bytes` bytes. Words have 2, 4, 8 or 16 bytes.
 void launch_swaps(std::byte* words, std::size_t word_size_bytes, std::size_t size_bytes, cudaStream_t stream);
-/// Casts `count` complex numbers of doubles to such of floats.
+/// Casts `count` complex numbers of doubles to complex numbers of floats.
 void launch_complex_casts(const std::byte* source, std::byte* destination, std::size_t count,
                           cudaStream_t stream);

@@ -51,7 +51,8 @@ void append(std::vector<std::byte>& bytes, Number number) {
     bytes.insert(bytes.end(), raw.begin(), raw.end());
 }
 
-/// Every pattern of 1 and 2 bytes, every 1021st of 4, random ones of 8, and near what integers can hold.
+/// Every pattern of 1 and 2 bytes, every 1021st of 4, random ones of 8. For 4 and 8 bytes also numbers near
+/// halfway points and powers of two.
 std::vector<std::byte> samples(const dtype& type) {
     std::vector<std::byte> bytes;
     if (type.size_bytes() == 1) {

@@ -35,8 +35,8 @@ namespace {
 
 constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
 
-/// Whether a CUDA function allocates outside the pool, creates or destroys something, or waits for a stream,
-/// an event or the device.
+/// Whether a CUDA function allocates outside the pool, page-locks, creates or destroys something, or waits
+/// for a stream, an event or the device.
 bool is_forbidden(std::string_view call) {
     const auto has = [&](std::string_view part) { return call.find(part) != std::string_view::npos; };
     if (call == "cudaMallocFromPoolAsync" || call == "cudaFreeAsync") return false;

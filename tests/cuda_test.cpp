@@ -328,7 +328,7 @@ TEST_CASE("cuda: a batch of copies puts every range where it belongs") {
     for (const std::size_t count :
          {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{64}, std::size_t{1000}}) {
         for (const stream_view stream : {ours.view(), from_cuda(nullptr, 0)}) {
-            // rows in a shuffled order, as a loader copies them; every fourth pair stays adjacent
+            // rows in a shuffled order, as a loader copies them; the first four stay adjacent
             const std::size_t row = count == 0 ? 0 : size / count;
             std::vector<std::size_t> ids(count);
             std::iota(ids.begin(), ids.end(), 0);

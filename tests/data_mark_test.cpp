@@ -8,7 +8,8 @@
 
 using namespace pinflow;
 
-TEST_CASE("data_mark: a mark of two streams is passed, and streams go on, once both are") {
+TEST_CASE(
+    "data_mark: a mark of two streams is done, and a waiting stream goes on, once both have passed it") {
     on_each_device([](const device& device) {
         for (const bool first_is_late : {true, false}) {
             CAPTURE(first_is_late);

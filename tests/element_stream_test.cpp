@@ -69,7 +69,7 @@ shape_vector random_shape(random_engine& random, std::uint64_t max_elements) {
     return shape;
 }
 
-/// Counts what is read of files while it lives.
+/// Counts the reads of files during its lifetime.
 class read_counter {
  public:
     int count() const { return count_; }

@@ -12,11 +12,11 @@
 #include "pinflow/device.hpp"
 #include "src/device/backend.hpp"
 
-/// A fake CUDA device: the host backend under a device index of its own that no machine has, so that the
-/// planner knows nothing of it. Tests override the functions that they observe.
+/// A fake CUDA device: the host backend under a device index of its own that no machine has, so that no
+/// plan has been measured for it. Tests override the functions that they observe.
 class fake_cuda_backend : public pinflow::detail::device_backend {
  public:
-    /// There is no constructor for a backend of somebody else's, but a device is only a reference to one.
+    /// `device` has no public constructor from a backend, but it is only a reference to one.
     pinflow::device device() { return std::bit_cast<pinflow::device>(static_cast<device_backend*>(this)); }
 
     /// The stream that counts as one that is being captured into a graph.

@@ -87,7 +87,7 @@ class locking_backend final : public fake_cuda_backend {
     }
 
  private:
-    /// As passed to CUDA.
+    /// Notes the copies, cut as the CUDA backend cuts them.
     void note_copies(std::span<const copy_range> ranges) {
         std::vector<copy_range> pieces;
         detail::pin_registry::process().cut(ranges, pieces);
@@ -236,7 +236,7 @@ TEST_CASE(
                 CHECK(take_all(batches) == 4 * file->open().shape()[0]);
                 const loader_report report = batches.report();
                 const bool has_most = pieces > 8;
-                // those for the copy engine
+                // many threads read rows that are meant for the copy engine
                 const bool reads = threads == 16 && file == &large;
                 const std::string others = reads ? "read" : "staged";
                 CHECK((report.route == (reads ? route::read : route::staged)) == !has_most);
@@ -436,7 +436,7 @@ TEST_CASE("fake CUDA loader: a stream that is being captured is refused, and no 
     CHECK(count == 4 * 13);
 }
 
-TEST_CASE("fake CUDA loader: a file that changes is noticed by the end of the epoch, held or not") {
+TEST_CASE("fake CUDA loader: a file that changes is noticed before the next epoch ends, held or not") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 200, words_of_64k);
     const numbered_file label(folder, "label.npy", 200, 1);

@@ -99,7 +99,7 @@ class fake_locker final : public page_locker {
     std::size_t permits = std::numeric_limits<std::size_t>::max() / 2;
     std::size_t unlock_permits = std::numeric_limits<std::size_t>::max() / 2;
     std::size_t fail_at_call = 0;
-    std::function<bool(std::span<const std::byte> pages, bool read_only)> refuse;  // as `fail_at_call`
+    std::function<bool(std::span<const std::byte> pages, bool read_only)> refuse;  // a call fails if true
     bool refuses_all = false;  // pin_refusal::same_for_others of its refusals
     std::size_t strays = 0;
     std::size_t yield_count = 0;  // read after the worker has ended

@@ -353,7 +353,7 @@ TEST_CASE("file: a check is one call on the path, and a second call only if the 
     CHECK((calls == std::vector{seam::call::stat, seam::call::fstat}));
 }
 
-TEST_CASE("file: a check of a certain age is not made again") {
+TEST_CASE("file: a check is not repeated before the last one has the given age") {
     using clock = std::chrono::steady_clock;
     using std::chrono::seconds;
     const temporary_folder folder;
@@ -473,7 +473,7 @@ TEST_CASE("file: the time that a slow disk takes is reported as waited for") {
     lock.unlock();
     changed.notify_all();
     reader.join();
-    CHECK(waited > (end - begin) / 2);  // less what the thread computed, by another clock
+    CHECK(waited > (end - begin) / 2);  // the thread's CPU time, by another clock, does not count
 }
 
 TEST_CASE("file: several threads read one file at the same time") {

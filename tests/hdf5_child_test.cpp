@@ -52,7 +52,7 @@ hdf5_child_options answering(const std::string& answers_path) {
     return shell("cat \"$1\" >&3; exec cat <&3 >/dev/null", {answers_path});
 }
 
-/// A shell that takes the first request, sends its answers and crashes.
+/// A shell that takes the first request, sends the answers in a file and crashes.
 hdf5_child_options crashing_after(const hdf5_request& request, const std::string& answers_path,
                                   const std::string& starts_path) {
     const auto bytes = recorded([&](int socket) { send_request(socket, request, no_deadline); }).size();
@@ -247,7 +247,7 @@ TEST_CASE(
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
     const std::string seen = read_file(path);
     CAPTURE(seen.substr(0, 200));
-    const auto signals = [&](const std::string& name) {  // but for those that the system's threads have
+    const auto signals = [&](const std::string& name) {  // without the real-time signals: glibc uses some
         return std::stoull(seen.substr(seen.find(name) + name.size()), nullptr, 16) & 0x7fff'ffff;
     };
     CHECK(signals("SigBlk:\t") == 0);
@@ -349,7 +349,7 @@ TEST_CASE("hdf5 child: signals that arrive meanwhile change nothing") {
     const ::itimerval often{{0, 1000}, {0, 1000}};
     const ::itimerval never{};
     ::setitimer(ITIMER_REAL, &often, nullptr);
-    // it answers once it has read the whole request, a byte at a time
+    // it answers once it has read 200 bytes of the request, one at a time
     hdf5_in_child access(
         shell("dd bs=1 count=200 <&3 >/dev/null 2>&1; cat \"$1\" >&3; exec cat <&3 >/dev/null", {answers}));
     const auto listed =

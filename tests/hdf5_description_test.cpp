@@ -188,7 +188,7 @@ TEST_CASE("hdf5 description: chunks that do not form a grid are refused") {
                  "larger"));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.chunks[2].filter_mask = 1; }), "a chunk of no bytes"));
     CHECK(contains(refusal(chunked(), [](auto& d) { d.chunks[2].offset_bytes = 8; }), "a chunk of no bytes"));
-    // without filters a chunk is what it stands for
+    // without filters, a chunk has the size of its elements
     const auto unfiltered = [](auto& d) {
         d.filters.clear();
         for (hdf5_chunk& chunk : d.chunks)
@@ -201,7 +201,7 @@ TEST_CASE("hdf5 description: chunks that do not form a grid are refused") {
                                d.chunks[4].size_bytes = 31;
                            }),
                    "a chunk of 31 bytes at offset 512, which takes 32 without filters"));
-    // a grid of more chunks than numbers reach
+    // a grid of more chunks than 64 bits can count
     CHECK(!pinflow::detail::hdf5_grid_size({std::uint64_t(-1), std::uint64_t(-1)}, {1, 1}).has_value());
     CHECK(pinflow::detail::hdf5_grid_size({std::uint64_t(-1), 3}, {std::uint64_t(-1), 2}) == 2u);
     CHECK(pinflow::detail::hdf5_grid_size({std::uint64_t(-1)}, {2}) == std::uint64_t{1} << 63);

@@ -90,7 +90,7 @@ inline std::vector<hdf5_file_entry> hdf5_file_entries(const std::filesystem::pat
     return entries;
 }
 
-/// The files, written once for all cases.
+/// The folder of the files, which `hdf5_entries` writes once for all cases.
 inline const temporary_folder& hdf5_folder() {
     static const temporary_folder folder;
     return folder;

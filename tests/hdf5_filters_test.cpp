@@ -58,7 +58,7 @@ byte_vector shuffled(std::span<const std::byte> bytes, std::size_t element_bytes
     return result;
 }
 
-/// As libhdf5 has it: word by word.
+/// Fletcher's checksum as HDF5 defines it, one word at a time.
 std::uint32_t slow_fletcher32(std::span<const std::byte> bytes) {
     std::uint64_t sum = 0;
     std::uint64_t sums = 0;
@@ -221,7 +221,7 @@ TEST_CASE(
     CHECK(hdf5_pipeline(std::vector{fletcher32, shuffle(4)}, 400).shuffle_element_bytes(0) == 0);
     CHECK(hdf5_pipeline(std::vector{fletcher32, shuffle(8)}, 400).shuffle_element_bytes(1) == 8);
     CHECK(hdf5_pipeline(std::vector<hdf5_filter>{}, 400).shuffle_element_bytes(0) == 0);
-    // what is left over is an error as before
+    // data of another size is an error, as in `decode`
     hdf5_chunk_decoder decoder;
     byte_vector result(400);
     const hdf5_pipeline pipeline(std::vector{shuffle(4), deflate_filter}, 400);

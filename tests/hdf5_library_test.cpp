@@ -317,7 +317,7 @@ TEST_CASE("hdf5: slashes before, within and after a path change nothing") {
         CHECK(describe_hdf5_dataset(file, name) == description);
 }
 
-TEST_CASE("hdf5: rows that only the library can read are read in any part, and no others") {
+TEST_CASE("hdf5: rows that only the library can read are read in any part, and wrong ranges are refused") {
     ++cases_run;
     const auto file = std::make_shared<const input_file>(files() / "library.h5");
     const auto description = describe_hdf5_dataset(*file, "scaleoffset");
@@ -355,7 +355,7 @@ TEST_CASE("hdf5: damaged chunks for which the library would invent elements are 
         const auto description = describe_hdf5_dataset(*file, line[1]);
         REQUIRE(description.storage == hdf5_storage::library);
         const bool twice = line[3] == "twice";
-        if (twice && sanitized) continue;  // whose allocator fills memory in its own way
+        if (twice && sanitized) continue;  // a sanitizer's allocator fills memory in its own way
         const pinflow::detail::hdf5_library_reader reader(
             file, description,
             twice ? pinflow::detail::hdf5_unverified_chunks::decoded_twice

@@ -164,7 +164,7 @@ TEST_CASE("hdf5 matrix: every dataset is listed as h5py wrote it, and mappable i
         CHECK(alone.size_bytes == listing.size_bytes);
         CHECK(alone.mappable == listing.mappable);
 
-        // what can be mapped is, and there are the elements; everything else is brought into memory
+        // what is mappable is mapped, at the listed offset; everything else is read into memory
         CHECK(listing.mappable == (dataset.together || dataset.stored.empty()));
         CHECK(listing.offset_bytes.has_value() == dataset.together);
         const pinflow::array array = pinflow::open_hdf5(dataset.path, dataset.name);

@@ -84,7 +84,7 @@ TEST_CASE("hdf5_memory: a request for a chunk that is being decoded is served wh
     CHECK(second.last == std::byte{3});
     CHECK(second.last_shuffled_bytes == 4);
     CHECK(first.used.empty());
-    // nothing is kept in no memory
+    // a cache of 0 bytes keeps nothing
     CHECK(memory.use_count() == 1);
     CHECK(cache.ask({1, 5}, first, 0, found) == answer::claimed);
     CHECK(cache.ask({1, 5}, second, 10, found) == answer::promised);

@@ -59,7 +59,7 @@ TEST_CASE("hdf5 protocol: malformed and truncated requests are refused") {
     CHECK(!received(huge));
 }
 
-TEST_CASE("hdf5 protocol: an answer arrives with its head, and a sentence is cut") {
+TEST_CASE("hdf5 protocol: an answer arrives with its head, and a long sentence is cut") {
     const std::string text(100'000, 's');
     struct {
         hdf5_answer_kind kind;
@@ -105,7 +105,7 @@ TEST_CASE(
     std::string zero = whole;
     zero[8] = 0;
     CHECK(!received(zero, 8));
-    // an error, whose sentence is longer than any
+    // an error whose sentence is longer than max_sentence_bytes
     std::string talkative = recorded_answer(hdf5_answer_kind::format_error, bytes_of("a"));
     talkative[24 + 2] = 2;
     CHECK(!received(talkative, std::uint64_t{1} << 40));

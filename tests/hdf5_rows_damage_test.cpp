@@ -75,7 +75,7 @@ TEST_CASE("hdf5_rows: damaged chunks are errors that name the chunk and its addr
                 CHECK(contains(sentence, fmt::format("cannot read '{}': the chunk at (", path.string())));
                 CHECK(contains(sentence,
                                fmt::format("{} bytes at offset {}, ", chunk.size_bytes, chunk.offset_bytes)));
-                // other rows are none the worse for it, and the same ones fail again
+                // the same rows fail again
                 CHECK(!message_of<pinflow::format_error>([&] { read(*rows, ids); }).empty());
             }
         }

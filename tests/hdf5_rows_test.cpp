@@ -1,5 +1,5 @@
 // Datasets that h5py wrote are read back identical: whole, by random rows, sequentially, and by many threads
-// at once. Damaged data is an error. Exits with 77 (skipped) if the distribution's Python has no h5py.
+// at once. Exits with 77 (skipped) if the distribution's Python has no h5py.
 #ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
@@ -219,7 +219,7 @@ TEST_CASE("hdf5_rows: chunks without filters that hold whole rows are extents, a
     const auto missing = std::ranges::count(chunks, 0u, &pinflow::detail::hdf5_chunk::size_bytes);
     CHECK(contains_all(why("partly/1/none/29some"),
                        {"never written", fmt::format("({} of {})", missing, chunks.size()), "not mapped"}));
-    // h5py writes the chunks of a new dataset one after the other, but for where it keeps its own tables
+    // h5py writes the chunks of a new dataset one after the other, except where its own tables lie between
     const hdf5_file_entry& entry = entry_named("grids/((1000,), (100,))/none");
     std::vector<std::uint64_t> offsets;
     for (const auto& chunk : entry.description->chunks)

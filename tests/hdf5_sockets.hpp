@@ -13,7 +13,7 @@
 
 #include "src/cli/hdf5_protocol.hpp"
 
-/// What goes through the socket of a child that asks libhdf5, without one.
+/// Records what is sent through the socket of the HDF5 child, without a child.
 
 inline std::span<const std::byte> bytes_of(std::string_view text) {
     return std::as_bytes(std::span(text));

@@ -262,7 +262,8 @@ unsigned check_failures(const fs::path& path, seam::call failing, bool each, Wri
 
 }  // namespace
 
-TEST_CASE("hdf5 writer: whichever system call fails, no file appears, and libhdf5 keeps nothing of it") {
+TEST_CASE(
+    "hdf5 writer: whichever system call fails, no incomplete file appears, and libhdf5 keeps nothing open") {
     random_engine random(9);
     const temporary_folder folder;
     const fs::path path = folder / "a.h5";

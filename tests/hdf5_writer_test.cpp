@@ -101,7 +101,7 @@ const std::vector<dtype>& all_types() {
              field("c", dtype::parse("<c8"), 80), field("text \xc3\xa9", dtype::parse("|S5"), 90),
              field("half", dtype::parse("<f2"), 95), field("blob", dtype::parse("|V3"), 97)},
             101));
-        // in an order that is not complex
+        // not a complex number, whose fields are r, i in this order
         result.push_back(dtype::structured({field("i", f4, 0), field("r", f4, 4)}, 8));
         return result;
     }();
@@ -222,7 +222,7 @@ TEST_CASE("hdf5 writer: chunks of any shape are right, also at the edges") {
         add(type, {20, 1, 4}, {3, 1, 4});
         add(type, {2, 1, 1, 1, 7, 1, 2}, {1, 1, 1, 1, 3, 1, 2});
     }
-    // by the rule, several batches of them
+    // default chunk shapes, several batches of chunks
     add("<f4", {70'000, 100}, {});
     add("<f8", {9, 300'000}, {});
     add("<u2", {3, 5, 700'001}, {});
@@ -268,7 +268,7 @@ TEST_CASE("hdf5 writer: chunks that do not shrink are stored as they are") {
     ++cases_run;
     random_engine random(4);
     expectations files;
-    const dataset made{"noise", dtype::parse("<f4"), {1024, 1024}, 9};  // four whole ones
+    const dataset made{"noise", dtype::parse("<f4"), {1024, 1024}, 9};  // four whole chunks
     const auto bytes = random_bytes(random, payload_bytes(made));
     write_one(files / "a.h5", made, bytes);
     files.add("a.h5", made, bytes)["skipped"] = 3;

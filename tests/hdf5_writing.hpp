@@ -19,7 +19,7 @@
 
 /// Datasets written and read back, for the tests of the writer.
 
-/// Hidden ones too.
+/// The names in a folder, hidden ones too.
 inline std::set<std::string> names_in(const std::filesystem::path& folder) {
     std::set<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(folder))
@@ -31,12 +31,12 @@ inline std::size_t payload_bytes(const pinflow::hdf5_writer::dataset& of) {
     return pinflow::element_count(of.shape) * of.dtype.size_bytes();
 }
 
-/// Elements of every type of numpy's: as random as they can be.
+/// Random elements for a dataset of any type.
 inline std::vector<std::byte> sample(random_engine& random, const pinflow::hdf5_writer::dataset& of) {
     std::vector<std::byte> bytes = random_bytes(random, payload_bytes(of));
     for (std::byte& byte : bytes) {
         if (of.dtype.kind() == pinflow::dtype_kind::boolean) byte &= std::byte{1};
-        // half of them alike, so that they shrink
+        // half of them zero, so that they shrink
         if (of.deflate_level > 0 && (byte & std::byte{1}) == std::byte{}) byte = std::byte{};
     }
     return bytes;
@@ -65,7 +65,7 @@ inline void check_read_back(const std::filesystem::path& path, const pinflow::hd
     CHECK(std::ranges::equal(std::span(array.view().data(), array.size_bytes()), bytes));
     if (of.shape.empty()) return;
     const auto rows = pinflow::open_hdf5_rows(path, of.name);
-    // which are delivered little-endian
+    // rows are delivered little-endian
     std::vector<std::byte> little(bytes.begin(), bytes.end());
     pinflow::detail::swap_plan(of.dtype).apply(little);
     std::vector<std::uint64_t> ids;

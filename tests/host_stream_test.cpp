@@ -67,7 +67,7 @@ TEST_CASE("host stream: its own work may end it") {
     ran.get_future().get();
 }
 
-TEST_CASE("host stream: a forked child is refused, as it has no such stream") {
+TEST_CASE("host stream: calls in a forked child are refused, as the stream's thread is in the parent only") {
     const stream stream(device::host());
     stream.synchronize();
     const ::pid_t child = ::fork();

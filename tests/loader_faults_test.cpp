@@ -29,11 +29,11 @@ using detail::stage;
 
 namespace {
 
-/// Rows of 512 bytes are gathered for a GPU, those of 64 KiB taken from the mapped pages.
+/// A GPU gathers rows of 512 bytes with a kernel, and copies rows of 64 KiB with the copy engine.
 constexpr std::uint64_t small_width = 64;
 constexpr std::uint64_t large_width = 8192;
 
-/// How often a loader is destroyed at a random moment; more by hand, through the environment.
+/// How often a loader is destroyed at a random moment. PINFLOW_TEST_DESTRUCTIONS sets another number.
 int destructions(const device& device) {
     const char* const asked = std::getenv("PINFLOW_TEST_DESTRUCTIONS");
     if (asked != nullptr) return std::atoi(asked);
@@ -53,7 +53,7 @@ TEST_CASE(
             const detail::scoped_stage_hook hook([&](stage at, std::uint64_t batch) {
                 if (at == where && batch == when) throw std::runtime_error("thrown by the test");
             });
-            // batches of 40 KiB: enough for a GPU to take them from registered pages
+            // rows of 4 KiB, which a GPU gathers from registered pages
             loader loader({numbered_rows(200, 512)}, {.device = device,
                                                       .batch_rows = 10,
                                                       .route = route,
@@ -285,7 +285,7 @@ TEST_CASE("loader: a file that shrinks, is modified or is replaced in an epoch i
                                              .batch_rows = 10,
                                              .route = route,
                                              .slots = 2,
-                                             .threads = 4,  // many threads would stage a single epoch
+                                             .threads = 4,  // with 10 or more, one epoch is staged
                                              .pin_budget_bytes = generous_pin_budget});
             const stream stream(device);
             {

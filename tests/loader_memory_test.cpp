@@ -112,7 +112,7 @@ TEST_CASE("loader memory: slots of one loader count for the next one before they
     CHECK(detail::region_memory_bytes >= before + 4 * 64 * row_bytes);
 }
 
-TEST_CASE("loader memory: buffers of the host and staging of a row exchange are refused") {
+TEST_CASE("loader memory: buffers and threads that do not fit are refused; staging takes what there is") {
     const stream stream(device::host());
     const scoped_available_memory available(10 * mebibyte);
     CHECK_NOTHROW(device_buffer(10 * mebibyte, stream));

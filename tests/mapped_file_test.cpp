@@ -147,7 +147,7 @@ TEST_CASE("mapped_file: a failed mapping is reported with a message and the syst
 
 TEST_CASE("mapped_file: an error of the mapping call reaches the caller as a system failure") {
     const temporary_folder folder;
-    // larger than any address space that the processor has, and sparse
+    // larger than the address space that mmap uses, and sparse
     std::ofstream(folder / "data").flush();
     std::error_code too_large_for_filesystem;
     std::uintmax_t size = std::uintmax_t{1} << 50;

@@ -55,7 +55,7 @@ TEST_CASE("memory limits: cgroups of version 1 bind as well, in a container too"
     const temporary_folder root;
     write_text(root / "proc/self/cgroup",
                "12:pids:/x\n9:cpu,memory:/docker/job\n1:name=systemd:/memory\n0::/\n");
-    // a container sees its own group as the root, and not by the name that it knows
+    // a container finds its own group at the root, not under the name in /proc/self/cgroup
     const std::string group = "sys/fs/cgroup/memory/";
     write_text(root / (group + "memory.limit_in_bytes"), "5000\n");
     write_text(root / (group + "memory.usage_in_bytes"), "3000\n");

@@ -572,7 +572,7 @@ TEST_CASE("npy header: refuses unusual headers that numpy accepts and no program
     CHECK(refusal(header(text("[((u't', 'a'), '<f4')]", "(2, 3)"), 3)) != "accepted");
 }
 
-TEST_CASE("npy header: no hostile length or shape makes it allocate") {
+TEST_CASE("npy header: no hostile length or shape makes it allocate more than 4 KiB at once") {
     using namespace std::string_literals;
     const std::vector<std::string> hostile = {
         "\x93NUMPY\2\0\xF0\xFF\xFF\xFF"s,

@@ -151,7 +151,7 @@ dtype random_structured_type(std::mt19937_64& random, unsigned depth) {
     return end > 0 ? dtype::structured(std::move(fields), end) : random_structured_type(random, depth);
 }
 
-/// Folders of files by numpy, written once for all cases.
+/// The folder of numpy's files, written once for all cases.
 const temporary_folder& numpy_folder() {
     static const temporary_folder folder;
     static const int status = run_numpy({"write", folder.path().string()});

@@ -198,7 +198,7 @@ TEST_CASE("npz and numpy: numpy, zipfile and unzip read every archive that pinfl
         writer.finish();
     }
     pinflow::npz_writer(folder / "empty.npz").finish();
-    // as it would be with large members, many of them, or large files
+    // with zip64 records, as for large members, many members or large files
     unsigned number = 0;
     for (const pinflow::detail::zip64_thresholds thresholds :
          {pinflow::detail::zip64_thresholds{1000, 0xFFFF}, {0xFFFFFFFF, 3}, {2'000'000, 0xFFFF}, {0, 0}}) {

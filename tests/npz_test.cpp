@@ -254,7 +254,7 @@ TEST_CASE("npz: a member answers to its name with and without .npy") {
                    "two members are arrays named 'a'"));
 }
 
-TEST_CASE("npz: several members are opened in the order of their names, deflated members in parallel") {
+TEST_CASE("npz: several members are opened in the order asked for, deflated members in parallel") {
     const temporary_folder folder;
     std::vector<zip_bytes::member> members;
     std::vector<std::string> names;

@@ -59,8 +59,8 @@ void write_npy(const fs::path& path, const integers& elements, const shape_vecto
     pinflow::write_npy(path, {std::as_bytes(std::span(elements)).data(), dtype::of<std::int32_t>(), shape});
 }
 
-/// Files part-0.npy, part-1.npy, ... of one shape, whose elements count on from file to file. Written without
-/// the care that costs time.
+/// Files part-0.npy, part-1.npy, ... of one shape, whose elements count on from file to file. Not written by
+/// npy_writer, whose fsyncs take time.
 void write_parts(const temporary_folder& folder, std::size_t count, const std::string& shape,
                  std::size_t elements) {
     const std::string header = npy_bytes::header(npy_bytes::text("'<i4'", shape));
@@ -127,7 +127,7 @@ TEST_CASE("open patterns: each .npy file is opened once, and mapped once beside 
         for (std::size_t index = 0; index < 20; ++index)
             once[folder / name_of(index, "npy")] = 1;
         CHECK(opened == once);
-        once[""] = 1;  // the addresses
+        once[""] = 1;  // the reserved addresses
         CHECK(mapped == once);
         const auto mappings = mappings_of(at);
         REQUIRE(mappings.size() == 20);
@@ -166,7 +166,7 @@ TEST_CASE("open patterns: the first bad file in the order of the paths is report
     const temporary_folder folder;
     const std::string at = folder.path().string();
     write_parts(folder, 200, "(3,)", 3);
-    // of every kind that is found at another step
+    // one for each step at which a bad file is found
     write_file(folder / "part-191.npy", "no array");
     write_file(folder / "part-57.npy", "");
     write_file(folder / "part-120.npy", npy_bytes::header(npy_bytes::text("'<i4'", "(4,)")) + "short");

@@ -33,7 +33,7 @@ using sys::call;
 enum class until_complete { unnamed, temporary_name };
 constexpr std::array both{until_complete::unnamed, until_complete::temporary_name};
 
-/// Passes every call except the deciding call to `other`.
+/// Makes open_unnamed fail if the file is to have a temporary name. Passes all other calls to `other`.
 sys::failure_hook hook_for(until_complete kind, sys::failure_hook other = {}) {
     return [kind, other](call what, std::string_view path) {
         if (what == call::open_unnamed && kind == until_complete::temporary_name) {

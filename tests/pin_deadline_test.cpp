@@ -126,7 +126,7 @@ TEST_CASE("pin: a piece that is registered too late does not count, and is unreg
     CHECK(registry.size() == 0);
 }
 
-TEST_CASE("pin: pages that hang in another object's registration are refused, and others are waited for") {
+TEST_CASE("pin: pages that another object cannot finish registering are refused after the deadline") {
     const temporary_folder folder;
     watched_file file(folder / "x.bin", 4 * page);
     fake_locker locker;
@@ -204,7 +204,7 @@ TEST_CASE("pin: pages are populated at most three pieces ahead of the one that i
     const system::scoped_failure_hook hook([&](system::call what, std::string_view) {
         if (what != system::call::madvise) return system::injected_failure{};
         const std::lock_guard guard(locker.mutex);
-        // before a piece is registered it is waited for
+        // while the next piece is awaited, `calls` does not count it yet, so up to four are ahead
         max_ahead = std::max(max_ahead.load(), ++populated - std::max<std::size_t>(locker.calls, 1));
         return system::injected_failure{};
     });

@@ -283,7 +283,7 @@ TEST_CASE("pin: a range that must not be registered leaves the others registered
 
 TEST_CASE("pin: runs and the prefix tell which pieces are registered") {
     const temporary_folder folder;
-    // 9 pieces of 2 pages, and a tenth of one; the bytes begin within the first page
+    // 9 pieces of 2 pages, and a tenth piece of one page; the bytes begin within the first page
     const auto file = map_pattern(folder / "x.bin", 19 * page, 100);
     const std::byte* const data = file->data();
     const auto piece_at = [&](std::uint64_t index) { return data - 100 + index * 2 * page; };
@@ -337,7 +337,7 @@ TEST_CASE("pin order: the nearer a reader is, the more pieces are skipped, and s
     std::size_t count = 0;
     while (wanted_ahead.take(20))
         ++count;
-    CHECK(count == 5);  // 21, 24, 27, then 28 and 29
+    CHECK(count == 5);  // 21, 24, 27, 29, then 28
     pin_order passed(10, true);
     passed.leave_out([](std::size_t index) { return index != 3; });
     CHECK(passed.is_passed(7, 8));

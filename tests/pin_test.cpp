@@ -99,7 +99,7 @@ TEST_CASE("pin: the registered bytes can be queried during a wait for the rest")
     CHECK(registry.reserved_bytes() == 0);
 }
 
-TEST_CASE("pin: stopping takes one piece, and unregisters what was registered") {
+TEST_CASE("pin: stopping in the middle unregisters what was registered") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 64 * page);
     fake_locker locker;

@@ -15,7 +15,7 @@
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/row_tables.hpp"
 
-// Plans of calls without a measurement, on a device that is the host under another name.
+// Plans of calls without a measurement.
 
 using namespace pinflow;
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::uint64_t row_bytes = 64;
 constexpr std::uint64_t table_bytes = std::uint64_t{1} << 20;
-/// Too little for staging buffers that are worth measuring.
+/// So little that the staging buffers are smaller than link_profile::min_staging_bytes.
 constexpr std::uint64_t tiny_staging_bytes = 64 << 10;
 
 row_table table_of(const guarded_table& table, std::uint64_t size_bytes = row_bytes) {
@@ -158,7 +158,7 @@ TEST_CASE("planner: sums and batches that are not aligned take more thread block
     };
     CHECK(blocks_of_long_gather(0) == blocks{4});
     CHECK(blocks_of_long_gather(4) == blocks{8});
-    // through staging buffers: all threads that have work
+    // through staging buffers: 0, as many blocks as the work fills
     CHECK(blocks_of({.route = row_route::staged}, duplicate_policy::sum) == blocks{0});
 }
 

@@ -88,7 +88,7 @@ struct expected_elements {
         return result;
     }
 
-    /// The field that `name` leads to, of names without dots.
+    /// The field at the path `name`, such as "f0.f1". Field names have no dots.
     expected_elements field(const std::string& name) const {
         const std::size_t dot = name.find('.');
         const auto found = std::ranges::find(type.fields(), name.substr(0, dot), &pinflow::dtype_field::name);
@@ -124,13 +124,14 @@ inline expected_elements in_c_order(const pinflow::dtype& type, const pinflow::s
     return result;
 }
 
-/// An array of the file `path`, behind `offset_bytes` other bytes and before a few more, and what it holds.
+/// An array of the file `path`, behind `offset_bytes` other bytes and before up to two more, and what it
+/// holds.
 inline std::pair<pinflow::array, expected_elements> make_array(
     random_engine& random, const std::filesystem::path& path, const pinflow::dtype& type,
     const pinflow::shape_vector& shape, bool fortran_order, std::uint64_t offset_bytes = 13) {
     const std::uint64_t size_bytes = pinflow::element_count(shape) * type.size_bytes();
     const auto content = random_bytes(random, offset_bytes + size_bytes + random() % 3);
-    std::filesystem::remove(path);  // another array may still be mapped
+    std::filesystem::remove(path);  // another array may still map it
     write_bytes(path, content);
     return {pinflow::array::of_file(std::make_shared<const pinflow::input_file>(path), offset_bytes, type,
                                     shape, fortran_order),

@@ -294,7 +294,7 @@ TEST_CASE(
 
 TEST_CASE("rows: the position of a wrong index in device memory is counted over the whole group") {
     on_each_device([](const device& device) {
-        // long rows that are asked to come directly are not sorted
+        // on a requested direct route, gathers of rows of 4096 bytes or more are not sorted
         for (const auto& [route, size_bytes] : {std::pair(row_route::direct, row_bytes),
                                                 {row_route::direct, std::uint64_t{4096}},
                                                 {row_route::staged, row_bytes},

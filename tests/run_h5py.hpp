@@ -27,8 +27,8 @@ inline int run_h5py(const char* script, std::vector<std::string> arguments) {
     return WEXITSTATUS(status);
 }
 
-/// What main returns of a test that needs h5py: 77 (skipped) where `script` finds none. `cases_run` is
-/// counted by the cases.
+/// What main returns of a test that needs h5py: 77 (skipped) if `script` finds no h5py, or if there is no
+/// Python. Each case that runs increments `cases_run`.
 inline int main_with_h5py(int argc, char** argv, const char* script, const unsigned& cases_run) {
     doctest::Context context(argc, argv);
     if (const int status = run_h5py(script, {"check"}); status == 77 || status == 127) {

@@ -33,7 +33,7 @@ struct tool_surroundings {
     bool output_closed = false;           ///< standard output is not open at all
     bool output_pipe_closed = false;      ///< standard output is a pipe that nobody reads any more
     std::uint64_t max_address_bytes = 0;  ///< a limit on the address space, unless 0
-    std::uint64_t max_file_bytes = 0;     ///< a limit on the files it writes, unless 0
+    std::uint64_t max_file_bytes = 0;     ///< a limit on the size of each file it writes, unless 0
     std::uint64_t max_descriptors = 0;    ///< a limit on the files it has open, unless 0
 };
 

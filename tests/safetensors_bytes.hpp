@@ -44,7 +44,7 @@ inline pinflow::safetensors_header parsed(const std::string& file) {
     return pinflow::parse_safetensors_header(npy_bytes::as_bytes(file), file.size());
 }
 
-/// The types of the format that pinflow has, under their names there.
+/// The types that both the format and pinflow have, by their names in the format.
 inline const std::vector<std::pair<std::string, pinflow::dtype>>& named_types() {
     static const std::vector<std::pair<std::string, pinflow::dtype>> types{
         {"BOOL", pinflow::dtype::of<bool>()},

@@ -263,7 +263,7 @@ TEST_CASE("safetensors header: refuses a header of more than 100 MB without look
                        pinflow::parse_safetensors_header(as_bytes(beginning), std::uint64_t{1} << 40);
                    }),
                    "safetensors allows 100000000"));
-    // one that may be that long, but of which nothing was read
+    // one that may be that long, but of which little was read
     CHECK(contains(message_of<pinflow::format_error>([&] {
                        pinflow::parse_safetensors_header(as_bytes(eight_bytes(100'000'000) + "{"),
                                                          std::uint64_t{1} << 40);
@@ -285,7 +285,7 @@ TEST_CASE("safetensors header: is parsed from pieces of any size, without its me
         CAPTURE(piece_bytes);
         const auto text = as_bytes(json);
         std::size_t position = 0;
-        std::vector<std::byte> piece;  // of its own memory, which the next one takes
+        std::vector<std::byte> piece;  // the next piece overwrites it
         const auto next_piece = [&]() -> std::span<const std::byte> {
             const auto next = text.subspan(position, std::min(piece_bytes, text.size() - position));
             piece.assign(next.begin(), next.end());

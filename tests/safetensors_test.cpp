@@ -330,7 +330,7 @@ TEST_CASE("safetensors: pinflow and a few lines of Python read each other's file
         pinflow::safetensors_writer writer(folder / file, tensors, {{"from", file}}, 64);
         writer.write(as_bytes(data));
         writer.finish();
-        if (written++ % 8 != 0) continue;  // a process each: some do
+        if (written++ % 8 != 0) continue;  // each check starts a process, so few files are checked
         REQUIRE(run_python({"read", folder / file, folder / "read.txt"}) == 0);
         std::vector<std::string> read = lines_of(folder / "read.txt");
         REQUIRE(read.size() == ours.size() + 1);

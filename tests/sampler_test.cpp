@@ -21,7 +21,7 @@ using namespace pinflow;
 
 namespace {
 
-/// The first row of an epoch is that of its number, and the rest follow backwards.
+/// Epoch e begins with row e modulo the row count, and counts backwards.
 class countdown : public row_sequence {
  public:
     explicit countdown(std::uint64_t row_count, std::string name = "countdown/3")

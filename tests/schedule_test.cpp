@@ -169,7 +169,7 @@ TEST_CASE("schedule: ranks agree on where a step ends, and the next one begins t
                 const auto [found, is_new] =
                     ends.try_emplace({batch.begin.epoch, batch.begin.position}, batch.end);
                 CHECK(found->second == batch.end);
-                // a rank has no part in the last step of an epoch, at most
+                // only in the last step of an epoch may a rank have no batch
                 if (before != nullptr && before->epoch == batch.epoch) CHECK(before->end == batch.begin);
                 if (before != nullptr && before->epoch != batch.epoch) CHECK(before->last_of_epoch);
                 before = &batch;

@@ -16,8 +16,8 @@ namespace seam = pinflow::detail::system;
 
 namespace {
 
-/// Runs `work` with the first, second, ... system call failing, until it succeeds. `check` runs after each.
-/// @return how many calls failed.
+/// Runs `work` with the first, second, ... system call failing, until it makes no further call. `check` runs
+/// after each. @return how many calls failed.
 template <typename Work, typename Check>
 int fail_each_call(Work work, Check check) {
     for (int failing = 1;; ++failing) {
@@ -47,7 +47,7 @@ int fail_each_call(Work work, Check check) {
 
 }  // namespace
 
-TEST_CASE("segments: each system call of a publisher may fail, which leaves nothing") {
+TEST_CASE("segments: each system call of a publisher may fail, which leaves nothing or a whole segment") {
     const test_segments segments;
     const array numbers = numbered_rows(100);
     const std::size_t descriptors = open_descriptors();
@@ -104,7 +104,7 @@ TEST_CASE("segments: each system call of a writer may fail, which leaves the loc
     CHECK(calls > 8);
 }
 
-TEST_CASE("segments: each system call of a group's publisher may fail, which leaves nothing") {
+TEST_CASE("segments: each system call of a group's publisher may fail, which leaves no group") {
     const test_segments segments;
     const array numbers = numbered_rows(100);
     const named_rows members[] = {{"x", numbers.rows()}, {"y/z", numbers.rows()}};

@@ -416,7 +416,7 @@ TEST_CASE("state: outlives its loader with the batch, and may be asked for by se
     }
 }
 
-TEST_CASE("state: data that cannot be read, or that has changed, is a separate error") {
+TEST_CASE("state: data that has changed is an error of its own type") {
     const auto source = std::make_shared<scripted_rows>(100);
     bool changed = false;
     source->on_check = [&] {

@@ -82,7 +82,7 @@ std::error_code code_of(Function function) {
 
 }  // namespace
 
-TEST_CASE("system: every call passes the seam, with its path") {
+TEST_CASE("system: calls pass the seam, with the paths that they know") {
     const temporary_folder folder;
     const std::string path = folder / "data";
     const std::string renamed = folder / "renamed";
@@ -211,7 +211,7 @@ TEST_CASE("system: cleaning up ignores errors") {
     CHECK_FALSE(fs::exists(path));
 }
 
-TEST_CASE("system: every call that a signal interrupts is made again") {
+TEST_CASE("system: calls that a signal interrupts are made again") {
     const temporary_folder folder;
     const std::string path = folder / "data";
     // each kind of call is interrupted twice before it happens
@@ -301,7 +301,7 @@ TEST_CASE("system: a file without a name is gone when it is closed, or gets one 
     CHECK(content_of(free) == "pinflow");
 }
 
-TEST_CASE("system: a file gets its name from a thread whose main thread has other descriptors") {
+TEST_CASE("system: a file gets its name from a thread that does not share the main thread's descriptors") {
     const temporary_folder folder;
     if (!folder.has_unnamed_files()) {
         MESSAGE("skipped: this file system has no files without names");

@@ -9,7 +9,8 @@
 
 #include "pinflow/error.hpp"
 
-// How the arrays of a sample travel: rules without a device, a file or a measurement.
+// How the arrays of a sample, and the rows of a call, travel: rules without a device, a file or a
+// measurement.
 
 using namespace pinflow;
 using namespace pinflow::detail;
@@ -136,7 +137,7 @@ TEST_CASE("planner of samples: pages are registered if their rows come often eno
     CHECK_FALSE(plan_of(with_cores(in_order(gpu), 4), once).pages->registers_rest);
     CHECK(plan_of(with_cores(in_order(gpu), 4), often).pages->registers_rest);
     CHECK_FALSE(plan_of(with_cores(in_order(gpu), 4), often).pages->is_awaited);
-    // two cores register only
+    // with two cores, rows wait for their pages
     CHECK(plan_of(with_cores(in_order(gpu), 2), once).pages->is_awaited);
     CHECK(plan_of(with_cores(in_order(gpu), 2), once).pages->registers_rest);
     // a tenth of a shuffled epoch is over before its pages are registered

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::uint64_t row_bytes = 64;
 constexpr std::uint64_t table_bytes = std::uint64_t{1} << 20;
-/// Too little for staging buffers that are worth measuring.
+/// So little that the staging buffers are smaller than link_profile::min_staging_bytes.
 constexpr std::uint64_t tiny_staging_bytes = 64 << 10;
 
 row_table table_of(const guarded_table& table, std::uint64_t size_bytes = row_bytes) {
@@ -58,7 +58,7 @@ TEST_CASE("tuning: measures once for exchanges that agree in all parameters that
     row_exchange_options other = usual;
     other.staging_bytes = std::uint64_t{16} << 20;  // other staging buffers
     CHECK(measures(backend, other));
-    other.staging_bytes = std::uint64_t{64} << 20;  // as large ones, but more
+    other.staging_bytes = std::uint64_t{64} << 20;  // buffers of the same size, but more of them
     CHECK(measures(backend, other));
     other = usual;
     other.threads = 1;

@@ -28,7 +28,7 @@ row_list counts_of(const weight_list& weights, std::uint64_t draws, std::uint64_
     return counts;
 }
 
-/// Rows of less than 20 expected draws count together, as chi-square needs; those of weight 0 may not come.
+/// Rows of less than 20 expected draws count together, as chi-square needs; those of weight 0 must not come.
 void check_frequencies(const weight_list& weights, std::uint64_t seed) {
     constexpr std::uint64_t draws = 400'000;
     const row_list counts = counts_of(weights, draws, seed);
@@ -103,7 +103,7 @@ TEST_CASE("weighted: one row, one weight above 0, and the ends of what a double 
     CHECK(counts_of({tiny, 0, huge, tiny}, 100'000, 0) == row_list{0, 0, 100'000, 0});
     CHECK(counts_of({1, 0x1p-63}, 100'000, 0) == row_list{100'000, 0});
     check_frequencies({huge / 4, 0, huge / 4, huge / 8, tiny}, 1);
-    // sums of these would not be finite, or nothing
+    // the sum of the large ones is infinite, and the small ones are subnormal
     const row_list of_huge = counts_of({huge, huge, huge, huge}, 100'000, 2);
     CHECK(deviations(of_huge, 25'000) < 5);
     const row_list of_tiny = counts_of({tiny, tiny, tiny, tiny}, 100'000, 2);

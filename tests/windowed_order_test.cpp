@@ -268,7 +268,7 @@ TEST_CASE("windowed: the first rows of a window do not predict the next window")
     CHECK(deviations(distances, 500) < 5);
 }
 
-TEST_CASE("windowed: a window of all rows, or of single rows, is one plain shuffle") {
+TEST_CASE("windowed: a window of all rows, or chunks of single rows, give one plain shuffle") {
     // the distance in the epoch of rows that are neighbours in the data
     constexpr std::uint64_t row_count = 100;
     constexpr std::uint64_t trials = 99 * 100;

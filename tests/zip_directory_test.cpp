@@ -373,7 +373,7 @@ TEST_CASE("zip directory: refuses names that lead out of a folder, and two of on
 }
 
 TEST_CASE("zip directory: does not allocate a size that only a record claims") {
-    // a file of 8 EiB, all zeros but its ends, that claims to be one directory
+    // a file of 4 EiB, all zeros but its ends, that claims to be one directory
     const std::uint64_t file_size = std::uint64_t{1} << 62;
     const std::uint64_t end64_offset = file_size - 98;
     const std::uint64_t directory = 100;
