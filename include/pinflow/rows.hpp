@@ -243,8 +243,7 @@ class exchange_call {
 /// `tune`. Apart from that, asynchronous calls allocate heap memory (small objects; on the route `copy` also
 /// lists of 100 to 150 bytes a row) and device memory. They allocate device memory only if more calls are in
 /// flight than have some reserved (row_exchange_options::max_batch_rows), or on the host device: from the
-/// device's stream-ordered pool, or from row_exchange_options::device_memory. On a GPU, the staged and hybrid
-/// routes also take a page of page-locked memory for each 1024 pieces of rows in flight, and keep it.
+/// device's stream-ordered pool, or from row_exchange_options::device_memory.
 ///
 /// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, or if it
 /// uses its share of max_calls_in_flight, a call on it blocks until the stream continues. Calls on other

@@ -274,6 +274,7 @@ class backend final : public device_backend {
     // ---- rows by index --------------------------------------------------------------------------
 
     void prepare_rows() override {
+        host_functions_.reserve();  // calls on the staged and hybrid routes enqueue host functions
         const std::lock_guard lock(rows_mutex_);
         if (rows_loaded_) return;
         void* const stream = create_stream();

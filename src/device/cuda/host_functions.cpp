@@ -39,10 +39,16 @@ std::mutex& host_functions::mutex_of(cudaStream_t stream) {
     return enqueue_mutexes_[stream];
 }
 
-/// Takes a flag from pinned memory, which is allocated one page at a time. The allocation runs without the
-/// lock, because CUDA may wait for a host function that needs the lock in `give_task`.
+void host_functions::reserve() {
+    constexpr std::size_t enough = 512;
+    {
+        const std::lock_guard lock(mutex_);
+        if (free_flags_.size() >= enough) return;
+    }
+    add_flags();
+}
+
 host_functions::flag host_functions::take_flag() {
-    constexpr std::size_t page_bytes = 4096;
     for (;;) {
         {
             const std::lock_guard lock(mutex_);
@@ -52,11 +58,18 @@ host_functions::flag host_functions::take_flag() {
                 return taken;
             }
         }
-        auto* const words = reinterpret_cast<std::uint32_t*>(memory_.allocate(page_bytes));
-        const std::lock_guard lock(mutex_);
-        for (std::size_t i = 0; i < page_bytes / sizeof(std::uint32_t); ++i)
-            free_flags_.push_back({words + i, 1});
+        add_flags();
     }
+}
+
+/// Takes flags from pinned memory, a page at a time. The allocation runs without the lock, because CUDA may
+/// wait for a host function that needs the lock in `give_task`.
+void host_functions::add_flags() {
+    constexpr std::size_t page_bytes = 4096;
+    auto* const words = reinterpret_cast<std::uint32_t*>(memory_.allocate(page_bytes));
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < page_bytes / sizeof(std::uint32_t); ++i)
+        free_flags_.push_back({words + i, 1});
 }
 
 void host_functions::hand_over(void* data) noexcept {

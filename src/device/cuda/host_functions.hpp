@@ -25,6 +25,10 @@ class host_functions {
     host_functions(const host_functions&) = delete;
     host_functions& operator=(const host_functions&) = delete;
 
+    /// Allocates flags ahead, so that `enqueue` allocates none while at most some hundred functions are
+    /// enqueued.
+    /// @throws device_error if there is no pinned memory for them.
+    void reserve();
     /// Runs `work` once `stream` has completed the work enqueued so far. Later work on the stream waits for
     /// it. After a failure, `work` has ended or never runs, unless the device is broken.
     /// @throws device_error if there is no pinned memory for a flag.
@@ -45,6 +49,7 @@ class host_functions {
     std::mutex& mutex_of(cudaStream_t stream);
     static void hand_over(void* data) noexcept;
     flag take_flag();
+    void add_flags();
     void give_task(task* ready);
     void run_tasks();
     void run_task(std::unique_lock<std::mutex>& lock);
