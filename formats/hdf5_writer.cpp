@@ -251,7 +251,7 @@ void hdf5_writer::write(std::span<const std::byte> bytes) {
         throw invalid_argument(
             fmt::format("{}: {} bytes are too many after {} of the {} bytes of {}", now.attempt(),
                         bytes.size(), now.written_bytes, now.expected_bytes,
-                        now.description.empty() ? "a file without a dataset" : now.description));
+                        now.description.empty() ? "a file in which no dataset was begun" : now.description));
     }
     if (bytes.empty()) return;
     now.written_bytes += bytes.size();

@@ -87,7 +87,7 @@ void npz_writer::write(std::span<const std::byte> bytes) {
         throw invalid_argument(
             fmt::format("{}: {} bytes are too many after {} of the {} bytes of {}", own.attempt(),
                         bytes.size(), own.written_bytes, own.expected_bytes,
-                        own.description.empty() ? "a file without a member" : own.description));
+                        own.description.empty() ? "a file in which no member was begun" : own.description));
     }
     if (bytes.empty()) return;
     own.zip.write(bytes);

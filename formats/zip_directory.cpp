@@ -176,7 +176,7 @@ directory_location find_directory(std::uint64_t file_size_bytes, const read_byte
             return parse_end(tail, position, tail_offset_bytes);
         }
     }
-    fail("no directory of a zip archive ends where the file ends: it is truncated, or bytes follow it");
+    fail("the file does not end with a zip directory; it is truncated, or bytes follow the archive");
 }
 
 // ---- names ------------------------------------------------------------------------------------------------

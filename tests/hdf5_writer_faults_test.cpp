@@ -164,7 +164,7 @@ TEST_CASE("hdf5 writer: a dataset takes all of its elements and no more, and a f
         CHECK_THROWS_WITH_AS(step(), doctest::Contains(sentence), pinflow::invalid_argument);
     };
     refuse([&] { writer.write(bytes); },
-           "100 bytes are too many after 0 of the 0 bytes of a file without a dataset");
+           "100 bytes are too many after 0 of the 0 bytes of a file in which no dataset was begun");
     for (const unsigned level : {0u, 1u}) {
         const dataset made{fmt::format("{}", level), dtype::parse("<f4"), {20}, level};
         writer.begin(made);

@@ -583,7 +583,7 @@ TEST_CASE("npz writer: takes exactly the bytes of its shapes") {
     const temporary_folder folder;
     pinflow::npz_writer writer(folder / "a.npz");
     const auto bytes = vector_of("0123456789");
-    CHECK_THROWS_WITH_AS(writer.write(bytes), doctest::Contains("a file without a member"),
+    CHECK_THROWS_WITH_AS(writer.write(bytes), doctest::Contains("a file in which no member was begun"),
                          pinflow::invalid_argument);
     writer.begin("a", dtype::of<std::uint8_t>(), {8});
     CHECK_THROWS_AS(writer.write(bytes), pinflow::invalid_argument);

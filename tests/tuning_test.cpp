@@ -277,7 +277,7 @@ TEST_CASE("tuning: measures with a million rows at most, however small they are"
     CHECK(contains(plan.reason, "gathering 1 MB of random rows"));
     CHECK(backend.max_rows == million);
     CHECK(plan.batches == 1);
-    // more rows are measured with as many
+    // calls of more rows use the rates of a million rows: nothing is measured again
     const unsigned before = backend.gathers;
     for (const std::uint64_t count : {std::uint64_t{1} << 31, std::uint64_t{1} << 62, ~std::uint64_t{0}}) {
         exchange.tune(count, 64);

@@ -237,7 +237,7 @@ TEST_CASE("windowed: the chunks that share a window are random across epochs and
 }
 
 TEST_CASE("windowed: rows that are neighbours in the data are anywhere within their window") {
-    // 4 windows of 16 chunks of 2 rows, and the distance of the two where one window has both
+    // 4 windows of 16 chunks of 2 rows. Counts the distances of rows 20 and 21 if one window has both.
     const auto sampler = sampler::windowed(128, 17, 32);
     row_list distances(31);
     std::uint64_t together = 0;
@@ -253,7 +253,8 @@ TEST_CASE("windowed: rows that are neighbours in the data are anywhere within th
         ++distances[(one + 32 - other) % 32 - 1];
     }
     CHECK(deviations(distances, static_cast<double>(together) / 31) < 5);
-    // of one chunk in half of the epochs, and by chance in 15 of 63 of the others
+    // the two rows are in one chunk in half of the epochs; in the others, their chunks share a window with
+    // probability 15/63
     const std::vector<double> expected{30'000 * (0.5 + 0.5 * 15 / 63), 30'000 * (0.5 - 0.5 * 15 / 63)};
     CHECK(deviations(row_list{together, 30'000 - together}, expected) < 5);
 }

@@ -241,9 +241,9 @@ class exchange_call {
 ///
 /// Page-locked memory, staging buffers and device memory of calls are reserved by the constructor and by
 /// `tune`. Apart from that, asynchronous calls allocate heap memory (small objects; on the route `copy` also
-/// lists of 100 to 150 bytes a row) and device memory. They allocate device memory only if more calls are in
-/// flight than have some reserved (row_exchange_options::max_batch_rows), or on the host device: from the
-/// device's stream-ordered pool, or from row_exchange_options::device_memory.
+/// lists of 100 to 150 bytes a row). On the host device every call allocates device memory, too; on a GPU a
+/// call does only if all calls with reserved memory are in flight (row_exchange_options::max_batch_rows). It
+/// comes from row_exchange_options::device_memory or, if that is null, from the device's stream-ordered pool.
 ///
 /// CUDA queues a few hundred operations per stream. If a stream is blocked and its queue is full, or if it
 /// uses its share of max_calls_in_flight, a call on it blocks until the stream continues. Calls on other

@@ -4,10 +4,11 @@
     python3 everyday.py TAKE_BATCHES PINFLOW [--dir DIR] [--cells "NAME;NAME"] [--device cuda|host] [--gib 8]
                         [--repetitions 3] [--results RESULTS.md] [--skip-peers]
 
-TAKE_BATCHES is the program made from take_batches.cpp, PINFLOW the tool. Every cell makes its files in a folder of the
-run's own below DIR (removed at the end), brings them into the page cache, and streams them: on a GPU for five epochs
-(one in the cells "one epoch"), whose batches are read there by the digest; on the host for three, in turns with one
-numpy thread that gathers the rows of np.load(mmap_mode="r"), of one file of 1 GiB if the cell has many. The cells "one
+TAKE_BATCHES is the program made from take_batches.cpp, PINFLOW the tool. Every cell makes its files in a folder
+below DIR, which is removed at the end, and reads them into the page cache. A GPU cell streams them for five epochs (one
+in the cells "one epoch"), and the digest reads every batch on the GPU. A host cell streams them for three epochs, in
+turns with one numpy thread that gathers the rows of np.load(mmap_mode="r"). If a cell has many files, numpy reads one
+file of 1 GiB instead. The cells "one
 epoch" and "first of five" count the first epoch, all others the median of the later epochs. Contents are checked by the
 digest, which must be that of `pinflow stream --device host --route read`; on the host in a run that is not timed. LINK
 is the rate of a 256 MiB copy from pinned memory in the same run. An unknown name in --cells prints all names. With

@@ -34,7 +34,7 @@ constexpr std::array commands{
     command{"stream", stream_files, "streams rows to a device, and reports the rate and the route"},
     command{"convert", convert, "rewrites arrays of any format so that they can be mapped"},
     command{"verify", verify, "checks a file against its checksum, or writes the checksum"},
-    command{"pin", pin, "copies arrays into shared memory, for all processes"},
+    command{"pin", pin, "copies arrays into shared memory, for all processes of the user"},
     command{"unpin", unpin, "removes a copy that `pin` made"},
     command{"list", list, "lists the copies in shared memory"},
     command{"clean", clean, "removes what killed processes left in shared memory"},

@@ -158,9 +158,9 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "less if memory is short)");
     add("--pin-budget", pin_budget, "BYTES|ulimit",
         "Limit on the memory that pinflow page-locks. Pinned buffers count towards it, but are never\n"
-        "refused; pages of files get the rest. ulimit: the default, and at most `ulimit -l` less pinned\n"
-        "buffers (default: for pages of files alone, 3/4 of the memory that the machine and the cgroup\n"
-        "have left)");
+        "refused; pages of files get the rest (default: 3/4 of the memory that the machine and the cgroup\n"
+        "have left, for pages of files only). ulimit: the same, but no more than `ulimit -l` minus the\n"
+        "pinned buffers");
     add("--slots", slots, "N",
         "Batches that can exist at once (being filled, ready or in use), from 2 on (default: 2 to 8, up to\n"
         "256 of small batches)");

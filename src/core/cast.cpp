@@ -104,11 +104,11 @@ bool can_cast(const dtype& from, const dtype& to) noexcept {
 void cast_elements(const dtype& from, const std::byte* source, const dtype& to, std::byte* destination,
                    std::uint64_t count) {
     if (!can_cast(from, to)) {
-        throw invalid_argument(
-            fmt::format("cannot cast elements of type '{}' to '{}': only little-endian booleans, integers "
-                        "and floats of at "
-                        "most 8 bytes are cast to one another, and complex numbers of at most 16 bytes",
-                        from.descr(), to.descr()));
+        throw invalid_argument(fmt::format(
+            "cannot cast elements of type '{}' to '{}': little-endian booleans, integers and "
+            "floats of at most 8 bytes can be cast to one another, and complex numbers of at most "
+            "16 bytes only to complex numbers",
+            from.descr(), to.descr()));
     }
     if (count == 0) return;
     if (from == to) {

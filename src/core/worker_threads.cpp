@@ -160,9 +160,8 @@ worker_threads::worker_threads(unsigned wanted) {
         const std::string_view cause =
             worker_pool::process().is_forked()
                 ? "oneTBB's threads stayed in the parent process at fork"
-                : "the system allows no more, because 12 threads are kept free for "
-                  "other work; raise ulimit -u, ulimit -v or the limit of the "
-                  "pids cgroup";
+                : "the system allows no more beside the 12 that are kept free for other work; raise "
+                  "ulimit -u, ulimit -v or the limit of the pids cgroup";
         reason_ = fmt::format("{} of {} threads: {}", count_, asked, cause);
     }
     if (count_ > core_count()) {

@@ -106,9 +106,10 @@ class device_backend {
     // of it must stay valid until the stream has completed the work. Structures are read before the call
     // returns.
 
-    /// Loads the kernels that the functions below launch. Must be called before them, except before
-    /// sort_scratch_bytes. Later calls do nothing. While CUDA loads a kernel, it may wait for all streams. At
-    /// a kernel's first launch, this would be a deadlock if a stream is held back until the launch returns.
+    /// Loads the kernels that the functions below launch, and reserves memory for host functions. Must be
+    /// called before them, except before sort_scratch_bytes. Later calls load nothing. While CUDA loads a
+    /// kernel, it may wait for all streams. At a kernel's first launch, this would be a deadlock if a stream
+    /// is held back until the launch returns.
     virtual void prepare_rows() = 0;
     /// Finds the indices that are `row_count` or more. Overwrites *errors.found. `count` is at least 1.
     virtual void check_rows(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,

@@ -161,7 +161,7 @@ void check_room(const checked_folder& folder, const fs::path& path, std::uint64_
         fail_full(path.string(), size_bytes, folder_path);
     require_memory(size_bytes,
                    fmt::format("cannot publish '{}': it takes {} bytes", path.string(), size_bytes),
-                   "shared memory is charged to the process that publishes");
+                   "shared memory counts for the cgroup of the process that publishes");
 }
 
 segment_file::segment_file(const checked_folder& folder, fs::path path, const dtype& type,

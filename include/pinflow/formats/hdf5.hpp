@@ -112,8 +112,8 @@ class hdf5_writer {
     /// @throws what `begin` would throw for each, in this order, except for a lack of memory.
     void check(std::span<const dataset> datasets) const;
     /// Begins a dataset; the dataset before must be complete. A chunked dataset takes memory for the rows
-    /// that chunks share, and three times the size of a chunk to encode it. On machines with many cores it
-    /// encodes several chunks at once, and takes up to 256 MiB more.
+    /// that chunks share. Up to two chunks per core are encoded at once, each in three times its size. In all
+    /// that is at most 256 MiB, unless one chunk, or the rows that chunks share, needs more.
     /// @throws invalid_argument for a name that is empty, already used, the name of a group, or within a
     /// dataset; for a name with the parts "", "." or ".."; and for chunks that HDF5 does not allow.
     /// @throws unsupported for types that HDF5 lacks (`<U5`, float8_e4m3fn, fields with titles, ...), and for

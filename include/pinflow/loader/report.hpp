@@ -31,9 +31,9 @@ struct loader_report {
     std::string reason;
     /// One entry for each array of a sample, in their order.
     std::vector<array_report> arrays;
-    /// The most threads that gather rows at the same time. While pages are registered, half of them do: at
-    /// least 3, at most 10. Of fewer than 4 threads, all but one do, or the only one. At most 4 do if the
-    /// device fetches all rows by itself.
+    /// The maximum number of threads that gather rows at the same time. While pages are being registered,
+    /// fewer gather: half, but at least 3 and at most 10. Of 2 or 3 threads, one is left out; a single one
+    /// gathers. If the device fetches all rows by itself, at most 4 list their addresses.
     unsigned threads = 0;
     /// Why there are fewer threads than the loader wanted: memory is short, the system starts no more
     /// threads, the application limits oneTBB, or the process was forked. Empty if there are not fewer.
@@ -57,11 +57,13 @@ struct loader_report {
     /// How long the registration of mapped pages took, in parallel with the first batches: of the array for
     /// which it took longest. Zero until it has finished, and if nothing was to be registered.
     std::chrono::nanoseconds pin_time{};
-    /// Bytes of all arrays whose pages are registered by now.
+    /// Bytes of the pages, of all arrays, that are registered by now.
     std::uint64_t pinned_bytes = 0;
     /// Time that `next` made its caller wait, by cause: reads from storage, opening and checking files,
-    /// gathering by the CPU, the link to the device. Each wait is divided in the proportions of the time that
-    /// the awaited batch itself spent. If several threads wait, their times are added.
+    /// gathering by the CPU, the link to the device. The wait until a batch is delivered is divided in
+    /// proportion to the time that each step of the batch took. A wait for its copy after that counts as
+    /// `link_wait`. Time in which the loader waited for the consumer's streams does not count. If several
+    /// threads wait, their times are added.
     std::chrono::nanoseconds storage_wait{};
     std::chrono::nanoseconds file_wait{};
     std::chrono::nanoseconds cpu_wait{};

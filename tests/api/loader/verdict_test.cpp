@@ -156,13 +156,13 @@ TEST_CASE("report: batches not yet taken count as waiting for the consumer, also
 TEST_CASE("report: says how many batches were ready") {
     loader loader({numbered_rows(40)}, {.device = device::host(), .batch_rows = 10, .slots = 4});
     static_cast<void>(loader.next());
-    // all that can be ready is
+    // wait until every free slot holds a ready batch
     while (loader.report().consumer_wait.count() == 0)
         std::this_thread::yield();
     for (int i = 0; i < 3; ++i)
         CHECK(loader.next().has_value());
     const loader_report report = loader.report();
-    // 3, 2 and 1 of the three, and what the first call found
+    // the last three calls found 3, 2 and 1 ready batches, the first one 0 to 4
     CHECK(report.max_ready >= 3);
     CHECK(report.max_ready <= 4);
     CHECK(report.mean_ready >= 6.0 / 4);
