@@ -7,7 +7,10 @@
 
 #include <atomic>
 #include <mutex>
+#include <system_error>
+#include <type_traits>
 
+#include "pinflow/error.hpp"
 #include "pinflow/fault_guard.hpp"
 #include "src/core/system.hpp"
 
@@ -21,9 +24,13 @@ struct guard_frame {
     sigjmp_buf end;  ///< where a guarded copy that failed continues
 };
 
-/// The guarded copy of this thread, if there is one. In static thread-local storage: a signal handler must
-/// not allocate.
-[[gnu::tls_model("initial-exec")]] constinit thread_local std::atomic<guard_frame*> current_frame = nullptr;
+constexpr unsigned no_key = ~0U;
+
+/// Of the guarded copy of each thread, if there is one: its guard_frame. No thread_local: a signal handler
+/// must not allocate, which the first access to one may do, unless it is in static thread-local storage.
+/// There is no room for that in a library that is loaded late, such as Python's.
+std::atomic<unsigned> frame_key = no_key;
+static_assert(std::is_same_v<::pthread_key_t, unsigned>);
 
 /// The action for SIGBUS before our handler was installed. Written once, before that.
 struct sigaction previous_action;
@@ -67,9 +74,11 @@ void pass_on(int signal, siginfo_t* info, void* context) {
 }
 
 void handle_bus_error(int signal, siginfo_t* info, void* context) {
-    guard_frame* const frame = current_frame.load(std::memory_order_relaxed);
+    const ::pthread_key_t key = frame_key.load(std::memory_order_relaxed);
+    // in glibc this only reads memory of the thread
+    auto* const frame = static_cast<guard_frame*>(::pthread_getspecific(key));
     if (frame == nullptr || !is_of_instruction(*info)) return pass_on(signal, info, context);
-    current_frame.store(nullptr, std::memory_order_relaxed);
+    ::pthread_setspecific(key, nullptr);
     // SIGBUS may be blocked here: by the wrapper that ThreadSanitizer puts around a handler, for example. If
     // it stayed blocked, the next fault of this thread would end the process.
     const sigset_t& before = static_cast<const ucontext_t*>(context)->uc_sigmask;
@@ -80,14 +89,20 @@ void handle_bus_error(int signal, siginfo_t* info, void* context) {
 }  // namespace
 
 bool run_guarded(void (*work)(const void* context), const void* context) noexcept {
+    const ::pthread_key_t key = frame_key.load(std::memory_order_relaxed);
     guard_frame frame;
+    // without memory for the thread's value there is no guard, as without the handler
+    if (key == no_key || ::pthread_setspecific(key, nullptr) != 0) {
+        work(context);
+        return true;
+    }
     // the signal mask need not be saved: the handler restores it
     if (sigsetjmp(frame.end, 0) != 0) return false;
-    current_frame.store(&frame, std::memory_order_relaxed);
+    ::pthread_setspecific(key, &frame);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     work(context);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    current_frame.store(nullptr, std::memory_order_relaxed);
+    ::pthread_setspecific(key, nullptr);
     return true;
 }
 
@@ -104,6 +119,11 @@ void install_fault_guard() {
     static bool installed = false;
     const std::lock_guard lock(mutex);
     if (installed) return;
+    ::pthread_key_t key = 0;
+    if (const int failed = ::pthread_key_create(&key, nullptr); failed != 0)
+        throw system_failure("cannot install the fault guard: the process has no thread-specific value left",
+                             std::error_code(failed, std::system_category()));
+    detail::frame_key = key;
     detail::previous_action = detail::system::signal_action(SIGBUS);
     struct sigaction ours{};
     ours.sa_sigaction = detail::handle_bus_error;
