@@ -4,15 +4,25 @@
 
 #include <utility>
 
-#include "loader/slots.hpp"
+#include "loader/slot_lease.hpp"
 #include "pinflow/error.hpp"
 
 namespace pinflow {
 
-batch::batch(std::unique_ptr<detail::slot_lease> lease) noexcept : lease_(std::move(lease)) {}
+batch::batch(std::shared_ptr<detail::slot_lease> lease) noexcept : lease_(std::move(lease)) {}
 batch::batch(batch&&) noexcept = default;
-batch& batch::operator=(batch&&) noexcept = default;
-batch::~batch() = default;
+
+batch& batch::operator=(batch&& other) noexcept {
+    if (this != &other) {
+        release();
+        lease_ = std::move(other.lease_);
+    }
+    return *this;
+}
+
+batch::~batch() {
+    release();
+}
 
 std::uint64_t batch::row_count() const noexcept {
     return lease_ ? lease_->leased_slot().row_ids.size() : 0;
@@ -61,13 +71,19 @@ loader_state batch::state() const {
     return lease_->state();
 }
 
-void batch::used_on(stream_view stream) {
+void batch::used_on(stream_view stream, std::shared_ptr<const void> owner) {
     if (!lease_) throw invalid_argument("a batch that has been released cannot be used on a stream");
-    lease_->use_on(stream);
+    lease_->use_on(stream, std::move(owner));
 }
 
 void batch::release() noexcept {
+    if (!lease_) return;
+    detail::leave_to_tensors(lease_);
     lease_.reset();
+}
+
+const std::shared_ptr<detail::slot_lease>& detail::lease_of(const batch& batch) noexcept {
+    return batch.lease_;
 }
 
 }  // namespace pinflow

@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-#include "loader/slots.hpp"
+#include "loader/slot_lease.hpp"
 #include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/digest_host.hpp"
@@ -87,8 +87,9 @@ void digest::add_async(const batch& batch, stream_view stream) {
         added_.push_back({stream.native_handle(), event(stream_.device())});
         known = std::prev(added_.end());
     }
-    const bool is_view = stream_.device().kind() == device_kind::host && batch.lease_ &&
-                         !batch.lease_->pool().viewed_sources().empty();
+    const auto& lease = detail::lease_of(batch);
+    const bool is_view = stream_.device().kind() == device_kind::host && lease != nullptr &&
+                         !lease->pool().viewed_sources().empty();
     if (is_view) {
         add_views_async(batch, stream);
     } else {
@@ -106,7 +107,7 @@ void digest::add_async(const batch& batch, stream_view stream) {
 
 /// Adds a batch of views. The sum is in host memory: only the host device delivers views.
 void digest::add_views_async(const batch& batch, stream_view stream) {
-    const auto viewed = batch.lease_->pool().viewed_sources();
+    const auto viewed = detail::lease_of(batch)->pool().viewed_sources();
     auto* const sum = reinterpret_cast<std::uint64_t*>(sum_.data());
     stream.host_function_async([arrays = arrays_, row_count = batch.row_count(), sum, lost = lost_,
                                 sources = source_list(viewed.begin(), viewed.end())] {

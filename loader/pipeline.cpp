@@ -129,14 +129,14 @@ void loader::pipeline::plan() {
         max_groups);
 }
 
-std::unique_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
+std::shared_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
     if (pool_->forked()) {
         throw device_error(
             "a loader cannot be used in a forked process: its threads exist in the parent only");
     }
     const detail::profiled_range range(detail::range::next);
     detail::slot* const slot = pool_->lease(with_data);
-    return slot == nullptr ? nullptr : std::make_unique<detail::slot_lease>(pool_, *slot, origin_);
+    return slot == nullptr ? nullptr : std::make_shared<detail::slot_lease>(pool_, *slot, origin_);
 }
 
 // ---- the driver ------------------------------------------------------------------------------------------

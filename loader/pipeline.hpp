@@ -13,6 +13,7 @@
 #include "loader/file_checks.hpp"
 #include "loader/schedule.hpp"
 #include "loader/settings.hpp"
+#include "loader/slot_lease.hpp"
 #include "loader/slots.hpp"
 #include "loader/stages.hpp"
 #include "loader/state_origin.hpp"
@@ -39,7 +40,7 @@ class loader::pipeline {
     /// Leases the next batch. `with_data` is the parameter of slot_pool::lease.
     /// @return null at the end.
     /// @throws as loader::next.
-    std::unique_ptr<detail::slot_lease> next(bool with_data);
+    std::shared_ptr<detail::slot_lease> next(bool with_data);
 
     detail::slot_pool& pool() const noexcept { return *pool_; }
     const pinflow::device& device() const noexcept { return options_.device; }

@@ -70,7 +70,7 @@ slot_pool::slot_pool(const slot_sizes& sizes, std::vector<std::shared_ptr<const 
     : device_(allocator.stream.device()),
       owner_(::getpid()),
       keep_alive_(std::move(keep_alive)),
-      views_sources_(sizes.device_side_bytes == 0),
+      views_sources_(device_.kind() == device_kind::host && sizes.device_side_bytes == 0),
       awaits_data_(next_waits_for_data(device_.kind() == device_kind::host,
                                        sizes.max_group_slots * sizes.device_side_bytes)),
       // On the host, the memory of the slot freed last is still in the CPU's cache. On a GPU, the consumer's
@@ -354,17 +354,35 @@ slot* slot_pool::lease(bool with_data) {
         statistics_.ended = !failed_ && !stopped_;
         return nullptr;
     }
-    throw all_slots_leased(
-        fmt::format("there is no slot left for another batch: all {} are leased; release batches, or "
-                    "give the loader more slots",
-                    slots_.size()));
+    std::string held;
+    if (held_by_tensors_ > 0) held += fmt::format(", {} of them held by tensors alone", held_by_tensors_);
+    if (lost_ > 0)
+        held += fmt::format(", {} of them lost: no event could be recorded in their streams", lost_);
+    throw all_slots_leased(fmt::format(
+        "there is no slot left for another batch: all {} are leased{}; release batches{}, or give "
+        "the loader more slots",
+        slots_.size(), held, held_by_tensors_ > 0 ? " and tensors" : ""));
 }
 
 void slot_pool::end_lease(slot& leased) noexcept {
     const std::lock_guard lock(mutex_);
     --leased_;
+    if (std::exchange(leased.is_held_by_tensors, false)) --held_by_tensors_;
     free_.push_back(&leased);
     wake_driver();
+}
+
+void slot_pool::lose(slot& leased, std::shared_ptr<slot_pool> self) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(leased.is_held_by_tensors, false)) --held_by_tensors_;
+    ++lost_;
+    kept_ = std::move(self);
+}
+
+void slot_pool::leave_to_tensors(slot& leased) noexcept {
+    const std::lock_guard lock(mutex_);
+    leased.is_held_by_tensors = true;
+    ++held_by_tensors_;
 }
 
 void slot_pool::undo_lease(slot& leased) {
@@ -397,62 +415,6 @@ slot_pool::statistics slot_pool::collected() const {
     }
     result.wall = times_.wall(until);
     return result;
-}
-
-// ---- leases ----------------------------------------------------------------------------------------------
-
-slot_lease::~slot_lease() {
-    if (pool_->forked()) {
-        static_cast<void>(new std::shared_ptr<slot_pool>(std::move(pool_)));  // leaked on purpose
-        return;
-    }
-    if (slot_ == nullptr) return;
-    for (const stream_view& stream : streams_) {
-        try {
-            if (slot_->uses.size() == slot_->use_count) slot_->uses.emplace_back(pool_->device());
-            pool_->keep_sources_on(stream);
-            slot_->uses[slot_->use_count].record(stream);
-            ++slot_->use_count;
-        } catch (...) {
-            // without an event, waiting is the only safe way; if that fails, the device has failed and reads
-            // nothing
-            try {
-                stream.synchronize();
-            } catch (...) {
-                continue;
-            }
-        }
-    }
-    pool_->end_lease(*slot_);
-}
-
-void slot_lease::use_on(stream_view stream) {
-    if (stream.device() != pool_->device()) {
-        throw invalid_argument(fmt::format("a batch on {} cannot be used on a stream of {}",
-                                           pool_->device().name(), stream.device().name()));
-    }
-    if (pool_->device().backend().is_capturing(stream.native_handle())) {
-        throw unsupported(
-            "a batch cannot be used on a stream that is being captured into a CUDA graph: its memory is "
-            "reused for later batches. Copy the batch to memory of your own before the capture begins");
-    }
-    if (slot_->data_mark != nullptr && !slot_->data_mark->known_done()) slot_->data_mark->hold_up(stream);
-    const bool known = std::ranges::any_of(
-        streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
-    if (!known) streams_.push_back(stream);
-}
-
-void slot_lease::undo() {
-    pool_->undo_lease(*slot_);
-    slot_ = nullptr;
-}
-
-loader_state slot_lease::state() const {
-    if (pool_->forked()) {
-        throw device_error(
-            "the state of a batch is not available in a forked process: the loader belongs to the parent");
-    }
-    return origin_->state_at(slot_->scheduled.end);
 }
 
 }  // namespace pinflow::detail

@@ -18,7 +18,6 @@
 
 #include "loader/data_mark.hpp"
 #include "loader/schedule.hpp"
-#include "loader/state_origin.hpp"
 #include "loader/wait_times.hpp"
 #include "pinflow/array.hpp"
 #include "pinflow/buffer.hpp"
@@ -53,7 +52,8 @@ struct slot {
     batch_times times;
     std::exception_ptr error;  ///< of the first stage that failed
 
-    std::uint64_t ready_before = 0;  ///< batches that were ready when it was leased
+    std::uint64_t ready_before = 0;   ///< batches that were ready when it was leased
+    bool is_held_by_tensors = false;  ///< leased, and the batch has been released
 };
 
 /// The number of slots and the sizes of their sides.
@@ -76,8 +76,9 @@ struct device_allocator {
 
 /// The slots of one loader, and the queues between its pipeline and the consumer. The states of a slot are
 /// free -> (taken by the pipeline) -> delivered -> leased -> free. A free slot may still be in use by the
-/// consumer's streams. Shared by the loader and its leases, so that a batch may outlive its loader. Any
-/// thread may call any member, unless stated otherwise. Never calls the device while its lock is held.
+/// consumer's streams. If nothing tells when these have passed, the slot is lost. Shared by the loader and
+/// its leases, so that a batch may outlive its loader. Any thread may call any member, unless stated
+/// otherwise. Never calls the device while its lock is held.
 class slot_pool {
  public:
     /// `keep_alive` lives as long as the slots. Batches without their own memory point into it.
@@ -127,6 +128,11 @@ class slot_pool {
     slot* lease(bool with_data = false);
     /// Ends a lease. The events in slot.uses mark its last uses.
     void end_lease(slot& leased) noexcept;
+    /// Ends a lease whose last uses could not be marked. Nothing tells when streams have stopped reading the
+    /// slot, so it is never filled again, and the pool, `self`, keeps its memory for ever.
+    void lose(slot& leased, std::shared_ptr<slot_pool> self) noexcept;
+    /// Notes that a batch has been released, and that tensors of it go on holding its slot.
+    void leave_to_tensors(slot& leased) noexcept;
     /// Undoes the lease of a slot that no stream has used. The slot is delivered again, before later batches.
     void undo_lease(slot& leased);
 
@@ -199,8 +205,11 @@ class slot_pool {
     std::deque<slot*> delivered_;  ///< not leased yet; their data may still be incomplete
     /// Slots at the front of `delivered_` whose data is known to be complete.
     std::size_t complete_count_ = 0;
-    std::size_t filling_ = 0;  ///< slots taken and not yet delivered
-    std::size_t leased_ = 0;
+    std::size_t filling_ = 0;          ///< slots taken and not yet delivered
+    std::size_t leased_ = 0;           ///< includes lost slots
+    std::size_t held_by_tensors_ = 0;  ///< leased slots whose batches have been released
+    std::size_t lost_ = 0;
+    std::shared_ptr<slot_pool> kept_;    ///< this pool, once a slot is lost
     std::optional<std::size_t> wanted_;  ///< free slots that the driver waits for
     bool stopped_ = false;
     bool finished_ = false;
@@ -208,41 +217,6 @@ class slot_pool {
     std::exception_ptr error_;
     statistics statistics_;
     wait_times times_;
-};
-
-/// The lease of a batch: one slot and the streams that use it.
-class slot_lease {
- public:
-    /// `origin` makes the states of the batch. Without it, the batch has no state.
-    slot_lease(std::shared_ptr<slot_pool> pool, slot& leased,
-               std::shared_ptr<const state_origin> origin = nullptr) noexcept
-        : pool_(std::move(pool)), origin_(std::move(origin)), slot_(&leased) {}
-    slot_lease(const slot_lease&) = delete;
-    slot_lease& operator=(const slot_lease&) = delete;
-    /// Records an event in each stream and returns the slot. Waits for a stream only if no event can be
-    /// recorded in it. In a forked process, does neither.
-    ~slot_lease();
-
-    /// Makes `stream` wait for the data. The slot is filled again only after `stream` has completed the work
-    /// that is enqueued when the lease ends.
-    /// @throws invalid_argument for a stream of another device; unsupported for a stream that is being
-    /// captured into a CUDA graph; device_error.
-    void use_on(stream_view stream);
-    /// Ends an unused lease, so that the batch is delivered again.
-    void undo();
-
-    /// The state after the batch, to resume from.
-    /// @throws as batch::state.
-    loader_state state() const;
-
-    const slot& leased_slot() const noexcept { return *slot_; }
-    slot_pool& pool() const noexcept { return *pool_; }
-
- private:
-    std::shared_ptr<slot_pool> pool_;
-    std::shared_ptr<const state_origin> origin_;
-    slot* slot_;  ///< null if the lease was undone
-    std::vector<stream_view> streams_;
 };
 
 }  // namespace pinflow::detail

@@ -15,9 +15,11 @@
 #include <optional>
 #include <semaphore>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "loader/slot_lease.hpp"
 #include "pinflow/error.hpp"
 #include "tests/fake_cuda_backend.hpp"
 #include "tests/support/devices.hpp"
@@ -127,6 +129,58 @@ TEST_CASE("slots: a slot is not free before the consumer's streams have passed i
         REQUIRE(pool->wait_for_free() == 1);
         CHECK(take_one(*pool) != nullptr);
     });
+}
+
+TEST_CASE("slots: a slot whose last use cannot be marked is lost, and its lease ends without waiting") {
+    /// A device whose events cannot be recorded while it is `broken`.
+    class broken_backend final : public fake_cuda_backend {
+     public:
+        bool broken = false;
+        int waits = 0;
+
+        void record_event(void* event, void* stream) override {
+            if (broken) throw device_error("no event can be recorded");
+            fake_cuda_backend::record_event(event, stream);
+        }
+        void synchronize_stream(void* stream) override {
+            ++waits;
+            fake_cuda_backend::synchronize_stream(stream);
+        }
+    };
+    broken_backend backend;
+    auto pool = make_pool(backend.device(), {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
+    const stream copies(backend.device());
+    const stream consumer(backend.device());
+    fill(*pool, copies, 0);
+    fill(*pool, copies, 1);
+    const int waits_before = backend.waits;
+    {
+        slot_lease lease(pool, *pool->lease());
+        lease.use_on(consumer);
+        backend.broken = true;
+    }
+    backend.broken = false;
+    CHECK(backend.waits == waits_before);
+    {
+        const slot_lease other(pool, *pool->lease());
+        std::string message;
+        try {
+            pool->lease();
+        } catch (const all_slots_leased& error) {
+            message = error.what();
+        }
+        CHECK(message.find("1 of them lost") != std::string::npos);
+    }
+    fill(*pool, copies, 2);  // the other slot goes on
+    CHECK(take_one(*pool) == nullptr);
+    {
+        const slot_lease last(pool, *pool->lease());
+    }
+    // the consumer may still read the lost slot, so the memory stays
+    const std::weak_ptr<slot_pool> watched = pool;
+    pool.reset();
+    static auto& kept = *new std::shared_ptr<slot_pool>(watched.lock());
+    CHECK(kept != nullptr);
 }
 
 TEST_CASE("slots: the pipeline waits for several slots together, unless the consumer has no batch left") {
@@ -553,7 +607,7 @@ TEST_CASE("slots: stopping ends every wait") {
     taker.join();
     CHECK(pool->wait_for_free() == 0);
     gate.open();
-    consumer.synchronize();  // its functions use the gate, which is destroyed before the stream
+    consumer.synchronize();
 }
 
 TEST_CASE("slots: batches with arrived data are counted right while others are taken or repeated") {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "loader/settings.hpp"
+#include "loader/slot_lease.hpp"
 #include "pinflow/error.hpp"
 #include "src/rows/transfer_planner.hpp"
 #include "tests/support/arrays.hpp"

@@ -12,17 +12,20 @@
 
 namespace pinflow {
 
+class batch;
+
 namespace detail {
 class slot_lease;
-}
-class digest;
+const std::shared_ptr<slot_lease>& lease_of(const batch& batch) noexcept;
+}  // namespace detail
 
 /// Some samples on a device, leased: the memory is not reused until the lease has ended and the consumer's
 /// streams have passed it. Move-only; may be handed to another thread and may outlive its loader. The lease
-/// ends with `release` or the destructor. This waits for a stream of the batch only if no event can be
-/// recorded in it. Before the loader reuses the slot, it waits for the work enqueued by then on the streams
-/// given to `loader::next` and `used_on`. These streams must live until the lease ends, and may be destroyed
-/// then.
+/// ends once the batch and every tensor that `to_dlpack` made of it have been released or destroyed. The end
+/// does not wait for a stream (CUDA blocks if the stream's queue is full). The loader reuses the slot only
+/// after the streams given to `loader::next`, `used_on` and `to_dlpack` have passed the work that was
+/// enqueued when the lease ended. These streams must live until then. If no event can be recorded in one of
+/// them, because the device has failed or memory is exhausted, the loader does not use the slot again.
 class batch {
  public:
     batch(batch&&) noexcept;
@@ -71,23 +74,23 @@ class batch {
     loader_state state() const;
 
     /// Names a further stream that reads this batch. The stream waits for the data, and the slot is not
-    /// reused before the stream has passed the end of the lease. The stream must outlive the lease.
+    /// reused before the stream has passed the end of the lease. The stream must outlive the lease. `owner`,
+    /// if any, keeps the stream alive: any thread may destroy it when the lease ends.
     /// @throws invalid_argument for a stream of another device.
     /// @throws unsupported for a stream that is being captured into a CUDA graph.
-    void used_on(stream_view stream);
-    /// Ends the lease; the batch is empty afterwards. Waits for a stream of the batch only if no event can be
-    /// recorded in it.
+    void used_on(stream_view stream, std::shared_ptr<const void> owner = nullptr);
+    /// Ends the lease, unless tensors of the batch still hold it. The batch is empty afterwards.
     void release() noexcept;
 
     /// For pinflow's own layers.
-    explicit batch(std::unique_ptr<detail::slot_lease> lease) noexcept;
+    explicit batch(std::shared_ptr<detail::slot_lease> lease) noexcept;
 
  private:
     void check_on_host(std::size_t index) const;
 
-    friend class digest;  // reads views of files under the fault guard
+    friend const std::shared_ptr<detail::slot_lease>& detail::lease_of(const batch& batch) noexcept;
 
-    std::unique_ptr<detail::slot_lease> lease_;
+    std::shared_ptr<detail::slot_lease> lease_;
 };
 
 }  // namespace pinflow
