@@ -36,5 +36,7 @@
 #include "pinflow/loader/sampler.hpp"
 #include "pinflow/loader/shard.hpp"
 #include "pinflow/loader/state.hpp"
+// tensors of other libraries
+#include "pinflow/dlpack.hpp"
 // segments in shared memory
 #include "pinflow/shared/segment.hpp"

@@ -1,0 +1,93 @@
+#include <fmt/format.h>
+
+#include <limits>
+#include <utility>
+
+#include "pinflow/dlpack.hpp"
+#include "pinflow/error.hpp"
+#include "src/dlpack/element_type.hpp"
+
+namespace pinflow {
+
+namespace {
+
+/// Owns a tensor of another library.
+template <typename Managed>
+std::shared_ptr<const void> owner_of(Managed* tensor) {
+    if (tensor == nullptr) throw invalid_argument("there is no tensor: the pointer is null");
+    return {tensor, dlpack::call_deleter()};
+}
+
+const dlpack::tensor& checked(const dlpack::managed_tensor_versioned& tensor) {
+    if (tensor.version.major != dlpack::current_version.major)
+        throw unsupported(fmt::format("the tensor has version {} of DLPack; pinflow reads version {}",
+                                      tensor.version.major, dlpack::current_version.major));
+    return tensor.dl_tensor;
+}
+
+device device_of(const dlpack::device& place) {
+    switch (place.device_type) {
+        case dlpack::device_type::cpu:
+        case dlpack::device_type::cuda_host:
+            return device::host();
+        case dlpack::device_type::cuda:
+            return device::cuda(place.device_id);
+    }
+    throw unsupported(fmt::format("DLPack's device type {} is neither host memory nor a CUDA device",
+                                  static_cast<std::int32_t>(place.device_type)));
+}
+
+array_view view_of(const dlpack::tensor& tensor) {
+    const dtype type = detail::element_type(tensor.dtype);
+    if (tensor.ndim < 0) throw invalid_argument(fmt::format("a tensor cannot have {} axes", tensor.ndim));
+    const auto ndim = static_cast<std::size_t>(tensor.ndim);
+    shape_vector shape;
+    shape.reserve(ndim);
+    for (std::size_t axis = 0; axis < ndim; ++axis) {
+        if (tensor.shape[axis] < 0)
+            throw invalid_argument(
+                fmt::format("axis {} of a tensor cannot have length {}", axis, tensor.shape[axis]));
+        shape.push_back(static_cast<std::uint64_t>(tensor.shape[axis]));
+    }
+    const std::byte* const data =
+        tensor.data == nullptr ? nullptr : static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+    if (tensor.strides == nullptr) return {data, type, std::move(shape)};
+    std::vector<std::int64_t> strides_bytes;
+    strides_bytes.reserve(ndim);
+    for (std::size_t axis = 0; axis < ndim; ++axis) {
+        std::int64_t bytes = 0;
+        if (__builtin_mul_overflow(tensor.strides[axis], static_cast<std::int64_t>(type.size_bytes()),
+                                   &bytes))
+            throw invalid_argument(fmt::format("stride {} of a tensor, {} elements, is 2^63 bytes or more",
+                                               axis, tensor.strides[axis]));
+        strides_bytes.push_back(bytes);
+    }
+    return {data, type, std::move(shape), std::move(strides_bytes)};
+}
+
+}  // namespace
+
+foreign_tensor::foreign_tensor(std::shared_ptr<const void> owner, const dlpack::tensor& tensor,
+                               bool read_only)
+    : owner_(std::move(owner)),
+      device_(device_of(tensor.device)),
+      view_(view_of(tensor)),
+      read_only_(read_only) {}
+
+// In braces, arguments are evaluated in their order: the owner comes first, so that the tensor is deleted if
+// anything throws.
+foreign_tensor::foreign_tensor(dlpack::managed_tensor_versioned* tensor)
+    : foreign_tensor{owner_of(tensor), checked(*tensor), (tensor->flags & dlpack::flag_read_only) != 0} {}
+
+foreign_tensor::foreign_tensor(dlpack::managed_tensor* tensor)
+    : foreign_tensor{owner_of(tensor), tensor->dl_tensor, false} {}
+
+std::byte* foreign_tensor::writable_data() const {
+    if (read_only_) throw invalid_argument("the tensor is read-only");
+    if (!view_.c_contiguous())
+        throw invalid_argument(fmt::format(
+            "the tensor of shape {} is not in C order: make it contiguous first", to_string(view_.shape())));
+    return const_cast<std::byte*>(view_.data());  // NOLINT: its owner allows writing
+}
+
+}  // namespace pinflow
