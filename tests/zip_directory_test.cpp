@@ -179,7 +179,7 @@ TEST_CASE("zip directory: refuses an archive truncated after any byte, and bytes
             CAPTURE(size);
             REQUIRE_THROWS_AS(read(std::string_view(made->bytes).substr(0, size)), pinflow::format_error);
         }
-        CHECK(contains(refusal(made->bytes + "x"), "or bytes follow it"));
+        CHECK(contains(refusal(made->bytes + "x"), "or bytes follow the archive"));
     }
 }
 
