@@ -1,0 +1,135 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/formats/listing.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/formats/open.hpp"
+#include "src/python/native/buffer.hpp"
+#include "src/python/native/opened_array.hpp"
+#include "src/python/native/python_order.hpp"
+#include "src/python/native/python_owner.hpp"
+#include "src/python/native/python_rows.hpp"
+#include "src/python/native/tensor.hpp"
+
+namespace nb = nanobind;
+
+namespace pinflow::python {
+
+namespace {
+
+using shared_array = std::shared_ptr<opened_array>;
+
+template <typename Function>
+auto without_gil(Function function) {
+    const nb::gil_scoped_release released;
+    return function();
+}
+
+/// Copies rows to memory of the caller's, of ids.size() rows.
+void read_rows(const opened_array& self, const nb::object& ids, const nb::object& out) {
+    const auto rows = self.rows();
+    const buffer numbers(ids, false);
+    const buffer memory(out, true);
+    const auto bytes = numbers.bytes();
+    const std::span<const std::uint64_t> list(reinterpret_cast<const std::uint64_t*>(bytes.data()),
+                                              bytes.size() / sizeof(std::uint64_t));
+    if (memory.bytes().size() != list.size() * rows->row_size_bytes())
+        throw invalid_argument("the memory for the rows has another size than they have");
+    without_gil([&] { rows->read_rows(list, memory.bytes()); });
+}
+
+nb::dict listing_of(const array_listing& each) {
+    nb::dict listed;
+    listed["name"] = each.name;
+    listed["dtype"] = each.dtype ? nb::object(nb::str(each.dtype->descr().c_str())) : nb::none();
+    listed["shape"] = tuple_of(each.shape);
+    listed["nbytes"] = each.size_bytes;
+    listed["mappable"] = each.mappable;
+    listed["reason"] = each.reason;
+    return listed;
+}
+
+}  // namespace
+
+void bind_arrays(nb::module_& module) {
+    nb::class_<opened_array>(module, "Array", nb::type_slots(collected_slots<opened_array>))
+        .def_prop_ro("shape", [](const opened_array& self) { return tuple_of(self.shape()); })
+        .def_prop_ro("dtype", [](const opened_array& self) { return self.type().descr(); })
+        .def_prop_ro("nbytes", &opened_array::size_bytes)
+        .def_prop_ro("mapped", &opened_array::is_mapped)
+        .def_prop_ro("reason", &opened_array::reason)
+        .def_prop_ro("label", &opened_array::label)
+        .def_prop_ro("in_memory", [](const opened_array& self) { return self.elements_at_hand() != nullptr; })
+        .def("interface",
+             [](const opened_array& self) {
+                 const array* elements = nullptr;
+                 without_gil([&] { elements = &self.elements(); });
+                 return array_interface_of(elements->view(), true);
+             })
+        .def("read_rows", &read_rows, nb::arg("ids"), nb::arg("out"))
+        .def("__dlpack_device__", [](const opened_array&) { return dlpack_device_of(device::host()); })
+        .def(
+            "__dlpack__",
+            [](const opened_array& self, nb::handle stream, nb::handle max_version, nb::handle dl_device,
+               nb::handle copy) {
+                drop_given_up();
+                const export_request request =
+                    request_of(device::host(), stream, max_version, dl_device, copy);
+                const array* elements = nullptr;
+                without_gil([&] { elements = &self.elements(); });
+                return capsule_of(*elements, request);
+            },
+            nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
+            nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none());
+
+    module.def(
+        "open_array",
+        [](const std::string& text, bool stack) {
+            drop_given_up();
+            return without_gil([&] { return opened_array::open(text, stack); });
+        },
+        nb::arg("text"), nb::arg("stack") = false);
+    module.def("open_named", [](const std::string& path, const std::string& name) {
+        drop_given_up();
+        return without_gil([&] { return opened_array::of_name(path, name); });
+    });
+    module.def("list_arrays", [](const std::string& path) {
+        const std::vector<array_listing> listed = without_gil([&] { return list_arrays(path); });
+        nb::list list;
+        for (const array_listing& each : listed)
+            list.append(listing_of(each));
+        return list;
+    });
+    module.def("array_of_buffer", &array_of_buffer, nb::arg("object"), nb::arg("dtype"), nb::arg("shape"));
+    module.def("array_of_source", &array_of_source, nb::arg("source"));
+    nb::class_<python_order>(module, "Order", nb::type_slots(collected_slots<python_order>))
+        .def("__init__",
+             [](python_order* self, const nb::object& order) { new (self) python_order{keep(order)}; });
+    module.def("concatenate", [](const std::vector<shared_array>& parts, bool stacked) {
+        std::vector<std::shared_ptr<const row_source>> sources;
+        sources.reserve(parts.size());
+        for (const shared_array& each : parts)
+            sources.push_back(each->rows());
+        return without_gil([&] {
+            return opened_array::of_rows(stacked ? stack(std::move(sources))
+                                                 : concatenate(std::move(sources)));
+        });
+    });
+    module.def("save_npy", [](const std::string& path, const nb::object& elements, const std::string& type,
+                              const shape_vector& shape) {
+        const buffer memory(elements, false);
+        const auto view_type = dtype::parse(type);
+        without_gil([&] { write_npy(path, array_view(memory.bytes().data(), view_type, shape)); });
+    });
+}
+
+}  // namespace pinflow::python

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+
+#include "pinflow/error.hpp"
+
+namespace pinflow::python {
+
+/// An exception that Python code raised on a thread of pinflow's. Raised again where it reaches Python.
+class python_failure final : public error {
+ public:
+    /// Takes the exception of the caller's thread. Needs the GIL.
+    explicit python_failure(const nanobind::python_error& raised);
+
+    PyObject* exception() const noexcept { return exception_.get(); }
+
+ private:
+    std::shared_ptr<PyObject> exception_;
+};
+
+/// Makes pinflow's exceptions those of `errors`, a module with a class for each of them.
+void register_errors(const nanobind::module_& errors);
+
+}  // namespace pinflow::python

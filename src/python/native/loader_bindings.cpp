@@ -1,0 +1,275 @@
+#include "src/python/native/loader_bindings.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pinflow/dlpack.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/loader/loader.hpp"
+#include "src/python/native/opened_array.hpp"
+#include "src/python/native/python_order.hpp"
+#include "src/python/native/python_owner.hpp"
+#include "src/python/native/tensor.hpp"
+
+namespace nb = nanobind;
+
+namespace pinflow::python {
+
+namespace {
+
+class python_loader;
+
+/// The loaders that exist, to be ended before Python is. Guarded by the GIL.
+std::vector<python_loader*>& live_loaders() {
+    static auto& all = *new std::vector<python_loader*>;
+    return all;
+}
+
+/// A batch that Python holds. Its tensors hold it, too.
+class python_batch {
+ public:
+    python_batch(batch taken, const device& device)
+        : batch_(std::make_shared<batch>(std::move(taken))), device_(device) {}
+    python_batch(python_batch&&) noexcept = default;
+    python_batch& operator=(python_batch&&) = delete;
+    python_batch(const python_batch&) = delete;
+    python_batch& operator=(const python_batch&) = delete;
+    ~python_batch() { release(); }
+
+    void release() {
+        if (!batch_) return;
+        const nb::gil_scoped_release released;
+        batch_.reset();
+    }
+    batch& held() const {
+        if (!batch_) throw invalid_argument("the batch has been released");
+        return *batch_;
+    }
+    nb::tuple tensors() const {
+        const std::size_t count = held().array_count();
+        nb::list list;
+        for (std::size_t index = 0; index < count; ++index)
+            list.append(nb::cast(tensor(batch_, device_, index)));
+        return nb::tuple(list);
+    }
+    void used_on(std::int64_t stream, const nb::object& owner) const {
+        const auto used = dlpack::consumer_stream(device_, stream);
+        if (!used) return;
+        std::shared_ptr<PyObject> kept = owner.is_none() ? nullptr : keep(owner);
+        batch& taken = held();
+        const nb::gil_scoped_release released;
+        taken.used_on(*used, std::move(kept));
+    }
+
+ private:
+    std::shared_ptr<batch> batch_;
+    pinflow::device device_;
+};
+
+class python_loader {
+ public:
+    python_loader(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options) {
+        {
+            const nb::gil_scoped_release released;
+            loader_ = std::make_shared<loader>(std::move(sources), options);
+        }
+        live_loaders().push_back(this);
+    }
+    python_loader(const python_loader&) = delete;
+    python_loader& operator=(const python_loader&) = delete;
+    ~python_loader() {
+        end();
+        std::erase(live_loaders(), this);
+    }
+
+    /// Waits for the threads of the loader, which may wait for the GIL.
+    void end() {
+        if (!loader_) return;
+        const nb::gil_scoped_release released;
+        loader_.reset();
+    }
+    /// A share, because another thread may call `end` meanwhile.
+    std::shared_ptr<loader> valid() const {
+        if (!loader_) throw invalid_argument("the loader has been closed");
+        return loader_;
+    }
+
+    /// @param stream as in __dlpack__; none: the data has arrived when this returns, on a GPU also.
+    /// @param owner keeps the stream alive
+    std::optional<python_batch> next(std::optional<std::int64_t> stream, const nb::object& owner) {
+        drop_given_up();
+        std::shared_ptr<loader> own = valid();
+        const device on = own->device();
+        std::optional<stream_view> consumer;
+        if (on.kind() != device_kind::host) consumer = dlpack::consumer_stream(on, stream);
+        std::shared_ptr<PyObject> kept = owner.is_none() || !consumer ? nullptr : keep(owner);
+        std::optional<batch> taken;
+        {
+            const nb::gil_scoped_release released;
+            taken = consumer ? own->next(*consumer) : own->next();
+            if (taken && kept) taken->used_on(*consumer, std::move(kept));
+            own.reset();
+        }
+        if (!taken) return std::nullopt;
+        return python_batch(std::move(*taken), on);
+    }
+
+ private:
+    std::shared_ptr<loader> loader_;
+};
+
+order order_of(const std::string& name) {
+    for (const order each : {order::sequential, order::shuffled, order::windowed}) {
+        if (to_string(each) == name) return each;
+    }
+    throw invalid_argument(
+        "an order is 'sequential', 'shuffled' or 'windowed', a list of row numbers, or an object "
+        "with name, position_count and rows_at, not '" +
+        name + "'");
+}
+
+tail tail_of(const std::string& name) {
+    if (name == "partial") return tail::partial;
+    if (name == "drop") return tail::drop;
+    throw invalid_argument("a tail is 'partial' or 'drop', not '" + name + "'");
+}
+
+route route_of(const std::string& name) {
+    for (const route each : {route::automatic, route::direct, route::copy, route::staged, route::read}) {
+        if (to_string(each) == name) return each;
+    }
+    throw invalid_argument("a route is 'auto', 'direct', 'copy', 'staged' or 'read', not '" + name + "'");
+}
+
+/// A value of `options`, or nothing if it is None.
+template <typename Value>
+std::optional<Value> value_of(const nb::dict& options, const char* key) {
+    if (!options.contains(key) || nb::object(options[key]).is_none()) return std::nullopt;
+    return nb::cast<Value>(options[key]);
+}
+
+std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<opened_array>>& arrays,
+                                           const nb::dict& given) {
+    drop_given_up();
+    if (arrays.empty()) throw invalid_argument("a loader needs at least one source");
+    std::vector<std::shared_ptr<const row_source>> sources;
+    for (const auto& each : arrays)
+        sources.push_back(each->rows());
+    loader_options options{.device = device::parse(nb::cast<std::string>(given["device"]))};
+    options.batch_rows = nb::cast<std::uint64_t>(given["batch"]);
+    options.epochs = nb::cast<std::uint64_t>(given["epochs"]);
+    options.tail = tail_of(nb::cast<std::string>(given["tail"]));
+    options.route = route_of(nb::cast<std::string>(given["route"]));
+    options.memory_bytes = value_of<std::uint64_t>(given, "memory").value_or(0);
+    options.slots = value_of<unsigned>(given, "slots").value_or(0);
+    options.threads = value_of<unsigned>(given, "threads").value_or(0);
+    if (const auto rank = value_of<unsigned>(given, "rank"))
+        options.shard = {*rank, value_of<unsigned>(given, "world").value()};
+    if (const auto state = value_of<std::string>(given, "state"))
+        options.resume_from = loader_state::from_json(*state);
+    const nb::object order = given["order"];
+    const std::uint64_t row_count = sources.front()->row_count();
+    if (nb::isinstance<nb::str>(order)) {
+        options.order = order_of(nb::cast<std::string>(order));
+        options.seed = nb::cast<std::uint64_t>(given["seed"]);
+        options.window_rows = value_of<std::uint64_t>(given, "window").value_or(0);
+    } else {
+        options.sampler = nb::cast<const python_order&>(order).for_rows(row_count);
+    }
+    return std::make_unique<python_loader>(std::move(sources), options);
+}
+
+nb::dict report_of(const loader_report& report) {
+    const auto seconds = [](std::chrono::nanoseconds time) {
+        return std::chrono::duration<double>(time).count();
+    };
+    nb::list arrays;
+    for (const array_report& each : report.arrays) {
+        nb::dict one;
+        one["name"] = each.name;
+        one["transfer"] = each.transfer;
+        one["reason"] = each.reason;
+        one["bytes"] = each.bytes;
+        arrays.append(one);
+    }
+    nb::dict result;
+    result["verdict"] = report.verdict();
+    result["route"] = std::string(to_string(report.route));
+    result["reason"] = report.reason;
+    result["arrays"] = arrays;
+    result["threads"] = report.threads;
+    result["slots"] = report.slots;
+    result["slot_bytes"] = report.slot_bytes;
+    result["batches"] = report.batches;
+    result["rows"] = report.rows;
+    result["bytes"] = report.bytes;
+    result["seconds"] = seconds(report.wall_time);
+    result["pinned_bytes"] = report.pinned_bytes;
+    result["storage_wait"] = seconds(report.storage_wait);
+    result["file_wait"] = seconds(report.file_wait);
+    result["cpu_wait"] = seconds(report.cpu_wait);
+    result["link_wait"] = seconds(report.link_wait);
+    result["consumer_wait"] = seconds(report.consumer_wait);
+    return result;
+}
+
+}  // namespace
+
+void bind_loaders(nb::module_& module) {
+    nb::class_<python_batch>(module, "Batch")
+        .def_prop_ro("tensors", &python_batch::tensors)
+        .def_prop_ro("row_ids",
+                     [](const python_batch& self) {
+                         const auto ids = self.held().row_ids();
+                         return nb::bytes(ids.data(), ids.size_bytes());
+                     })
+        .def_prop_ro("row_count", [](const python_batch& self) { return self.held().row_count(); })
+        .def_prop_ro("epoch", [](const python_batch& self) { return self.held().epoch(); })
+        .def_prop_ro("index", [](const python_batch& self) { return self.held().index(); })
+        .def_prop_ro("last_of_epoch", [](const python_batch& self) { return self.held().last_of_epoch(); })
+        .def("state",
+             [](const python_batch& self) {
+                 const batch& held = self.held();
+                 const nb::gil_scoped_release released;
+                 return held.state().to_json();
+             })
+        .def("used_on", &python_batch::used_on, nb::arg("stream"), nb::arg("owner") = nb::none())
+        .def("release", &python_batch::release);
+
+    nb::class_<python_loader>(module, "Loader")
+        .def("next", &python_loader::next, nb::arg("stream") = nb::none(), nb::arg("owner") = nb::none())
+        .def("close", &python_loader::end)
+        .def("state",
+             [](const python_loader& self) {
+                 std::shared_ptr<loader> own = self.valid();
+                 const nb::gil_scoped_release released;
+                 const std::string text = own->state().to_json();
+                 own.reset();
+                 return text;
+             })
+        .def("report", [](const python_loader& self) { return report_of(self.valid()->report()); })
+        .def_prop_ro("device", [](const python_loader& self) { return self.valid()->device().name(); })
+        .def_prop_ro("row_count", [](const python_loader& self) { return self.valid()->row_count(); })
+        .def_prop_ro("batches_per_epoch",
+                     [](const python_loader& self) { return self.valid()->batches_per_epoch(); });
+    module.def("make_loader", &make_loader, nb::arg("arrays"), nb::arg("options"));
+    module.def("end_all_loaders", [] {
+        for (python_loader* const each : std::vector<python_loader*>(live_loaders()))
+            each->end();
+        stop_dropping();
+    });
+}
+
+}  // namespace pinflow::python

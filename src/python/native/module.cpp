@@ -1,0 +1,47 @@
+// pinflow._native: what the Python package is made of. Its users import pinflow.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "pinflow/device.hpp"
+#include "pinflow/fault_guard.hpp"
+#include "pinflow/loader/shard.hpp"
+#include "pinflow/version.hpp"
+#include "src/python/native/errors.hpp"
+#include "src/python/native/loader_bindings.hpp"
+#include "src/python/native/opened_array.hpp"
+#include "src/python/native/table_bindings.hpp"
+#include "src/python/native/tensor.hpp"
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, module) {
+    using namespace pinflow;
+    python::register_errors(nb::module_::import_("pinflow._errors"));
+    python::bind_tensors(module);
+    python::bind_arrays(module);
+    python::bind_loaders(module);
+    python::bind_tables(module);
+    module.attr("version") = std::string(version);
+    module.def("install_fault_guard", &install_fault_guard);
+    module.def("shard_from_environment", [] {
+        const shard found = shard_from_environment();
+        return nb::make_tuple(found.rank, found.world);
+    });
+    module.def("no_cuda_reason", &device::no_cuda_reason);
+    module.def("devices", [] {
+        nb::list found;
+        for (const device& each : device::all()) {
+            const device::memory_sizes memory = each.memory();
+            nb::dict one;
+            one["name"] = each.name();
+            one["model"] = each.model();
+            one["total_bytes"] = memory.total_bytes;
+            one["free_bytes"] = memory.free_bytes;
+            found.append(one);
+        }
+        return found;
+    });
+}

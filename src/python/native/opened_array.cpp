@@ -1,0 +1,119 @@
+#include "src/python/native/opened_array.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/formats/listing.hpp"
+#include "pinflow/formats/open.hpp"
+
+namespace pinflow::python {
+
+namespace {
+
+/// The entry of an array in the list of a file; the only one if `name` is empty.
+std::optional<array_listing> listing_of(const std::string& path, const std::string& name) {
+    std::vector<array_listing> listed = list_arrays(path);
+    if (name.empty()) {
+        if (listed.size() == 1) return std::move(listed.front());
+        return std::nullopt;
+    }
+    const auto found = std::ranges::find_if(
+        listed, [&](const array_listing& each) { return each.name == name || each.name == name + ".npy"; });
+    if (found == listed.end()) return std::nullopt;
+    return std::move(*found);
+}
+
+/// All rows of a source, gathered into memory.
+array gathered(const row_source& rows, const dtype& type, const shape_vector& shape) {
+    auto memory = memory_region::anonymous(rows.row_count() * rows.row_size_bytes());
+    constexpr std::uint64_t rows_at_once = 1 << 16;
+    std::vector<std::uint64_t> ids;
+    for (std::uint64_t first = 0; first < rows.row_count(); first += rows_at_once) {
+        ids.resize(std::min(rows_at_once, rows.row_count() - first));
+        std::iota(ids.begin(), ids.end(), first);
+        rows.read_rows(
+            ids, memory.bytes().subspan(first * rows.row_size_bytes(), ids.size() * rows.row_size_bytes()));
+    }
+    return {std::move(memory), type, shape};
+}
+
+}  // namespace
+
+std::shared_ptr<opened_array> opened_array::open(const std::string& text, bool stack) {
+    if (is_pattern(text)) return of_rows(open_rows(text, {.stack = stack}));
+    const file_and_name split = split_file_and_name(text);
+    return of_name(split.path, split.name);
+}
+
+std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, const std::string& name) {
+    const std::optional<array_listing> listed = listing_of(path, name);
+    // mapped arrays, and the errors of arrays that are not there, come from `open`
+    if (!listed || !listed->dtype || listed->mappable)
+        return of_array(name.empty() ? pinflow::open(path) : pinflow::open(path, name));
+    const std::shared_ptr<opened_array> made(new opened_array(*listed->dtype));
+    made->shape_ = listed->shape;
+    made->reason_ = listed->reason;
+    made->label_ = name.empty() ? path : path + ":" + name;
+    made->path_ = path;
+    made->name_ = name;
+    try {
+        made->rows_ = open_rows(made->label_);
+    } catch (const unsupported& failure) {
+        made->no_rows_reason_ = failure.what();
+    }
+    return made;
+}
+
+std::shared_ptr<opened_array> opened_array::of_rows(std::shared_ptr<const row_source> rows) {
+    const std::shared_ptr<opened_array> made(new opened_array(rows->dtype()));
+    made->shape_ = rows->row_shape();
+    made->shape_.insert(made->shape_.begin(), rows->row_count());
+    made->reason_ = "its rows are read or copied when they are asked for";
+    made->label_ = rows->description();
+    made->rows_ = std::move(rows);
+    return made;
+}
+
+std::shared_ptr<opened_array> opened_array::of_array(array elements) {
+    if (!elements.has_view()) {
+        auto made = of_rows(elements.rows());
+        made->reason_ = elements.reason();
+        return made;
+    }
+    const std::shared_ptr<opened_array> made(new opened_array(elements.dtype()));
+    made->shape_ = elements.shape();
+    made->reason_ = elements.reason();
+    made->label_ = elements.label();
+    try {
+        made->rows_ = elements.rows();
+    } catch (const unsupported& failure) {
+        made->no_rows_reason_ = failure.what();
+    }
+    made->elements_ = std::move(elements);
+    return made;
+}
+
+const std::shared_ptr<const row_source>& opened_array::rows() const {
+    if (!rows_) throw unsupported(no_rows_reason_);
+    return rows_;
+}
+
+const array& opened_array::elements() const {
+    if (elements_) return *elements_;
+    const std::lock_guard lock(mutex_);
+    if (!decoded_) {
+        if (path_.empty()) {
+            decoded_ = gathered(*rows_, type_, shape_);
+        } else {
+            decoded_ = name_.empty() ? pinflow::open(path_) : pinflow::open(path_, name_);
+        }
+    }
+    return *decoded_;
+}
+
+}  // namespace pinflow::python

@@ -1,0 +1,64 @@
+#include "src/python/native/python_order.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/python/native/buffer.hpp"
+#include "src/python/native/errors.hpp"
+
+namespace nb = nanobind;
+
+namespace pinflow::python {
+
+namespace {
+
+class python_sequence final : public row_sequence {
+ public:
+    explicit python_sequence(std::shared_ptr<PyObject> order)
+        : order_(std::move(order)),
+          name_(nb::cast<std::string>(nb::borrow(order_.get()).attr("name"))),
+          position_count_(nb::cast<std::uint64_t>(nb::borrow(order_.get()).attr("position_count"))) {}
+
+    std::string name() const override { return name_; }
+    std::uint64_t position_count() const override { return position_count_; }
+
+    void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const override {
+        const nb::gil_scoped_acquire acquired;
+        try {
+            PyObject* const bytes =
+                PyMemoryView_FromMemory(reinterpret_cast<char*>(rows.data()),
+                                        static_cast<Py_ssize_t>(rows.size_bytes()), PyBUF_WRITE);
+            if (bytes == nullptr) throw nb::python_error();
+            const nb::object out = nb::steal(bytes).attr("cast")("Q");
+            nb::borrow(order_.get()).attr("rows_at")(epoch, first, out);
+            out.attr("release")();  // the memory is reused
+        } catch (const nb::python_error& raised) {
+            throw python_failure(raised);
+        }
+    }
+
+ private:
+    std::shared_ptr<PyObject> order_;
+    std::string name_;
+    std::uint64_t position_count_;
+};
+
+}  // namespace
+
+sampler python_order::for_rows(std::uint64_t row_count) const {
+    const nb::object order = nb::borrow(kept.get());
+    if (nb::hasattr(order, "rows_at"))
+        return sampler::custom(row_count, std::make_shared<python_sequence>(kept));
+    const buffer numbers(order, false);
+    const auto bytes = numbers.bytes();
+    std::vector<std::uint64_t> rows(bytes.size() / sizeof(std::uint64_t));
+    if (!rows.empty()) std::memcpy(rows.data(), bytes.data(), rows.size() * sizeof(std::uint64_t));
+    return sampler::listed(row_count, std::move(rows));
+}
+
+}  // namespace pinflow::python

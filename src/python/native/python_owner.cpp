@@ -1,0 +1,79 @@
+#include "src/python/native/python_owner.hpp"
+
+#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace pinflow::python {
+
+namespace {
+
+/// The references that were given up. Never destroyed: threads may outlive the interpreter.
+struct given_up {
+    std::mutex mutex;
+    std::vector<PyObject*> objects;
+    bool is_scheduled = false;
+    std::atomic<bool> has_some = false;
+    std::atomic<bool> ended = false;
+};
+
+given_up& all_given_up() {
+    static auto& only = *new given_up;
+    return only;
+}
+
+int drop_when_asked(void*) {
+    {
+        const std::lock_guard lock(all_given_up().mutex);
+        all_given_up().is_scheduled = false;
+    }
+    drop_given_up();
+    return 0;
+}
+
+/// Takes no GIL, so that a deleter may run anywhere.
+void give_up(PyObject* object) noexcept {
+    given_up& all = all_given_up();
+    if (all.ended) return;
+    bool schedule = false;
+    try {
+        const std::lock_guard lock(all.mutex);
+        all.objects.push_back(object);
+        all.has_some = true;
+        schedule = !std::exchange(all.is_scheduled, true);
+    } catch (...) {
+        return;  // without memory for its place, the object is kept for ever
+    }
+    // if the interpreter's queue is full, the next call from Python drops it
+    if (schedule && Py_AddPendingCall(&drop_when_asked, nullptr) != 0) {
+        const std::lock_guard lock(all.mutex);
+        all.is_scheduled = false;
+    }
+}
+
+}  // namespace
+
+std::shared_ptr<PyObject> keep(nanobind::handle object) {
+    Py_INCREF(object.ptr());
+    return {object.ptr(), give_up};
+}
+
+void drop_given_up() noexcept {
+    given_up& all = all_given_up();
+    if (!all.has_some.load(std::memory_order_relaxed)) return;
+    std::vector<PyObject*> objects;
+    {
+        const std::lock_guard lock(all.mutex);
+        objects.swap(all.objects);
+        all.has_some = false;
+    }
+    for (PyObject* const object : objects)
+        Py_DECREF(object);  // may run Python code, which may give up more
+}
+
+void stop_dropping() noexcept {
+    all_given_up().ended = true;
+}
+
+}  // namespace pinflow::python

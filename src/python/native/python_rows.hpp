@@ -1,0 +1,22 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+
+#include "pinflow/array.hpp"
+#include "src/python/native/opened_array.hpp"
+
+namespace pinflow::python {
+
+/// An array over the memory of a Python object with the buffer protocol, which it keeps.
+std::shared_ptr<opened_array> array_of_buffer(const nanobind::object& object, const std::string& type,
+                                              const shape_vector& shape);
+
+/// Rows that a Python object reads. It has `dtype` (numpy's spelling), `shape` (rows first) and
+/// `read_rows(ids, out)`, which writes the rows of `ids`, a memoryview of 64-bit numbers, to the memoryview
+/// of bytes `out`. Threads of a loader call it with the GIL.
+std::shared_ptr<opened_array> array_of_source(const nanobind::object& source);
+
+}  // namespace pinflow::python

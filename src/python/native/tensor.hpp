@@ -1,0 +1,60 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+
+#include "pinflow/array.hpp"
+#include "pinflow/device.hpp"
+#include "pinflow/dtype.hpp"
+#include "pinflow/loader/batch.hpp"
+
+namespace pinflow::python {
+
+/// One array of a batch, for libraries that take tensors. Keeps the batch.
+class tensor {
+ public:
+    tensor(std::shared_ptr<batch> held, const device& device, std::size_t index)
+        : batch_(std::move(held)), device_(device), index_(index) {}
+    tensor(tensor&&) noexcept = default;
+    tensor& operator=(tensor&&) = delete;
+    tensor(const tensor&) = delete;
+    tensor& operator=(const tensor&) = delete;
+    ~tensor();
+
+    const array_view& view() const { return (*batch_)[index_]; }
+    const pinflow::device& device() const noexcept { return device_; }
+    batch& of() const noexcept { return *batch_; }
+    std::size_t index() const noexcept { return index_; }
+
+ private:
+    std::shared_ptr<batch> batch_;
+    pinflow::device device_;
+    std::size_t index_;
+};
+
+/// A tuple of lengths.
+nanobind::tuple tuple_of(const shape_vector& lengths);
+/// numpy's name of a type, as the typestr of its array interface: "<f4". Structured types are "|V8".
+nanobind::str typestr_of(const dtype& type);
+/// The array interface of elements in host memory (version 3), for numpy.
+nanobind::dict array_interface_of(const array_view& view, bool read_only);
+
+/// What Python's `__dlpack__` is given.
+struct export_request {
+    bool versioned = false;
+    std::optional<std::int64_t> stream;
+};
+/// @throws unsupported for a copy, and for another device than `device`.
+export_request request_of(const device& device, nanobind::handle stream, nanobind::handle max_version,
+                          nanobind::handle dl_device, nanobind::handle copy);
+/// An array of host memory as a capsule.
+nanobind::object capsule_of(const array& array, const export_request& request);
+
+nanobind::tuple dlpack_device_of(const device& device);
+
+void bind_tensors(nanobind::module_& module);
+
+}  // namespace pinflow::python

@@ -1,0 +1,230 @@
+"""Arrays in files, and how they are opened and saved."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple, Union
+
+from . import _native
+from ._errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    AnyArray = NDArray[Any]
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+class RowSource(Protocol):
+    """Rows that a Python object reads. Threads of a loader call `read_rows`, ahead of the consumer and again for the
+    same rows in later epochs."""
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the elements, little-endian, as numpy spells it: '<f4', 'float32' or a numpy.dtype."""
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """The number of rows, and the shape of one."""
+
+    def read_rows(self, ids: memoryview, out: memoryview) -> None:
+        """Writes the rows of `ids` (unsigned 64-bit numbers) to `out` (bytes), one after the other. Neither may be
+        kept: the memory is reused."""
+
+
+class _Interface:
+    """What numpy makes an array of, without a copy. Keeps `owner`."""
+
+    def __init__(self, interface: Dict[str, Any], owner: object) -> None:
+        self.__array_interface__ = interface
+        self._owner = owner
+
+
+class Array:
+    """An array in a file or in memory. `numpy.asarray(array)` is a read-only view of it, without a copy if the array is
+    mapped. Elements of other arrays are decoded or read when they are first asked for.
+
+    Made by `pinflow.open`, `pinflow.concatenate` and `pinflow.stack`. May be used from several threads.
+    """
+
+    __slots__ = ("_array", "__weakref__")
+
+    def __init__(self, array: _native.Array) -> None:
+        self._array = array
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """The lengths of the axes, in elements."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> str:
+        """The type of the elements as numpy spells it, such as '<f4'. Also 'bfloat16', 'float8_e4m3fn' and
+        'float8_e5m2'."""
+        return self._array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._array.nbytes
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the elements are mapped from a file, so that no access copies them."""
+        return self._array.mapped
+
+    @property
+    def reason(self) -> str:
+        """One sentence: why the array is mapped, or where its elements are instead."""
+        return self._array.reason
+
+    @property
+    def label(self) -> str:
+        """What messages call the array: its path, or 'FILE:NAME'."""
+        return self._array.label
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<pinflow.Array {self.label!r} {self.dtype} {self.shape}{', mapped' if self.mapped else ''}>"
+
+    def _numpy(self) -> AnyArray:
+        import numpy
+
+        return numpy.asarray(_Interface(self._array.interface(), self))
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> AnyArray:
+        """A read-only view for numpy. With `dtype`, or with `copy=True`, a copy of one's own."""
+        view = self._numpy()
+        if dtype is not None and view.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"elements of {view.dtype} cannot be of {dtype} without a copy")
+            return view.astype(dtype)
+        return view.copy() if copy else view
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Optional[Tuple[int, int]] = None,
+                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:
+        """A DLPack capsule of the elements in host memory. Read-only if the array is mapped."""
+        return self._array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Elements by numpy's rules: a view if the array is in the address space. Otherwise only the rows that the
+        first index names are read or decoded."""
+        if self._array.in_memory or not self.shape:
+            return self._numpy()[key]
+        first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
+        if first is None or first is Ellipsis or isinstance(key, tuple) and not key:
+            return self._numpy()[key]
+        import numpy
+
+        rows = numpy.arange(len(self), dtype=numpy.int64)[first]
+        if rows.ndim == 0:
+            return self.rows(rows.reshape(1))[(0, *rest)]
+        if rows.ndim > 1:
+            return self.rows(rows.reshape(-1)).reshape(rows.shape + self.shape[1:])[(slice(None),) * rows.ndim + rest]
+        return self.rows(rows)[(slice(None), *rest)]
+
+    def rows(self, ids: Union[Sequence[int], AnyArray]) -> AnyArray:
+        """The rows of these numbers, read or copied to a new array, in this order."""
+        import numpy
+
+        numbers = numpy.ascontiguousarray(ids, dtype=numpy.uint64)
+        out = numpy.empty((len(numbers), *self.shape[1:]), dtype=_numpy_type(self._array))
+        self._array.read_rows(numbers, _bytes_of(out))
+        return out
+
+
+def _numpy_type(array: _native.Array) -> Any:
+    import numpy
+
+    beyond = {"bfloat16": "V2", "float8_e4m3fn": "V1", "float8_e5m2": "V1"}
+    text = array.dtype
+    if text.startswith("["):
+        import ast
+
+        return numpy.dtype(ast.literal_eval(text))
+    return numpy.dtype(beyond.get(text, text))
+
+
+def _bytes_of(array: AnyArray) -> AnyArray:
+    """The bytes of a contiguous array, for the buffer protocol, which has no dates and no fields."""
+    import numpy
+
+    return array.reshape(-1).view(numpy.uint8) if array.dtype.itemsize else numpy.empty(0, numpy.uint8)
+
+
+def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> Array:
+    """Opens an array of a .npy, .npz, HDF5 or safetensors file.
+
+    Args:
+        path: the file, 'FILE:NAME', or a pattern such as 'data/part-*.npy', whose files' rows follow each other in the
+            order of their paths (numbers by value).
+        name: the array in the file; needed if it has several.
+        stack: each file of a pattern is one row.
+
+    Raises:
+        NotFound: there is no such file. FormatError: the file is damaged. InvalidArgument: the array is not there, or
+        several are. Unsupported: it cannot be read here.
+    """
+    text = os.fspath(path)
+    if name is not None:
+        return Array(_native.open_named(text, name))
+    return Array(_native.open_array(text, stack))
+
+
+def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, as in the tool
+    """Describes the arrays of a file from its metadata alone: name, dtype (None if it cannot be opened), shape, nbytes,
+    mappable, and the reason."""
+    return _native.list_arrays(os.fspath(path))
+
+
+def save(path: PathLike, array: Any) -> None:
+    """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then."""
+    import numpy
+
+    elements = numpy.asarray(array)
+    contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
+    dtype = contiguous.dtype
+    if dtype.hasobject:
+        raise InvalidArgument("arrays of Python objects cannot be saved")
+    if dtype.names is not None:
+        raise InvalidArgument("structured arrays cannot be saved yet; save each field")
+    _native.save_npy(os.fspath(path), _bytes_of(contiguous), dtype.str, builtins.list(contiguous.shape))
+
+
+def concatenate(arrays: Iterable[Any]) -> Array:
+    """One array with the rows of several, in their order. Nothing is copied."""
+    return Array(_native.concatenate([native_of(each) for each in arrays], False))
+
+
+def stack(arrays: Iterable[Any]) -> Array:
+    """One array of which each of `arrays` is one row. Nothing is copied."""
+    return Array(_native.concatenate([native_of(each) for each in arrays], True))
+
+
+def native_of(source: Any) -> _native.Array:
+    """A source of rows: an Array, a path, a numpy array or another object with its interface, or a RowSource."""
+    if isinstance(source, Array):
+        return source._array
+    if isinstance(source, (str, os.PathLike)):
+        return open(source)._array
+    if hasattr(source, "read_rows"):
+        return _native.array_of_source(source)
+    import numpy
+
+    elements = numpy.asarray(source)
+    if elements.dtype.hasobject:
+        raise InvalidArgument("rows of Python objects cannot be loaded")
+    contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
+    if contiguous.dtype.names is not None:
+        raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
+    return _native.array_of_buffer(_bytes_of(contiguous), contiguous.dtype.str, builtins.list(contiguous.shape))

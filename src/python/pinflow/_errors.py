@@ -1,0 +1,62 @@
+"""The exceptions of pinflow: one class for each error of the C++ library."""
+
+__all__ = [
+    "AllSlotsLeased", "AlreadyThere", "DataChanged", "DeviceError", "Error", "FatalDeviceError", "FormatError",
+    "FormatNotBuilt", "InvalidArgument", "NotFound", "NotPermitted", "StateMismatch", "SystemFailure", "Unsupported",
+]
+
+
+class Error(Exception):
+    """The base class of all exceptions of pinflow. Its text is a full sentence with path, offset and shape."""
+
+
+class SystemFailure(Error, OSError):
+    """The system refused an operation (file, memory, thread or signal). `errno` has its number."""
+
+
+class NotFound(SystemFailure, FileNotFoundError):
+    """There is no file of this name."""
+
+
+class AlreadyThere(SystemFailure, FileExistsError):
+    """Something has this name already."""
+
+
+class NotPermitted(SystemFailure, PermissionError):
+    """The system does not permit the operation."""
+
+
+class FormatError(Error, ValueError):
+    """The bytes of a file contradict its format or its own header."""
+
+
+class Unsupported(Error, BufferError):
+    """The input is valid, but pinflow, or this build of it, does not support the operation on it."""
+
+
+class FormatNotBuilt(Unsupported):
+    """The file is of a format that this build cannot read."""
+
+
+class InvalidArgument(Error, ValueError):
+    """The arguments of a call contradict each other or the data."""
+
+
+class StateMismatch(InvalidArgument):
+    """A loader cannot resume from a saved state: it was saved for other data or for another order."""
+
+
+class DataChanged(Error, OSError):
+    """A file changed after it was opened."""
+
+
+class AllSlotsLeased(Error):
+    """Batches or tensors that are kept hold every slot of the loader. Release some, or give it more slots."""
+
+
+class DeviceError(Error, RuntimeError):
+    """A device refused or failed an operation; the process can continue."""
+
+
+class FatalDeviceError(DeviceError):
+    """A device failed so that no later call in this process can recover."""

@@ -1,0 +1,349 @@
+"""The loader: batches ahead of the consumer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple, Union
+
+from . import _native
+from ._arrays import native_of
+from ._errors import InvalidArgument
+from ._streams import consumer_stream
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: More epochs than anybody trains.
+_ENDLESS = 1 << 32
+
+
+class Tensor:
+    """One array of a batch, on the loader's device. PyTorch, CuPy, JAX and numpy take it without a copy: by `.torch()`,
+    `.cupy()`, `.jax()`, `.numpy()`, or any of their functions for DLPack and array interfaces.
+
+    It holds the batch's slot of the loader until it, and everything made of it, has been dropped. So clone what you
+    keep for long. On a GPU the data is ready for the stream of the loader's consumer; other streams that read it must
+    be named by `used_on`.
+    """
+
+    __slots__ = ("_tensor", "_batch", "__weakref__")
+
+    def __init__(self, tensor: _native.Tensor, batch: _native.Batch) -> None:
+        self._tensor = tensor
+        self._batch = batch
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """The number of rows of the batch, and the shape of a row."""
+        return self._tensor.shape
+
+    @property
+    def dtype(self) -> str:
+        """The type of the elements as numpy spells it, such as '<f4', or 'bfloat16'."""
+        return self._tensor.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._tensor.nbytes
+
+    @property
+    def device(self) -> str:
+        """'host' or 'cuda:N'."""
+        return self._tensor.device
+
+    def __len__(self) -> int:
+        return len(self._tensor)
+
+    def __repr__(self) -> str:
+        return f"<pinflow.Tensor {self.dtype} {self.shape} on {self.device}>"
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: Optional[int] = None, max_version: Optional[Tuple[int, int]] = None,
+                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:
+        """A DLPack capsule, by the array API standard: `stream` (None or 1: CUDA's legacy default stream, 2: the
+        per-thread one, -1: none) is made to wait for the data. No copies are made."""
+        return self._tensor.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    @property
+    def __array_interface__(self) -> Dict[str, Any]:
+        return self._tensor.__array_interface__
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        return self._tensor.__cuda_array_interface__
+
+    def used_on(self, stream: Any) -> None:
+        """Makes another stream wait for the data, and the slot wait for that stream. `stream` is a handle or an object
+        of PyTorch, CuPy or Numba, which is kept alive."""
+        handle, owner = consumer_stream(stream, self.device)
+        if handle is not None:
+            self._batch.used_on(handle, owner)
+
+    def numpy(self) -> NDArray[Any]:
+        """A numpy array of the same memory. Only on the host."""
+        import numpy
+
+        if self.device != "host":
+            raise InvalidArgument(f"the tensor is on {self.device}: numpy needs host memory; use .torch() or .cupy()")
+        return numpy.asarray(self)
+
+    def torch(self) -> Any:
+        """A PyTorch tensor of the same memory, for PyTorch's current stream."""
+        from torch.utils.dlpack import from_dlpack
+
+        if self.device == "host":
+            return from_dlpack(self)
+        handle, owner = consumer_stream(None, self.device)
+        if handle is not None:
+            self._batch.used_on(handle, owner)
+        return from_dlpack(self._tensor.__dlpack__(stream=handle))
+
+    def cupy(self) -> Any:
+        """A CuPy array of the same memory, for CuPy's current stream. Only on a GPU."""
+        import cupy
+
+        stream = cupy.cuda.get_current_stream()
+        if self.device != "host":
+            self._batch.used_on(stream.ptr or 1, stream)
+        return cupy.from_dlpack(self)
+
+    def jax(self) -> Any:
+        """A JAX array of the same memory."""
+        import jax
+
+        return jax.dlpack.from_dlpack(self)
+
+
+class Batch:
+    """Some samples, leased: the memory is reused once this batch and its tensors have been dropped, and their streams
+    have passed. Use it in a `with` statement, or call `release`."""
+
+    __slots__ = ("_batch", "_tensors")
+
+    def __init__(self, batch: _native.Batch) -> None:
+        self._batch = batch
+        self._tensors = tuple(Tensor(each, batch) for each in batch.tensors)
+
+    @property
+    def tensors(self) -> Tuple[Tensor, ...]:
+        """One tensor for each source."""
+        return self._tensors
+
+    @property
+    def row_ids(self) -> NDArray[np.uint64]:
+        """The numbers of the rows in the sources, in the order of the samples."""
+        import numpy
+
+        return numpy.frombuffer(self._batch.row_ids, dtype=numpy.uint64)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, counted from 0."""
+        return self._batch.epoch
+
+    @property
+    def index(self) -> int:
+        """The number of this batch within its epoch, counted from 0."""
+        return self._batch.index
+
+    def __len__(self) -> int:
+        return self._batch.row_count
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._tensors[index]
+
+    def used_on(self, stream: Any) -> None:
+        """As Tensor.used_on, for all tensors of the batch."""
+        for tensor in self._tensors[:1]:
+            tensor.used_on(stream)
+
+    def release(self) -> None:
+        """Drops the batch. Its tensors hold the slot as long as they are kept elsewhere."""
+        self._tensors = ()
+        self._batch.release()
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+class Report:
+    """Where the time of a loader went. `str(report)` is the verdict, one sentence. Everything else is in `values`."""
+
+    def __init__(self, values: Dict[str, Any]) -> None:
+        self.values = values
+        """verdict, route, reason, arrays (name, transfer, reason, bytes of each), threads, slots, batches, rows, bytes,
+        seconds, pinned_bytes, and the seconds that the consumer waited: storage_wait, file_wait, cpu_wait, link_wait;
+        consumer_wait is the time that the loader waited for the consumer."""
+
+    def __str__(self) -> str:
+        return str(self.values["verdict"])
+
+    def __repr__(self) -> str:
+        return f"<pinflow.Report {self}>"
+
+
+class Loader:
+    """Delivers the rows of one or several sources as batches on a device, ahead of the consumer.
+
+        for images, labels in pinflow.Loader("images.npy", "labels.npy", batch=64):
+            model(images.torch(), labels.torch())
+
+    Each `for` loop is one epoch. `break` ends it, and the next loop begins the next epoch.
+
+    Args:
+        sources: arrays with equally many rows: paths ('FILE', 'FILE:NAME', patterns), Arrays, numpy arrays, or
+            RowSources. A sample is the same row of each.
+        batch: samples in a batch. The last batch of an epoch may have fewer.
+        order: 'sequential', 'shuffled' or 'windowed' (chunks in shuffled order, the rows of some chunks shuffled
+            together); row numbers (an array or a list), or an object with `name` ('mine/1'), `position_count` and
+            `rows_at(epoch, first, out)`.
+        seed: of the shuffled and the windowed order. Each epoch has another order.
+        epochs: how many loops deliver something; None: any number.
+        device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
+        rank, world: the part of each epoch that this process delivers. None: everything. `rank='auto'` takes both from
+            the variables of torchrun, MPI or Slurm.
+        tail: the samples at the end of an epoch that do not fill a batch for every rank: 'partial' or 'drop'.
+        route: how rows travel: 'auto', 'direct', 'copy', 'staged', 'read'.
+        memory: the most bytes that all batches take together; None: at most 1 GiB.
+        stream: the consumer's stream, a handle or an object. None: PyTorch's current stream at each batch if PyTorch is
+            loaded, otherwise CUDA's legacy default stream.
+        slots: the number of batches that may exist at once; None: the loader chooses.
+        threads: the most threads that gather rows; None: one for each core.
+        window: rows of a window of the windowed order; None: 64 MiB of samples.
+
+    Not for several threads at a time. A forked process (a worker of a DataLoader) cannot use a loader of its parent.
+    """
+
+    def __init__(self, *sources: Any, batch: int = 64, order: Any = "shuffled", seed: int = 0,
+                 epochs: Optional[int] = None, device: str = "auto", rank: Union[int, str, None] = None,
+                 world: Optional[int] = None, tail: str = "partial", route: str = "auto",
+                 memory: Optional[int] = None, stream: Any = None, slots: Optional[int] = None,
+                 threads: Optional[int] = None, window: Optional[int] = None) -> None:
+        if rank == "auto":
+            rank, world = _native.shard_from_environment()
+        if (rank is None) != (world is None):
+            raise InvalidArgument("rank and world belong together: give both or none")
+        self._arrays = [native_of(each) for each in sources]
+        self._epochs = epochs
+        self._stream = stream
+        self._options: Dict[str, Any] = {
+            "batch": batch, "order": _order_of(order), "seed": seed, "device": device, "rank": rank, "world": world,
+            "tail": tail, "route": route, "memory": memory, "slots": slots, "threads": threads, "window": window,
+            "epochs": _ENDLESS if epochs is None else epochs, "state": None,
+        }
+        self._loader = _native.make_loader(self._arrays, self._options)
+        self._device = self._loader.device
+        self._epoch = 0  # of the next loop
+        self._at_begin = True  # the native loader delivers the first batch of that epoch next
+
+    @property
+    def device(self) -> str:
+        """'host' or 'cuda:N'."""
+        return self._device
+
+    @property
+    def row_count(self) -> int:
+        """The number of samples in the data."""
+        return self._loader.row_count
+
+    def __len__(self) -> int:
+        """Batches of this process in an epoch."""
+        return self._loader.batches_per_epoch
+
+    def __iter__(self) -> Iterator[Tuple[Tensor, ...]]:
+        """One epoch, as tuples with a tensor for each source."""
+        for batch in self._epoch_of_batches():
+            yield tuple(Tensor(each, batch) for each in batch.tensors)
+            del batch
+
+    def batches(self) -> Iterator[Batch]:
+        """One epoch, as Batch objects, which also know their row numbers, epoch and index."""
+        for batch in self._epoch_of_batches():
+            yield Batch(batch)
+            del batch
+
+    def _epoch_of_batches(self) -> Iterator[_native.Batch]:
+        if self._epochs is not None and self._epoch >= self._epochs:
+            return
+        if not self._at_begin:
+            self._start_at(self._epoch, 0)
+        epoch = self._epoch
+        self._epoch += 1
+        self._at_begin = False
+        while True:
+            batch = self._loader.next(*consumer_stream(self._stream, self._device))
+            if batch is None:
+                return
+            if batch.epoch != epoch:  # this process had no part in the rest of the epoch
+                self._start_at(self._epoch, 0)
+                return
+            is_last = batch.last_of_epoch
+            if is_last:
+                self._at_begin = True
+            yield batch
+            del batch
+            if is_last:
+                return
+
+    def _start_at(self, epoch: int, position: int) -> None:
+        """Makes the native loader deliver from this position on."""
+        state = json.loads(self._loader.state())
+        state["epoch"], state["position"] = epoch, position
+        self._restart(json.dumps(state))
+
+    def _restart(self, state: str) -> None:
+        self._loader.close()
+        self._options["state"] = state
+        self._loader = _native.make_loader(self._arrays, self._options)
+        self._at_begin = True
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Where to resume: after the last batch that was delivered. Plain values, for json or torch.save. The same on
+        all ranks after the same step; a run can resume with another batch size and number of ranks."""
+        state: Dict[str, Any] = json.loads(self._loader.state())
+        return state
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Resumes from a state: the next loop delivers the rest of its epoch.
+
+        Raises:
+            StateMismatch: it is a state of other data or of another order.
+        """
+        self._restart(json.dumps(state))
+        self._epoch = int(state["epoch"])
+
+    def report(self) -> Report:
+        """Where the time went, since the loader was made, or since the last `break` or `load_state_dict`."""
+        return Report(self._loader.report())
+
+    def close(self) -> None:
+        """Ends the loader's threads. Tensors that are kept stay valid."""
+        self._loader.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _order_of(order: Any) -> Any:
+    if isinstance(order, str):
+        return order
+    if hasattr(order, "rows_at"):
+        return _native.Order(order)
+    import numpy
+
+    rows = numpy.asarray(order)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise InvalidArgument("an order is a name, row numbers (whole numbers, one axis), or an object with rows_at")
+    if rows.size and rows.dtype.kind == "i" and int(rows.min()) < 0:
+        raise InvalidArgument(f"an order has row number {int(rows.min())}, which is below 0")
+    return _native.Order(numpy.ascontiguousarray(rows, dtype=numpy.uint64))

@@ -1,0 +1,37 @@
+"""Which CUDA stream a consumer works on."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Optional, Tuple
+
+#: A stream as an integer handle, and the object that keeps it alive.
+Stream = Tuple[Optional[int], Any]
+
+#: CUDA's legacy default stream, in the numbers of DLPack.
+_LEGACY_DEFAULT = 1
+
+
+def handle_of(stream: Any) -> int:
+    """The handle of a stream: an integer, or an object of PyTorch, CuPy or Numba."""
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr", "handle"):
+        value = getattr(stream, name, None)
+        if value is not None:
+            return int(getattr(value, "value", value)) or _LEGACY_DEFAULT
+    raise TypeError(f"a stream is an integer or has cuda_stream, ptr or handle, not {type(stream).__name__}")
+
+
+def consumer_stream(stream: Any, device: str) -> Stream:
+    """The stream of a consumer on `device`: the one that is given, otherwise PyTorch's current one if PyTorch is
+    loaded, otherwise CUDA's legacy default stream. None on the host."""
+    if device == "host":
+        return None, None
+    if stream is not None:
+        return handle_of(stream), stream
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        current = torch.cuda.current_stream(int(device.partition(":")[2] or 0))
+        return current.cuda_stream or _LEGACY_DEFAULT, current
+    return None, None

@@ -1,0 +1,40 @@
+"""The command line tool, which is part of the package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import List, Optional
+
+from ._arrays import PathLike
+from ._errors import Error, InvalidArgument
+
+
+def tool_path() -> str:
+    """The path of the program."""
+    return os.path.join(os.path.dirname(__file__), "bin", "pinflow")
+
+
+def convert(source: PathLike, target: PathLike, *options: str) -> None:
+    """Rewrites arrays of any format as one file that can be mapped, as `pinflow convert` does.
+
+    Args:
+        source: a file, 'FILE:NAME' or a pattern.
+        target: the new file; its ending says the format (.npy, .npz, .h5).
+        options: options of the tool, such as '--dtype', 'float32'.
+
+    Raises:
+        InvalidArgument: wrong arguments. Error: something else failed. The text is the tool's.
+    """
+    done = subprocess.run([tool_path(), "convert", os.fspath(source), os.fspath(target), *options],
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode == 0:
+        return
+    message = done.stderr.strip().removeprefix("pinflow: ") or f"pinflow convert ended with {done.returncode}"
+    raise (InvalidArgument if done.returncode == 2 else Error)(message)
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    """Becomes the tool."""
+    os.execv(tool_path(), ["pinflow", *(sys.argv[1:] if arguments is None else arguments)])
