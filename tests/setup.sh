@@ -1,5 +1,5 @@
 # Sourced by the scripts that start from a bare machine. Sets $root, PATH, HOME and LC_ALL, takes stdin from /dev/null,
-# and defines the functions below.
+# and defines the functions below. Run by itself, it installs what a build needs, that of the Python package included.
 # Debian 12 and Ubuntu 24.04 are supported; packages come from the distribution only.
 # shellcheck shell=bash
 
@@ -67,3 +67,32 @@ configure_and_build() {
     (cd "$root" && cmake --preset "$preset" "${options[@]}" &&
         cmake --build --preset "$preset" ${targets:+--target "${targets[@]}"})
 }
+
+# fetch_source PACKAGE VERSION FOLDER: unpacks the source of a package of the distribution below FOLDER/source. Needs no
+# root: apt works in FOLDER, and the machine's sources stay as they are.
+fetch_source() {
+    local package=$1 version=$2 work=$3 uris file
+    mkdir -p "$work"/apt/{sources,lists/partial,cache/archives/partial} "$work/source"
+    # The entries that the package came from, as source entries. Their options (keys, mirrors) stay.
+    uris=$(apt-cache madison "$package" | sed 's/.*| *//; s/ .*//' | sort -u)
+    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
+        if [ -r "$file" ] && grep -qF -- "$uris" "$file"; then
+            sed -E 's/^deb([[:space:]])/deb-src\1/; s/^Types:.*/Types: deb-src/' "$file" \
+                >"$work/apt/sources/$(basename -- "$file")"
+        fi
+    done
+    local apt_options=(
+        -qq
+        -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$work/apt/sources"
+        -o Dir::State::Lists="$work/apt/lists" -o Dir::Cache="$work/apt/cache"
+        -o APT::Sandbox::User="$(id -un)"
+    )
+    apt-get "${apt_options[@]}" update
+    (cd "$work/source" && apt-get "${apt_options[@]}" source "$package=$version")
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    set -euo pipefail
+    need_build_packages
+    need_packages python3-venv
+fi

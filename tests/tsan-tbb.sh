@@ -18,24 +18,7 @@ say "building an instrumented oneTBB ($packaged) for ThreadSanitizer"
 
 work=$root/build/tsan-tbb-work
 rm -rf "$prefix" "$work"
-mkdir -p "$work"/apt/{sources,lists/partial,cache/archives/partial} "$work/source"
-
-# The entries that libtbb-dev came from, as source entries. Their options (keys, mirrors) stay.
-uris=$(apt-cache madison libtbb-dev | sed 's/.*| *//; s/ .*//' | sort -u)
-for file in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
-    if [ -r "$file" ] && grep -qF -- "$uris" "$file"; then
-        sed -E 's/^deb([[:space:]])/deb-src\1/; s/^Types:.*/Types: deb-src/' "$file" \
-            >"$work/apt/sources/$(basename -- "$file")"
-    fi
-done
-apt_options=(
-    -qq
-    -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$work/apt/sources"
-    -o Dir::State::Lists="$work/apt/lists" -o Dir::Cache="$work/apt/cache"
-    -o APT::Sandbox::User="$(id -un)"
-)
-apt-get "${apt_options[@]}" update
-(cd "$work/source" && apt-get "${apt_options[@]}" source "libtbb-dev=$packaged")
+fetch_source libtbb-dev "$packaged" "$work"
 
 # Without its own allocator: malloc is the one that the sanitizer watches.
 cmake -G Ninja -S "$(echo "$work"/source/*/)" -B "$work/build" --log-level=WARNING \

@@ -48,7 +48,8 @@ class OpenTest(Folder):
     def test_a_file_is_mapped_and_read_only(self):
         array = pinflow.open(self.saved())
         self.assertEqual(array.shape, (ROWS, WIDTH))
-        self.assertEqual(array.dtype, "<i8")
+        self.assertEqual(array.dtype, np.int64)
+        self.assertEqual(array.ndim, 2)
         self.assertEqual(array.nbytes, ROWS * WIDTH * 8)
         self.assertTrue(array.mapped)
         view = np.asarray(array)
@@ -106,8 +107,9 @@ class OpenTest(Folder):
             back = np.load(self.path("saved.npy"))
             self.assertEqual((back.dtype, back.shape), (values.dtype, values.shape))
             np.testing.assert_array_equal(back, values)
-        with self.assertRaises(ValueError):
-            pinflow.save(self.path("saved.npy"), np.array([object()]))
+        for name, values in (("saved.npy", np.array([object()])), ("saved.npz", numbered())):
+            with self.assertRaises(ValueError):
+                pinflow.save(self.path(name), values)
 
     def test_concatenate_and_stack(self):
         first, second = numbered(3), numbered(3) + 10
@@ -185,6 +187,40 @@ class LoaderTest(Folder):
         for wrong in ([-1], [ROWS], ["a"], "random", np.zeros((2, 2), int)):
             with self.assertRaises(ValueError):
                 pinflow.Loader(numbered(), device="host", order=wrong)
+
+    def test_wrong_arguments_are_named(self):
+        for arguments in ({"batch": 0}, {"batch": 1.5}, {"batch": -1}, {"batch": None}, {"seed": -1}, {"memory": "1G"},
+                          {"device": "gpu"}, {"tail": "keep"}, {"route": "fast"}, {"device": 0}, {"epochs": True}):
+            with self.assertRaises(ValueError) as raised:
+                pinflow.Loader(numbered(), **{"device": "host", **arguments})
+            (name, value), = arguments.items()
+            self.assertIn(str(value), str(raised.exception))
+        for sources in ((), ([1, 2],), ((numbered(), numbered()),), ({"x": numbered()},), (object(),), (numbered(), 5)):
+            with self.assertRaises((ValueError, pinflow.Unsupported)):
+                pinflow.Loader(*sources, device="host")
+        with self.assertRaises(ValueError) as raised:
+            pinflow.Loader(numbered(), numbered(3), device="host")
+        self.assertIn("source 1", str(raised.exception))
+
+    def test_one_loop_at_a_time(self):
+        loader = pinflow.Loader(numbered(), batch=100, device="host", order="sequential")
+        first = iter(loader)
+        next(first)
+        self.assertEqual(sum(1 for _ in loader), 10)
+        with self.assertRaises(pinflow.Error) as raised:
+            next(first)
+        self.assertIn("another loop", str(raised.exception))
+        self.assertEqual(loader.epoch, 2)
+        second = iter(loader)
+        next(second)
+        loader.load_state_dict(loader.state_dict())
+        with self.assertRaises(pinflow.Error):
+            next(second)
+        self.assertEqual((loader.epoch, sum(1 for _ in loader)), (2, 9))
+        with self.assertRaises(ValueError):
+            for _ in loader:
+                raise ValueError("in the body")
+        self.assertEqual(sum(1 for _ in loader), 10)
 
     def test_ranks_share_an_epoch(self):
         seen = []
@@ -307,6 +343,25 @@ class SourceTest(Folder):
             np.testing.assert_array_equal(squares.numpy(), (numbers.numpy() ** 2)[:, None].repeat(3, 1))
         np.testing.assert_array_equal(np.asarray(pinflow.concatenate([self.Squares()]))[:, 0], np.arange(ROWS) ** 2)
 
+    def test_types_and_mistakes_of_sources(self):
+        for dtype in (np.dtype("int64"), np.int64, "int64", "<i8"):
+            source = self.Squares()
+            source.dtype = dtype
+            self.assertEqual(sum(len(rows) for (rows,) in pinflow.Loader(source, device="host")), ROWS)
+        for attribute, value in (("shape", 100), ("shape", ()), ("shape", (-1, 3)), ("dtype", ">i8")):
+            source = self.Squares()
+            setattr(source, attribute, value)
+            with self.assertRaises(ValueError):
+                pinflow.Loader(source, device="host")
+
+        class Returns(self.Squares):
+            def read_rows(self, ids, out):
+                return np.zeros((len(ids), 3))
+
+        with self.assertRaises(pinflow.InvalidArgument) as raised:
+            list(pinflow.Loader(Returns(), device="host"))
+        self.assertIn("returns None", str(raised.exception))
+
     def test_its_exception_reaches_the_loop(self):
         class Broken(self.Squares):
             def read_rows(self, ids, out):
@@ -375,13 +430,17 @@ class TableTest(Folder):
 
     def test_wrong_calls_are_refused(self):
         table = pinflow.RowTable(numbered(), device="host")
-        for ids in ([ROWS], [-1], [[1]]):
+        for ids in ([ROWS], [-1], [[1]], [0.5], [True, False], 3):
             with self.assertRaises(ValueError):
                 table.gather(ids)
         with self.assertRaises(ValueError):
             table.gather([1], np.empty((1, WIDTH), np.int32))
         with self.assertRaises(ValueError):
             table.gather([1], np.empty((2, WIDTH), np.int64))
+        with self.assertRaises(ValueError):
+            pinflow.RowTable([[1.0], [2.0]], device="host")  # a list has no memory to work in
+        np.testing.assert_array_equal(table.gather(np.array([7], np.int32)), numbered()[7:8])
+        table.scatter([7], [[3] * WIDTH])
         read_only = pinflow.RowTable(self.saved(), device="host")
         np.testing.assert_array_equal(read_only.gather([7]), numbered()[7:8])
         with self.assertRaises(pinflow.Unsupported):

@@ -109,8 +109,11 @@ void bind_arrays(nb::module_& module) {
             list.append(listing_of(each));
         return list;
     });
-    module.def("array_of_buffer", &array_of_buffer, nb::arg("object"), nb::arg("dtype"), nb::arg("shape"));
-    module.def("array_of_source", &array_of_source, nb::arg("source"));
+    module.def("array_of_buffer", &array_of_buffer, nb::arg("object"), nb::arg("dtype"), nb::arg("shape"),
+               nb::arg("label"));
+    module.def("array_of_source", &array_of_source, nb::arg("source"), nb::arg("dtype"), nb::arg("shape"),
+               nb::arg("label"));
+    module.def("is_pattern", &is_pattern);
     nb::class_<python_order>(module, "Order", nb::type_slots(collected_slots<python_order>))
         .def("__init__",
              [](python_order* self, const nb::object& order) { new (self) python_order{keep(order)}; });

@@ -26,8 +26,10 @@ nb::object memory_view(void* data, std::size_t size_bytes, int flags) {
 
 class python_rows final : public row_source {
  public:
-    python_rows(std::shared_ptr<PyObject> source, pinflow::dtype type, const shape_vector& shape)
+    python_rows(std::shared_ptr<PyObject> source, pinflow::dtype type, const shape_vector& shape,
+                std::string description)
         : source_(std::move(source)),
+          description_(std::move(description)),
           type_(std::move(type)),
           row_count_(shape.front()),
           row_shape_(shape.begin() + 1, shape.end()),
@@ -37,7 +39,7 @@ class python_rows final : public row_source {
     const shape_vector& row_shape() const noexcept override { return row_shape_; }
     std::uint64_t row_count() const noexcept override { return row_count_; }
     std::uint64_t row_size_bytes() const noexcept override { return row_bytes_; }
-    std::string description() const override { return "rows of a Python object"; }
+    std::string description() const override { return description_; }
     std::span<const row_extent> extents() const noexcept override { return {}; }
     void check_unchanged() const override {}
 
@@ -53,7 +55,11 @@ class python_rows final : public row_source {
                 memory_view(const_cast<std::uint64_t*>(ids.data()), ids.size_bytes(), PyBUF_READ)
                     .attr("cast")("Q");
             const nb::object out = memory_view(destination.data(), destination.size(), PyBUF_WRITE);
-            nb::borrow(source_.get()).attr("read_rows")(numbers, out);
+            const nb::object result = nb::borrow(source_.get()).attr("read_rows")(numbers, out);
+            if (!result.is_none())
+                throw invalid_argument(description_ +
+                                       ": read_rows writes the rows to `out` and returns None, but it "
+                                       "returned something");
             // the memory is reused: what the source has kept must not reach it
             out.attr("release")();
             numbers.attr("release")();
@@ -65,6 +71,7 @@ class python_rows final : public row_source {
 
  private:
     std::shared_ptr<PyObject> source_;
+    std::string description_;
     pinflow::dtype type_;
     std::uint64_t row_count_;
     shape_vector row_shape_;
@@ -74,7 +81,7 @@ class python_rows final : public row_source {
 }  // namespace
 
 std::shared_ptr<opened_array> array_of_buffer(const nb::object& object, const std::string& type,
-                                              const shape_vector& shape) {
+                                              const shape_vector& shape, const std::string& label) {
     PyObject* const view = PyMemoryView_FromObject(object.ptr());
     if (view == nullptr) throw nb::python_error();
     const nb::object exported = nb::steal(view);
@@ -87,19 +94,21 @@ std::shared_ptr<opened_array> array_of_buffer(const nb::object& object, const st
             delete static_cast<std::shared_ptr<PyObject>*>(context);
         },
         owner);
-    return opened_array::of_array(array(std::move(region), dtype::parse(type), shape));
+    const array elements(std::move(region), dtype::parse(type), shape);
+    return opened_array::of_array(label.empty() ? elements : elements.labelled(label));
 }
 
-std::shared_ptr<opened_array> array_of_source(const nb::object& source) {
-    const auto type = dtype::parse(nb::cast<std::string>(nb::str(source.attr("dtype"))));
-    const auto shape = nb::cast<shape_vector>(source.attr("shape"));
+std::shared_ptr<opened_array> array_of_source(const nb::object& source, const std::string& type,
+                                              const shape_vector& shape, const std::string& label) {
+    const auto element = dtype::parse(type);
+    const std::string description = label.empty() ? "rows of a Python object" : label;
     if (shape.empty())
-        throw invalid_argument("a source of rows needs a shape whose first length is the row count");
-    if (!type.is_little_endian())
-        throw invalid_argument(
-            "a source of rows delivers little-endian elements, and its dtype is big-endian");
+        throw invalid_argument(description + ": the shape needs a first length, the number of rows");
+    if (!element.is_little_endian())
+        throw invalid_argument(description +
+                               ": rows are delivered little-endian, and the dtype is big-endian");
     std::shared_ptr<PyObject> kept = keep(source);
-    auto made = opened_array::of_rows(std::make_shared<python_rows>(kept, type, shape));
+    auto made = opened_array::of_rows(std::make_shared<python_rows>(kept, element, shape, description));
     made->kept = std::move(kept);
     return made;
 }

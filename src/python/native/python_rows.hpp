@@ -10,13 +10,15 @@
 
 namespace pinflow::python {
 
-/// An array over the memory of a Python object with the buffer protocol, which it keeps.
+/// An array over the memory of a Python object with the buffer protocol, which it keeps. Messages call it
+/// `label`.
 std::shared_ptr<opened_array> array_of_buffer(const nanobind::object& object, const std::string& type,
-                                              const shape_vector& shape);
+                                              const shape_vector& shape, const std::string& label);
 
-/// Rows that a Python object reads. It has `dtype` (numpy's spelling), `shape` (rows first) and
-/// `read_rows(ids, out)`, which writes the rows of `ids`, a memoryview of 64-bit numbers, to the memoryview
-/// of bytes `out`. Threads of a loader call it with the GIL.
-std::shared_ptr<opened_array> array_of_source(const nanobind::object& source);
+/// Rows of a type and shape (rows first) that a Python object reads. Its `read_rows(ids, out)` writes the
+/// rows of `ids`, a memoryview of 64-bit numbers, to the memoryview of bytes `out`. Threads of a loader call
+/// it with the GIL.
+std::shared_ptr<opened_array> array_of_source(const nanobind::object& source, const std::string& type,
+                                              const shape_vector& shape, const std::string& label);
 
 }  // namespace pinflow::python

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import importlib
+import operator
 import os
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple, Union
 
@@ -19,12 +21,23 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 
 class RowSource(Protocol):
-    """Rows that a Python object reads. Threads of a loader call `read_rows`, ahead of the consumer and again for the
-    same rows in later epochs."""
+    """Rows that a Python object reads: any object with these three members, no subclass.
+
+        class Squares:
+            dtype = "float32"
+            shape = (1000, 3)                                   # 1000 rows of 3 elements
+
+            def read_rows(self, ids, out):
+                rows = numpy.frombuffer(out, numpy.float32).reshape(len(ids), 3)
+                rows[:] = numpy.asarray(ids)[:, None] ** 2      # all of it: `out` holds old bytes
+
+    Threads of a loader call `read_rows`, one at a time, ahead of the consumer, and again for the same rows in later
+    epochs. An exception that it raises ends the loop over the loader, which raises it.
+    """
 
     @property
     def dtype(self) -> Any:
-        """The type of the elements, little-endian, as numpy spells it: '<f4', 'float32' or a numpy.dtype."""
+        """The type of the elements, little-endian: a numpy.dtype, or what numpy.dtype takes."""
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -61,10 +74,15 @@ class Array:
         return self._array.shape
 
     @property
-    def dtype(self) -> str:
-        """The type of the elements as numpy spells it, such as '<f4'. Also 'bfloat16', 'float8_e4m3fn' and
-        'float8_e5m2'."""
-        return self._array.dtype
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements. bfloat16 and 8-bit floats are those of ml_dtypes if that can be imported, otherwise
+        opaque bytes."""
+        return numpy_type(self._array.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +110,7 @@ class Array:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"<pinflow.Array {self.label!r} {self.dtype} {self.shape}{', mapped' if self.mapped else ''}>"
+        return f"<pinflow.Array {self.label!r} {self._array.dtype} {self.shape}{', mapped' if self.mapped else ''}>"
 
     def _numpy(self) -> AnyArray:
         import numpy
@@ -137,25 +155,72 @@ class Array:
         """The rows of these numbers, read or copied to a new array, in this order."""
         import numpy
 
-        numbers = numpy.ascontiguousarray(ids, dtype=numpy.uint64)
-        out = numpy.empty((len(numbers), *self.shape[1:]), dtype=_numpy_type(self._array))
-        self._array.read_rows(numbers, _bytes_of(out))
+        numbers = row_numbers(ids, len(self))
+        out = numpy.empty((len(numbers), *self.shape[1:]), dtype=self.dtype)
+        self._array.read_rows(numbers, bytes_of(out))
         return out
 
 
-def _numpy_type(array: _native.Array) -> Any:
+_known_types: Dict[str, Any] = {}
+
+
+def numpy_type(text: str) -> Any:
+    """The numpy type that the library spells so."""
+    known = _known_types.get(text)
+    if known is None:
+        known = _known_types[text] = _new_numpy_type(text)
+    return known
+
+
+def _new_numpy_type(text: str) -> np.dtype[Any]:
     import numpy
 
-    beyond = {"bfloat16": "V2", "float8_e4m3fn": "V1", "float8_e5m2": "V1"}
-    text = array.dtype
     if text.startswith("["):
         import ast
 
         return numpy.dtype(ast.literal_eval(text))
-    return numpy.dtype(beyond.get(text, text))
+    if text in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        try:
+            ml_dtypes = importlib.import_module("ml_dtypes")
+        except ImportError:
+            return numpy.dtype("V2" if text == "bfloat16" else "V1")
+        return numpy.dtype(getattr(ml_dtypes, text))
+    return numpy.dtype(text)
 
 
-def _bytes_of(array: AnyArray) -> AnyArray:
+def spelling_of(dtype: Any) -> str:
+    """How the library spells a type, given as anything that numpy.dtype takes."""
+    if isinstance(dtype, str) and dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        return dtype
+    import numpy
+
+    known = numpy.dtype(dtype)
+    if known.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        return str(known.name)
+    return str(known.str)
+
+
+def row_numbers(ids: Any, row_count: int) -> NDArray[np.uint64]:
+    """Row numbers as the library takes them.
+
+    Raises:
+        InvalidArgument: they are not whole numbers on one axis, or one is not a row.
+    """
+    import numpy
+
+    given = numpy.asarray(ids)
+    if given.size == 0:
+        return numpy.empty(0, numpy.uint64)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        hint = "; numpy.flatnonzero makes row numbers of a mask" if given.dtype.kind == "b" else ""
+        raise InvalidArgument(f"row numbers are whole numbers on one axis, not {given.dtype} of shape {given.shape}{hint}")
+    for wrong in (int(given.min()), int(given.max())):
+        if not 0 <= wrong < row_count:
+            raise InvalidArgument(f"row number {wrong} is not below the number of rows, {row_count}, or is negative")
+    return numpy.ascontiguousarray(given, dtype=numpy.uint64)
+
+
+def bytes_of(array: AnyArray) -> AnyArray:
     """The bytes of a contiguous array, for the buffer protocol, which has no dates and no fields."""
     import numpy
 
@@ -172,13 +237,15 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
         stack: each file of a pattern is one row.
 
     Raises:
-        NotFound: there is no such file. FormatError: the file is damaged. InvalidArgument: the array is not there, or
-        several are. Unsupported: it cannot be read here.
+        NotFound: there is no such file. FormatError: the file is damaged. InvalidArgument: nothing matches the pattern,
+        the array is not there, or several are. Unsupported: it cannot be read here.
     """
     text = os.fspath(path)
-    if name is not None:
-        return Array(_native.open_named(text, name))
-    return Array(_native.open_array(text, stack))
+    if name is None:
+        return Array(_native.open_array(text, stack))
+    if _native.is_pattern(text):
+        return Array(_native.open_array(f"{text}:{name}", stack))
+    return Array(_native.open_named(text, name))
 
 
 def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, as in the tool
@@ -191,6 +258,8 @@ def save(path: PathLike, array: Any) -> None:
     """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then."""
     import numpy
 
+    if not os.fspath(path).endswith(".npy"):
+        raise InvalidArgument(f"save writes .npy files, and the name '{os.fspath(path)}' has another ending")
     elements = numpy.asarray(array)
     contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     dtype = contiguous.dtype
@@ -198,7 +267,7 @@ def save(path: PathLike, array: Any) -> None:
         raise InvalidArgument("arrays of Python objects cannot be saved")
     if dtype.names is not None:
         raise InvalidArgument("structured arrays cannot be saved yet; save each field")
-    _native.save_npy(os.fspath(path), _bytes_of(contiguous), dtype.str, builtins.list(contiguous.shape))
+    _native.save_npy(os.fspath(path), bytes_of(contiguous), spelling_of(dtype), builtins.list(contiguous.shape))
 
 
 def concatenate(arrays: Iterable[Any]) -> Array:
@@ -211,20 +280,36 @@ def stack(arrays: Iterable[Any]) -> Array:
     return Array(_native.concatenate([native_of(each) for each in arrays], True))
 
 
-def native_of(source: Any) -> _native.Array:
-    """A source of rows: an Array, a path, a numpy array or another object with its interface, or a RowSource."""
+def native_of(source: Any, label: str = "") -> _native.Array:
+    """A source of rows: an Array, a path, a numpy array or another object with its interface, or a RowSource. `label` is
+    what messages call it."""
     if isinstance(source, Array):
         return source._array
     if isinstance(source, (str, os.PathLike)):
         return open(source)._array
     if hasattr(source, "read_rows"):
-        return _native.array_of_source(source)
+        shape = source.shape
+        if not isinstance(shape, tuple):
+            raise InvalidArgument(f"the shape of a source of rows is a tuple, the row count first, not {shape!r}")
+        return _native.array_of_source(source, spelling_of(source.dtype), [_length(each) for each in shape], label)
+    if isinstance(source, (builtins.list, tuple, dict, set)):
+        raise InvalidArgument(f"a source is a path, an array or a RowSource, not a {type(source).__name__}: give several "
+                              "as separate arguments, and numbers as a numpy array")
     import numpy
 
     elements = numpy.asarray(source)
     if elements.dtype.hasobject:
-        raise InvalidArgument("rows of Python objects cannot be loaded")
+        raise InvalidArgument(f"a source is a path, an array or a RowSource (help(pinflow.RowSource)), not "
+                              f"{type(source).__name__}")
     contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     if contiguous.dtype.names is not None:
         raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
-    return _native.array_of_buffer(_bytes_of(contiguous), contiguous.dtype.str, builtins.list(contiguous.shape))
+    return _native.array_of_buffer(bytes_of(contiguous), spelling_of(contiguous.dtype),
+                                   builtins.list(contiguous.shape), label)
+
+
+def _length(value: Any) -> int:
+    length = operator.index(value)
+    if length < 0:
+        raise InvalidArgument(f"a length cannot be {length}")
+    return length

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import operator
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple, Union
 
 from . import _native
-from ._arrays import native_of
-from ._errors import InvalidArgument
+from ._arrays import native_of, numpy_type, row_numbers
+from ._errors import Error, InvalidArgument
 from ._streams import consumer_stream
 
 if TYPE_CHECKING:
@@ -39,9 +40,14 @@ class Tensor:
         return self._tensor.shape
 
     @property
-    def dtype(self) -> str:
-        """The type of the elements as numpy spells it, such as '<f4', or 'bfloat16'."""
-        return self._tensor.dtype
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._tensor.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements, as Array.dtype."""
+        return numpy_type(self._tensor.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +63,7 @@ class Tensor:
         return len(self._tensor)
 
     def __repr__(self) -> str:
-        return f"<pinflow.Tensor {self.dtype} {self.shape} on {self.device}>"
+        return f"<pinflow.Tensor {self._tensor.dtype} {self.shape} on {self.device}>"
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return self._tensor.__dlpack_device__()
@@ -84,7 +90,8 @@ class Tensor:
             self._batch.used_on(handle, owner)
 
     def numpy(self) -> NDArray[Any]:
-        """A numpy array of the same memory. Only on the host."""
+        """A numpy array of the same memory, which belongs to the batch: writing to it changes nothing in the source.
+        Only on the host. (With `route='direct'` it is the source's memory, and read-only.)"""
         import numpy
 
         if self.device != "host":
@@ -153,7 +160,11 @@ class Batch:
     def __len__(self) -> int:
         return self._batch.row_count
 
+    def __repr__(self) -> str:
+        return f"<pinflow.Batch {self.index} of epoch {self.epoch}, {len(self)} rows>"
+
     def __getitem__(self, index: int) -> Tensor:
+        len(self)  # raises if it has been released
         return self._tensors[index]
 
     def used_on(self, stream: Any) -> None:
@@ -174,13 +185,13 @@ class Batch:
 
 
 class Report:
-    """Where the time of a loader went. `str(report)` is the verdict, one sentence. Everything else is in `values`."""
+    """Where the time of a loader went. `str(report)` is the verdict, one sentence. `values` has the rest: verdict, route,
+    reason, arrays (name, transfer, reason, bytes of each), threads, slots, slot_bytes, batches, rows, bytes, seconds,
+    pinned_bytes, and the seconds that the consumer waited: storage_wait, file_wait, cpu_wait, link_wait. consumer_wait is
+    the time that the loader waited for the consumer."""
 
     def __init__(self, values: Dict[str, Any]) -> None:
         self.values = values
-        """verdict, route, reason, arrays (name, transfer, reason, bytes of each), threads, slots, batches, rows, bytes,
-        seconds, pinned_bytes, and the seconds that the consumer waited: storage_wait, file_wait, cpu_wait, link_wait;
-        consumer_wait is the time that the loader waited for the consumer."""
 
     def __str__(self) -> str:
         return str(self.values["verdict"])
@@ -195,23 +206,36 @@ class Loader:
         for images, labels in pinflow.Loader("images.npy", "labels.npy", batch=64):
             model(images.torch(), labels.torch())
 
-    Each `for` loop is one epoch. `break` ends it, and the next loop begins the next epoch.
+    Each `for` loop is one epoch, in a new order. `break` ends it, and the next loop begins the next epoch. A loader has
+    one position: a loop that begins while another one runs ends the other. With one source, write `for (x,) in loader`.
+
+        validation = pinflow.Loader("test.npy", "labels.npy", order="sequential", batch=256)
+
+        loader.load_state_dict(json.load(file))          # goes on within an epoch
+        for epoch in range(loader.epoch, 10):
+            for images, labels in loader: ...
+            json.dump(loader.state_dict(), file)
+
+    A batch lies in a slot of the loader, which is filled again once the batch's tensors have been dropped. So copy or
+    clone what you keep for long.
 
     Args:
         sources: arrays with equally many rows: paths ('FILE', 'FILE:NAME', patterns), Arrays, numpy arrays, or
             RowSources. A sample is the same row of each.
         batch: samples in a batch. The last batch of an epoch may have fewer.
         order: 'sequential', 'shuffled' or 'windowed' (chunks in shuffled order, the rows of some chunks shuffled
-            together); row numbers (an array or a list), or an object with `name` ('mine/1'), `position_count` and
-            `rows_at(epoch, first, out)`.
+            together); the row numbers of an epoch (an array or a list), or an object with `name` ('mine/1'),
+            `position_count`, and `rows_at(epoch, first, out)`, which writes the rows at the positions from `first` on
+            to `out`, a memoryview of unsigned 64-bit numbers.
         seed: of the shuffled and the windowed order. Each epoch has another order.
-        epochs: how many loops deliver something; None: any number.
+        epochs: epochs in all, those before a resume included; further loops deliver nothing. None: any number.
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
         rank, world: the part of each epoch that this process delivers. None: everything. `rank='auto'` takes both from
             the variables of torchrun, MPI or Slurm.
         tail: the samples at the end of an epoch that do not fill a batch for every rank: 'partial' or 'drop'.
-        route: how rows travel: 'auto', 'direct', 'copy', 'staged', 'read'.
-        memory: the most bytes that all batches take together; None: at most 1 GiB.
+        route: how rows travel, for experiments: 'auto', 'direct' (the device reads the file's pages), 'copy' (the copy
+            engine does), 'staged' (the CPU gathers them), 'read' (the same, with reads of the file).
+        memory: the most bytes that all slots take together; None: at most 1 GiB.
         stream: the consumer's stream, a handle or an object. None: PyTorch's current stream at each batch if PyTorch is
             loaded, otherwise CUDA's legacy default stream.
         slots: the number of batches that may exist at once; None: the loader chooses.
@@ -230,17 +254,29 @@ class Loader:
             rank, world = _native.shard_from_environment()
         if (rank is None) != (world is None):
             raise InvalidArgument("rank and world belong together: give both or none")
-        self._arrays = [native_of(each) for each in sources]
+        whole: Dict[str, Tuple[Any, int]] = {
+            "batch": (batch, 1), "seed": (seed, 0), "epochs": (epochs, 0), "rank": (rank, 0), "world": (world, 1),
+            "memory": (memory, 0), "slots": (slots, 0), "threads": (threads, 0), "window": (window, 0)}
+        for name, (value, least) in whole.items():
+            if value is None and name not in ("batch", "seed"):
+                continue
+            if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+                raise InvalidArgument(f"{name} is a whole number from {least} on, not {value!r}")
+        for name, text in {"device": device, "tail": tail, "route": route}.items():
+            if not isinstance(text, str):
+                raise InvalidArgument(f"{name} is a name, not {text!r}")
+        self._arrays = [native_of(each, f"source {number}") for number, each in enumerate(sources)]
         self._epochs = epochs
         self._stream = stream
         self._options: Dict[str, Any] = {
-            "batch": batch, "order": _order_of(order), "seed": seed, "device": device, "rank": rank, "world": world,
+            "batch": batch, "order": self._order_of(order), "seed": seed, "device": device, "rank": rank, "world": world,
             "tail": tail, "route": route, "memory": memory, "slots": slots, "threads": threads, "window": window,
             "epochs": _ENDLESS if epochs is None else epochs, "state": None,
         }
         self._loader = _native.make_loader(self._arrays, self._options)
         self._device = self._loader.device
         self._epoch = 0  # of the next loop
+        self._turn = 0  # counts loops: an older one must not go on
         self._at_begin = True  # the native loader delivers the first batch of that epoch next
 
     @property
@@ -249,13 +285,21 @@ class Loader:
         return self._device
 
     @property
+    def epoch(self) -> int:
+        """The epoch that the next loop delivers, counted from 0."""
+        return self._epoch
+
+    @property
     def row_count(self) -> int:
         """The number of samples in the data."""
         return self._loader.row_count
 
     def __len__(self) -> int:
-        """Batches of this process in an epoch."""
+        """Batches of this process in a whole epoch."""
         return self._loader.batches_per_epoch
+
+    def __repr__(self) -> str:
+        return f"<pinflow.Loader of {len(self._arrays)} sources on {self._device}, next epoch {self._epoch}>"
 
     def __iter__(self) -> Iterator[Tuple[Tensor, ...]]:
         """One epoch, as tuples with a tensor for each source."""
@@ -272,6 +316,8 @@ class Loader:
     def _epoch_of_batches(self) -> Iterator[_native.Batch]:
         if self._epochs is not None and self._epoch >= self._epochs:
             return
+        self._turn += 1
+        turn = self._turn
         if not self._at_begin:
             self._start_at(self._epoch, 0)
         epoch = self._epoch
@@ -289,6 +335,9 @@ class Loader:
                 self._at_begin = True
             yield batch
             del batch
+            if turn != self._turn:
+                raise Error("this loop cannot go on: another loop over its loader has begun, or the loader was closed "
+                            "or has loaded a state")
             if is_last:
                 return
 
@@ -305,8 +354,9 @@ class Loader:
         self._at_begin = True
 
     def state_dict(self) -> Dict[str, Any]:
-        """Where to resume: after the last batch that was delivered. Plain values, for json or torch.save. The same on
-        all ranks after the same step; a run can resume with another batch size and number of ranks."""
+        """Where to resume: after the last batch that was delivered, also after `break`. Plain values, for json or
+        torch.save. The same on all ranks after the same step; a run can resume with another batch size and number of
+        ranks."""
         state: Dict[str, Any] = json.loads(self._loader.state())
         return state
 
@@ -314,8 +364,10 @@ class Loader:
         """Resumes from a state: the next loop delivers the rest of its epoch.
 
         Raises:
-            StateMismatch: it is a state of other data or of another order.
+            StateMismatch: it is a state of another order or seed, or of other data. Data is compared by types, shapes
+            and a hash of some rows, so that a copy in another place or format is the same data.
         """
+        self._turn += 1
         self._restart(json.dumps(state))
         self._epoch = int(state["epoch"])
 
@@ -325,25 +377,19 @@ class Loader:
 
     def close(self) -> None:
         """Ends the loader's threads. Tensors that are kept stay valid."""
+        self._turn += 1
         self._loader.close()
+
+    def _order_of(self, order: Any) -> Any:
+        if isinstance(order, str):
+            return order
+        if hasattr(order, "rows_at"):
+            return _native.Order(order)
+        rows = self._arrays[0].shape[0] if self._arrays and self._arrays[0].shape else 0
+        return _native.Order(row_numbers(order, rows))
 
     def __enter__(self) -> Loader:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _order_of(order: Any) -> Any:
-    if isinstance(order, str):
-        return order
-    if hasattr(order, "rows_at"):
-        return _native.Order(order)
-    import numpy
-
-    rows = numpy.asarray(order)
-    if rows.ndim != 1 or rows.dtype.kind not in "iu":
-        raise InvalidArgument("an order is a name, row numbers (whole numbers, one axis), or an object with rows_at")
-    if rows.size and rows.dtype.kind == "i" and int(rows.min()) < 0:
-        raise InvalidArgument(f"an order has row number {int(rows.min())}, which is below 0")
-    return _native.Order(numpy.ascontiguousarray(rows, dtype=numpy.uint64))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+import os
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from . import _native
-from ._arrays import Array, _bytes_of, native_of
-from ._errors import InvalidArgument
+from ._arrays import Array, bytes_of, native_of, numpy_type
+from ._errors import InvalidArgument, Unsupported
 from ._streams import consumer_stream
 
 if TYPE_CHECKING:
-    pass
+    import numpy as np
 
 
 class RowTable:
@@ -30,30 +31,48 @@ class RowTable:
 
     def __init__(self, array: Any, *, device: str = "auto") -> None:
         writable = None
-        if not isinstance(array, Array) and not isinstance(array, str) and not hasattr(array, "__fspath__"):
+        if not isinstance(array, (Array, str, os.PathLike)):
             import numpy
 
+            if not any(hasattr(array, name) for name in ("__array_interface__", "__array__", "__dlpack__")):
+                raise InvalidArgument(f"a table is made of an array, a CPU tensor or a path, not of {type(array).__name__}: "
+                                      "it works in the memory of its array")
             elements = numpy.asarray(array)
             if elements.flags.writeable:
                 if not elements.flags.c_contiguous:
                     raise InvalidArgument("the rows of a table are contiguous, and this array's are not")
-                writable = _bytes_of(elements)
+                writable = bytes_of(elements)
             array = elements
-        self._table = _native.RowTable(native_of(array), writable, device)
+        self._writable = writable is not None
+        self._table = _native.RowTable(native_of(array, "the table's array"), writable, device)
 
     @property
     def device(self) -> str:
         """'host' or 'cuda:N': where rows are gathered to."""
         return self._table.device
 
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """The number of rows, and the shape of one."""
+        return (self._table.row_count, *self._table.row_shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements, as Array.dtype."""
+        return numpy_type(self._table.dtype)
+
     def __len__(self) -> int:
         return self._table.row_count
+
+    def __repr__(self) -> str:
+        return f"<pinflow.RowTable {self._table.dtype} {self.shape}, rows on {self.device}>"
 
     def gather(self, ids: Any, out: Any = None, stream: Any = None) -> Any:
         """Copies the rows of `ids` to `out`, in this order, and returns it.
 
         Args:
-            ids: one axis of int64 or uint64: a numpy array, a list, or a tensor on the host or on the table's device.
+            ids: whole numbers on one axis: a numpy array, a list, or a tensor (int64 on a GPU) on the host or on the
+                table's device.
             out: a contiguous tensor or array on the table's device, of shape (len(ids), ...). None: a new one, of
                 PyTorch on a GPU, of numpy on the host.
             stream: the stream on which the rows are used: a handle or an object. None: PyTorch's current one if PyTorch
@@ -81,6 +100,15 @@ class RowTable:
                 or 'error'.
         """
         handle, _ = consumer_stream(stream, self.device)
+        if not self._writable:
+            raise Unsupported("the table is read-only: it was made of a file or of a read-only array")
+        if self.device == "host":
+            import numpy
+
+            if not hasattr(rows, "__dlpack__"):
+                rows = numpy.ascontiguousarray(rows, dtype=self.dtype)
+            if isinstance(rows, numpy.ndarray):
+                rows = _writable(rows)
         self._table.scatter(_capsule(_numbers(ids), handle), _capsule(rows, handle), duplicates, handle)
 
     def check(self) -> None:
@@ -95,26 +123,41 @@ class RowTable:
         shape = (count, *self._table.row_shape)
         import numpy
 
-        dtype = numpy.dtype(self._table.dtype)
         if self.device == "host":
-            return numpy.empty(shape, dtype)
+            return numpy.empty(shape, self.dtype)
         import torch
 
-        return torch.empty(shape, dtype=torch.from_numpy(numpy.empty(0, dtype)).dtype, device=self.device)
+        return torch.empty(shape, dtype=torch.from_numpy(numpy.empty(0, self.dtype)).dtype, device=self.device)
 
 
 def _numbers(ids: Any) -> Any:
-    if hasattr(ids, "__dlpack__") and hasattr(ids, "__dlpack_device__"):
+    """Row numbers as a tensor of 64-bit numbers. Those on a GPU are taken as they are."""
+    if hasattr(ids, "__dlpack__") and ids.__dlpack_device__()[0] == _CUDA:
         return ids
     import numpy
 
-    return numpy.ascontiguousarray(ids, dtype=numpy.int64)
+    given = numpy.asarray(ids)
+    if given.size == 0 and given.ndim == 1:
+        return numpy.empty(0, numpy.int64)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        hint = "; numpy.flatnonzero makes row numbers of a mask" if given.dtype.kind == "b" else ""
+        raise InvalidArgument(f"row numbers are whole numbers on one axis, not {given.dtype} of shape {given.shape}{hint}")
+    return _writable(numpy.ascontiguousarray(given, dtype=numpy.int64))
+
+
+def _writable(array: Any) -> Any:
+    """The array, or a copy if it is read-only: before 2.1, numpy exports no read-only arrays."""
+    return array if array.flags.writeable else array.copy()
+
+
+_CUDA = 2  # DLPack's number
 
 
 def _capsule(tensor: Any, stream: Optional[int]) -> Any:
     """A capsule of a tensor whose data is ready for `stream`."""
-    on_gpu = tensor.__dlpack_device__()[0] == 2
-    arguments = {"stream": stream} if on_gpu else {}
+    if not hasattr(tensor, "__dlpack__"):
+        raise InvalidArgument(f"rows are a tensor or an array on the table's device, not {type(tensor).__name__}")
+    arguments = {"stream": stream} if tensor.__dlpack_device__()[0] == _CUDA else {}
     try:
         return tensor.__dlpack__(max_version=(1, 1), **arguments)
     except TypeError:  # older producers know no versions

@@ -31,7 +31,7 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode == 0:
         return
-    message = done.stderr.strip().removeprefix("pinflow: ") or f"pinflow convert ended with {done.returncode}"
+    message = done.stderr.strip().removeprefix("pinflow: error: ") or f"pinflow convert ended with {done.returncode}"
     raise (InvalidArgument if done.returncode == 2 else Error)(message)
 
 
