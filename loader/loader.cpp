@@ -53,6 +53,10 @@ std::optional<batch> loader::next() {
     return batch(std::move(lease));
 }
 
+void loader::stop() const noexcept {
+    if (pipeline_ && !pipeline_->pool().forked()) pipeline_->pool().stop();
+}
+
 std::uint64_t loader::row_count() const noexcept {
     return pipeline_ ? pipeline_->row_count() : 0;
 }

@@ -91,6 +91,8 @@ std::vector<std::shared_ptr<const row_source>> checked(
 loader_options resolved(loader_options options, sources_view sources) {
     if (options.slots == 1)
         throw invalid_argument("a loader needs at least 2 slots: one is filled while another is leased");
+    if (options.resume_from && options.first_epoch != 0)
+        throw invalid_argument("a loader was given a state and a first epoch: the state has the epoch");
     if (!options.sampler) {
         options.sampler = make_sampler(options, sources);
         return options;

@@ -55,8 +55,8 @@ class data_changed : public error {
     using error::error;
 };
 
-/// Every slot of a loader is leased by the consumer: `next` cannot return another batch until one is
-/// released.
+/// Every slot of a loader is leased by batches or tensors of the consumer: `next` cannot return another batch
+/// until some are released. The message says how many slots tensors alone hold.
 class all_slots_leased : public error {
  public:
     using error::error;

@@ -46,6 +46,9 @@ struct loader_options {
     /// interruption. Otherwise all ranks together deliver the same samples, but tail::drop may leave out
     /// others.
     std::optional<loader_state> resume_from = std::nullopt;
+    /// The epoch to begin with, without `resume_from`. It counts in `epochs` as after a resume, but no data
+    /// is compared.
+    std::uint64_t first_epoch = 0;
     pinflow::route route = route::automatic;
     /// Upper bound on the memory of all slots and of arrays held on the device, in bytes. The constructor
     /// throws invalid_argument if the slots do not fit.
@@ -126,7 +129,7 @@ class loader {
     /// returns it.
     /// @throws invalid_argument for a stream of another device.
     /// @throws unsupported for a stream that is being captured into a CUDA graph; the batch is not lost.
-    /// @throws all_slots_leased if the consumer holds every slot.
+    /// @throws all_slots_leased if the consumer's batches and tensors hold every slot.
     /// @throws device_error, also in a process forked later.
     /// @throws the error of the pipeline: data_changed, system_failure, format_error, or what a custom order
     /// or row_source throws.
@@ -135,6 +138,9 @@ class loader {
     /// stream when the lease ends, except for those named with batch::used_on.
     std::optional<batch> next();
 
+    /// Ends the delivery: calls of `next` that wait return nothing, and no further batch is filled. Leased
+    /// batches stay valid. Does not wait. Thread-safe.
+    void stop() const noexcept;
     /// The number of samples in the data. Thread-safe, like all members below.
     std::uint64_t row_count() const noexcept;
     /// The number of batches of this shard in a whole epoch.

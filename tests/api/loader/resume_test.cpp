@@ -9,6 +9,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -342,4 +343,57 @@ TEST_CASE("resume: at the end of all epochs nothing comes, and more epochs conti
     REQUIRE(more.size() == 3);
     CHECK(more[0].epoch == 2);
     CHECK(more[0].index == 0);
+}
+
+TEST_CASE("resume: the first epoch may be any, and gives the batches that a resume there gives") {
+    const array rows = numbered_rows(100);
+    on_each_device([&](const device& device) {
+        loader_options options{.device = device, .batch_rows = 30, .order = order::shuffled, .epochs = 4};
+        const stream stream(device);
+        std::vector<std::uint64_t> expected;
+        loader whole({rows}, options);
+        while (const auto batch = whole.next(stream)) {
+            if (batch->epoch() >= 2)
+                expected.insert(expected.end(), batch->row_ids().begin(), batch->row_ids().end());
+        }
+        options.first_epoch = 2;
+        std::vector<std::uint64_t> seen;
+        loader later({rows}, options);
+        CHECK(later.state().epoch == 2);
+        CHECK(later.batch_total() == 8);
+        while (const auto batch = later.next(stream)) {
+            CHECK(batch->epoch() >= 2);
+            seen.insert(seen.end(), batch->row_ids().begin(), batch->row_ids().end());
+        }
+        CHECK(seen == expected);
+        options.first_epoch = 4;
+        CHECK_FALSE(loader({rows}, options).next(stream).has_value());
+        options.resume_from = whole.state();
+        CHECK_THROWS_AS(loader({rows}, options), invalid_argument);
+    });
+}
+
+TEST_CASE(
+    "resume: a loader that is stopped returns nothing, also to a thread that waits, and keeps its leases") {
+    auto source = std::make_shared<scripted_rows>(100);
+    const gate gate;
+    source->before_read = [&](std::uint64_t first) {
+        if (first >= 50) gate.wait();
+    };
+    on_each_device([&](const device& device) {
+        const stream stream(device);
+        loader loader({source}, {.device = device, .batch_rows = 10, .slots = 2});
+        const auto leased = loader.next(stream);
+        REQUIRE(leased);
+        CHECK(holds_its_rows(*leased, stream));
+        std::thread waiting([&] {
+            while (loader.next()) {
+            }
+        });
+        loader.stop();
+        gate.open();
+        waiting.join();
+        CHECK_FALSE(loader.next(stream).has_value());
+        CHECK(holds_its_rows(*leased, stream));
+    });
 }
