@@ -19,7 +19,8 @@ namespace {
 
 /// The position at which the loader starts. @throws as state_origin::resume_position.
 detail::epoch_position start_of(const loader_options& options, const detail::state_origin& origin) {
-    return options.resume_from ? origin.resume_position(*options.resume_from) : detail::epoch_position();
+    return options.resume_from ? origin.resume_position(*options.resume_from)
+                               : detail::epoch_position{.epoch = options.first_epoch, .position = 0};
 }
 
 detail::schedule_terms terms_of(const loader_options& options, const detail::state_origin& origin) {
@@ -136,7 +137,13 @@ std::shared_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
     }
     const detail::profiled_range range(detail::range::next);
     detail::slot* const slot = pool_->lease(with_data);
-    return slot == nullptr ? nullptr : std::make_shared<detail::slot_lease>(pool_, *slot, origin_);
+    if (slot == nullptr) return nullptr;
+    try {
+        return std::make_shared<detail::slot_lease>(pool_, *slot, origin_);
+    } catch (...) {
+        pool_->undo_lease(*slot);
+        throw;
+    }
 }
 
 // ---- the driver ------------------------------------------------------------------------------------------

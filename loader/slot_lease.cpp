@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -12,19 +13,31 @@ namespace pinflow::detail {
 
 slot_lease::~slot_lease() {
     if (pool_->forked()) {
-        static_cast<void>(new std::shared_ptr<slot_pool>(std::move(pool_)));  // leaked on purpose
+        /// What belongs to the parent: destroying it might call CUDA, or wait for a lock.
+        struct parents {
+            std::shared_ptr<slot_pool> pool;
+            std::shared_ptr<const state_origin> origin;
+            std::vector<std::shared_ptr<const void>> owners;
+        };
+        auto* const leaked = new (std::nothrow) parents;
+        if (leaked != nullptr) *leaked = {std::move(pool_), std::move(origin_), std::move(owners_)};
         return;
     }
     if (slot_ == nullptr) return;
+    device_backend& backend = pool_->device().backend();
     try {
         for (const stream_view& stream : streams_) {
+            void* const handle = backend.stream_for_marks(stream.native_handle());
+            // the event would become a part of the graph, and nobody could ask it
+            if (backend.is_capturing(handle))
+                throw unsupported("no event can be recorded in a stream that is being captured");
             pool_->keep_sources_on(stream);
-            slot_->uses[slot_->use_count].record(stream);
+            slot_->uses[slot_->use_count].record({stream.device(), handle});
             ++slot_->use_count;
         }
     } catch (...) {
-        // The device has failed, or memory is exhausted. Waiting for the stream might never end, and this may
-        // run wherever a tensor is destroyed.
+        // The device has failed, memory is exhausted, or a stream is being captured. Waiting for the stream
+        // might never end, and this may run wherever a tensor is destroyed.
         pool_->lose(*slot_, pool_);
         return;
     }
@@ -41,7 +54,9 @@ void slot_lease::use_on(stream_view stream, std::shared_ptr<const void> owner) {
             "a batch cannot be used on a stream that is being captured into a CUDA graph: its memory is "
             "reused for later batches. Copy the batch to memory of your own before the capture begins");
     }
-    if (owner) owners_.push_back(std::move(owner));
+    const std::lock_guard lock(mutex_);
+    const bool is_kept = std::ranges::any_of(owners_, [&](const auto& other) { return other == owner; });
+    if (owner && !is_kept) owners_.push_back(std::move(owner));
     const bool known = std::ranges::any_of(
         streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
     // the event is there before the stream can read, so that the end of the lease only records it

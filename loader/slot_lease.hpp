@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,7 @@ class batch;
 namespace detail {
 
 /// The lease of a batch: one slot and the streams that use it. The batch and its tensors share it. A tensor
-/// only keeps it alive: its members are for the owner of the batch.
+/// only keeps it alive: its members are for the owner of the batch, in any thread.
 class slot_lease {
  public:
     /// `origin` makes the states of the batch. If it is null, as in tests, `state` must not be called.
@@ -26,7 +27,8 @@ class slot_lease {
     slot_lease(const slot_lease&) = delete;
     slot_lease& operator=(const slot_lease&) = delete;
     /// Records an event in each stream and returns the slot. Does not wait for a stream: if no event can be
-    /// recorded, the slot is lost. In a forked process, does neither.
+    /// recorded, also because a stream is being captured, the slot is lost. In a forked process, does
+    /// neither.
     ~slot_lease();
 
     /// Makes `stream` wait for the data. The slot is filled again only after `stream` has completed the work
@@ -53,6 +55,7 @@ class slot_lease {
     std::shared_ptr<slot_pool> pool_;
     std::shared_ptr<const state_origin> origin_;
     slot* slot_;                                       ///< null if the lease was undone
+    std::mutex mutex_;                                 ///< of the members below
     std::vector<std::shared_ptr<const void>> owners_;  ///< of the streams
     std::vector<stream_view> streams_;
 };

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pinflow/cuda.hpp"
+#include "pinflow/dlpack.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/rows.hpp"
@@ -165,7 +166,10 @@ TEST_CASE("cuda steady: a loader makes no CUDA call that allocates outside the p
             REQUIRE(batches.next(stream));
         for (int step = 0; step < last_step; ++step) {
             if (step == first_step) listener.listen();
-            REQUIRE(batches.next(stream));
+            auto batch = batches.next(stream);
+            REQUIRE(batch);
+            for (const std::size_t index : {0U, 1U})
+                CHECK(to_dlpack(*batch, index, stream) != nullptr);
         }
         for (const std::string& call : listener.heard())
             FAIL_CHECK(call);

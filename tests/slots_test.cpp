@@ -183,6 +183,28 @@ TEST_CASE("slots: a slot whose last use cannot be marked is lost, and its lease 
     CHECK(kept != nullptr);
 }
 
+TEST_CASE("slots: a lease that ends while its stream is being captured loses the slot, not the loader") {
+    fake_cuda_backend backend;
+    const auto pool =
+        make_pool(backend.device(), {.count = 2, .host_side_bytes = 0, .device_side_bytes = 64});
+    const stream copies(backend.device());
+    const stream consumer(backend.device());
+    fill(*pool, copies, 0);
+    {
+        slot_lease lease(pool, *pool->lease());
+        lease.use_on(consumer);
+        backend.captured = consumer.view().native_handle();
+    }
+    backend.captured = nullptr;
+    fill(*pool, copies, 1);
+    CHECK(take_one(*pool) == nullptr);
+    {
+        const slot_lease lease(pool, *pool->lease());
+    }
+    static auto& kept = *new std::shared_ptr<slot_pool>(pool);  // which keeps itself
+    CHECK(kept.use_count() == 3);
+}
+
 TEST_CASE("slots: the pipeline waits for several slots together, unless the consumer has no batch left") {
     awaited_backend backend;
     const device device = backend.device();

@@ -90,6 +90,12 @@ class stream {
         return stream_view(*owned_);
     }
     const pinflow::device& device() const noexcept { return device_; }
+    /// Keeps the stream alive, also after this object has been destroyed. Destroying the result does not
+    /// wait.
+    std::shared_ptr<const void> share() const {
+        if (!owned_) refuse_moved_from();
+        return owned_;
+    }
     /// The members below are as in stream_view.
     void wait(const event& event) const { view().wait(event); }
     void synchronize() const { view().synchronize(); }

@@ -21,11 +21,14 @@ const std::shared_ptr<slot_lease>& lease_of(const batch& batch) noexcept;
 
 /// Some samples on a device, leased: the memory is not reused until the lease has ended and the consumer's
 /// streams have passed it. Move-only; may be handed to another thread and may outlive its loader. The lease
-/// ends once the batch and every tensor that `to_dlpack` made of it have been released or destroyed. The end
-/// does not wait for a stream (CUDA blocks if the stream's queue is full). The loader reuses the slot only
-/// after the streams given to `loader::next`, `used_on` and `to_dlpack` have passed the work that was
-/// enqueued when the lease ended. These streams must live until then. If no event can be recorded in one of
-/// them, because the device has failed or memory is exhausted, the loader does not use the slot again.
+/// ends once the batch and every tensor that `to_dlpack` made of it have been released or destroyed. The
+/// loader reuses the slot only after the streams given to `loader::next`, `used_on` and `to_dlpack` have
+/// passed the work that was enqueued when the lease ended. These streams must live until then.
+///
+/// The end of a lease does not wait for a stream. (CUDA blocks if the stream's queue is full, and where
+/// loader::~loader says that CUDA waits, so does the end of the last lease after it.) If no event can be
+/// recorded in a stream, because it is being captured into a CUDA graph, the device has failed, or memory is
+/// exhausted, the loader does not use the slot again.
 class batch {
  public:
     batch(batch&&) noexcept;
@@ -75,9 +78,10 @@ class batch {
 
     /// Names a further stream that reads this batch. The stream waits for the data, and the slot is not
     /// reused before the stream has passed the end of the lease. The stream must outlive the lease. `owner`,
-    /// if any, keeps the stream alive: any thread may destroy it when the lease ends.
+    /// if any, keeps the stream alive. Any thread may destroy it when the lease ends, so that must not wait:
+    /// of a pinflow::stream, give stream::share(). Thread-safe.
     /// @throws invalid_argument for a stream of another device.
-    /// @throws unsupported for a stream that is being captured into a CUDA graph.
+    /// @throws unsupported for a stream that is being captured into a CUDA graph; device_error.
     void used_on(stream_view stream, std::shared_ptr<const void> owner = nullptr);
     /// Ends the lease, unless tensors of the batch still hold it. The batch is empty afterwards.
     void release() noexcept;

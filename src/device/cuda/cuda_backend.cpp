@@ -98,6 +98,11 @@ class backend final : public device_backend {
         return passed(context_.run([&] { return query_stream(stream_of(stream)); }), "a stream");
     }
 
+    void* stream_for_marks(void* stream) noexcept override {
+        // per-thread default streams are blocking: what is recorded in the legacy stream comes after all of
+        // them
+        return stream == cudaStreamPerThread ? static_cast<void*>(cudaStreamLegacy) : stream;
+    }
     bool is_capturing(void* stream) override {
         bool answer = false;
         check(context_.run([&] { return cuda::is_capturing(answer, stream_of(stream)); }),
