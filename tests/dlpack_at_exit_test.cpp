@@ -39,7 +39,10 @@ array rows_in_memory() {
 
 void keep_tensors(const device& device) {
     const array rows = rows_in_memory();
-    const stream stream(device);
+    // streams live until the leases end
+    static auto& streams = *new std::vector<stream>;
+    streams.emplace_back(device);
+    const stream_view stream = streams.back();
     loader loader({rows}, {.device = device, .batch_rows = 10, .order = order::shuffled, .slots = 4});
     for (auto* list : {&kept.tensors, &kept.on_a_thread}) {
         auto batch = loader.next(stream);

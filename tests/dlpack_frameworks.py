@@ -188,6 +188,7 @@ def check_numpy(path):
         except BufferError as error:
             # numpy before 2.1 asks for the structure that cannot say read-only
             check(np.lib.NumpyVersion(np.__version__) < "2.1.0", str(error))
+            print(f"numpy {np.__version__}: a read-only tensor is skipped, it needs numpy 2.1", flush=True)
             continue
         check(not rows.flags.writeable, "numpy may write to a mapping")
         check(int(rows[3, 0]) == 3, "numpy reads other rows of a mapping")

@@ -112,8 +112,9 @@ std::optional<stream_view> consumer_stream(const pinflow::device& device,
 }  // namespace dlpack
 
 /// Array `index` of a batch as a tensor, without a copy. The consumer may read and write the elements on
-/// `stream`, which counts as `batch.used_on(stream)`. Name all other streams by `used_on` before the batch is
-/// released, even if its tensors live longer: DLPack cannot report them.
+/// `stream`, which counts as `batch.used_on(stream)` and must live until the lease ends. Name all other
+/// streams by `used_on` before the batch is released, even if its tensors live longer: DLPack cannot report
+/// them.
 ///
 /// Tensors share the lease of the batch: the slot is reused once the batch and all its tensors have gone. So
 /// tensors that are kept for long leave the loader fewer slots. They may outlive the batch and the loader.
@@ -155,8 +156,8 @@ dlpack::exported_tensor<Managed> to_dlpack(const array& array);
 class foreign_tensor {
  public:
     /// Takes over a tensor, also if this throws.
-    /// @throws invalid_argument for a null pointer, lengths below 0, or strides or sizes of 2^63 bytes or
-    /// more.
+    /// @throws invalid_argument for null pointers, lengths below 0, more than 64 axes, and strides or sizes
+    /// of 2^63 bytes or more.
     /// @throws unsupported for another major version of DLPack, for memory that is neither host memory nor a
     /// CUDA device's, and for element types that pinflow does not have.
     /// @throws device_error if there is no such CUDA device.
@@ -174,8 +175,11 @@ class foreign_tensor {
     const array_view& view() const noexcept { return view_; }
     /// Whether the owner forbids writing. Only the newer structure can say so.
     bool is_read_only() const noexcept { return read_only_; }
-    /// The address of the first element, to write to, for example as a row_exchange's destination. Null if
-    /// there are no elements.
+    /// The address of the first element, for functions that take contiguous rows, such as
+    /// row_exchange::scatter. Null if there are no elements.
+    /// @throws invalid_argument if the tensor is not in C order.
+    const std::byte* contiguous_data() const;
+    /// The same, to write to, for example as the destination of row_exchange::gather.
     /// @throws invalid_argument if the tensor is read-only, or not in C order.
     std::byte* writable_data() const;
 

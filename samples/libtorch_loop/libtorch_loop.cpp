@@ -30,6 +30,26 @@ static_assert(offsetof(managed, dl_tensor.device) == offsetof(DLManagedTensor, d
               offsetof(managed, dl_tensor.strides) == offsetof(DLManagedTensor, dl_tensor.strides) &&
               offsetof(managed, dl_tensor.byte_offset) == offsetof(DLManagedTensor, dl_tensor.byte_offset));
 
+static_assert(sizeof(pinflow::dlpack::tensor) == sizeof(DLTensor) &&
+              sizeof(pinflow::dlpack::device) == sizeof(DLDevice) &&
+              sizeof(pinflow::dlpack::data_type) == sizeof(DLDataType) &&
+              offsetof(pinflow::dlpack::device, device_id) == offsetof(DLDevice, device_id) &&
+              offsetof(pinflow::dlpack::data_type, bits) == offsetof(DLDataType, bits) &&
+              offsetof(pinflow::dlpack::data_type, lanes) == offsetof(DLDataType, lanes));
+static_assert(static_cast<int>(pinflow::dlpack::device_type::cpu) == kDLCPU &&
+              static_cast<int>(pinflow::dlpack::device_type::cuda) == kDLCUDA &&
+              static_cast<int>(pinflow::dlpack::type_code::floating) == kDLFloat &&
+              static_cast<int>(pinflow::dlpack::type_code::bfloat) == kDLBfloat &&
+              static_cast<int>(pinflow::dlpack::type_code::complex) == kDLComplex);
+#ifdef DLPACK_MAJOR_VERSION  // older LibTorch has no such structure
+using versioned = pinflow::dlpack::managed_tensor_versioned;
+static_assert(sizeof(versioned) == sizeof(DLManagedTensorVersioned) &&
+              offsetof(versioned, manager_ctx) == offsetof(DLManagedTensorVersioned, manager_ctx) &&
+              offsetof(versioned, deleter) == offsetof(DLManagedTensorVersioned, deleter) &&
+              offsetof(versioned, flags) == offsetof(DLManagedTensorVersioned, flags) &&
+              offsetof(versioned, dl_tensor) == offsetof(DLManagedTensorVersioned, dl_tensor));
+#endif
+
 constexpr double required_percent = 94;
 
 /// The stream that LibTorch uses, unless a program sets another: CUDA's legacy default stream. None on the

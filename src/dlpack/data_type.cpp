@@ -10,26 +10,15 @@ namespace {
 
 using dlpack::type_code;
 
-/// What helps with a type without a code.
+/// What helps with a little-endian type without a code.
 std::string advice_for(const dtype& type) {
     if (type.is_structured()) return "array::field gives one field of it";
-    switch (type.kind()) {
-        case dtype_kind::datetime:
-        case dtype_kind::timedelta:
-            return fmt::format("array::view_as(dtype::parse(\"{}i8\")) gives the same bytes as integers",
-                               type.order() == std::endian::little ? "<" : ">");
-        default: {
-            const std::uint64_t size = type.size_bytes();
-            if (size == 1 || size == 2 || size == 4 || size == 8)
-                return fmt::format("array::view_as(dtype::parse(\"<u{}\")) gives the same bytes as integers",
-                                   size);
-            return "array::view_as gives the same bytes another type of the same size";
-        }
-    }
-}
-
-bool has_big_endian_numbers(const dtype& type) {
-    return !type.is_structured() && !type.is_little_endian();
+    const bool is_time = type.kind() == dtype_kind::datetime || type.kind() == dtype_kind::timedelta;
+    const std::uint64_t size = type.size_bytes();
+    if (size == 1 || size == 2 || size == 4 || size == 8)
+        return fmt::format("array::view_as(dtype::parse(\"<{}{}\")) gives the same bytes as integers",
+                           is_time ? 'i' : 'u', size);
+    return "it has numbers of 1, 2, 4 and 8 bytes only";
 }
 
 }  // namespace
@@ -41,8 +30,7 @@ dlpack::data_type dlpack::type_of(const dtype& type) {
     const auto refuse = [&](const std::string& why) {
         return unsupported(fmt::format("DLPack has no type for elements of {}: {}", type.descr(), why));
     };
-    if (has_big_endian_numbers(type) && type.kind() != dtype_kind::datetime &&
-        type.kind() != dtype_kind::timedelta && type.kind() != dtype_kind::unicode)
+    if (!type.is_structured() && !type.is_little_endian())
         throw refuse("they are big-endian; a loader delivers them little-endian");
     switch (type.kind()) {
         case dtype_kind::boolean:
@@ -94,10 +82,12 @@ dtype detail::element_type(const dlpack::data_type& type) {
         case type_code::unsigned_integer:
             return made(dtype_kind::unsigned_integer);
         case type_code::floating:
+            if (size_bytes > 8) throw refuse();
             return made(dtype_kind::floating);
         case type_code::bfloat:
             return made(dtype_kind::bfloat16);
         case type_code::complex:
+            if (size_bytes > 16) throw refuse();
             return made(dtype_kind::complex);
         case type_code::boolean:
             return made(dtype_kind::boolean);

@@ -39,7 +39,12 @@ device device_of(const dlpack::device& place) {
 
 array_view view_of(const dlpack::tensor& tensor) {
     const dtype type = detail::element_type(tensor.dtype);
-    if (tensor.ndim < 0) throw invalid_argument(fmt::format("a tensor cannot have {} axes", tensor.ndim));
+    constexpr std::int32_t max_axes = 64;
+    if (tensor.ndim < 0 || tensor.ndim > max_axes)
+        throw invalid_argument(
+            fmt::format("a tensor has 0 to {} axes, and this one has {}", max_axes, tensor.ndim));
+    if (tensor.ndim > 0 && tensor.shape == nullptr)
+        throw invalid_argument(fmt::format("a tensor of {} axes has no shape", tensor.ndim));
     const auto ndim = static_cast<std::size_t>(tensor.ndim);
     shape_vector shape;
     shape.reserve(ndim);
@@ -51,6 +56,8 @@ array_view view_of(const dlpack::tensor& tensor) {
     }
     const std::byte* const data =
         tensor.data == nullptr ? nullptr : static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+    if (data == nullptr && element_count(shape) > 0)
+        throw invalid_argument(fmt::format("a tensor of shape {} has no data", to_string(shape)));
     if (tensor.strides == nullptr) return {data, type, std::move(shape)};
     std::vector<std::int64_t> strides_bytes;
     strides_bytes.reserve(ndim);
@@ -82,12 +89,16 @@ foreign_tensor::foreign_tensor(dlpack::managed_tensor_versioned* tensor)
 foreign_tensor::foreign_tensor(dlpack::managed_tensor* tensor)
     : foreign_tensor{owner_of(tensor), tensor->dl_tensor, false} {}
 
-std::byte* foreign_tensor::writable_data() const {
-    if (read_only_) throw invalid_argument("the tensor is read-only");
+const std::byte* foreign_tensor::contiguous_data() const {
     if (!view_.c_contiguous())
         throw invalid_argument(fmt::format(
             "the tensor of shape {} is not in C order: make it contiguous first", to_string(view_.shape())));
-    return const_cast<std::byte*>(view_.data());  // NOLINT: its owner allows writing
+    return view_.data();
+}
+
+std::byte* foreign_tensor::writable_data() const {
+    if (read_only_) throw invalid_argument("the tensor is read-only");
+    return const_cast<std::byte*>(contiguous_data());  // NOLINT: its owner allows writing
 }
 
 }  // namespace pinflow

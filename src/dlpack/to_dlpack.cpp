@@ -39,8 +39,9 @@ std::vector<std::int64_t> lengths_of(const array_view& view) {
     for (const std::uint64_t length : view.shape())
         lengths.push_back(static_cast<std::int64_t>(length));  // below 2^63, as in every array_view
     const auto item_bytes = static_cast<std::int64_t>(view.dtype().size_bytes());
-    for (const std::int64_t stride : view.strides_bytes()) {
-        if (stride % item_bytes != 0)
+    for (std::size_t axis = 0; axis < view.shape().size(); ++axis) {
+        const std::int64_t stride = view.strides_bytes()[axis];
+        if (stride % item_bytes != 0 && view.shape()[axis] > 1)
             throw unsupported(fmt::format(
                 "elements of {} that are {} bytes apart have no strides in DLPack, which counts elements",
                 view.dtype().descr(), stride));
@@ -83,7 +84,8 @@ template <typename Managed>
 dlpack::exported_tensor<Managed> tensor_of(const batch& batch, std::size_t index) {
     const array_view& view = batch[index];
     const auto& lease = lease_of(batch);
-    return make_tensor<Managed>(view, lease->pool().device(), !lease->pool().viewed_sources().empty(), lease);
+    const bool is_view = view.size_bytes() > 0 && !lease->pool().viewed_sources().empty();
+    return make_tensor<Managed>(view, lease->pool().device(), is_view, lease);
 }
 
 }  // namespace

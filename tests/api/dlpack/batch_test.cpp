@@ -201,18 +201,25 @@ TEST_CASE("dlpack: the owner of a stream lives until the lease ends") {
     const array rows = numbered_rows(row_count, width);
     on_each_device([&](const device& device) {
         loader loader({rows}, options_for(device));
-        auto used = std::make_shared<stream>(device);
-        const std::weak_ptr<stream> watched = used;
+        std::optional<stream> used(device);
+        auto owner = std::make_shared<std::shared_ptr<const void>>(used->share());
+        const std::weak_ptr<std::shared_ptr<const void>> watched = owner;
         auto batch = loader.next();
         REQUIRE(batch);
         const stream_view view = *used;
-        batch->used_on(view, std::move(used));
-        batch->used_on(view);
+        batch->used_on(view, owner);
+        batch->used_on(view, std::move(owner));
         exported_tensor exported = to_dlpack(*batch, 0);
+        const std::vector<std::uint64_t> ids = ids_of(*batch);
         batch->release();
+        used.reset();
         CHECK_FALSE(watched.expired());
+        const stream other(device);
+        CHECK(holds(exported, ids, other));
         exported.reset();
         CHECK(watched.expired());
+        for (int i = 0; i < 10; ++i)
+            CHECK(loader.next(other));
     });
 }
 

@@ -57,6 +57,7 @@ TEST_CASE("foreign tensor: shows the elements, and deletes the tensor once") {
         CHECK(second.view().strides_bytes() == std::vector<std::int64_t>{4, 12});
         CHECK(second.view().fortran_contiguous());
         CHECK_THROWS_AS(second.writable_data(), invalid_argument);
+        CHECK_THROWS_AS(second.contiguous_data(), invalid_argument);
     }
     CHECK(tensor.deletions == 1);
     CHECK(older.deletions == 1);
@@ -138,6 +139,22 @@ TEST_CASE("foreign tensor: a tensor that pinflow cannot read is refused and dele
         tensor->managed.dl_tensor.ndim = -1;
         check_refused<invalid_argument>(*tensor);
     }
+    SUBCASE("more axes than a tensor has") {
+        check_refused<invalid_argument>(*made(float32, std::vector<std::int64_t>(65, 1)));
+    }
+    SUBCASE("no shape") {
+        const auto tensor = made(float32, {2});
+        tensor->managed.dl_tensor.shape = nullptr;
+        check_refused<invalid_argument>(*tensor);
+    }
+    SUBCASE("elements without an address") {
+        const auto tensor = made(float32, {2});
+        tensor->managed.dl_tensor.data = nullptr;
+        check_refused<invalid_argument>(*tensor);
+    }
+    SUBCASE("floats of 128 bits, whose format differs") {
+        check_refused<unsupported>(*made({dlpack::type_code::floating, 128, 1}, {1}));
+    }
     SUBCASE("sizes and strides of 2^63 bytes") {
         constexpr std::int64_t large = std::int64_t{1} << 61;
         check_refused<invalid_argument>(*made(float32, {large, 4}));
@@ -178,7 +195,7 @@ TEST_CASE("foreign tensor: rows are gathered into it and scattered from it") {
             CHECK(first == ids[i]);
         }
         const std::vector<std::uint64_t> others{10, 11, 12, 13};
-        exchange.scatter_async(others, rows.view().data(), duplicate_policy::last, stream).check();
+        exchange.scatter_async(others, rows.contiguous_data(), duplicate_policy::last, stream).check();
         stream.synchronize();
         for (std::size_t i = 0; i < others.size(); ++i)
             CHECK(table[others[i] * width] == ids[i]);
