@@ -91,14 +91,13 @@ void handle_bus_error(int signal, siginfo_t* info, void* context) {
 bool run_guarded(void (*work)(const void* context), const void* context) noexcept {
     const ::pthread_key_t key = frame_key.load(std::memory_order_relaxed);
     guard_frame frame;
+    // the signal mask need not be saved: the handler restores it
+    if (sigsetjmp(frame.end, 0) != 0) return false;
     // without memory for the thread's value there is no guard, as without the handler
-    if (key == no_key || ::pthread_setspecific(key, nullptr) != 0) {
+    if (key == no_key || ::pthread_setspecific(key, &frame) != 0) {
         work(context);
         return true;
     }
-    // the signal mask need not be saved: the handler restores it
-    if (sigsetjmp(frame.end, 0) != 0) return false;
-    ::pthread_setspecific(key, &frame);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     work(context);
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -119,11 +118,14 @@ void install_fault_guard() {
     static bool installed = false;
     const std::lock_guard lock(mutex);
     if (installed) return;
-    ::pthread_key_t key = 0;
-    if (const int failed = ::pthread_key_create(&key, nullptr); failed != 0)
-        throw system_failure("cannot install the fault guard: the process has no thread-specific value left",
-                             std::error_code(failed, std::system_category()));
-    detail::frame_key = key;
+    if (detail::frame_key == detail::no_key) {
+        ::pthread_key_t key = 0;
+        if (const int failed = ::pthread_key_create(&key, nullptr); failed != 0)
+            throw system_failure(
+                "cannot install the fault guard: the process has no thread-specific value left",
+                std::error_code(failed, std::system_category()));
+        detail::frame_key = key;
+    }
     detail::previous_action = detail::system::signal_action(SIGBUS);
     struct sigaction ours{};
     ours.sa_sigaction = detail::handle_bus_error;
