@@ -1,5 +1,5 @@
-"""Trains a softmax classifier on the handwritten digits of samples/data, with numpy or, on a GPU, with PyTorch. Fails if
-it recognises fewer than 94 % of the held-out digits.
+"""Trains a softmax classifier on the handwritten digits of samples/data, with numpy or, on a GPU, with PyTorch. Fails
+if it recognises fewer than 94 % of the held-out digits.
 
     python train_digits.py [FOLDER]        the folder with the four .npy files, samples/data by default
 """

@@ -66,11 +66,15 @@ class OpenTest(Folder):
         for array in (pinflow.open(path, "a"), pinflow.open(path + ":a"), pinflow.open(self.saved("one.npy", values)),
                       pinflow.open(self.path("part-*.npy"))):
             for key in (0, -1, slice(3, 20, 4), slice(None, None, -1), (slice(2, 5), 1), (7, 2, 1), [4, 4, 0],
-                        np.array([[1, 2], [3, 4]]), (np.array([5, 6]), slice(None), 2), Ellipsis, (Ellipsis, 1), ()):
+                        np.array([[1, 2], [3, 4]]), (np.array([5, 6]), slice(None), 2), Ellipsis, (Ellipsis, 1), (),
+                        ([0, 1], [1, 2]), ([0, 1], slice(None), [1, 2]), np.ix_([1, 2], [0, 3], [1]), (True, 0),
+                        np.arange(50) % 3 == 0, values > 50, (None, 2), np.int64(3), np.array(3), [], slice(0, 0),
+                        (slice(1, 9, 3), slice(None, None, -1), np.array([2, 0]))):
                 np.testing.assert_array_equal(array[key], values[key], err_msg=str(key))
             np.testing.assert_array_equal(np.asarray(array), values)
-            with self.assertRaises(IndexError):
-                array[50]
+            for key in (50, -51, ([0, 1], [1, 2, 3]), (0, 4)):
+                with self.assertRaises(IndexError):
+                    array[key]
 
     def test_kinds_of_elements(self):
         for dtype in ("b1", "i1", ">i4", "f2", "f8", "c16", "M8[ns]", "S5", "U3"):
@@ -102,7 +106,7 @@ class OpenTest(Folder):
         np.savez(self.path("two.npz"), a=np.zeros((2, 3), np.float32), b=np.zeros(1))
         self.assertEqual([(each["name"], each["dtype"], each["shape"]) for each in pinflow.list(self.path("two.npz"))],
                          [("a", "<f4", (2, 3)), ("b", "<f8", (1,))])
-        for values in (numbered(), np.zeros((0, 3)), np.array(5.0), np.zeros(3, "M8[s]"), np.asfortranarray(numbered())):
+        for values in (numbered(), np.zeros((0, 3)), np.array(5.0), np.zeros(3, "M8[s]"), numbered().T):
             pinflow.save(self.path("saved.npy"), values)
             back = np.load(self.path("saved.npy"))
             self.assertEqual((back.dtype, back.shape), (values.dtype, values.shape))
@@ -168,6 +172,38 @@ class LoaderTest(Folder):
                 self.assertEqual(len(batch), len(batch.row_ids))
             with self.assertRaises(pinflow.InvalidArgument):
                 len(batch)
+
+    def test_a_batch_unpacks(self):
+        loader = pinflow.Loader(numbered(), np.arange(ROWS), batch=64, device="host")
+        for batch in loader.batches():
+            rows, numbers = batch
+            np.testing.assert_array_equal(rows.numpy()[:, 0], numbers.numpy())
+        loader.close()
+        self.assertEqual(len(loader), 16)
+        self.assertEqual(loader.report().values["rows"], ROWS)
+        with self.assertRaises(ValueError):
+            next(iter(loader))
+
+    def test_closing_or_loading_in_the_last_batch_ends_the_loop(self):
+        loader = pinflow.Loader(numbered(), batch=500, device="host")
+        state = loader.state_dict()
+        for number, _ in enumerate(loader):
+            if number == 1:
+                loader.load_state_dict(state)
+        self.assertEqual(loader.epoch, 0)
+        for number, _ in enumerate(loader):
+            if number == 1:
+                loader.close()
+
+    def test_an_error_of_kept_tensors_loses_no_batch(self):
+        loader = pinflow.Loader(numbered(), batch=100, device="host", order="sequential", slots=2)
+        loop = iter(loader)
+        kept = [next(loop), next(loop)]
+        with self.assertRaises(pinflow.AllSlotsLeased):
+            next(loop)
+        kept.clear()
+        (rows,) = next(loop)
+        self.assertEqual(int(rows.numpy()[0, 0]), 200)
 
     def test_orders_of_ones_own(self):
         rows = [5, 5, 999, 0]
@@ -271,6 +307,31 @@ class LoaderTest(Folder):
         self.assertEqual({batch.epoch for batch in other.batches()}, {1})
         self.assertEqual({batch.epoch for batch in other.batches()}, {2})
 
+    def test_states_are_those_of_all_ranks(self):
+        def ended(rank):
+            loader = pinflow.Loader(numbered(92), batch=10, device="host", order="sequential", rank=rank, world=3)
+            states = [(s["epoch"], s["position"]) for s in (loader.state_dict() for _ in loader)]
+            return states, (loader.state_dict()["epoch"], loader.state_dict()["position"])
+
+        for rank in range(3):
+            states, after = ended(rank)
+            self.assertEqual(states[:3], [(0, 30), (0, 60), (0, 90)])
+            self.assertEqual(after, (1, 0))
+        for rank in range(3):  # a rank without any batch is no exception
+            loader = pinflow.Loader(numbered(1), batch=10, device="host", rank=rank, world=3)
+            self.assertLessEqual(sum(1 for _ in loader), 1)
+            self.assertEqual((loader.state_dict()["epoch"], loader.state_dict()["position"]), (1, 0))
+
+    def test_a_state_that_is_refused_changes_nothing(self):
+        loader = pinflow.Loader(numbered(), batch=100, device="host", order="sequential")
+        loop = iter(loader)
+        next(loop)
+        wrong = pinflow.Loader(numbered(), device="host", seed=3).state_dict()
+        for state in (wrong, {}):
+            with self.assertRaises(pinflow.Error):
+                loader.load_state_dict(state)
+        self.assertEqual(sum(1 for _ in loop), 9)
+
     def test_tensors_keep_their_rows_wherever_they_are_dropped(self):
         loader = pinflow.Loader(self.saved(), batch=10, device="host", slots=6)
         kept = deque()
@@ -362,6 +423,32 @@ class SourceTest(Folder):
             list(pinflow.Loader(Returns(), device="host"))
         self.assertIn("returns None", str(raised.exception))
 
+    def test_rows_that_differ_each_time_can_be_left_at_any_point(self):
+        class Random(self.Squares):
+            def read_rows(self, ids, out):
+                np.frombuffer(out, np.int64)[:] = np.random.randint(0, 100, 3 * len(ids))
+
+        loader = pinflow.Loader(Random(), batch=10, device="host")
+        for epoch in range(3):
+            self.assertEqual(loader.epoch, epoch)
+            for _ in loader:
+                break
+        self.assertEqual(sum(len(rows) for (rows,) in loader), ROWS)
+
+    def test_what_a_source_keeps_of_its_memory_stays_valid(self):
+        kept = []
+
+        class Keeps(self.Squares):
+            def read_rows(self, ids, out):
+                super().read_rows(ids, out)
+                kept.append((out[:], np.frombuffer(ids, np.uint64)))
+
+        for (rows,) in pinflow.Loader(Keeps(), batch=10, device="host", slots=2):
+            rows.numpy()[:] = -1
+        gc.collect()
+        for out, ids in kept:
+            np.testing.assert_array_equal(np.frombuffer(out, np.int64)[::3], ids.astype(np.int64) ** 2)
+
     def test_its_exception_reaches_the_loop(self):
         class Broken(self.Squares):
             def read_rows(self, ids, out):
@@ -395,6 +482,22 @@ class SourceTest(Folder):
                 "print('done')")
         done = run_python(code)
         self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
+
+    def test_python_ends_while_another_thread_is_in_a_loop(self):
+        code = ("import numpy as np, pinflow, threading, time\n"
+                "class Slow:\n"
+                "    dtype, shape = '<i8', (1000, 3)\n"
+                "    def read_rows(self, ids, out): time.sleep(0.001)\n"
+                "loader = pinflow.Loader(Slow(), batch=4, device='host')\n"
+                "def forever():\n"
+                "    while True:\n"
+                "        for rows in loader: pass\n"
+                "threading.Thread(target=forever, daemon=True).start()\n"
+                "time.sleep(0.2)\n"
+                "print('done')")
+        for _ in range(3):
+            done = run_python(code)
+            self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
 
     def test_a_forked_child_gets_a_sentence(self):
         loader = pinflow.Loader(numbered(), device="host")

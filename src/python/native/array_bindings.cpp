@@ -30,13 +30,14 @@ using shared_array = std::shared_ptr<opened_array>;
 
 template <typename Function>
 auto without_gil(Function function) {
-    const nb::gil_scoped_release released;
+    const gil_release released;
     return function();
 }
 
 /// Copies rows to memory of the caller's, of ids.size() rows.
 void read_rows(const opened_array& self, const nb::object& ids, const nb::object& out) {
-    const auto rows = self.rows();
+    std::shared_ptr<const row_source> rows;
+    without_gil([&] { rows = self.rows(); });
     const buffer numbers(ids, false);
     const buffer memory(out, true);
     const auto bytes = numbers.bytes();
@@ -118,11 +119,11 @@ void bind_arrays(nb::module_& module) {
         .def("__init__",
              [](python_order* self, const nb::object& order) { new (self) python_order{keep(order)}; });
     module.def("concatenate", [](const std::vector<shared_array>& parts, bool stacked) {
-        std::vector<std::shared_ptr<const row_source>> sources;
-        sources.reserve(parts.size());
-        for (const shared_array& each : parts)
-            sources.push_back(each->rows());
         return without_gil([&] {
+            std::vector<std::shared_ptr<const row_source>> sources;
+            sources.reserve(parts.size());
+            for (const shared_array& each : parts)
+                sources.push_back(each->rows());
             return opened_array::of_rows(stacked ? stack(std::move(sources))
                                                  : concatenate(std::move(sources)));
         });

@@ -63,8 +63,14 @@ void translate(const std::exception_ptr& thrown, void*) {
 }
 
 std::string text_of(const nb::python_error& raised) {
-    const nb::str text(raised.value());
-    return text.c_str();
+    PyObject* const text = PyObject_Str(raised.value().ptr());
+    Py_ssize_t size = 0;
+    const char* const bytes = text == nullptr ? nullptr : PyUnicode_AsUTF8AndSize(text, &size);
+    std::string copy = bytes == nullptr ? "an exception of Python whose text cannot be shown"
+                                        : std::string(bytes, static_cast<std::size_t>(size));
+    Py_XDECREF(text);
+    PyErr_Clear();
+    return copy;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -48,14 +49,14 @@ class python_batch {
     python_batch& operator=(const python_batch&) = delete;
     ~python_batch() { release(); }
 
-    void release() {
-        if (!batch_) return;
-        const nb::gil_scoped_release released;
-        batch_.reset();
-    }
+    void release() noexcept { release_without_gil(batch_); }
     batch& held() const {
         if (!batch_) throw invalid_argument("the batch has been released");
         return *batch_;
+    }
+    std::shared_ptr<batch> shared() const {
+        held();
+        return batch_;
     }
     nb::tuple tensors() const {
         const std::size_t count = held().array_count();
@@ -65,12 +66,7 @@ class python_batch {
         return nb::tuple(list);
     }
     void used_on(std::int64_t stream, const nb::object& owner) const {
-        const auto used = dlpack::consumer_stream(device_, stream);
-        if (!used) return;
-        std::shared_ptr<PyObject> kept = owner.is_none() ? nullptr : keep(owner);
-        batch& taken = held();
-        const nb::gil_scoped_release released;
-        taken.used_on(*used, std::move(kept));
+        use_on(shared(), device_, stream, owner);
     }
 
  private:
@@ -82,8 +78,12 @@ class python_loader {
  public:
     python_loader(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options) {
         {
-            const nb::gil_scoped_release released;
-            loader_ = std::make_shared<loader>(std::move(sources), options);
+            const gil_release released;
+            loader_ = {new loader(std::move(sources), options), [has_ended = has_ended_](const loader* last) {
+                           delete last;
+                           *has_ended = true;
+                           has_ended->notify_all();
+                       }};
         }
         live_loaders().push_back(this);
     }
@@ -94,11 +94,15 @@ class python_loader {
         std::erase(live_loaders(), this);
     }
 
-    /// Waits for the threads of the loader, which may wait for the GIL.
+    /// Ends the delivery, also to other threads that wait in `next`, and waits for the threads of the loader,
+    /// which may wait for the GIL.
     void end() {
-        if (!loader_) return;
-        const nb::gil_scoped_release released;
-        loader_.reset();
+        std::shared_ptr<loader> last = std::move(loader_);
+        if (!last) return;
+        const gil_release released;
+        last->stop();
+        last.reset();
+        has_ended_->wait(false);  // another thread may be the last owner
     }
     /// A share, because another thread may call `end` meanwhile.
     std::shared_ptr<loader> valid() const {
@@ -106,7 +110,8 @@ class python_loader {
         return loader_;
     }
 
-    /// @param stream as in __dlpack__; none: the data has arrived when this returns, on a GPU also.
+    /// @param stream as in __dlpack__: none is the legacy default stream; -1: the data has arrived when this
+    /// returns
     /// @param owner keeps the stream alive
     std::optional<python_batch> next(std::optional<std::int64_t> stream, const nb::object& owner) {
         drop_given_up();
@@ -117,7 +122,7 @@ class python_loader {
         std::shared_ptr<PyObject> kept = owner.is_none() || !consumer ? nullptr : keep(owner);
         std::optional<batch> taken;
         {
-            const nb::gil_scoped_release released;
+            const gil_release released;
             taken = consumer ? own->next(*consumer) : own->next();
             if (taken && kept) taken->used_on(*consumer, std::move(kept));
             own.reset();
@@ -127,6 +132,7 @@ class python_loader {
     }
 
  private:
+    std::shared_ptr<std::atomic<bool>> has_ended_ = std::make_shared<std::atomic<bool>>(false);
     std::shared_ptr<loader> loader_;
 };
 
@@ -163,17 +169,29 @@ std::optional<Value> value_of(const nb::dict& options, const char* key) {
 std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<opened_array>>& arrays,
                                            const nb::dict& given) {
     drop_given_up();
+    if (is_ending()) throw invalid_argument("a loader cannot be made while Python ends");
     if (arrays.empty()) throw invalid_argument("a loader needs at least one source");
     std::vector<std::shared_ptr<const row_source>> sources;
-    for (const auto& each : arrays)
-        sources.push_back(each->rows());
-    loader_options options{.device = device::parse(nb::cast<std::string>(given["device"]))};
+    const std::string device_name = nb::cast<std::string>(given["device"]);
+    std::optional<device> on;
+    {
+        const gil_release released;
+        for (const auto& each : arrays)
+            sources.push_back(each->rows());
+        on = device::parse(device_name);
+    }
+    loader_options options{.device = *on};
     options.batch_rows = nb::cast<std::uint64_t>(given["batch"]);
     options.epochs = nb::cast<std::uint64_t>(given["epochs"]);
     options.tail = tail_of(nb::cast<std::string>(given["tail"]));
     options.route = route_of(nb::cast<std::string>(given["route"]));
     options.memory_bytes = value_of<std::uint64_t>(given, "memory").value_or(0);
-    options.slots = value_of<unsigned>(given, "slots").value_or(0);
+    // rows of Python objects take long, so that few batches are filled together
+    constexpr unsigned slots_of_python_rows = 8;
+    const bool is_python =
+        std::ranges::any_of(arrays, [](const auto& each) { return each->kept != nullptr; });
+    options.slots = value_of<unsigned>(given, "slots").value_or(is_python ? slots_of_python_rows : 0);
+    options.first_epoch = nb::cast<std::uint64_t>(given["first_epoch"]);
     options.threads = value_of<unsigned>(given, "threads").value_or(0);
     if (const auto rank = value_of<unsigned>(given, "rank"))
         options.shard = {*rank, value_of<unsigned>(given, "world").value()};
@@ -241,9 +259,11 @@ void bind_loaders(nb::module_& module) {
         .def_prop_ro("last_of_epoch", [](const python_batch& self) { return self.held().last_of_epoch(); })
         .def("state",
              [](const python_batch& self) {
-                 const batch& held = self.held();
-                 const nb::gil_scoped_release released;
-                 return held.state().to_json();
+                 std::shared_ptr<batch> held = self.shared();
+                 const gil_release released;
+                 std::string text = held->state().to_json();
+                 held.reset();
+                 return text;
              })
         .def("used_on", &python_batch::used_on, nb::arg("stream"), nb::arg("owner") = nb::none())
         .def("release", &python_batch::release);
@@ -254,7 +274,7 @@ void bind_loaders(nb::module_& module) {
         .def("state",
              [](const python_loader& self) {
                  std::shared_ptr<loader> own = self.valid();
-                 const nb::gil_scoped_release released;
+                 const gil_release released;
                  const std::string text = own->state().to_json();
                  own.reset();
                  return text;
@@ -266,8 +286,13 @@ void bind_loaders(nb::module_& module) {
                      [](const python_loader& self) { return self.valid()->batches_per_epoch(); });
     module.def("make_loader", &make_loader, nb::arg("arrays"), nb::arg("options"));
     module.def("end_all_loaders", [] {
-        for (python_loader* const each : std::vector<python_loader*>(live_loaders()))
-            each->end();
+        begin_ending();
+        // other threads may end some of them meanwhile
+        while (!live_loaders().empty()) {
+            python_loader* const last = live_loaders().back();
+            live_loaders().pop_back();
+            last->end();
+        }
         stop_dropping();
     });
 }

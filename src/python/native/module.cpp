@@ -12,6 +12,7 @@
 #include "src/python/native/errors.hpp"
 #include "src/python/native/loader_bindings.hpp"
 #include "src/python/native/opened_array.hpp"
+#include "src/python/native/python_owner.hpp"
 #include "src/python/native/table_bindings.hpp"
 #include "src/python/native/tensor.hpp"
 
@@ -19,6 +20,8 @@ namespace nb = nanobind;
 
 NB_MODULE(_native, module) {
     using namespace pinflow;
+    // batches and loaders may live until the process ends
+    nb::set_leak_warnings(false);
     python::register_errors(nb::module_::import_("pinflow._errors"));
     python::bind_tensors(module);
     python::bind_arrays(module);
@@ -30,10 +33,14 @@ NB_MODULE(_native, module) {
         const shard found = shard_from_environment();
         return nb::make_tuple(found.rank, found.world);
     });
-    module.def("no_cuda_reason", &device::no_cuda_reason);
+    module.def("no_cuda_reason", &device::no_cuda_reason, nb::call_guard<python::gil_release>());
     module.def("devices", [] {
         nb::list found;
-        for (const device& each : device::all()) {
+        const auto all = [] {
+            const python::gil_release released;
+            return device::all();
+        }();
+        for (const device& each : all) {
             const device::memory_sizes memory = each.memory();
             nb::dict one;
             one["name"] = each.name();

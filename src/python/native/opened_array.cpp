@@ -61,6 +61,9 @@ std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, con
     made->label_ = name.empty() ? path : path + ":" + name;
     made->path_ = path;
     made->name_ = name;
+    // a member of a .npz archive can be decoded only as a whole, so its rows are those of the decoded
+    // elements
+    if (format_of(path) == file_format::npz) return made;
     try {
         made->rows_ = open_rows(made->label_);
     } catch (const unsupported& failure) {
@@ -98,9 +101,10 @@ std::shared_ptr<opened_array> opened_array::of_array(array elements) {
     return made;
 }
 
-const std::shared_ptr<const row_source>& opened_array::rows() const {
-    if (!rows_) throw unsupported(no_rows_reason_);
-    return rows_;
+std::shared_ptr<const row_source> opened_array::rows() const {
+    if (rows_) return rows_;
+    if (!no_rows_reason_.empty()) throw unsupported(no_rows_reason_);
+    return elements().rows();
 }
 
 const array& opened_array::elements() const {

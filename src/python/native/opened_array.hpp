@@ -30,8 +30,9 @@ class opened_array {
     const std::string& reason() const noexcept { return reason_; }
     const std::string& label() const noexcept { return label_; }
 
+    /// The rows. Those of a compressed .npz member are decoded first.
     /// @throws unsupported if the array has no rows.
-    const std::shared_ptr<const row_source>& rows() const;
+    std::shared_ptr<const row_source> rows() const;
     /// The elements, which may have to be decoded or gathered first.
     const array& elements() const;
     /// The Python object that the rows come from, if they do. Loaders share it.

@@ -10,6 +10,7 @@
 
 #include "src/python/native/buffer.hpp"
 #include "src/python/native/errors.hpp"
+#include "src/python/native/python_owner.hpp"
 
 namespace nb = nanobind;
 
@@ -28,15 +29,17 @@ class python_sequence final : public row_sequence {
     std::uint64_t position_count() const override { return position_count_; }
 
     void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const override {
+        if (is_ending()) throw error("Python is about to end, so its order cannot be asked");
         const nb::gil_scoped_acquire acquired;
         try {
-            PyObject* const bytes =
-                PyMemoryView_FromMemory(reinterpret_cast<char*>(rows.data()),
-                                        static_cast<Py_ssize_t>(rows.size_bytes()), PyBUF_WRITE);
-            if (bytes == nullptr) throw nb::python_error();
-            const nb::object out = nb::steal(bytes).attr("cast")("Q");
-            nb::borrow(order_.get()).attr("rows_at")(epoch, first, out);
-            out.attr("release")();  // the memory is reused
+            // memory of Python's own, as in python_rows
+            const nb::object bytes =
+                nb::steal(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(rows.size_bytes())));
+            if (!bytes.is_valid()) throw nb::python_error();
+            const nb::object view = nb::steal(PyMemoryView_FromObject(bytes.ptr()));
+            if (!view.is_valid()) throw nb::python_error();
+            nb::borrow(order_.get()).attr("rows_at")(epoch, first, view.attr("cast")("Q"));
+            std::memcpy(rows.data(), PyByteArray_AsString(bytes.ptr()), rows.size_bytes());
         } catch (const nb::python_error& raised) {
             throw python_failure(raised);
         }

@@ -1,7 +1,10 @@
 #include "src/python/native/python_owner.hpp"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -72,8 +75,31 @@ void drop_given_up() noexcept {
         Py_DECREF(object);  // may run Python code, which may give up more
 }
 
+namespace {
+
+std::atomic<bool> ending = false;
+std::thread::id ending_thread;  ///< set before `ending`
+
+}  // namespace
+
+void begin_ending() noexcept {
+    ending_thread = std::this_thread::get_id();
+    ending = true;
+}
+
+bool is_ending() noexcept {
+    return ending;
+}
+
 void stop_dropping() noexcept {
+    drop_given_up();
     all_given_up().ended = true;
+}
+
+gil_release::~gil_release() {
+    while (ending && std::this_thread::get_id() != ending_thread)
+        ::pause();
+    PyEval_RestoreThread(state_);
 }
 
 }  // namespace pinflow::python

@@ -31,7 +31,24 @@ PyType_Slot collected_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&trave
 /// Drops the references that were given up without the GIL. Needs the GIL. Every call from Python does it.
 void drop_given_up() noexcept;
 
-/// From here on, references are not dropped any more: Python is about to end.
+/// To be called when Python is about to end: from here on, other threads must not take the GIL.
+void begin_ending() noexcept;
+/// Whether that has been called.
+bool is_ending() noexcept;
+/// Drops what was given up, and from then on nothing any more.
 void stop_dropping() noexcept;
+
+/// Releases the GIL while it lives. Once Python is ending, a thread that wants the GIL back is stopped for
+/// ever: the interpreter would end it in a way that C++ functions cannot pass on.
+class gil_release {
+ public:
+    gil_release() noexcept : state_(PyEval_SaveThread()) {}
+    gil_release(const gil_release&) = delete;
+    gil_release& operator=(const gil_release&) = delete;
+    ~gil_release();
+
+ private:
+    PyThreadState* state_;
+};
 
 }  // namespace pinflow::python

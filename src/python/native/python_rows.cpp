@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -17,9 +18,8 @@ namespace pinflow::python {
 
 namespace {
 
-nb::object memory_view(void* data, std::size_t size_bytes, int flags) {
-    PyObject* const view =
-        PyMemoryView_FromMemory(static_cast<char*>(data), static_cast<Py_ssize_t>(size_bytes), flags);
+nb::object view_of(const nb::object& bytes) {
+    PyObject* const view = PyMemoryView_FromObject(bytes.ptr());
     if (view == nullptr) throw nb::python_error();
     return nb::steal(view);
 }
@@ -49,20 +49,21 @@ class python_rows final : public row_source {
             if (id >= row_count_) throw invalid_argument("a row number is not below the number of rows");
         }
         if (ids.empty() || destination.empty()) return {};
+        if (is_ending()) throw error("Python is about to end, so its rows cannot be read");
         const nb::gil_scoped_acquire acquired;
         try {
-            const nb::object numbers =
-                memory_view(const_cast<std::uint64_t*>(ids.data()), ids.size_bytes(), PyBUF_READ)
-                    .attr("cast")("Q");
-            const nb::object out = memory_view(destination.data(), destination.size(), PyBUF_WRITE);
-            const nb::object result = nb::borrow(source_.get()).attr("read_rows")(numbers, out);
+            // memory of Python's own: what keeps a view of it, a traceback for example, keeps the memory
+            const nb::bytes numbers(ids.data(), ids.size_bytes());
+            const nb::object out = nb::steal(
+                PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(destination.size())));
+            if (!out.is_valid()) throw nb::python_error();
+            const nb::object result =
+                nb::borrow(source_.get()).attr("read_rows")(view_of(numbers).attr("cast")("Q"), view_of(out));
             if (!result.is_none())
                 throw invalid_argument(description_ +
                                        ": read_rows writes the rows to `out` and returns None, but it "
                                        "returned something");
-            // the memory is reused: what the source has kept must not reach it
-            out.attr("release")();
-            numbers.attr("release")();
+            std::memcpy(destination.data(), PyByteArray_AsString(out.ptr()), destination.size());
         } catch (const nb::python_error& raised) {
             throw python_failure(raised);
         }
@@ -82,9 +83,7 @@ class python_rows final : public row_source {
 
 std::shared_ptr<opened_array> array_of_buffer(const nb::object& object, const std::string& type,
                                               const shape_vector& shape, const std::string& label) {
-    PyObject* const view = PyMemoryView_FromObject(object.ptr());
-    if (view == nullptr) throw nb::python_error();
-    const nb::object exported = nb::steal(view);
+    const nb::object exported = view_of(object);
     const buffer memory(exported, false);
     const std::span<std::byte> bytes = memory.bytes();
     auto* const owner = new std::shared_ptr<PyObject>(keep(exported));

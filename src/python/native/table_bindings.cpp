@@ -61,6 +61,11 @@ row_ids ids_of(const foreign_tensor& ids, const device& device) {
     return row_ids::on_device(view.data(), view.size());
 }
 
+device parsed(const std::string& name) {
+    const gil_release released;
+    return device::parse(name);
+}
+
 /// Rows of a table in host memory, page-locked in place, for one device.
 class python_table {
  public:
@@ -68,7 +73,7 @@ class python_table {
     /// only read
     python_table(const std::shared_ptr<opened_array>& array, const nb::object& writable,
                  const std::string& device_name)
-        : device_(device::parse(device_name)), type_(array->type()), row_shape_(array->shape()) {
+        : device_(parsed(device_name)), type_(array->type()), row_shape_(array->shape()) {
         if (row_shape_.empty()) throw invalid_argument("a table needs rows, and a single number has none");
         row_shape_.erase(row_shape_.begin());
         const std::uint64_t row_bytes = array->rows()->row_size_bytes();
@@ -79,13 +84,13 @@ class python_table {
             const buffer memory(writable, true);
             table.emplace(memory.bytes(), row_bytes, type_, keep(writable));
         }
-        const nb::gil_scoped_release released;
+        const gil_release released;
         exchange_ = std::make_unique<row_exchange>(std::move(*table), device_);
     }
     python_table(const python_table&) = delete;
     python_table& operator=(const python_table&) = delete;
     ~python_table() {
-        const nb::gil_scoped_release released;
+        const gil_release released;
         exchange_.reset();
     }
 
@@ -125,11 +130,11 @@ class python_table {
     }
 
     void check() {
-        const nb::gil_scoped_release released;
+        const gil_release released;
         exchange_->check();
     }
     void tune(std::uint64_t batch_rows, unsigned batches) {
-        const nb::gil_scoped_release released;
+        const gil_release released;
         exchange_->tune(batch_rows, batches);
     }
     std::string reason(std::uint64_t batch_rows) const { return exchange_->plan_gather(batch_rows).reason; }
@@ -156,7 +161,7 @@ class python_table {
     void run(std::optional<std::int64_t> stream, const Call& call) {
         std::optional<stream_view> on;
         if (device_.kind() != device_kind::host) on = dlpack::consumer_stream(device_, stream);
-        const nb::gil_scoped_release released;
+        const gil_release released;
         call(on);
     }
 

@@ -126,10 +126,29 @@ nb::dict cuda_interface(const tensor& self) {
 }  // namespace
 
 tensor::~tensor() {
-    if (!batch_) return;
+    release_without_gil(batch_);
+}
+
+void release_without_gil(std::shared_ptr<batch>& held) noexcept {
+    // Other owners end the lease. Once Python is ending, a thread that gives the GIL back may never get it
+    // again.
+    if (!held || held.use_count() > 1 || is_ending()) {
+        held.reset();
+        return;
+    }
+    std::shared_ptr<batch> last = std::move(held);
     // the end of the lease may take locks, and CUDA may block on a full stream
-    const nb::gil_scoped_release released;
-    batch_.reset();
+    const gil_release released;
+    last.reset();
+}
+
+void use_on(std::shared_ptr<batch> held, const device& device, std::int64_t stream, nb::handle owner) {
+    const auto used = dlpack::consumer_stream(device, stream);
+    if (!used) return;
+    std::shared_ptr<PyObject> kept = owner.is_none() ? nullptr : keep(owner);
+    const gil_release released;
+    held->used_on(*used, std::move(kept));
+    held.reset();
 }
 
 nb::tuple tuple_of(const shape_vector& lengths) {
@@ -197,6 +216,12 @@ void bind_tensors(nb::module_& module) {
         .def("__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
              nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
              nb::arg("copy") = nb::none())
+        .def(
+            "used_on",
+            [](const tensor& self, std::int64_t stream, const nb::object& owner) {
+                use_on(self.shared(), self.device(), stream, owner);
+            },
+            nb::arg("stream"), nb::arg("owner") = nb::none())
         .def_prop_ro("__array_interface__", &host_interface)
         .def_prop_ro("__cuda_array_interface__", &cuda_interface);
 }

@@ -27,6 +27,7 @@ class tensor {
     const array_view& view() const { return (*batch_)[index_]; }
     const pinflow::device& device() const noexcept { return device_; }
     batch& of() const noexcept { return *batch_; }
+    const std::shared_ptr<batch>& shared() const noexcept { return batch_; }
     std::size_t index() const noexcept { return index_; }
 
  private:
@@ -34,6 +35,12 @@ class tensor {
     pinflow::device device_;
     std::size_t index_;
 };
+
+/// Gives up a share of a batch. Releases the GIL if that ends the lease. Needs the GIL.
+void release_without_gil(std::shared_ptr<batch>& held) noexcept;
+
+/// batch::used_on for a stream in Python's numbers. `owner` keeps it alive, unless it is None.
+void use_on(std::shared_ptr<batch> held, const device& device, std::int64_t stream, nanobind::handle owner);
 
 /// A tuple of lengths.
 nanobind::tuple tuple_of(const shape_vector& lengths);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib
 import operator
@@ -63,10 +64,11 @@ class Array:
     Made by `pinflow.open`, `pinflow.concatenate` and `pinflow.stack`. May be used from several threads.
     """
 
-    __slots__ = ("_array", "__weakref__")
+    __slots__ = ("_array", "_parts", "__weakref__")
 
-    def __init__(self, array: _native.Array) -> None:
+    def __init__(self, array: _native.Array, parts: Tuple[Any, ...] = ()) -> None:
         self._array = array
+        self._parts = parts  # what cycles of references go through
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -136,20 +138,24 @@ class Array:
 
     def __getitem__(self, key: Any) -> Any:
         """Elements by numpy's rules: a view if the array is in the address space. Otherwise only the rows that the
-        first index names are read or decoded."""
+        first index names are read or decoded, if that is a number, a slice, or row numbers."""
         if self._array.in_memory or not self.shape:
-            return self._numpy()[key]
-        first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
-        if first is None or first is Ellipsis or isinstance(key, tuple) and not key:
             return self._numpy()[key]
         import numpy
 
-        rows = numpy.arange(len(self), dtype=numpy.int64)[first]
-        if rows.ndim == 0:
-            return self.rows(rows.reshape(1))[(0, *rest)]
-        if rows.ndim > 1:
-            return self.rows(rows.reshape(-1)).reshape(rows.shape + self.shape[1:])[(slice(None),) * rows.ndim + rest]
-        return self.rows(rows)[(slice(None), *rest)]
+        first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
+        if isinstance(first, slice):
+            return self.rows(numpy.arange(len(self))[first])[(slice(None), *rest)]
+        if isinstance(first, (builtins.list, numpy.ndarray)):
+            chosen = numpy.asarray(first)
+            is_mask = chosen.dtype.kind == "b" and chosen.ndim == 1
+            if chosen.ndim > 0 and chosen.size > 0 and (is_mask or chosen.dtype.kind in "iu"):
+                numbers = numpy.arange(len(self))[chosen]
+                places = numpy.arange(numbers.size).reshape(numbers.shape)
+                return self.rows(numbers.reshape(-1))[(places, *rest)]
+        elif not isinstance(first, (bool, numpy.bool_)) and hasattr(first, "__index__"):
+            return self.rows(numpy.arange(len(self))[first].reshape(1))[(0, *rest)]
+        return self._numpy()[key]
 
     def rows(self, ids: Union[Sequence[int], AnyArray]) -> AnyArray:
         """The rows of these numbers, read or copied to a new array, in this order."""
@@ -161,43 +167,59 @@ class Array:
         return out
 
 
-_known_types: Dict[str, Any] = {}
+#: Types that numpy lacks, and their sizes in bytes.
+_BEYOND_NUMPY = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+
+_known_types: Dict[str, np.dtype[Any]] = {}
 
 
-def numpy_type(text: str) -> Any:
+def numpy_type(text: str) -> np.dtype[Any]:
     """The numpy type that the library spells so."""
     known = _known_types.get(text)
     if known is None:
-        known = _known_types[text] = _new_numpy_type(text)
+        import numpy
+
+        known = numpy.dtype(_numpy_spelling(text))
+        _known_types[text] = known
     return known
 
 
-def _new_numpy_type(text: str) -> np.dtype[Any]:
-    import numpy
-
+def _numpy_spelling(text: str) -> Any:
+    """What numpy.dtype takes for a type that the library spells so."""
     if text.startswith("["):
-        import ast
-
-        return numpy.dtype(ast.literal_eval(text))
-    if text in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        try:
-            ml_dtypes = importlib.import_module("ml_dtypes")
-        except ImportError:
-            return numpy.dtype("V2" if text == "bfloat16" else "V1")
-        return numpy.dtype(getattr(ml_dtypes, text))
-    return numpy.dtype(text)
+        return ast.literal_eval(text)
+    if text not in _BEYOND_NUMPY:
+        return text
+    try:
+        return getattr(importlib.import_module("ml_dtypes"), text)
+    except ImportError:
+        return f"V{_BEYOND_NUMPY[text]}"
 
 
 def spelling_of(dtype: Any) -> str:
     """How the library spells a type, given as anything that numpy.dtype takes."""
-    if isinstance(dtype, str) and dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    if isinstance(dtype, str) and dtype in _BEYOND_NUMPY:
         return dtype
     import numpy
 
-    known = numpy.dtype(dtype)
-    if known.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        return str(known.name)
-    return str(known.str)
+    known: Any = numpy.dtype(dtype)
+    return str(known.name if known.name in _BEYOND_NUMPY else known.str)
+
+
+def whole_numbers(numbers: Any) -> AnyArray:
+    """Numbers as a numpy array.
+
+    Raises:
+        InvalidArgument: they are not whole numbers on one axis.
+    """
+    import numpy
+
+    given = numpy.asarray(numbers)
+    if given.ndim != 1 or given.dtype.kind not in "iu" and given.size > 0:
+        hint = "; numpy.flatnonzero makes row numbers of a mask" if given.dtype.kind == "b" else ""
+        raise InvalidArgument("row numbers are whole numbers on one axis, not "
+                              f"{given.dtype} of shape {given.shape}{hint}")
+    return given
 
 
 def row_numbers(ids: Any, row_count: int) -> NDArray[np.uint64]:
@@ -208,12 +230,9 @@ def row_numbers(ids: Any, row_count: int) -> NDArray[np.uint64]:
     """
     import numpy
 
-    given = numpy.asarray(ids)
+    given = whole_numbers(ids)
     if given.size == 0:
         return numpy.empty(0, numpy.uint64)
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        hint = "; numpy.flatnonzero makes row numbers of a mask" if given.dtype.kind == "b" else ""
-        raise InvalidArgument(f"row numbers are whole numbers on one axis, not {given.dtype} of shape {given.shape}{hint}")
     for wrong in (int(given.min()), int(given.max())):
         if not 0 <= wrong < row_count:
             raise InvalidArgument(f"row number {wrong} is not below the number of rows, {row_count}, or is negative")
@@ -240,7 +259,7 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
         NotFound: there is no such file. FormatError: the file is damaged. InvalidArgument: nothing matches the pattern,
         the array is not there, or several are. Unsupported: it cannot be read here.
     """
-    text = os.fspath(path)
+    text = os.fsdecode(path)
     if name is None:
         return Array(_native.open_array(text, stack))
     if _native.is_pattern(text):
@@ -272,17 +291,19 @@ def save(path: PathLike, array: Any) -> None:
 
 def concatenate(arrays: Iterable[Any]) -> Array:
     """One array with the rows of several, in their order. Nothing is copied."""
-    return Array(_native.concatenate([native_of(each) for each in arrays], False))
+    parts = tuple(arrays)
+    return Array(_native.concatenate([native_of(each) for each in parts], False), parts)
 
 
 def stack(arrays: Iterable[Any]) -> Array:
     """One array of which each of `arrays` is one row. Nothing is copied."""
-    return Array(_native.concatenate([native_of(each) for each in arrays], True))
+    parts = tuple(arrays)
+    return Array(_native.concatenate([native_of(each) for each in parts], True), parts)
 
 
 def native_of(source: Any, label: str = "") -> _native.Array:
-    """A source of rows: an Array, a path, a numpy array or another object with its interface, or a RowSource. `label` is
-    what messages call it."""
+    """A source of rows: an Array, a path, a numpy array or another object with its interface, or a RowSource. Messages
+    call it `label`."""
     if isinstance(source, Array):
         return source._array
     if isinstance(source, (str, os.PathLike)):
@@ -293,8 +314,8 @@ def native_of(source: Any, label: str = "") -> _native.Array:
             raise InvalidArgument(f"the shape of a source of rows is a tuple, the row count first, not {shape!r}")
         return _native.array_of_source(source, spelling_of(source.dtype), [_length(each) for each in shape], label)
     if isinstance(source, (builtins.list, tuple, dict, set)):
-        raise InvalidArgument(f"a source is a path, an array or a RowSource, not a {type(source).__name__}: give several "
-                              "as separate arguments, and numbers as a numpy array")
+        raise InvalidArgument(f"a source is a path, an array or a RowSource, not a {type(source).__name__}: give "
+                              "several as separate arguments, and numbers as a numpy array")
     import numpy
 
     elements = numpy.asarray(source)

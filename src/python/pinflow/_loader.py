@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar, Union
 
 from . import _native
 from ._arrays import native_of, numpy_type, row_numbers
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: More epochs than anybody trains.
+_Made = TypeVar("_Made", covariant=True)
+
+#: More epochs than anybody trains, and the most rows of all epochs that the library counts.
 _ENDLESS = 1 << 32
+_MOST_ROWS = (1 << 64) - 1
 
 
 class Tensor:
@@ -28,11 +31,10 @@ class Tensor:
     be named by `used_on`.
     """
 
-    __slots__ = ("_tensor", "_batch", "__weakref__")
+    __slots__ = ("_tensor", "__weakref__")
 
-    def __init__(self, tensor: _native.Tensor, batch: _native.Batch) -> None:
+    def __init__(self, tensor: _native.Tensor) -> None:
         self._tensor = tensor
-        self._batch = batch
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -87,7 +89,14 @@ class Tensor:
         of PyTorch, CuPy or Numba, which is kept alive."""
         handle, owner = consumer_stream(stream, self.device)
         if handle is not None:
-            self._batch.used_on(handle, owner)
+            self._tensor.used_on(handle, owner)
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> NDArray[Any]:
+        """For numpy, which uses the array interface on the host. Raises on a GPU, as `numpy` does."""
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            return array.astype(dtype)
+        return array.copy() if copy else array
 
     def numpy(self) -> NDArray[Any]:
         """A numpy array of the same memory, which belongs to the batch: writing to it changes nothing in the source.
@@ -96,7 +105,7 @@ class Tensor:
 
         if self.device != "host":
             raise InvalidArgument(f"the tensor is on {self.device}: numpy needs host memory; use .torch() or .cupy()")
-        return numpy.asarray(self)
+        return numpy.asarray(self)  # by the array interface
 
     def torch(self) -> Any:
         """A PyTorch tensor of the same memory, for PyTorch's current stream."""
@@ -106,7 +115,7 @@ class Tensor:
             return from_dlpack(self)
         handle, owner = consumer_stream(None, self.device)
         if handle is not None:
-            self._batch.used_on(handle, owner)
+            self._tensor.used_on(handle, owner)
         return from_dlpack(self._tensor.__dlpack__(stream=handle))
 
     def cupy(self) -> Any:
@@ -115,7 +124,7 @@ class Tensor:
 
         stream = cupy.cuda.get_current_stream()
         if self.device != "host":
-            self._batch.used_on(stream.ptr or 1, stream)
+            self._tensor.used_on(stream.ptr or 1, stream)
         return cupy.from_dlpack(self)
 
     def jax(self) -> Any:
@@ -123,6 +132,10 @@ class Tensor:
         import jax
 
         return jax.dlpack.from_dlpack(self)
+
+
+def _tensors_of(batch: _native.Batch) -> Tuple[Tensor, ...]:
+    return tuple([Tensor(each) for each in batch.tensors])
 
 
 class Batch:
@@ -133,7 +146,7 @@ class Batch:
 
     def __init__(self, batch: _native.Batch) -> None:
         self._batch = batch
-        self._tensors = tuple(Tensor(each, batch) for each in batch.tensors)
+        self._tensors = _tensors_of(batch)
 
     @property
     def tensors(self) -> Tuple[Tensor, ...]:
@@ -169,8 +182,12 @@ class Batch:
 
     def used_on(self, stream: Any) -> None:
         """As Tensor.used_on, for all tensors of the batch."""
-        for tensor in self._tensors[:1]:
+        for tensor in self._tensors[:1]:  # they share the batch
             tensor.used_on(stream)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        len(self)  # raises if it has been released
+        return iter(self._tensors)
 
     def release(self) -> None:
         """Drops the batch. Its tensors hold the slot as long as they are kept elsewhere."""
@@ -185,10 +202,12 @@ class Batch:
 
 
 class Report:
-    """Where the time of a loader went. `str(report)` is the verdict, one sentence. `values` has the rest: verdict, route,
-    reason, arrays (name, transfer, reason, bytes of each), threads, slots, slot_bytes, batches, rows, bytes, seconds,
-    pinned_bytes, and the seconds that the consumer waited: storage_wait, file_wait, cpu_wait, link_wait. consumer_wait is
-    the time that the loader waited for the consumer."""
+    """Where the time of a loader went. `str(report)` is the verdict, one sentence.
+
+    `values` has the rest: verdict, route, reason, arrays (name, transfer, reason, bytes of each), threads, slots,
+    slot_bytes, batches, rows, bytes, seconds, pinned_bytes; the seconds that the consumer waited, by cause:
+    storage_wait, file_wait, cpu_wait, link_wait; and consumer_wait, the seconds that the loader waited for it.
+    """
 
     def __init__(self, values: Dict[str, Any]) -> None:
         self.values = values
@@ -198,6 +217,48 @@ class Report:
 
     def __repr__(self) -> str:
         return f"<pinflow.Report {self}>"
+
+
+class _Loop(Generic[_Made]):
+    """One epoch of a loader, in the form that `make` gives its batches. Begins with the first `next`."""
+
+    __slots__ = ("_loader", "_make", "_turn", "_epoch", "_is_over")
+
+    def __init__(self, loader: Loader, make: Callable[[_native.Batch], _Made]) -> None:
+        self._loader = loader
+        self._make = make
+        self._turn: Optional[int] = None
+        self._epoch = 0
+        self._is_over = False
+
+    def __iter__(self) -> _Loop[_Made]:
+        return self
+
+    def __next__(self) -> _Made:
+        loader = self._loader
+        if self._turn is None and not self._is_over:
+            if loader._begin_loop():
+                self._turn, self._epoch = loader._turn, loader._epoch - 1
+            else:
+                self._is_over = True
+                raise StopIteration
+        if self._is_over:
+            if self._turn == loader._turn:
+                loader._end_epoch()
+            raise StopIteration
+        if self._turn != loader._turn:
+            raise Error("this loop cannot go on: another loop over its loader has begun, or the loader was closed or "
+                        "has loaded a state")
+        # after an error, such as AllSlotsLeased, the same batch comes the next time
+        batch = loader._loader.next(*consumer_stream(loader._stream, loader._device))
+        if batch is None or batch.epoch != self._epoch:  # this rank had no part in the rest of the epoch
+            self._is_over = True
+            loader._end_epoch()
+            raise StopIteration
+        if batch.last_of_epoch:
+            self._is_over = True
+            loader._native_at = self._epoch + 1
+        return self._make(batch)
 
 
 class Loader:
@@ -251,6 +312,8 @@ class Loader:
                  memory: Optional[int] = None, stream: Any = None, slots: Optional[int] = None,
                  threads: Optional[int] = None, window: Optional[int] = None) -> None:
         if rank == "auto":
+            if world is not None:
+                raise InvalidArgument("rank='auto' takes world from the environment, too: do not give it")
             rank, world = _native.shard_from_environment()
         if (rank is None) != (world is None):
             raise InvalidArgument("rank and world belong together: give both or none")
@@ -260,24 +323,33 @@ class Loader:
         for name, (value, least) in whole.items():
             if value is None and name not in ("batch", "seed"):
                 continue
-            if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
-                raise InvalidArgument(f"{name} is a whole number from {least} on, not {value!r}")
+            most = (1 << 31) - 1 if name in ("rank", "world", "slots", "threads") else (1 << 63) - 1
+            if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= operator.index(value) <= most:
+                raise InvalidArgument(f"{name} is a whole number from {least} to {most}, not {value!r}")
         for name, text in {"device": device, "tail": tail, "route": route}.items():
             if not isinstance(text, str):
                 raise InvalidArgument(f"{name} is a name, not {text!r}")
+        self._sources = sources  # what cycles of references go through
         self._arrays = [native_of(each, f"source {number}") for number, each in enumerate(sources)]
         self._epochs = epochs
         self._stream = stream
+        rows = max(1, self._arrays[0].shape[0] if self._arrays and self._arrays[0].shape else 1)
         self._options: Dict[str, Any] = {
-            "batch": batch, "order": self._order_of(order), "seed": seed, "device": device, "rank": rank, "world": world,
-            "tail": tail, "route": route, "memory": memory, "slots": slots, "threads": threads, "window": window,
-            "epochs": _ENDLESS if epochs is None else epochs, "state": None,
+            "batch": batch, "order": self._order_of(order), "seed": seed, "device": device, "rank": rank,
+            "world": world, "tail": tail, "route": route, "memory": memory, "slots": slots, "threads": threads,
+            "window": window, "epochs": min(_ENDLESS, _MOST_ROWS // rows) if epochs is None else epochs,
+            "state": None, "first_epoch": 0,
         }
         self._loader = _native.make_loader(self._arrays, self._options)
         self._device = self._loader.device
+        self._row_count = self._loader.row_count
+        self._length = self._loader.batches_per_epoch
+        self._report: Dict[str, Any] = {}
+        self._closed = False
         self._epoch = 0  # of the next loop
         self._turn = 0  # counts loops: an older one must not go on
-        self._at_begin = True  # the native loader delivers the first batch of that epoch next
+        self._native_at: Optional[int] = 0  # the epoch whose first batch the native loader delivers next, if it is one
+        self._is_between = True  # no epoch has been begun, or the last one has been delivered
 
     @property
     def device(self) -> str:
@@ -292,72 +364,58 @@ class Loader:
     @property
     def row_count(self) -> int:
         """The number of samples in the data."""
-        return self._loader.row_count
+        return self._row_count
 
     def __len__(self) -> int:
         """Batches of this process in a whole epoch."""
-        return self._loader.batches_per_epoch
+        return self._length
 
     def __repr__(self) -> str:
         return f"<pinflow.Loader of {len(self._arrays)} sources on {self._device}, next epoch {self._epoch}>"
 
     def __iter__(self) -> Iterator[Tuple[Tensor, ...]]:
         """One epoch, as tuples with a tensor for each source."""
-        for batch in self._epoch_of_batches():
-            yield tuple(Tensor(each, batch) for each in batch.tensors)
-            del batch
+        return _Loop(self, _tensors_of)
 
     def batches(self) -> Iterator[Batch]:
         """One epoch, as Batch objects, which also know their row numbers, epoch and index."""
-        for batch in self._epoch_of_batches():
-            yield Batch(batch)
-            del batch
+        return _Loop(self, Batch)
 
-    def _epoch_of_batches(self) -> Iterator[_native.Batch]:
+    def _begin_loop(self) -> bool:
+        """Begins the next epoch. False if there is none."""
+        if self._closed:
+            raise InvalidArgument("the loader has been closed")
         if self._epochs is not None and self._epoch >= self._epochs:
-            return
+            return False
         self._turn += 1
-        turn = self._turn
-        if not self._at_begin:
-            self._start_at(self._epoch, 0)
-        epoch = self._epoch
+        if self._native_at != self._epoch:
+            self._restart({"state": None, "first_epoch": self._epoch})
+        self._native_at = None
+        self._is_between = False
         self._epoch += 1
-        self._at_begin = False
-        while True:
-            batch = self._loader.next(*consumer_stream(self._stream, self._device))
-            if batch is None:
-                return
-            if batch.epoch != epoch:  # this process had no part in the rest of the epoch
-                self._start_at(self._epoch, 0)
-                return
-            is_last = batch.last_of_epoch
-            if is_last:
-                self._at_begin = True
-            yield batch
-            del batch
-            if turn != self._turn:
-                raise Error("this loop cannot go on: another loop over its loader has begun, or the loader was closed "
-                            "or has loaded a state")
-            if is_last:
-                return
+        if self._length == 0:  # this rank has no part in any epoch
+            self._end_epoch()
+            return False
+        return True
 
-    def _start_at(self, epoch: int, position: int) -> None:
-        """Makes the native loader deliver from this position on."""
-        state = json.loads(self._loader.state())
-        state["epoch"], state["position"] = epoch, position
-        self._restart(json.dumps(state))
+    def _end_epoch(self) -> None:
+        self._is_between = True
 
-    def _restart(self, state: str) -> None:
+    def _restart(self, start: Dict[str, Any]) -> None:
+        """Replaces the native loader. If the new one cannot be made, the old one stays."""
+        options = {**self._options, **start}
+        made = _native.make_loader(self._arrays, options)
         self._loader.close()
-        self._options["state"] = state
-        self._loader = _native.make_loader(self._arrays, self._options)
-        self._at_begin = True
+        self._loader = made
+        self._options = options
 
     def state_dict(self) -> Dict[str, Any]:
         """Where to resume: after the last batch that was delivered, also after `break`. Plain values, for json or
-        torch.save. The same on all ranks after the same step; a run can resume with another batch size and number of
-        ranks."""
+        torch.save. The same on all ranks after the same step, and after the same epoch; a run can resume with another
+        batch size and number of ranks."""
         state: Dict[str, Any] = json.loads(self._loader.state())
+        if self._is_between:
+            state["epoch"], state["position"] = self._epoch, 0
         return state
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -367,16 +425,23 @@ class Loader:
             StateMismatch: it is a state of another order or seed, or of other data. Data is compared by types, shapes
             and a hash of some rows, so that a copy in another place or format is the same data.
         """
+        if self._closed:
+            raise InvalidArgument("the loader has been closed")
+        self._restart({"state": json.dumps(state), "first_epoch": 0})
         self._turn += 1
-        self._restart(json.dumps(state))
-        self._epoch = int(state["epoch"])
+        self._epoch = self._native_at = int(state["epoch"])
+        self._is_between = False
 
     def report(self) -> Report:
         """Where the time went, since the loader was made, or since the last `break` or `load_state_dict`."""
-        return Report(self._loader.report())
+        return Report(self._report if self._closed else self._loader.report())
 
     def close(self) -> None:
         """Ends the loader's threads. Tensors that are kept stay valid."""
+        if self._closed:
+            return
+        self._report = self._loader.report()
+        self._closed = True
         self._turn += 1
         self._loader.close()
 

@@ -16,10 +16,13 @@ def handle_of(stream: Any) -> int:
     """The handle of a stream: an integer, or an object of PyTorch, CuPy or Numba."""
     if isinstance(stream, int):
         return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:  # (version, handle)
+        return int((protocol() if callable(protocol) else protocol)[1]) or _LEGACY_DEFAULT
     for name in ("cuda_stream", "ptr", "handle"):
         value = getattr(stream, name, None)
         if value is not None:
-            return int(getattr(value, "value", value)) or _LEGACY_DEFAULT
+            return int(getattr(value, "value", value) or _LEGACY_DEFAULT)
     raise TypeError(f"a stream is an integer or has cuda_stream, ptr or handle, not {type(stream).__name__}")
 
 
@@ -30,8 +33,8 @@ def consumer_stream(stream: Any, device: str) -> Stream:
         return None, None
     if stream is not None:
         return handle_of(stream), stream
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        current = torch.cuda.current_stream(int(device.partition(":")[2] or 0))
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():  # otherwise it has no stream yet, nor perhaps CUDA
+        current = cuda.current_stream(int(device.partition(":")[2] or 0))
         return current.cuda_stream or _LEGACY_DEFAULT, current
     return None, None

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from . import _native
-from ._arrays import Array, bytes_of, native_of, numpy_type
+from ._arrays import Array, bytes_of, native_of, numpy_type, whole_numbers
 from ._errors import InvalidArgument, Unsupported
 from ._streams import consumer_stream
 
@@ -35,9 +35,12 @@ class RowTable:
             import numpy
 
             if not any(hasattr(array, name) for name in ("__array_interface__", "__array__", "__dlpack__")):
-                raise InvalidArgument(f"a table is made of an array, a CPU tensor or a path, not of {type(array).__name__}: "
-                                      "it works in the memory of its array")
+                raise InvalidArgument("a table is made of an array, a CPU tensor or a path, not of "
+                                      f"{type(array).__name__}: it works in the memory of its array")
             elements = numpy.asarray(array)
+            if elements.dtype.kind not in "biufc" or not elements.dtype.isnative or elements.dtype.itemsize > 16:
+                raise InvalidArgument(f"rows of {elements.dtype} cannot be exchanged with other libraries: view them "
+                                      "as native numbers of the same size")
             if elements.flags.writeable:
                 if not elements.flags.c_contiguous:
                     raise InvalidArgument("the rows of a table are contiguous, and this array's are not")
@@ -136,12 +139,7 @@ def _numbers(ids: Any) -> Any:
         return ids
     import numpy
 
-    given = numpy.asarray(ids)
-    if given.size == 0 and given.ndim == 1:
-        return numpy.empty(0, numpy.int64)
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        hint = "; numpy.flatnonzero makes row numbers of a mask" if given.dtype.kind == "b" else ""
-        raise InvalidArgument(f"row numbers are whole numbers on one axis, not {given.dtype} of shape {given.shape}{hint}")
+    given = whole_numbers(ids)
     return _writable(numpy.ascontiguousarray(given, dtype=numpy.int64))
 
 
