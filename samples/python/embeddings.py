@@ -1,5 +1,5 @@
-"""Embeddings in host memory, larger than what a GPU has to hold: a step fetches its rows, changes them, and writes them
-back. SpeedTorch's getData and insertData, in a line each.
+"""A table of embeddings in host memory, which may be larger than the GPU's memory: a step fetches its rows, changes
+them, and writes them back. SpeedTorch's getData and insertData, in a line each.
 
     python embeddings.py [ROWS]
 """

@@ -10,8 +10,9 @@ namespace pinflow::python {
 /// the reference is dropped later, by a thread that has it. Needs the GIL.
 std::shared_ptr<PyObject> keep(nanobind::handle object);
 
-/// For objects that Python's garbage collector asks for a reference that `keep` made: slots of a class whose
-/// objects of type T have a member `std::shared_ptr<PyObject> kept`.
+/// Type slots by which Python's garbage collector finds cycles through `T::kept`, a
+/// `std::shared_ptr<PyObject>` that `keep` made. To be given to the nanobind class of T as
+/// `collected_slots<T>`.
 template <typename T>
 int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -50,6 +51,8 @@ class python_rows final : public row_source {
         }
         if (ids.empty() || destination.empty()) return {};
         if (is_ending()) throw error("Python is about to end, so its rows cannot be read");
+        // one call at a time: the GIL changes hands within Python code
+        const std::lock_guard lock(mutex_);
         const nb::gil_scoped_acquire acquired;
         try {
             // memory of Python's own: what keeps a view of it, a traceback for example, keeps the memory
@@ -71,6 +74,7 @@ class python_rows final : public row_source {
     }
 
  private:
+    mutable std::mutex mutex_;  ///< taken before the GIL
     std::shared_ptr<PyObject> source_;
     std::string description_;
     pinflow::dtype type_;

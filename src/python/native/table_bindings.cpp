@@ -133,9 +133,9 @@ class python_table {
         const gil_release released;
         exchange_->check();
     }
-    void tune(std::uint64_t batch_rows, unsigned batches) {
+    void tune(std::uint64_t batch_rows) {
         const gil_release released;
-        exchange_->tune(batch_rows, batches);
+        exchange_->tune(batch_rows);
     }
     std::string reason(std::uint64_t batch_rows) const { return exchange_->plan_gather(batch_rows).reason; }
     std::string device_name() const { return device_.name(); }
@@ -156,7 +156,8 @@ class python_table {
                                    device_.name());
     }
 
-    /// On the host, and without a stream, the call has finished when this returns.
+    /// On the host, or with stream -1, the call has finished when this returns. On a GPU, no stream means the
+    /// legacy default stream, as in __dlpack__.
     template <typename Call>
     void run(std::optional<std::int64_t> stream, const Call& call) {
         std::optional<stream_view> on;
@@ -181,7 +182,7 @@ void bind_tables(nb::module_& module) {
         .def("scatter", &python_table::scatter, nb::arg("ids"), nb::arg("rows"), nb::arg("duplicates"),
              nb::arg("stream").none())
         .def("check", &python_table::check)
-        .def("tune", &python_table::tune, nb::arg("batch_rows"), nb::arg("batches"))
+        .def("tune", &python_table::tune, nb::arg("batch_rows"))
         .def("reason", &python_table::reason, nb::arg("batch_rows"))
         .def_prop_ro("device", &python_table::device_name)
         .def_prop_ro("row_count", &python_table::row_count)

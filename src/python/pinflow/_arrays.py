@@ -32,8 +32,8 @@ class RowSource(Protocol):
                 rows = numpy.frombuffer(out, numpy.float32).reshape(len(ids), 3)
                 rows[:] = numpy.asarray(ids)[:, None] ** 2      # all of it: `out` holds old bytes
 
-    Threads of a loader call `read_rows`, one at a time, ahead of the consumer, and again for the same rows in later
-    epochs. An exception that it raises ends the loop over the loader, which raises it.
+    Threads of a loader call `read_rows`, one at a time, for a part of a batch or all of it, ahead of the consumer, and
+    again for the same rows in later epochs. An exception that it raises ends the loop over the loader, which raises it.
     """
 
     @property
@@ -68,7 +68,7 @@ class Array:
 
     def __init__(self, array: _native.Array, parts: Tuple[Any, ...] = ()) -> None:
         self._array = array
-        self._parts = parts  # what cycles of references go through
+        self._parts = parts  # kept where the garbage collector sees them
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -235,7 +235,7 @@ def row_numbers(ids: Any, row_count: int) -> NDArray[np.uint64]:
         return numpy.empty(0, numpy.uint64)
     for wrong in (int(given.min()), int(given.max())):
         if not 0 <= wrong < row_count:
-            raise InvalidArgument(f"row number {wrong} is not below the number of rows, {row_count}, or is negative")
+            raise InvalidArgument(f"row number {wrong} is out of range: there are {row_count} rows")
     return numpy.ascontiguousarray(given, dtype=numpy.uint64)
 
 
@@ -257,7 +257,7 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
 
     Raises:
         NotFound: there is no such file. FormatError: the file is damaged. InvalidArgument: nothing matches the pattern,
-        the array is not there, or several are. Unsupported: it cannot be read here.
+        the file has no array of that name, or it has several and no name is given. Unsupported: it cannot be read here.
     """
     text = os.fsdecode(path)
     if name is None:

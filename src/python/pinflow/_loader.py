@@ -268,7 +268,8 @@ class Loader:
             model(images.torch(), labels.torch())
 
     Each `for` loop is one epoch, in a new order. `break` ends it, and the next loop begins the next epoch. A loader has
-    one position: a loop that begins while another one runs ends the other. With one source, write `for (x,) in loader`.
+    one position: once a second loop has begun, the first one raises Error at its next batch. With one source, write
+    `for (x,) in loader`.
 
         validation = pinflow.Loader("test.npy", "labels.npy", order="sequential", batch=256)
 
@@ -296,10 +297,11 @@ class Loader:
         tail: the samples at the end of an epoch that do not fill a batch for every rank: 'partial' or 'drop'.
         route: how rows travel, for experiments: 'auto', 'direct' (the device reads the file's pages), 'copy' (the copy
             engine does), 'staged' (the CPU gathers them), 'read' (the same, with reads of the file).
-        memory: the most bytes that all slots take together; None: at most 1 GiB.
+        memory: the maximum bytes of all slots and of arrays held on the device. None: 1 GiB, less if memory is short;
+            if `slots` is given or a source is a RowSource, the memory that is left.
         stream: the consumer's stream, a handle or an object. None: PyTorch's current stream at each batch if PyTorch is
             loaded, otherwise CUDA's legacy default stream.
-        slots: the number of batches that may exist at once; None: the loader chooses.
+        slots: the number of batches that can exist at once; None: the loader chooses, 8 if a source is a RowSource.
         threads: the most threads that gather rows; None: one for each core.
         window: rows of a window of the windowed order; None: 64 MiB of samples.
 
@@ -329,7 +331,7 @@ class Loader:
         for name, text in {"device": device, "tail": tail, "route": route}.items():
             if not isinstance(text, str):
                 raise InvalidArgument(f"{name} is a name, not {text!r}")
-        self._sources = sources  # what cycles of references go through
+        self._sources = sources  # kept where the garbage collector sees them
         self._arrays = [native_of(each, f"source {number}") for number, each in enumerate(sources)]
         self._epochs = epochs
         self._stream = stream
@@ -348,7 +350,7 @@ class Loader:
         self._closed = False
         self._epoch = 0  # of the next loop
         self._turn = 0  # counts loops: an older one must not go on
-        self._native_at: Optional[int] = 0  # the epoch whose first batch the native loader delivers next, if it is one
+        self._native_at: Optional[int] = 0  # the epoch with which the native loader can go on; None within one
         self._is_between = True  # no epoch has been begun, or the last one has been delivered
 
     @property
@@ -433,7 +435,8 @@ class Loader:
         self._is_between = False
 
     def report(self) -> Report:
-        """Where the time went, since the loader was made, or since the last `break` or `load_state_dict`."""
+        """Where the time went since the loader was made or has restarted: in `load_state_dict`, and at the begin of a
+        loop that follows an epoch that was left."""
         return Report(self._report if self._closed else self._loader.report())
 
     def close(self) -> None:

@@ -118,9 +118,10 @@ class RowTable:
         """Raises the error of the oldest finished call that failed on the device."""
         self._table.check()
 
-    def tune(self, batch_rows: int, batches: int = 1) -> None:
-        """Measures how calls of `batch_rows` rows are fastest. Takes about a second."""
-        self._table.tune(batch_rows, batches)
+    def tune(self, batch_rows: int) -> None:
+        """Measures the routes of calls of `batch_rows` rows. Later calls of this size take the fastest. Takes about a
+        second on a GPU; on the host there is no choice."""
+        self._table.tune(batch_rows)
 
     def _new(self, count: int) -> Any:
         shape = (count, *self._table.row_shape)

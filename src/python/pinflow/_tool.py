@@ -21,7 +21,7 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
 
     Args:
         source: a file, 'FILE:NAME' or a pattern.
-        target: the new file; its ending says the format (.npy, .npz, .h5).
+        target: the new file, or 'FILE:NAME'. Its ending says the format: .npy, .npz, .safetensors, .h5 or .hdf5.
         options: options of the tool, such as '--dtype', 'float32'.
 
     Raises:
