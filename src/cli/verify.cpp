@@ -98,7 +98,8 @@ std::optional<std::string> checksum_in(std::string_view text) {
         if (digit >= 'A' && digit <= 'F') digit = static_cast<char>(digit - 'A' + 'a');
         if ((digit < '0' || digit > '9') && (digit < 'a' || digit > 'f')) return {};
     }
-    // the second character is xxhsum's mark of how the file was read, if it has one
+    // two characters are between the digits and the name: a blank, and a blank or '*', xxhsum's mark for
+    // binary
     const std::string_view mark = text.substr(checksum_digits, 2);
     if (mark != "  " && mark != " *") return {};
     return checksum;

@@ -5,7 +5,7 @@
 # input, a .npy file. In every other round of these targets, a kill comes soon after it began to write: within a tenth
 # of the time of an undisturbed run. In the other rounds, a kill comes at any moment. Afterwards the file must be the
 # old one or the new one, byte for byte. A kill may leave a temporary file beside it. If the filesystem has files
-# without a name (O_TMPFILE), only one kill in 20, and one more, may do so. SEED, from the environment, repeats a run.
+# without a name (O_TMPFILE), at most KILLS / 20 + 1 kills may leave one. SEED, from the environment, repeats a run.
 set -euo pipefail
 
 pinflow=$(realpath -- "${1:?usage: convert_kill.sh PINFLOW [KILLS]}")
