@@ -30,7 +30,8 @@ struct sample_array {
 /// The settings that all arrays of a loader share.
 struct loader_setup {
     pinflow::device device;
-    /// For device memory that transfers allocate when they are made. Its stream ends after that.
+    /// Allocates device memory in the constructors of transfers only: its stream is destroyed once they are
+    /// made.
     device_allocator allocator;
     std::size_t slot_count = 2;
     std::uint64_t max_slot_rows = 0;  ///< rows of the largest batch
@@ -71,7 +72,8 @@ class array_transfer {
     virtual std::string reason() const = 0;
     /// The planned transfer. After registration, the fallback if less than half of the bytes were registered.
     virtual transfer main() const = 0;
-    /// Whether the CPU gathers rows from now on; single short pieces do not count.
+    /// Whether the CPU may still have to gather rows of this array. Single pieces that are too short for the
+    /// copy engine do not count.
     virtual bool needs_cpu() const = 0;
     /// The array's registered pages; null if there are none.
     virtual const pinned_pages* pages() const { return nullptr; }

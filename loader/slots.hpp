@@ -106,8 +106,8 @@ class slot_pool {
     /// time, and not during wait_for_free.
     /// @throws device_error.
     std::vector<slot*> take_free(std::size_t count = 1);
-    /// Hands slots, filled or with an error, to the consumer, in this order. Slots after the first error are
-    /// not handed over but free again, and so are all slots once the loader stops.
+    /// Hands the slots before the first error to the consumer, in this order, and keeps that error for
+    /// `lease`. The slot with the error and those after it are free again; all are, once the loader stops.
     void deliver(std::span<slot* const> filled);
     /// Ends the delivery. `error`, if any, reaches the consumer once, unless a slot's error came before it.
     void finish(std::exception_ptr error = nullptr);

@@ -26,9 +26,9 @@ struct guard_frame {
 
 constexpr unsigned no_key = ~0U;
 
-/// Of the guarded copy of each thread, if there is one: its guard_frame. No thread_local: a signal handler
-/// must not allocate, which the first access to one may do, unless it is in static thread-local storage.
-/// There is no room for that in a library that is loaded late, such as Python's.
+/// The pthread key under which each thread has the guard_frame of its guarded copy, while there is one. Not a
+/// thread_local: a signal handler must not allocate, which the first access to one may do, unless it is in
+/// static thread-local storage. There is no room for that in a library that is loaded late, such as Python's.
 std::atomic<unsigned> frame_key = no_key;
 static_assert(std::is_same_v<::pthread_key_t, unsigned>);
 
@@ -41,8 +41,8 @@ void restore_default(int signal) {
     ::sigaction(signal, &default_action, nullptr);
 }
 
-/// Whether the signal comes from the instruction that the thread was at, and was not sent by a process, or by
-/// the kernel for damaged memory that nobody reads yet.
+/// Whether the current instruction of the thread caused the signal. False if a process sent it, and if the
+/// kernel reports damaged memory that no thread has read (BUS_MCEERR_AO).
 bool is_of_instruction(const siginfo_t& info) {
     return info.si_code > 0 && info.si_code != BUS_MCEERR_AO;
 }
