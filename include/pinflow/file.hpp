@@ -51,7 +51,9 @@ enum class change_check {
     /// Another size or modification time of the opened file itself. Its descriptor stays open, so that it may
     /// be renamed, replaced or deleted.
     file,
-    size,  ///< as `file`, but the file may be written
+    /// Another size of the opened file. Its modification time is not compared, so other processes may write
+    /// to it.
+    size,
 };
 
 /// A regular file opened for reading, with the identity it had when it was opened. Never writes, never blocks

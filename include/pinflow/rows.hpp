@@ -29,7 +29,7 @@ class pending_call;
 
 /// How rows are copied between a table in host memory and a device.
 enum class row_route {
-    automatic,  ///< by the sizes of rows, table and call, or the route that `tune` found fastest
+    automatic,  ///< by fixed rules (see row_exchange), or the route that `tune` found fastest
     direct,     ///< the device reads and writes the rows in place; they must be page-locked
     /// The copy engine copies row by row; indices must be in host memory. On CUDA, rows of files take the
     /// route `direct` instead: CUDA copies short rows with the CPU, which must not touch a truncated file.
@@ -257,8 +257,9 @@ class exchange_call {
 /// that pinflow has already registered for another object stay registered while the exchange exists. Memory
 /// that was page-locked otherwise (a pinned_buffer, cudaHostRegister) must also stay page-locked that long.
 ///
-/// If the option `route` is `automatic`, the sizes of rows, table and call decide how rows travel. `tune`
-/// measures instead. No call measures by itself.
+/// If the option `route` is `automatic`, fixed rules decide how rows travel: by the sizes of rows, table and
+/// call, the direction, where the indices are, the number of threads, and whether the table is a mapped file.
+/// `tune` measures instead. No call measures by itself.
 ///
 /// Truncated files: if the routes direct, copy or hybrid are set on the host device, the CPU reads the mapped
 /// pages, and a truncated file raises SIGBUS. In all other cases the CPU copies rows of files under the fault

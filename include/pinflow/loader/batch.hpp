@@ -25,10 +25,11 @@ const std::shared_ptr<slot_lease>& lease_of(const batch& batch) noexcept;
 /// loader reuses the slot only after the streams given to `loader::next`, `used_on` and `to_dlpack` have
 /// passed the work that was enqueued when the lease ended. These streams must live until then.
 ///
-/// The end of a lease does not wait for a stream. (CUDA blocks if the stream's queue is full, and where
-/// loader::~loader says that CUDA waits, so does the end of the last lease after it.) If no event can be
-/// recorded in a stream, because it is being captured into a CUDA graph, the device has failed, or memory is
-/// exhausted, the loader does not use the slot again.
+/// The end of a lease does not wait for a stream, with two exceptions on CUDA: it blocks while a stream's
+/// queue is full; and if pinflow has no context of its own for page-locked memory (see class loader), the
+/// last lease that ends after the loader was destroyed waits, too. If no event can be recorded in a stream,
+/// because it is being captured into a CUDA graph, the device has failed, or memory is exhausted, the loader
+/// does not use the slot again.
 class batch {
  public:
     batch(batch&&) noexcept;

@@ -48,7 +48,7 @@ void give_up(PyObject* object) noexcept {
     } catch (...) {
         return;  // without memory for its place, the object is kept for ever
     }
-    // if the interpreter's queue is full, the next call from Python drops it
+    // if the interpreter's queue is full, a later call of drop_given_up drops it
     if (schedule && Py_AddPendingCall(&drop_when_asked, nullptr) != 0) {
         const std::lock_guard lock(all.mutex);
         all.is_scheduled = false;

@@ -69,8 +69,8 @@ device parsed(const std::string& name) {
 /// Rows of a table in host memory, page-locked in place, for one device.
 class python_table {
  public:
-    /// @param owner keeps the memory at `address`, which may be written; if none, the rows of `array` are
-    /// only read
+    /// @param writable the object with the memory of `array`, which is kept and may be written. None: rows
+    /// are only gathered.
     python_table(const std::shared_ptr<opened_array>& array, const nb::object& writable,
                  const std::string& device_name)
         : device_(parsed(device_name)), type_(array->type()), row_shape_(array->shape()) {

@@ -137,8 +137,9 @@ class Array:
         return self._array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __getitem__(self, key: Any) -> Any:
-        """Elements by numpy's rules: a view if the array is in the address space. Otherwise only the rows that the
-        first index names are read or decoded, if that is a number, a slice, or row numbers."""
+        """Elements by numpy's rules: a view if the array is mapped or in memory. Otherwise, a number, a slice or row
+        numbers as the first index read or decode only those rows, except that the first access to a compressed .npz
+        member decodes all of it."""
         if self._array.in_memory or not self.shape:
             return self._numpy()[key]
         import numpy

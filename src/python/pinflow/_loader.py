@@ -435,8 +435,8 @@ class Loader:
         self._is_between = False
 
     def report(self) -> Report:
-        """Where the time went since the loader was made or has restarted: in `load_state_dict`, and at the begin of a
-        loop that follows an epoch that was left."""
+        """Where the time went since the loader last started. `load_state_dict` starts it again, and so does the first
+        loop after an epoch that was not delivered completely, for example after `break`."""
         return Report(self._report if self._closed else self._loader.report())
 
     def close(self) -> None:

@@ -99,8 +99,8 @@ class RowTable:
         Args:
             ids, stream: as in `gather`.
             rows: a contiguous tensor or array on the table's device.
-            duplicates: what happens to a row number that comes twice: 'last', 'sum' (the rows replace it by their sum)
-                or 'error'.
+            duplicates: what happens to a row number that comes twice: 'last', 'sum' (the table's row is replaced by
+                the sum of these rows) or 'error'.
         """
         handle, _ = consumer_stream(stream, self.device)
         if not self._writable:

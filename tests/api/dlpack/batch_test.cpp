@@ -223,7 +223,7 @@ TEST_CASE("dlpack: the owner of a stream lives until the lease ends") {
     });
 }
 
-TEST_CASE("dlpack: without a stream of the consumer's, a batch on a GPU must know one") {
+TEST_CASE("dlpack: without a stream, a batch on a GPU is exported only if a stream uses it already") {
     const array rows = numbered_rows(row_count, width);
     on_each_device([&](const device& device) {
         const stream stream(device);
