@@ -49,8 +49,9 @@ row_reader::row_reader(std::shared_ptr<const row_source> source, row_access acce
                                      [](const row_extent& extent) { return extent.data != nullptr; })),
       is_file_backed_(std::ranges::any_of(source_->extents(),
                                           [](const row_extent& extent) { return extent.file != nullptr; })),
-      // Sources with extents, and sources that decode, report their waits. A user's own source may not. HDF5
-      // datasets that libhdf5 reads report none: their waits count as time of the CPU.
+      // A source without extents and without memory of its own (a user's, for example) may not report its
+      // waits, so that they are measured here. HDF5 datasets that libhdf5 reads are an exception: their waits
+      // are neither reported nor measured, and count as time of the CPU.
       source_reports_waits_(!source_->extents().empty() || source_->memory_bytes() > 0) {}
 
 std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, std::byte* destination) const {

@@ -121,9 +121,8 @@ void install_fault_guard() {
     if (detail::frame_key == detail::no_key) {
         ::pthread_key_t key = 0;
         if (const int failed = ::pthread_key_create(&key, nullptr); failed != 0)
-            throw system_failure(
-                "cannot install the fault guard: the process has no thread-specific value left",
-                std::error_code(failed, std::system_category()));
+            throw system_failure("cannot install the fault guard: the process has no pthread key left",
+                                 std::error_code(failed, std::system_category()));
         detail::frame_key = key;
     }
     detail::previous_action = detail::system::signal_action(SIGBUS);

@@ -42,9 +42,11 @@ std::vector<std::int64_t> lengths_of(const array_view& view) {
     for (std::size_t axis = 0; axis < view.shape().size(); ++axis) {
         const std::int64_t stride = view.strides_bytes()[axis];
         if (stride % item_bytes != 0 && view.shape()[axis] > 1)
-            throw unsupported(fmt::format(
-                "elements of {} that are {} bytes apart have no strides in DLPack, which counts elements",
-                view.dtype().descr(), stride));
+            throw unsupported(
+                fmt::format("cannot make a tensor of elements of {} that are {} bytes apart: DLPack counts "
+                            "strides in whole "
+                            "elements; copy the array first",
+                            view.dtype().descr(), stride));
         lengths.push_back(stride / item_bytes);
     }
     return lengths;
