@@ -10,11 +10,7 @@
 #include "pinflow/loader/state.hpp"
 #include "pinflow/stream.hpp"
 
-namespace pinflow {
-
-class batch;
-
-namespace detail {
+namespace pinflow::detail {
 
 /// The lease of a batch: one slot and the streams that use it. The batch and its tensors share it. A tensor
 /// only keeps it alive: its members are for the owner of the batch, in any thread.
@@ -60,12 +56,7 @@ class slot_lease {
     std::vector<stream_view> streams_;
 };
 
-/// The lease of a batch; null once it has been released.
-const std::shared_ptr<slot_lease>& lease_of(const batch& batch) noexcept;
-
 /// To be called before a batch gives up `lease`, which tensors may go on sharing.
 void leave_to_tensors(const std::shared_ptr<slot_lease>& lease) noexcept;
 
-}  // namespace detail
-
-}  // namespace pinflow
+}  // namespace pinflow::detail

@@ -16,6 +16,7 @@ class batch;
 
 namespace detail {
 class slot_lease;
+/// The lease of a batch; null once it has been released. For pinflow's own layers.
 const std::shared_ptr<slot_lease>& lease_of(const batch& batch) noexcept;
 }  // namespace detail
 
