@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Python package with pip, and its wheel in an empty environment, and tests both: the unit tests, the samples,
-# and mypy --strict on the samples. Exits with 77 if no Python package index can be reached. PYTHON names the interpreter
-# (python3); CUDA_ARCHITECTURES is that of samples/wheel.sh.
+# Installs the Python package with pip and tests it: the unit tests, the samples, and mypy --strict on the samples. With
+# --wheel, also a repaired wheel, in an empty environment. Exits with 77 if no Python package index can be reached. PYTHON
+# names the interpreter (python3); CUDA_ARCHITECTURES is that of samples/wheel.sh.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../setup.sh"
 cd "$root"
@@ -38,6 +38,7 @@ CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90}" "$work/install
 check "$work/installed"
 "$work/installed/bin/mypy" --strict samples/python/*.py
 
+[ "${1:-}" = --wheel ] || exit 0
 say "the wheel"
 samples/wheel.sh "$work/dist"
 "$python" -m venv "$work/bare"
