@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <utility>
 
@@ -26,6 +27,9 @@ constexpr std::chrono::microseconds max_group_wait{500};
 /// How long a consumer waits for data before it checks that the data is still that of the next batch. Another
 /// consumer may have taken the slot, and the slot may have been filled again.
 constexpr std::chrono::microseconds data_look_interval{2000};
+
+/// The first of the pools that are kept for ever. The list shows leak checkers that this is meant.
+std::atomic<slot_pool*> first_kept_pool = nullptr;
 
 std::span<const event> marks_of(const slot& slot) {
     return {slot.uses.data(), slot.use_count};
@@ -376,7 +380,9 @@ void slot_pool::lose(slot& leased, std::shared_ptr<slot_pool> self) noexcept {
     const std::lock_guard lock(mutex_);
     if (std::exchange(leased.is_held_by_tensors, false)) --held_by_tensors_;
     ++lost_;
+    if (kept_) return;
     kept_ = std::move(self);
+    next_kept_ = first_kept_pool.exchange(this);
 }
 
 void slot_pool::leave_to_tensors(slot& leased) noexcept {

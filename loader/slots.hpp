@@ -129,7 +129,7 @@ class slot_pool {
     /// Ends a lease. The events in slot.uses mark its last uses.
     void end_lease(slot& leased) noexcept;
     /// Ends a lease whose last uses could not be marked. Nothing tells when streams have stopped reading the
-    /// slot, so it is never filled again, and the pool, `self`, keeps its memory for ever.
+    /// slot, so it is never filled again, and the pool, `self`, and its memory are kept for ever.
     void lose(slot& leased, std::shared_ptr<slot_pool> self) noexcept;
     /// Notes that a batch has been released, and that tensors of it go on holding its slot.
     void leave_to_tensors(slot& leased) noexcept;
@@ -210,6 +210,7 @@ class slot_pool {
     std::size_t held_by_tensors_ = 0;  ///< leased slots whose batches have been released
     std::size_t lost_ = 0;
     std::shared_ptr<slot_pool> kept_;    ///< this pool, once a slot is lost
+    slot_pool* next_kept_ = nullptr;     ///< the next in the list of such pools
     std::optional<std::size_t> wanted_;  ///< free slots that the driver waits for
     bool stopped_ = false;
     bool finished_ = false;

@@ -101,7 +101,7 @@ constexpr std::array hidden_failures{
     hidden_failure{"cu", "locker::unlock", "pages stay registered"},
     hidden_failure{"cu", "locker::lock", "pages that cannot be registered are read"},
     hidden_failure{"cu", "context::for_host_memory", "the primary context is used"},
-    hidden_failure{"cu", "slot_lease::~slot_lease", "it waits for the stream, which it cannot mark"},
+    hidden_failure{"cu", "slot_lease::~slot_lease", "its slot is lost, and not filled again"},
     hidden_failure{"cu", "runs_in_pairs", "kernels run without clusters"},
     hidden_failure{"cu", "backend::reaches", "memory that the device may not read is staged"},
     hidden_failure{"cu", "pinned_memory::allocate", "memory that cannot be registered is allocated by CUDA"},
