@@ -7,6 +7,7 @@
 
 #include "formats/hdf5_filters.hpp"
 #include "formats/hdf5_handles.hpp"
+#include "formats/throw_formatted.hpp"
 #include "src/core/quote.hpp"
 
 /// Describes a dataset: its type, shape, storage and the locations of its bytes.
@@ -19,16 +20,7 @@ constexpr std::uint64_t max_compact_bytes = std::uint64_t{1} << 16;
 /// A large grid of chunks is listed only if at least one in this many was written.
 constexpr std::uint64_t sparse_part = 64;
 
-/// The messages of errors continue after the dataset's name.
-template <typename... Arguments>
-[[noreturn]] void refuse(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
-    throw unsupported(fmt::format(what, std::forward<Arguments>(arguments)...));
-}
-template <typename... Arguments>
-[[noreturn]] void damaged(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
-    throw format_error(fmt::format(what, std::forward<Arguments>(arguments)...));
-}
-
+// the messages of errors continue after the dataset's name
 constexpr std::string_view not_examinable = "cannot be examined";
 constexpr std::string_view unreadable = "cannot be read";
 
@@ -72,9 +64,9 @@ void describer::find_type_and_shape() {
     // checked first: to get the shape of a virtual dataset, the library would open other files
     if (layout_ == H5D_LAYOUT_ERROR) fail(not_examinable);
     if (layout_ == H5D_VIRTUAL)
-        refuse("is virtual: it shows parts of other datasets, which are not opened; open those");
+        throw_unsupported("is virtual: it shows parts of other datasets, which are not opened; open those");
     if (checked(::H5Pget_external_count(creation_.id()), not_examinable) > 0) {
-        refuse("stores its data in other files (external storage), which are not opened");
+        throw_unsupported("stores its data in other files (external storage), which are not opened");
     }
     type_ = {::H5Dget_type(dataset_.id()), not_examinable};
     element_type element = element_type_of(type_.id());
@@ -82,11 +74,11 @@ void describer::find_type_and_shape() {
 
     const space_handle space(::H5Dget_space(dataset_.id()), not_examinable);
     const ::H5S_class_t kind = ::H5Sget_simple_extent_type(space.id());
-    if (kind == H5S_NULL) refuse("has a type, but no shape and no elements (a null dataspace)");
+    if (kind == H5S_NULL) throw_unsupported("has a type, but no shape and no elements (a null dataspace)");
     if (kind != H5S_SCALAR && kind != H5S_SIMPLE) fail(not_examinable);
     std::array<::hsize_t, H5S_MAX_RANK> lengths{};
     const int rank = checked(::H5Sget_simple_extent_ndims(space.id()), not_examinable);
-    if (rank > H5S_MAX_RANK) damaged("has {} axes: HDF5 allows {}", rank, H5S_MAX_RANK);
+    if (rank > H5S_MAX_RANK) throw_format_error("has {} axes: HDF5 allows {}", rank, H5S_MAX_RANK);
     checked(::H5Sget_simple_extent_dims(space.id(), lengths.data(), nullptr), not_examinable);
     rank_ = static_cast<std::size_t>(rank);
     description_.shape.assign(lengths.begin(), lengths.begin() + rank);
@@ -100,7 +92,8 @@ void describer::find_type_and_shape() {
         expected_bytes *= length;
     }
     if (element_bytes_ != expected_bytes) {
-        damaged("has elements of {} bytes, but their parts take {}", element_bytes_, expected_bytes);
+        throw_format_error("has elements of {} bytes, but their parts take {}", element_bytes_,
+                           expected_bytes);
     }
 }
 
@@ -112,7 +105,8 @@ void describer::find_fill() {
     // if nothing is ever filled, the library leaves memory unchanged; h5py and others read zeros there
     if (status != H5D_FILL_VALUE_USER_DEFINED || when == H5D_FILL_TIME_NEVER) return;
     if (element_bytes_ > file_.size_bytes()) {
-        damaged("has a fill value of {} bytes, but the file has {}", element_bytes_, file_.size_bytes());
+        throw_format_error("has a fill value of {} bytes, but the file has {}", element_bytes_,
+                           file_.size_bytes());
     }
     std::vector<std::byte> value(static_cast<std::size_t>(element_bytes_));
     checked(::H5Pget_fill_value(creation_.id(), type_.id(), value.data()),
@@ -148,7 +142,7 @@ void describer::find_storage(detail_wanted wanted, std::uint64_t payload_bytes) 
             }
             return;
         default:
-            refuse("is stored in a way that pinflow does not know");
+            throw_unsupported("is stored in a way that pinflow does not know");
     }
 }
 
@@ -165,7 +159,7 @@ void describer::leave_to_library(std::string why) {
         unsigned abilities = 0;
         if (::H5Zfilter_avail(filter.id) <= 0 || ::H5Zget_filter_info(filter.id, &abilities) < 0 ||
             (abilities & H5Z_FILTER_CONFIG_DECODE_ENABLED) == 0) {
-            refuse(
+            throw_unsupported(
                 "was written through the filter {}{}, which neither pinflow nor this build of libhdf5 can "
                 "undo{}",
                 filter.id, filter.name.empty() ? "" : " " + quote(filter.name),
@@ -185,9 +179,9 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
     const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
     const ::haddr_t reported_offset = ::H5Dget_offset(dataset_.id());
     if (stored_bytes != payload_bytes)
-        damaged("takes {} bytes, but has {} in the file", payload_bytes, stored_bytes);
+        throw_format_error("takes {} bytes, but has {} in the file", payload_bytes, stored_bytes);
     if (payload_bytes > file_.size_bytes()) {
-        damaged("has {} bytes, but the file has {}", payload_bytes, file_.size_bytes());
+        throw_format_error("has {} bytes, but the file has {}", payload_bytes, file_.size_bytes());
     }
     // only the first element; a dataset without axes has no other
     const std::vector<::hsize_t> origin(rank_, 0);
@@ -219,7 +213,7 @@ void describer::find_contiguous(std::uint64_t payload_bytes) {
 void describer::find_compact(detail_wanted wanted, std::uint64_t payload_bytes) {
     const ::hsize_t stored_bytes = ::H5Dget_storage_size(dataset_.id());
     if (stored_bytes != payload_bytes || payload_bytes > max_compact_bytes) {
-        damaged("takes {} bytes, but has {} in the metadata", payload_bytes, stored_bytes);
+        throw_format_error("takes {} bytes, but has {} in the metadata", payload_bytes, stored_bytes);
     }
     description_.storage = hdf5_storage::compact;
     if (wanted == detail_wanted::listing) return;
@@ -236,16 +230,18 @@ void describer::find_chunk_shape() {
     const int rank = checked(::H5Pget_chunk(creation_.id(), H5S_MAX_RANK, lengths.data()), not_examinable);
     shape_vector& shape = description_.chunk_shape;
     if (rank < 1 || static_cast<std::size_t>(rank) != rank_)
-        damaged("has {} axes, but its chunks have {}", rank_, rank);
+        throw_format_error("has {} axes, but its chunks have {}", rank_, rank);
     shape.assign(lengths.begin(), lengths.begin() + rank);
-    if (std::ranges::find(shape, 0u) != shape.end()) damaged("has chunks of shape {}", to_string(shape));
+    if (std::ranges::find(shape, 0u) != shape.end())
+        throw_format_error("has chunks of shape {}", to_string(shape));
     // the axes of an array type are never divided
     shape.insert(shape.end(), description_.shape.begin() + rank, description_.shape.end());
 }
 
 void describer::find_filters() {
     const int count = checked(::H5Pget_nfilters(creation_.id()), not_examinable);
-    if (count > H5Z_MAX_NFILTERS) damaged("has {} filters: HDF5 allows {}", count, H5Z_MAX_NFILTERS);
+    if (count > H5Z_MAX_NFILTERS)
+        throw_format_error("has {} filters: HDF5 allows {}", count, H5Z_MAX_NFILTERS);
     for (unsigned index = 0; index < static_cast<unsigned>(count); ++index) {
         // no filter that pinflow knows has more than a few parameters
         constexpr std::size_t max_parameters = 256;

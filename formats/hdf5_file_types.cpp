@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "formats/hdf5_output.hpp"
+#include "formats/throw_formatted.hpp"
 #include "src/core/quote.hpp"
 
 /// pinflow's types as HDF5's, spelled as h5py spells numpy's.
@@ -13,11 +14,6 @@ namespace pinflow::detail::hdf5 {
 namespace {
 
 constexpr std::string_view not_creatable = "holds elements of a type that cannot be made";
-
-template <typename... Arguments>
-[[noreturn]] void refuse(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
-    throw unsupported(fmt::format(what, std::forward<Arguments>(arguments)...));
-}
 
 type_handle copy_of(::hid_t type) {
     return {::H5Tcopy(type), not_creatable};
@@ -64,7 +60,8 @@ type_handle floating_type(const dtype& type) {
             break;
     }
     // x86's long double, whose highest bit of the mantissa is stored
-    if (type.order() == std::endian::big) refuse("holds {}, which HDF5 has no type for", type.descr());
+    if (type.order() == std::endian::big)
+        throw_unsupported("holds {}, which HDF5 has no type for", type.descr());
     type_handle result = floating_type(16, 15, 64, type.order());
     checked(::H5Tset_norm(result.id(), H5T_NORM_NONE), not_creatable);
     return result;
@@ -106,10 +103,11 @@ type_handle field_type(const dtype_field& field) {
     type_handle element = convert(field.type);
     if (field.shape.empty()) return element;
     if (std::ranges::find(field.shape, 0u) != field.shape.end()) {
-        refuse("holds no elements, as its shape is {}, which HDF5 does not allow", to_string(field.shape));
+        throw_unsupported("holds no elements, as its shape is {}, which HDF5 does not allow",
+                          to_string(field.shape));
     }
     if (field.shape.size() > H5S_MAX_RANK) {
-        refuse("holds arrays of {} axes: HDF5 allows {}", field.shape.size(), H5S_MAX_RANK);
+        throw_unsupported("holds arrays of {} axes: HDF5 allows {}", field.shape.size(), H5S_MAX_RANK);
     }
     const std::vector<::hsize_t> lengths(field.shape.begin(), field.shape.end());
     return {::H5Tarray_create2(element.id(), static_cast<unsigned>(lengths.size()), lengths.data()),
@@ -124,7 +122,7 @@ type_handle structured_type(const dtype& type) {
             checked(::H5Tinsert(result.id(), field.name.c_str(), field.offset_bytes, member.id()),
                     not_creatable);
         } catch (const unsupported& failure) {
-            refuse("has a field {} that {}", quote(field.name), failure.what());
+            throw_unsupported("has a field {} that {}", quote(field.name), failure.what());
         }
     }
     return result;
@@ -132,7 +130,7 @@ type_handle structured_type(const dtype& type) {
 
 type_handle convert(const dtype& type) {
     if (type.size_bytes() == 0 || (type.is_structured() && type.fields().empty()))
-        refuse("holds {}, and HDF5 has no types without bytes or fields", type.descr());
+        throw_unsupported("holds {}, and HDF5 has no types without bytes or fields", type.descr());
     switch (type.kind()) {
         case dtype_kind::boolean:
             return boolean_type();
@@ -158,8 +156,8 @@ type_handle convert(const dtype& type) {
         case dtype_kind::float8_e4m3fn:  // indistinguishable from the 8-bit float with infinities
             break;
     }
-    refuse("holds {}, which HDF5 has no type for; it can hold the same bytes as |V{}", type.descr(),
-           type.size_bytes());
+    throw_unsupported("holds {}, which HDF5 has no type for; it can hold the same bytes as |V{}",
+                      type.descr(), type.size_bytes());
 }
 
 }  // namespace
@@ -169,7 +167,7 @@ type_handle file_type_of(const dtype& type) {
     // field titles are lost, and every reader takes two floats named r and i for a complex number
     const element_type read_back = element_type_of(result.id());
     if (read_back.type != type || !read_back.shape.empty()) {
-        refuse("holds {}, which would be read back as {}", type.descr(), read_back.type.descr());
+        throw_unsupported("holds {}, which would be read back as {}", type.descr(), read_back.type.descr());
     }
     return result;
 }

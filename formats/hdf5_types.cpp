@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "formats/hdf5_handles.hpp"
+#include "formats/throw_formatted.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/quote.hpp"
 
@@ -16,11 +17,6 @@ namespace {
 
 /// Limit on nested structures, arrays and enumerations.
 constexpr unsigned max_depth = 32;
-
-template <typename... Arguments>
-[[noreturn]] void refuse(fmt::format_string<Arguments...> what, Arguments&&... arguments) {
-    throw unsupported(fmt::format(what, std::forward<Arguments>(arguments)...));
-}
 
 [[noreturn]] void fail_type() {
     fail("has a type that cannot be read");
@@ -66,9 +62,10 @@ number_layout layout_of(::hid_t type, std::string_view what) {
     const ::H5T_order_t order = ::H5Tget_order(type);
     if (layout.precision_bits == 0 || order == H5T_ORDER_ERROR) fail_type();
     if (order != H5T_ORDER_LE && order != H5T_ORDER_BE)
-        refuse("{} in a byte order that is neither little-endian nor big-endian", what);
+        throw_unsupported("{} in a byte order that is neither little-endian nor big-endian", what);
     if (order == H5T_ORDER_BE) layout.order = std::endian::big;
-    if (::H5Tget_offset(type) != 0) refuse("{} whose significant bits do not begin at bit 0", what);
+    if (::H5Tget_offset(type) != 0)
+        throw_unsupported("{} whose significant bits do not begin at bit 0", what);
     return layout;
 }
 
@@ -77,10 +74,10 @@ number_layout layout_of(::hid_t type, std::string_view what) {
 dtype integer_type(::hid_t type, std::string_view what, bool is_signed) {
     const number_layout layout = layout_of(type, what);
     if (!std::has_single_bit(layout.size_bytes) || layout.size_bytes > 8) {
-        refuse("{} of {} bytes", what, layout.size_bytes);
+        throw_unsupported("{} of {} bytes", what, layout.size_bytes);
     }
     if (layout.precision_bits != 8 * layout.size_bytes) {
-        refuse("{} of {} bits in {} bytes", what, layout.precision_bits, layout.size_bytes);
+        throw_unsupported("{} of {} bits in {} bytes", what, layout.precision_bits, layout.size_bytes);
     }
     return {is_signed ? dtype_kind::signed_integer : dtype_kind::unsigned_integer, layout.size_bytes,
             layout.order};
@@ -129,8 +126,9 @@ dtype floating_type(::hid_t type) {
         if (known.size_bytes == 16 && layout.order == std::endian::big) continue;  // no system has it
         return {known.kind, known.size_bytes, layout.order};
     }
-    refuse("{} of {} bytes with {} bits of exponent and {} of mantissa, in a layout that pinflow lacks", what,
-           layout.size_bytes, exponent_bits, mantissa_bits);
+    throw_unsupported(
+        "{} of {} bytes with {} bits of exponent and {} of mantissa, in a layout that pinflow lacks", what,
+        layout.size_bytes, exponent_bits, mantissa_bits);
 }
 
 /// Whether an enumeration is how h5py, and others after it, store truth values.
@@ -151,7 +149,7 @@ dtype string_type(::hid_t type) {
     const ::htri_t is_variable = ::H5Tis_variable_str(type);
     if (is_variable < 0) fail_type();
     if (is_variable > 0)
-        refuse("strings of variable length, whose characters are stored elsewhere in the file");
+        throw_unsupported("strings of variable length, whose characters are stored elsewhere in the file");
     // padding is left unchanged; usually it is zeros
     return {dtype_kind::bytes, size_of(type)};
 }
@@ -210,7 +208,7 @@ dtype compound_type(::hid_t type, unsigned depth) {
                               std::move(member.shape),
                               ::H5Tget_member_offset(type, index)});
         } catch (const unsupported& failure) {
-            refuse("{} in the field {}", failure.what(), quote(name.view()));
+            throw_unsupported("{} in the field {}", failure.what(), quote(name.view()));
         }
     }
     std::ranges::sort(fields, {}, &dtype_field::offset_bytes);
@@ -221,12 +219,12 @@ dtype compound_type(::hid_t type, unsigned depth) {
     try {
         return dtype::structured(std::move(fields), size_bytes);
     } catch (const invalid_argument& failure) {
-        refuse("structures that numpy would not allow: {}", failure.what());
+        throw_unsupported("structures that numpy would not allow: {}", failure.what());
     }
 }
 
 element_type convert(::hid_t type, unsigned depth) {
-    if (depth > max_depth) refuse("types nested more than {} deep", max_depth);
+    if (depth > max_depth) throw_unsupported("types nested more than {} deep", max_depth);
     switch (::H5Tget_class(type)) {
         case H5T_INTEGER:
             return {integer_type(type, "integers", ::H5Tget_sign(type) == H5T_SGN_2), {}};
@@ -246,15 +244,16 @@ element_type convert(::hid_t type, unsigned depth) {
         case H5T_ARRAY:
             return array_type(type, depth);
         case H5T_REFERENCE:
-            refuse("references to other objects");
+            throw_unsupported("references to other objects");
         case H5T_VLEN:
-            refuse("sequences of variable length, whose elements are stored elsewhere in the file");
+            throw_unsupported(
+                "sequences of variable length, whose elements are stored elsewhere in the file");
         case H5T_TIME:
-            refuse("times of the class H5T_TIME, whose meaning HDF5 does not define");
+            throw_unsupported("times of the class H5T_TIME, whose meaning HDF5 does not define");
         case H5T_NO_CLASS:
             fail_type();
         default:
-            refuse("elements of a class that pinflow does not know");
+            throw_unsupported("elements of a class that pinflow does not know");
     }
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/throw_formatted.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/utf8.hpp"
@@ -28,11 +29,6 @@ using detail::max_npy_axes;
 
 /// Limit on nested structured types, which bounds the recursion.
 constexpr unsigned max_nested_types = 32;
-
-template <typename... Arguments>
-[[noreturn]] void fail(fmt::format_string<Arguments...> sentence, Arguments&&... arguments) {
-    throw format_error(fmt::format(sentence, std::forward<Arguments>(arguments)...));
-}
 
 /// The type of a field: one element, or an array of elements.
 struct field_type {
@@ -56,9 +52,9 @@ class header_parser {
             expect(',');
         }
         parse_padding();
-        if (!descr_) fail("the header lacks the key 'descr'");
-        if (!fortran_order_) fail("the header lacks the key 'fortran_order'");
-        if (!shape_) fail("the header lacks the key 'shape'");
+        if (!descr_) detail::throw_format_error("the header lacks the key 'descr'");
+        if (!fortran_order_) detail::throw_format_error("the header lacks the key 'fortran_order'");
+        if (!shape_) detail::throw_format_error("the header lacks the key 'shape'");
         return {std::move(*descr_), *fortran_order_, std::move(*shape_), 0};
     }
 
@@ -69,7 +65,7 @@ class header_parser {
         expect(':');
         skip_space();
         const auto refuse_duplicate = [&](bool given) {
-            if (given) fail("the header has the key '{}' twice", key);
+            if (given) detail::throw_format_error("the header has the key '{}' twice", key);
         };
         if (key == "descr") {
             refuse_duplicate(descr_.has_value());
@@ -81,7 +77,7 @@ class header_parser {
             refuse_duplicate(shape_.has_value());
             shape_ = parse_shape();
         } else {
-            fail("the header has the unknown key {}", detail::quote(key));
+            detail::throw_format_error("the header has the unknown key {}", detail::quote(key));
         }
     }
 
@@ -107,13 +103,14 @@ class header_parser {
                 return type;
             }
         }
-        fail("type {} is not one that numpy writes", detail::quote(descr));
+        detail::throw_format_error("type {} is not one that numpy writes", detail::quote(descr));
     }
 
     /// A list of fields, whose offsets are the sums of the sizes before them, as in numpy's descr_to_dtype.
     dtype parse_structured_type(unsigned depth) {
         if (depth > max_nested_types) {
-            fail("the header's structured types are nested more than {} deep", max_nested_types);
+            detail::throw_format_error("the header's structured types are nested more than {} deep",
+                                       max_nested_types);
         }
         expect('[');
         std::vector<dtype_field> fields;
@@ -129,7 +126,7 @@ class header_parser {
             }
             return dtype::structured(std::move(fields), size_bytes);
         } catch (const invalid_argument& failure) {
-            fail("{}", failure.what());
+            detail::throw_format_error("{}", failure.what());
         }
     }
 
@@ -169,7 +166,7 @@ class header_parser {
         skip_space();
         if (peek() == 'u' && major_version_ < 3) ++position_;  // Python 2 wrote titles like this
         std::string title = parse_name();
-        if (title.empty()) fail("the header has a field with an empty title");
+        if (title.empty()) detail::throw_format_error("the header has a field with an empty title");
         return title;
     }
 
@@ -179,7 +176,8 @@ class header_parser {
         if (peek() == '[') return {parse_structured_type(depth + 1), {}};
         if (peek() != '(') return {parse_type_string(), {}};
         if (depth == max_nested_types) {
-            fail("the header's structured types are nested more than {} deep", max_nested_types);
+            detail::throw_format_error("the header's structured types are nested more than {} deep",
+                                       max_nested_types);
         }
         expect('(');
         field_type type = parse_field_type(depth + 1);
@@ -192,7 +190,8 @@ class header_parser {
 
     static field_type array_of(shape_vector shape, field_type type) {
         if (std::ranges::count(type.shape, 0u) > 0) {
-            fail("the header has an array of arrays without bytes, which numpy rejects");
+            detail::throw_format_error(
+                "the header has an array of arrays without bytes, which numpy rejects");
         }
         shape.insert(shape.end(), type.shape.begin(), type.shape.end());
         return {std::move(type.element), std::move(shape)};
@@ -206,11 +205,13 @@ class header_parser {
         } else {
             shape.push_back(parse_length());
             // numpy reads it as no axis, and warns that it will be one axis in the future
-            if (shape[0] == 1) fail("the header has a field of the shape 1, which is not a tuple");
+            if (shape[0] == 1)
+                detail::throw_format_error("the header has a field of the shape 1, which is not a tuple");
         }
         for (const std::uint64_t length : shape) {
             if (length > INT32_MAX)
-                fail("a field has the length {}, which is more than numpy allows", length);
+                detail::throw_format_error("a field has the length {}, which is more than numpy allows",
+                                           length);
         }
         return shape;
     }
@@ -223,11 +224,13 @@ class header_parser {
         bool comma = false;
         while (!accept(')')) {
             if (!shape.empty() && !comma) fail_at("',' or ')' in the shape");
-            if (shape.size() == max_npy_axes) fail("the shape has more than {} axes", max_npy_axes);
+            if (shape.size() == max_npy_axes)
+                detail::throw_format_error("the shape has more than {} axes", max_npy_axes);
             shape.push_back(parse_length());
             comma = accept(',');
         }
-        if (shape.size() == 1 && !comma) fail("the shape ({}) is a number, not a tuple", shape[0]);
+        if (shape.size() == 1 && !comma)
+            detail::throw_format_error("the shape ({}) is a number, not a tuple", shape[0]);
         return shape;
     }
 
@@ -239,7 +242,8 @@ class header_parser {
         const std::string_view digits(begin, static_cast<std::size_t>(end - begin));
         if (digits.empty() || (digits.size() > 1 && digits.front() == '0')) fail_at("a length in the shape");
         if (error != std::errc() || value > detail::max_npy_size_bytes) {
-            fail("the shape has the length {}, which is more than numpy allows", digits.substr(0, 40));
+            detail::throw_format_error("the shape has the length {}, which is more than numpy allows",
+                                       digits.substr(0, 40));
         }
         position_ += digits.size();
         // Python 2 wrote long integers like this; the versions before 3.0 may come from it
@@ -253,7 +257,7 @@ class header_parser {
     std::string_view parse_string() {
         const std::string_view content = parse_quoted();
         if (content.find('\\') != content.npos)
-            fail("the header has an escape in {}", detail::quote(content));
+            detail::throw_format_error("the header has an escape in {}", detail::quote(content));
         return content;
     }
 
@@ -305,15 +309,16 @@ class header_parser {
                 digits = 8;
                 break;
             default:
-                fail("the header has an unknown escape in the name {}", detail::quote(content));
+                detail::throw_format_error("the header has an unknown escape in the name {}",
+                                           detail::quote(content));
         }
         const std::string_view number = content.substr(digits_begin, digits);
         std::uint32_t code = 0;
         const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), code, 16);
         const bool complete = error == std::errc() && end == number.data() + digits;
         if (!complete || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) {
-            fail("the header has an escape that stands for no character in the name {}",
-                 detail::quote(content));
+            detail::throw_format_error("the header has an escape that stands for no character in the name {}",
+                                       detail::quote(content));
         }
         at = digits_begin + digits;
         return code;
@@ -366,9 +371,10 @@ class header_parser {
     }
 
     [[noreturn]] void fail_at(std::string_view wanted) const {
-        if (position_ >= text_.size()) fail("the header ends where {} should be", wanted);
-        fail("the header has {} at character {}, where {} should be",
-             detail::quote(text_.substr(position_), 20), position_, wanted);
+        if (position_ >= text_.size())
+            detail::throw_format_error("the header ends where {} should be", wanted);
+        detail::throw_format_error("the header has {} at character {}, where {} should be",
+                                   detail::quote(text_.substr(position_), 20), position_, wanted);
     }
 
     std::string_view text_;

@@ -47,8 +47,8 @@ safetensors_header read_text(const input_file& file, detail::safetensors_metadat
     return detail::parse_safetensors_text(next_piece, data_offset, file.size_bytes(), wanted);
 }
 
-safetensors_header read_header(const input_file& file,
-                               detail::safetensors_metadata wanted = detail::safetensors_metadata::checked) {
+safetensors_header header_of(const input_file& file,
+                             detail::safetensors_metadata wanted = detail::safetensors_metadata::checked) {
     try {
         return read_text(file, wanted);
     } catch (const format_error& failure) {
@@ -80,7 +80,7 @@ class tensor_file {
 };
 
 tensor_file::tensor_file(const std::filesystem::path& path)
-    : file_(std::make_shared<const input_file>(path)), header_(read_header(*file_)) {
+    : file_(std::make_shared<const input_file>(path)), header_(header_of(*file_)) {
     by_name_.reserve(header_.tensors.size());
     for (const safetensors_entry& tensor : header_.tensors)
         by_name_.emplace(tensor.name, &tensor);
@@ -118,7 +118,7 @@ class tensor_elements final : public detail::element_file {
 
 std::vector<array_listing> list_safetensors(const std::filesystem::path& path) {
     const input_file file(path);
-    safetensors_header header = read_header(file);
+    safetensors_header header = header_of(file);
     std::vector<array_listing> listings;
     listings.reserve(header.tensors.size());
     for (safetensors_entry& tensor : header.tensors) {
@@ -150,7 +150,7 @@ std::vector<array> open_safetensors(const std::filesystem::path& path, std::span
 }
 
 std::map<std::string, std::string> detail::read_safetensors_metadata(const std::filesystem::path& path) {
-    return read_header(input_file(path), safetensors_metadata::kept).metadata;
+    return header_of(input_file(path), safetensors_metadata::kept).metadata;
 }
 
 std::unique_ptr<detail::element_file> detail::open_safetensors_elements(const std::filesystem::path& path) {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/throw_formatted.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/formats/safetensors.hpp"
 #include "src/core/checked.hpp"
@@ -28,11 +29,6 @@ using detail::quote;
 constexpr std::size_t max_axes = 64;
 // the reference implementation's: serde_json's limit of recursion
 constexpr unsigned max_depth = 127;
-
-template <typename... Arguments>
-[[noreturn]] void fail(fmt::format_string<Arguments...> sentence, Arguments&&... arguments) {
-    throw format_error(fmt::format(sentence, std::forward<Arguments>(arguments)...));
-}
 
 // ---- JSON -------------------------------------------------------------------------------------------------
 
@@ -70,7 +66,8 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     bool number_unsigned(number_unsigned_t value) override {
         if (level_ == level::shape) {
             if (tensor_.shape.size() == max_axes) {
-                fail("the tensor {} has more than {} axes", quote(tensor_.name), max_axes);
+                detail::throw_format_error("the tensor {} has more than {} axes", quote(tensor_.name),
+                                           max_axes);
             }
             tensor_.shape.push_back(value);
         } else if (level_ == level::offsets) {
@@ -147,21 +144,24 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     bool parse_error(std::size_t position, const std::string& /*token*/,
                      const nlohmann::json::exception& /*failure*/) override {
         // the JSON library's own message quotes the file's bytes unescaped
-        fail("its header is not valid JSON at byte {}", position + text_.skipped_bytes());
+        detail::throw_format_error("its header is not valid JSON at byte {}",
+                                   position + text_.skipped_bytes());
     }
 
  private:
     enum class level { start, top, metadata, tensor, shape, offsets, ignored };
 
     void deepen() {
-        if (++depth_ > max_depth) fail("the header's JSON is nested more than {} deep", max_depth);
+        if (++depth_ > max_depth)
+            detail::throw_format_error("the header's JSON is nested more than {} deep", max_depth);
     }
     void rise() {
         if (level_ == level::ignored && depth_ == ignored_depth_) level_ = level::tensor;
         --depth_;
     }
     void enter_metadata() {
-        if (std::exchange(has_metadata_, true)) fail("the header has __metadata__ twice");
+        if (std::exchange(has_metadata_, true))
+            detail::throw_format_error("the header has __metadata__ twice");
         level_ = level::metadata;
     }
     /// The reference implementation ignores unknown keys of a tensor.
@@ -178,29 +178,35 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         if (may_be_ignored()) return;
         switch (level_) {
             case level::top:
-                fail("the header has {} for {}, which should be an object", what, quote(key_));
+                detail::throw_format_error("the header has {} for {}, which should be an object", what,
+                                           quote(key_));
             case level::metadata:
-                fail("the header's __metadata__ has {} for {}, which should be a string", what, quote(key_));
+                detail::throw_format_error(
+                    "the header's __metadata__ has {} for {}, which should be a string", what, quote(key_));
             case level::shape:
             case level::offsets:
             case level::tensor:
-                fail("the header has {} in the {} of the tensor {}, which should be {}", what, key_,
-                     quote(tensor_.name),
-                     key_ == "dtype" ? "a string" : "an array of whole numbers below 2^64");
+                detail::throw_format_error(
+                    "the header has {} in the {} of the tensor {}, which should be {}", what, key_,
+                    quote(tensor_.name),
+                    key_ == "dtype" ? "a string" : "an array of whole numbers below 2^64");
             case level::start:
             case level::ignored:
                 break;
         }
-        fail("its header is not a JSON object");
+        detail::throw_format_error("its header is not a JSON object");
     }
     [[noreturn]] void refuse_second() const {
-        fail("the header gives the {} of the tensor {} twice", key_, quote(tensor_.name));
+        detail::throw_format_error("the header gives the {} of the tensor {} twice", key_,
+                                   quote(tensor_.name));
     }
     [[noreturn]] void refuse_offset_count() const {
-        fail("the data_offsets of the tensor {} are not two numbers", quote(tensor_.name));
+        detail::throw_format_error("the data_offsets of the tensor {} are not two numbers",
+                                   quote(tensor_.name));
     }
     [[noreturn]] void refuse_type(std::string_view type_name) const {
-        fail("the tensor {} is of the unknown type {}", quote(tensor_.name), quote(type_name));
+        detail::throw_format_error("the tensor {} is of the unknown type {}", quote(tensor_.name),
+                                   quote(type_name));
     }
     void take_metadata(const std::string& value);
     void check_memory() const;
@@ -231,7 +237,7 @@ void header_reader::take_metadata(const std::string& value) {
         return;
     }
     if (!header.metadata.try_emplace(key_, value).second)
-        fail("the header's __metadata__ has two strings named {}", quote(key_));
+        detail::throw_format_error("the header's __metadata__ has two strings named {}", quote(key_));
     // writing it to another file makes two more copies
     constexpr std::uint64_t max_unchecked_bytes = std::uint64_t{1} << 20;
     const std::uint64_t before = std::exchange(metadata_bytes_, metadata_bytes_ + key_.size() + value.size());
@@ -258,14 +264,16 @@ void header_reader::check_memory() const {
 void header_reader::check_metadata_names() {
     std::ranges::sort(metadata_names_);
     if (std::ranges::adjacent_find(metadata_names_) != metadata_names_.end())
-        fail("the header's __metadata__ has two strings of one name");
+        detail::throw_format_error("the header's __metadata__ has two strings of one name");
 }
 
 void header_reader::complete_tensor() {
     const std::string name = quote(tensor_.name);
-    if (tensor_.type_name.empty()) fail("the header lacks the dtype of the tensor {}", name);
-    if (!has_shape_) fail("the header lacks the shape of the tensor {}", name);
-    if (offset_count_ == 0) fail("the header lacks the data_offsets of the tensor {}", name);
+    if (tensor_.type_name.empty())
+        detail::throw_format_error("the header lacks the dtype of the tensor {}", name);
+    if (!has_shape_) detail::throw_format_error("the header lacks the shape of the tensor {}", name);
+    if (offset_count_ == 0)
+        detail::throw_format_error("the header lacks the data_offsets of the tensor {}", name);
     const auto types = detail::safetensors_types();
     const auto type = std::ranges::find(types, tensor_.type_name, &detail::safetensors_type::name);
     if (type == types.end()) refuse_type(tensor_.type_name);
@@ -275,19 +283,23 @@ void header_reader::complete_tensor() {
     std::uint64_t bits = type->bits;
     for (const std::uint64_t length : tensor_.shape) {
         if (length != 0 && !detail::multiply(bits, length, bits)) {
-            fail("the tensor {} of {} and shape {} is too large", name, type->name, to_string(tensor_.shape));
+            detail::throw_format_error("the tensor {} of {} and shape {} is too large", name, type->name,
+                                       to_string(tensor_.shape));
         }
     }
     if (std::ranges::find(tensor_.shape, 0u) != tensor_.shape.end()) bits = 0;
     if (bits % 8 != 0) {
-        fail("the tensor {} of {} and shape {} ends within a byte", name, type->name,
-             to_string(tensor_.shape));
+        detail::throw_format_error("the tensor {} of {} and shape {} ends within a byte", name, type->name,
+                                   to_string(tensor_.shape));
     }
     const auto [begin, end] = offsets_;
-    if (end < begin) fail("the data_offsets of the tensor {} run backwards, from {} to {}", name, begin, end);
+    if (end < begin)
+        detail::throw_format_error("the data_offsets of the tensor {} run backwards, from {} to {}", name,
+                                   begin, end);
     if (end - begin != bits / 8) {
-        fail("the tensor {} of {} and shape {} takes {} bytes, but its data_offsets [{}, {}] span {}", name,
-             type->name, to_string(tensor_.shape), bits / 8, begin, end, end - begin);
+        detail::throw_format_error(
+            "the tensor {} of {} and shape {} takes {} bytes, but its data_offsets [{}, {}] span {}", name,
+            type->name, to_string(tensor_.shape), bits / 8, begin, end, end - begin);
     }
     tensor_.offset_bytes = begin;
     tensor_.size_bytes = bits / 8;
@@ -307,7 +319,8 @@ void check_names(const std::vector<safetensors_entry>& tensors) {
     }
     std::ranges::sort(names);
     const auto twice = std::ranges::adjacent_find(names);
-    if (twice != names.end()) fail("the header has two tensors named {}", quote(*twice));
+    if (twice != names.end())
+        detail::throw_format_error("the header has two tensors named {}", quote(*twice));
 }
 
 /// Sorts the tensors by their data, and checks that they cover all of it.
@@ -319,18 +332,21 @@ void check_layout(std::vector<safetensors_entry>& tensors, std::uint64_t data_si
     const safetensors_entry* before = nullptr;
     for (const safetensors_entry& tensor : tensors) {
         if (tensor.offset_bytes < end) {
-            fail("the tensor {} begins at byte {} of the data, where the tensor {} has not ended yet",
-                 quote(tensor.name), tensor.offset_bytes, quote(before->name));
+            detail::throw_format_error(
+                "the tensor {} begins at byte {} of the data, where the tensor {} has not ended yet",
+                quote(tensor.name), tensor.offset_bytes, quote(before->name));
         }
         if (tensor.offset_bytes > end) {
-            fail("the data has a hole: no tensor covers its bytes from {} to {}, where the tensor {} begins",
-                 end, tensor.offset_bytes, quote(tensor.name));
+            detail::throw_format_error(
+                "the data has a hole: no tensor covers its bytes from {} to {}, where the tensor {} begins",
+                end, tensor.offset_bytes, quote(tensor.name));
         }
         end += tensor.size_bytes;  // from data_offsets, so it cannot overflow
         before = &tensor;
     }
     if (end != data_size_bytes) {
-        fail("the tensors take {} bytes of data, but the file has {} after the header", end, data_size_bytes);
+        detail::throw_format_error("the tensors take {} bytes of data, but the file has {} after the header",
+                                   end, data_size_bytes);
     }
 }
 
@@ -370,21 +386,23 @@ std::uint64_t detail::safetensors_data_offset_bytes(std::span<const std::byte> b
                                                     std::uint64_t file_size_bytes) {
     constexpr std::uint64_t length_size = 8;
     if (file_size_bytes < length_size || bytes.size() < length_size) {
-        fail("the file ends after {} bytes, within the length of the safetensors header", file_size_bytes);
+        detail::throw_format_error(
+            "the file ends after {} bytes, within the length of the safetensors header", file_size_bytes);
     }
     std::uint64_t header_size = 0;
     for (std::size_t index = 0; index < length_size; ++index) {
         header_size |= std::to_integer<std::uint64_t>(bytes[index]) << (8 * index);
     }
     if (header_size > file_size_bytes - length_size) {
-        fail("the header's length is given as {} bytes, but only {} follow in the file", header_size,
-             file_size_bytes - length_size);
+        detail::throw_format_error("the header's length is given as {} bytes, but only {} follow in the file",
+                                   header_size, file_size_bytes - length_size);
     }
     if (header_size > max_safetensors_header_bytes) {
-        fail("the header is {} bytes long; safetensors allows {}", header_size, max_safetensors_header_bytes);
+        detail::throw_format_error("the header is {} bytes long; safetensors allows {}", header_size,
+                                   max_safetensors_header_bytes);
     }
     if (header_size == 0 || bytes.size() <= length_size || bytes[length_size] != std::byte{'{'}) {
-        fail("its header does not begin with '{{', as that of a safetensors file does");
+        detail::throw_format_error("its header does not begin with '{{', as that of a safetensors file does");
     }
     return length_size + header_size;
 }
@@ -398,7 +416,8 @@ safetensors_header detail::parse_safetensors_text(safetensors_text::piece_source
                           wanted == safetensors_metadata::kept ? long_strings::whole : long_strings::cut);
     std::istream characters(&text);
     header_reader reader(text, wanted);
-    if (!nlohmann::json::sax_parse(characters, &reader)) fail("its header is not valid JSON");
+    if (!nlohmann::json::sax_parse(characters, &reader))
+        detail::throw_format_error("its header is not valid JSON");
     reader.check_metadata_names();
     check_names(reader.header.tensors);
     check_layout(reader.header.tensors, file_size_bytes - data_offset_bytes);
@@ -413,7 +432,8 @@ safetensors_header detail::parse_safetensors_bytes(std::span<const std::byte> by
                                                    safetensors_metadata wanted) {
     const std::uint64_t data_offset = safetensors_data_offset_bytes(bytes, file_size_bytes);
     if (bytes.size() < data_offset) {
-        fail("the header ends at byte {}, but only {} bytes were read", data_offset, bytes.size());
+        detail::throw_format_error("the header ends at byte {}, but only {} bytes were read", data_offset,
+                                   bytes.size());
     }
     auto text = bytes.first(static_cast<std::size_t>(data_offset)).subspan(8);
     const auto all_at_once = [&] { return std::exchange(text, {}); };

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "formats/throw_formatted.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/memory_limits.hpp"
@@ -25,7 +26,6 @@ constexpr std::string_view end_signature = "PK\5\6";
 constexpr std::string_view locator_signature = "PK\6\7";
 constexpr std::string_view end64_signature = "PK\6\6";
 
-constexpr std::size_t local_size_bytes = 30;
 constexpr std::size_t entry_size_bytes = 46;
 constexpr std::size_t end_size_bytes = 22;
 constexpr std::size_t locator_size_bytes = 20;
@@ -36,17 +36,11 @@ constexpr std::size_t max_entry_bytes = entry_size_bytes + 3 * max_field_bytes;
 
 /// The value of a field that is too narrow for the real value.
 constexpr std::uint64_t saturated_16 = 0xFFFF;
-constexpr std::uint64_t saturated_32 = 0xFFFF'FFFF;
-
-template <typename... Arguments>
-[[noreturn]] void fail(fmt::format_string<Arguments...> sentence, Arguments&&... arguments) {
-    throw format_error(fmt::format(sentence, std::forward<Arguments>(arguments)...));
-}
 
 /// A record of numbers, least significant byte first.
-class record {
+class record_reader {
  public:
-    explicit record(std::span<const std::byte> bytes) : bytes_(bytes) {}
+    explicit record_reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
     bool begins_with(std::string_view signature) const noexcept {
         return bytes_.size() >= signature.size() &&
@@ -86,7 +80,8 @@ struct directory_location {
 std::uint64_t agreed(std::uint64_t narrow, std::uint64_t saturated, std::uint64_t wide,
                      std::string_view what) {
     if (narrow != saturated && narrow != wide) {
-        fail("its end record and its zip64 end record disagree about {}: {} and {}", what, narrow, wide);
+        throw_format_error("its end record and its zip64 end record disagree about {}: {} and {}", what,
+                           narrow, wide);
     }
     return wide;
 }
@@ -94,7 +89,7 @@ std::uint64_t agreed(std::uint64_t narrow, std::uint64_t saturated, std::uint64_
 void check_one_disk(std::uint64_t disk, std::uint64_t directory_disk, std::uint64_t count_on_disk,
                     std::uint64_t count) {
     if (disk != 0 || directory_disk != 0 || count_on_disk != count) {
-        fail("it is one part of an archive that spans several disks");
+        throw_format_error("it is one part of an archive that spans several disks");
     }
 }
 
@@ -102,7 +97,7 @@ void check_one_disk(std::uint64_t disk, std::uint64_t directory_disk, std::uint6
 /// `tail_offset_bytes` is the offset of these bytes in the file.
 directory_location parse_end(std::span<const std::byte> tail, std::size_t position,
                              std::uint64_t tail_offset_bytes) {
-    const record end(tail.subspan(position, end_size_bytes));
+    const record_reader end(tail.subspan(position, end_size_bytes));
     std::uint64_t disk = end.u16(4);
     std::uint64_t directory_disk = end.u16(6);
     std::uint64_t count_on_disk = end.u16(8);
@@ -110,26 +105,29 @@ directory_location parse_end(std::span<const std::byte> tail, std::size_t positi
     std::uint64_t end_bytes = tail_offset_bytes + position;
 
     const bool room_for_locator = position >= locator_size_bytes;
-    const record locator(room_for_locator ? tail.subspan(position - locator_size_bytes, locator_size_bytes)
-                                          : std::span<const std::byte>());
+    const record_reader locator(room_for_locator
+                                    ? tail.subspan(position - locator_size_bytes, locator_size_bytes)
+                                    : std::span<const std::byte>());
     if (locator.begins_with(locator_signature)) {
         constexpr std::size_t both_bytes = locator_size_bytes + end64_size_bytes;
-        const record end64(position >= both_bytes ? tail.subspan(position - both_bytes, end64_size_bytes)
-                                                  : std::span<const std::byte>());
+        const record_reader end64(position >= both_bytes
+                                      ? tail.subspan(position - both_bytes, end64_size_bytes)
+                                      : std::span<const std::byte>());
         if (!end64.begins_with(end64_signature)) {
-            fail("its zip64 locator at byte {} does not follow a zip64 end record",
-                 end_bytes - locator_size_bytes);
+            throw_format_error("its zip64 locator at byte {} does not follow a zip64 end record",
+                               end_bytes - locator_size_bytes);
         }
         end_bytes -= both_bytes;
         if (locator.u32(4) != 0 || locator.u32(16) > 1) check_one_disk(1, 0, 0, 0);
         if (locator.u64(8) != end_bytes) {
-            fail(
-                "its zip64 end record is at byte {}, but its locator says {}: bytes were put before the "
+            throw_format_error(
+                "its zip64 end record is at byte {}, but its locator says {}: bytes were put before "
+                "the "
                 "archive",
                 end_bytes, locator.u64(8));
         }
         if (end64.u64(4) != end64_size_bytes - 12) {
-            fail("its zip64 end record declares a size of {} bytes, not 44", end64.u64(4));
+            throw_format_error("its zip64 end record declares a size of {} bytes, not 44", end64.u64(4));
         }
         disk = agreed(disk, saturated_16, end64.u32(16), "the disk");
         directory_disk = agreed(directory_disk, saturated_16, end64.u32(20), "the directory's disk");
@@ -137,27 +135,29 @@ directory_location parse_end(std::span<const std::byte> tail, std::size_t positi
         directory.entry_count =
             agreed(directory.entry_count, saturated_16, end64.u64(32), "the number of members");
         directory.size_bytes =
-            agreed(directory.size_bytes, saturated_32, end64.u64(40), "the directory's size");
+            agreed(directory.size_bytes, zip_saturated_32, end64.u64(40), "the directory's size");
         directory.offset_bytes =
-            agreed(directory.offset_bytes, saturated_32, end64.u64(48), "the directory's offset");
+            agreed(directory.offset_bytes, zip_saturated_32, end64.u64(48), "the directory's offset");
     }
     check_one_disk(disk, directory_disk, count_on_disk, directory.entry_count);
 
     std::uint64_t directory_end_bytes = 0;
     if (!add(directory.offset_bytes, directory.size_bytes, directory_end_bytes) ||
         directory_end_bytes > end_bytes) {
-        fail("its directory of {} bytes at offset {} does not fit before its end record at byte {}",
-             directory.size_bytes, directory.offset_bytes, end_bytes);
+        throw_format_error(
+            "its directory of {} bytes at offset {} does not fit before its end record at byte {}",
+            directory.size_bytes, directory.offset_bytes, end_bytes);
     }
     if (directory_end_bytes < end_bytes) {
-        fail(
-            "its directory ends at byte {}, its end record begins at byte {}: bytes were put before the "
+        throw_format_error(
+            "its directory ends at byte {}, its end record begins at byte {}: bytes were put before "
+            "the "
             "archive or into it",
             directory_end_bytes, end_bytes);
     }
     if (directory.entry_count > directory.size_bytes / entry_size_bytes) {
-        fail("its directory of {} bytes has no room for {} members", directory.size_bytes,
-             directory.entry_count);
+        throw_format_error("its directory of {} bytes has no room for {} members", directory.size_bytes,
+                           directory.entry_count);
     }
     return directory;
 }
@@ -171,12 +171,13 @@ directory_location find_directory(std::uint64_t file_size_bytes, const read_byte
     read(tail_offset_bytes, tail);
     for (std::size_t comment_bytes = 0; comment_bytes + end_size_bytes <= tail.size(); ++comment_bytes) {
         const std::size_t position = tail.size() - end_size_bytes - comment_bytes;
-        const record end{std::span(tail).subspan(position, end_size_bytes)};
+        const record_reader end{std::span(tail).subspan(position, end_size_bytes)};
         if (end.begins_with(end_signature) && end.u16(20) == comment_bytes) {
             return parse_end(tail, position, tail_offset_bytes);
         }
     }
-    fail("the file does not end with a zip directory; it is truncated, or bytes follow the archive");
+    throw_format_error(
+        "the file does not end with a zip directory; it is truncated, or bytes follow the archive");
 }
 
 // ---- names ------------------------------------------------------------------------------------------------
@@ -216,29 +217,30 @@ std::optional<std::string> decode_name(std::span<const std::byte> bytes, std::ui
 void read_zip64_field(zip_entry& entry, std::uint32_t& disk, std::span<const std::byte> extra) {
     std::optional<std::span<const std::byte>> wide;
     while (extra.size() >= 4) {
-        const std::uint16_t id = record(extra).u16(0);
-        const std::size_t size_bytes = record(extra).u16(2);
+        const std::uint16_t id = record_reader(extra).u16(0);
+        const std::size_t size_bytes = record_reader(extra).u16(2);
         if (size_bytes > extra.size() - 4) {
-            fail("the member {} has an extra field of {} bytes, but only {} are left", quote(entry.name),
-                 size_bytes, extra.size() - 4);
+            throw_format_error("the member {} has an extra field of {} bytes, but only {} are left",
+                               quote(entry.name), size_bytes, extra.size() - 4);
         }
         if (id == 1) {
-            if (wide) fail("the member {} has two zip64 fields", quote(entry.name));
+            if (wide) throw_format_error("the member {} has two zip64 fields", quote(entry.name));
             wide = extra.subspan(4, size_bytes);
         }
         extra = extra.subspan(4 + size_bytes);
     }
     const auto take = [&](std::size_t size_bytes) {
         if (!wide || wide->size() < size_bytes) {
-            fail("the member {} refers to a zip64 field that it does not have", quote(entry.name));
+            throw_format_error("the member {} refers to a zip64 field that it does not have",
+                               quote(entry.name));
         }
-        const record field(wide->first(size_bytes));
+        const record_reader field(wide->first(size_bytes));
         wide = wide->subspan(size_bytes);
         return size_bytes == 8 ? field.u64(0) : field.u32(0);
     };
-    if (entry.size_bytes == saturated_32) entry.size_bytes = take(8);
-    if (entry.compressed_bytes == saturated_32) entry.compressed_bytes = take(8);
-    if (entry.header_offset_bytes == saturated_32) entry.header_offset_bytes = take(8);
+    if (entry.size_bytes == zip_saturated_32) entry.size_bytes = take(8);
+    if (entry.compressed_bytes == zip_saturated_32) entry.compressed_bytes = take(8);
+    if (entry.header_offset_bytes == zip_saturated_32) entry.header_offset_bytes = take(8);
     if (disk == saturated_16) disk = static_cast<std::uint32_t>(take(4));
 }
 
@@ -248,15 +250,15 @@ void read_zip64_field(zip_entry& entry, std::uint32_t& disk, std::span<const std
 std::size_t parse_entry(std::span<const std::byte> bytes, const directory_location& directory,
                         std::vector<zip_entry>& entries) {
     const std::size_t number = entries.size();
-    const record fixed(bytes);
+    const record_reader fixed(bytes);
     if (bytes.size() < entry_size_bytes || !fixed.begins_with(entry_signature)) {
-        fail("entry {} of its directory does not look like one", number);
+        throw_format_error("entry {} of its directory does not look like one", number);
     }
     const std::size_t name_bytes = fixed.u16(28);
     const std::size_t extra_bytes = fixed.u16(30);
     const std::size_t comment_bytes = fixed.u16(32);
     const std::size_t taken = entry_size_bytes + name_bytes + extra_bytes + comment_bytes;
-    if (taken > bytes.size()) fail("entry {} of its directory ends past the directory", number);
+    if (taken > bytes.size()) throw_format_error("entry {} of its directory ends past the directory", number);
 
     zip_entry entry;
     entry.version_needed = fixed.u16(6);
@@ -267,20 +269,24 @@ std::size_t parse_entry(std::span<const std::byte> bytes, const directory_locati
     entry.size_bytes = fixed.u32(24);
     entry.header_offset_bytes = fixed.u32(42);
     auto name = decode_name(bytes.subspan(entry_size_bytes, name_bytes), entry.flags);
-    if (!name) fail("the name of entry {} of its directory is not the UTF-8 that it claims to be", number);
+    if (!name)
+        throw_format_error("the name of entry {} of its directory is not the UTF-8 that it claims to be",
+                           number);
     entry.name = std::move(*name);
     if (const auto defect = zip_name_defect(entry.name); !defect.empty()) {
-        fail("the name {} of entry {} of its directory is {}", quote(entry.name), number, defect);
+        throw_format_error("the name {} of entry {} of its directory is {}", quote(entry.name), number,
+                           defect);
     }
     std::uint32_t disk = fixed.u16(34);
     read_zip64_field(entry, disk, bytes.subspan(entry_size_bytes + name_bytes, extra_bytes));
-    if (disk != 0) fail("the member {} is stored on another disk", quote(entry.name));
+    if (disk != 0) throw_format_error("the member {} is stored on another disk", quote(entry.name));
 
     std::uint64_t end_bytes = 0;
-    if (!add(entry.header_offset_bytes, local_size_bytes, end_bytes) ||
+    if (!add(entry.header_offset_bytes, zip_local_size_bytes, end_bytes) ||
         !add(end_bytes, entry.compressed_bytes, end_bytes) || end_bytes > directory.offset_bytes) {
-        fail("the member {} of {} bytes at offset {} extends past byte {}, where the directory begins",
-             quote(entry.name), entry.compressed_bytes, entry.header_offset_bytes, directory.offset_bytes);
+        throw_format_error(
+            "the member {} of {} bytes at offset {} extends past byte {}, where the directory begins",
+            quote(entry.name), entry.compressed_bytes, entry.header_offset_bytes, directory.offset_bytes);
     }
     entries.push_back(std::move(entry));
     return taken;
@@ -296,8 +302,8 @@ void separate(std::span<zip_entry> entries, const directory_location& directory)
     const zip_entry* next = nullptr;
     for (std::size_t position = order.size(); position-- > 0;) {
         zip_entry& entry = entries[order[position]];
-        if (local_size_bytes + entry.compressed_bytes > next_bytes - entry.header_offset_bytes) {
-            fail("the members {} and {} overlap", quote(entry.name), quote(next->name));
+        if (zip_local_size_bytes + entry.compressed_bytes > next_bytes - entry.header_offset_bytes) {
+            throw_format_error("the members {} and {} overlap", quote(entry.name), quote(next->name));
         }
         entry.end_bytes = next_bytes;
         next_bytes = entry.header_offset_bytes;
@@ -312,7 +318,7 @@ void check_names_differ(std::span<const zip_entry> entries) {
         names.push_back(entry.name);
     std::ranges::sort(names);
     const auto twice = std::ranges::adjacent_find(names);
-    if (twice != names.end()) fail("two members are named {}", quote(*twice));
+    if (twice != names.end()) throw_format_error("two members are named {}", quote(*twice));
 }
 
 }  // namespace
@@ -338,10 +344,11 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
     // take it for another format
     std::array<std::byte, 4> begin{};
     if (file_size_bytes < end_size_bytes)
-        fail("it has {} bytes, but a zip archive has at least 22 bytes", file_size_bytes);
+        throw_format_error("it has {} bytes, but a zip archive has at least 22 bytes", file_size_bytes);
     read(0, begin);
-    if (!record(begin).begins_with(local_signature) && !record(begin).begins_with(end_signature)) {
-        fail("it does not begin as a zip archive does");
+    if (!record_reader(begin).begins_with(local_signature) &&
+        !record_reader(begin).begins_with(end_signature)) {
+        throw_format_error("it does not begin as a zip archive does");
     }
     const directory_location directory = find_directory(file_size_bytes, read);
     const std::uint64_t end_bytes = directory.offset_bytes + directory.size_bytes;
@@ -367,16 +374,16 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
                             needed_bytes / member_bytes, needed_bytes));
         }
         if (entries.size() == directory.entry_count) {
-            fail("its directory continues after the {} members that its end record declares",
-                 directory.entry_count);
+            throw_format_error("its directory continues after the {} members that its end record declares",
+                               directory.entry_count);
         }
         const std::size_t entry_bytes = parse_entry(std::span(window).subspan(taken), directory, entries);
         taken += entry_bytes;
         position += entry_bytes;
     }
     if (entries.size() != directory.entry_count) {
-        fail("its directory has {} members, but its end record declares {}", entries.size(),
-             directory.entry_count);
+        throw_format_error("its directory has {} members, but its end record declares {}", entries.size(),
+                           directory.entry_count);
     }
     separate(entries, directory);
     check_names_differ(entries);
@@ -385,27 +392,30 @@ std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const r
 
 std::uint64_t zip_data_offset_bytes(const zip_entry& entry, const read_bytes& read) {
     const auto differs = [&](std::string_view what) {
-        fail("the member {} has a different {} in its header at byte {} than in the directory",
-             quote(entry.name), what, entry.header_offset_bytes);
+        throw_format_error("the member {} has a different {} in its header at byte {} than in the directory",
+                           quote(entry.name), what, entry.header_offset_bytes);
     };
-    std::array<std::byte, local_size_bytes> bytes{};
+    std::array<std::byte, zip_local_size_bytes> bytes{};
     read(entry.header_offset_bytes, bytes);
-    const record header(bytes);
+    const record_reader header(bytes);
     if (!header.begins_with(local_signature)) {
-        fail("the member {} has no header at byte {}", quote(entry.name), entry.header_offset_bytes);
+        throw_format_error("the member {} has no header at byte {}", quote(entry.name),
+                           entry.header_offset_bytes);
     }
     const std::size_t name_bytes = header.u16(26);
     // the directory has been checked, so nothing here overflows
     const std::uint64_t data_offset_bytes =
-        entry.header_offset_bytes + local_size_bytes + name_bytes + header.u16(28);
+        entry.header_offset_bytes + zip_local_size_bytes + name_bytes + header.u16(28);
     if (data_offset_bytes > entry.end_bytes || entry.compressed_bytes > entry.end_bytes - data_offset_bytes) {
-        fail("the member {} of {} bytes at offset {} extends past byte {}, where the next record begins",
-             quote(entry.name), entry.compressed_bytes, data_offset_bytes, entry.end_bytes);
+        throw_format_error(
+            "the member {} of {} bytes at offset {} extends past byte {}, where the next record "
+            "begins",
+            quote(entry.name), entry.compressed_bytes, data_offset_bytes, entry.end_bytes);
     }
     if (header.u16(8) != entry.method) differs("compression method");
     if (((header.u16(6) ^ entry.flags) & zip_flag_encrypted) != 0) differs("encryption flag");
     std::vector<std::byte> name(name_bytes);
-    read(entry.header_offset_bytes + local_size_bytes, name);
+    read(entry.header_offset_bytes + zip_local_size_bytes, name);
     if (decode_name(name, header.u16(6)) != entry.name) differs("name");
     return data_offset_bytes;
 }

@@ -34,6 +34,11 @@ struct zip_entry {
     bool deflated() const noexcept { return method == 8; }
 };
 
+/// The size of a member's own header, without its name and extra fields.
+inline constexpr std::size_t zip_local_size_bytes = 30;
+/// The value of a 32-bit field that is too narrow for the real value.
+inline constexpr std::uint32_t zip_saturated_32 = 0xFFFF'FFFF;
+
 inline constexpr std::uint16_t zip_flag_encrypted = 1u << 0 | 1u << 6 | 1u << 13;
 inline constexpr std::uint16_t zip_flag_patched = 1u << 5;
 inline constexpr std::uint16_t zip_flag_utf8 = 1u << 11;

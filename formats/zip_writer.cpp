@@ -13,7 +13,6 @@ namespace pinflow::detail {
 
 namespace {
 
-constexpr std::size_t local_size_bytes = 30;
 constexpr std::size_t local_crc32_offset_bytes = 14;
 /// The zip64 extra field of a member's own header: its id and size, then the sizes before and after
 /// compression.
@@ -28,20 +27,19 @@ constexpr std::uint32_t unix_mode = 0100644u << 16;
 /// zipalign's id of a padding field, which holds the alignment and then zeros.
 constexpr std::uint16_t padding_id = 0xD935;
 constexpr std::size_t min_padding_bytes = 6;
-constexpr std::uint32_t saturated_32 = 0xFFFF'FFFF;
 
 /// A record of numbers, least significant byte first.
-class record {
+class record_writer {
  public:
-    record& text(std::string_view text) {
+    record_writer& text(std::string_view text) {
         const auto bytes = std::as_bytes(std::span(text));
         bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
         return *this;
     }
-    record& u16(std::uint64_t value) { return number(value, 2); }
-    record& u32(std::uint64_t value) { return number(value, 4); }
-    record& u64(std::uint64_t value) { return number(value, 8); }
-    record& zeros(std::size_t count) {
+    record_writer& u16(std::uint64_t value) { return number(value, 2); }
+    record_writer& u32(std::uint64_t value) { return number(value, 4); }
+    record_writer& u64(std::uint64_t value) { return number(value, 8); }
+    record_writer& zeros(std::size_t count) {
         bytes_.resize(bytes_.size() + count);
         return *this;
     }
@@ -49,7 +47,7 @@ class record {
     std::span<const std::byte> bytes() const noexcept { return bytes_; }
 
  private:
-    record& number(std::uint64_t value, unsigned size_bytes) {
+    record_writer& number(std::uint64_t value, unsigned size_bytes) {
         for (unsigned index = 0; index < size_bytes; ++index)
             bytes_.push_back(static_cast<std::byte>(value >> (8 * index) & 0xFF));
         return *this;
@@ -88,7 +86,7 @@ void zip_writer::begin(std::string_view name, std::uint64_t size_bytes, std::uin
 
     const bool zip64 = needs_zip64(size_bytes);
     const std::uint64_t padding_at =
-        position_bytes_ + local_size_bytes + name.size() + (zip64 ? local_zip64_bytes : 0);
+        position_bytes_ + zip_local_size_bytes + name.size() + (zip64 ? local_zip64_bytes : 0);
     const std::size_t padding_bytes = padding_bytes_at(padding_at + aligned_byte, alignment_bytes);
 
     zip_entry entry;
@@ -98,8 +96,8 @@ void zip_writer::begin(std::string_view name, std::uint64_t size_bytes, std::uin
     entry.compressed_bytes = entry.size_bytes = size_bytes;
     entry.header_offset_bytes = position_bytes_;
 
-    record header;
-    const std::uint64_t narrow_size = zip64 ? saturated_32 : size_bytes;
+    record_writer header;
+    const std::uint64_t narrow_size = zip64 ? zip_saturated_32 : size_bytes;
     header.text("PK\3\4").u16(entry.version_needed).u16(entry.flags).u16(0).u16(0).u16(earliest_date);
     header.u32(0).u32(narrow_size).u32(narrow_size);  // the CRC-32 is known at the end
     header.u16(name.size()).u16((zip64 ? local_zip64_bytes : 0) + padding_bytes).text(name);
@@ -120,7 +118,8 @@ void zip_writer::write(std::span<const std::byte> bytes) {
 
 void zip_writer::end() {
     const zip_entry& entry = entries_.back();
-    file_.write_at(entry.header_offset_bytes + local_crc32_offset_bytes, record().u32(entry.crc32).bytes());
+    file_.write_at(entry.header_offset_bytes + local_crc32_offset_bytes,
+                   record_writer().u32(entry.crc32).bytes());
 }
 
 void zip_writer::finish() {
@@ -131,12 +130,12 @@ void zip_writer::finish() {
         const std::uint64_t extra_bytes =
             wide_size || wide_offset ? 4u + (wide_size ? 16u : 0u) + (wide_offset ? 8u : 0u) : 0u;
         const std::uint64_t version = extra_bytes > 0 ? version_zip64 : version_plain;
-        const std::uint64_t narrow_size = wide_size ? saturated_32 : entry.size_bytes;
-        record fixed;
+        const std::uint64_t narrow_size = wide_size ? zip_saturated_32 : entry.size_bytes;
+        record_writer fixed;
         fixed.text("PK\1\2").u16(made_on_unix | version).u16(version).u16(entry.flags);
         fixed.u16(0).u16(0).u16(earliest_date).u32(entry.crc32).u32(narrow_size).u32(narrow_size);
         fixed.u16(entry.name.size()).u16(extra_bytes).u16(0).u16(0).u16(0).u32(unix_mode);
-        fixed.u32(wide_offset ? saturated_32 : entry.header_offset_bytes).text(entry.name);
+        fixed.u32(wide_offset ? zip_saturated_32 : entry.header_offset_bytes).text(entry.name);
         if (extra_bytes > 0) fixed.u16(1).u16(extra_bytes - 4);
         if (wide_size) fixed.u64(entry.size_bytes).u64(entry.size_bytes);
         if (wide_offset) fixed.u64(entry.header_offset_bytes);
@@ -147,7 +146,7 @@ void zip_writer::finish() {
     const bool wide_count = entries_.size() >= thresholds_.entries;
     const bool wide_bytes = needs_zip64(directory_bytes);
     const bool wide_offset = needs_zip64(directory_offset_bytes);
-    record end;
+    record_writer end;
     if (wide_count || wide_bytes || wide_offset) {
         end.text("PK\6\6").u64(44).u16(made_on_unix | version_zip64).u16(version_zip64).u32(0).u32(0);
         end.u64(entries_.size()).u64(entries_.size()).u64(directory_bytes).u64(directory_offset_bytes);
@@ -155,8 +154,8 @@ void zip_writer::finish() {
     }
     const std::uint64_t narrow_count = wide_count ? 0xFFFF : entries_.size();
     end.text("PK\5\6").u16(0).u16(0).u16(narrow_count).u16(narrow_count);
-    end.u32(wide_bytes ? saturated_32 : directory_bytes);
-    end.u32(wide_offset ? saturated_32 : directory_offset_bytes).u16(0);
+    end.u32(wide_bytes ? zip_saturated_32 : directory_bytes);
+    end.u32(wide_offset ? zip_saturated_32 : directory_offset_bytes).u16(0);
     append(end.bytes());
     file_.commit();
 }

@@ -96,8 +96,8 @@ epoch_position state_origin::resume_position(const loader_state& saved) const {
         const array_fingerprint& array = here.arrays[i];
         if (saved_array.dtype != array.dtype || saved_array.row_shape != array.row_shape) {
             const auto described = [](const array_fingerprint& each) {
-                return fmt::format("rows of {} of shape {} ({})", each.dtype, to_string(each.row_shape),
-                                   listed({0, {each}}));
+                return fmt::format("rows of {} of shape {} ({})", each.dtype,
+                                   pinflow::to_string(each.row_shape), listed({0, {each}}));
             };
             refuse_data(described(saved_array), described(array));
         }

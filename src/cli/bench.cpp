@@ -184,10 +184,6 @@ std::pair<std::exception_ptr, std::string> run_all(const std::vector<const bench
 
 }  // namespace
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 double median(std::vector<double> values) {
     std::ranges::sort(values);
     return values[values.size() / 2];

@@ -78,7 +78,6 @@ void check_rows(const bench_options& options, row_ways ways);
 
 // ---- what they share -------------------------------------------------------------------------------------
 
-double seconds_since(std::chrono::steady_clock::time_point start);
 double median(std::vector<double> values);
 
 }  // namespace pinflow::cli

@@ -11,6 +11,7 @@
 #include "pinflow/stream.hpp"
 #include "src/cli/bench.hpp"
 #include "src/cli/bench_words.hpp"
+#include "src/cli/elapsed.hpp"
 #include "src/cli/open.hpp"
 
 namespace pinflow::cli {

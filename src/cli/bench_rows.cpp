@@ -15,6 +15,7 @@
 #include "pinflow/stream.hpp"
 #include "src/cli/bench.hpp"
 #include "src/cli/bench_words.hpp"
+#include "src/cli/elapsed.hpp"
 #include "src/cli/output.hpp"
 #include "src/core/checked.hpp"
 #include "src/rows/tuning.hpp"

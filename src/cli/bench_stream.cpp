@@ -21,6 +21,7 @@
 #include "pinflow/loader/loader.hpp"
 #include "src/cli/bench.hpp"
 #include "src/cli/bench_words.hpp"
+#include "src/cli/elapsed.hpp"
 #include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
 #include "src/core/system.hpp"

@@ -22,6 +22,7 @@
 #include "pinflow/file.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"
+#include "src/cli/elapsed.hpp"
 #include "src/cli/element_pipeline.hpp"
 #include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
@@ -294,10 +295,6 @@ void check_nothing_is_lost(const source_argument& source, const target_argument&
 }
 
 // ---- doing it ---------------------------------------------------------------------------------------------
-
-double seconds_since(clock::time_point start) {
-    return std::chrono::duration<double>(clock::now() - start).count();
-}
 
 std::uint64_t payload_bytes(const target_array& array) {
     return element_count(array.shape) * array.dtype.size_bytes();

@@ -15,6 +15,7 @@
 #include "pinflow/shared/segment.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"
+#include "src/cli/elapsed.hpp"
 #include "src/cli/json.hpp"
 #include "src/cli/open.hpp"
 #include "src/cli/output.hpp"
@@ -26,10 +27,6 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
-
-double seconds_since(clock::time_point start) {
-    return std::chrono::duration<double>(clock::now() - start).count();
-}
 
 /// The name of a segment. SEGMENT may be NAME or `shm:NAME`, which is how a FILE names a segment.
 /// @throws usage_error if no segment can have that name.

@@ -14,7 +14,7 @@ std::atomic<int> received = 0;
 std::atomic<std::int64_t> received_ms = 0;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
 
-std::int64_t now_ms() {
+std::int64_t monotonic_ms() {
     ::timespec now{};
     ::clock_gettime(CLOCK_MONOTONIC, &now);
     return std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
@@ -24,8 +24,8 @@ void note(int signal) {
     constexpr std::int64_t same_request_ms = 1000;
     int none = 0;
     if (received.compare_exchange_strong(none, signal)) {
-        received_ms = now_ms();
-    } else if (received_ms != 0 && now_ms() - received_ms > same_request_ms) {
+        received_ms = monotonic_ms();
+    } else if (received_ms != 0 && monotonic_ms() - received_ms > same_request_ms) {
         std::signal(signal, SIG_DFL);
         std::raise(signal);
     }

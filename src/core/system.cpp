@@ -15,7 +15,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
-#include "src/core/error_advice.hpp"
+#include "src/core/system_failure.hpp"
 
 namespace pinflow::detail::system {
 
@@ -30,15 +30,6 @@ injected_failure ask_hook(call what, std::string_view path) {
         return found != injected_failure{};
     });
     return found;
-}
-
-/// Takes errno by value first: formatting may change it.
-template <typename... Arguments>
-[[noreturn]] void fail(int error, fmt::format_string<Arguments...> attempted, Arguments&&... arguments) {
-    const std::error_code code(error, std::generic_category());
-    throw system_failure(
-        fmt::format("{}: {}", fmt::format(attempted, std::forward<Arguments>(arguments)...), described(code)),
-        code);
 }
 
 /// Calls `function(size)` until no signal interrupts it. The hook may shorten the size, or make the call fail

@@ -12,21 +12,12 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
-#include "src/core/error_advice.hpp"
 #include "src/core/system.hpp"
+#include "src/core/system_failure.hpp"
 
 namespace pinflow::detail::system {
 
 namespace {
-
-/// Takes errno by value first: formatting may change it.
-template <typename... Arguments>
-[[noreturn]] void fail(int error, fmt::format_string<Arguments...> attempted, Arguments&&... arguments) {
-    const std::error_code code(error, std::generic_category());
-    throw system_failure(
-        fmt::format("{}: {}", fmt::format(attempted, std::forward<Arguments>(arguments)...), described(code)),
-        code);
-}
 
 /// Calls `function` until no signal interrupts it. A hook may make it fail, with errno set as usual.
 template <typename Function>
