@@ -53,6 +53,10 @@ std::optional<batch> loader::next() {
     return batch(std::move(lease));
 }
 
+bool loader::wait_for(std::chrono::nanoseconds timeout) {
+    return valid_pipeline().wait_for(timeout);
+}
+
 void loader::stop() const noexcept {
     if (pipeline_ && !pipeline_->pool().forked()) pipeline_->pool().stop();
 }

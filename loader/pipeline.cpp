@@ -130,11 +130,20 @@ void loader::pipeline::plan() {
         max_groups);
 }
 
-std::shared_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
+void loader::pipeline::refuse_forked() const {
     if (pool_->forked()) {
         throw device_error(
             "a loader cannot be used in a forked process: its threads exist in the parent only");
     }
+}
+
+bool loader::pipeline::wait_for(std::chrono::nanoseconds timeout) {
+    refuse_forked();
+    return pool_->wait_for_next(timeout);
+}
+
+std::shared_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
+    refuse_forked();
     const detail::profiled_range range(detail::range::next);
     detail::slot* const slot = pool_->lease(with_data);
     if (slot == nullptr) return nullptr;

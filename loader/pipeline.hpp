@@ -2,6 +2,7 @@
 
 #include <tbb/task_arena.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -41,6 +42,8 @@ class loader::pipeline {
     /// @return null at the end.
     /// @throws as loader::next.
     std::shared_ptr<detail::slot_lease> next(bool with_data);
+    /// As loader::wait_for.
+    bool wait_for(std::chrono::nanoseconds timeout);
 
     detail::slot_pool& pool() const noexcept { return *pool_; }
     const pinflow::device& device() const noexcept { return options_.device; }
@@ -50,6 +53,7 @@ class loader::pipeline {
     loader_state state() const;
 
  private:
+    void refuse_forked() const;
     void plan();
     void drive();
     /// Fills `first_count` slots, then whole groups, until too few slots can be filled, no batches are left,

@@ -320,11 +320,11 @@ slot* slot_pool::lease(bool with_data) {
     const auto before = times_.now();
     times_.ask(before);
     const std::chrono::nanoseconds consumer_wait_before = times_.consumer_wait(before);
-    const std::uint64_t ready_before = count_ready(lock);
+    const std::chrono::nanoseconds early_wait = early_wait_.value_or(std::chrono::nanoseconds::zero());
+    const std::uint64_t ready_before = early_wait_ ? 0 : count_ready(lock);
     std::chrono::nanoseconds data_wait{};
     for (;;) {
-        slot_delivered_.wait(lock,
-                             [&] { return !delivered_.empty() || finished_ || leased_ == slots_.size(); });
+        slot_delivered_.wait(lock, [&] { return has_next(); });
         if (delivered_.empty() || !with_data) break;
         const std::shared_ptr<const data_mark> mark = delivered_.front()->data_mark;
         if (mark == nullptr || mark->known_done()) break;
@@ -345,7 +345,8 @@ slot* slot_pool::lease(bool with_data) {
         const auto after = times_.now();
         const std::chrono::nanoseconds waited = after.at - before.at - data_wait;
         const std::chrono::nanoseconds for_consumer = times_.consumer_wait(after) - consumer_wait_before;
-        times_.add_wait(next->times, std::max(waited - for_consumer, {}), data_wait);
+        times_.add_wait(next->times, early_wait + std::max(waited - for_consumer, {}), data_wait);
+        early_wait_.reset();
         if (delivered_.empty() && finished_) times_.end_consumer_wait();
         // all slots are leased: wake other waiting consumers, which would wait for ever
         if (leased_ == slots_.size()) slot_delivered_.notify_all();
@@ -366,6 +367,22 @@ slot* slot_pool::lease(bool with_data) {
         "there is no slot left for another batch: all {} are leased{}; release batches{}, or give "
         "the loader more slots",
         slots_.size(), held, held_by_tensors_ > 0 ? " and tensors" : ""));
+}
+
+bool slot_pool::wait_for_next(std::chrono::nanoseconds timeout) {
+    constexpr std::chrono::hours longest{24 * 365};  // a point in time beyond might not exist
+    std::unique_lock lock(mutex_);
+    if (has_next()) return true;
+    const auto before = times_.now();
+    times_.ask(before);
+    const std::chrono::nanoseconds consumer_wait_before = times_.consumer_wait(before);
+    const bool has = slot_delivered_.wait_for(lock, std::min<std::chrono::nanoseconds>(timeout, longest),
+                                              [&] { return has_next(); });
+    const auto after = times_.now();
+    const std::chrono::nanoseconds for_consumer = times_.consumer_wait(after) - consumer_wait_before;
+    early_wait_ = early_wait_.value_or(std::chrono::nanoseconds::zero()) +
+                  std::max<std::chrono::nanoseconds>(after.at - before.at - for_consumer, {});
+    return has;
 }
 
 void slot_pool::end_lease(slot& leased) noexcept {

@@ -126,6 +126,9 @@ class slot_pool {
     /// @throws all_slots_leased if all slots are leased.
     /// @throws device_error if asking or waiting for data fails. The next call returns this slot.
     slot* lease(bool with_data = false);
+    /// Waits until `lease` has a slot, the end or an error, but no longer than `timeout`. Returns whether it
+    /// has.
+    bool wait_for_next(std::chrono::nanoseconds timeout);
     /// Ends a lease. The events in slot.uses mark its last uses.
     void end_lease(slot& leased) noexcept;
     /// Ends a lease whose last uses could not be marked. Nothing tells when streams have stopped reading the
@@ -170,6 +173,8 @@ class slot_pool {
     bool has_unclaimed_batches() const noexcept { return delivered_.size() > times_.data_waiters(); }
     /// Whether no batch is left for the consumer, and none is being filled.
     bool consumer_starves() const noexcept { return !has_unclaimed_batches() && filling_ == 0; }
+    /// Whether `lease` need not wait for a slot.
+    bool has_next() const noexcept { return !delivered_.empty() || finished_ || leased_ == slots_.size(); }
     /// Free slots in the order in which they are filled.
     std::vector<slot*> candidates() const;
     /// Wakes the driver if its condition is met.
@@ -209,6 +214,8 @@ class slot_pool {
     std::size_t leased_ = 0;           ///< includes lost slots
     std::size_t held_by_tensors_ = 0;  ///< leased slots whose batches have been released
     std::size_t lost_ = 0;
+    /// Time in wait_for_next since the last lease; none if it did not have to wait.
+    std::optional<std::chrono::nanoseconds> early_wait_;
     std::shared_ptr<slot_pool> kept_;    ///< this pool, once a slot is lost
     slot_pool* next_kept_ = nullptr;     ///< the next in the list of such pools
     std::optional<std::size_t> wanted_;  ///< free slots that the driver waits for

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -137,6 +138,13 @@ class loader {
     /// The same for a consumer without a stream: returns when the data has arrived. The slot waits for no
     /// stream when the lease ends, except for those named with batch::used_on.
     std::optional<batch> next();
+
+    /// Waits until `next` has something to return (a batch, the end or an error), but no longer than
+    /// `timeout`. Returns whether it has. For consumers that have to look after something else meanwhile,
+    /// such as signals. `next` may still wait for the batch's data, as it always does. If several threads
+    /// call `next`, another one may take the batch before.
+    /// @throws device_error in a process forked later.
+    bool wait_for(std::chrono::nanoseconds timeout);
 
     /// Ends the delivery: calls of `next` that wait return nothing, and no further batch is filled. Leased
     /// batches stay valid. Does not wait. Thread-safe.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -370,6 +371,37 @@ TEST_CASE("resume: the first epoch may be any, and gives the batches that a resu
         CHECK_FALSE(loader({rows}, options).next(stream).has_value());
         options.resume_from = whole.state();
         CHECK_THROWS_AS(loader({rows}, options), invalid_argument);
+    });
+}
+
+TEST_CASE("next: a consumer waits for a limited time, and its waits are those of the report") {
+    using namespace std::chrono_literals;
+    auto source = std::make_shared<scripted_rows>(20);
+    const gate gate;
+    source->before_read = [&](std::uint64_t) { gate.wait(); };
+    on_each_device([&](const device& device) {
+        const stream stream(device);
+        loader loader({source}, {.device = device, .batch_rows = 10, .slots = 2});
+        if (device.kind() == device_kind::host) {  // the gate is shut
+            CHECK_FALSE(loader.wait_for(20ms));
+            CHECK_FALSE(loader.wait_for(-1ns));
+            gate.open();
+        }
+        CHECK(loader.wait_for(std::chrono::nanoseconds::max()));
+        CHECK(loader.wait_for(0ns));
+        for (unsigned batches = 0; batches < 2; ++batches) {
+            REQUIRE(loader.wait_for(1h));
+            const auto batch = loader.next(stream);
+            REQUIRE(batch);
+            CHECK(holds_its_rows(*batch, stream));
+        }
+        CHECK(loader.wait_for(1h));  // for the end
+        CHECK_FALSE(loader.next(stream).has_value());
+        CHECK(loader.wait_for(0ns));
+        const loader_report report = loader.report();
+        CHECK(report.batches == 2);
+        if (device.kind() == device_kind::host)
+            CHECK(report.storage_wait + report.file_wait + report.cpu_wait + report.link_wait >= 20ms);
     });
 }
 
