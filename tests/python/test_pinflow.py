@@ -4,6 +4,7 @@ import gc
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -114,6 +115,25 @@ class OpenTest(Folder):
         for name, values in (("saved.npy", np.array([object()])), ("saved.npz", numbered())):
             with self.assertRaises(ValueError):
                 pinflow.save(self.path(name), values)
+
+    def test_names_that_are_not_utf8(self):
+        path = self.path(os.fsdecode(b"caf\xe9.npy"))
+        pinflow.save(path, numbered())
+        opened = pinflow.open(os.fsencode(path))
+        self.assertEqual(opened.label, path)
+        np.testing.assert_array_equal(opened, numbered())
+        self.assertEqual(pinflow.list(path)[0]["shape"], (ROWS, WIDTH))
+        self.assertEqual(sum(len(rows) for (rows,) in pinflow.Loader(path, device="host")), ROWS)
+        pinflow.convert(path, self.path("b.npz"))
+        with self.assertRaises(pinflow.NotFound) as raised:
+            pinflow.open(self.path(os.fsdecode(b"no\xe9.npy")))
+        self.assertIn("no", str(raised.exception))
+
+    def test_a_masked_array_is_refused(self):
+        masked = np.ma.masked_equal(numbered(), 3)
+        for function in (pinflow.Loader, pinflow.RowTable, lambda array: pinflow.save(self.path("m.npy"), array)):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "filled"):
+                function(masked)
 
     def test_concatenate_and_stack(self):
         first, second = numbered(3), numbered(3) + 10
@@ -322,6 +342,20 @@ class LoaderTest(Folder):
             self.assertLessEqual(sum(1 for _ in loader), 1)
             self.assertEqual((loader.state_dict()["epoch"], loader.state_dict()["position"]), (1, 0))
 
+    def test_a_batch_that_was_taken_ahead_has_its_own_state(self):
+        path = self.saved()
+        loader = pinflow.Loader(path, batch=64, device="host")
+        loop = loader.batches()
+        first, second = next(loop), next(loop)
+        expected = second.row_ids.copy()
+        other = pinflow.Loader(path, batch=64, device="host")
+        other.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        np.testing.assert_array_equal(next(other.batches()).row_ids, expected)
+        first.release()
+        for use in (first.state_dict, lambda: first.used_on(1)):
+            with self.assertRaises(pinflow.InvalidArgument):
+                use()
+
     def test_a_state_that_is_refused_changes_nothing(self):
         loader = pinflow.Loader(numbered(), batch=100, device="host", order="sequential")
         loop = iter(loader)
@@ -459,6 +493,29 @@ class SourceTest(Folder):
                 pass
         self.assertEqual(raised.exception.args, ("no such sample",))
 
+    def test_a_signal_ends_the_wait_for_a_batch_and_loses_none(self):
+        may_read = threading.Event()
+
+        class Waits(self.Squares):
+            def read_rows(self, ids, out):
+                may_read.wait()
+                super().read_rows(ids, out)
+
+        def interrupt(number, frame):
+            raise KeyboardInterrupt
+
+        loader = pinflow.Loader(Waits(), batch=10, device="host")
+        loop = iter(loader)
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            with self.assertRaises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                next(loop)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            may_read.set()
+        self.assertEqual(sum(len(rows) for (rows,) in loop), ROWS)
+
     def test_a_cycle_with_its_loader_is_collected(self):
         source = self.Squares()
         source.loader = pinflow.Loader(source, batch=10, device="host")
@@ -530,6 +587,7 @@ class TableTest(Folder):
         np.testing.assert_array_equal(weights[4:], before[4:])
         with self.assertRaises(ValueError):
             table.scatter([3, 3], np.ones((2, 8), np.float32), duplicates="error")
+        self.assertTrue(table.reason(4))
 
     def test_wrong_calls_are_refused(self):
         table = pinflow.RowTable(numbered(), device="host")
@@ -574,9 +632,12 @@ class PackageTest(Folder):
         np.savez_compressed(self.path("a.npz"), a=numbered())
         pinflow.convert(self.path("a.npz"), self.path("a.npy"))
         np.testing.assert_array_equal(np.load(self.path("a.npy")), numbered())
-        with self.assertRaises(pinflow.Error) as raised:
+        with self.assertRaises(pinflow.NotFound) as raised:
             pinflow.convert(self.path("none.npz"), self.path("b.npy"))
         self.assertIn("none.npz", str(raised.exception))
+        with self.assertRaises(pinflow.Error) as raised:
+            pinflow.convert(self.path("a.npz"), self.path("no_folder/b.npy"))
+        self.assertIn("no_folder", str(raised.exception))
 
     def test_devices(self):
         self.assertEqual(pinflow.devices()[0]["name"], "host")

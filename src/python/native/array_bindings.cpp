@@ -14,6 +14,7 @@
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/python/native/buffer.hpp"
+#include "src/python/native/file_name.hpp"
 #include "src/python/native/opened_array.hpp"
 #include "src/python/native/python_order.hpp"
 #include "src/python/native/python_owner.hpp"
@@ -68,7 +69,9 @@ void bind_arrays(nb::module_& module) {
         .def_prop_ro("nbytes", &opened_array::size_bytes)
         .def_prop_ro("mapped", &opened_array::is_mapped)
         .def_prop_ro("reason", &opened_array::reason)
-        .def_prop_ro("label", &opened_array::label)
+        .def_prop_ro(
+            "label", [](const opened_array& self) { return text_of(self.label()); },
+            nb::sig("def label(self) -> str"))
         .def_prop_ro("in_memory", [](const opened_array& self) { return self.elements_at_hand() != nullptr; })
         .def("interface",
              [](const opened_array& self) {
@@ -94,17 +97,17 @@ void bind_arrays(nb::module_& module) {
 
     module.def(
         "open_array",
-        [](const std::string& text, bool stack) {
+        [](const file_name& text, bool stack) {
             drop_given_up();
-            return without_gil([&] { return opened_array::open(text, stack); });
+            return without_gil([&] { return opened_array::open(text.bytes, stack); });
         },
         nb::arg("text"), nb::arg("stack") = false);
-    module.def("open_named", [](const std::string& path, const std::string& name) {
+    module.def("open_named", [](const file_name& path, const std::string& name) {
         drop_given_up();
-        return without_gil([&] { return opened_array::of_name(path, name); });
+        return without_gil([&] { return opened_array::of_name(path.bytes, name); });
     });
-    module.def("list_arrays", [](const std::string& path) {
-        const std::vector<array_listing> listed = without_gil([&] { return list_arrays(path); });
+    module.def("list_arrays", [](const file_name& path) {
+        const std::vector<array_listing> listed = without_gil([&] { return list_arrays(path.bytes); });
         nb::list list;
         for (const array_listing& each : listed)
             list.append(listing_of(each));
@@ -114,7 +117,7 @@ void bind_arrays(nb::module_& module) {
                nb::arg("label"));
     module.def("array_of_source", &array_of_source, nb::arg("source"), nb::arg("dtype"), nb::arg("shape"),
                nb::arg("label"));
-    module.def("is_pattern", &is_pattern);
+    module.def("is_pattern", [](const file_name& text) { return is_pattern(text.bytes); });
     nb::class_<python_order>(module, "Order", nb::type_slots(collected_slots<python_order>))
         .def("__init__",
              [](python_order* self, const nb::object& order) { new (self) python_order{keep(order)}; });
@@ -128,11 +131,11 @@ void bind_arrays(nb::module_& module) {
                                                  : concatenate(std::move(sources)));
         });
     });
-    module.def("save_npy", [](const std::string& path, const nb::object& elements, const std::string& type,
+    module.def("save_npy", [](const file_name& path, const nb::object& elements, const std::string& type,
                               const shape_vector& shape) {
         const buffer memory(elements, false);
         const auto view_type = dtype::parse(type);
-        without_gil([&] { write_npy(path, array_view(memory.bytes().data(), view_type, shape)); });
+        without_gil([&] { write_npy(path.bytes, array_view(memory.bytes().data(), view_type, shape)); });
     });
 }
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,9 @@ namespace pinflow::python {
 namespace {
 
 class python_loader;
+
+/// How long a call waits for a batch before it lets Python handle signals.
+constexpr std::chrono::milliseconds signal_interval{50};
 
 /// The loaders that exist, to be ended before Python is. Guarded by the GIL.
 std::vector<python_loader*>& live_loaders() {
@@ -64,9 +68,6 @@ class python_batch {
         for (std::size_t index = 0; index < count; ++index)
             list.append(nb::cast(tensor(batch_, device_, index)));
         return nb::tuple(list);
-    }
-    void used_on(std::int64_t stream, const nb::object& owner) const {
-        use_on(shared(), device_, stream, owner);
     }
 
  private:
@@ -121,11 +122,23 @@ class python_loader {
         if (on.kind() != device_kind::host) consumer = dlpack::consumer_stream(on, stream);
         std::shared_ptr<PyObject> kept = owner.is_none() || !consumer ? nullptr : keep(owner);
         std::optional<batch> taken;
-        {
-            const gil_release released;
-            taken = consumer ? own->next(*consumer) : own->next();
-            if (taken && kept) taken->used_on(*consumer, std::move(kept));
-            own.reset();
+        while (own) {
+            {
+                const gil_release released;
+                if (own->wait_for(signal_interval)) {
+                    taken = consumer ? own->next(*consumer) : own->next();
+                    if (taken && kept) taken->used_on(*consumer, std::move(kept));
+                    own.reset();
+                }
+            }
+            if (own && PyErr_CheckSignals() != 0) {  // such as Ctrl-C
+                const nb::python_error raised;
+                {
+                    const gil_release released;
+                    own.reset();
+                }
+                throw raised;
+            }
         }
         if (!taken) return std::nullopt;
         return python_batch(std::move(*taken), on);
@@ -265,7 +278,6 @@ void bind_loaders(nb::module_& module) {
                  held.reset();
                  return text;
              })
-        .def("used_on", &python_batch::used_on, nb::arg("stream"), nb::arg("owner") = nb::none())
         .def("release", &python_batch::release);
 
     nb::class_<python_loader>(module, "Loader")

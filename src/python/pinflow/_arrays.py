@@ -240,6 +240,19 @@ def row_numbers(ids: Any, row_count: int) -> NDArray[np.uint64]:
     return numpy.ascontiguousarray(given, dtype=numpy.uint64)
 
 
+def elements_of(array: Any) -> AnyArray:
+    """A numpy array of what numpy can view.
+
+    Raises:
+        InvalidArgument: it is masked.
+    """
+    import numpy
+
+    if isinstance(array, numpy.ma.MaskedArray):
+        raise InvalidArgument("the mask of a masked array would be lost: give its `data`, or `filled(value)`")
+    return numpy.asarray(array)
+
+
 def bytes_of(array: AnyArray) -> AnyArray:
     """The bytes of a contiguous array, for the buffer protocol, which has no dates and no fields."""
     import numpy
@@ -271,23 +284,24 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
 def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, as in the tool
     """Describes the arrays of a file from its metadata alone: name, dtype (None if it cannot be opened), shape, nbytes,
     mappable, and the reason."""
-    return _native.list_arrays(os.fspath(path))
+    return _native.list_arrays(os.fsdecode(path))
 
 
 def save(path: PathLike, array: Any) -> None:
     """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then."""
     import numpy
 
-    if not os.fspath(path).endswith(".npy"):
-        raise InvalidArgument(f"save writes .npy files, and the name '{os.fspath(path)}' has another ending")
-    elements = numpy.asarray(array)
+    text = os.fsdecode(path)
+    if not text.endswith(".npy"):
+        raise InvalidArgument(f"save writes .npy files, and the name {ascii(text)} has another ending")
+    elements = elements_of(array)
     contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     dtype = contiguous.dtype
     if dtype.hasobject:
         raise InvalidArgument("arrays of Python objects cannot be saved")
     if dtype.names is not None:
         raise InvalidArgument("structured arrays cannot be saved yet; save each field")
-    _native.save_npy(os.fspath(path), bytes_of(contiguous), spelling_of(dtype), builtins.list(contiguous.shape))
+    _native.save_npy(text, bytes_of(contiguous), spelling_of(dtype), builtins.list(contiguous.shape))
 
 
 def concatenate(arrays: Iterable[Any]) -> Array:
@@ -319,7 +333,7 @@ def native_of(source: Any, label: str = "") -> _native.Array:
                               "several as separate arguments, and numbers as a numpy array")
     import numpy
 
-    elements = numpy.asarray(source)
+    elements = elements_of(source)
     if elements.dtype.hasobject:
         raise InvalidArgument(f"a source is a path, an array or a RowSource (help(pinflow.RowSource)), not "
                               f"{type(source).__name__}")

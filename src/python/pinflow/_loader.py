@@ -170,6 +170,10 @@ class Batch:
         """The number of this batch within its epoch, counted from 0."""
         return self._batch.index
 
+    def state_dict(self) -> Dict[str, Any]:
+        """Where to resume after this batch, as Loader.state_dict. For consumers that take batches ahead."""
+        return dict(json.loads(self._batch.state()))
+
     def __len__(self) -> int:
         return self._batch.row_count
 
@@ -182,8 +186,8 @@ class Batch:
 
     def used_on(self, stream: Any) -> None:
         """As Tensor.used_on, for all tensors of the batch."""
-        for tensor in self._tensors[:1]:  # they share the batch
-            tensor.used_on(stream)
+        len(self)  # raises if it has been released
+        self._tensors[0].used_on(stream)  # they share the batch
 
     def __iter__(self) -> Iterator[Tensor]:
         len(self)  # raises if it has been released

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from . import _native
-from ._arrays import Array, bytes_of, native_of, numpy_type, whole_numbers
+from ._arrays import Array, bytes_of, elements_of, native_of, numpy_type, whole_numbers
 from ._errors import InvalidArgument, Unsupported
 from ._streams import consumer_stream
 
@@ -32,12 +32,10 @@ class RowTable:
     def __init__(self, array: Any, *, device: str = "auto") -> None:
         writable = None
         if not isinstance(array, (Array, str, os.PathLike)):
-            import numpy
-
             if not any(hasattr(array, name) for name in ("__array_interface__", "__array__", "__dlpack__")):
                 raise InvalidArgument("a table is made of an array, a CPU tensor or a path, not of "
                                       f"{type(array).__name__}: it works in the memory of its array")
-            elements = numpy.asarray(array)
+            elements = elements_of(array)
             if elements.dtype.kind not in "biufc" or not elements.dtype.isnative or elements.dtype.itemsize > 16:
                 raise InvalidArgument(f"rows of {elements.dtype} cannot be exchanged with other libraries: view them "
                                       "as native numbers of the same size")
@@ -122,6 +120,10 @@ class RowTable:
         """Measures the routes of calls of `batch_rows` rows. Later calls of this size take the fastest. Takes about a
         second on a GPU; on the host there is no choice."""
         self._table.tune(batch_rows)
+
+    def reason(self, batch_rows: int) -> str:
+        """One sentence: which route gathers of `batch_rows` rows take, and why."""
+        return self._table.reason(batch_rows)
 
     def _new(self, count: int) -> Any:
         shape = (count, *self._table.row_shape)

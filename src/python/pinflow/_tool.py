@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import List, Optional
 
-from ._arrays import PathLike
-from ._errors import Error, InvalidArgument
+from ._arrays import PathLike, open
+from ._errors import Error, FormatError, InvalidArgument, SystemFailure, Unsupported
 
 
 def tool_path() -> str:
@@ -25,14 +25,24 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
         options: options of the tool, such as '--dtype', 'float32'.
 
     Raises:
-        InvalidArgument: wrong arguments. Error: something else failed. The text is the tool's.
+        InvalidArgument: wrong arguments. NotFound, FormatError, Unsupported: as `open`, for the source. Error:
+        something else failed, and the text is the tool's.
     """
     done = subprocess.run([tool_path(), "convert", os.fspath(source), os.fspath(target), *options],
-                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="backslashreplace",
+                          check=False)
     if done.returncode == 0:
         return
     message = done.stderr.strip().removeprefix("pinflow: error: ") or f"pinflow convert ended with {done.returncode}"
-    raise (InvalidArgument if done.returncode == 2 else Error)(message)
+    if done.returncode == 2:
+        raise InvalidArgument(message)
+    try:
+        open(source)  # raises the error of the source, if that was the cause
+    except (SystemFailure, FormatError, Unsupported):
+        raise
+    except Error:  # it has several arrays
+        pass
+    raise Error(message)
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
