@@ -30,8 +30,8 @@ std::vector<hdf5_row_run> runs_of(std::span<const std::uint64_t> ids);
 
 struct hdf5_reader_options {
     /// Memory for cached chunks and for decoding. Decoding takes three times the chunk size: stored, between
-    /// filters, and decoded. If even one chunk does not fit, chunks are decoded one at a time. The default
-    /// suits readers that read everything once.
+    /// filters, and decoded. If there is no room for even a single chunk, chunks are decoded one at a
+    /// time, beyond the limit. The default suits readers that read everything once.
     std::shared_ptr<hdf5_memory> memory = std::make_shared<hdf5_memory>(0, std::uint64_t{256} << 20);
     bool as_stored = false;  ///< keep the stored byte order instead of converting to little-endian
 };

@@ -231,7 +231,7 @@ hdf5_library_reader::hdf5_library_reader(std::shared_ptr<const input_file> file,
                                          const hdf5_description& description,
                                          hdf5_unverified_chunks unverified)
     : state_(std::make_unique<state>()) {
-    state_->file = file;  // error messages need it after state_ is reset
+    state_->file = file;  // not moved: error messages need `file` after state_ is reset
     hdf5::naming(*file, [&] {
         state_->name = description.name;
         if (!description.shape.empty()) state_->row_count = description.shape.front();

@@ -210,8 +210,9 @@ void npy_writer::write(std::span<const std::byte> bytes) {
             fmt::format("cannot write {} bytes to '{}': it is finished", bytes.size(), own.file.path()));
     }
     if (!own.grows && bytes.size() > own.unit_bytes - own.written_bytes) {
-        throw invalid_argument(fmt::format("cannot write {} bytes at {} of '{}': {}", bytes.size(),
-                                           own.written_bytes, own.file.path(), own.promise()));
+        throw invalid_argument(
+            fmt::format("cannot write {} more bytes of data to '{}': {}, and {} are written", bytes.size(),
+                        own.file.path(), own.promise(), own.written_bytes));
     }
     own.file.write(bytes);
     own.written_bytes += bytes.size();

@@ -29,8 +29,8 @@ struct matched_files {
 /// @throws as matches_of.
 matched_files files_of_pattern(const std::string& text);
 
-/// Whether a file at `path` belongs to the files that FILE[:NAME] stands for, or would if it existed. Unlike
-/// in `matches_of`, wildcards also match a leading dot.
+/// Whether a file at `path` belongs to the files that FILE[:NAME] stands for, or would if it existed. As
+/// in `matches_of`, wildcards do not match a leading dot.
 bool pattern_covers(const std::string& text, const std::string& path);
 
 /// Calls `use` for each way to split `text` into FILE and NAME, from the longest FILE to the shortest, until

@@ -295,9 +295,9 @@ safetensors_writer::state& safetensors_writer::valid_state() const {
 void safetensors_writer::write(std::span<const std::byte> bytes) {
     state& own = valid_state();
     if (bytes.size() > own.promised_bytes - own.written_bytes) {
-        throw invalid_argument(
-            fmt::format("cannot write {} bytes at {} of the data of '{}': its tensors take {} bytes",
-                        bytes.size(), own.written_bytes, own.file.path(), own.promised_bytes));
+        throw invalid_argument(fmt::format(
+            "cannot write {} bytes after the first {} bytes of data of '{}': its tensors take {} bytes",
+            bytes.size(), own.written_bytes, own.file.path(), own.promised_bytes));
     }
     own.file.write(bytes);
     own.written_bytes += bytes.size();

@@ -285,7 +285,7 @@ TEST_CASE("loader: a file that shrinks, is modified or is replaced in an epoch i
                                              .batch_rows = 10,
                                              .route = route,
                                              .slots = 2,
-                                             .threads = 4,  // with 10 or more, one epoch is staged
+                                             .threads = 4,  // with 10 or more, one epoch is read with pread
                                              .pin_budget_bytes = generous_pin_budget});
             const stream stream(device);
             {

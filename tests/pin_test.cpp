@@ -282,7 +282,7 @@ TEST_CASE("pin: a deadline out of range is refused") {
     CHECK(refuse({.piece_deadline = std::chrono::nanoseconds::max()}).empty());
 }
 
-TEST_CASE("pin: a file that is mapped for writing is as it was when its pages cannot be locked") {
+TEST_CASE("pin: if pages cannot be registered, a file mapped for writing keeps its blocks and its time") {
     const temporary_folder folder;
     const std::filesystem::path path = folder / "sparse.bin";
     constexpr std::uint64_t size_bytes = 8 * mebibyte;

@@ -38,6 +38,6 @@ sum() {
 }
 one=$(sum 1 1)
 [ "$(sum 4 3)" = "$(printf '%016x' $((3 * 0x$one)))" ] || fail "four ranks do not stream the rows of one"
-if "$ranks" "$data/digits_train_images.npy" 1 2>refused; then fail "a rank that nobody numbered runs"; fi
-grep -q RANK refused || fail "a rank that nobody numbered is not told why"
+if "$ranks" "$data/digits_train_images.npy" 1 2>refused; then fail "many_ranks runs without RANK and WORLD_SIZE"; fi
+grep -q RANK refused || fail "the error for a missing RANK does not name it"
 printf 'a run in %d parts: %s; digest of all ranks %s an epoch\n' "$runs" "$part" "$one"

@@ -232,7 +232,8 @@ TEST_CASE("safetensors: the writer takes exactly the bytes that it promised, and
         pinflow::safetensors_writer writer(path, tensors);
         writer.write(as_bytes("1234"));
         CHECK(contains(message_of<pinflow::invalid_argument>([&] { writer.write(as_bytes("56")); }),
-                       "cannot write 2 bytes at 4 of the data of '" + path + "': its tensors take 5 bytes"));
+                       "cannot write 2 bytes after the first 4 bytes of data of '" + path +
+                           "': its tensors take 5 bytes"));
         CHECK(contains(message_of<pinflow::invalid_argument>([&] { writer.finish(); }),
                        "take 5 bytes, but 4 were written"));
     }

@@ -131,9 +131,9 @@ std::optional<stream_view> consumer_stream(const pinflow::device& device,
 template <typename Managed = dlpack::managed_tensor_versioned>
 dlpack::exported_tensor<Managed> to_dlpack(batch& batch, std::size_t index, stream_view stream);
 
-/// The same for a consumer that names no stream. It must order its reads after a stream that was given to
-/// `next` or `used_on`. Before the lease ends, one of these streams must also wait for the consumer's work,
-/// or have it enqueued on it. On the host device, a batch of `next()` needs neither.
+/// The same for a consumer that names no stream. Its work must run on a stream that was given to `next` or
+/// `used_on`, or on one that waits for such a stream first; then such a stream must also wait for the
+/// consumer's work before the lease ends. On the host device, a batch of `next()` needs neither.
 /// @throws as above, and invalid_argument for a batch on a GPU that knows no stream: call `used_on` first.
 template <typename Managed = dlpack::managed_tensor_versioned>
 dlpack::exported_tensor<Managed> to_dlpack(const batch& batch, std::size_t index);

@@ -7,9 +7,10 @@ namespace pinflow {
 /// the CPU reads rows of mapped files with pread. Only the first call has an effect.
 ///
 /// The handler acts only on a thread that reads mapped rows for pinflow. A copy that fails is repeated with
-/// pread, which throws data_changed or system_failure if rows are lost. A digest of views stores data_changed
-/// as its error. Any other SIGBUS goes to the previous handler, or has the effect that it would have without
-/// ours. If the program replaces the handler later, pinflow detects that and uses pread again.
+/// pread, which throws data_changed or system_failure if rows are lost. If it happens while a
+/// `digest` reads views of a file, a later call of its `add_async` or `value` throws data_changed. Any other
+/// SIGBUS goes to the previous handler, or has the effect that it would have without ours. If the program
+/// replaces the handler later, pinflow detects that and uses pread again.
 ///
 /// Thread-safe. @throws system_failure if the handler cannot be installed.
 void install_fault_guard();

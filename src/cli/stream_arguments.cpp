@@ -154,16 +154,18 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     add("--memory", memory, "BYTES",
         "Memory limit for slots, arrays held on the device, and decoded HDF5 chunks. Up to half goes to\n"
         "chunks, divided equally among the FILEs, or more if a dataset needs it. BYTES may end in KiB, MiB,\n"
-        "GiB or TiB (default: 1GiB for slots and held arrays, and up to 512MiB of chunks for each FILE;\n"
-        "less if memory is short)");
+        "GiB or TiB (default: 1GiB for slots and held arrays, or what --slots needs, and up to 512MiB of\n"
+        "chunks for each FILE; less if memory is short)");
     add("--pin-budget", pin_budget, "BYTES|ulimit",
-        "Limit on the memory that pinflow page-locks. Pinned buffers count towards it, but are never\n"
-        "refused; pages of files get the rest (default: 3/4 of the memory that the machine and the cgroup\n"
-        "have left, for pages of files only). ulimit: the same, but no more than `ulimit -l` minus the\n"
-        "pinned buffers");
+        "Limit on the memory that pinflow page-locks. Pinned buffers are allocated in any case, and count;\n"
+        "pages of files get the rest. Default: pages of files get 3/4 of the memory that the machine and "
+        "the\n"
+        "cgroup have left, whatever the buffers take. ulimit: as the default, but no more than `ulimit -l`\n"
+        "minus the pinned buffers");
     add("--slots", slots, "N",
-        "Batches that can exist at once (being filled, ready or in use), from 2 on (default: 2 to 8, up to\n"
-        "256 of small batches)");
+        "Batches that can exist at once (being filled, ready or in use), from 2 on (default: 8, up to 256 "
+        "of\n"
+        "small batches, fewer if memory is short)");
     add("--threads", threads, "N",
         "The most threads that gather rows at the same time (default: one per core)");
     add("--rank", rank, "R", "Rank of this process, from 0 to W - 1; ranks take batches in turn");

@@ -76,7 +76,7 @@ class pin_order {
     }
 
     std::set<std::size_t> waiting_;
-    std::size_t next_;  ///< behind the furthest piece that was taken
+    std::size_t next_;  ///< one past the furthest piece that was taken ahead of the reader
     std::size_t last_reader_ = 0;
     std::size_t first_;
     bool registers_rest_;

@@ -18,7 +18,7 @@ std::string advice_for(const dtype& type) {
     if (size == 1 || size == 2 || size == 4 || size == 8)
         return fmt::format("array::view_as(dtype::parse(\"<{}{}\")) gives the same bytes as integers",
                            is_time ? 'i' : 'u', size);
-    return "it has numbers of 1, 2, 4 and 8 bytes only";
+    return "its numbers have 1, 2, 4 or 8 bytes, or 16 if they are complex";
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ struct link_profile {
     /// Smaller pieces of files must not use the copy engine. If the stream is idle, CUDA copies them with the
     /// CPU, registered or not, and a truncated file would end the process.
     std::uint64_t min_copied_bytes = 32 << 10;
-    std::uint64_t max_trivial_bytes = 64;  ///< the CPU copies rows up to this size as fast as it lists them
+    std::uint64_t max_trivial_bytes =
+        64;  ///< the CPU copies rows up to this size as fast as it computes their addresses
     /// From this row size on, a kernel is nearly as fast in any order.
     std::uint64_t min_unsorted_bytes = 2 << 10;
     /// Gathers from tables up to this size are not sorted: the GPU's address translation covers the table, so
@@ -53,7 +54,8 @@ struct link_profile {
     /// From this number on, two threads enqueue the copies of a group, if at most one group is still being
     /// copied. One thread takes some 0.9 us a copy, or more, and the link moves 48 KiB in that time.
     std::size_t min_split_copies = 128;
-    unsigned listing_threads = 4;  ///< list the rows that the device fetches by itself
+    /// The most threads of a loader that only computes addresses for kernels and the copy engine.
+    unsigned listing_threads = 4;
 
     // ---- the consumer
     /// If a loader's full groups have this size or more, `next` waits for the data of every batch on the

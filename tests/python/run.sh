@@ -43,5 +43,5 @@ say "the wheel"
 samples/wheel.sh "$work/dist"
 "$python" -m venv "$work/bare"
 "$work/bare/bin/pip" install --quiet numpy "$work"/dist/pinflow-*.whl
-# in a folder without the repository's build, and without the libraries of this machine in the way
+# an environment that has only numpy besides; libraries of this machine can still be found
 check "$work/bare"

@@ -24,7 +24,7 @@ const std::shared_ptr<slot_lease>& lease_of(const batch& batch) noexcept;
 /// streams have passed it. Move-only; may be handed to another thread and may outlive its loader. The lease
 /// ends once the batch and every tensor that `to_dlpack` made of it have been released or destroyed. The
 /// loader reuses the slot only after the streams given to `loader::next`, `used_on` and `to_dlpack` have
-/// passed the work that was enqueued when the lease ended. These streams must live until then.
+/// passed the work that was enqueued when the lease ended. These streams must live until the lease ends.
 ///
 /// The end of a lease does not wait for a stream, with two exceptions on CUDA: it blocks while a stream's
 /// queue is full; and if pinflow has no context of its own for page-locked memory (see class loader), the
@@ -80,8 +80,8 @@ class batch {
 
     /// Names a further stream that reads this batch. The stream waits for the data, and the slot is not
     /// reused before the stream has passed the end of the lease. The stream must outlive the lease. `owner`,
-    /// if any, keeps the stream alive. Any thread may destroy it when the lease ends, so that must not wait:
-    /// of a pinflow::stream, give stream::share(). Thread-safe.
+    /// if not null, is kept until the lease ends, to keep the stream alive. It is then destroyed on any
+    /// thread, so its destructor must not wait. For a pinflow::stream, pass `stream::share()`. Thread-safe.
     /// @throws invalid_argument for a stream of another device.
     /// @throws unsupported for a stream that is being captured into a CUDA graph; device_error.
     void used_on(stream_view stream, std::shared_ptr<const void> owner = nullptr);

@@ -63,9 +63,9 @@ struct loader_options {
     /// rows), and 16 for all held arrays together.
     std::uint64_t memory_bytes = 0;
     /// The number of batches that can exist at once (being filled, ready or leased); at least 2. 0 lets the
-    /// loader choose: 2 to 8 as memory allows, up to 256 for small batches, which are filled in groups, but
-    /// no more than an epoch has (8 if that is more). loader_report::slots_reason says so if the memory that
-    /// is left allows fewer.
+    /// loader choose: 8, or more for small batches, which are filled in groups (four groups, at most 256
+    /// batches, and no more than an epoch has, unless that is less than 8). If memory is short it takes
+    /// fewer, down to 2, and loader_report::slots_reason says so.
     unsigned slots = 0;
     /// The most threads that gather rows at the same time, up to 1024. 0 means one for each core, fewer if
     /// memory is short. A number above the core count raises oneTBB's limit for the process while the loader
@@ -146,8 +146,8 @@ class loader {
     /// @throws device_error in a process forked later.
     bool wait_for(std::chrono::nanoseconds timeout);
 
-    /// Ends the delivery: calls of `next` that wait return nothing, and no further batch is filled. Leased
-    /// batches stay valid. Does not wait. Thread-safe.
+    /// Ends the filling of batches. `next` still returns the batches that were ready, and then nothing, also
+    /// to a caller that waits. Leased batches stay valid. Does not wait. Thread-safe.
     void stop() const noexcept;
     /// The number of samples in the data. Thread-safe, like all members below.
     std::uint64_t row_count() const noexcept;

@@ -51,25 +51,25 @@ struct loader_report {
     std::uint64_t batches = 0;
     std::uint64_t rows = 0;
     std::uint64_t bytes = 0;
-    /// From the first call of `next` until it returned no batch or threw the loader's error; until now if it
-    /// has not.
+    /// From the first call of `next`, or of a `wait_for` that had to wait, until `next` returned no batch or
+    /// threw the loader's error; until now if it has not.
     std::chrono::nanoseconds wall_time{};
     /// How long the registration of mapped pages took, in parallel with the first batches: of the array for
     /// which it took longest. Zero until it has finished, and if nothing was to be registered.
     std::chrono::nanoseconds pin_time{};
     /// Bytes of the pages, of all arrays, that are registered by now.
     std::uint64_t pinned_bytes = 0;
-    /// Time that `next` made its caller wait, by cause: reads from storage, opening and checking files,
-    /// gathering by the CPU, the link to the device. The wait until a batch is delivered is divided in
-    /// proportion to the time that each step of the batch took. A wait for its copy after that counts as
-    /// `link_wait`. Time in which the loader waited for the consumer's streams does not count. If several
-    /// threads wait, their times are added.
+    /// Time that `next` and `wait_for` made their callers wait, by cause: reads from storage, opening and
+    /// checking files, gathering by the CPU, the link to the device. The wait until a batch is delivered is
+    /// divided in proportion to the time that each step of the batch took. A wait for its copy after that
+    /// counts as `link_wait`. Time in which the loader waited for the consumer's streams does not count. If
+    /// several threads wait, their times are added.
     std::chrono::nanoseconds storage_wait{};
     std::chrono::nanoseconds file_wait{};
     std::chrono::nanoseconds cpu_wait{};
     std::chrono::nanoseconds link_wait{};
-    /// Time the loader was idle because every slot was leased or in use by the consumer's streams, or because
-    /// the consumer had not yet taken the last batch.
+    /// Time the loader was idle because too few slots were free: the others held ready batches, were leased,
+    /// or were in use by the consumer's streams. Includes the time until the consumer took the last batch.
     std::chrono::nanoseconds consumer_wait{};
     /// Batches that were ready when `next` was called: their mean and maximum. If the mean is high, the
     /// consumer is the limit, and fewer slots may suffice. If it is near 0, the consumer is faster than the

@@ -30,7 +30,8 @@ class host_functions {
     /// @throws device_error if there is no pinned memory for them.
     void reserve();
     /// Runs `work` once `stream` has completed the work enqueued so far. Later work on the stream waits for
-    /// it. After a failure, `work` has ended or never runs, unless the device is broken.
+    /// it. If this throws or returns an error, `work` has ended or never runs, unless the device has failed
+    /// for good.
     /// @throws device_error if there is no pinned memory for a flag.
     [[nodiscard]] cudaError_t enqueue(std::function<void()> work, cudaStream_t stream);
 

@@ -305,13 +305,14 @@ def save(path: PathLike, array: Any) -> None:
 
 
 def concatenate(arrays: Iterable[Any]) -> Array:
-    """One array with the rows of several, in their order. Nothing is copied."""
+    """One array with the rows of several, in their order. Only compressed members of .npz files, which are decoded, and
+    numpy arrays that are not contiguous are copied."""
     parts = tuple(arrays)
     return Array(_native.concatenate([native_of(each) for each in parts], False), parts)
 
 
 def stack(arrays: Iterable[Any]) -> Array:
-    """One array of which each of `arrays` is one row. Nothing is copied."""
+    """One array of which each of `arrays` is one row. Copies what `concatenate` copies."""
     parts = tuple(arrays)
     return Array(_native.concatenate([native_of(each) for each in parts], True), parts)
 

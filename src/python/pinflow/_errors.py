@@ -7,7 +7,8 @@ __all__ = [
 
 
 class Error(Exception):
-    """The base class of all exceptions of pinflow. Its text is a full sentence with path, offset and shape."""
+    """The base class of all exceptions of pinflow. Its text says what failed, with the path, the offset or the shape if
+    there is one."""
 
 
 class SystemFailure(Error, OSError):

@@ -36,9 +36,12 @@ class RowTable:
                 raise InvalidArgument("a table is made of an array, a CPU tensor or a path, not of "
                                       f"{type(array).__name__}: it works in the memory of its array")
             elements = elements_of(array)
-            if elements.dtype.kind not in "biufc" or not elements.dtype.isnative or elements.dtype.itemsize > 16:
+            if not elements.dtype.isnative:
+                raise InvalidArgument(f"rows of {elements.dtype} have another byte order than this machine: convert "
+                                      f"them with astype('{elements.dtype.newbyteorder('=').str}')")
+            if elements.dtype.kind not in "biufc" or elements.dtype.itemsize > 16:
                 raise InvalidArgument(f"rows of {elements.dtype} cannot be exchanged with other libraries: view them "
-                                      "as native numbers of the same size")
+                                      "as numbers of 1, 2, 4 or 8 bytes, such as view('u1')")
             if elements.flags.writeable:
                 if not elements.flags.c_contiguous:
                     raise InvalidArgument("the rows of a table are contiguous, and this array's are not")
