@@ -238,6 +238,7 @@ loader_report loader::pipeline::report() const {
     report.threads = workers_.count();
     report.threads_reason = workers_.reason();
     report.slots = static_cast<unsigned>(pool_->slot_count());
+    report.lost_slots = static_cast<unsigned>(collected.lost_slots);
     report.slots_reason = slots_reason_;
     report.slot_bytes = layout_.side_bytes;
     report.batches = collected.batches;

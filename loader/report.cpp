@@ -40,7 +40,12 @@ double loader_report::rows_per_second() const noexcept {
 }
 
 std::string loader_report::verdict() const {
-    const std::string shortage = slots_reason.empty() ? "" : fmt::format("; {}", slots_reason);
+    std::string shortage = slots_reason.empty() ? "" : fmt::format("; {}", slots_reason);
+    if (lost_slots > 0) {
+        shortage +=
+            fmt::format("; {} of {} slots are lost: no event could be recorded in a stream that used them",
+                        lost_slots, slots);
+    }
     if (wall_time.count() <= 0) return "no batch has been requested yet";
     const std::array limits{limit{"storage", "reads", storage_wait},
                             limit{"filesystem", "files to be opened and checked", file_wait},

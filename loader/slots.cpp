@@ -437,6 +437,7 @@ slot_pool::statistics slot_pool::collected() const {
         result.reached = std::min(result.reached, std::optional(delivered_.front()->scheduled.begin));
     }
     result.wall = times_.wall(until);
+    result.lost_slots = lost_;
     return result;
 }
 

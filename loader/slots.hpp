@@ -162,6 +162,7 @@ class slot_pool {
         /// The end of the furthest slot leased; if slots are delivered again, the beginning of the first of
         /// them.
         std::optional<epoch_position> reached;
+        std::size_t lost_slots = 0;
         bool ended = false;  ///< `lease` has returned null after the last batch
     };
     statistics collected() const;

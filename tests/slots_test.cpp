@@ -170,6 +170,7 @@ TEST_CASE("slots: a slot whose last use cannot be marked is lost, and its lease 
             message = error.what();
         }
         CHECK(message.find("1 of them lost") != std::string::npos);
+        CHECK(pool->collected().lost_slots == 1);
     }
     fill(*pool, copies, 2);  // the other slot goes on
     CHECK(take_one(*pool) == nullptr);

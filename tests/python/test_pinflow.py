@@ -4,6 +4,7 @@ import gc
 import inspect
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -638,6 +639,12 @@ class PackageTest(Folder):
         with self.assertRaises(pinflow.Error) as raised:
             pinflow.convert(self.path("a.npz"), self.path("no_folder/b.npy"))
         self.assertIn("no_folder", str(raised.exception))
+
+    @unittest.skipUnless(shutil.which("readelf"), "needs readelf")
+    def test_its_library_can_be_loaded_after_others(self):
+        dynamic = subprocess.run(["readelf", "-d", pinflow._native.__file__], capture_output=True, text=True, check=True)
+        self.assertIn("NEEDED", dynamic.stdout)
+        self.assertNotIn("STATIC_TLS", dynamic.stdout)  # of such memory a process has little left
 
     def test_devices(self):
         self.assertEqual(pinflow.devices()[0]["name"], "host")

@@ -40,6 +40,9 @@ struct loader_report {
     std::string threads_reason;
     /// Batches that can exist at once: being filled, ready or leased.
     unsigned slots = 0;
+    /// Slots that are not filled again, because no event could be recorded in a stream that used them: the
+    /// stream was being captured, the device failed, or memory was exhausted.
+    unsigned lost_slots = 0;
     /// One sentence if a shortage of host memory lowers the default number of slots. Empty otherwise, also if
     /// `slots` or `memory_bytes` lowers it.
     std::string slots_reason;

@@ -242,6 +242,7 @@ nb::dict report_of(const loader_report& report) {
     result["arrays"] = arrays;
     result["threads"] = report.threads;
     result["slots"] = report.slots;
+    result["lost_slots"] = report.lost_slots;
     result["slot_bytes"] = report.slot_bytes;
     result["batches"] = report.batches;
     result["rows"] = report.rows;

@@ -34,6 +34,7 @@ class RowSource(Protocol):
 
     Threads of a loader call `read_rows`, one at a time, for a part of a batch or all of it, ahead of the consumer, and
     again for the same rows in later epochs. An exception that it raises ends the loop over the loader, which raises it.
+    A call that never returns keeps `Loader.close`, and the end of Python, from returning.
     """
 
     @property

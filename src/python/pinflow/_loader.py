@@ -209,8 +209,9 @@ class Report:
     """Where the time of a loader went. `str(report)` is the verdict, one sentence.
 
     `values` has the rest: verdict, route, reason, arrays (name, transfer, reason, bytes of each), threads, slots,
-    slot_bytes, batches, rows, bytes, seconds, pinned_bytes; the seconds that the consumer waited, by cause:
-    storage_wait, file_wait, cpu_wait, link_wait; and consumer_wait, the seconds that the loader waited for it.
+    lost_slots (not filled again, because no event could be recorded in a stream that used them), slot_bytes, batches,
+    rows, bytes, seconds, pinned_bytes; the seconds that the consumer waited, by cause: storage_wait, file_wait,
+    cpu_wait, link_wait; and consumer_wait, the seconds that the loader waited for it.
     """
 
     def __init__(self, values: Dict[str, Any]) -> None:
