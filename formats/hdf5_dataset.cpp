@@ -160,10 +160,9 @@ void describer::leave_to_library(std::string why) {
         if (::H5Zfilter_avail(filter.id) <= 0 || ::H5Zget_filter_info(filter.id, &abilities) < 0 ||
             (abilities & H5Z_FILTER_CONFIG_DECODE_ENABLED) == 0) {
             throw_unsupported(
-                "was written through the filter {}{}, which neither pinflow nor this build of libhdf5 can "
-                "undo{}",
+                "has to be read by libhdf5 ({}), and this build of libhdf5 lacks the filter {}{}{}", why,
                 filter.id, filter.name.empty() ? "" : " " + quote(filter.name),
-                filter.id == filter_id::lzf ? "; build pinflow with liblzf" : "");
+                filter.id == filter_id::lzf && !knows_lzf() ? "; build pinflow with liblzf" : "");
         }
     }
     description_.storage = hdf5_storage::library;

@@ -165,7 +165,7 @@ struct npy_writer::state {
 
     /// The expected size, for messages.
     std::string promise() const {
-        return grows ? fmt::format("a row of shape {} of {} has {} bytes",
+        return grows ? fmt::format("whole rows of shape {} of {} have {} bytes each",
                                    to_string(std::span(shape).subspan(1)), type.descr(), unit_bytes)
                      : fmt::format("shape {} of {} declares {} bytes", to_string(shape), type.descr(),
                                    unit_bytes);

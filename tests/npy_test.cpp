@@ -476,9 +476,10 @@ TEST_CASE("npy writer: finish refuses a row that is not whole") {
     const auto all = as_bytes(values);
     auto writer = pinflow::npy_writer::of_rows(path, dtype::of<std::int32_t>(), {3});
     writer.write(all.first(13));
-    CHECK_THROWS_WITH_AS(writer.finish(),
-                         doctest::Contains("a row of shape (3,) of <i4 has 12 bytes, but 13 were written"),
-                         pinflow::invalid_argument);
+    CHECK_THROWS_WITH_AS(
+        writer.finish(),
+        doctest::Contains("whole rows of shape (3,) of <i4 have 12 bytes each, but 13 were written"),
+        pinflow::invalid_argument);
     CHECK_FALSE(fs::exists(path));
     writer.write(all.subspan(13));
     writer.finish();

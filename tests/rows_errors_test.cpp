@@ -260,7 +260,7 @@ TEST_CASE(
             if (route == row_route::copy) {
                 CHECK(contains(
                     message_of<unsupported>([&] { with.exchange.gather(list.get(), with.rows.data()); }),
-                    "the route copy needs indices in host memory"));
+                    "indices must be in host memory"));
                 continue;
             }
             // a call that is waited for throws itself

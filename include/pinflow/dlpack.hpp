@@ -119,7 +119,8 @@ std::optional<stream_view> consumer_stream(const pinflow::device& device,
 /// Tensors share the lease of the batch: the slot is reused once the batch and all its tensors have gone. So
 /// tensors that are kept for long leave the loader fewer slots. They may outlive the batch and the loader.
 /// A tensor's deleter may be called by any thread, at any time: when the process ends, after CUDA has
-/// unloaded, and in a forked process, where it does nothing. It does not wait for a stream.
+/// unloaded, and in a forked process, where it does nothing. It does not wait for a stream, with the two
+/// exceptions that class batch names for the end of a lease.
 ///
 /// The elements can be written, except in views of a source (route::direct on the host device): these are
 /// marked read-only.
@@ -131,9 +132,9 @@ std::optional<stream_view> consumer_stream(const pinflow::device& device,
 template <typename Managed = dlpack::managed_tensor_versioned>
 dlpack::exported_tensor<Managed> to_dlpack(batch& batch, std::size_t index, stream_view stream);
 
-/// The same for a consumer that names no stream. Its work must run on a stream that was given to `next` or
-/// `used_on`, or on one that waits for such a stream first; then such a stream must also wait for the
-/// consumer's work before the lease ends. On the host device, a batch of `next()` needs neither.
+/// The same for a consumer that names no stream. Run its work on a stream that was given to `next` or
+/// `used_on`. Work on any other stream must first wait for one of these streams, and one of these must wait
+/// for that work before the lease ends. On the host device, a batch of `next()` needs neither.
 /// @throws as above, and invalid_argument for a batch on a GPU that knows no stream: call `used_on` first.
 template <typename Managed = dlpack::managed_tensor_versioned>
 dlpack::exported_tensor<Managed> to_dlpack(const batch& batch, std::size_t index);

@@ -336,13 +336,14 @@ class row_exchange {
     /// Measures the routes for calls of `batch_rows` rows, and for groups of 2, 4, ... up to `batches` (at
     /// most 64) such batches. From then on, such calls take the fastest route, in every exchange of this
     /// process with the same device, row size and options. Tables must also agree in whether they are mapped
-    /// files, and in whether rows are aligned to 16 bytes. Row counts and table sizes count as equal if their
-    /// binary numbers have the same length. An exchange made earlier without staging buffers does not take a
-    /// route that needs them. Does nothing for what was measured before, and if there is no choice: on the
-    /// host device, with a route set in the options, for a table that is not page-locked. Groups of more than
-    /// max_batch_rows rows, 2^20 rows or 512 MiB are not measured. Reads rows of the table, and writes none:
-    /// rates of scatters are estimated. Takes about a second for each group size, and device memory for up to
-    /// 512 MiB of rows. Other work on the device or the link makes the measurement wrong.
+    /// files, and in whether rows are aligned to 16 bytes. A call's number of rows, and a table's size in
+    /// bytes, need only lie between the same two powers of two as those measured. An exchange made earlier
+    /// without staging buffers does not take a route that needs them. Does nothing for what was measured
+    /// before, and if there is no choice: on the host device, with a route set in the options, for a table
+    /// that is not page-locked. Groups of more than max_batch_rows rows, 2^20 rows or 512 MiB are not
+    /// measured. Reads rows of the table, and writes none: rates of scatters are estimated. Takes about a
+    /// second for each group size, and device memory for up to 512 MiB of rows. Other work on the device or
+    /// the link makes the measurement wrong.
     /// @throws device_error if the device lacks the memory.
     void tune(std::uint64_t batch_rows, unsigned batches = 1);
 

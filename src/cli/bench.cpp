@@ -122,7 +122,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     add("--batch", batch, "ROWS", "Rows per batch (default: 131072; stream, shuffled: 64)");
     add("--batches", batches, "N",
         "gather, scatter, duplex: batches per repetition (duplex: at most half as many as the table holds);\n"
-        "plan: the plans of one batch, and of a group of N batches (at most half of --known)");
+        "plan: size of the group whose plan is shown beside that of one batch, lowered to half of --known");
     add("--known", known, "N",
         "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");
     add("--route", route, "auto|direct|copy|staged|hybrid",

@@ -56,9 +56,10 @@ std::string help() {
         "  --help     prints this; after a command, what it takes\n"
         "\n"
         "FILE:NAME means the array NAME in FILE, and shm:NAME a copy that `pin` made. Exit status: 0 done, 1 "
-        "the data or the machine failed, 2 "
-        "wrong usage\n"
-        "or something that this build lacks; for 1 and 2 one line on standard error says why.\n";
+        "the work failed, 2\n"
+        "the command line is wrong or needs something that this build lacks; for 1 and 2 one line on "
+        "standard "
+        "error says why.\n";
     return text;
 }
 

@@ -165,7 +165,8 @@ std::string memory_shortage(std::uint64_t size_bytes) {
     if (size_bytes < small_bytes) return {};
     const available_memory available = read_available_memory();
     if (size_bytes <= available.size_bytes) return {};
-    return fmt::format("more than the {} bytes of memory that {}", available.size_bytes, available.bound);
+    return fmt::format("more than the {} bytes that may be taken of the memory that {}", available.size_bytes,
+                       available.bound);
 }
 
 void require_memory(std::uint64_t size_bytes, std::string_view subject, std::string_view help) {
@@ -190,8 +191,8 @@ thread_allowance threads_within_memory(unsigned requested, unsigned default_coun
     if (fitting >= default_count) return {default_count, {}};
     const auto count = static_cast<unsigned>(std::max<std::uint64_t>(fitting, 1));
     return {count,
-            fmt::format("{} of {} threads: by default, threads get at most an eighth of the {} bytes of "
-                        "memory that {}, {} KiB each",
+            fmt::format("{} of {} threads: by default, threads get at most an eighth of the {} bytes that "
+                        "may be taken of the memory that {}, {} KiB each",
                         count, default_count, available.size_bytes, available.bound, thread_bytes >> 10)};
 }
 

@@ -41,8 +41,9 @@ available_memory read_available_memory(const std::string& root = {});
 std::uint64_t own_address_bytes();
 
 /// Says why another `size_bytes` of memory are not available, as the end of a sentence ("more than the 8
-/// bytes of memory that the cgroup has left"). Empty if they are available, and always for less than 1 MiB.
-/// Check before memory is touched: Linux overcommits, and the OOM killer ends the process that touches it.
+/// bytes that may be taken of the memory that the cgroup has left"). Empty if they are available, and always
+/// for less than 1 MiB. Check before memory is touched: Linux overcommits, and the OOM killer ends the
+/// process that touches it.
 std::string memory_shortage(std::uint64_t size_bytes);
 
 /// Checks that `size_bytes` of memory are available.

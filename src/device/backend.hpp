@@ -50,8 +50,9 @@ class device_backend {
     /// Whether work enqueued on the stream now would not be executed, because it would be recorded in a CUDA
     /// graph, or refused while another stream is captured.
     virtual bool is_capturing(void* stream) = 0;
-    /// The stream in which any thread can mark the work that was enqueued on `stream`: the same, but for
-    /// CUDA's per-thread default stream, whose handle means another stream on each thread.
+    /// The stream in which any thread can record an event after the work enqueued on `stream`: `stream`
+    /// itself. For cudaStreamPerThread, whose handle means another stream on each thread, it is the legacy
+    /// default stream, which waits for all of them.
     virtual void* stream_for_marks(void* stream) noexcept { return stream; }
     /// Enqueues `work`, which must not throw and must not call CUDA.
     virtual void enqueue_host_function(void* stream, std::function<void()> work) = 0;

@@ -100,7 +100,8 @@ void check_request(const exchange_setup& setup, const call_request& request) {
             "or after it has ended");
     }
     if (setup.options.route == row_route::copy && ids_on_device) {
-        throw unsupported("the route copy needs indices in host memory: the host enqueues one copy per row");
+        throw unsupported(
+            "with the route set to copy, indices must be in host memory; set direct or automatic");
     }
     if (is_gather) return;
     if (!table.writable()) {

@@ -36,7 +36,9 @@ void check_one_name(std::string_view whole, std::string_view name) {
         const std::size_t begin = at;
         const std::string shown = next_escaped(name, at);
         if (shown != name.substr(begin, at - begin))
-            refuse_name(whole, "it has a control character, or is not UTF-8");
+            refuse_name(
+                whole,
+                "it has a control character, a line separator or a mark of text direction, or is not UTF-8");
     }
 }
 

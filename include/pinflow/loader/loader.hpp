@@ -47,8 +47,8 @@ struct loader_options {
     /// interruption. Otherwise all ranks together deliver the same samples, but tail::drop may leave out
     /// others.
     std::optional<loader_state> resume_from = std::nullopt;
-    /// The epoch to begin with, without `resume_from`. It counts in `epochs` as after a resume, but no data
-    /// is compared.
+    /// The epoch to begin with, without `resume_from`. The epochs before it count towards `epochs`,
+    /// as after a resume. Unlike `resume_from`, this does not check that the data is the same.
     std::uint64_t first_epoch = 0;
     pinflow::route route = route::automatic;
     /// Upper bound on the memory of all slots and of arrays held on the device, in bytes. The constructor

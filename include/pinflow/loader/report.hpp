@@ -65,8 +65,8 @@ struct loader_report {
     /// Time that `next` and `wait_for` made their callers wait, by cause: reads from storage, opening and
     /// checking files, gathering by the CPU, the link to the device. The wait until a batch is delivered is
     /// divided in proportion to the time that each step of the batch took. A wait for its copy after that
-    /// counts as `link_wait`. Time in which the loader waited for the consumer's streams does not count. If
-    /// several threads wait, their times are added.
+    /// counts as `link_wait`, which is 0 on the host device. Time in which the loader waited for the
+    /// consumer's streams does not count. If several threads wait, their times are added.
     std::chrono::nanoseconds storage_wait{};
     std::chrono::nanoseconds file_wait{};
     std::chrono::nanoseconds cpu_wait{};

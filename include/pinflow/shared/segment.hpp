@@ -26,8 +26,8 @@
 /// `replace`, or for a group, a name that begins with a dot may remain. The next publisher or
 /// `clean_segments` removes it. A segment stays until it is removed, or until the machine restarts.
 ///
-/// A name is 1 to 200 bytes of UTF-8 without slashes and control characters. It does not begin with a dot or
-/// end in .npy.
+/// A name is 1 to 200 bytes of UTF-8 without slashes, control characters, line separators and marks of text
+/// direction. It does not begin with a dot or end in .npy.
 /// NAME/ARRAY is one of several arrays that were published together.
 ///
 /// Every function may be called from any thread, and in any number of processes, at the same time.

@@ -33,8 +33,9 @@ class RowSource(Protocol):
                 rows[:] = numpy.asarray(ids)[:, None] ** 2      # all of it: `out` holds old bytes
 
     Threads of a loader call `read_rows`, one at a time, for a part of a batch or all of it, ahead of the consumer, and
-    again for the same rows in later epochs. An exception that it raises ends the loop over the loader, which raises it.
-    A call that never returns keeps `Loader.close`, and the end of Python, from returning.
+    again for the same rows in later epochs. `state_dict` and `load_state_dict` call it for up to 16 rows of all. An
+    exception that it raises ends the loop over the loader, which raises it. A call that never returns keeps
+    `Loader.close`, and the end of Python, from returning.
     """
 
     @property
@@ -94,7 +95,7 @@ class Array:
 
     @property
     def mapped(self) -> bool:
-        """Whether the elements are mapped from a file, so that no access copies them."""
+        """Whether the elements are mapped from a file. `numpy.asarray(array)` and slices are then views, not copies."""
         return self._array.mapped
 
     @property

@@ -292,8 +292,8 @@ class Loader:
         batch: samples in a batch. The last batch of an epoch may have fewer.
         order: 'sequential', 'shuffled' or 'windowed' (chunks in shuffled order, the rows of some chunks shuffled
             together); the row numbers of an epoch (an array or a list), or an object with `name` ('mine/1'),
-            `position_count`, and `rows_at(epoch, first, out)`, which writes the rows at the positions from `first` on
-            to `out`, a memoryview of unsigned 64-bit numbers.
+            `position_count`, and `rows_at(epoch, first, out)`, which fills `out`, a memoryview of unsigned 64-bit
+            numbers, with the row numbers at the positions first, first + 1, ...
         seed: of the shuffled and the windowed order. Each epoch has another order.
         epochs: epochs in all, those before a resume included; further loops deliver nothing. None: any number.
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.

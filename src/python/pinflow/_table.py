@@ -23,7 +23,8 @@ class RowTable:
 
     Args:
         array: a writable numpy array or CPU tensor, which is written in place; or an Array, a path, or a read-only
-            array, out of which rows are only gathered. It is kept.
+            array, out of which rows are only gathered, and which must be in memory or mapped in one piece: not
+            decoded, not of several files. It is kept.
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
 
     Calls may come from several threads.

@@ -25,8 +25,8 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
         options: options of the tool, such as '--dtype', 'float32'.
 
     Raises:
-        InvalidArgument: wrong arguments. NotFound, FormatError, Unsupported: as `open`, for the source. Error:
-        something else failed, and the text is the tool's.
+        InvalidArgument: an unknown or incomplete option. NotFound, FormatError, Unsupported: as `open`, for the source.
+        Error: something else failed, and the text is the tool's.
     """
     done = subprocess.run([tool_path(), "convert", os.fspath(source), os.fspath(target), *options],
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="backslashreplace",

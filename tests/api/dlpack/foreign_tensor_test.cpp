@@ -63,7 +63,7 @@ TEST_CASE("foreign tensor: shows the elements, and deletes the tensor once") {
     CHECK(older.deletions == 1);
 }
 
-TEST_CASE("foreign tensor: the offset counts, and no elements need no address") {
+TEST_CASE("foreign tensor: byte_offset is applied, and a tensor without elements may have a null address") {
     std::array<float, 4> elements{};
     counted_tensor<> tensor(elements.data(), in_host_memory, float32, {2});
     tensor.managed.dl_tensor.byte_offset = 2 * sizeof(float);

@@ -161,7 +161,7 @@ TEST_CASE("verify_segment: one changed bit of the data is found") {
     CHECK(segments.open("a").shape()[0] == 100'000);  // opening does not read the data
 }
 
-TEST_CASE("list_segments: all segments are listed in order, and what is none with its reason") {
+TEST_CASE("list_segments: lists all segments in order, and files that are no segments with the reason") {
     const test_segments segments;
     segments.publish("b", numbered_rows(5, 2));
     segments.publish("a", numbered_rows(3));
