@@ -124,11 +124,14 @@ class OpenTest(Folder):
         self.assertEqual(opened.label, path)
         np.testing.assert_array_equal(opened, numbered())
         self.assertEqual(pinflow.list(path)[0]["shape"], (ROWS, WIDTH))
-        self.assertEqual(sum(len(rows) for (rows,) in pinflow.Loader(path, device="host")), ROWS)
+        loader = pinflow.Loader(path, device="host")
+        self.assertEqual(sum(len(rows) for (rows,) in loader), ROWS)
+        self.assertIn("caf\\xe9.npy", loader.report().values["arrays"][0]["name"])
+        self.assertTrue(opened.reason)
         pinflow.convert(path, self.path("b.npz"))
         with self.assertRaises(pinflow.NotFound) as raised:
             pinflow.open(self.path(os.fsdecode(b"no\xe9.npy")))
-        self.assertIn("no", str(raised.exception))
+        self.assertIn("no\\xe9.npy", str(raised.exception))
 
     def test_a_masked_array_is_refused(self):
         masked = np.ma.masked_equal(numbered(), 3)

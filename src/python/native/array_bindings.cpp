@@ -51,12 +51,12 @@ void read_rows(const opened_array& self, const nb::object& ids, const nb::object
 
 nb::dict listing_of(const array_listing& each) {
     nb::dict listed;
-    listed["name"] = each.name;
+    listed["name"] = readable(each.name);
     listed["dtype"] = each.dtype ? nb::object(nb::str(each.dtype->descr().c_str())) : nb::none();
     listed["shape"] = tuple_of(each.shape);
     listed["nbytes"] = each.size_bytes;
     listed["mappable"] = each.mappable;
-    listed["reason"] = each.reason;
+    listed["reason"] = readable(each.reason);
     return listed;
 }
 
@@ -68,7 +68,9 @@ void bind_arrays(nb::module_& module) {
         .def_prop_ro("dtype", [](const opened_array& self) { return self.type().descr(); })
         .def_prop_ro("nbytes", &opened_array::size_bytes)
         .def_prop_ro("mapped", &opened_array::is_mapped)
-        .def_prop_ro("reason", &opened_array::reason)
+        .def_prop_ro(
+            "reason", [](const opened_array& self) { return readable(self.reason()); },
+            nb::sig("def reason(self) -> str"))
         .def_prop_ro(
             "label", [](const opened_array& self) { return text_of(self.label()); },
             nb::sig("def label(self) -> str"))

@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "pinflow/formats/open.hpp"
+#include "src/python/native/file_name.hpp"
 #include "src/python/native/python_owner.hpp"
 
 namespace nb = nanobind;
@@ -18,7 +19,7 @@ PyObject* classes = nullptr;
 
 void raise(const char* name, const char* message) {
     const nb::object type = nb::borrow(classes).attr(name);
-    PyErr_SetString(type.ptr(), message);
+    PyErr_SetObject(type.ptr(), readable(message).ptr());
 }
 
 /// As OSError does it, the number decides which class it is.
@@ -28,7 +29,7 @@ void raise_system_failure(const system_failure& failure) {
     if (failure.code() == std::errc::file_exists) name = "AlreadyThere";
     if (failure.code() == std::errc::permission_denied) name = "NotPermitted";
     const nb::object type = nb::borrow(classes).attr(name);
-    const nb::object raised = type(failure.code().value(), failure.what());
+    const nb::object raised = type(failure.code().value(), readable(failure.what()));
     PyErr_SetObject(type.ptr(), raised.ptr());
 }
 

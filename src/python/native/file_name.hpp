@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <string>
+#include <string_view>
 
 namespace pinflow::python {
 
@@ -15,6 +16,12 @@ struct file_name {
 inline nanobind::object text_of(const std::string& path) {
     return nanobind::steal(
         PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
+
+/// A sentence that may contain paths: bytes that are not UTF-8 become \xE9.
+inline nanobind::object readable(std::string_view sentence) {
+    return nanobind::steal(
+        PyUnicode_DecodeUTF8(sentence.data(), static_cast<Py_ssize_t>(sentence.size()), "backslashreplace"));
 }
 
 }  // namespace pinflow::python

@@ -20,6 +20,7 @@
 #include "pinflow/dlpack.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "src/python/native/file_name.hpp"
 #include "src/python/native/opened_array.hpp"
 #include "src/python/native/python_order.hpp"
 #include "src/python/native/python_owner.hpp"
@@ -229,16 +230,16 @@ nb::dict report_of(const loader_report& report) {
     nb::list arrays;
     for (const array_report& each : report.arrays) {
         nb::dict one;
-        one["name"] = each.name;
+        one["name"] = readable(each.name);
         one["transfer"] = each.transfer;
-        one["reason"] = each.reason;
+        one["reason"] = readable(each.reason);
         one["bytes"] = each.bytes;
         arrays.append(one);
     }
     nb::dict result;
-    result["verdict"] = report.verdict();
+    result["verdict"] = readable(report.verdict());
     result["route"] = std::string(to_string(report.route));
-    result["reason"] = report.reason;
+    result["reason"] = readable(report.reason);
     result["arrays"] = arrays;
     result["threads"] = report.threads;
     result["slots"] = report.slots;
