@@ -520,6 +520,29 @@ class SourceTest(Folder):
             may_read.set()
         self.assertEqual(sum(len(rows) for (rows,) in loop), ROWS)
 
+    def test_a_signal_handler_may_close_the_loader_that_is_waited_for(self):
+        may_read = threading.Event()
+
+        class Waits(self.Squares):
+            def read_rows(self, ids, out):
+                may_read.wait()
+
+        loader = pinflow.Loader(Waits(), batch=10, device="host")
+
+        def close(number, frame):
+            may_read.set()
+            loader.close()
+
+        before = signal.signal(signal.SIGALRM, close)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            self.assertLess(sum(len(rows) for (rows,) in loader), ROWS)
+        except pinflow.Error:
+            pass  # the loop was told that its loader is closed
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        self.assertRaises(pinflow.InvalidArgument, next, iter(loader))
+
     def test_a_cycle_with_its_loader_is_collected(self):
         source = self.Squares()
         source.loader = pinflow.Loader(source, batch=10, device="host")

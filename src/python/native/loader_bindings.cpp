@@ -96,7 +96,7 @@ class python_loader {
         std::erase(live_loaders(), this);
     }
 
-    /// Ends the delivery, also to other threads that wait in `next`, and waits for the threads of the loader,
+    /// Stops the loader, also for other threads that wait in `next`, and waits for the threads of the loader,
     /// which may wait for the GIL.
     void end() {
         std::shared_ptr<loader> last = std::move(loader_);
@@ -117,29 +117,23 @@ class python_loader {
     /// @param owner keeps the stream alive
     std::optional<python_batch> next(std::optional<std::int64_t> stream, const nb::object& owner) {
         drop_given_up();
-        std::shared_ptr<loader> own = valid();
-        const device on = own->device();
+        const device on = valid()->device();
         std::optional<stream_view> consumer;
         if (on.kind() != device_kind::host) consumer = dlpack::consumer_stream(on, stream);
         std::shared_ptr<PyObject> kept = owner.is_none() || !consumer ? nullptr : keep(owner);
         std::optional<batch> taken;
-        while (own) {
+        for (bool is_over = false; !is_over;) {
+            // held only without the GIL: `end` waits for the last share
+            std::shared_ptr<loader> share = loader_;
+            if (!share) return std::nullopt;  // closed meanwhile, by a signal handler or another thread
             {
                 const gil_release released;
-                if (own->wait_for(signal_interval)) {
-                    taken = consumer ? own->next(*consumer) : own->next();
-                    if (taken && kept) taken->used_on(*consumer, std::move(kept));
-                    own.reset();
-                }
+                const std::shared_ptr<loader> own = std::move(share);
+                is_over = own->wait_for(signal_interval);
+                if (is_over) taken = consumer ? own->next(*consumer) : own->next();
+                if (taken && kept) taken->used_on(*consumer, std::move(kept));
             }
-            if (own && PyErr_CheckSignals() != 0) {  // such as Ctrl-C
-                const nb::python_error raised;
-                {
-                    const gil_release released;
-                    own.reset();
-                }
-                throw raised;
-            }
+            if (!is_over && PyErr_CheckSignals() != 0) throw nb::python_error();  // such as Ctrl-C
         }
         if (!taken) return std::nullopt;
         return python_batch(std::move(*taken), on);

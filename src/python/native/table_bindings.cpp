@@ -15,6 +15,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/rows.hpp"
 #include "src/python/native/buffer.hpp"
+#include "src/python/native/file_name.hpp"
 #include "src/python/native/opened_array.hpp"
 #include "src/python/native/python_owner.hpp"
 
@@ -137,7 +138,9 @@ class python_table {
         const gil_release released;
         exchange_->tune(batch_rows);
     }
-    std::string reason(std::uint64_t batch_rows) const { return exchange_->plan_gather(batch_rows).reason; }
+    nb::object reason(std::uint64_t batch_rows) const {
+        return readable(exchange_->plan_gather(batch_rows).reason);
+    }
     std::string device_name() const { return device_.name(); }
     std::uint64_t row_count() const { return exchange_->table().row_count(); }
     const shape_vector& row_shape() const noexcept { return row_shape_; }
@@ -183,7 +186,8 @@ void bind_tables(nb::module_& module) {
              nb::arg("stream").none())
         .def("check", &python_table::check)
         .def("tune", &python_table::tune, nb::arg("batch_rows"))
-        .def("reason", &python_table::reason, nb::arg("batch_rows"))
+        .def("reason", &python_table::reason, nb::arg("batch_rows"),
+             nb::sig("def reason(self, batch_rows: int) -> str"))
         .def_prop_ro("device", &python_table::device_name)
         .def_prop_ro("row_count", &python_table::row_count)
         .def_prop_ro("dtype", &python_table::type)

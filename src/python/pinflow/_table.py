@@ -37,7 +37,7 @@ class RowTable:
                 raise InvalidArgument("a table is made of an array, a CPU tensor or a path, not of "
                                       f"{type(array).__name__}: it works in the memory of its array")
             elements = elements_of(array)
-            if not elements.dtype.isnative:
+            if elements.dtype.kind in "biufc" and not elements.dtype.isnative:
                 raise InvalidArgument(f"rows of {elements.dtype} have another byte order than this machine: convert "
                                       f"them with astype('{elements.dtype.newbyteorder('=').str}')")
             if elements.dtype.kind not in "biufc" or elements.dtype.itemsize > 16:
@@ -110,6 +110,8 @@ class RowTable:
         if self.device == "host":
             import numpy
 
+            if isinstance(rows, numpy.ma.MaskedArray):
+                rows = elements_of(rows)  # raises
             if not hasattr(rows, "__dlpack__"):
                 rows = numpy.ascontiguousarray(rows, dtype=self.dtype)
             if isinstance(rows, numpy.ndarray):

@@ -25,7 +25,8 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
         options: options of the tool, such as '--dtype', 'float32'.
 
     Raises:
-        InvalidArgument: an unknown or incomplete option. NotFound, FormatError, Unsupported: as `open`, for the source.
+        InvalidArgument: the command line is wrong, or this build lacks the format. NotFound, FormatError, Unsupported:
+        as `open`, for the source.
         Error: something else failed, and the text is the tool's.
     """
     done = subprocess.run([tool_path(), "convert", os.fspath(source), os.fspath(target), *options],
@@ -36,10 +37,14 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
     message = done.stderr.strip().removeprefix("pinflow: error: ") or f"pinflow convert ended with {done.returncode}"
     if done.returncode == 2:
         raise InvalidArgument(message)
+    text = os.fsdecode(source)
     try:
-        open(source)  # raises the error of the source, if that was the cause
-    except (SystemFailure, FormatError, Unsupported):
-        raise
+        if not text.startswith("shm:"):
+            open(text)
+    except (SystemFailure, FormatError, Unsupported) as error:
+        if ascii(text)[1:-1] in message:  # the source was the cause
+            number = (error.errno,) if isinstance(error, SystemFailure) else ()
+            raise type(error)(*number, message) from None
     except Error:  # it has several arrays
         pass
     raise Error(message)
