@@ -320,8 +320,7 @@ slot* slot_pool::lease(bool with_data) {
     const auto before = times_.now();
     times_.ask(before);
     const std::chrono::nanoseconds consumer_wait_before = times_.consumer_wait(before);
-    const std::chrono::nanoseconds early_wait = early_wait_.value_or(std::chrono::nanoseconds::zero());
-    const std::uint64_t ready_before = early_wait_ ? 0 : count_ready(lock);
+    const std::uint64_t ready_before = std::exchange(had_to_wait_, false) ? 0 : count_ready(lock);
     std::chrono::nanoseconds data_wait{};
     for (;;) {
         slot_delivered_.wait(lock, [&] { return has_next(); });
@@ -345,8 +344,8 @@ slot* slot_pool::lease(bool with_data) {
         const auto after = times_.now();
         const std::chrono::nanoseconds waited = after.at - before.at - data_wait;
         const std::chrono::nanoseconds for_consumer = times_.consumer_wait(after) - consumer_wait_before;
-        times_.add_wait(next->times, early_wait + std::max(waited - for_consumer, {}), data_wait);
-        early_wait_.reset();
+        times_.add_wait(next->times, std::exchange(early_wait_, {}) + std::max(waited - for_consumer, {}),
+                        data_wait);
         if (delivered_.empty() && finished_) times_.end_consumer_wait();
         // all slots are leased: wake other waiting consumers, which would wait for ever
         if (leased_ == slots_.size()) slot_delivered_.notify_all();
@@ -372,6 +371,7 @@ slot* slot_pool::lease(bool with_data) {
 bool slot_pool::wait_for_next(std::chrono::nanoseconds timeout) {
     constexpr std::chrono::hours longest{24 * 365};  // a point in time beyond might not exist
     std::unique_lock lock(mutex_);
+    had_to_wait_ = false;
     if (has_next()) return true;
     const auto before = times_.now();
     times_.ask(before);
@@ -380,8 +380,8 @@ bool slot_pool::wait_for_next(std::chrono::nanoseconds timeout) {
                                               [&] { return has_next(); });
     const auto after = times_.now();
     const std::chrono::nanoseconds for_consumer = times_.consumer_wait(after) - consumer_wait_before;
-    early_wait_ = early_wait_.value_or(std::chrono::nanoseconds::zero()) +
-                  std::max<std::chrono::nanoseconds>(after.at - before.at - for_consumer, {});
+    early_wait_ += std::max<std::chrono::nanoseconds>(after.at - before.at - for_consumer, {});
+    had_to_wait_ = true;
     return has;
 }
 

@@ -215,11 +215,11 @@ class slot_pool {
     std::size_t leased_ = 0;           ///< includes lost slots
     std::size_t held_by_tensors_ = 0;  ///< leased slots whose batches have been released
     std::size_t lost_ = 0;
-    /// Time in wait_for_next since the last lease; none if it did not have to wait.
-    std::optional<std::chrono::nanoseconds> early_wait_;
-    std::shared_ptr<slot_pool> kept_;    ///< this pool, once a slot is lost
-    slot_pool* next_kept_ = nullptr;     ///< the next in the list of such pools
-    std::optional<std::size_t> wanted_;  ///< free slots that the driver waits for
+    std::chrono::nanoseconds early_wait_{};  ///< in wait_for_next, not yet charged to a batch
+    bool had_to_wait_ = false;               ///< the last wait_for_next
+    std::shared_ptr<slot_pool> kept_;        ///< this pool, once a slot is lost
+    slot_pool* next_kept_ = nullptr;         ///< the next in the list of such pools
+    std::optional<std::size_t> wanted_;      ///< free slots that the driver waits for
     bool stopped_ = false;
     bool finished_ = false;
     bool failed_ = false;
