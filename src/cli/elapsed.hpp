@@ -2,6 +2,10 @@
 
 #include <chrono>
 
+namespace pinflow::cli {
+
 inline double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
+
+}  // namespace pinflow::cli

@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "pinflow/error.hpp"
 #include "src/core/error_advice.hpp"
 #include "src/core/system.hpp"
 
