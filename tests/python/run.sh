@@ -33,7 +33,7 @@ check() {
 }
 
 say "pip install ."
-CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90}" "$work/installed/bin/pip" install --quiet .
+CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90}" "$work/installed/bin/pip" install --quiet .
 "$work/installed/bin/pip" install --quiet numpy mypy
 check "$work/installed"
 "$work/installed/bin/mypy" --strict samples/python/*.py
