@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <string>
 
 #include "pinflow/error.hpp"
@@ -90,6 +91,28 @@ TEST_CASE("trailer: a later version and sizes that contradict the file are refus
     segment_trailer without = whole;
     without.checksum.clear();
     CHECK_THROWS_AS(read_trailer(written(without), file_size_bytes), format_error);
+}
+
+TEST_CASE("trailer: whatever the bytes are, what is read agrees with the file's size") {
+    std::mt19937_64 random(90);
+    const trailer_bytes good = written(whole);
+    int read = 0;
+    for (int i = 0; i < 20'000; ++i) {
+        trailer_bytes bytes = good;
+        for (std::uint64_t changes = random() % 4; changes-- > 0;)
+            bytes[random() % 200] = static_cast<std::byte>(random());
+        try {
+            const segment_trailer trailer = read_trailer(bytes, file_size_bytes);
+            ++read;
+            CHECK(trailer.data_offset_bytes + trailer.data_size_bytes + trailer_size_bytes ==
+                  file_size_bytes);
+            CHECK(trailer.checksum.size() == (trailer.is_writable ? 0 : 32));
+            CHECK(trailer.type.size() <= 64);
+        } catch (const format_error&) {
+        } catch (const unsupported&) {
+        }
+    }
+    CHECK(read > 5'000);
 }
 
 TEST_CASE("trailer: the invariants hold for the fuzzer's seeds, findings and their mutations") {
