@@ -47,7 +47,8 @@ std::uint64_t own_address_bytes();
 std::string memory_shortage(std::uint64_t size_bytes);
 
 /// Checks that `size_bytes` of memory are available.
-/// @throws system_failure if not: "SUBJECT, more than the 8 bytes that may be taken of the memory that ...; HELP".
+/// @throws system_failure if not: "SUBJECT, more than the 8 bytes that may be taken of the memory that ...;
+/// HELP".
 void require_memory(std::uint64_t size_bytes, std::string_view subject, std::string_view help = {});
 
 struct thread_allowance {
