@@ -169,7 +169,8 @@ TEST_CASE("dlpack: a slot is not filled again before the streams of its tensors 
         const stream second(device);
         loader loader({rows}, options_for(device, 2));
         const gate gate;
-        std::vector<std::byte> seen;
+        // pinned, because a copy to pageable memory would block this thread until `second` reaches it
+        const pinned_buffer seen(10 * width * sizeof(std::uint64_t), device);
         std::vector<std::uint64_t> ids;
         {
             auto batch = loader.next(first);
@@ -177,10 +178,8 @@ TEST_CASE("dlpack: a slot is not filled again before the streams of its tensors 
             ids = ids_of(*batch);
             const exported_tensor exported = to_dlpack(*batch, 0, second);
             batch->release();
-            const std::size_t size_bytes = 10 * width * sizeof(std::uint64_t);
-            seen.resize(size_bytes);
             hold(second, gate);
-            copy_to_host_async(seen, static_cast<const std::byte*>(exported->dl_tensor.data), second);
+            copy_to_host_async(seen.bytes(), static_cast<const std::byte*>(exported->dl_tensor.data), second);
         }
         // the other slot is filled again and again meanwhile
         for (int i = 0; i < 5; ++i) {
@@ -190,8 +189,8 @@ TEST_CASE("dlpack: a slot is not filled again before the streams of its tensors 
         }
         gate.open();
         second.synchronize();
-        std::vector<std::uint64_t> elements(seen.size() / sizeof(std::uint64_t));
-        std::memcpy(elements.data(), seen.data(), seen.size());
+        std::vector<std::uint64_t> elements(10 * width);
+        std::memcpy(elements.data(), seen.data(), elements.size() * sizeof(std::uint64_t));
         for (std::size_t i = 0; i < elements.size(); ++i)
             REQUIRE(elements[i] == ids[i / width]);
     });
