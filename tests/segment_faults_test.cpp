@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <string>
@@ -156,6 +157,18 @@ TEST_CASE("segments: a filesystem that is too small is found before a byte is co
             CHECK(failure.code() == std::errc::no_space_on_device);
             CHECK(contains_all(failure.what(), {"free", "unpin", "--shm-size"}));
         }
+    }
+    {
+        // others fill it while pieces are copied: header and trailer have their pages by then
+        std::atomic<int> pieces = 0;
+        const array large = numbered_rows(400'000);
+        const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
+            return seam::injected_failure{
+                .error = what == seam::call::fallocate && ++pieces == 5 ? ENOSPC : 0};
+        });
+        CHECK(fails_with(std::errc::no_space_on_device,
+                         [&] { publish("a", *large.rows(), segments.options()); }));
+        CHECK(pieces >= 5);
     }
     {
         const detail::scoped_available_memory little(1 << 20);

@@ -50,10 +50,13 @@ void check_distinct(std::string_view group, std::span<const std::vector<std::str
 /// Copies `content` to `file`, and adds to `copied_bytes`.
 void fill(segment_file& file, segment_content& content, const publish_options& options,
           std::uint64_t& copied_bytes, std::uint64_t total_bytes) {
-    file.finish(content.copy(file.data(), [&](std::uint64_t size_bytes) {
+    const auto count = [&](std::uint64_t size_bytes) {
         copied_bytes += size_bytes;
         if (options.progress) options.progress(copied_bytes, total_bytes);
-    }));
+    };
+    file.finish(content.copy({.bytes = file.data(),
+                              .take_memory = [&](std::span<std::byte> part) { file.take_memory(part); },
+                              .progress = count}));
 }
 
 }  // namespace

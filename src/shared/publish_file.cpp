@@ -27,9 +27,7 @@ class owned_rows final : public segment_content {
         : rows_(std::move(rows)), content_(content_of(*rows_)) {}
     const pinflow::dtype& dtype() const noexcept override { return content_->dtype(); }
     shape_vector shape() const override { return content_->shape(); }
-    std::string copy(std::span<std::byte> to, const std::function<void(std::uint64_t)>& progress) override {
-        return content_->copy(to, progress);
-    }
+    std::string copy(const copy_target& to) override { return content_->copy(to); }
 
  private:
     std::shared_ptr<const row_source> rows_;

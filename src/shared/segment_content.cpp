@@ -43,16 +43,6 @@ namespace {
 /// The copied bytes are still in the CPU's cache when they are hashed.
 constexpr std::uint64_t usual_piece_bytes = std::uint64_t{4} << 20;
 
-/// Maps the pages with one call, instead of by one page fault each. Only a hint: their memory is allocated.
-void populate(std::span<std::byte> to) {
-#ifdef MADV_POPULATE_WRITE
-    constexpr std::uintptr_t page = 4096;
-    const auto begin = reinterpret_cast<std::uintptr_t>(to.data()) / page * page;
-    const auto end = reinterpret_cast<std::uintptr_t>(to.data() + to.size());
-    system::advise(reinterpret_cast<const std::byte*>(begin), end - begin, MADV_POPULATE_WRITE);
-#endif
-}
-
 /// A piece of the data, in bytes.
 struct piece {
     std::uint64_t begin = 0;
@@ -62,7 +52,7 @@ struct piece {
 /// Copies pieces of a source. With extents a piece is any range of bytes, otherwise it is whole rows.
 class row_copier {
  public:
-    row_copier(const row_source& source, std::span<std::byte> to) : source_(source), to_(to) {
+    row_copier(const row_source& source, const copy_target& to) : source_(source), to_(to) {
         std::uint64_t begin = 0;
         for (const row_extent& each : source.extents()) {
             begins_.push_back(begin);
@@ -79,8 +69,8 @@ class row_copier {
     }
 
     void copy(const piece& what) const {
-        const std::span<std::byte> to = to_.subspan(what.begin, what.size);
-        populate(to);
+        const std::span<std::byte> to = to_.bytes.subspan(what.begin, what.size);
+        to_.take_memory(to);
         if (begins_.empty()) {
             const std::uint64_t row_bytes = source_.row_size_bytes();
             std::vector<std::uint64_t> ids(what.size / row_bytes);
@@ -112,16 +102,16 @@ class row_copier {
     }
 
     const row_source& source_;
-    std::span<std::byte> to_;
+    const copy_target& to_;
     std::vector<std::uint64_t> begins_;  ///< of the extents, in bytes of the data
 };
 
-/// Copies all rows to `data`, hashed in order while other pieces are copied.
-std::string copy_rows(const row_source& source, std::span<std::byte> data,
-                      const std::function<void(std::uint64_t)>& progress) {
+/// Copies all rows, hashed in order while other pieces are copied.
+std::string copy_rows(const row_source& source, const copy_target& to) {
     checksum sum;
+    const std::span<std::byte> data = to.bytes;
     if (data.empty()) return sum.text();
-    const row_copier copier(source, data);
+    const row_copier copier(source, to);
     const std::uint64_t piece_bytes = copier.piece_bytes();
     std::uint64_t next = 0;
     // twice as many pieces as threads, so that threads go on copying while copied pieces wait to be hashed
@@ -141,7 +131,7 @@ std::string copy_rows(const row_source& source, std::span<std::byte> data,
     };
     const auto hash = [&](piece what) {
         sum.add(data.subspan(what.begin, what.size));
-        if (progress) progress(what.size);
+        to.progress(what.size);
     };
     // isolated, so that a caller's cancelled task group does not leave rows uncopied
     tbb::task_group_context context(tbb::task_group_context::isolated);
@@ -163,9 +153,9 @@ class row_content final : public segment_content {
         shape.insert(shape.end(), source_.row_shape().begin(), source_.row_shape().end());
         return shape;
     }
-    std::string copy(std::span<std::byte> to, const std::function<void(std::uint64_t)>& progress) override {
+    std::string copy(const copy_target& to) override {
         start_worker_threads();
-        return copy_rows(source_, to, progress);
+        return copy_rows(source_, to);
     }
 
  private:
@@ -177,18 +167,18 @@ class stream_content final : public segment_content {
     explicit stream_content(std::unique_ptr<element_stream> stream) : stream_(std::move(stream)) {}
     const pinflow::dtype& dtype() const noexcept override { return stream_->dtype(); }
     shape_vector shape() const override { return stream_->shape(); }
-    std::string copy(std::span<std::byte> to, const std::function<void(std::uint64_t)>& progress) override {
+    std::string copy(const copy_target& to) override {
         checksum sum;
         const std::uint64_t item_bytes = std::max<std::uint64_t>(dtype().size_bytes(), 1);
         const std::uint64_t piece_bytes =
             std::max<std::uint64_t>(usual_piece_bytes / item_bytes, 1) * item_bytes;
-        while (!to.empty()) {
-            const std::span<std::byte> part = to.first(std::min<std::uint64_t>(to.size(), piece_bytes));
-            populate(part);
+        for (std::span<std::byte> left = to.bytes; !left.empty();) {
+            const std::span<std::byte> part = left.first(std::min<std::uint64_t>(left.size(), piece_bytes));
+            to.take_memory(part);
             stream_->read(part);
             sum.add(part);
-            if (progress) progress(part.size());
-            to = to.subspan(part.size());
+            to.progress(part.size());
+            left = left.subspan(part.size());
         }
         stream_->finish();
         return sum.text();

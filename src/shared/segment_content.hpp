@@ -31,6 +31,15 @@ class checksum {
     std::unique_ptr<state> state_;
 };
 
+/// Where content is copied to.
+struct copy_target {
+    std::span<std::byte> bytes;  ///< as many as the content has
+    /// Takes the memory of a part of `bytes`, before it is written. Several threads may call it at a time.
+    std::function<void(std::span<std::byte> part)> take_memory;
+    /// Is told, by one thread at a time, how many bytes were copied since it was last called.
+    std::function<void(std::uint64_t size_bytes)> progress;
+};
+
 /// What is copied into a segment.
 class segment_content {
  public:
@@ -41,12 +50,10 @@ class segment_content {
 
     virtual const pinflow::dtype& dtype() const noexcept = 0;
     virtual shape_vector shape() const = 0;
-    /// Copies all elements to `to`, which is of their size, and tells `progress` how many bytes were copied
-    /// since it was last called.
+    /// Copies all elements.
     /// @return their checksum.
-    /// @throws data_changed if a file changes meanwhile; what the source throws.
-    virtual std::string copy(std::span<std::byte> to,
-                             const std::function<void(std::uint64_t size_bytes)>& progress) = 0;
+    /// @throws data_changed if a file changes meanwhile; what the source and `to` throw.
+    virtual std::string copy(const copy_target& to) = 0;
 };
 
 /// The rows of `source`, copied or decoded by all cores. The source must outlive the content.

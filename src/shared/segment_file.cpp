@@ -2,17 +2,17 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/sysmacros.h>
+#include <tbb/parallel_for.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <boost/interprocess/detail/os_file_functions.hpp>
 #include <boost/interprocess/mapped_region.hpp>
 #include <chrono>
 #include <cstring>
 #include <optional>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -26,6 +26,7 @@
 #include "src/core/proc_text.hpp"
 #include "src/core/system.hpp"
 #include "src/core/system_folders.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::detail {
 
@@ -61,13 +62,15 @@ void release_mapping(std::byte*, std::uint64_t, void* context) noexcept {
     delete mapping;
 }
 
-[[noreturn]] void fail_full(const std::string& path, std::uint64_t needed_bytes, const std::string& folder) {
+/// @param taken_bytes of its filesystem, by the file itself.
+[[noreturn]] void fail_full(const std::string& path, std::uint64_t needed_bytes, const std::string& folder,
+                            std::uint64_t taken_bytes = 0) {
     const auto free = system::free_bytes(folder);
     throw system_failure(
         fmt::format(
             "cannot publish '{}': it takes {} bytes, and its filesystem has {} free; remove segments "
             "(pinflow unpin), or enlarge the filesystem (mount -o remount,size=; docker run --shm-size)",
-            path, needed_bytes, free ? fmt::format("{} bytes", *free) : "fewer bytes"),
+            path, needed_bytes, free ? fmt::format("{} bytes", *free + taken_bytes) : "fewer bytes"),
         std::make_error_code(std::errc::no_space_on_device));
 }
 
@@ -100,33 +103,6 @@ bool has_field_beyond_npy(const dtype& type) {
     return std::ranges::any_of(type.fields(), [](const dtype_field& field) {
         return !type_beyond_npy(field.type).empty() || has_field_beyond_npy(field.type);
     });
-}
-
-/// Whether the filesystem of a file is a tmpfs mounted with huge pages (huge=advise, within_size or always).
-/// With the first two, fallocate takes small pages.
-bool has_huge_pages(int descriptor, const std::string& path) {
-    const struct ::stat status = system::status(descriptor, path);
-    const std::string device = fmt::format("{}:{}", major(status.st_dev), minor(status.st_dev));
-    std::istringstream mounts(read_proc_text("/proc/self/mountinfo"));
-    for (std::string line; std::getline(mounts, line);) {
-        // "36 35 0:31 / /dev/shm rw,nosuid - tmpfs tmpfs rw,size=24g,huge=advise"
-        std::istringstream words(line);
-        std::string id, parent, of;
-        words >> id >> parent >> of;
-        if (of == device) return line.find(",huge=") != std::string::npos;
-    }
-    return false;
-}
-
-/// Takes and maps all memory of a new file, so that no later write can raise SIGBUS.
-memory_region reserve(int descriptor, const std::string& path, std::uint64_t size_bytes) {
-    if (has_huge_pages(descriptor, path)) {
-        system::resize(descriptor, path, size_bytes);
-        memory_region memory = map_for_writing(descriptor, path, size_bytes);
-        if (system::allocate_mapped(memory.data(), size_bytes, path)) return memory;
-    }
-    system::allocate(descriptor, path, size_bytes);
-    return map_for_writing(descriptor, path, size_bytes);
 }
 
 fs::path hidden(const fs::path& path) {
@@ -164,6 +140,20 @@ void check_room(const checked_folder& folder, const fs::path& path, std::uint64_
                    "shared memory counts for the cgroup of the process that publishes");
 }
 
+template <typename Take>
+auto segment_file::fail_full_if_full(const Take& take) const {
+    try {
+        return take();
+    } catch (const system_failure& failure) {
+        if (failure.code() != std::errc::no_space_on_device) throw;
+        // without what this file has taken
+        const auto blocks =
+            static_cast<std::uint64_t>(system::status(descriptor(), path_.string()).st_blocks);
+        constexpr std::uint64_t block_bytes = 512;
+        fail_full(path_.string(), memory_.size_bytes(), folder_path_, blocks * block_bytes);
+    }
+}
+
 segment_file::segment_file(const checked_folder& folder, fs::path path, const dtype& type,
                            const shape_vector& shape)
     : path_(std::move(path)), type_(type), shape_(shape) {
@@ -188,22 +178,50 @@ segment_file::segment_file(const checked_folder& folder, fs::path path, const dt
         throw invalid_argument(fmt::format("cannot publish '{}': an array of {} and shape {} is too large",
                                            name, type.descr(), to_string(shape)));
     }
-    const std::string folder_path = folder.path().string();
+    folder_path_ = folder.path().string();
     check_room(folder, path_, total_bytes);
     descriptor_.emplace([&] {
-        if (const auto unnamed = system::create_unnamed(folder_path, 0600)) return *unnamed;
+        if (const auto unnamed = system::create_unnamed(folder_path_, 0600)) return *unnamed;
         throw unsupported(fmt::format(
             "cannot publish '{}': its filesystem has no unnamed files (O_TMPFILE), or /proc is missing",
             name));
     });
     system::set_mode(descriptor(), name, 0600);  // a umask may have removed bits
-    try {
-        memory_ = reserve(descriptor(), name, total_bytes);
-    } catch (const system_failure& failure) {
-        if (failure.code() == std::errc::no_space_on_device) fail_full(name, total_bytes, folder_path);
-        throw;
+    system::resize(descriptor(), name, total_bytes);
+    memory_ = map_for_writing(descriptor(), name, total_bytes);
+    const std::span<std::byte> all = memory_.bytes();
+    if (!map_new_pages(all.first(header.size()))) {
+        fail_full_if_full([&] { system::allocate(descriptor(), name, total_bytes); });
+        has_all_memory_ = true;
     }
+    take_memory(all.last(trailer_size_bytes));
     std::memcpy(memory_.data(), header.data(), header.size());
+}
+
+bool segment_file::map_new_pages(std::span<std::byte> part) const {
+    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const std::uintptr_t before = std::bit_cast<std::uintptr_t>(part.data()) % page;
+    return fail_full_if_full(
+        [&] { return system::allocate_mapped(part.data() - before, part.size() + before, path_.string()); });
+}
+
+void segment_file::take_memory(std::span<std::byte> part) const {
+    if (!has_all_memory_ && !part.empty()) map_new_pages(part);
+}
+
+void segment_file::take_memory() const {
+    constexpr std::size_t piece_bytes = std::size_t{64} << 20;
+    const std::span<std::byte> all = data();
+    start_worker_threads();
+    // isolated, so that a caller's cancelled task group leaves no memory out
+    tbb::task_group_context context(tbb::task_group_context::isolated);
+    tbb::parallel_for(
+        std::size_t{0}, (all.size() + piece_bytes - 1) / piece_bytes,
+        [&](std::size_t piece) {
+            const std::size_t begin = piece * piece_bytes;
+            take_memory(all.subspan(begin, std::min(piece_bytes, all.size() - begin)));
+        },
+        context);
 }
 
 void segment_file::finish(const std::string& checksum) {

@@ -46,6 +46,7 @@ writable_segment writable_segment::create(std::string_view name, const pinflow::
     const checked_folder checked = checked_folder::create(folder);
     check_name_is_free(checked, names.front(), false, false);
     segment_file file(checked, checked.file_of(names), type, shape);
+    file.take_memory();
     file.finish({});
     // locked before it has a name, so that nobody else is its first writer
     const std::string path = file.path().string();
@@ -53,7 +54,7 @@ writable_segment writable_segment::create(std::string_view name, const pinflow::
     give_name(file, checked, names.front(), false);
     const std::span<std::byte> bytes = file.data();
     return writable_segment(std::make_shared<const state>(
-        state{std::move(lock), file.take_memory(), bytes, type, std::move(shape)}));
+        state{std::move(lock), file.give_mapping(), bytes, type, std::move(shape)}));
 }
 
 writable_segment::writable_segment(std::string_view name, const std::filesystem::path& folder)
