@@ -289,6 +289,7 @@ void bind_loaders(nb::module_& module) {
              })
         .def("report", [](const python_loader& self) { return report_of(self.valid()->report()); })
         .def_prop_ro("device", [](const python_loader& self) { return self.valid()->device().name(); })
+        .def_prop_ro("gpu", [](const python_loader& self) { return gpu_of(self.valid()->device()); })
         .def_prop_ro("row_count", [](const python_loader& self) { return self.valid()->row_count(); })
         .def_prop_ro("batches_per_epoch",
                      [](const python_loader& self) { return self.valid()->batches_per_epoch(); });

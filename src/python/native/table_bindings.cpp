@@ -18,6 +18,7 @@
 #include "src/python/native/file_name.hpp"
 #include "src/python/native/opened_array.hpp"
 #include "src/python/native/python_owner.hpp"
+#include "src/python/native/tensor.hpp"
 
 namespace nb = nanobind;
 
@@ -142,6 +143,7 @@ class python_table {
         return readable(exchange_->plan_gather(batch_rows).reason);
     }
     std::string device_name() const { return device_.name(); }
+    std::optional<int> gpu() const { return gpu_of(device_); }
     std::uint64_t row_count() const { return exchange_->table().row_count(); }
     const shape_vector& row_shape() const noexcept { return row_shape_; }
     std::string type() const { return type_.descr(); }
@@ -189,6 +191,7 @@ void bind_tables(nb::module_& module) {
         .def("reason", &python_table::reason, nb::arg("batch_rows"),
              nb::sig("def reason(self, batch_rows: int) -> str"))
         .def_prop_ro("device", &python_table::device_name)
+        .def_prop_ro("gpu", &python_table::gpu)
         .def_prop_ro("row_count", &python_table::row_count)
         .def_prop_ro("dtype", &python_table::type)
         .def_prop_ro("row_shape", [](const python_table& self) {

@@ -200,12 +200,18 @@ nb::tuple dlpack_device_of(const device& device) {
     return nb::make_tuple(static_cast<int>(type), device.index());
 }
 
+std::optional<int> gpu_of(const device& device) {
+    if (device.kind() == device_kind::host) return std::nullopt;
+    return device.index();
+}
+
 void bind_tensors(nb::module_& module) {
     nb::class_<tensor>(module, "Tensor")
         .def_prop_ro("shape", [](const tensor& self) { return tuple_of(self.view().shape()); })
         .def_prop_ro("dtype", [](const tensor& self) { return self.view().dtype().descr(); })
         .def_prop_ro("nbytes", [](const tensor& self) { return self.view().size_bytes(); })
         .def_prop_ro("device", [](const tensor& self) { return self.device().name(); })
+        .def_prop_ro("gpu", [](const tensor& self) { return gpu_of(self.device()); })
         .def_prop_ro("_address", [](const tensor& self) { return address_of(self.view()); })
         .def("__len__",
              [](const tensor& self) {

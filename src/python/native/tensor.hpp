@@ -61,6 +61,8 @@ export_request request_of(const device& device, nanobind::handle stream, nanobin
 nanobind::object capsule_of(const array& array, const export_request& request);
 
 nanobind::tuple dlpack_device_of(const device& device);
+/// The number of a GPU, or nothing for the host.
+std::optional<int> gpu_of(const device& device);
 
 void bind_tensors(nanobind::module_& module);
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import operator
+import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar, Union
 
 from . import _native
@@ -87,7 +89,7 @@ class Tensor:
     def used_on(self, stream: Any) -> None:
         """Makes another stream wait for the data, and the slot wait for that stream. `stream` is a handle or an object
         of PyTorch, CuPy or Numba, which is kept alive."""
-        handle, owner = consumer_stream(stream, self.device)
+        handle, owner = consumer_stream(stream, self._tensor.gpu)
         if handle is not None:
             self._tensor.used_on(handle, owner)
 
@@ -103,29 +105,26 @@ class Tensor:
         Only on the host. (With `route='direct'` it is the source's memory, and read-only.)"""
         import numpy
 
-        if self.device != "host":
+        if self._tensor.gpu is not None:
             raise InvalidArgument(f"the tensor is on {self.device}: numpy needs host memory; use .torch() or .cupy()")
         return numpy.asarray(self)  # by the array interface
 
     def torch(self) -> Any:
         """A PyTorch tensor of the same memory, for PyTorch's current stream."""
-        from torch.utils.dlpack import from_dlpack
-
-        if self.device == "host":
-            return from_dlpack(self)
-        handle, owner = consumer_stream(None, self.device)
-        if handle is not None:
-            self._tensor.used_on(handle, owner)
-        return from_dlpack(self._tensor.__dlpack__(stream=handle))
+        torch = sys.modules.get("torch") or importlib.import_module("torch")
+        native = self._tensor
+        return torch.from_dlpack(native.__dlpack__(stream=consumer_stream(None, native.gpu)[0]))
 
     def cupy(self) -> Any:
         """A CuPy array of the same memory, for CuPy's current stream. Only on a GPU."""
         import cupy
 
-        stream = cupy.cuda.get_current_stream()
-        if self.device != "host":
-            self._tensor.used_on(stream.ptr or 1, stream)
-        return cupy.from_dlpack(self)
+        native = self._tensor
+        if native.gpu is not None:
+            stream = cupy.cuda.get_current_stream()
+            if stream.ptr:  # not a default stream, which nothing needs to keep
+                native.used_on(stream.ptr, stream)
+        return cupy.from_dlpack(native)
 
     def jax(self) -> Any:
         """A JAX array of the same memory."""
@@ -255,7 +254,8 @@ class _Loop(Generic[_Made]):
             raise Error("this loop cannot go on: another loop over its loader has begun, or the loader was closed or "
                         "has loaded a state")
         # after an error, such as AllSlotsLeased, the same batch comes the next time
-        batch = loader._loader.next(*consumer_stream(loader._stream, loader._device))
+        gpu = loader._gpu
+        batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
         if batch is None or batch.epoch != self._epoch:  # this rank had no part in the rest of the epoch
             self._is_over = True
             loader._end_epoch()
@@ -349,6 +349,7 @@ class Loader:
         }
         self._loader = _native.make_loader(self._arrays, self._options)
         self._device = self._loader.device
+        self._gpu = self._loader.gpu
         self._row_count = self._loader.row_count
         self._length = self._loader.batches_per_epoch
         self._report: Dict[str, Any] = {}

@@ -50,6 +50,7 @@ class RowTable:
             array = elements
         self._writable = writable is not None
         self._table = _native.RowTable(native_of(array, "the table's array"), writable, device)
+        self._gpu = self._table.gpu
 
     @property
     def device(self) -> str:
@@ -87,7 +88,7 @@ class RowTable:
             InvalidArgument: a row number is not below the number of rows. Numbers in device memory are checked on the
                 device: `check` raises then.
         """
-        handle, _ = consumer_stream(stream, self.device)
+        handle, _ = consumer_stream(stream, self._gpu)
         ids = _numbers(ids)
         if out is None:
             out = self._new(len(ids))
@@ -104,7 +105,7 @@ class RowTable:
             duplicates: what happens to a row number that comes twice: 'last', 'sum' (the table's row is replaced by
                 the sum of these rows) or 'error'.
         """
-        handle, _ = consumer_stream(stream, self.device)
+        handle, _ = consumer_stream(stream, self._gpu)
         if not self._writable:
             raise Unsupported("the table is read-only: it was made of a file or of a read-only array")
         if self.device == "host":

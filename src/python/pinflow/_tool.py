@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import List, Optional
 
@@ -29,6 +28,8 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
         as `open`, for the source.
         Error: something else failed, and the text is the tool's.
     """
+    import subprocess  # takes longer to import than the rest of the package
+
     done = subprocess.run([tool_path(), "convert", os.fspath(source), os.fspath(target), *options],
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="backslashreplace",
                           check=False)
