@@ -26,7 +26,7 @@ fi
 
 check() {
     local venv=$1
-    (cd tests/python && "$venv/bin/python" -m unittest test_pinflow)
+    (cd tests/python && "$venv/bin/python" -m unittest test_pinflow test_cuda)
     "$venv/bin/python" samples/python/train_digits.py samples/data
     "$venv/bin/python" samples/python/resume.py
     "$venv/bin/python" samples/python/embeddings.py
@@ -36,6 +36,7 @@ say "pip install ."
 CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90}" "$work/installed/bin/pip" install --quiet .
 "$work/installed/bin/pip" install --quiet numpy mypy
 check "$work/installed"
+"$work/installed/bin/mypy" --strict -p pinflow
 "$work/installed/bin/mypy" --strict samples/python/*.py
 
 [ "${1:-}" = --wheel ] || exit 0

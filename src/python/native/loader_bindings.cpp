@@ -63,11 +63,16 @@ class python_batch {
         held();
         return batch_;
     }
-    nb::tuple tensors() const {
+    /// One tensor for each array, as objects of `type`, a Python class made from the class of `tensor`.
+    nb::tuple tensors(nb::type_object_t<tensor> type) const {
         const std::size_t count = held().array_count();
         nb::list list;
-        for (std::size_t index = 0; index < count; ++index)
-            list.append(nb::cast(tensor(batch_, device_, index)));
+        for (std::size_t index = 0; index < count; ++index) {
+            nb::object made = nb::inst_alloc(type);
+            new (nb::inst_ptr<tensor>(made)) tensor(batch_, device_, index);
+            nb::inst_mark_ready(made);
+            list.append(std::move(made));
+        }
         return nb::tuple(list);
     }
 
@@ -256,7 +261,7 @@ nb::dict report_of(const loader_report& report) {
 
 void bind_loaders(nb::module_& module) {
     nb::class_<python_batch>(module, "Batch")
-        .def_prop_ro("tensors", &python_batch::tensors)
+        .def("tensors", &python_batch::tensors, nb::arg("type"))
         .def_prop_ro("row_ids",
                      [](const python_batch& self) {
                          const auto ids = self.held().row_ids();

@@ -207,11 +207,16 @@ std::optional<int> gpu_of(const device& device) {
 
 void bind_tensors(nb::module_& module) {
     nb::class_<tensor>(module, "Tensor")
-        .def_prop_ro("shape", [](const tensor& self) { return tuple_of(self.view().shape()); })
-        .def_prop_ro("dtype", [](const tensor& self) { return self.view().dtype().descr(); })
-        .def_prop_ro("nbytes", [](const tensor& self) { return self.view().size_bytes(); })
-        .def_prop_ro("device", [](const tensor& self) { return self.device().name(); })
-        .def_prop_ro("gpu", [](const tensor& self) { return gpu_of(self.device()); })
+        .def_prop_ro(
+            "shape", [](const tensor& self) { return tuple_of(self.view().shape()); },
+            nb::sig("def shape(self, /) -> tuple[int, ...]"),
+            "The number of rows of the batch, and the shape of a row.")
+        .def_prop_ro("_dtype", [](const tensor& self) { return self.view().dtype().descr(); })
+        .def_prop_ro(
+            "nbytes", [](const tensor& self) { return self.view().size_bytes(); }, "Bytes of all elements.")
+        .def_prop_ro(
+            "device", [](const tensor& self) { return self.device().name(); }, "'host' or 'cuda:N'.")
+        .def_prop_ro("_gpu", [](const tensor& self) { return gpu_of(self.device()); })
         .def_prop_ro("_address", [](const tensor& self) { return address_of(self.view()); })
         .def("__len__",
              [](const tensor& self) {
@@ -221,9 +226,12 @@ void bind_tensors(nb::module_& module) {
         .def("__dlpack_device__", [](const tensor& self) { return dlpack_device_of(self.device()); })
         .def("__dlpack__", &export_tensor, nb::kw_only(), nb::arg("stream") = nb::none(),
              nb::arg("max_version") = nb::none(), nb::arg("dl_device") = nb::none(),
-             nb::arg("copy") = nb::none())
+             nb::arg("copy") = nb::none(),
+             "A DLPack capsule, by the array API standard: `stream` (None or 1: CUDA's legacy default "
+             "stream, 2: "
+             "the\nper-thread one, -1: none) is made to wait for the data. No copies are made.")
         .def(
-            "used_on",
+            "_used_on",
             [](const tensor& self, std::int64_t stream, const nb::object& owner) {
                 use_on(self.shared(), self.device(), stream, owner);
             },

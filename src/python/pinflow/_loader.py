@@ -24,7 +24,7 @@ _ENDLESS = 1 << 32
 _MOST_ROWS = (1 << 64) - 1
 
 
-class Tensor:
+class Tensor(_native.Tensor):
     """One array of a batch, on the loader's device. PyTorch, CuPy, JAX and numpy take it without a copy: by `.torch()`,
     `.cupy()`, `.jax()`, `.numpy()`, or any of their functions for DLPack and array interfaces.
 
@@ -33,65 +33,27 @@ class Tensor:
     be named by `used_on`.
     """
 
-    __slots__ = ("_tensor", "__weakref__")
-
-    def __init__(self, tensor: _native.Tensor) -> None:
-        self._tensor = tensor
-
-    @property
-    def shape(self) -> Tuple[int, ...]:
-        """The number of rows of the batch, and the shape of a row."""
-        return self._tensor.shape
+    __slots__ = ("__weakref__",)
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return len(self._tensor.shape)
+        return len(self.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the elements, as Array.dtype."""
-        return numpy_type(self._tensor.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self._tensor.nbytes
-
-    @property
-    def device(self) -> str:
-        """'host' or 'cuda:N'."""
-        return self._tensor.device
-
-    def __len__(self) -> int:
-        return len(self._tensor)
+        return numpy_type(self._dtype)
 
     def __repr__(self) -> str:
-        return f"<pinflow.Tensor {self._tensor.dtype} {self.shape} on {self.device}>"
-
-    def __dlpack_device__(self) -> Tuple[int, int]:
-        return self._tensor.__dlpack_device__()
-
-    def __dlpack__(self, *, stream: Optional[int] = None, max_version: Optional[Tuple[int, int]] = None,
-                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:
-        """A DLPack capsule, by the array API standard: `stream` (None or 1: CUDA's legacy default stream, 2: the
-        per-thread one, -1: none) is made to wait for the data. No copies are made."""
-        return self._tensor.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
-
-    @property
-    def __array_interface__(self) -> Dict[str, Any]:
-        return self._tensor.__array_interface__
-
-    @property
-    def __cuda_array_interface__(self) -> Dict[str, Any]:
-        return self._tensor.__cuda_array_interface__
+        return f"<pinflow.Tensor {self._dtype} {self.shape} on {self.device}>"
 
     def used_on(self, stream: Any) -> None:
         """Makes another stream wait for the data, and the slot wait for that stream. `stream` is a handle or an object
         of PyTorch, CuPy or Numba, which is kept alive."""
-        handle, owner = consumer_stream(stream, self._tensor.gpu)
+        handle, owner = consumer_stream(stream, self._gpu)
         if handle is not None:
-            self._tensor.used_on(handle, owner)
+            self._used_on(handle, owner)
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> NDArray[Any]:
         """For numpy, which uses the array interface on the host. Raises on a GPU, as `numpy` does."""
@@ -105,26 +67,23 @@ class Tensor:
         Only on the host. (With `route='direct'` it is the source's memory, and read-only.)"""
         import numpy
 
-        if self._tensor.gpu is not None:
+        if self._gpu is not None:
             raise InvalidArgument(f"the tensor is on {self.device}: numpy needs host memory; use .torch() or .cupy()")
         return numpy.asarray(self)  # by the array interface
 
     def torch(self) -> Any:
         """A PyTorch tensor of the same memory, for PyTorch's current stream."""
         torch = sys.modules.get("torch") or importlib.import_module("torch")
-        native = self._tensor
-        return torch.from_dlpack(native.__dlpack__(stream=consumer_stream(None, native.gpu)[0]))
+        return torch.from_dlpack(self.__dlpack__(stream=consumer_stream(None, self._gpu)[0]))
 
     def cupy(self) -> Any:
         """A CuPy array of the same memory, for CuPy's current stream. Only on a GPU."""
-        import cupy
-
-        native = self._tensor
-        if native.gpu is not None:
+        cupy = sys.modules.get("cupy") or importlib.import_module("cupy")
+        if self._gpu is not None:
             stream = cupy.cuda.get_current_stream()
             if stream.ptr:  # not a default stream, which nothing needs to keep
-                native.used_on(stream.ptr, stream)
-        return cupy.from_dlpack(native)
+                self._used_on(stream.ptr, stream)
+        return cupy.from_dlpack(self)
 
     def jax(self) -> Any:
         """A JAX array of the same memory."""
@@ -134,7 +93,7 @@ class Tensor:
 
 
 def _tensors_of(batch: _native.Batch) -> Tuple[Tensor, ...]:
-    return tuple([Tensor(each) for each in batch.tensors])
+    return batch.tensors(Tensor)
 
 
 class Batch:

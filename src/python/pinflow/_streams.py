@@ -33,7 +33,7 @@ def consumer_stream(stream: Any, gpu: Optional[int]) -> Stream:
         return None, None
     if stream is not None:
         return handle_of(stream), stream
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():  # it has no stream yet, nor perhaps CUDA
         return None, None
