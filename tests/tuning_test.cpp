@@ -18,6 +18,7 @@
 #include "tests/measured_backend.hpp"
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/row_tables.hpp"
+#include "tests/support/sanitized.hpp"
 
 // Measurements of plans, on a device that is the host under another name.
 
@@ -265,7 +266,8 @@ TEST_CASE("tuning: a failed measurement is repeated at the next request") {
     CHECK(first.plan_gather(1000).gbps > 0);
 }
 
-TEST_CASE("tuning: measures with a million rows at most, however small they are") {
+TEST_CASE("tuning: measures with a million rows at most, however small they are" *
+          doctest::skip(sanitizes_threads)) {  // takes minutes there, and has one thread of its own
     constexpr std::uint64_t million = std::uint64_t{1} << 20;
     measured_backend backend;
     const guarded_table table(device::host(), 4 * million);

@@ -1,12 +1,20 @@
 #pragma once
 
 // `sanitized`: whether tests run under a sanitizer, which needs much address space, memory and time. No macro
-// announces compute-sanitizer: builds for it define PINFLOW_TEST_SANITIZED.
+// announces compute-sanitizer: builds for it define PINFLOW_TEST_SANITIZED. `sanitizes_threads`: whether it is
+// ThreadSanitizer.
+#if defined(__SANITIZE_THREAD__)
+#define PINFLOW_TEST_SANITIZES_THREADS 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define PINFLOW_TEST_SANITIZES_THREADS 1
+#endif
+#endif
 #if defined(PINFLOW_TEST_SANITIZED)
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#elif defined(__SANITIZE_ADDRESS__) || defined(PINFLOW_TEST_SANITIZES_THREADS)
 #define PINFLOW_TEST_SANITIZED 1
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#if __has_feature(address_sanitizer)
 #define PINFLOW_TEST_SANITIZED 1
 #endif
 #endif
@@ -14,4 +22,9 @@
 inline constexpr bool sanitized = true;
 #else
 inline constexpr bool sanitized = false;
+#endif
+#ifdef PINFLOW_TEST_SANITIZES_THREADS
+inline constexpr bool sanitizes_threads = true;
+#else
+inline constexpr bool sanitizes_threads = false;
 #endif
