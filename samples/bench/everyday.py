@@ -6,14 +6,14 @@
 
 TAKE_BATCHES is the program made from take_batches.cpp, PINFLOW the tool. Every cell makes its files in a folder
 below DIR, which is removed at the end, and reads them into the page cache. A GPU cell streams them for five epochs (one
-in the cells "one epoch"), and the digest reads every batch on the GPU. A host cell streams them for three epochs, in
-turns with one numpy thread that gathers the rows of np.load(mmap_mode="r"). If a cell has many files, numpy reads one
-file of 1 GiB instead. The cells "one
-epoch" and "first of five" count the first epoch, all others the median of the later epochs. Contents are checked by the
-digest, which must be that of `pinflow stream --device host --route read`; on the host in a run that is not timed. LINK
-is the rate of a 256 MiB copy from pinned memory in the same run. An unknown name in --cells prints all names. With
---results the table between two marks in that file is replaced, unless something failed. After all cells, `baselines.py
---only samples` runs if a GPU cell was selected, unless --skip-peers is given.
+in the cells "one epoch"), and the digest reads every batch on the GPU; if a batch has less than 1 MiB, only in a run that
+is not timed, because its kernel would cost more than the batch. A host cell streams them for three epochs, in turns with
+one numpy thread that gathers the rows of np.load(mmap_mode="r"). If a cell has many files, numpy reads one file of 1 GiB
+instead. The cells "one epoch" and "first of five" count the first epoch, all others the median of the later epochs.
+Contents are checked by the digest, which must be that of `pinflow stream --device host --route read`; on the host in a
+run that is not timed. LINK is the rate of a 256 MiB copy from pinned memory in the same run. An unknown name in --cells
+prints all names. With --results the table between two marks in that file is replaced, unless something failed. After
+all cells, `baselines.py --only samples` runs if a GPU cell was selected, unless --skip-peers is given.
 """
 import argparse
 import atexit
@@ -230,7 +230,11 @@ def numpy_epochs(cell, files, epochs):
 def measure_gpu(cell, link):
     files = files_of(cell)
     epochs = cell.epochs or 5
-    results = [take(cell, files, epochs, "--digest") for _ in range(options.repetitions)]
+    check = ["--digest"]
+    if cell.row * cell.batch < MIB:
+        take(cell, files, 1, *check)
+        check = []
+    results = [take(cell, files, epochs, *check) for _ in range(options.repetitions)]
     seconds = [s for result in results for s in counted(cell, result["seconds"])]
     result = results[-1]
     size, batches = result["rows"] * result["sample_bytes"], result["batches"]
