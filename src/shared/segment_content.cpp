@@ -4,9 +4,11 @@
 #include <sys/mman.h>
 #include <tbb/parallel_pipeline.h>
 #include <tbb/task_arena.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <new>
 #include <numeric>
@@ -40,8 +42,18 @@ std::string checksum::text() const {
 
 namespace {
 
-/// The copied bytes are still in the CPU's cache when they are hashed.
-constexpr std::uint64_t usual_piece_bytes = std::uint64_t{4} << 20;
+/// Small enough that copied bytes are still in the CPU's cache when they are hashed, also with many threads.
+constexpr std::uint64_t usual_piece_bytes = std::uint64_t{1} << 20;
+
+/// Takes the pages that lie in a part out of this process. Their content stays in the file. Unmapping the
+/// whole file later would do the same with one thread, which takes a tenth of the time of copying.
+void unmap_pages(std::span<std::byte> part) {
+    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const auto address = std::bit_cast<std::uintptr_t>(part.data());
+    const std::uintptr_t begin = (address + page - 1) / page * page;
+    const std::uintptr_t end = (address + part.size()) / page * page;
+    if (begin < end) system::advise(part.data() + (begin - address), end - begin, MADV_DONTNEED);
+}
 
 /// A piece of the data, in bytes.
 struct piece {
@@ -132,13 +144,16 @@ std::string copy_rows(const row_source& source, const copy_target& to) {
     const auto hash = [&](piece what) {
         sum.add(data.subspan(what.begin, what.size));
         to.progress(what.size);
+        return what;
     };
+    const auto unmap = [&](piece what) { unmap_pages(data.subspan(what.begin, what.size)); };
     // isolated, so that a caller's cancelled task group does not leave rows uncopied
     tbb::task_group_context context(tbb::task_group_context::isolated);
     tbb::parallel_pipeline(tokens,
                            tbb::make_filter<void, piece>(tbb::filter_mode::serial_in_order, take) &
                                tbb::make_filter<piece, piece>(tbb::filter_mode::parallel, copy) &
-                               tbb::make_filter<piece, void>(tbb::filter_mode::serial_in_order, hash),
+                               tbb::make_filter<piece, piece>(tbb::filter_mode::serial_in_order, hash) &
+                               tbb::make_filter<piece, void>(tbb::filter_mode::parallel, unmap),
                            context);
     source.check_unchanged();
     return sum.text();
