@@ -148,6 +148,22 @@ TEST_CASE("cuda pin: memory of the process's own is registered too") {
     CHECK(to_host(copy.data(), memory->size_bytes(), stream)[4 * mebibyte] == std::byte{9});
 }
 
+TEST_CASE("cuda pin: memory that begins in the last page of an array can still be copied") {
+    const device gpu = device::cuda(0);
+    const auto memory = std::make_shared<memory_region>(memory_region::anonymous(mebibyte));
+    const std::span<std::byte> array = memory->bytes().first(100 * 4096 + 500);
+    const std::span<std::byte> next = memory->bytes().subspan(array.size(), 8000);
+    next.back() = std::byte{7};
+    const pinned_pages pages({{array, "an array in memory", memory}}, gpu, generous());
+    pages.wait();
+    const stream stream(gpu);
+    const device_buffer copy(array.size(), stream);
+    copy_to_device_async(copy.data(), next, stream);
+    CHECK(to_host(copy.data(), next.size(), stream).back() == std::byte{7});
+    copy_to_device_async(copy.data(), array, stream);
+    stream.synchronize();
+}
+
 TEST_CASE("cuda pin: two arrays of one mapping and the same file mapped twice") {
     const temporary_folder folder;
     const device gpu = device::cuda(0);

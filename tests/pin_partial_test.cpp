@@ -6,6 +6,7 @@
 #include <deque>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -280,6 +281,27 @@ TEST_CASE("pin: a range that must not be registered leaves the others registered
 }
 
 // ---- the order -------------------------------------------------------------------------------------------
+
+TEST_CASE("pin: memory whose last page others may share is not registered, because their copies would fail") {
+    memory_region memory = memory_region::anonymous(12 * page);
+    const auto registers = [&](std::uint64_t begin, std::uint64_t size_bytes) {
+        fake_locker locker;
+        pin_registry registry;
+        const pin_worker worker({{memory.bytes().subspan(begin, size_bytes), "an array in memory", nullptr}},
+                                locker, registry, {}, &generous);
+        const bool all = worker.wait();
+        CHECK(contains(worker.report().reason, "its last page may hold other memory of the process") != all);
+        CHECK((locker.calls > 0) == all);
+        return all;
+    };
+    // as in the heap: more memory of the process follows
+    CHECK_FALSE(registers(100, 8 * page));
+    CHECK_FALSE(registers(100, 100));
+    CHECK(registers(100, 8 * page - 100));
+    // after this array nothing else can begin
+    REQUIRE(::mprotect(memory.data() + 10 * page, 2 * page, PROT_NONE) == 0);
+    CHECK(registers(0, 10 * page - 100));
+}
 
 TEST_CASE("pin: runs and the prefix tell which pieces are registered") {
     const temporary_folder folder;

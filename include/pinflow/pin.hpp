@@ -19,7 +19,9 @@ class pin_worker;
 
 /// Host memory to register in place: a shared read-only mapping of a file, shared memory, or the process's
 /// own writable memory. Other mappings are refused. Registering page-locks whole pages in place; pinned
-/// memory is allocated page-locked.
+/// memory is allocated page-locked. The process's own memory of less than 32 MiB is refused if other memory
+/// may begin in its last page, such as the next array in the heap. CUDA (driver 580) fails with "invalid
+/// argument" if a copy begins in a registered page and ends outside of it.
 struct pin_range {
     std::span<const std::byte> bytes;
     std::string description;  ///< for messages: "'x.npy'"

@@ -145,7 +145,13 @@ void pin_job::judge(pin_order& order, const process_mappings& mappings) {
     const tracked_range* last_refused = nullptr;
     const auto is_refused = [&](std::size_t index) {
         judged_piece& judged = pieces_[index];
-        const page_verdict verdict = mappings.judge(judged.piece.pages());
+        page_verdict verdict = mappings.judge(judged.piece.pages());
+        if (verdict.refusal.empty() && mappings.may_share_last_page(judged.piece.tracked->range.bytes)) {
+            // with all other pages registered, copies of the array itself would be refused
+            verdict.refusal =
+                "its last page may hold other memory of the process, and CUDA refuses copies that begin "
+                "in a registered page and end outside of it";
+        }
         judged.read_only = verdict.read_only;
         judged.shared = verdict.shared;
         if (verdict.refusal.empty()) return false;

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 #include <optional>
 #include <utility>
 
 #include "src/core/proc_text.hpp"
+#include "src/device/pin_pages.hpp"
 
 namespace pinflow::detail {
 
@@ -100,6 +102,17 @@ page_verdict process_mappings::judge(std::span<const std::byte> pages) const {
     }
     if (at < end) return {.refusal = "not all of it is mapped"};
     return first.value_or(page_verdict{});
+}
+
+bool process_mappings::may_share_last_page(std::span<const std::byte> bytes) const {
+    constexpr std::size_t own_pages_bytes = std::size_t{32} << 20;
+    const std::span<const std::byte> pages = pages_of(bytes);
+    const std::byte* const end = pages.data() + pages.size();
+    if (end == bytes.data() + bytes.size() || bytes.size() >= own_pages_bytes) return false;
+    // what begins in the last page of a mapping ends there, too
+    const auto address = std::bit_cast<std::uintptr_t>(end);
+    const auto there = std::ranges::upper_bound(mappings_, address - 1, {}, &mapping::end);
+    return there != mappings_.end() && address < there->end && !there->shared && !there->of_file;
 }
 
 std::string read_own_maps() {

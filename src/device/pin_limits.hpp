@@ -45,6 +45,11 @@ class process_mappings {
     /// see `verdict_of`. `pages` may span several mappings of one kind.
     page_verdict judge(std::span<const std::byte> pages) const;
 
+    /// Whether `bytes` may share their last page with other memory of the process, such as an array that lies
+    /// after them in the heap. From 32 MiB on, glibc's malloc takes pages of their own, and other allocators
+    /// from less on.
+    bool may_share_last_page(std::span<const std::byte> bytes) const;
+
  private:
     struct mapping {
         std::uintptr_t begin = 0;
