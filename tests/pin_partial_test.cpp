@@ -254,6 +254,31 @@ TEST_CASE("pin: after 16 refusals the rest is not tried") {
     CHECK(contains(worker.report().reason, "(and 15 more failures, after which the rest was not tried)"));
 }
 
+TEST_CASE("pin: an array whose last page may hold other memory is not registered") {
+    memory_region memory = memory_region::anonymous(12 * page);
+    const auto registers = [&](std::uint64_t begin, std::uint64_t size_bytes) {
+        fake_locker locker;
+        pin_registry registry;
+        const pin_worker worker({{memory.bytes().subspan(begin, size_bytes), "an array in memory", nullptr}},
+                                locker, registry, {}, &generous);
+        const bool all = worker.wait();
+        CHECK(contains(worker.report().reason, "other memory of the process may begin in its last page") !=
+              all);
+        CHECK((locker.calls > 0) == all);
+        return all;
+    };
+    // as in the heap: more memory of the process follows
+    CHECK_FALSE(registers(100, 8 * page));
+    CHECK_FALSE(registers(100, 100));
+    CHECK(registers(100, 8 * page - 100));
+    // one memory in two mappings
+    REQUIRE(::madvise(memory.data(), 9 * page, MADV_DONTDUMP) == 0);
+    CHECK_FALSE(registers(100, 9 * page - 200));
+    // the mapping ends with this page: what begins there ends there, too
+    REQUIRE(::mprotect(memory.data() + 10 * page, 2 * page, PROT_NONE) == 0);
+    CHECK(registers(0, 10 * page - 100));
+}
+
 TEST_CASE("pin: a range that must not be registered leaves the others registered") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 4 * page);
@@ -281,27 +306,6 @@ TEST_CASE("pin: a range that must not be registered leaves the others registered
 }
 
 // ---- the order -------------------------------------------------------------------------------------------
-
-TEST_CASE("pin: memory whose last page others may share is not registered, because their copies would fail") {
-    memory_region memory = memory_region::anonymous(12 * page);
-    const auto registers = [&](std::uint64_t begin, std::uint64_t size_bytes) {
-        fake_locker locker;
-        pin_registry registry;
-        const pin_worker worker({{memory.bytes().subspan(begin, size_bytes), "an array in memory", nullptr}},
-                                locker, registry, {}, &generous);
-        const bool all = worker.wait();
-        CHECK(contains(worker.report().reason, "its last page may hold other memory of the process") != all);
-        CHECK((locker.calls > 0) == all);
-        return all;
-    };
-    // as in the heap: more memory of the process follows
-    CHECK_FALSE(registers(100, 8 * page));
-    CHECK_FALSE(registers(100, 100));
-    CHECK(registers(100, 8 * page - 100));
-    // after this array nothing else can begin
-    REQUIRE(::mprotect(memory.data() + 10 * page, 2 * page, PROT_NONE) == 0);
-    CHECK(registers(0, 10 * page - 100));
-}
 
 TEST_CASE("pin: runs and the prefix tell which pieces are registered") {
     const temporary_folder folder;

@@ -19,9 +19,12 @@ class pin_worker;
 
 /// Host memory to register in place: a shared read-only mapping of a file, shared memory, or the process's
 /// own writable memory. Other mappings are refused. Registering page-locks whole pages in place; pinned
-/// memory is allocated page-locked. The process's own memory of less than 32 MiB is refused if other memory
-/// may begin in its last page, such as the next array in the heap. CUDA (driver 580) fails with "invalid
-/// argument" if a copy begins in a registered page and ends outside of it.
+/// memory is allocated page-locked.
+///
+/// An array of less than 32 MiB in the process's own memory is refused if another array may begin in its last
+/// page. With that page registered, CUDA (driver 580) would refuse copies of the other array ("invalid
+/// argument"), because they begin in a registered page and end in an unregistered one. For the same reason
+/// other code must not copy a range of which a part is registered, or is being registered.
 struct pin_range {
     std::span<const std::byte> bytes;
     std::string description;  ///< for messages: "'x.npy'"

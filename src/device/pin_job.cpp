@@ -147,10 +147,11 @@ void pin_job::judge(pin_order& order, const process_mappings& mappings) {
         judged_piece& judged = pieces_[index];
         page_verdict verdict = mappings.judge(judged.piece.pages());
         if (verdict.refusal.empty() && mappings.may_share_last_page(judged.piece.tracked->range.bytes)) {
-            // with all other pages registered, copies of the array itself would be refused
+            // all pieces: a copy of the array itself would end in the page that was left out
             verdict.refusal =
-                "its last page may hold other memory of the process, and CUDA refuses copies that begin "
-                "in a registered page and end outside of it";
+                "other memory of the process may begin in its last page, and CUDA would refuse copies of "
+                "that "
+                "memory; end the array at a page boundary, or use a pinned_buffer";
         }
         judged.read_only = verdict.read_only;
         judged.shared = verdict.shared;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -109,10 +110,17 @@ bool process_mappings::may_share_last_page(std::span<const std::byte> bytes) con
     const std::span<const std::byte> pages = pages_of(bytes);
     const std::byte* const end = pages.data() + pages.size();
     if (end == bytes.data() + bytes.size() || bytes.size() >= own_pages_bytes) return false;
-    // what begins in the last page of a mapping ends there, too
     const auto address = std::bit_cast<std::uintptr_t>(end);
-    const auto there = std::ranges::upper_bound(mappings_, address - 1, {}, &mapping::end);
-    return there != mappings_.end() && address < there->end && !there->shared && !there->of_file;
+    const auto is_own_memory = [](const mapping& each) {
+        return each.readable && !each.shared && !each.of_file;
+    };
+    const auto last = std::ranges::upper_bound(mappings_, address - 1, {}, &mapping::end);
+    if (last == mappings_.end() || !is_own_memory(*last)) return false;
+    if (address < last->end) return true;
+    // What begins in the last page of a mapping ends there, too, unless the next mapping continues it.
+    // Mappings of one heap can differ, for example in MADV_HUGEPAGE.
+    const auto next = std::next(last);
+    return next != mappings_.end() && next->begin == address && is_own_memory(*next);
 }
 
 std::string read_own_maps() {

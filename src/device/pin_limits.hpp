@@ -45,9 +45,9 @@ class process_mappings {
     /// see `verdict_of`. `pages` may span several mappings of one kind.
     page_verdict judge(std::span<const std::byte> pages) const;
 
-    /// Whether `bytes` may share their last page with other memory of the process, such as an array that lies
-    /// after them in the heap. From 32 MiB on, glibc's malloc takes pages of their own, and other allocators
-    /// from less on.
+    /// Whether another array of the process, such as the next one in the heap, may begin in the last page of
+    /// `bytes`. glibc's malloc gives every allocation of 32 MiB or more a mapping of its own; other
+    /// allocators do so from smaller sizes.
     bool may_share_last_page(std::span<const std::byte> bytes) const;
 
  private:

@@ -24,7 +24,8 @@ class RowTable:
     Args:
         array: a writable numpy array or CPU tensor, which is written in place; or an Array, a path, or a read-only
             array, out of which rows are only gathered, and which must be in memory or mapped in one piece: not
-            decoded, not of several files. It is kept.
+            decoded, not of several files. It is kept. An array of less than 32 MiB that ends within a page may not be
+            page-locked; `reason` then says why, and its rows pass through buffers.
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
 
     Calls may come from several threads.
