@@ -211,9 +211,18 @@ class backend final : public device_backend {
 
     void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) override {
         if (destination.empty()) return;
+        // cut at the edges of registered pages on the host's side, like copies to the device
+        const copy_range range{const_cast<std::byte*>(source), destination.data(), destination.size()};
+        std::vector<copy_range> pieces;
+        pin_registry::process().cut({&range, 1}, pieces);
         check(context_.run([&] {
-            return cuda::copy(destination.data(), source, destination.size(), cudaMemcpyDeviceToHost,
-                              stream_of(stream));
+            for (const copy_range& piece : pieces) {
+                const cudaError_t status =
+                    cuda::copy(const_cast<std::byte*>(piece.source), piece.destination, piece.size_bytes,
+                               cudaMemcpyDeviceToHost, stream_of(stream));
+                if (status != cudaSuccess) return status;
+            }
+            return cudaSuccess;
         }),
               "cannot copy {} bytes from cuda:{} to the host", destination.size(), index());
     }
