@@ -159,21 +159,32 @@ TEST_CASE("segments: a filesystem that is too small is found before a byte is co
         }
     }
     {
-        // others fill it while pieces are copied: header and trailer have their pages by then
-        std::atomic<int> pieces = 0;
-        const array large = numbered_rows(400'000);
-        const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
-            return seam::injected_failure{
-                .error = what == seam::call::fallocate && ++pieces == 5 ? ENOSPC : 0};
-        });
-        CHECK(fails_with(std::errc::no_space_on_device,
-                         [&] { publish("a", *large.rows(), segments.options()); }));
-        CHECK(pieces >= 5);
-    }
-    {
         const detail::scoped_available_memory little(1 << 20);
         const array large = numbered_rows(100'000);
         CHECK(fails_with(std::errc::not_enough_memory, [&] { publish("a", *large.rows(), options); }));
     }
+    CHECK(segments.files().empty());
+}
+
+TEST_CASE(
+    "segments: a filesystem that is filled while pieces are copied is the same error, and leaves nothing") {
+    const test_segments segments;
+    const array large = numbered_rows(400'000);
+    // the first two are for the header and the trailer
+    std::atomic<int> allocations = 0;
+    {
+        const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
+            return seam::injected_failure{
+                .error = what == seam::call::fallocate && ++allocations == 5 ? ENOSPC : 0};
+        });
+        try {
+            publish("a", *large.rows(), segments.options());
+            FAIL_CHECK("no error");
+        } catch (const system_failure& failure) {
+            CHECK(failure.code() == std::errc::no_space_on_device);
+            CHECK(contains_all(failure.what(), {"free", "unpin", "--shm-size"}));
+        }
+    }
+    CHECK(allocations >= 5);
     CHECK(segments.files().empty());
 }

@@ -55,7 +55,8 @@ void fill(segment_file& file, segment_content& content, const publish_options& o
         if (options.progress) options.progress(copied_bytes, total_bytes);
     };
     file.finish(content.copy({.bytes = file.data(),
-                              .take_memory = [&](std::span<std::byte> part) { file.take_memory(part); },
+                              .allocate_pages = [&](std::span<std::byte> part) { file.allocate_pages(part); },
+                              .unmap_pages = [&](std::span<std::byte> part) { file.unmap_pages(part); },
                               .progress = count}));
 }
 

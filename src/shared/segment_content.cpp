@@ -1,14 +1,11 @@
 #include "src/shared/segment_content.hpp"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <tbb/parallel_pipeline.h>
 #include <tbb/task_arena.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <new>
 #include <numeric>
@@ -45,16 +42,6 @@ namespace {
 /// Small enough that copied bytes are still in the CPU's cache when they are hashed, also with many threads.
 constexpr std::uint64_t usual_piece_bytes = std::uint64_t{1} << 20;
 
-/// Takes the pages that lie in a part out of this process. Their content stays in the file. Unmapping the
-/// whole file later would do the same with one thread, which takes a tenth of the time of copying.
-void unmap_pages(std::span<std::byte> part) {
-    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-    const auto address = std::bit_cast<std::uintptr_t>(part.data());
-    const std::uintptr_t begin = (address + page - 1) / page * page;
-    const std::uintptr_t end = (address + part.size()) / page * page;
-    if (begin < end) system::advise(part.data() + (begin - address), end - begin, MADV_DONTNEED);
-}
-
 /// A piece of the data, in bytes.
 struct piece {
     std::uint64_t begin = 0;
@@ -82,7 +69,7 @@ class row_copier {
 
     void copy(const piece& what) const {
         const std::span<std::byte> to = to_.bytes.subspan(what.begin, what.size);
-        to_.take_memory(to);
+        to_.allocate_pages(to);
         if (begins_.empty()) {
             const std::uint64_t row_bytes = source_.row_size_bytes();
             std::vector<std::uint64_t> ids(what.size / row_bytes);
@@ -146,7 +133,7 @@ std::string copy_rows(const row_source& source, const copy_target& to) {
         to.progress(what.size);
         return what;
     };
-    const auto unmap = [&](piece what) { unmap_pages(data.subspan(what.begin, what.size)); };
+    const auto unmap = [&](piece what) { to.unmap_pages(data.subspan(what.begin, what.size)); };
     // isolated, so that a caller's cancelled task group does not leave rows uncopied
     tbb::task_group_context context(tbb::task_group_context::isolated);
     tbb::parallel_pipeline(tokens,
@@ -189,10 +176,11 @@ class stream_content final : public segment_content {
             std::max<std::uint64_t>(usual_piece_bytes / item_bytes, 1) * item_bytes;
         for (std::span<std::byte> left = to.bytes; !left.empty();) {
             const std::span<std::byte> part = left.first(std::min<std::uint64_t>(left.size(), piece_bytes));
-            to.take_memory(part);
+            to.allocate_pages(part);
             stream_->read(part);
             sum.add(part);
             to.progress(part.size());
+            to.unmap_pages(part);
             left = left.subspan(part.size());
         }
         stream_->finish();

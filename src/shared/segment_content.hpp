@@ -33,9 +33,11 @@ class checksum {
 
 /// Where content is copied to.
 struct copy_target {
-    std::span<std::byte> bytes;  ///< as many as the content has
-    /// Takes the memory of a part of `bytes`, before it is written. Several threads may call it at a time.
-    std::function<void(std::span<std::byte> part)> take_memory;
+    std::span<std::byte> bytes;  ///< of the size of the content
+    /// Allocates the pages of a part of `bytes`; to be called before writing there. Thread-safe.
+    std::function<void(std::span<std::byte> part)> allocate_pages;
+    /// Unmaps the whole pages of a part that has been copied. The file keeps their content. Thread-safe.
+    std::function<void(std::span<std::byte> part)> unmap_pages;
     /// Is told, by one thread at a time, how many bytes were copied since it was last called.
     std::function<void(std::uint64_t size_bytes)> progress;
 };

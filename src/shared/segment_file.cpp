@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <tbb/parallel_for.h>
 #include <unistd.h>
 
@@ -62,7 +63,7 @@ void release_mapping(std::byte*, std::uint64_t, void* context) noexcept {
     delete mapping;
 }
 
-/// @param taken_bytes of its filesystem, by the file itself.
+/// @param taken_bytes what the file itself has of its filesystem: it counts as free.
 [[noreturn]] void fail_full(const std::string& path, std::uint64_t needed_bytes, const std::string& folder,
                             std::uint64_t taken_bytes = 0) {
     const auto free = system::free_bytes(folder);
@@ -146,11 +147,12 @@ auto segment_file::fail_full_if_full(const Take& take) const {
         return take();
     } catch (const system_failure& failure) {
         if (failure.code() != std::errc::no_space_on_device) throw;
-        // without what this file has taken
-        const auto blocks =
-            static_cast<std::uint64_t>(system::status(descriptor(), path_.string()).st_blocks);
+        struct ::stat status{};
         constexpr std::uint64_t block_bytes = 512;
-        fail_full(path_.string(), memory_.size_bytes(), folder_path_, blocks * block_bytes);
+        const std::uint64_t taken_bytes = ::fstat(descriptor(), &status) == 0
+                                              ? static_cast<std::uint64_t>(status.st_blocks) * block_bytes
+                                              : 0;
+        fail_full(path_.string(), memory_.size_bytes(), folder_path_, taken_bytes);
     }
 }
 
@@ -192,9 +194,9 @@ segment_file::segment_file(const checked_folder& folder, fs::path path, const dt
     const std::span<std::byte> all = memory_.bytes();
     if (!map_new_pages(all.first(header.size()))) {
         fail_full_if_full([&] { system::allocate(descriptor(), name, total_bytes); });
-        has_all_memory_ = true;
+        has_all_pages_ = true;
     }
-    take_memory(all.last(trailer_size_bytes));
+    allocate_pages(all.last(trailer_size_bytes));
     std::memcpy(memory_.data(), header.data(), header.size());
 }
 
@@ -205,11 +207,20 @@ bool segment_file::map_new_pages(std::span<std::byte> part) const {
         [&] { return system::allocate_mapped(part.data() - before, part.size() + before, path_.string()); });
 }
 
-void segment_file::take_memory(std::span<std::byte> part) const {
-    if (!has_all_memory_ && !part.empty()) map_new_pages(part);
+void segment_file::allocate_pages(std::span<std::byte> part) const {
+    if (has_all_pages_ || part.empty() || map_new_pages(part)) return;
+    fail_full_if_full([&] { system::allocate(descriptor(), path_.string(), memory_.size_bytes()); });
 }
 
-void segment_file::take_memory() const {
+void segment_file::unmap_pages(std::span<std::byte> part) const {
+    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const auto address = std::bit_cast<std::uintptr_t>(part.data());
+    const std::uintptr_t begin = (address + page - 1) / page * page;
+    const std::uintptr_t end = (address + part.size()) / page * page;
+    if (begin < end) system::advise(part.data() + (begin - address), end - begin, MADV_DONTNEED);
+}
+
+void segment_file::allocate_pages() const {
     constexpr std::size_t piece_bytes = std::size_t{64} << 20;
     const std::span<std::byte> all = data();
     start_worker_threads();
@@ -219,7 +230,7 @@ void segment_file::take_memory() const {
         std::size_t{0}, (all.size() + piece_bytes - 1) / piece_bytes,
         [&](std::size_t piece) {
             const std::size_t begin = piece * piece_bytes;
-            take_memory(all.subspan(begin, std::min(piece_bytes, all.size() - begin)));
+            allocate_pages(all.subspan(begin, std::min(piece_bytes, all.size() - begin)));
         },
         context);
 }

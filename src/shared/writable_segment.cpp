@@ -46,7 +46,7 @@ writable_segment writable_segment::create(std::string_view name, const pinflow::
     const checked_folder checked = checked_folder::create(folder);
     check_name_is_free(checked, names.front(), false, false);
     segment_file file(checked, checked.file_of(names), type, shape);
-    file.take_memory();
+    file.allocate_pages();
     file.finish({});
     // locked before it has a name, so that nobody else is its first writer
     const std::string path = file.path().string();
