@@ -1,6 +1,7 @@
 """The Python package on the host. Needs numpy; run with the package on sys.path: python -m unittest test_pinflow"""
 
 import gc
+import importlib.util
 import inspect
 import json
 import os
@@ -158,6 +159,13 @@ class OpenTest(Folder):
 
 
 class LoaderTest(Folder):
+    def test_pytorch_takes_views_of_a_mapped_file(self):
+        if importlib.util.find_spec("torch") is None:
+            self.skipTest("needs PyTorch")
+        loader = pinflow.Loader(self.saved(), batch=100, device="host", route="direct", order="sequential")
+        (rows,) = next(iter(loader))
+        np.testing.assert_array_equal(rows.torch().numpy(), numbered()[:100])
+
     def test_each_loop_is_one_epoch_with_every_row_once(self):
         labels = np.arange(ROWS, dtype=np.int32)
         loader = pinflow.Loader(self.saved(), labels, batch=64, device="host", seed=3)

@@ -74,14 +74,19 @@ class Tensor(_native.Tensor):
     def torch(self) -> Any:
         """A PyTorch tensor of the same memory, for PyTorch's current stream."""
         torch = sys.modules.get("torch") or importlib.import_module("torch")
+        if self._gpu is None:
+            return torch.from_dlpack(self)  # which asks for a structure that can say "read-only"
         return torch.from_dlpack(self.__dlpack__(stream=consumer_stream(None, self._gpu)[0]))
 
     def cupy(self) -> Any:
         """A CuPy array of the same memory, for CuPy's current stream. Only on a GPU."""
         cupy = sys.modules.get("cupy") or importlib.import_module("cupy")
         if self._gpu is not None:
+            if cupy.cuda.runtime.getDevice() != self._gpu:
+                with cupy.cuda.Device(self._gpu):
+                    return self.cupy()
             stream = cupy.cuda.get_current_stream()
-            if stream.ptr:  # not a default stream, which nothing needs to keep
+            if stream.ptr:  # 0 is the legacy default stream, for which from_dlpack makes the data ready
                 self._used_on(stream.ptr, stream)
         return cupy.from_dlpack(self)
 
