@@ -101,11 +101,13 @@ class TensorTest(CudaTest):
                     failures.append(failure)
                 del tensor
 
-        thread = threading.Thread(target=drop_all)
+        thread = threading.Thread(target=drop_all, daemon=True)
         thread.start()
-        self.keep(lambda rows: rows.torch(), lambda tensor, ids: handed.put((tensor, ids)))
-        handed.put(None)
-        thread.join()
+        try:
+            self.keep(lambda rows: rows.torch(), lambda tensor, ids: handed.put((tensor, ids)))
+        finally:
+            handed.put(None)
+            thread.join()
         self.assertEqual(failures, [])
 
     def test_tensors_in_reference_cycles_are_collected(self):
@@ -113,15 +115,15 @@ class TensorTest(CudaTest):
 
         def drop(tensor, ids):
             nonlocal dropped
-            self.assert_rows(tensor, ids)
-            cycle = [tensor]
+            self.assert_rows(tensor.torch(), ids)
+            cycle = [tensor, tensor.torch()]
             cycle.append(cycle)
             dropped += 1
             if dropped % 2 == 0:  # the loader has slots for more than these
                 del tensor, cycle
                 gc.collect()
 
-        self.keep(lambda rows: rows.torch(), drop)
+        self.keep(lambda rows: rows, drop)
 
     def test_the_process_may_end_while_tensors_are_kept(self):
         code = ("import sys, torch, pinflow\n"
@@ -220,7 +222,7 @@ class TableTest(CudaTest):
         self.assertEqual(float(weights[ids[0], 0]), ids[0] + 0.5)
         self.assertEqual(int((weights[:, 0] % 1 == 0.5).sum()), len(ids))
 
-    def test_a_tensor_of_pytorch_is_pinned_in_place(self):
+    def test_scatter_writes_a_tensor_of_pytorch_in_place(self):
         weights = torch.zeros(ROWS, WIDTH)
         table = pinflow.RowTable(weights)
         table.scatter([7, 7, 9], torch.ones(3, WIDTH, device="cuda"), duplicates="sum")
