@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measures loops in Python on a GPU, in turns with the same in C++: python_stream.py PINFLOW TAKE_BATCHES [--dir DIR]
+"""Runs loops in Python and in C++ in turns, on a GPU: python_stream.py PINFLOW TAKE_BATCHES [--dir DIR]
 [--gib 8] [--repetitions 3]
 
-First 64 rows of 256 KiB a batch, sequential and shuffled, with and without a label of 8 bytes: `pinflow stream` and
-`for x, ... in loader: x.torch()` of take_batches.py. Then small batches, shuffled, in microseconds: TAKE_BATCHES, the
-program made from take_batches.cpp, the loop in Python that only takes the tuples, and the one that makes tensors of
-PyTorch. All stream five epochs, each in a process of its own, and the medians of the epochs after the first count. The
-contents that Python takes are checked in a further epoch. LINK is the rate of a 256 MiB copy from pinned memory. Exits
-with 1 if a ratio to `pinflow stream` is below 0.97.
+Large batches are 64 rows of 256 KiB, sequential and shuffled, with and without a label of 8 bytes: `pinflow stream`
+against `for x, ... in loader: x.torch()` of take_batches.py. Small batches are shuffled, in microseconds: TAKE_BATCHES
+(made from take_batches.cpp), a loop in Python over the tuples, and one that makes tensors of PyTorch. All stream five
+epochs, each in a process of its own, and the medians of the epochs after the first count. The first run of each loop
+with tensors checks the contents in a further epoch. LINK is the rate of a 256 MiB copy from pinned memory. Exits with 1
+if a ratio to `pinflow stream` is below 0.97.
 """
 import argparse
 import atexit

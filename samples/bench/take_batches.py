@@ -4,9 +4,8 @@
     take_batches.py FILE[:NAME]... [--device D] [--batch N] [--order O] [--epochs N] [--leased N] [--legacy] [--stack]
                     [--threads N] [--digest] [--bare]
 
-Takes the flags of take_batches, and prints the fields of its JSON object that everyday.py reads. --digest here checks
-the contents in a further epoch, which is not timed: PyTorch adds up all bytes of each array, as 64-bit words if a row
-is whole words, and the sum must be numpy's. --bare makes no tensors of PyTorch.
+Takes the flags of take_batches except --route, and prints the fields of its JSON object that everyday.py reads.
+--digest here checks the contents in a further epoch, which is not timed. --bare makes no tensors of PyTorch.
 """
 import argparse
 import glob
@@ -29,7 +28,7 @@ parser.add_argument("--order", default="sequential")
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--leased", type=int, default=0)
 parser.add_argument("--threads", type=int)
-parser.add_argument("--legacy", action="store_true", help="accepted: PyTorch's current stream is the legacy one")
+parser.add_argument("--legacy", action="store_true", help="ignored: PyTorch's first stream is the legacy one")
 parser.add_argument("--stack", action="store_true")
 parser.add_argument("--digest", action="store_true")
 parser.add_argument("--bare", action="store_true")
@@ -76,24 +75,31 @@ leased.clear()
 report = loader.report().values
 
 
-def words(row_bytes):
-    return (torch.int64, np.int64) if row_bytes % 8 == 0 else (torch.uint8, np.uint8)
-
-
-if options.digest:
-    row_bytes = [source.nbytes // len(source) for source in sources]
+def check_contents():
+    """Compares some 64 batches of an epoch with the sources, row by row, and the sum of each array with numpy's."""
+    sizes = [source.nbytes // len(source) for source in sources]
+    words = [(torch.int64, np.int64) if size % 8 == 0 else (torch.uint8, np.uint8) for size in sizes]
     sums = [torch.zeros((), dtype=torch.int64, device=loader.device.replace("host", "cpu")) for _ in sources]
-    for batch in loader:
-        for total, tensor, size in zip(sums, batch, row_bytes):
-            total += tensor.torch().reshape(-1).view(torch.uint8).view(words(size)[0]).sum(dtype=torch.int64)
-    for number, (source, size) in enumerate(zip(sources, row_bytes)):
-        expected = 0
-        for first in range(0, len(source), 65536):
-            rows = np.ascontiguousarray(source[first:first + 65536]).reshape(-1).view(np.uint8).view(words(size)[1])
+    for batch in loader.batches():
+        for number, (total, source) in enumerate(zip(sums, sources)):
+            rows = batch[number].torch().reshape(-1).view(torch.uint8)
+            total += rows.view(words[number][0]).sum(dtype=torch.int64)
+            if batch.index % max(1, len(loader) // 64) == 0:
+                expected = source.rows(batch.row_ids).reshape(-1).view(np.uint8)
+                if not np.array_equal(rows.cpu().numpy(), expected):
+                    sys.exit(f"take_batches.py: array {number} of batch {batch.index} has other rows than its row_ids")
+        batch.release()
+    for number, (source, size) in enumerate(zip(sources, sizes)):
+        expected, step = 0, max(1, (64 << 20) // size)
+        for first in range(0, len(source), step):
+            rows = np.ascontiguousarray(source[first:first + step]).reshape(-1).view(np.uint8).view(words[number][1])
             expected = (expected + int(rows.sum(dtype=np.int64))) % 2**64
         if int(sums[number]) % 2**64 != expected:
             sys.exit(f"take_batches.py: array {number} has the sum {int(sums[number])}: other rows were delivered")
 
+
+if options.digest:
+    check_contents()
 print(json.dumps({
     "open_seconds": open_seconds, "make_seconds": make_seconds, "seconds": seconds, "cpu_seconds": cpu,
     "rows": loader.row_count, "sample_bytes": sum(source.nbytes // len(source) for source in sources),
