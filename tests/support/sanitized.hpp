@@ -1,8 +1,8 @@
 #pragma once
 
 // `sanitized`: whether tests run under a sanitizer, which needs much address space, memory and time. No macro
-// announces compute-sanitizer: builds for it define PINFLOW_TEST_SANITIZED. `sanitizes_threads`: whether it is
-// ThreadSanitizer.
+// announces compute-sanitizer: builds for it define PINFLOW_TEST_SANITIZED. `sanitizes_threads`: whether
+// tests run under ThreadSanitizer.
 #if defined(__SANITIZE_THREAD__)
 #define PINFLOW_TEST_SANITIZES_THREADS 1
 #elif defined(__has_feature)
