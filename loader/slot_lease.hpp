@@ -36,7 +36,10 @@ class slot_lease {
     void undo();
 
     /// Whether a stream uses the batch.
-    bool is_used() const noexcept { return !streams_.empty(); }
+    bool is_used() const {
+        const std::lock_guard lock(mutex_);
+        return !streams_.empty();
+    }
 
     /// The state after the batch, to resume from.
     /// @throws as batch::state.
@@ -51,7 +54,7 @@ class slot_lease {
     std::shared_ptr<slot_pool> pool_;
     std::shared_ptr<const state_origin> origin_;
     slot* slot_;                                       ///< null if the lease was undone
-    std::mutex mutex_;                                 ///< of the members below
+    mutable std::mutex mutex_;                         ///< of the members below
     std::vector<std::shared_ptr<const void>> owners_;  ///< of the streams
     std::vector<stream_view> streams_;
 };

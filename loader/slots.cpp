@@ -363,9 +363,9 @@ slot* slot_pool::lease(bool with_data) {
     if (lost_ > 0)
         held += fmt::format(", {} of them lost: no event could be recorded in their streams", lost_);
     throw all_slots_leased(fmt::format(
-        "there is no slot left for another batch: all {} are leased{}; release batches{}, or give "
-        "the loader more slots",
-        slots_.size(), held, held_by_tensors_ > 0 ? " and tensors" : ""));
+        "there is no slot left for another batch: all {} are leased{}; release batches and their tensors, or "
+        "give the loader more slots",
+        slots_.size(), held));
 }
 
 bool slot_pool::wait_for_next(std::chrono::nanoseconds timeout) {

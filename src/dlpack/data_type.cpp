@@ -12,13 +12,17 @@ using dlpack::type_code;
 
 /// What helps with a little-endian type without a code.
 std::string advice_for(const dtype& type) {
-    if (type.is_structured()) return "array::field gives one field of it";
+    if (type.is_structured()) return "array::field (in Python: numpy's array[NAME]) gives one field of it";
     const bool is_time = type.kind() == dtype_kind::datetime || type.kind() == dtype_kind::timedelta;
     const std::uint64_t size = type.size_bytes();
     if (size == 1 || size == 2 || size == 4 || size == 8)
-        return fmt::format("array::view_as(dtype::parse(\"<{}{}\")) gives the same bytes as integers",
-                           is_time ? 'i' : 'u', size);
-    return "its numbers have 1, 2, 4 or 8 bytes, or 16 if they are complex";
+        return fmt::format(
+            "array::view_as(dtype::parse(\"<{0}{1}\")) (in Python: numpy's view('{0}{1}')) gives the same "
+            "bytes as "
+            "integers",
+            is_time ? 'i' : 'u', size);
+    return "its numbers have 1, 2, 4 or 8 bytes, or 16 if they are complex; numpy's view('u1') gives the "
+           "bytes";
 }
 
 }  // namespace

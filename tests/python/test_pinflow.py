@@ -159,6 +159,16 @@ class OpenTest(Folder):
 
 
 class LoaderTest(Folder):
+    def test_wrong_arguments_of_dlpack_are_refused_with_a_sentence(self):
+        (rows,) = next(iter(pinflow.Loader(numbered(), device="host")))
+        for wrong in ({"stream": "x"}, {"stream": 1.5}, {"stream": 2**70}, {"max_version": "x"}, {"max_version": ()}):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "__dlpack__"):
+                rows.__dlpack__(**wrong)
+        for copy in (1, True, np.bool_(True)):
+            with self.assertRaises(pinflow.Unsupported):
+                rows.__dlpack__(copy=copy)
+        rows.__dlpack__(copy=np.bool_(False), dl_device=[1, 0], max_version=[1, 0])
+
     def test_pytorch_takes_views_of_a_mapped_file(self):
         if importlib.util.find_spec("torch") is None:
             self.skipTest("needs PyTorch")
@@ -588,6 +598,19 @@ class SourceTest(Folder):
                 "time.sleep(0.2)\n"
                 "print('done')")
         for _ in range(3):
+            done = run_python(code)
+            self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
+
+    def test_python_ends_while_a_daemon_thread_makes_loaders(self):
+        code = ("import sys, threading, time, numpy as np, pinflow\n"
+                "rows = np.zeros((1000, 4))\n"
+                "def forever():\n"
+                "    while True:\n"
+                "        for (x,) in pinflow.Loader(rows, batch=20, device='host'): len(x)\n"
+                "threading.Thread(target=forever, daemon=True).start()\n"
+                "time.sleep(0.05)\n"
+                "print('done')")
+        for _ in range(8):
             done = run_python(code)
             self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
 

@@ -106,10 +106,12 @@ class python_loader {
     void end() {
         std::shared_ptr<loader> last = std::move(loader_);
         if (!last) return;
+        // another thread may destroy this object once the GIL is given up
+        const std::shared_ptr<std::atomic<bool>> has_ended = has_ended_;
         const gil_release released;
         last->stop();
         last.reset();
-        has_ended_->wait(false);  // another thread may be the last owner
+        has_ended->wait(false);  // another thread may be the last owner
     }
     /// A share, because another thread may call `end` meanwhile.
     std::shared_ptr<loader> valid() const {

@@ -1,5 +1,6 @@
 #include "src/python/native/python_owner.hpp"
 
+#include <cxxabi.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -99,7 +100,13 @@ void stop_dropping() noexcept {
 gil_release::~gil_release() {
     while (ending && std::this_thread::get_id() != ending_thread)
         ::pause();
-    PyEval_RestoreThread(state_);
+    try {
+        PyEval_RestoreThread(state_);
+    } catch (const abi::__forced_unwind&) {
+        // Python has begun to end meanwhile, and ends this thread by pthread_exit
+        for (;;)
+            ::pause();
+    }
 }
 
 }  // namespace pinflow::python

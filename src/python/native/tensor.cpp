@@ -177,13 +177,25 @@ nb::dict array_interface_of(const array_view& view, bool read_only) {
 
 export_request request_of(const device& device, nb::handle stream, nb::handle max_version,
                           nb::handle dl_device, nb::handle copy) {
-    if (!copy.is_none() && nb::cast<bool>(copy))
-        throw unsupported("pinflow exports no copies: take the tensor, and copy it");
-    if (!dl_device.is_none() && !nb::object(dlpack_device_of(device)).equal(dl_device))
+    const int wants_copy = PyObject_IsTrue(copy.ptr());
+    if (wants_copy < 0) throw nb::python_error();
+    if (wants_copy > 0) throw unsupported("pinflow exports no copies: take the tensor, and copy it");
+    if (!dl_device.is_none() && !nb::object(dlpack_device_of(device)).equal(nb::tuple(dl_device)))
         throw unsupported("pinflow exports a tensor on its own device only: take it, and copy it to another");
     export_request request;
-    if (!stream.is_none()) request.stream = nb::cast<std::int64_t>(stream);
-    request.versioned = !max_version.is_none() && nb::cast<int>(max_version[0]) >= 1;
+    if (!stream.is_none()) {
+        std::int64_t number = 0;
+        if (!nb::try_cast(stream, number))
+            throw invalid_argument("the argument stream of __dlpack__ is a whole number or None");
+        request.stream = number;
+    }
+    if (!max_version.is_none()) {
+        int major = 0;
+        if (!nb::isinstance<nb::sequence>(max_version) || nb::len(max_version) == 0 ||
+            !nb::try_cast(max_version[0], major))
+            throw invalid_argument("the argument max_version of __dlpack__ is two whole numbers or None");
+        request.versioned = major >= 1;
+    }
     return request;
 }
 
