@@ -21,6 +21,16 @@ fail() {
 }
 folder=/dev/shm/pinflow-$(id -u)
 
+# their data alone would fit
+file a 518000
+file b 518000
+(cd "$work" && python3 -m zipfile -c two.npz a.npy b.npy)
+if message=$("$pinflow" pin "$work/two.npz" two 2>&1); then fail "the arrays of a group were pinned"; fi
+case $message in
+"pinflow: error: cannot publish '$folder/two': it takes "*) ;;
+*) fail "the message about the group is: $message" ;;
+esac
+
 file small 100000
 file large 2000000
 "$pinflow" pin "$work/small.npy" small >/dev/null

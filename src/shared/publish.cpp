@@ -97,10 +97,14 @@ std::vector<segment_info> detail::publish_contents(std::string_view name,
     check_name_is_free(folder, checked, true, options.replace);
     // room for all of them, before the first takes its memory
     std::uint64_t total_bytes = 0;
-    for (const named_content& each : arrays)
-        total_bytes =
-            saturated(element_count(each.content->shape()), each.content->dtype().size_bytes(), total_bytes);
-    check_room(folder, folder.group_of(checked), total_bytes);
+    std::uint64_t file_bytes = 0;
+    for (const named_content& each : arrays) {
+        const std::uint64_t data_bytes =
+            saturated(element_count(each.content->shape()), each.content->dtype().size_bytes());
+        total_bytes = saturated(data_bytes, 1, total_bytes);
+        file_bytes = saturated(least_file_bytes(data_bytes), 1, file_bytes);
+    }
+    check_room(folder, folder.group_of(checked), file_bytes);
     std::vector<named_file> files;
     for (std::size_t i = 0; i < arrays.size(); ++i) {
         std::vector<std::string> whole{checked};

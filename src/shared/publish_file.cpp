@@ -46,25 +46,35 @@ std::unique_ptr<segment_content> elements_content(const std::string& path, const
     return content_of(open_elements(path)->stream(name, memory_bytes));
 }
 
-/// Whether an array of a .npz file is compressed: as rows, it would be inflated to other memory first.
-bool is_deflated_member(const std::string& path, std::string name) {
-    if (format_of(path) != file_format::npz) return false;
-    if (name.ends_with(".npy")) name.resize(name.size() - 4);
-    const std::vector<array_listing> listed = list_arrays(path);
-    const auto found = std::ranges::find_if(
-        listed, [&](const array_listing& each) { return each.name == name || each.name == name + ".npy"; });
-    return found != listed.end() && found->dtype && !found->mappable;
+/// Whether an array is a compressed member of a .npz file: as rows, it would be inflated to other memory
+/// first.
+bool is_deflated_member(file_format format, const array_listing& listed) {
+    return format == file_format::npz && listed.dtype && !listed.mappable;
 }
 
 /// @param name empty for the only array of a file.
-std::unique_ptr<segment_content> array_content(const std::string& path, const std::string& name) {
-    if (is_deflated_member(path, name)) return elements_content(path, name);
+std::unique_ptr<segment_content> array_content(const std::string& path, const std::string& name,
+                                               bool is_deflated) {
+    if (is_deflated) return elements_content(path, name);
     try {
         return rows_content(name.empty() ? path : path + ":" + name);
     } catch (const unsupported&) {
         // it may have no axes, or be in Fortran order
         return elements_content(path, name);
     }
+}
+
+/// The array that a user calls NAME, of a file of which all is listed.
+std::unique_ptr<segment_content> named_array_content(const std::string& path, std::string name) {
+    bool is_deflated = false;
+    if (format_of(path) == file_format::npz) {
+        if (name.ends_with(".npy")) name.resize(name.size() - 4);
+        is_deflated = std::ranges::any_of(list_arrays(path), [&](const array_listing& each) {
+            return (each.name == name || each.name == name + ".npy") &&
+                   is_deflated_member(file_format::npz, each);
+        });
+    }
+    return array_content(path, name, is_deflated);
 }
 
 }  // namespace
@@ -74,20 +84,24 @@ std::vector<segment_info> publish_file(std::string_view name, const std::string&
     if (is_pattern(file))
         return {publish_content(name, *rows_content(file, {.stack = options.stack}), options)};
     const file_and_name split = split_file_and_name(file);
-    if (split.named) return {publish_content(name, *array_content(split.path, split.name), options)};
+    if (split.named) return {publish_content(name, *named_array_content(split.path, split.name), options)};
+    const file_format format = format_of(split.path);
     std::vector<array_listing> listed = list_arrays(split.path);
     std::erase_if(listed, [](const array_listing& each) {  // folders, which some archivers list
         return !each.dtype && each.name.ends_with('/');
     });
     if (listed.empty()) throw invalid_argument(fmt::format("cannot publish '{}': it has no arrays", file));
     if (listed.size() == 1)
-        return {publish_content(name, *array_content(split.path, listed.front().name), options)};
+        return {publish_content(
+            name, *array_content(split.path, listed.front().name, is_deflated_member(format, listed.front())),
+            options)};
     std::vector<named_content> arrays;
     for (const array_listing& each : listed) {
         if (!each.dtype)
             throw unsupported(fmt::format("cannot publish '{}:{}': {}; choose arrays as '{}:NAME'",
                                           split.path, each.name, each.reason, split.path));
-        arrays.emplace_back(each.name, array_content(split.path, each.name));
+        arrays.emplace_back(each.name,
+                            array_content(split.path, each.name, is_deflated_member(format, each)));
     }
     return publish_contents(name, arrays, options);
 }

@@ -132,6 +132,11 @@ memory_region map_for_writing(int descriptor, const std::string& path, std::uint
     }
 }
 
+std::uint64_t least_file_bytes(std::uint64_t data_size_bytes) noexcept {
+    const std::uint64_t pages = data_size_bytes / page_bytes + (data_size_bytes % page_bytes == 0 ? 0 : 1);
+    return saturated(pages, page_bytes, page_bytes + trailer_size_bytes);
+}
+
 void check_room(const checked_folder& folder, const fs::path& path, std::uint64_t size_bytes) {
     const std::string folder_path = folder.path().string();
     if (const auto free = system::free_bytes(folder_path); free && *free < size_bytes)
