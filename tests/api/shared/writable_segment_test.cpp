@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <filesystem>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -47,8 +49,11 @@ TEST_CASE("writable_segment: rows that are written are streamed meanwhile") {
     loader batches({segments.open("table")}, {.device = device::host(), .batch_rows = 100, .epochs = 3});
     const stream stream(device::host());
     std::uint64_t rows = 0;
+    auto time = std::filesystem::file_time_type::clock::now();
     while (const auto batch = batches.next(stream)) {
         rows += batch->row_count();
+        // as writes to pages that are not mapped yet do
+        std::filesystem::last_write_time(segments / "table.npy", time += std::chrono::seconds(1));
         for (std::size_t at = 0; at < numbers_of(made).size(); at += 1024)  // each page
             numbers_of(made)[at] = static_cast<float>(rows);
     }
