@@ -161,7 +161,7 @@ class Array:
         return self._numpy()[key]
 
     def rows(self, ids: Union[Sequence[int], AnyArray]) -> AnyArray:
-        """The rows of these numbers, read or copied to a new array, in this order."""
+        """The rows of these numbers, from 0 on, read or copied to a new array, in this order."""
         import numpy
 
         numbers = row_numbers(ids, len(self))
@@ -290,7 +290,8 @@ def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, a
 
 
 def save(path: PathLike, array: Any) -> None:
-    """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then."""
+    """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then. A file
+    of that name is replaced."""
     import numpy
 
     text = os.fsdecode(path)

@@ -130,7 +130,8 @@ class Batch:
 
     @property
     def index(self) -> int:
-        """The number of this batch within its epoch, counted from 0."""
+        """The number of this batch within its epoch, counted from 0. After a resume with another batch size it begins
+        at the number of whole batches of the new size before the position."""
         return self._batch.index
 
     def state_dict(self) -> Dict[str, Any]:
@@ -242,13 +243,15 @@ class Loader:
 
         validation = pinflow.Loader("test.npy", "labels.npy", order="sequential", batch=256)
 
-        loader.load_state_dict(json.load(file))          # goes on within an epoch
+        loader.load_state_dict(json.loads(saved))        # goes on within an epoch
         for epoch in range(loader.epoch, 10):
-            for images, labels in loader: ...
-            json.dump(loader.state_dict(), file)
+            for images, labels in loader:
+                ...                                      # now and then, with the model:
+                saved = json.dumps(loader.state_dict())
 
-    A batch lies in a slot of the loader, which is filled again once the batch's tensors have been dropped. So copy or
-    clone what you keep for long.
+    A tensor only carries the data: take it by `.torch()`, `.cupy()`, `.jax()` or `.numpy()`. It lies in a slot of the
+    loader, which is filled again once the tensor and all that was made of it have been dropped. So copy or clone what
+    you keep: once all slots are kept, the loop raises AllSlotsLeased.
 
     Args:
         sources: arrays with equally many rows: paths ('FILE', 'FILE:NAME', patterns), Arrays, numpy arrays, or
@@ -270,9 +273,14 @@ class Loader:
             if `slots` is given or a source is a RowSource, the memory that is left.
         stream: the consumer's stream, a handle or an object. None: PyTorch's current stream at each batch if PyTorch is
             loaded, otherwise CUDA's legacy default stream.
-        slots: the number of batches that can exist at once; None: the loader chooses, 8 if a source is a RowSource.
+        slots: the number of batches that can exist at once, from 2 on; None: the loader chooses, 8 if a source is a
+            RowSource.
         threads: the most threads that gather rows; None: one for each core.
         window: rows of a window of the windowed order; None: 64 MiB of samples.
+
+    Raises:
+        InvalidArgument, NotFound, FormatError, Unsupported, DeviceError, SystemFailure: on construction. A loop also
+            raises DataChanged if a file changes, and what a Python source or order raises.
 
     Not for several threads at a time. A forked process (a worker of a DataLoader) cannot use a loader of its parent.
     """
@@ -330,7 +338,8 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next loop delivers, counted from 0."""
+        """The epoch that the next loop delivers, counted from 0. Within a loop and after `break` this is one more than
+        the loop's own, which `Batch.epoch` says."""
         return self._epoch
 
     @property
@@ -384,7 +393,8 @@ class Loader:
     def state_dict(self) -> Dict[str, Any]:
         """Where to resume: after the last batch that was delivered, also after `break`. Plain values, for json or
         torch.save. The same on all ranks after the same step, and after the same epoch; a run can resume with another
-        batch size and number of ranks."""
+        batch size and number of ranks. After `break`, a loader that loads this state delivers the rest of the epoch,
+        while the next loop of this loader begins another epoch."""
         state: Dict[str, Any] = json.loads(self._loader.state())
         if self._is_between:
             state["epoch"], state["position"] = self._epoch, 0

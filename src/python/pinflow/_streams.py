@@ -37,7 +37,7 @@ def consumer_stream(stream: Any, gpu: Optional[int]) -> Stream:
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():  # it has no stream yet, nor perhaps CUDA
         return None, None
-    # PyTorch never destroys the streams of its pool, and whoever made an ExternalStream keeps it alive. So the handle is
-    # enough, and reading it takes a tenth of the time of current_stream.
+    # PyTorch never destroys the streams of its pool, and whoever made an ExternalStream keeps it alive. So the handle
+    # is enough, and reading it takes a tenth of the time of current_stream.
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return (raw(gpu) if raw else cuda.current_stream(gpu).cuda_stream) or _LEGACY_DEFAULT, None

@@ -86,8 +86,8 @@ class RowTable:
                 is loaded, otherwise the legacy default stream. The call only enqueues on a GPU.
 
         Raises:
-            InvalidArgument: a row number is not below the number of rows. Numbers in device memory are checked on the
-                device: `check` raises then.
+            InvalidArgument: a row number is negative, or not below the number of rows. Numbers in device memory are
+                checked on the device: `check` raises then.
         """
         handle, _ = consumer_stream(stream, self._gpu)
         ids = _numbers(ids)
@@ -102,9 +102,14 @@ class RowTable:
 
         Args:
             ids, stream: as in `gather`.
-            rows: a contiguous tensor or array on the table's device.
+            rows: a contiguous tensor or array on the table's device, of the table's dtype and of shape
+                (len(ids), ...); on the host also a list.
             duplicates: what happens to a row number that comes twice: 'last', 'sum' (the table's row is replaced by
                 the sum of these rows) or 'error'.
+
+        Raises:
+            InvalidArgument: as `gather`; other dtypes or shapes; equal numbers with 'error'.
+            Unsupported: the table is read-only.
         """
         handle, _ = consumer_stream(stream, self._gpu)
         if not self._writable:

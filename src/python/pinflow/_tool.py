@@ -20,8 +20,9 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
 
     Args:
         source: a file, 'FILE:NAME' or a pattern.
-        target: the new file, or 'FILE:NAME'. Its ending says the format: .npy, .npz, .safetensors, .h5 or .hdf5.
-        options: options of the tool, such as '--dtype', 'float32'.
+        target: the file, which is replaced if it exists, or 'FILE:NAME'. Its ending says the format: .npy, .npz,
+            .safetensors, .h5 or .hdf5.
+        options: options of the tool, such as '--dtype', 'float32'. `python -m pinflow convert --help` lists them.
 
     Raises:
         InvalidArgument: the command line is wrong, or this build lacks the format. NotFound, FormatError, Unsupported:
