@@ -102,7 +102,7 @@ std::vector<segment_info> detail::publish_contents(std::string_view name,
         const std::uint64_t data_bytes =
             saturated(element_count(each.content->shape()), each.content->dtype().size_bytes());
         total_bytes = saturated(data_bytes, 1, total_bytes);
-        file_bytes = saturated(least_file_bytes(data_bytes), 1, file_bytes);
+        file_bytes = saturated(min_file_bytes(data_bytes), 1, file_bytes);
     }
     check_room(folder, folder.group_of(checked), file_bytes);
     std::vector<named_file> files;

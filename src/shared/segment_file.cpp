@@ -132,7 +132,7 @@ memory_region map_for_writing(int descriptor, const std::string& path, std::uint
     }
 }
 
-std::uint64_t least_file_bytes(std::uint64_t data_size_bytes) noexcept {
+std::uint64_t min_file_bytes(std::uint64_t data_size_bytes) noexcept {
     const std::uint64_t pages = data_size_bytes / page_bytes + (data_size_bytes % page_bytes == 0 ? 0 : 1);
     return saturated(pages, page_bytes, page_bytes + trailer_size_bytes);
 }

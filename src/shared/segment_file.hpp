@@ -72,8 +72,9 @@ class segment_file {
     std::string folder_path_;
 };
 
-/// What a segment of `data_size_bytes` takes of its filesystem, in whole pages, if its header has one page.
-std::uint64_t least_file_bytes(std::uint64_t data_size_bytes) noexcept;
+/// What a segment of `data_size_bytes` takes of its filesystem at least, in whole pages: its header has one
+/// or more.
+std::uint64_t min_file_bytes(std::uint64_t data_size_bytes) noexcept;
 
 /// @throws system_failure as publish if the filesystem or the machine has less room than `size_bytes` for
 /// `path`.

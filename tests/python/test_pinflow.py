@@ -585,6 +585,11 @@ class SourceTest(Folder):
         done = run_python(code)
         self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
 
+    def assert_ends(self, code, times):
+        for _ in range(times):
+            done = run_python(code)
+            self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
+
     def test_python_ends_while_another_thread_is_in_a_loop(self):
         code = ("import numpy as np, pinflow, threading, time\n"
                 "class Slow:\n"
@@ -597,9 +602,7 @@ class SourceTest(Folder):
                 "threading.Thread(target=forever, daemon=True).start()\n"
                 "time.sleep(0.2)\n"
                 "print('done')")
-        for _ in range(3):
-            done = run_python(code)
-            self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
+        self.assert_ends(code, times=3)
 
     def test_python_ends_while_a_daemon_thread_makes_loaders(self):
         code = ("import sys, threading, time, numpy as np, pinflow\n"
@@ -610,9 +613,7 @@ class SourceTest(Folder):
                 "threading.Thread(target=forever, daemon=True).start()\n"
                 "time.sleep(0.05)\n"
                 "print('done')")
-        for _ in range(8):
-            done = run_python(code)
-            self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
+        self.assert_ends(code, times=8)
 
     def test_a_forked_child_gets_a_sentence(self):
         loader = pinflow.Loader(numbered(), device="host")
