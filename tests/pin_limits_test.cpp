@@ -3,9 +3,12 @@
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 
+#include <cstddef>
 #include <limits>
 #include <string>
+#include <vector>
 
+#include "pinflow/memory.hpp"
 #include "tests/fake_locker.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -107,6 +110,22 @@ TEST_CASE("pin: a real file mapping is judged read-only, a real private one is r
         process_mappings(read_own_maps()).judge({static_cast<const std::byte*>(mapped), page});
     CHECK(contains(copied.refusal, "private mapping of a file"));
     ::munmap(mapped, page);
+}
+
+TEST_CASE(
+    "pin: other memory may begin in the last page of an array in the heap, but not of anonymous pages") {
+    // the system puts them side by side, so that all are one line of /proc/self/maps
+    std::vector<memory_region> regions(16);
+    for (memory_region& region : regions)
+        region = memory_region::anonymous(page + 1000);
+    const std::vector<std::byte> in_heap(1000);
+    const process_mappings mappings(read_own_maps());
+    for (const memory_region& region : regions) {
+        CHECK_FALSE(mappings.may_share_last_page(region.bytes()));
+        // a part of it, behind which the rest follows
+        CHECK(mappings.may_share_last_page(region.bytes().first(100)));
+    }
+    CHECK(mappings.may_share_last_page(in_heap));
 }
 
 TEST_CASE("pin: sizes are written as people read them") {

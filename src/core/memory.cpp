@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <mutex>
+#include <unordered_set>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -18,17 +20,45 @@ namespace {
 
 constexpr std::uint64_t huge_page_bytes = std::uint64_t{2} << 20;
 
+/// The ends of all live anonymous regions.
+struct region_ends {
+    std::mutex mutex;
+    std::unordered_set<const std::byte*> ends;
+};
+
+/// Never destroyed: regions may live until the process ends.
+region_ends& live_ends() {
+    static auto& live = *new region_ends;
+    return live;
+}
+
 void release_pages(std::byte* data, std::uint64_t size_bytes, void*) noexcept {
+    {
+        // before the pages are unmapped, and another region can end there
+        region_ends& live = live_ends();
+        const std::lock_guard lock(live.mutex);
+        live.ends.erase(data + size_bytes);
+    }
     detail::system::unmap(data, size_bytes);
     detail::region_memory_bytes -= size_bytes;
 }
 
 memory_region region_of(std::byte* data, std::uint64_t size_bytes) {
     detail::region_memory_bytes += size_bytes;
-    return {data, size_bytes, release_pages};
+    memory_region region(data, size_bytes, release_pages);
+    region_ends& live = live_ends();
+    const std::lock_guard lock(live.mutex);
+    live.ends.insert(data + size_bytes);
+    return region;
 }
 
 }  // namespace
+
+bool detail::is_region_end(const std::byte* end) {
+    region_ends& live = live_ends();
+    const std::lock_guard lock(live.mutex);
+    return live.ends.contains(end);
+}
 
 memory_region::memory_region(memory_region&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),

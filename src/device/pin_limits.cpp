@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "src/core/memory_limits.hpp"
 #include "src/core/proc_text.hpp"
 #include "src/device/pin_pages.hpp"
 
@@ -110,6 +111,7 @@ bool process_mappings::may_share_last_page(std::span<const std::byte> bytes) con
     const std::span<const std::byte> pages = pages_of(bytes);
     const std::byte* const end = pages.data() + pages.size();
     if (end == bytes.data() + bytes.size() || bytes.size() >= own_pages_bytes) return false;
+    if (is_region_end(bytes.data() + bytes.size())) return false;
     const auto address = std::bit_cast<std::uintptr_t>(end);
     const auto is_own_memory = [](const mapping& each) {
         return each.readable && !each.shared && !each.of_file;

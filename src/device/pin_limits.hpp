@@ -47,7 +47,7 @@ class process_mappings {
 
     /// Whether another array of the process, such as the next one in the heap, may begin in the last page of
     /// `bytes`. glibc's malloc gives every allocation of 32 MiB or more a mapping of its own; other
-    /// allocators do so from smaller sizes.
+    /// allocators do so from smaller sizes. A region of memory_region::anonymous has its pages to itself.
     bool may_share_last_page(std::span<const std::byte> bytes) const;
 
  private:
