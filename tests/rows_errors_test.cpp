@@ -292,7 +292,7 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("rows: the position of a wrong index in device memory is counted over the whole group") {
+TEST_CASE("rows: the position of a wrong index in device memory is counted over all batches of its call") {
     on_each_device([](const device& device) {
         // on a requested direct route, gathers of rows of 4096 bytes or more are not sorted
         for (const auto& [route, size_bytes] : {std::pair(row_route::direct, row_bytes),

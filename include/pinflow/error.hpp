@@ -55,8 +55,9 @@ class data_changed : public error {
     using error::error;
 };
 
-/// Every slot of a loader is leased by batches or tensors of the consumer: `next` cannot return another batch
-/// until some are released. The message says how many slots tensors alone hold.
+/// No slot of a loader is left: batches and tensors of the consumer have leased them, or they are lost
+/// (loader_report::lost_slots). `next` cannot return another batch until some are released; lost slots never
+/// come back. The message says how many slots tensors alone hold.
 class all_slots_leased : public error {
  public:
     using error::error;

@@ -241,7 +241,7 @@ class exchange_call {
 ///
 /// Page-locked memory, staging buffers and device memory of calls are reserved by the constructor and by
 /// `tune`. Apart from that, asynchronous calls allocate heap memory (small objects; on the route `copy` also
-/// lists of 100 to 150 bytes a row). On the host device every call allocates device memory, too; on a GPU a
+/// lists of 100 to 150 bytes a row). On the host device most calls allocate device memory, too; on a GPU a
 /// call does only if all calls with reserved memory are in flight (row_exchange_options::max_batch_rows). It
 /// comes from row_exchange_options::device_memory or, if that is null, from the device's stream-ordered pool.
 ///

@@ -133,7 +133,7 @@ class event {
     /// Returns when the last mark has been passed.
     /// @throws device_error.
     void synchronize() const;
-    /// The same, but returns after `timeout` at the latest.
+    /// The same, but gives up after `timeout`. On CUDA this may take some 0.1 ms longer.
     /// @return whether the mark has been passed.
     /// @throws device_error.
     bool synchronize_for(std::chrono::microseconds timeout) const;

@@ -50,7 +50,8 @@ bool allocate_mapped(std::byte* data, std::uint64_t size_bytes, const std::strin
 
 // ---- locks ------------------------------------------------------------------------------------------------
 
-/// Locks a folder against other processes that do the same, until the descriptor is closed.
+/// Locks a folder against all who open it again and do the same, until every copy of the descriptor is closed
+/// (flock). Does not wait.
 /// @return false if it is locked already.
 bool lock_folder(int descriptor, const std::string& path);
 /// Locks a file for one writer, until every copy of the descriptor is closed, in all processes (F_OFD_SETLK).

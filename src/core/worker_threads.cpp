@@ -100,8 +100,8 @@ class worker_pool {
     /// Starts workers until `wanted` threads, the calling one included, can run. @return how many of them
     /// can.
     unsigned start(unsigned wanted) {
-        if (wanted <= count_.load(std::memory_order_acquire)) return wanted;
         if (is_forked()) return 1;  // the workers are the parent's
+        if (wanted <= count_.load(std::memory_order_acquire)) return wanted;
         const std::lock_guard lock(mutex_);
         const unsigned before = count_.load(std::memory_order_relaxed);
         if (wanted <= before) return wanted;

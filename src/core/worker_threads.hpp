@@ -13,7 +13,8 @@ namespace pinflow::detail {
 /// left to other work. If the rest, with the calling thread, are fewer than wanted and fewer than the cores,
 /// oneTBB is limited to them. The workers stay until the process ends.
 ///
-/// While this lives, parallel work may use `count()` threads, the calling one included.
+/// While this lives, parallel work may use `count()` threads, the calling one included, unless the program
+/// allows oneTBB fewer than there are cores (tbb::global_control).
 class worker_threads {
  public:
     /// @param wanted threads, the calling one included; at most 1024 are started. 0 means one for each core,

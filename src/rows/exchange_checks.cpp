@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
@@ -32,14 +33,19 @@ void check_apart(const row_table& table, const call_request& request) {
 /// Refuses sums of elements that cannot be added up, or that are not aligned.
 void check_sums(const row_table& table, std::span<const row_batch> batches) {
     static_cast<void>(sum_type_of(table.element()));
-    auto bits = reinterpret_cast<std::uintptr_t>(table.data()) | table.row_size_bytes();
-    for (const row_batch& each : batches) {
-        if (each.ids.size() > 0) bits |= reinterpret_cast<std::uintptr_t>(each.rows);
-    }
-    if (bits % table.element().size_bytes() != 0) {
-        throw unsupported(fmt::format(
-            "cannot add up rows: the table, its row size or a batch is not aligned to elements of {} bytes",
-            table.element().size_bytes()));
+    const std::uint64_t element = table.element().size_bytes();
+    const auto check = [&](std::string_view what, std::uint64_t number) {
+        if (number % element == 0) return;
+        throw unsupported(
+            fmt::format("cannot add up rows of {}: {} {:#x} is not a multiple of {}, the size of an element",
+                        table.description(), what, number, element));
+    };
+    check("the address", reinterpret_cast<std::uintptr_t>(table.data()));
+    check("the row size", table.row_size_bytes());
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+        if (batches[i].ids.size() > 0)
+            check(fmt::format("the address of batch {},", i),
+                  reinterpret_cast<std::uintptr_t>(batches[i].rows));
     }
 }
 

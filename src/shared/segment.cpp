@@ -129,11 +129,14 @@ std::vector<segment_info> list_segments(const fs::path& folder) {
     };
     const auto add_other = [&](const fs::path& path, const struct ::stat& status) {
         const bool is_hidden = path.filename().string().front() == '.';
+        const bool is_in_group = path.parent_path() != checked->path();
         add_problem(path.lexically_relative(checked->path()).string(), path, status,
                     fmt::format("'{}' is not a segment: {}", path.string(),
-                                is_hidden ? "a process is publishing or removing segments, or a killed "
-                                            "process has left it (then `pinflow clean` removes it)"
-                                          : "its name does not end in .npy"));
+                                !is_hidden ? "its name does not end in .npy"
+                                : is_in_group
+                                    ? "its name begins with a dot, and pinflow makes no such names in groups"
+                                    : "a process is publishing or removing segments, or a killed "
+                                      "process has left it (then `pinflow clean` removes it)"));
     };
     std::vector<std::string> names;
     walk(checked->path(), names, add_file, add_other);

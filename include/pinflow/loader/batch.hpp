@@ -30,7 +30,8 @@ const std::shared_ptr<slot_lease>& lease_of(const batch& batch) noexcept;
 /// queue is full; and if pinflow has no context of its own for page-locked memory (see class loader), the
 /// last lease that ends after the loader was destroyed waits, too. If no event can be recorded in a stream,
 /// because it is being captured into a CUDA graph, the device has failed, or memory is exhausted, the loader
-/// does not use the slot again.
+/// does not use the slot again. The memory of all its slots, and the sources, are then kept until the process
+/// ends.
 class batch {
  public:
     batch(batch&&) noexcept;

@@ -59,8 +59,8 @@ struct loader_options {
     /// If rows may be staged (on the host only with route::staged), each slot also has a pinned staging
     /// buffer of the same size, which counts too. A slot also counts 8 bytes for each row, and 24 more for
     /// each row and array if pages of any array are registered. Lists for GPU kernels do not count. For each
-    /// row of each slot they take 16 bytes for each array that a kernel gathers (40 to 44 if it sorts the
-    /// rows), and 16 for all held arrays together.
+    /// row of each slot they take 16 bytes for each array that a kernel gathers (28 if it sorts the rows, and
+    /// 12 to 16 more for those of up to 64 slots), and 16 for all held arrays together.
     std::uint64_t memory_bytes = 0;
     /// The number of batches that can exist at once (being filled, ready or leased); at least 2. 0 lets the
     /// loader choose: 8, or more for small batches, which are filled in groups (four groups, at most 256
@@ -130,7 +130,7 @@ class loader {
     /// returns it.
     /// @throws invalid_argument for a stream of another device.
     /// @throws unsupported for a stream that is being captured into a CUDA graph; the batch is not lost.
-    /// @throws all_slots_leased if the consumer's batches and tensors hold every slot.
+    /// @throws all_slots_leased if the consumer's batches and tensors hold every slot that is not lost.
     /// @throws device_error, also in a process forked later.
     /// @throws the error of the pipeline: data_changed, system_failure, format_error, or what a custom order
     /// or row_source throws.

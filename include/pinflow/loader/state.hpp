@@ -19,7 +19,8 @@ struct array_fingerprint {
 };
 
 /// Identifies the data of a loader. Data that was moved, or stored in another format, has the same
-/// fingerprint. Other rows, types or shapes change it. A change of only a few rows may go unnoticed.
+/// fingerprint if it is opened with the same type (.npy and .npz files lack bfloat16 and 8-bit floats: use
+/// `view_as`). Other rows, types or shapes change it. A change of only a few rows may go unnoticed.
 struct data_fingerprint {
     std::uint64_t row_count = 0;
     std::vector<array_fingerprint> arrays;

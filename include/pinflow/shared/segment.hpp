@@ -24,7 +24,8 @@
 /// the trailer). numpy maps the file: `np.load(path, mmap_mode="r")`. A segment appears under its name
 /// complete or not at all. If a process is killed while it publishes, no incomplete segment remains. With
 /// `replace`, or for a group, a name that begins with a dot may remain. The next publisher or
-/// `clean_segments` removes it. A segment stays until it is removed, or until the machine restarts.
+/// `clean_segments` removes it. A segment stays until it is removed, the machine restarts, or
+/// systemd-logind removes the shared memory of a user who has logged out (RemoveIPC, which is its default).
 ///
 /// A name is 1 to 200 bytes of UTF-8 without slashes, control characters, line separators and marks of text
 /// direction. It does not begin with a dot or end in .npy.
@@ -77,7 +78,10 @@ struct publish_options {
 /// @throws system_failure with std::errc::file_exists if the name is in use and `replace` is not set, or if
 /// it is in use for arrays that were published together; with no_space_on_device if the filesystem is too
 /// small, and with not_enough_memory if the machine or the cgroup is.
-/// @throws unsupported if the filesystem has no unnamed files (O_TMPFILE).
+/// Also with device_or_resource_busy, after the copy, if another process keeps the folder locked for a
+/// minute.
+/// @throws unsupported if the filesystem has no unnamed files (O_TMPFILE), without /proc, and for structured
+/// types with a field of bfloat16 or 8-bit floats.
 /// @throws data_changed if a file of the source changes meanwhile; what the source throws.
 segment_info publish(std::string_view name, const row_source& source, const publish_options& options = {});
 

@@ -22,12 +22,13 @@ void raise(const char* name, const char* message) {
     PyErr_SetObject(type.ptr(), readable(message).ptr());
 }
 
-/// As OSError does it, the number decides which class it is.
+/// As with OSError, the number decides which class it is.
 void raise_system_failure(const system_failure& failure) {
     const char* name = "SystemFailure";
     if (failure.code() == std::errc::no_such_file_or_directory) name = "NotFound";
     if (failure.code() == std::errc::file_exists) name = "AlreadyThere";
-    if (failure.code() == std::errc::permission_denied) name = "NotPermitted";
+    if (failure.code() == std::errc::permission_denied || failure.code() == std::errc::operation_not_permitted)
+        name = "NotPermitted";
     const nb::object type = nb::borrow(classes).attr(name);
     const nb::object raised = type(failure.code().value(), readable(failure.what()));
     PyErr_SetObject(type.ptr(), raised.ptr());

@@ -122,7 +122,7 @@ class Array:
         return numpy.asarray(_Interface(self._array.interface(), self))
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> AnyArray:
-        """A read-only view for numpy. With `dtype`, or with `copy=True`, a copy of one's own."""
+        """A read-only view for numpy. With another `dtype`, or with `copy=True`, a copy that can be written."""
         view = self._numpy()
         if dtype is not None and view.dtype != dtype:
             if copy is False:
@@ -139,9 +139,9 @@ class Array:
         return self._array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __getitem__(self, key: Any) -> Any:
-        """Elements by numpy's rules: a view if the array is mapped or in memory. Otherwise, a number, a slice or row
-        numbers as the first index read or decode only those rows, except that the first access to a compressed .npz
-        member decodes all of it."""
+        """Elements by numpy's rules: a view if the array is mapped or was opened in memory. Otherwise, a number, a slice
+        or row numbers as the first index read or decode only those rows at each access, also after `numpy.asarray` has
+        decoded everything. But the first access to a compressed .npz member decodes all of it."""
         if self._array.in_memory or not self.shape:
             return self._numpy()[key]
         import numpy

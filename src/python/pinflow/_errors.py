@@ -24,7 +24,7 @@ class AlreadyThere(SystemFailure, FileExistsError):
 
 
 class NotPermitted(SystemFailure, PermissionError):
-    """The system does not permit the operation."""
+    """The system does not permit the operation (EACCES, EPERM)."""
 
 
 class FormatError(Error, ValueError):

@@ -130,8 +130,8 @@ class Batch:
 
     @property
     def index(self) -> int:
-        """The number of this batch within its epoch, counted from 0. After a resume with another batch size it begins
-        at the number of whole batches of the new size before the position."""
+        """The number of this batch within its epoch, counted from 0. After a resume at a position it begins at
+        position // (batch * world), the whole steps of all ranks before it."""
         return self._batch.index
 
     def state_dict(self) -> Dict[str, Any]:
@@ -266,7 +266,9 @@ class Loader:
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
         rank, world: the part of each epoch that this process delivers. None: everything. `rank='auto'` takes both from
             the variables of torchrun, MPI or Slurm.
-        tail: the samples at the end of an epoch that do not fill a batch for every rank: 'partial' or 'drop'.
+        tail: what becomes of the samples at the end of an epoch that do not fill a batch for every rank. 'partial':
+            they are split among the ranks, so that the last batch may be smaller, and a rank may have one batch fewer.
+            'drop': they are left out, and all ranks have the same number of full batches.
         route: how rows travel, for experiments: 'auto', 'direct' (the device reads the file's pages), 'copy' (the copy
             engine does), 'staged' (the CPU gathers them), 'read' (the same, with reads of the file).
         memory: the maximum bytes of all slots and of arrays held on the device. None: 1 GiB, less if memory is short;
@@ -298,13 +300,13 @@ class Loader:
             raise InvalidArgument("rank and world belong together: give both or none")
         whole: Dict[str, Tuple[Any, int]] = {
             "batch": (batch, 1), "seed": (seed, 0), "epochs": (epochs, 0), "rank": (rank, 0), "world": (world, 1),
-            "memory": (memory, 0), "slots": (slots, 0), "threads": (threads, 0), "window": (window, 0)}
+            "memory": (memory, 0), "slots": (slots, 2), "threads": (threads, 0), "window": (window, 0)}
         for name, (value, least) in whole.items():
             if value is None and name not in ("batch", "seed"):
                 continue
             most = (1 << 31) - 1 if name in ("rank", "world", "slots", "threads") else (1 << 63) - 1
             if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= operator.index(value) <= most:
-                raise InvalidArgument(f"{name} is a whole number from {least} to {most}, not {value!r}")
+                raise InvalidArgument(f"{name} must be a whole number from {least} to {most}, not {value!r}")
         for name, text in {"device": device, "tail": tail, "route": route}.items():
             if not isinstance(text, str):
                 raise InvalidArgument(f"{name} is a name, not {text!r}")
