@@ -118,6 +118,16 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
                       pinflow::detail::sum_type type, void* stream) override {
         host_.scatter_rows(transfer, repeated, type, stream);
     }
+    void prepare_updates(pinflow::detail::rule_kind rule) override { host_.prepare_updates(rule); }
+    void look_at_gradients(const pinflow::detail::gradient_look& work, void* stream) override {
+        host_.look_at_gradients(work, stream);
+    }
+    void update_parameters(const pinflow::detail::flat_step& work, void* stream) override {
+        host_.update_parameters(work, stream);
+    }
+    void set_number(double* destination, double value, void* stream) override {
+        host_.set_number(destination, value, stream);
+    }
 
  private:
     static int next_index() {

@@ -38,5 +38,8 @@
 #include "pinflow/loader/state.hpp"
 // tensors of other libraries
 #include "pinflow/dlpack.hpp"
+// training
+#include "pinflow/train/flat_parameters.hpp"
+#include "pinflow/train/optimizer.hpp"
 // segments in shared memory
 #include "pinflow/shared/segment.hpp"

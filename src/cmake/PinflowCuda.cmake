@@ -67,6 +67,8 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/context.cpp
     src/device/cuda/cuda_backend.cpp
     src/device/cuda/digest.cu
+    src/device/cuda/flat.cu
+    src/device/cuda/flat_kernels.cpp
     src/device/cuda/host_functions.cpp
     src/device/cuda/page_locker.cpp
     src/device/cuda/pinned_memory.cpp
@@ -75,6 +77,8 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/rows.cu
     src/device/cuda/sort_by_cub.cu
     src/device/cuda/sort_rows.cu)
+  # the host's rules give the same bits
+  set_source_files_properties(src/device/cuda/flat.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
   target_compile_definitions(${target} PRIVATE PINFLOW_HAVE_CUDA=1)
   # pinflow/cuda.hpp includes CUDA's headers; users of an installed copy find them themselves
   target_include_directories(${target} SYSTEM PUBLIC "$<BUILD_INTERFACE:${CUDAToolkit_INCLUDE_DIRS}>")

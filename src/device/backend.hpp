@@ -9,6 +9,7 @@
 
 #include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
+#include "src/device/flat_work.hpp"
 #include "src/device/row_work.hpp"
 
 namespace pinflow::detail {
@@ -142,6 +143,19 @@ class device_backend {
     /// the elements. The table, its row size and the batches are then aligned to the size of an element.
     virtual void scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
                               void* stream) = 0;
+
+    // Flat parameters. flat_work.hpp says where the memory of the structures is. All of it must stay valid
+    // until the stream has completed the work. Structures are read before the call returns.
+
+    /// Loads the kernels that the functions below launch for `rule`. Must be called before them: see
+    /// prepare_rows.
+    virtual void prepare_updates(rule_kind rule) = 0;
+    /// Computes the norm of all gradients, and whether they are finite. With one kernel.
+    virtual void look_at_gradients(const gradient_look& work, void* stream) = 0;
+    /// Updates all parameters, with one kernel.
+    virtual void update_parameters(const flat_step& work, void* stream) = 0;
+    /// Writes a number in device memory.
+    virtual void set_number(double* destination, double value, void* stream) = 0;
 };
 
 /// The host's backend.

@@ -14,6 +14,7 @@
 #include "src/device/backend.hpp"
 #include "src/device/cuda/context.hpp"
 #include "src/device/cuda/digest.hpp"
+#include "src/device/cuda/flat_kernels.hpp"
 #include "src/device/cuda/host_functions.hpp"
 #include "src/device/cuda/pinned_memory.hpp"
 #include "src/device/cuda/row_kernels.hpp"
@@ -353,6 +354,27 @@ class backend final : public device_backend {
                   [&] { return row_kernels_->scatter_rows(transfer, repeated, type, stream_of(stream)); }),
               "cannot scatter {} rows of {} bytes from cuda:{}", transfer.end - transfer.begin,
               transfer.table.row_size_bytes, index());
+    }
+
+    // ---- flat parameters ------------------------------------------------------------------------
+
+    void prepare_updates(rule_kind rule) override {
+        check(context_.run([&] { return load_updates(rule); }),
+              "cannot load the kernels of an optimizer on cuda:{}", index());
+    }
+    void look_at_gradients(const gradient_look& work, void* stream) override {
+        check(
+            context_.run([&] { return cuda::look_at_gradients(work, multiprocessors_, stream_of(stream)); }),
+            "cannot compute the norm of gradients on cuda:{}", index());
+    }
+    void update_parameters(const flat_step& work, void* stream) override {
+        check(
+            context_.run([&] { return cuda::update_parameters(work, multiprocessors_, stream_of(stream)); }),
+            "cannot update parameters on cuda:{}", index());
+    }
+    void set_number(double* destination, double value, void* stream) override {
+        check(context_.run([&] { return set_number_of(destination, value, stream_of(stream)); }),
+              "cannot set a rate on cuda:{}", index());
     }
 
     // ---- the digest -----------------------------------------------------------------------------

@@ -19,6 +19,7 @@
 #include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/digest_host.hpp"
+#include "src/device/host/host_flat.hpp"
 #include "src/device/host/host_rows.hpp"
 #include "src/device/host/host_stream.hpp"
 
@@ -202,6 +203,17 @@ class host final : public device_backend {
     void scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
                       void* stream) override {
         stream_of(stream).enqueue([=] { host_rows::scatter(transfer, repeated, type); });
+    }
+
+    void prepare_updates(rule_kind) override { start_worker_threads(); }
+    void look_at_gradients(const gradient_look& work, void* stream) override {
+        stream_of(stream).enqueue([=] { host_flat::look(work); });
+    }
+    void update_parameters(const flat_step& work, void* stream) override {
+        stream_of(stream).enqueue([=] { host_flat::step(work); });
+    }
+    void set_number(double* destination, double value, void* stream) override {
+        stream_of(stream).enqueue([=] { *destination = value; });
     }
 
  private:

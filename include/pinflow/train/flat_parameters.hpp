@@ -1,0 +1,159 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pinflow/array.hpp"
+#include "pinflow/buffer.hpp"
+#include "pinflow/dtype.hpp"
+#include "pinflow/stream.hpp"
+#include "pinflow/train/optimizer.hpp"
+
+namespace pinflow {
+
+/// A parameter of a model: float16, bfloat16, float32 or float64, in C order.
+struct parameter_spec {
+    std::string name;
+    pinflow::dtype dtype;
+    shape_vector shape;
+    std::size_t group = 0;  ///< whose settings update it
+};
+
+/// What happens to a step if a gradient is infinite or NaN. To tell, `skip` and `refuse` read all gradients
+/// in a second kernel before the step.
+enum class nonfinite_gradients {
+    update,  ///< such parameters become NaN or infinite
+    skip,    ///< the step changes nothing, and is counted
+    refuse,  ///< the same, and `check` throws from then on
+};
+
+struct flat_options {
+    nonfinite_gradients nonfinite = nonfinite_gradients::update;
+    /// Keeps a float32 copy of every 16-bit parameter, which is what steps update. Begins with the value that
+    /// the parameter has in the first step.
+    bool master_copies = false;
+    /// Where the buffers come from; null: the device's pool.
+    std::shared_ptr<memory_resource> resource = nullptr;
+};
+
+/// All parameters of a model in one buffer, their gradients in a second one, and the optimizer's state in a
+/// third one. A step is one kernel, whatever the number of parameters, groups and types. Parameters and
+/// gradients are used through views, which begin at multiples of 256 bytes. The model must keep them: see
+/// check_views.
+///
+/// Arithmetic and state are float32, or float64 for float64 parameters. Results are the same bits on every
+/// device, in every run. Functions that end in `_async` enqueue work on the stream that they are given; none
+/// of them waits. All of them, and the model's own work, must come after each other: on one stream, or with
+/// events between. Steps can be captured in a CUDA graph: the number of steps and the rates lie in device
+/// memory.
+///
+/// One thread at a time may use an object. Move-only; a moved-from object may only be assigned to or
+/// destroyed.
+class flat_parameters {
+ public:
+    /// Makes parameters, gradients and state, all zero, and loads the kernels. Waits for `stream`.
+    /// @param groups settings of one rule; the i-th is that of parameters with group i. Which states are
+    /// kept, such as for momentum and amsgrad, must be the same in all.
+    /// @throws invalid_argument for two parameters of one name, empty names, groups that do not exist, no
+    /// groups, and settings that check_settings refuses or that differ in rule or state.
+    /// @throws unsupported for other types.
+    /// @throws device_error or system_failure if memory is short; what options.resource throws.
+    flat_parameters(std::vector<parameter_spec> parameters, std::vector<optimizer> groups, stream_view stream,
+                    flat_options options = {});
+    flat_parameters(flat_parameters&& other) noexcept;
+    flat_parameters& operator=(flat_parameters&& other) noexcept;
+    flat_parameters(const flat_parameters&) = delete;
+    flat_parameters& operator=(const flat_parameters&) = delete;
+    /// Frees the buffers once the last stream that was given to a member has completed its work. Does not
+    /// wait.
+    ~flat_parameters();
+
+    const pinflow::device& device() const noexcept;
+    const std::vector<parameter_spec>& parameters() const noexcept;
+    /// @throws invalid_argument if there is none of that name.
+    std::size_t index_of(std::string_view name) const;
+    /// The settings of a group, with the rate that was set last.
+    /// @throws invalid_argument if there is no such group.
+    const optimizer& group(std::size_t index) const;
+
+    /// The first element of a parameter, and of its gradient, in device memory; not null for empty ones.
+    /// @throws invalid_argument if there is no such parameter.
+    std::byte* parameter(std::size_t index) const;
+    std::byte* gradient(std::size_t index) const;
+    /// The names of the rule's states, as torch.optim has them; "master" last, if there are master copies.
+    const std::vector<std::string>& state_names() const noexcept;
+    /// The first element of a parameter's state, in device memory: float64 for float64 parameters, otherwise
+    /// float32. A master copy exists for 16-bit types only: null for others.
+    /// @throws invalid_argument if there is no such parameter or state.
+    std::byte* state(std::size_t index, std::size_t state) const;
+    /// The whole buffers: all parameters with the gaps between them. The gaps of the gradients must stay
+    /// zero.
+    std::byte* parameter_buffer() const noexcept;
+    std::byte* gradient_buffer() const noexcept;
+    std::uint64_t buffer_size_bytes() const noexcept;
+    /// Keeps the buffers alive, also after this object has been destroyed.
+    std::shared_ptr<const void> share() const;
+
+    /// Compares the addresses that the model uses now with the views: frameworks replace tensors, for example
+    /// `zero_grad(set_to_none=True)` in PyTorch. Empty lists are not compared; parameters without elements
+    /// never differ.
+    /// @throws invalid_argument for lists of another length, and for the first tensor that has left the
+    /// buffer.
+    void check_views(std::span<const void* const> parameters, std::span<const void* const> gradients) const;
+
+    /// @throws what all members below throw: invalid_argument for a stream of another device; device_error.
+    void zero_gradients_async(stream_view stream);
+    /// Scales the gradients of the next step so that the Euclidean norm of all gradients together is at most
+    /// `max_norm`, as torch.nn.utils.clip_grad_norm_. The gradients in memory stay as they are.
+    /// @throws invalid_argument if max_norm is negative or NaN.
+    void clip_norm_async(double max_norm, stream_view stream);
+    /// Limits each element of the gradients to [-max_magnitude, max_magnitude] in the next step, after
+    /// clip_norm_async. The gradients in memory stay as they are. Enqueues nothing.
+    /// @throws invalid_argument if max_magnitude is negative or NaN.
+    void clip_value(double max_magnitude);
+    /// One step of the rule for every parameter.
+    void step_async(stream_view stream);
+    /// The rate of a group from the next step on.
+    /// @throws invalid_argument if there is no such group, or if the rate is negative or not finite.
+    void set_rate_async(std::size_t group, double rate, stream_view stream);
+    /// For mixed precision: gradients are divided by *scale, and a step is skipped if *found is not 0. Both
+    /// are float32 in device memory, read by each later look and step, and must live as long; null: 1 and 0.
+    /// These are the two tensors of torch.amp.GradScaler.
+    void use_scale(const float* scale, const float* found);
+
+    struct progress {
+        std::uint64_t steps = 0;    ///< that have been made
+        std::uint64_t skipped = 0;  ///< because of gradients that were not finite
+        double norm =
+            0;  ///< of all gradients when they were last read: by clip_norm_async, `skip` or `refuse`
+    };
+    /// Waits for `stream`.
+    progress read_progress(stream_view stream) const;
+    /// Waits for `stream`.
+    /// @throws error if a step was refused because of gradients that were not finite.
+    void check(stream_view stream) const;
+
+    /// Writes parameters and state with their names, the rule's name and the number of steps as safetensors,
+    /// atomically. The state of parameter "w" is called "w.exp_avg", and so on. Waits for `stream`.
+    /// @throws system_failure; invalid_argument if such a name is that of another parameter.
+    void save(const std::filesystem::path& path, stream_view stream) const;
+    /// Reads what `save` wrote, for parameters of the same names, types and shapes in any order. Settings are
+    /// not saved. Later steps are bit-equal to those without the interruption. Waits for `stream`.
+    /// @throws state_mismatch if parameters, the rule or its states differ; then nothing has changed.
+    /// @throws format_error, system_failure; if reading fails midway, the parameters are part old, part new.
+    void load(const std::filesystem::path& path, stream_view stream);
+
+ private:
+    struct state_type;
+    state_type& valid_state() const;
+
+    std::shared_ptr<state_type> state_;
+};
+
+}  // namespace pinflow

@@ -1,0 +1,238 @@
+#include "src/core/scalar.hpp"
+#include "src/device/cuda/flat.hpp"
+
+// Compiled with -fmad=false, so that the rules give the bits that the host gives. The kernels are
+// memory-bound: a thread loads the packs of all buffers before it computes. All indices are 64 bits wide.
+
+namespace pinflow::detail::cuda {
+
+namespace {
+
+/// pack_elements numbers that are loaded and stored at once, in one or two words of 16 bytes (8 for 16-bit
+/// types).
+template <typename T>
+struct alignas(sizeof(T) * pack_elements > 16 ? 16 : sizeof(T) * pack_elements) pack {
+    T values[pack_elements];
+};
+
+template <typename T>
+__device__ pack<T>* packs_at(std::byte* buffer, std::uint64_t offset_bytes) {
+    return reinterpret_cast<pack<T>*>(buffer + offset_bytes);
+}
+template <typename T>
+__device__ const pack<T>* packs_at(const std::byte* buffer, std::uint64_t offset_bytes) {
+    return reinterpret_cast<const pack<T>*>(buffer + offset_bytes);
+}
+
+/// Whether the calling block is the last one of its kernel to get here. All threads must call it.
+__device__ bool is_last_block(flat_control& control) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(&control.finished_blocks, 1U) + 1 == gridDim.x;
+    __syncthreads();
+    return last;
+}
+
+// ---- a step ----------------------------------------------------------------------------------------------
+
+/// The packs of one segment that this thread updates: from `pack` on, every `stride`-th. Returns the first
+/// one behind the segment.
+template <typename Rule, typename Stored, typename Real>
+__device__ std::uint64_t update_segment(const flat_step& work, const flat_segment& segment,
+                                        std::uint64_t number, double factor, std::uint64_t at,
+                                        std::uint64_t stride) {
+    // One thread prepares the numbers of the group for its block.
+    __shared__ typename Rule::template step<Real> shared_step;
+    __shared__ decay_step<Real> shared_decay;
+    __syncthreads();  // all threads are done with the last segment
+    if (threadIdx.x == 0) {
+        const rule_numbers& numbers = work.buffers.groups[segment.group];
+        shared_step = Rule::template prepare<Real>(numbers, number);
+        shared_decay = prepare_decay<Real>(numbers);
+    }
+    __syncthreads();
+    const typename Rule::template step<Real> now = shared_step;
+    const decay_step<Real> decay = shared_decay;
+    const gradient_change<Real> change = prepare_change<Real>(work, factor);
+
+    constexpr unsigned states = Rule::state_count;
+    pack<Stored>* const parameters = packs_at<Stored>(work.buffers.parameters, segment.parameter_bytes);
+    const pack<Stored>* const gradients = packs_at<Stored>(work.buffers.gradients, segment.parameter_bytes);
+    pack<Real>* state_packs[states + 1];
+    for (unsigned k = 0; k <= states; ++k)
+        state_packs[k] = packs_at<Real>(work.buffers.states[k], segment.state_bytes);
+    const bool has_master = sizeof(Stored) == 2 && work.buffers.has_masters;
+    const bool reads_master = has_master && number > 1;  // the first step makes the copies
+
+    for (; at < segment.end_pack; at += stride) {
+        const std::uint64_t i = at - segment.begin_pack;
+        const pack<Stored> gradient = gradients[i];
+        pack<Stored> parameter = parameters[i];
+        pack<Real> state[states + 1];
+        for (unsigned k = 0; k != states; ++k)
+            state[k] = state_packs[k][i];
+        pack<Real> master;
+        if (reads_master) {
+            master = state_packs[states][i];
+        }
+        for (unsigned e = 0; e < pack_elements; ++e) {
+            Real value = reads_master ? master.values[e] : cast_scalar<Real>(parameter.values[e]);
+            Real slope = apply_change(change, cast_scalar<Real>(gradient.values[e]));
+            Real own[states + 1];
+            for (unsigned k = 0; k != states; ++k)
+                own[k] = state[k].values[e];
+            apply_decay(decay, value, slope);
+            Rule::update(now, value, slope, own);
+            for (unsigned k = 0; k != states; ++k)
+                state[k].values[e] = own[k];
+            master.values[e] = value;
+            parameter.values[e] = cast_scalar<Stored>(value);
+        }
+        for (unsigned k = 0; k != states; ++k)
+            state_packs[k][i] = state[k];
+        if (has_master) state_packs[states][i] = master;
+        parameters[i] = parameter;
+    }
+    return at;
+}
+
+template <typename Rule>
+__global__ void __launch_bounds__(update_threads) update_parameters(flat_step work) {
+    const flat_buffers& buffers = work.buffers;
+    flat_control& control = *buffers.control;
+    const bool skipped = skips_step(work);
+    if (!skipped) {
+        const std::uint64_t number = control.steps + 1;
+        const double factor = factor_of(buffers);
+        const std::uint64_t stride = std::uint64_t{gridDim.x} * update_threads;
+        std::uint64_t at = std::uint64_t{blockIdx.x} * update_threads + threadIdx.x;
+        for (std::uint32_t i = 0; i < buffers.segment_count; ++i) {
+            const flat_segment& segment = buffers.segments[i];
+            switch (segment.type) {
+                case flat_type::float16:
+                    at = update_segment<Rule, half_bits, float>(work, segment, number, factor, at, stride);
+                    break;
+                case flat_type::bfloat16:
+                    at =
+                        update_segment<Rule, bfloat16_bits, float>(work, segment, number, factor, at, stride);
+                    break;
+                case flat_type::float32:
+                    at = update_segment<Rule, float, float>(work, segment, number, factor, at, stride);
+                    break;
+                case flat_type::float64:
+                    at = update_segment<Rule, double, double>(work, segment, number, factor, at, stride);
+                    break;
+            }
+        }
+    }
+    if (is_last_block(control) && threadIdx.x == 0) {
+        finish_step(skipped, control);
+        control.finished_blocks = 0;
+    }
+}
+
+// ---- a look ----------------------------------------------------------------------------------------------
+
+/// Adds up the sums of all threads of a block in the order that flat_work.hpp gives; the result is thread
+/// 0's.
+__device__ double sum_of_threads(const double (&sums)[pack_elements]) {
+    __shared__ double totals[look_threads];
+    __syncthreads();
+    totals[threadIdx.x] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    for (unsigned distance = look_threads / 2; distance != 0; distance /= 2) {
+        __syncthreads();
+        if (threadIdx.x < distance) totals[threadIdx.x] += totals[threadIdx.x + distance];
+    }
+    return totals[0];
+}
+
+template <typename Stored, typename Real>
+__device__ bool add_squares(const flat_buffers& buffers, const flat_segment& segment, std::uint64_t at,
+                            std::uint64_t end, double (&sums)[pack_elements]) {
+    const pack<Stored>* const gradients = packs_at<Stored>(buffers.gradients, segment.parameter_bytes);
+    Real worst = 0;
+    for (; at < end; at += look_threads) {
+        const pack<Stored> gradient = gradients[at - segment.begin_pack];
+        for (unsigned e = 0; e < pack_elements; ++e) {
+            const Real value = cast_scalar<Real>(gradient.values[e]);
+            worst += value - value;
+            sums[e] += static_cast<double>(value) * static_cast<double>(value);
+        }
+    }
+    return worst == 0;
+}
+
+__global__ void __launch_bounds__(look_threads) look_at_gradients(gradient_look work) {
+    const flat_buffers& buffers = work.buffers;
+    flat_control& control = *buffers.control;
+    const std::uint64_t chunks = sums_of_look(buffers.pack_count);
+    bool finite = true;
+    for (std::uint64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+        double sums[pack_elements] = {};
+        const std::uint64_t begin = chunk * packs_of_look;
+        const std::uint64_t end =
+            begin + packs_of_look < buffers.pack_count ? begin + packs_of_look : buffers.pack_count;
+        for (std::uint32_t i = 0; i < buffers.segment_count; ++i) {
+            const flat_segment& segment = buffers.segments[i];
+            if (segment.end_pack <= begin || segment.begin_pack >= end) continue;
+            // the first pack of this thread in the segment: packs go round the threads from the chunk's first
+            // one
+            std::uint64_t at = begin + threadIdx.x;
+            if (segment.begin_pack > at) {
+                const std::uint64_t missing = segment.begin_pack - at;
+                at += (missing + look_threads - 1) / look_threads * look_threads;
+            }
+            const std::uint64_t stop = segment.end_pack < end ? segment.end_pack : end;
+            switch (segment.type) {
+                case flat_type::float16:
+                    finite = add_squares<half_bits, float>(buffers, segment, at, stop, sums) && finite;
+                    break;
+                case flat_type::bfloat16:
+                    finite = add_squares<bfloat16_bits, float>(buffers, segment, at, stop, sums) && finite;
+                    break;
+                case flat_type::float32:
+                    finite = add_squares<float, float>(buffers, segment, at, stop, sums) && finite;
+                    break;
+                case flat_type::float64:
+                    finite = add_squares<double, double>(buffers, segment, at, stop, sums) && finite;
+                    break;
+            }
+        }
+        const double sum = sum_of_threads(sums);
+        if (threadIdx.x == 0) buffers.sums[chunk] = sum;
+    }
+    // blocks that found nothing leave the mark alone
+    if (!finite) atomicOr(&control.found_now, 1U);
+    if (!is_last_block(control)) return;
+    double sums[pack_elements] = {};
+    for (std::uint64_t chunk = threadIdx.x; chunk < chunks; chunk += look_threads)
+        sums[0] += __ldcg(&buffers.sums[chunk]);
+    const double sum = sum_of_threads(sums);
+    if (threadIdx.x == 0) {
+        finish_look(work, sum, atomicExch(&control.found_now, 0U) != 0, control);
+        control.finished_blocks = 0;
+    }
+}
+
+__global__ void set_value(double* destination, double value) {
+    *destination = value;
+}
+
+}  // namespace
+
+const void* update_flat(rule_kind rule) {
+    return visit_rule(rule, [](auto chosen) {
+        return reinterpret_cast<const void*>(&update_parameters<decltype(chosen)>);
+    });
+}
+
+const void* look_at_flat() {
+    return reinterpret_cast<const void*>(&look_at_gradients);
+}
+
+const void* set_number() {
+    return reinterpret_cast<const void*>(&set_value);
+}
+
+}  // namespace pinflow::detail::cuda

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "src/device/flat_work.hpp"
+
+/// The kernels that update flat parameters, as pointers for cudaLaunchKernel: see flat.cu.
+namespace pinflow::detail::cuda {
+
+/// Threads per block of `update_flat`.
+inline constexpr unsigned update_threads = 512;
+
+/// kernel(flat_step), one for each rule: launch blocks of update_threads. All blocks read the control block
+/// before the last one changes it.
+const void* update_flat(rule_kind rule);
+/// kernel(gradient_look): launch blocks of look_threads.
+const void* look_at_flat();
+/// kernel(double* destination, double value), with one thread.
+const void* set_number();
+
+}  // namespace pinflow::detail::cuda

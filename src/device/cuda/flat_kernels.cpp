@@ -1,0 +1,50 @@
+#include "src/device/cuda/flat_kernels.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "src/device/cuda/flat.hpp"
+
+namespace pinflow::detail::cuda {
+
+namespace {
+
+/// As many blocks as the work has use for, at most `blocks_per_multiprocessor`: the kernels loop over the
+/// rest.
+unsigned blocks_for(std::uint64_t work, std::uint64_t work_of_block, unsigned multiprocessors,
+                    unsigned blocks_per_multiprocessor) noexcept {
+    const std::uint64_t needed = (work + work_of_block - 1) / work_of_block;
+    return static_cast<unsigned>(
+        std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors} * blocks_per_multiprocessor));
+}
+
+}  // namespace
+
+cudaError_t load_updates(rule_kind rule) noexcept {
+    for (const void* const kernel : {update_flat(rule), look_at_flat(), set_number()}) {
+        if (const cudaError_t status = load_kernel(kernel); status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t look_at_gradients(const gradient_look& work, unsigned multiprocessors,
+                              cudaStream_t stream) noexcept {
+    gradient_look copy = work;
+    void* arguments[] = {&copy};
+    const unsigned blocks = blocks_for(sums_of_look(work.buffers.pack_count), 1, multiprocessors, 8);
+    return launch(look_at_flat(), blocks, look_threads, arguments, stream);
+}
+
+cudaError_t update_parameters(const flat_step& work, unsigned multiprocessors, cudaStream_t stream) noexcept {
+    flat_step copy = work;
+    void* arguments[] = {&copy};
+    const unsigned blocks = blocks_for(work.buffers.pack_count, update_threads, multiprocessors, 2);
+    return launch(update_flat(work.rule), blocks, update_threads, arguments, stream);
+}
+
+cudaError_t set_number_of(double* destination, double value, cudaStream_t stream) noexcept {
+    void* arguments[] = {&destination, &value};
+    return launch(set_number(), 1, 1, arguments, stream);
+}
+
+}  // namespace pinflow::detail::cuda

@@ -1,0 +1,151 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "src/device/update_rules.hpp"
+
+#ifdef __CUDACC__
+#define PINFLOW_DETAIL_HOST_DEVICE __host__ __device__
+#else
+#define PINFLOW_DETAIL_HOST_DEVICE
+#endif
+
+/// Arguments of the device operations that update parameters in flat buffers. nvcc compiles this file, too.
+namespace pinflow::detail {
+
+/// The types of parameters and their gradients. Arithmetic and state are double for float64, otherwise float.
+enum class flat_type : std::uint8_t { float16, bfloat16, float32, float64 };
+
+/// What a thread updates at a time: this many neighbouring elements.
+inline constexpr unsigned pack_elements = 4;
+
+/// Elements of one type and one group, contiguous in each buffer. Their number is a multiple of
+/// pack_elements.
+struct flat_segment {
+    std::uint64_t end_pack = 0;         ///< packs of this segment and of all before it
+    std::uint64_t begin_pack = 0;       ///< packs of all segments before it
+    std::uint64_t parameter_bytes = 0;  ///< where it begins in the buffers of parameters and of gradients
+    std::uint64_t state_bytes = 0;      ///< where it begins in each buffer of state
+    std::uint32_t group = 0;
+    flat_type type = flat_type::float32;
+};
+
+/// Numbers that steps change, in device memory, so that a step can be replayed in a CUDA graph.
+struct flat_control {
+    std::uint64_t steps = 0;            ///< that have been made
+    std::uint64_t skipped = 0;          ///< because of gradients that are not finite
+    double norm = 0;                    ///< of the gradients, at the last look
+    double coefficient = 1;             ///< by which the next step multiplies the gradients
+    std::uint32_t found = 0;            ///< 1 if the last look found gradients that are not finite
+    std::uint32_t found_now = 0;        ///< the same, of the running look
+    std::uint32_t finished_blocks = 0;  ///< of the running kernel
+};
+
+/// The buffers of one object. All of it is in device memory.
+struct flat_buffers {
+    const flat_segment* segments = nullptr;
+    std::uint32_t segment_count = 0;
+    const rule_numbers* groups = nullptr;
+    std::uint64_t pack_count = 0;
+    std::byte* parameters = nullptr;
+    const std::byte* gradients = nullptr;
+    /// The rule's states; then, if has_masters, a float for each element of the 16-bit types.
+    std::byte* states[max_rule_states + 1] = {};
+    bool has_masters = false;
+    flat_control* control = nullptr;
+    double* sums = nullptr;  ///< sums_of_look(pack_count)
+    /// A scale by which the gradients are too large, and a number that is not 0 if the caller found some that
+    /// are not finite: torch.amp.GradScaler's. Null: 1 and 0.
+    const float* scale = nullptr;
+    const float* found = nullptr;
+};
+
+/// A look at all gradients before a step.
+struct gradient_look {
+    flat_buffers buffers;
+    bool clips = false;  ///< sets the coefficient so that the norm becomes `max_norm` at most
+    double max_norm = 0;
+};
+
+/// One step.
+struct flat_step {
+    flat_buffers buffers;
+    rule_kind rule = rule_kind::adam;
+    bool skips =
+        false;  ///< changes nothing if the last look, which was at these gradients, found some not finite
+    bool clamps = false;
+    double max_magnitude = 0;  ///< of each element of the gradients, if `clamps`
+};
+
+// The norm is summed in this order on every device: each chunk of the packs is read by look_threads threads,
+// whose pack_elements sums each take every look_threads-th pack; then the threads' sums are added in pairs.
+// The sums of the chunks are added in the same way.
+inline constexpr unsigned look_threads = 256;
+inline constexpr unsigned look_rounds = 16;
+inline constexpr std::uint64_t packs_of_look = std::uint64_t{look_threads} * look_rounds;
+
+PINFLOW_DETAIL_HOST_DEVICE inline constexpr std::uint64_t sums_of_look(std::uint64_t pack_count) {
+    return (pack_count + packs_of_look - 1) / packs_of_look;
+}
+
+/// Whether a step changes nothing. The caller's own findings count, whatever the policy is.
+PINFLOW_DETAIL_HOST_DEVICE inline bool skips_step(const flat_step& work) {
+    const flat_buffers& buffers = work.buffers;
+    return (work.skips && buffers.control->found != 0) || (buffers.found != nullptr && *buffers.found != 0);
+}
+
+/// What the next step multiplies the gradients by.
+PINFLOW_DETAIL_HOST_DEVICE inline double factor_of(const flat_buffers& buffers) {
+    const double factor = buffers.control->coefficient;
+    return buffers.scale == nullptr ? factor : factor / static_cast<double>(*buffers.scale);
+}
+
+/// What happens to the gradients of a step before the rule sees them.
+template <typename Real>
+struct gradient_change {
+    Real factor = 1;
+    Real limit = 0;
+    bool clamps = false;
+};
+
+template <typename Real>
+PINFLOW_DETAIL_HOST_DEVICE inline gradient_change<Real> prepare_change(const flat_step& work, double factor) {
+    return {static_cast<Real>(factor), static_cast<Real>(work.max_magnitude), work.clamps};
+}
+
+template <typename Real>
+PINFLOW_DETAIL_HOST_DEVICE inline Real apply_change(const gradient_change<Real>& change, Real gradient) {
+    gradient *= change.factor;
+    const Real below = gradient > change.limit ? change.limit : gradient;
+    const Real limited = below < -change.limit ? -change.limit : below;
+    return change.clamps ? limited : gradient;
+}
+
+/// Ends a look: `sum` is that of the squares of all gradients.
+PINFLOW_DETAIL_HOST_DEVICE inline void finish_look(const gradient_look& work, double sum, bool found,
+                                                   flat_control& control) {
+    double norm = sqrt(sum);
+    if (work.buffers.scale != nullptr) norm /= static_cast<double>(*work.buffers.scale);
+    control.norm = norm;
+    control.found = found ? 1 : 0;
+    if (work.clips) {
+        // as torch.nn.utils.clip_grad_norm_
+        const double ratio = work.max_norm / (norm + 1e-6);
+        control.coefficient = ratio < 1 ? ratio : ratio != ratio ? ratio : 1.0;
+    }
+}
+
+PINFLOW_DETAIL_HOST_DEVICE inline void finish_step(bool skipped, flat_control& control) {
+    if (skipped) {
+        ++control.skipped;
+    } else {
+        ++control.steps;
+    }
+    control.coefficient = 1;
+    control.found = 0;
+}
+
+}  // namespace pinflow::detail
+
+#undef PINFLOW_DETAIL_HOST_DEVICE

@@ -1,0 +1,520 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "counting_resource.hpp"
+#include "devices.hpp"
+#include "flat_models.hpp"
+#include "pinflow/error.hpp"
+#include "temporary_folder.hpp"
+
+using namespace pinflow;
+
+namespace {
+
+const dtype float16 = dtype::parse("<f2");
+const dtype bfloat16 = dtype::parse("bfloat16");
+
+std::vector<float> random_values(std::uint64_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(count);
+    for (float& value : values)
+        value = normal(random);
+    return values;
+}
+
+/// The upper halves of floats that have no more bits.
+std::vector<std::uint16_t> as_bfloat16(const std::vector<float>& values) {
+    std::vector<std::uint16_t> halves;
+    for (const float value : values) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, &value, sizeof bits);
+        halves.push_back(static_cast<std::uint16_t>(bits >> 16));
+    }
+    return halves;
+}
+std::vector<float> from_bfloat16(const std::vector<std::uint16_t>& halves) {
+    std::vector<float> values;
+    for (const std::uint16_t half : halves) {
+        const std::uint32_t bits = std::uint32_t{half} << 16;
+        float value = 0;
+        std::memcpy(&value, &bits, sizeof value);
+        values.push_back(value);
+    }
+    return values;
+}
+
+/// One step of one float32 parameter by itself.
+std::vector<float> stepped(const device& device, const optimizer& settings, const std::vector<float>& values,
+                           const std::vector<float>& gradients) {
+    const stream stream(device);
+    flat_parameters flat = one_parameter<float>(values.size(), settings, stream);
+    put(flat.parameter(0), values, stream);
+    put(flat.gradient(0), gradients, stream);
+    flat.step_async(stream);
+    return values_of<float>(flat.parameter(0), values.size(), stream);
+}
+
+}  // namespace
+
+TEST_CASE("flat parameters: views begin at multiples of 256 bytes, and do not overlap") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        const std::vector<parameter_spec> specs{{"a", dtype::of<float>(), {3, 5}},
+                                                {"empty", dtype::of<float>(), {0, 7}},
+                                                {"b", float16, {129}, 1},
+                                                {"scalar", dtype::of<double>(), {}},
+                                                {"c", bfloat16, {128}},
+                                                {"d", dtype::of<float>(), {64}, 1}};
+        const flat_parameters flat(specs, {adam{}, adam{.rate = 1}}, stream);
+        CHECK(flat.device() == device);
+        CHECK(flat.state_names() == std::vector<std::string>{"exp_avg", "exp_avg_sq"});
+        std::vector<std::pair<std::uintptr_t, std::uintptr_t>> ranges;
+        for (std::size_t i = 0; i < specs.size(); ++i) {
+            CHECK(flat.index_of(specs[i].name) == i);
+            std::uint64_t count = 1;
+            for (const std::uint64_t length : specs[i].shape)
+                count *= length;
+            const std::uint64_t state_bytes = count * (specs[i].dtype == dtype::of<double>() ? 8 : 4);
+            for (const auto& [data, size_bytes] :
+                 {std::pair(flat.parameter(i), count * specs[i].dtype.size_bytes()),
+                  {flat.gradient(i), count * specs[i].dtype.size_bytes()},
+                  {flat.state(i, 0), state_bytes},
+                  {flat.state(i, 1), state_bytes}}) {
+                const auto begin = reinterpret_cast<std::uintptr_t>(data);
+                REQUIRE(data != nullptr);
+                CHECK(begin % 256 == 0);
+                for (const auto& [other, end] : ranges)
+                    CHECK((begin + size_bytes <= other || begin >= end));
+                if (size_bytes > 0) ranges.emplace_back(begin, begin + size_bytes);
+            }
+            CHECK(flat.parameter(i) >= flat.parameter_buffer());
+            CHECK(flat.gradient(i) >= flat.gradient_buffer());
+        }
+        CHECK(values_of<float>(flat.parameter(0), 15, stream) == std::vector<float>(15));
+        CHECK(values_of<float>(flat.gradient(0), 15, stream) == std::vector<float>(15));
+    });
+}
+
+TEST_CASE("flat parameters: a step of many parameters is that of each by itself, whatever their sizes") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        const std::vector<optimizer> groups{adamw{.rate = 0.1}, adamw{.rate = 0.01, .weight_decay = 0.5}};
+        std::vector<parameter_spec> specs;
+        for (const std::uint64_t size : {0U, 1U, 3U, 4U, 5U, 63U, 64U, 65U, 1000U, 0U, 4096U, 100'003U, 0U})
+            specs.push_back({std::to_string(specs.size()), dtype::of<float>(), {size}, specs.size() % 2});
+        flat_parameters flat(specs, groups, stream);
+        for (unsigned i = 0; i < specs.size(); ++i) {
+            put(flat.parameter(i), random_values(specs[i].shape[0], 2 * i), stream);
+            put(flat.gradient(i), random_values(specs[i].shape[0], 2 * i + 1), stream);
+        }
+        flat.step_async(stream);
+        for (unsigned i = 0; i < specs.size(); ++i) {
+            CAPTURE(specs[i].shape[0]);
+            const std::uint64_t size = specs[i].shape[0];
+            const auto alone =
+                stepped(device, groups[i % 2], random_values(size, 2 * i), random_values(size, 2 * i + 1));
+            CHECK(same_bits(values_of<float>(flat.parameter(i), size, stream), alone));
+        }
+    });
+}
+
+TEST_CASE("flat parameters: 5,000 parameters of every type are updated") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        std::vector<parameter_spec> specs;
+        for (std::size_t i = 0; i < 5000; ++i) {
+            const dtype type = i % 4 == 0   ? dtype::of<float>()
+                               : i % 4 == 1 ? dtype::of<double>()
+                               : i % 4 == 2 ? float16
+                                            : bfloat16;
+            specs.push_back({std::to_string(i), type, {i % 7}, i % 3});
+        }
+        flat_parameters flat(specs, {sgd{.rate = 1}, sgd{.rate = 2}, sgd{.rate = 4}}, stream);
+        for (std::size_t i = 0; i < specs.size(); ++i) {
+            const std::uint64_t count = i % 7;
+            if (i % 4 == 0) put(flat.gradient(i), std::vector<float>(count, -1), stream);
+            if (i % 4 == 1) put(flat.gradient(i), std::vector<double>(count, -1), stream);
+            if (i % 4 == 2) put(flat.gradient(i), std::vector<std::uint16_t>(count, 0xBC00), stream);
+            if (i % 4 == 3) put(flat.gradient(i), std::vector<std::uint16_t>(count, 0xBF80), stream);
+        }
+        flat.step_async(stream);
+        unsigned wrong = 0;
+        for (std::size_t i = 0; i < specs.size(); ++i) {
+            const std::uint64_t count = i % 7;
+            const unsigned rate = 1U << (i % 3);
+            // 1, 2 and 4 as float16 and as bfloat16
+            const auto half = static_cast<std::uint16_t>(0x3C00 + 0x400 * (i % 3));
+            const auto brain = static_cast<std::uint16_t>(0x3F80 + 0x80 * (i % 3));
+            if (i % 4 == 0)
+                wrong += values_of<float>(flat.parameter(i), count, stream) !=
+                         std::vector<float>(count, static_cast<float>(rate));
+            if (i % 4 == 1)
+                wrong +=
+                    values_of<double>(flat.parameter(i), count, stream) != std::vector<double>(count, rate);
+            if (i % 4 > 1)
+                wrong += values_of<std::uint16_t>(flat.parameter(i), count, stream) !=
+                         std::vector<std::uint16_t>(count, i % 4 == 2 ? half : brain);
+        }
+        CHECK(wrong == 0);
+    });
+}
+
+TEST_CASE(
+    "flat parameters: 16-bit parameters are computed in float32, and master copies keep what rounding "
+    "drops") {
+    on_each_device([](const device& device) {
+        for (const bool masters : {false, true}) {
+            CAPTURE(masters);
+            const stream stream(device);
+            const std::vector<float> values(100, 1.0F);
+            flat_parameters flat({{"w", bfloat16, {100}}}, {sgd{.rate = 1}}, stream,
+                                 {.master_copies = masters});
+            put(flat.parameter(0), as_bfloat16(values), stream);
+            // less than half of the last bit of 1 in bfloat16, 2^-7
+            const std::vector<float> gradients(100, 0x1p-10F);
+            put(flat.gradient(0), as_bfloat16(gradients), stream);
+            for (unsigned step = 0; step < 16; ++step)
+                flat.step_async(stream);
+            const float expected = masters ? 1 - 16 * 0x1p-10F : 1;
+            const auto after = from_bfloat16(values_of<std::uint16_t>(flat.parameter(0), 100, stream));
+            CHECK(after == std::vector<float>(100, expected));
+            CHECK(flat.state_names() ==
+                  (masters ? std::vector<std::string>{"master"} : std::vector<std::string>{}));
+            if (masters)
+                CHECK(values_of<float>(flat.state(0, 0), 100, stream) == std::vector<float>(100, expected));
+        }
+    });
+}
+
+TEST_CASE("flat parameters: clip_norm scales the gradients of one step, and leaves those in memory") {
+    std::vector<double> norms;
+    on_each_device([&](const device& device) {
+        const stream stream(device);
+        const std::vector<parameter_spec> specs{{"a", dtype::of<float>(), {100'003}},
+                                                {"b", dtype::of<float>(), {5}}};
+        flat_parameters flat(specs, {sgd{.rate = 1}}, stream);
+        const auto a = random_values(100'003, 1);
+        const auto b = random_values(5, 2);
+        put(flat.gradient(0), a, stream);
+        put(flat.gradient(1), b, stream);
+        double squares = 0;
+        for (const auto* const values : {&a, &b}) {
+            for (const float value : *values)
+                squares += static_cast<double>(value) * static_cast<double>(value);
+        }
+        const double norm = std::sqrt(squares);
+
+        flat.clip_norm_async(norm / 4, stream);
+        flat.step_async(stream);
+        norms.push_back(flat.read_progress(stream).norm);
+        CHECK(norms.back() == doctest::Approx(norm).epsilon(1e-12));
+        CHECK(norms.back() == norms.front());  // the same bits on every device
+        CHECK(same_bits(values_of<float>(flat.gradient(0), a.size(), stream), a));
+        const auto after = values_of<float>(flat.parameter(1), 5, stream);
+        for (std::size_t i = 0; i < 5; ++i)
+            CHECK(after[i] == doctest::Approx(-b[i] / 4).epsilon(1e-6));
+
+        // the next step is not clipped, and neither is one with a smaller norm
+        flat.step_async(stream);
+        const auto whole = values_of<float>(flat.parameter(1), 5, stream);
+        for (std::size_t i = 0; i < 5; ++i)
+            CHECK(whole[i] == after[i] - b[i]);
+        flat.clip_norm_async(2 * norm, stream);
+        flat.step_async(stream);
+        const auto unclipped = values_of<float>(flat.parameter(1), 5, stream);
+        for (std::size_t i = 0; i < 5; ++i)
+            CHECK(unclipped[i] == whole[i] - b[i]);
+    });
+}
+
+TEST_CASE("flat parameters: clip_value limits each element in one step") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        flat_parameters flat = one_parameter<float>(4, sgd{.rate = 1}, stream);
+        put(flat.gradient(0), std::vector<float>{-3, -0.5, 0.5, 3}, stream);
+        flat.clip_value(1);
+        flat.step_async(stream);
+        CHECK(values_of<float>(flat.parameter(0), 4, stream) == std::vector<float>{1, 0.5, -0.5, -1});
+        flat.step_async(stream);
+        CHECK(values_of<float>(flat.parameter(0), 4, stream) == std::vector<float>{4, 1, -1, -4});
+    });
+}
+
+TEST_CASE("flat parameters: gradients that are not finite update, skip or refuse the step") {
+    on_each_device([](const device& device) {
+        for (const float bad :
+             {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+              std::numeric_limits<float>::quiet_NaN()}) {
+            for (const nonfinite_gradients policy :
+                 {nonfinite_gradients::update, nonfinite_gradients::skip, nonfinite_gradients::refuse}) {
+                for (const bool clips : {false, true}) {
+                    CAPTURE(bad);
+                    CAPTURE(static_cast<int>(policy));
+                    CAPTURE(clips);
+                    const stream stream(device);
+                    flat_parameters flat =
+                        one_parameter<float>(70'000, adam{}, stream, {.nonfinite = policy});
+                    std::vector<float> gradients(70'000, 1);
+                    put(flat.gradient(0), gradients, stream);
+                    flat.step_async(stream);
+                    const auto before = values_of<float>(flat.parameter(0), 70'000, stream);
+                    const auto state = values_of<float>(flat.state(0, 1), 70'000, stream);
+                    flat.check(stream);
+
+                    gradients[69'999] = bad;
+                    put(flat.gradient(0), gradients, stream);
+                    if (clips) flat.clip_norm_async(1, stream);
+                    flat.step_async(stream);
+                    const auto after = values_of<float>(flat.parameter(0), 70'000, stream);
+                    const auto progress = flat.read_progress(stream);
+                    if (policy == nonfinite_gradients::update) {
+                        CHECK(std::isnan(after.back()));
+                        CHECK(progress.steps == 2);
+                        flat.check(stream);
+                        continue;
+                    }
+                    CHECK(same_bits(after, before));
+                    CHECK(same_bits(values_of<float>(flat.state(0, 1), 70'000, stream), state));
+                    CHECK(progress.steps == 1);
+                    CHECK(progress.skipped == 1);
+                    if (policy == nonfinite_gradients::refuse) CHECK_THROWS_AS(flat.check(stream), error);
+                    if (policy == nonfinite_gradients::skip) flat.check(stream);
+
+                    // the step after it is the second one
+                    put(flat.gradient(0), std::vector<float>(70'000, 1), stream);
+                    flat.step_async(stream);
+                    CHECK(flat.read_progress(stream).steps == 2);
+                    CHECK_FALSE(same_bits(values_of<float>(flat.parameter(0), 70'000, stream), before));
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE(
+    "flat parameters: gradients are divided by the caller's scale, and the caller's findings skip a step") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        flat_parameters flat = one_parameter<float>(8, sgd{.rate = 1}, stream);
+        const device_buffer numbers(512, stream);
+        const auto* const scale = reinterpret_cast<const float*>(numbers.data());
+        const auto* const found = reinterpret_cast<const float*>(numbers.data() + 256);
+        put(numbers.data(), std::vector<float>{1024}, stream);
+        put(numbers.data() + 256, std::vector<float>{0}, stream);
+        flat.use_scale(scale, found);
+        put(flat.gradient(0), std::vector<float>(8, 2048), stream);
+        flat.clip_norm_async(100, stream);
+        flat.step_async(stream);
+        CHECK(values_of<float>(flat.parameter(0), 8, stream) == std::vector<float>(8, -2));
+        CHECK(flat.read_progress(stream).norm == doctest::Approx(2 * std::sqrt(8.0)));
+
+        put(numbers.data() + 256, std::vector<float>{1}, stream);
+        flat.step_async(stream);
+        CHECK(values_of<float>(flat.parameter(0), 8, stream) == std::vector<float>(8, -2));
+        CHECK(flat.read_progress(stream).skipped == 1);
+        flat.use_scale(nullptr, nullptr);
+        flat.step_async(stream);
+        CHECK(values_of<float>(flat.parameter(0), 8, stream) == std::vector<float>(8, -2050));
+    });
+}
+
+TEST_CASE("flat parameters: a new rate has effect from the next step on, in its group") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        const std::vector<parameter_spec> specs{{"a", dtype::of<float>(), {3}, 0},
+                                                {"b", dtype::of<double>(), {3}, 1}};
+        flat_parameters flat(specs, {sgd{.rate = 1}, sgd{.rate = 1}}, stream);
+        put(flat.gradient(0), std::vector<float>(3, 1), stream);
+        put(flat.gradient(1), std::vector<double>(3, 1), stream);
+        flat.step_async(stream);
+        flat.set_rate_async(1, 0.25, stream);
+        flat.step_async(stream);
+        CHECK(values_of<float>(flat.parameter(0), 3, stream) == std::vector<float>(3, -2));
+        CHECK(values_of<double>(flat.parameter(1), 3, stream) == std::vector<double>(3, -1.25));
+        CHECK(rate_of(flat.group(0)) == 1);
+        CHECK(rate_of(flat.group(1)) == 0.25);
+        CHECK_THROWS_AS(flat.set_rate_async(2, 1, stream), invalid_argument);
+        CHECK_THROWS_AS(flat.set_rate_async(0, -1, stream), invalid_argument);
+    });
+}
+
+TEST_CASE("flat parameters: zeroing the gradients leaves the parameters") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        flat_parameters flat = one_parameter<float>(1000, sgd{}, stream);
+        const auto values = random_values(1000, 3);
+        put(flat.parameter(0), values, stream);
+        put(flat.gradient(0), values, stream);
+        flat.zero_gradients_async(stream);
+        CHECK(same_bits(values_of<float>(flat.parameter(0), 1000, stream), values));
+        CHECK(values_of<float>(flat.gradient(0), 1000, stream) == std::vector<float>(1000));
+    });
+}
+
+TEST_CASE("flat parameters: check_views names the first tensor that has left the buffer") {
+    const stream stream(device::host());
+    const flat_parameters flat(
+        {{"w", dtype::of<float>(), {2}}, {"none", dtype::of<float>(), {0}}, {"b", dtype::of<float>(), {2}}},
+        {sgd{}}, stream);
+    std::vector<const void*> parameters;
+    std::vector<const void*> gradients;
+    for (std::size_t i = 0; i < 3; ++i) {
+        parameters.push_back(flat.parameter(i));
+        gradients.push_back(flat.gradient(i));
+    }
+    flat.check_views(parameters, gradients);
+    parameters[1] = nullptr;  // a framework's address of an empty tensor
+    flat.check_views(parameters, gradients);
+    flat.check_views({}, {});
+    const auto message_of = [&] {
+        try {
+            flat.check_views(parameters, gradients);
+        } catch (const invalid_argument& failure) {
+            return std::string(failure.what());
+        }
+        return std::string();
+    };
+    gradients[2] = &stream;
+    CHECK(message_of().find("gradient of parameter 'b'") != std::string::npos);
+    parameters[0] = nullptr;
+    CHECK(message_of().find("parameter 'w'") != std::string::npos);
+    parameters.pop_back();
+    CHECK_THROWS_AS(flat.check_views(parameters, {}), invalid_argument);
+}
+
+TEST_CASE("flat parameters: wrong parameters and settings are refused") {
+    const stream stream(device::host());
+    const auto make = [&](std::vector<parameter_spec> specs, std::vector<optimizer> groups) {
+        return flat_parameters(std::move(specs), std::move(groups), stream);
+    };
+    const dtype type = dtype::of<float>();
+    CHECK_THROWS_AS(make({{"w", type, {1}}, {"w", type, {1}}}, {sgd{}}), invalid_argument);
+    CHECK_THROWS_AS(make({{"", type, {1}}}, {sgd{}}), invalid_argument);
+    CHECK_THROWS_AS(make({{"w", type, {1}, 1}}, {sgd{}}), invalid_argument);
+    CHECK_THROWS_AS(make({{"w", type, {1}}}, {}), invalid_argument);
+    CHECK_THROWS_AS(make({{"w", dtype::of<int>(), {1}}}, {sgd{}}), unsupported);
+    CHECK_THROWS_AS(make({{"w", dtype::parse(">f4"), {1}}}, {sgd{}}), unsupported);
+    CHECK_THROWS_AS(make({{"w", type, {std::uint64_t{1} << 40, std::uint64_t{1} << 40}}}, {sgd{}}),
+                    invalid_argument);
+    CHECK_THROWS_AS(make({{"w", type, {1}}}, {sgd{}, adam{}}), invalid_argument);
+    CHECK_THROWS_AS(make({{"w", type, {1}}}, {sgd{}, sgd{.momentum = 0.9}}), invalid_argument);
+    for (const optimizer& wrong : std::vector<optimizer>{
+             sgd{.rate = -1}, sgd{.nesterov = true}, sgd{.momentum = -1}, sgd{.rate = std::nan("")},
+             adam{.beta1 = 1}, adam{.beta2 = -0.1}, adam{.epsilon = -1}, adam{.weight_decay = -1},
+             adam{.beta2 = 1 - 1e-9}, rprop{.shrink = 1}, rprop{.grow = 1},
+             rprop{.min_step = 2, .max_step = 1}, adadelta{.rho = 1.1}, rmsprop{.momentum = -1},
+             nadam{.momentum_decay = -1}, asgd{.decay_term = -1}, adagrad{.initial_sum = -1},
+             sparse_adam{.rate = std::numeric_limits<double>::infinity()}}) {
+        CAPTURE(rule_name(wrong));
+        CHECK_THROWS_AS(make({{"w", type, {1}}}, {wrong}), invalid_argument);
+    }
+    flat_parameters flat = one_parameter<float>(2, sgd{}, stream);
+    CHECK_THROWS_AS(flat.index_of("v"), invalid_argument);
+    CHECK_THROWS_AS(static_cast<void>(flat.parameter(1)), invalid_argument);
+    CHECK_THROWS_AS(static_cast<void>(flat.gradient(1)), invalid_argument);
+    CHECK_THROWS_AS(static_cast<void>(flat.state(0, 0)), invalid_argument);
+    CHECK_THROWS_AS(static_cast<void>(flat.group(1)), invalid_argument);
+    CHECK_THROWS_AS(flat.clip_norm_async(-1, stream), invalid_argument);
+    CHECK_THROWS_AS(flat.clip_value(std::nan("")), invalid_argument);
+    const flat_parameters taken = std::move(flat);
+    CHECK_THROWS_AS(flat.step_async(stream), invalid_argument);
+}
+
+TEST_CASE("flat parameters: without elements a step counts and nothing else happens") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        flat_parameters flat({{"w", dtype::of<float>(), {0}}}, {adam{}}, stream,
+                             {.nonfinite = nonfinite_gradients::skip});
+        flat.zero_gradients_async(stream);
+        flat.clip_norm_async(1, stream);
+        flat.step_async(stream);
+        CHECK(flat.read_progress(stream).steps == 1);
+        flat_parameters none({}, {adam{}}, stream);
+        none.step_async(stream);
+        CHECK(none.read_progress(stream).steps == 1);
+    });
+}
+
+TEST_CASE("flat parameters: what was saved for others is refused, and changes nothing") {
+    on_each_device([](const device& device) {
+        const temporary_folder folder;
+        const stream stream(device);
+        const auto saved = [&](std::vector<parameter_spec> specs, const optimizer& settings) {
+            const auto path = folder / "saved.safetensors";
+            flat_parameters(std::move(specs), {settings}, stream).save(path, stream);
+            return path;
+        };
+        const dtype type = dtype::of<float>();
+        flat_parameters flat({{"w", type, {4}}, {"b", type, {2}}}, {adam{}}, stream);
+        const auto values = random_values(4, 5);
+        put(flat.parameter(0), values, stream);
+        const auto refuses = [&](const std::filesystem::path& path) {
+            CHECK_THROWS_AS(flat.load(path, stream), state_mismatch);
+            CHECK(same_bits(values_of<float>(flat.parameter(0), 4, stream), values));
+        };
+        refuses(saved({{"w", type, {4}}, {"b", type, {2}}}, adamw{}));
+        refuses(saved({{"w", type, {4}}, {"b", type, {2}}}, adam{.amsgrad = true}));
+        refuses(saved({{"w", type, {4}}}, adam{}));
+        refuses(saved({{"w", type, {4}}, {"c", type, {2}}}, adam{}));
+        refuses(saved({{"w", type, {2, 2}}, {"b", type, {2}}}, adam{}));
+        refuses(saved({{"w", dtype::of<double>(), {4}}, {"b", type, {2}}}, adam{}));
+        CHECK_THROWS_AS(flat.load(folder / "missing", stream), system_failure);
+        // another order is the same state
+        flat.load(saved({{"b", type, {2}}, {"w", type, {4}}}, adam{}), stream);
+        CHECK(values_of<float>(flat.parameter(0), 4, stream) == std::vector<float>(4));
+        CHECK_THROWS_AS(saved({{"w", type, {4}}, {"w.exp_avg", type, {4}}}, adam{}), invalid_argument);
+    });
+}
+
+TEST_CASE("flat parameters: every type is saved and loaded, with master copies") {
+    on_each_device([](const device& device) {
+        const temporary_folder folder;
+        const stream stream(device);
+        const std::vector<parameter_spec> specs{{"f", dtype::of<float>(), {5}},
+                                                {"d", dtype::of<double>(), {}},
+                                                {"h", float16, {2, 0}},
+                                                {"b", bfloat16, {130}}};
+        flat_parameters flat(specs, {adam{}}, stream, {.master_copies = true});
+        put(flat.gradient(3), as_bfloat16(std::vector<float>(130, 0.5F)), stream);
+        put(flat.gradient(1), std::vector<double>{2}, stream);
+        flat.step_async(stream);
+        flat.save(folder / "all.safetensors", stream);
+        flat_parameters loaded(specs, {adam{}}, stream, {.master_copies = true});
+        loaded.load(folder / "all.safetensors", stream);
+        CHECK(same_bits(values_of<std::uint16_t>(loaded.parameter(3), 130, stream),
+                        values_of<std::uint16_t>(flat.parameter(3), 130, stream)));
+        for (std::size_t state = 0; state < 3; ++state)
+            CHECK(same_bits(values_of<float>(loaded.state(3, state), 130, stream),
+                            values_of<float>(flat.state(3, state), 130, stream)));
+        CHECK(values_of<double>(loaded.state(1, 0), 1, stream) ==
+              values_of<double>(flat.state(1, 0), 1, stream));
+        CHECK(loaded.state(0, 2) == nullptr);
+    });
+}
+
+TEST_CASE("flat parameters: memory comes from the caller's resource, and is shared with who uses the views") {
+    on_each_device([](const device& device) {
+        const auto resource = std::make_shared<counting_resource>();
+        {
+            const stream stream(device);
+            std::shared_ptr<const void> shared;
+            {
+                const flat_parameters flat =
+                    one_parameter<float>(1000, adam{}, stream, {.resource = resource});
+                CHECK(resource->allocated > 0);
+                shared = flat.share();
+            }
+            CHECK(resource->deallocated == 0);
+        }
+        CHECK(resource->deallocated == resource->allocated);
+    });
+}
