@@ -91,7 +91,7 @@ function(pinflow_add_cuda_tests)
   if(NOT PINFLOW_HAVE_CUDA)
     return()
   endif()
-  add_executable(cuda_test cuda_test.cpp cuda_digest_test.cpp cuda_dlpack_test.cpp cuda_loader_test.cpp cuda_pin_test.cpp
+  add_executable(cuda_test cuda_test.cpp cuda_digest_test.cpp cuda_dlpack_test.cpp cuda_flat_test.cpp cuda_loader_test.cpp cuda_pin_test.cpp
     cuda_process_test.cpp cuda_rows_test.cpp cuda_scalar_test.cpp cuda_steady_test.cpp cuda_unwind_test.cpp single_copies.cpp cuda_kernels.cu cuda_scalar.cu)
   target_include_directories(cuda_test PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(cuda_test PRIVATE pinflow::pinflow pinflow_warnings doctest::doctest fmt::fmt

@@ -53,6 +53,7 @@ struct flat_buffers {
     /// The rule's states; then, if has_masters, a float for each element of the 16-bit types.
     std::byte* states[max_rule_states + 1] = {};
     bool has_masters = false;
+    bool has_doubles = false;  ///< whether there are segments of float64
     flat_control* control = nullptr;
     double* sums = nullptr;  ///< sums_of_look(pack_count)
     /// A scale by which the gradients are too large, and a number that is not 0 if the caller found some that

@@ -1,5 +1,6 @@
 #include "src/train/small_buffer.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "src/core/checked.hpp"
@@ -59,6 +60,8 @@ void small_buffer::point(flat_buffers& buffers, std::byte* base) const noexcept 
     buffers.segments = reinterpret_cast<const flat_segment*>(base + segments_bytes_);
     buffers.segment_count = static_cast<std::uint32_t>(segments_.size());
     buffers.groups = reinterpret_cast<const rule_numbers*>(base + numbers_bytes_);
+    buffers.has_doubles =
+        std::ranges::find(segments_, flat_type::float64, &flat_segment::type) != segments_.end();
     buffers.pack_count = segments_.empty() ? 0 : segments_.back().end_pack;
     buffers.sums = reinterpret_cast<double*>(base + sums_bytes_);
 }

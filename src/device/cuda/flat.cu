@@ -36,15 +36,45 @@ __device__ bool is_last_block(flat_control& control) {
 
 // ---- a step ----------------------------------------------------------------------------------------------
 
-/// The packs of one segment that this thread updates: from `pack` on, every `stride`-th. Returns the first
+/// What a thread reads and writes of each buffer at a time.
+template <typename Rule, typename Stored, typename Real>
+struct element_packs {
+    pack<Stored> parameter;
+    pack<Stored> gradient;
+    pack<Real> states[Rule::state_count + 1];  ///< the last one is the master copy
+};
+
+/// The packs of one segment that this thread updates: from pack `at` on, every `stride`-th. Returns the first
 /// one behind the segment.
 template <typename Rule, typename Stored, typename Real>
 __device__ std::uint64_t update_segment(const flat_step& work, const flat_segment& segment,
                                         std::uint64_t number, double factor, std::uint64_t at,
                                         std::uint64_t stride) {
-    // One thread prepares the numbers of the group for its block.
+    constexpr unsigned states = Rule::state_count;
+    pack<Stored>* const parameters = packs_at<Stored>(work.buffers.parameters, segment.parameter_bytes);
+    const pack<Stored>* const gradients = packs_at<Stored>(work.buffers.gradients, segment.parameter_bytes);
+    pack<Real>* state_packs[states + 1];
+    for (unsigned k = 0; k <= states; ++k)
+        state_packs[k] = packs_at<Real>(work.buffers.states[k], segment.state_bytes);
+    const bool has_master = sizeof(Stored) == 2 && work.buffers.has_masters;
+    const bool reads_master = has_master && number > 1;  // the first step makes the copies
+    const std::uint64_t end_pack = segment.end_pack;
+    const std::uint64_t begin_pack = segment.begin_pack;
+    const auto load = [&](std::uint64_t i) {
+        element_packs<Rule, Stored, Real> packs;
+        packs.gradient = gradients[i];
+        packs.parameter = parameters[i];
+        for (unsigned k = 0; k != states; ++k)
+            packs.states[k] = state_packs[k][i];
+        if (reads_master) packs.states[states] = state_packs[states][i];
+        return packs;
+    };
+
+    // While one thread prepares the numbers of the group for its block, the others' first packs arrive.
     __shared__ typename Rule::template step<Real> shared_step;
     __shared__ decay_step<Real> shared_decay;
+    element_packs<Rule, Stored, Real> packs;
+    if (at < end_pack) packs = load(at - begin_pack);
     __syncthreads();  // all threads are done with the last segment
     if (threadIdx.x == 0) {
         const rule_numbers& numbers = work.buffers.groups[segment.group];
@@ -56,49 +86,35 @@ __device__ std::uint64_t update_segment(const flat_step& work, const flat_segmen
     const decay_step<Real> decay = shared_decay;
     const gradient_change<Real> change = prepare_change<Real>(work, factor);
 
-    constexpr unsigned states = Rule::state_count;
-    pack<Stored>* const parameters = packs_at<Stored>(work.buffers.parameters, segment.parameter_bytes);
-    const pack<Stored>* const gradients = packs_at<Stored>(work.buffers.gradients, segment.parameter_bytes);
-    pack<Real>* state_packs[states + 1];
-    for (unsigned k = 0; k <= states; ++k)
-        state_packs[k] = packs_at<Real>(work.buffers.states[k], segment.state_bytes);
-    const bool has_master = sizeof(Stored) == 2 && work.buffers.has_masters;
-    const bool reads_master = has_master && number > 1;  // the first step makes the copies
-
-    for (; at < segment.end_pack; at += stride) {
-        const std::uint64_t i = at - segment.begin_pack;
-        const pack<Stored> gradient = gradients[i];
-        pack<Stored> parameter = parameters[i];
-        pack<Real> state[states + 1];
-        for (unsigned k = 0; k != states; ++k)
-            state[k] = state_packs[k][i];
-        pack<Real> master;
-        if (reads_master) {
-            master = state_packs[states][i];
-        }
+    while (at < end_pack) {
+        const std::uint64_t i = at - begin_pack;
         for (unsigned e = 0; e < pack_elements; ++e) {
-            Real value = reads_master ? master.values[e] : cast_scalar<Real>(parameter.values[e]);
-            Real slope = apply_change(change, cast_scalar<Real>(gradient.values[e]));
+            Real value =
+                reads_master ? packs.states[states].values[e] : cast_scalar<Real>(packs.parameter.values[e]);
+            Real slope = apply_change(change, cast_scalar<Real>(packs.gradient.values[e]));
             Real own[states + 1];
             for (unsigned k = 0; k != states; ++k)
-                own[k] = state[k].values[e];
+                own[k] = packs.states[k].values[e];
             apply_decay(decay, value, slope);
             Rule::update(now, value, slope, own);
             for (unsigned k = 0; k != states; ++k)
-                state[k].values[e] = own[k];
-            master.values[e] = value;
-            parameter.values[e] = cast_scalar<Stored>(value);
+                packs.states[k].values[e] = own[k];
+            packs.states[states].values[e] = value;
+            packs.parameter.values[e] = cast_scalar<Stored>(value);
         }
         for (unsigned k = 0; k != states; ++k)
-            state_packs[k][i] = state[k];
-        if (has_master) state_packs[states][i] = master;
-        parameters[i] = parameter;
+            state_packs[k][i] = packs.states[k];
+        if (has_master) state_packs[states][i] = packs.states[states];
+        parameters[i] = packs.parameter;
+        at += stride;
+        if (at < end_pack) packs = load(at - begin_pack);
     }
     return at;
 }
 
-template <typename Rule>
-__global__ void __launch_bounds__(update_threads) update_parameters(flat_step work) {
+/// Doubles: whether there are float64 parameters, whose arithmetic takes twice the registers.
+template <typename Rule, bool Doubles>
+__global__ void __launch_bounds__(update_threads, update_blocks(Doubles)) update_parameters(flat_step work) {
     const flat_buffers& buffers = work.buffers;
     flat_control& control = *buffers.control;
     const bool skipped = skips_step(work);
@@ -121,7 +137,8 @@ __global__ void __launch_bounds__(update_threads) update_parameters(flat_step wo
                     at = update_segment<Rule, float, float>(work, segment, number, factor, at, stride);
                     break;
                 case flat_type::float64:
-                    at = update_segment<Rule, double, double>(work, segment, number, factor, at, stride);
+                    if constexpr (Doubles)
+                        at = update_segment<Rule, double, double>(work, segment, number, factor, at, stride);
                     break;
             }
         }
@@ -221,9 +238,11 @@ __global__ void set_value(double* destination, double value) {
 
 }  // namespace
 
-const void* update_flat(rule_kind rule) {
-    return visit_rule(rule, [](auto chosen) {
-        return reinterpret_cast<const void*>(&update_parameters<decltype(chosen)>);
+const void* update_flat(rule_kind rule, bool doubles) {
+    return visit_rule(rule, [=](auto chosen) {
+        using rule_type = decltype(chosen);
+        return doubles ? reinterpret_cast<const void*>(&update_parameters<rule_type, true>)
+                       : reinterpret_cast<const void*>(&update_parameters<rule_type, false>);
     });
 }
 

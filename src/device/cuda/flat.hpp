@@ -5,12 +5,15 @@
 /// The kernels that update flat parameters, as pointers for cudaLaunchKernel: see flat.cu.
 namespace pinflow::detail::cuda {
 
-/// Threads per block of `update_flat`.
+/// Threads per block of `update_flat`, and the blocks that a multiprocessor runs at a time.
 inline constexpr unsigned update_threads = 512;
+inline constexpr unsigned update_blocks(bool doubles) {
+    return doubles ? 1 : 2;
+}
 
 /// kernel(flat_step), one for each rule: launch blocks of update_threads. All blocks read the control block
-/// before the last one changes it.
-const void* update_flat(rule_kind rule);
+/// before the last one changes it. `doubles`: whether there are float64 parameters.
+const void* update_flat(rule_kind rule, bool doubles);
 /// kernel(gradient_look): launch blocks of look_threads.
 const void* look_at_flat();
 /// kernel(double* destination, double value), with one thread.

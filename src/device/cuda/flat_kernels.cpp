@@ -21,7 +21,8 @@ unsigned blocks_for(std::uint64_t work, std::uint64_t work_of_block, unsigned mu
 }  // namespace
 
 cudaError_t load_updates(rule_kind rule) noexcept {
-    for (const void* const kernel : {update_flat(rule), look_at_flat(), set_number()}) {
+    for (const void* const kernel :
+         {update_flat(rule, false), update_flat(rule, true), look_at_flat(), set_number()}) {
         if (const cudaError_t status = load_kernel(kernel); status != cudaSuccess) return status;
     }
     return cudaSuccess;
@@ -38,8 +39,10 @@ cudaError_t look_at_gradients(const gradient_look& work, unsigned multiprocessor
 cudaError_t update_parameters(const flat_step& work, unsigned multiprocessors, cudaStream_t stream) noexcept {
     flat_step copy = work;
     void* arguments[] = {&copy};
-    const unsigned blocks = blocks_for(work.buffers.pack_count, update_threads, multiprocessors, 2);
-    return launch(update_flat(work.rule), blocks, update_threads, arguments, stream);
+    const bool doubles = work.buffers.has_doubles;
+    const unsigned blocks =
+        blocks_for(work.buffers.pack_count, update_threads, multiprocessors, update_blocks(doubles));
+    return launch(update_flat(work.rule, doubles), blocks, update_threads, arguments, stream);
 }
 
 cudaError_t set_number_of(double* destination, double value, cudaStream_t stream) noexcept {

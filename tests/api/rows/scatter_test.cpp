@@ -330,10 +330,15 @@ TEST_CASE("rows: sums of unsupported types and unaligned rows are refused, and n
         for (const std::string type : {">f4", ">f8", ">i4", ">u8", ">f2"})
             CHECK(
                 contains(refused(type, 16, 0, 0), "cannot add up rows of " + type + ": only little-endian"));
-        CHECK(contains(refused("<f4", 16, 2, 0), "not aligned to elements of 4 bytes"));
-        CHECK(contains(refused("<f4", 16, 0, 1), "not aligned to elements of 4 bytes"));
-        CHECK(contains(refused("<f8", 16, 4, 0), "elements of 8 bytes"));
-        CHECK(contains(refused("bfloat16", 16, 1, 0), "elements of 2 bytes"));
+        for (const auto& [type, size_bytes] : {std::pair("<f4", 4), {"<f8", 8}, {"bfloat16", 2}}) {
+            const std::string expected = "is not a multiple of " + std::to_string(size_bytes);
+            const std::string of_table = refused(type, 16, static_cast<std::size_t>(size_bytes / 2), 0);
+            CHECK(contains(of_table, expected));
+            CHECK(contains(of_table, "the address 0x"));
+            const std::string of_batch = refused(type, 16, 0, 1);
+            CHECK(contains(of_batch, expected));
+            CHECK(contains(of_batch, "batch 0"));
+        }
         CHECK(contains(refused("<f4", 16, 0, 0, row_route::copy), "the route copy"));
     });
 }
