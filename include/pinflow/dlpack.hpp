@@ -10,6 +10,7 @@
 #include "pinflow/dtype.hpp"
 #include "pinflow/loader/batch.hpp"
 #include "pinflow/stream.hpp"
+#include "pinflow/train/flat_parameters.hpp"
 
 namespace pinflow {
 
@@ -148,6 +149,18 @@ dlpack::exported_tensor<Managed> to_dlpack(const batch& batch, std::size_t index
 /// older structure.
 template <typename Managed = dlpack::managed_tensor_versioned>
 dlpack::exported_tensor<Managed> to_dlpack(const array& array);
+
+/// Which elements of flat parameters a tensor is to have.
+enum class flat_view { parameter, gradient };
+
+/// The elements of parameter `index`, or of its gradient, as a tensor on their device, without a copy. The
+/// tensor keeps the buffers alive, also after `flat` has been destroyed. Order its use with the stream of
+/// `flat`'s calls.
+///
+/// `Managed` is as above.
+/// @throws invalid_argument if there is no such parameter.
+template <typename Managed = dlpack::managed_tensor_versioned>
+dlpack::exported_tensor<Managed> to_dlpack(const flat_parameters& flat, std::size_t index, flat_view view);
 
 /// A tensor of another library, for example as the destination of a gather or the source of a scatter. Owns
 /// the tensor: calls its deleter when destroyed. Move-only. A moved-from tensor has no elements.

@@ -117,6 +117,18 @@ dlpack::exported_tensor<Managed> to_dlpack(const array& array) {
                                 std::make_shared<pinflow::array>(array));
 }
 
+template <typename Managed>
+dlpack::exported_tensor<Managed> to_dlpack(const flat_parameters& flat, std::size_t index, flat_view view) {
+    std::byte* const elements = view == flat_view::parameter ? flat.parameter(index) : flat.gradient(index);
+    const parameter_spec& spec = flat.parameters()[index];
+    return make_tensor<Managed>(array_view(elements, spec.dtype, spec.shape), flat.device(), false,
+                                flat.share());
+}
+
+template dlpack::exported_tensor<dlpack::managed_tensor> to_dlpack(const flat_parameters&, std::size_t,
+                                                                   flat_view);
+template dlpack::exported_tensor<dlpack::managed_tensor_versioned> to_dlpack(const flat_parameters&,
+                                                                             std::size_t, flat_view);
 template dlpack::exported_tensor<dlpack::managed_tensor> to_dlpack(batch&, std::size_t, stream_view);
 template dlpack::exported_tensor<dlpack::managed_tensor> to_dlpack(const batch&, std::size_t);
 template dlpack::exported_tensor<dlpack::managed_tensor> to_dlpack(const array&);

@@ -33,7 +33,7 @@ void delete_untaken(PyObject* capsule) {
 }
 
 template <typename Managed>
-nb::object capsule_of(dlpack::exported_tensor<Managed> exported) {
+nb::object new_capsule(dlpack::exported_tensor<Managed> exported) {
     PyObject* const capsule = PyCapsule_New(exported.get(), capsule_name<Managed>, &delete_untaken<Managed>);
     if (capsule == nullptr) throw nb::python_error();
     exported.release();  // NOLINT(bugprone-unused-return-value): the capsule owns it
@@ -197,6 +197,13 @@ export_request request_of(const device& device, nb::handle stream, nb::handle ma
         request.versioned = major >= 1;
     }
     return request;
+}
+
+nb::object capsule_of(dlpack::exported_tensor<dlpack::managed_tensor> exported) {
+    return new_capsule(std::move(exported));
+}
+nb::object capsule_of(dlpack::exported_tensor<dlpack::managed_tensor_versioned> exported) {
+    return new_capsule(std::move(exported));
 }
 
 nb::object capsule_of(const array& array, const export_request& request) {

@@ -8,6 +8,7 @@
 
 #include "pinflow/array.hpp"
 #include "pinflow/device.hpp"
+#include "pinflow/dlpack.hpp"
 #include "pinflow/dtype.hpp"
 #include "pinflow/loader/batch.hpp"
 
@@ -57,6 +58,9 @@ struct export_request {
 /// @throws unsupported for a copy, and for another device than `device`.
 export_request request_of(const device& device, nanobind::handle stream, nanobind::handle max_version,
                           nanobind::handle dl_device, nanobind::handle copy);
+/// A capsule that owns a tensor until a consumer takes it.
+nanobind::object capsule_of(dlpack::exported_tensor<dlpack::managed_tensor> exported);
+nanobind::object capsule_of(dlpack::exported_tensor<dlpack::managed_tensor_versioned> exported);
 /// An array of host memory as a capsule.
 nanobind::object capsule_of(const array& array, const export_request& request);
 

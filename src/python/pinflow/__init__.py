@@ -6,8 +6,9 @@
     for x, y in pinflow.Loader(images, "labels.npy"):        # one shuffled epoch, on the GPU if there is one
         train(x.torch(), y.torch())
 
-`Loader` streams batches; `RowTable` gathers and scatters rows by index; `open`, `list`, `save`, `concatenate`, `stack`
-and `convert` are for files; `devices` lists what can consume. `python -m pinflow` is the command line tool.
+`Loader` streams batches; `RowTable` gathers and scatters rows by index; `FlatParameters` updates the parameters of a
+model; `open`, `list`, `save`, `concatenate`, `stack` and `convert` are for files; `devices` lists what can consume.
+`python -m pinflow` is the command line tool.
 """
 
 import atexit as _atexit
@@ -36,13 +37,14 @@ from ._errors import (
 from ._loader import Batch, Loader, Report, Tensor
 from ._table import RowTable
 from ._tool import convert
+from ._train import FlatParameters
 
 __version__: str = _native.version
 
 __all__ = [
     "AllSlotsLeased", "AlreadyThere", "Array", "Batch", "DataChanged", "DeviceError", "Error", "FatalDeviceError",
-    "FormatError", "FormatNotBuilt", "InvalidArgument", "Loader", "NotFound", "NotPermitted", "Report", "RowSource",
-    "RowTable", "StateMismatch", "SystemFailure", "Tensor", "Unsupported", "concatenate", "convert", "devices", "list",
+    "FlatParameters", "FormatError", "FormatNotBuilt", "InvalidArgument", "Loader", "NotFound", "NotPermitted", "Report",
+    "RowSource", "RowTable", "StateMismatch", "SystemFailure", "Tensor", "Unsupported", "concatenate", "convert", "devices", "list",
     "no_cuda_reason", "open", "save", "stack",
 ]
 

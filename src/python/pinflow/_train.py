@@ -1,0 +1,262 @@
+"""Every parameter of a model in one buffer, updated by one kernel."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+
+from . import _native
+from ._errors import InvalidArgument, Unsupported
+from ._streams import consumer_stream
+
+_TYPES = {"torch.float32": "<f4", "torch.float64": "<f8", "torch.float16": "<f2", "torch.bfloat16": "bfloat16"}
+#: Settings of torch.optim that are pairs, and our names of their parts.
+_PAIRS = {"betas": ("beta1", "beta2"), "etas": ("eta1", "eta2"), "step_sizes": ("min_step", "max_step")}
+_classes: Dict[Any, Any] = {}
+
+
+class _View:
+    """A parameter or its gradient, for torch.from_dlpack."""
+
+    def __init__(self, flat: Any, index: int, gradient: bool) -> None:
+        self._flat, self._index, self._gradient = flat, index, gradient
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        device: Tuple[int, int] = self._flat.dlpack_device()
+        return device
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
+                   copy: Any = None) -> Any:
+        return self._flat.export(self._index, self._gradient, stream, max_version, dl_device, copy)
+
+
+def _numbers(settings: Dict[str, Any]) -> Dict[str, float]:
+    numbers: Dict[str, float] = {}
+    for name, value in settings.items():
+        if name in _PAIRS:
+            first, second = value
+            numbers.update(zip(_PAIRS[name], (float(first), float(second))))
+        elif isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
+            numbers[name] = float(value)
+        else:
+            raise InvalidArgument(f"the setting {name} must be a number, not {value!r}")
+    return numbers
+
+
+class FlatParameters:
+    """An optimizer over one buffer that holds all parameters of a PyTorch model, and a second one for their gradients. A
+    step is one kernel launch for the whole model. It is a torch.optim.Optimizer, for schedulers and torch.amp.GradScaler.
+
+        optimizer = pinflow.FlatParameters(model.parameters(), rule="adamw", lr=1e-3)
+        for x, y in loader:
+            loss_of(model(x.torch()), y.torch()).backward()
+            optimizer.clip_grad_norm(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    The parameters keep their values, and become views of the buffers: their `data` and their `grad` are replaced. Make it
+    after the model has been moved to its device.
+
+    Args:
+        params: parameters, pairs of a name and a parameter (`model.named_parameters()`), or dictionaries with "params" and
+            settings of a group, as torch.optim takes them. All are on one device, and contiguous float32, float64,
+            float16 or bfloat16 tensors. Arithmetic and state are float32, or float64 for float64 parameters.
+        rule: 'sgd', 'adagrad', 'adadelta', 'rmsprop', 'rprop', 'adam', 'adamw', 'adamax', 'nadam', 'radam', 'asgd' or
+            'sparse_adam': the rules of torch.optim.
+        nonfinite: what a step does if a gradient is infinite or NaN: 'update' (the parameters become so, too), 'skip' (it
+            changes nothing, and is counted) or 'refuse' (likewise, and `check` raises).
+        master_copies: updates float32 copies of 16-bit parameters.
+        settings: those of the rule in torch.optim, with its names and default values: lr, betas, eps, weight_decay, ...
+
+    Raises:
+        InvalidArgument, Unsupported, DeviceError. `step` also if a parameter or gradient has left the buffers, for
+        example because its `grad` was set to None.
+
+    Not for several threads at a time. Work is enqueued on PyTorch's current stream.
+    """
+
+    # what torch.amp.GradScaler sets around `step`
+    _step_supports_amp_scaling = True
+    grad_scale: Any
+    found_inf: Any
+    param_groups: List[Dict[str, Any]]
+
+    def __new__(cls, params: Iterable[Any], rule: str = "adam", **options: Any) -> FlatParameters:
+        import torch
+
+        if cls not in _classes:
+            _classes[cls] = type(cls.__name__, (cls, torch.optim.Optimizer), {"__doc__": cls.__doc__,
+                                                                              "__module__": cls.__module__})
+        made: FlatParameters = object.__new__(_classes[cls] if not issubclass(cls, torch.optim.Optimizer) else cls)
+        return made
+
+    def __init__(self, params: Iterable[Any], rule: str = "adam", *, nonfinite: str = "update",
+                 master_copies: bool = False, **settings: Any) -> None:
+        import torch
+
+        groups = [dict(each) if isinstance(each, dict) else each for each in params]
+        if not groups:
+            raise InvalidArgument("there are no parameters")
+        if not isinstance(groups[0], dict):
+            groups = [{"params": groups}]
+        names: List[str] = []
+        for group in groups:
+            members = group["params"]
+            members = [members] if isinstance(members, torch.Tensor) else list(members)
+            for member in members:
+                names.append(member[0] if isinstance(member, tuple) else str(len(names)))
+            group["params"] = [member[1] if isinstance(member, tuple) else member for member in members]
+        torch.optim.Optimizer.__init__(self, groups, {"lr": None, **settings})  # type: ignore[arg-type]
+        self._parameters = [each for group in self.param_groups for each in group["params"]]
+        devices = {each.device for each in self._parameters}
+        if len(devices) != 1:
+            raise InvalidArgument(f"all parameters must be on one device, not on {len(devices)}")
+        self._device = devices.pop()
+        if self._device.type not in ("cpu", "cuda"):
+            raise Unsupported(f"parameters on {self._device} cannot be used: they are on the CPU or on a CUDA device")
+        self._gpu = (self._device.index or 0) if self._device.type == "cuda" else None
+        specs = []
+        for number, group in enumerate(self.param_groups):
+            for each in group["params"]:
+                if str(each.dtype) not in _TYPES:
+                    raise Unsupported(f"parameter {names[len(specs)]} has the type {each.dtype}")
+                specs.append((names[len(specs)], _TYPES[str(each.dtype)], list(each.shape), number))
+        known = {"params", "param_names"}
+        given = [{name: value for name, value in group.items()
+                  if name not in known and not (name == "lr" and value is None)} for group in self.param_groups]
+        self._flat = _native.FlatParameters(
+            specs, [(rule, _numbers(each)) for each in given],
+            "host" if self._gpu is None else f"cuda:{self._gpu}", nonfinite, master_copies, self._stream())
+        self._rates = []
+        for number, group in enumerate(self.param_groups):
+            if group["lr"] is None:
+                group["lr"] = self._flat.rate(number)
+            group.setdefault("initial_lr", group["lr"])
+            self._rates.append(float(group["lr"]))
+        with torch.no_grad():
+            for index, each in enumerate(self._parameters):
+                view = torch.from_dlpack(_View(self._flat, index, False))
+                view.copy_(each.data)
+                each.data = view
+                gradient = torch.from_dlpack(_View(self._flat, index, True))
+                if each.grad is not None:
+                    gradient.copy_(each.grad)
+                each.grad = gradient
+        self._addresses = [(each.data_ptr(), each.grad.data_ptr()) for each in self._parameters]
+        self._next = 0
+        self._checked = False
+
+    def _stream(self) -> Optional[int]:
+        return consumer_stream(None, self._gpu)[0]
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """One step of the rule for every parameter. Rates are those of `param_groups`.
+
+        Raises:
+            InvalidArgument: a parameter or its gradient has left the buffers. The first step checks all, each later one
+                another 8 of them.
+        """
+        import torch
+
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_some_views()
+        stream = self._stream()
+        for number, group in enumerate(self.param_groups):
+            rate = float(group["lr"])
+            if rate != self._rates[number]:
+                self._flat.set_rate(number, rate, stream)
+                self._rates[number] = rate
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        self._flat.use_scale(0 if scale is None else scale.data_ptr(), 0 if found is None else found.data_ptr())
+        self._flat.step(stream)
+        return loss
+
+    def _check_some_views(self) -> None:
+        """Looks at a few parameters, others in each step: data_ptr of all would take longer than the step."""
+        count = len(self._addresses)
+        for _ in range(min(count, 8) if self._checked else count):
+            self._next = (self._next + 1) % count
+            each, addresses = self._parameters[self._next], self._addresses[self._next]
+            gradient = each.grad
+            if (each.data_ptr(), 0 if gradient is None else gradient.data_ptr()) != addresses:
+                self.check_views()
+                break
+        self._checked = True
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Sets all gradients to zero. They stay views of the buffer, whatever `set_to_none` is."""
+        self._flat.zero(self._stream())
+
+    def clip_grad_norm(self, max_norm: float) -> None:
+        """Scales the gradients of the next step so that the norm of all of them is at most `max_norm`. Those in memory
+        stay as they are, and the norm stays on the device: see `norm`."""
+        self._flat.clip_norm(float(max_norm), self._stream())
+
+    def clip_grad_value(self, clip_value: float) -> None:
+        """Limits each element of the gradients to [-clip_value, clip_value] in the next step. Those in memory stay."""
+        self._flat.clip_value(float(clip_value))
+
+    def check_views(self) -> None:
+        """Raises InvalidArgument if a parameter or gradient is no view of the buffers any more."""
+        gradients = [0 if each.grad is None else each.grad.data_ptr() for each in self._parameters]
+        self._flat.check_views([each.data_ptr() for each in self._parameters], gradients)
+
+    @property
+    def steps(self) -> int:
+        """Steps that have been made. Waits for them."""
+        count: int = self._flat.progress(self._stream())[0]
+        return count
+
+    @property
+    def skipped(self) -> int:
+        """Steps that changed nothing because of gradients that were not finite. Waits for them."""
+        count: int = self._flat.progress(self._stream())[1]
+        return count
+
+    @property
+    def norm(self) -> float:
+        """The norm of all gradients when `clip_grad_norm`, 'skip' or 'refuse' last read them. Waits for it."""
+        norm: float = self._flat.progress(self._stream())[2]
+        return norm
+
+    def check(self) -> None:
+        """Raises Error if nonfinite is 'refuse' and a step changed nothing. Waits for all steps."""
+        self._flat.check(self._stream())
+
+    def save(self, path: Any) -> None:
+        """Writes parameters, state and the number of steps as safetensors, atomically."""
+        self._flat.save(os.fspath(path), self._stream())
+
+    def load(self, path: Any) -> None:
+        """Reads what `save` wrote. Raises StateMismatch if the parameters or the rule differ."""
+        self._flat.load(os.fspath(path), self._stream())
+
+    def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
+        """The parameters, the state and the rates, for torch.save."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "state")
+            self.save(path)
+            with open(path, "rb") as file:
+                state = file.read()
+        return {"pinflow": state, "param_groups": [{name: value for name, value in group.items() if name != "params"}
+                                                   for group in self.param_groups]}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
+        """Returns to a state of `state_dict`. Raises StateMismatch if the parameters or the rule differ."""
+        groups = state_dict["param_groups"]
+        if len(groups) != len(self.param_groups):
+            raise InvalidArgument(f"the state has {len(groups)} groups, and there are {len(self.param_groups)}")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "state")
+            with open(path, "wb") as file:
+                file.write(state_dict["pinflow"])
+            self.load(path)
+        for group, saved in zip(self.param_groups, groups):
+            group.update(saved)
+
+    def __repr__(self) -> str:
+        return f"<pinflow.FlatParameters {self._flat.rule}, {len(self._parameters)} parameters on {self._flat.device}>"
