@@ -107,7 +107,7 @@ class FlatParameters:
             for member in members:
                 names.append(member[0] if isinstance(member, tuple) else str(len(names)))
             group["params"] = [member[1] if isinstance(member, tuple) else member for member in members]
-        torch.optim.Optimizer.__init__(self, groups, {"lr": None, **settings})  # type: ignore[arg-type]
+        torch.optim.Optimizer.__init__(self, groups, {"lr": None, **settings})
         self._parameters = [each for group in self.param_groups for each in group["params"]]
         devices = {each.device for each in self._parameters}
         if len(devices) != 1:
@@ -116,7 +116,7 @@ class FlatParameters:
         if self._device.type not in ("cpu", "cuda"):
             raise Unsupported(f"parameters on {self._device} cannot be used: they are on the CPU or on a CUDA device")
         self._gpu = (self._device.index or 0) if self._device.type == "cuda" else None
-        specs = []
+        specs: List[Tuple[str, str, List[int], int]] = []
         for number, group in enumerate(self.param_groups):
             for each in group["params"]:
                 if str(each.dtype) not in _TYPES:
@@ -235,7 +235,7 @@ class FlatParameters:
         """Reads what `save` wrote. Raises StateMismatch if the parameters or the rule differ."""
         self._flat.load(os.fspath(path), self._stream())
 
-    def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> Dict[str, Any]:
         """The parameters, the state and the rates, for torch.save."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "state")
@@ -245,7 +245,7 @@ class FlatParameters:
         return {"pinflow": state, "param_groups": [{name: value for name, value in group.items() if name != "params"}
                                                    for group in self.param_groups]}
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Returns to a state of `state_dict`. Raises StateMismatch if the parameters or the rule differ."""
         groups = state_dict["param_groups"]
         if len(groups) != len(self.param_groups):
