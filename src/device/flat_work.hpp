@@ -46,6 +46,9 @@ struct flat_control {
 struct flat_buffers {
     const flat_segment* segments = nullptr;
     std::uint32_t segment_count = 0;
+    /// The first segments again, which a kernel has with its arguments, without reading memory.
+    static constexpr unsigned max_near_segments = 4;
+    flat_segment near_segments[max_near_segments] = {};
     const rule_numbers* groups = nullptr;
     std::uint64_t pack_count = 0;
     std::byte* parameters = nullptr;
@@ -83,7 +86,7 @@ struct flat_step {
 // whose pack_elements sums each take every look_threads-th pack; then the threads' sums are added in pairs.
 // The sums of the chunks are added in the same way.
 inline constexpr unsigned look_threads = 256;
-inline constexpr unsigned look_rounds = 16;
+inline constexpr unsigned look_rounds = 4;
 inline constexpr std::uint64_t packs_of_look = std::uint64_t{look_threads} * look_rounds;
 
 PINFLOW_DETAIL_HOST_DEVICE inline constexpr std::uint64_t sums_of_look(std::uint64_t pack_count) {

@@ -60,6 +60,8 @@ void small_buffer::point(flat_buffers& buffers, std::byte* base) const noexcept 
     buffers.segments = reinterpret_cast<const flat_segment*>(base + segments_bytes_);
     buffers.segment_count = static_cast<std::uint32_t>(segments_.size());
     buffers.groups = reinterpret_cast<const rule_numbers*>(base + numbers_bytes_);
+    std::copy_n(segments_.begin(), std::min<std::size_t>(segments_.size(), flat_buffers::max_near_segments),
+                buffers.near_segments);
     buffers.has_doubles =
         std::ranges::find(segments_, flat_type::float64, &flat_segment::type) != segments_.end();
     buffers.pack_count = segments_.empty() ? 0 : segments_.back().end_pack;

@@ -24,6 +24,10 @@ __device__ const pack<T>* packs_at(const std::byte* buffer, std::uint64_t offset
     return reinterpret_cast<const pack<T>*>(buffer + offset_bytes);
 }
 
+__device__ const flat_segment& segment_at(const flat_buffers& buffers, std::uint32_t index) {
+    return index < flat_buffers::max_near_segments ? buffers.near_segments[index] : buffers.segments[index];
+}
+
 /// Whether the calling block is the last one of its kernel to get here. All threads must call it.
 __device__ bool is_last_block(flat_control& control) {
     __shared__ bool last;
@@ -44,20 +48,41 @@ struct element_packs {
     pack<Real> states[Rule::state_count + 1];  ///< the last one is the master copy
 };
 
+/// What the threads of a block share in a step.
+template <typename Rule, typename Real>
+struct block_step {
+    typename Rule::template step<Real> rule;
+    decay_step<Real> decay;
+    gradient_change<Real> change;
+    bool skipped;
+    bool is_first;  ///< the first step makes the master copies
+};
+
+template <typename Rule, typename Real>
+__device__ __noinline__ void prepare_block(const flat_step& work, const flat_segment& segment,
+                                           block_step<Rule, Real>& step) {
+    const rule_numbers& numbers = work.buffers.groups[segment.group];
+    const std::uint64_t number = work.buffers.control->steps + 1;
+    step.rule = Rule::template prepare<Real>(numbers, number);
+    step.decay = prepare_decay<Real>(numbers);
+    step.change = prepare_change<Real>(work, factor_of(work.buffers));
+    step.skipped = skips_step(work);
+    step.is_first = number == 1;
+}
+
 /// The packs of one segment that this thread updates: from pack `at` on, every `stride`-th. Returns the first
 /// one behind the segment.
 template <typename Rule, typename Stored, typename Real>
-__device__ std::uint64_t update_segment(const flat_step& work, const flat_segment& segment,
-                                        std::uint64_t number, double factor, std::uint64_t at,
+__device__ std::uint64_t update_segment(const flat_step& work, const flat_segment& segment, std::uint64_t at,
                                         std::uint64_t stride) {
     constexpr unsigned states = Rule::state_count;
-    pack<Stored>* const parameters = packs_at<Stored>(work.buffers.parameters, segment.parameter_bytes);
-    const pack<Stored>* const gradients = packs_at<Stored>(work.buffers.gradients, segment.parameter_bytes);
+    const flat_buffers& buffers = work.buffers;
+    pack<Stored>* const parameters = packs_at<Stored>(buffers.parameters, segment.parameter_bytes);
+    const pack<Stored>* const gradients = packs_at<Stored>(buffers.gradients, segment.parameter_bytes);
     pack<Real>* state_packs[states + 1];
     for (unsigned k = 0; k <= states; ++k)
-        state_packs[k] = packs_at<Real>(work.buffers.states[k], segment.state_bytes);
-    const bool has_master = sizeof(Stored) == 2 && work.buffers.has_masters;
-    const bool reads_master = has_master && number > 1;  // the first step makes the copies
+        state_packs[k] = packs_at<Real>(buffers.states[k], segment.state_bytes);
+    const bool has_master = sizeof(Stored) == 2 && buffers.has_masters;
     const std::uint64_t end_pack = segment.end_pack;
     const std::uint64_t begin_pack = segment.begin_pack;
     const auto load = [&](std::uint64_t i) {
@@ -66,37 +91,31 @@ __device__ std::uint64_t update_segment(const flat_step& work, const flat_segmen
         packs.parameter = parameters[i];
         for (unsigned k = 0; k != states; ++k)
             packs.states[k] = state_packs[k][i];
-        if (reads_master) packs.states[states] = state_packs[states][i];
+        if (has_master) packs.states[states] = state_packs[states][i];
         return packs;
     };
 
-    // While one thread prepares the numbers of the group for its block, the others' first packs arrive.
-    __shared__ typename Rule::template step<Real> shared_step;
-    __shared__ decay_step<Real> shared_decay;
+    // While one thread prepares what the group's step needs, the first packs arrive.
+    alignas(16) __shared__ unsigned char memory[sizeof(block_step<Rule, Real>)];
+    auto& shared = *reinterpret_cast<block_step<Rule, Real>*>(memory);
     element_packs<Rule, Stored, Real> packs;
     if (at < end_pack) packs = load(at - begin_pack);
     __syncthreads();  // all threads are done with the last segment
-    if (threadIdx.x == 0) {
-        const rule_numbers& numbers = work.buffers.groups[segment.group];
-        shared_step = Rule::template prepare<Real>(numbers, number);
-        shared_decay = prepare_decay<Real>(numbers);
-    }
+    if (threadIdx.x == 0) prepare_block(work, segment, shared);
     __syncthreads();
-    const typename Rule::template step<Real> now = shared_step;
-    const decay_step<Real> decay = shared_decay;
-    const gradient_change<Real> change = prepare_change<Real>(work, factor);
+    const block_step<Rule, Real> now = shared;
 
-    while (at < end_pack) {
+    while (!now.skipped && at < end_pack) {
         const std::uint64_t i = at - begin_pack;
         for (unsigned e = 0; e < pack_elements; ++e) {
-            Real value =
-                reads_master ? packs.states[states].values[e] : cast_scalar<Real>(packs.parameter.values[e]);
-            Real slope = apply_change(change, cast_scalar<Real>(packs.gradient.values[e]));
+            Real value = has_master && !now.is_first ? packs.states[states].values[e]
+                                                     : cast_scalar<Real>(packs.parameter.values[e]);
+            Real slope = apply_change(now.change, cast_scalar<Real>(packs.gradient.values[e]));
             Real own[states + 1];
             for (unsigned k = 0; k != states; ++k)
                 own[k] = packs.states[k].values[e];
-            apply_decay(decay, value, slope);
-            Rule::update(now, value, slope, own);
+            apply_decay(now.decay, value, slope);
+            Rule::update(now.rule, value, slope, own);
             for (unsigned k = 0; k != states; ++k)
                 packs.states[k].values[e] = own[k];
             packs.states[states].values[e] = value;
@@ -109,42 +128,37 @@ __device__ std::uint64_t update_segment(const flat_step& work, const flat_segmen
         at += stride;
         if (at < end_pack) packs = load(at - begin_pack);
     }
-    return at;
+    // the first one behind the segment, also if the step is skipped
+    return at < end_pack ? at + (end_pack - at + stride - 1) / stride * stride : at;
 }
 
 /// Doubles: whether there are float64 parameters, whose arithmetic takes twice the registers.
 template <typename Rule, bool Doubles>
-__global__ void __launch_bounds__(update_threads, update_blocks(Doubles)) update_parameters(flat_step work) {
+__global__ void __launch_bounds__(update_threads, update_blocks(Doubles))
+    update_parameters(const __grid_constant__ flat_step work) {
     const flat_buffers& buffers = work.buffers;
     flat_control& control = *buffers.control;
-    const bool skipped = skips_step(work);
-    if (!skipped) {
-        const std::uint64_t number = control.steps + 1;
-        const double factor = factor_of(buffers);
-        const std::uint64_t stride = std::uint64_t{gridDim.x} * update_threads;
-        std::uint64_t at = std::uint64_t{blockIdx.x} * update_threads + threadIdx.x;
-        for (std::uint32_t i = 0; i < buffers.segment_count; ++i) {
-            const flat_segment& segment = buffers.segments[i];
-            switch (segment.type) {
-                case flat_type::float16:
-                    at = update_segment<Rule, half_bits, float>(work, segment, number, factor, at, stride);
-                    break;
-                case flat_type::bfloat16:
-                    at =
-                        update_segment<Rule, bfloat16_bits, float>(work, segment, number, factor, at, stride);
-                    break;
-                case flat_type::float32:
-                    at = update_segment<Rule, float, float>(work, segment, number, factor, at, stride);
-                    break;
-                case flat_type::float64:
-                    if constexpr (Doubles)
-                        at = update_segment<Rule, double, double>(work, segment, number, factor, at, stride);
-                    break;
-            }
+    const std::uint64_t stride = std::uint64_t{gridDim.x} * update_threads;
+    std::uint64_t at = std::uint64_t{blockIdx.x} * update_threads + threadIdx.x;
+    for (std::uint32_t i = 0; i < buffers.segment_count; ++i) {
+        const flat_segment& segment = segment_at(buffers, i);
+        switch (segment.type) {
+            case flat_type::float16:
+                at = update_segment<Rule, half_bits, float>(work, segment, at, stride);
+                break;
+            case flat_type::bfloat16:
+                at = update_segment<Rule, bfloat16_bits, float>(work, segment, at, stride);
+                break;
+            case flat_type::float32:
+                at = update_segment<Rule, float, float>(work, segment, at, stride);
+                break;
+            case flat_type::float64:
+                if constexpr (Doubles) at = update_segment<Rule, double, double>(work, segment, at, stride);
+                break;
         }
     }
     if (is_last_block(control) && threadIdx.x == 0) {
-        finish_step(skipped, control);
+        finish_step(skips_step(work), control);
         control.finished_blocks = 0;
     }
 }
@@ -169,6 +183,7 @@ __device__ bool add_squares(const flat_buffers& buffers, const flat_segment& seg
                             std::uint64_t end, double (&sums)[pack_elements]) {
     const pack<Stored>* const gradients = packs_at<Stored>(buffers.gradients, segment.parameter_bytes);
     Real worst = 0;
+#pragma unroll 4
     for (; at < end; at += look_threads) {
         const pack<Stored> gradient = gradients[at - segment.begin_pack];
         for (unsigned e = 0; e < pack_elements; ++e) {
@@ -180,7 +195,8 @@ __device__ bool add_squares(const flat_buffers& buffers, const flat_segment& seg
     return worst == 0;
 }
 
-__global__ void __launch_bounds__(look_threads) look_at_gradients(gradient_look work) {
+__global__ void __launch_bounds__(look_threads)
+    look_at_gradients(const __grid_constant__ gradient_look work) {
     const flat_buffers& buffers = work.buffers;
     flat_control& control = *buffers.control;
     const std::uint64_t chunks = sums_of_look(buffers.pack_count);
@@ -191,7 +207,7 @@ __global__ void __launch_bounds__(look_threads) look_at_gradients(gradient_look 
         const std::uint64_t end =
             begin + packs_of_look < buffers.pack_count ? begin + packs_of_look : buffers.pack_count;
         for (std::uint32_t i = 0; i < buffers.segment_count; ++i) {
-            const flat_segment& segment = buffers.segments[i];
+            const flat_segment& segment = segment_at(buffers, i);
             if (segment.end_pack <= begin || segment.begin_pack >= end) continue;
             // the first pack of this thread in the segment: packs go round the threads from the chunk's first
             // one
