@@ -112,7 +112,9 @@ void measure(const pinflow::device& device, const pinflow::stream& stream, std::
         flat.step_async(stream);
     };
     const auto nothing = [] {};
-    const auto forget = [&] { backend.fill_zero(other.data(), other.size_bytes(), stream.view().native_handle()); };
+    const auto forget = [&] {
+        backend.fill_zero(other.data(), other.size_bytes(), stream.view().native_handle());
+    };
     const double warm = waited(stream, nothing, step);
     const double cold = waited(stream, forget, step);
     const double many = back_to_back(stream, step);

@@ -45,8 +45,7 @@ flat_layout lay_out(std::span<const parameter_spec> parameters) {
         types.push_back(flat_type_of(parameter));
     std::vector<std::size_t> order(parameters.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, {},
-                             [&](std::size_t i) { return std::tuple(types[i], parameters[i].group); });
+    std::ranges::sort(order, {}, [&](std::size_t i) { return std::tuple(types[i], parameters[i].group, i); });
 
     flat_layout layout;
     layout.places.resize(parameters.size());

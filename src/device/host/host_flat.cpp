@@ -132,7 +132,9 @@ struct step_numbers {
 template <typename Rule, bool Master, typename Stored, typename Real>
 void update(Stored* parameters, const Stored* gradients, std::array<Real*, Rule::state_count + 1> states,
             std::uint64_t count, const step_numbers<Rule, Real> now) {
+#ifndef __clang__
 #pragma GCC ivdep
+#endif
     for (std::uint64_t i = 0; i < count; ++i) {
         Real parameter = Master ? states[Rule::state_count][i] : cast_scalar<Real>(parameters[i]);
         Real gradient = apply_change(now.change, cast_scalar<Real>(gradients[i]));

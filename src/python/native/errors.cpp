@@ -27,7 +27,8 @@ void raise_system_failure(const system_failure& failure) {
     const char* name = "SystemFailure";
     if (failure.code() == std::errc::no_such_file_or_directory) name = "NotFound";
     if (failure.code() == std::errc::file_exists) name = "AlreadyThere";
-    if (failure.code() == std::errc::permission_denied || failure.code() == std::errc::operation_not_permitted)
+    if (failure.code() == std::errc::permission_denied ||
+        failure.code() == std::errc::operation_not_permitted)
         name = "NotPermitted";
     const nb::object type = nb::borrow(classes).attr(name);
     const nb::object raised = type(failure.code().value(), readable(failure.what()));

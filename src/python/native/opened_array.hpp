@@ -38,7 +38,8 @@ class opened_array {
     /// The Python object that the rows come from, if they do. Loaders share it.
     std::shared_ptr<PyObject> kept;
 
-    /// The elements if they were in memory or mapped when the array was opened; otherwise null, also after `elements`.
+    /// The elements if they were in memory or mapped when the array was opened; otherwise null, also after
+    /// `elements`.
     const array* elements_at_hand() const noexcept { return elements_ ? &*elements_ : nullptr; }
 
  private:
