@@ -62,7 +62,7 @@ TEST_CASE("cuda flat: a step is one kernel, and two with a norm or with a look a
                   counts{{"cudaLaunchKernel", policy == nonfinite_gradients::update ? 1 : 2}});
         }
         call_counter counter;
-        flat.clip_norm_async(1, stream);
+        flat.clip_norm(1);
         flat.step_async(stream);
         CHECK(counter.calls() == counts{{"cudaLaunchKernel", 2}});
     }
@@ -80,7 +80,7 @@ TEST_CASE("cuda flat: steps of a captured graph count, and take new rates") {
     flat_parameters plain = make();
     const auto handle = to_cuda(stream);
     REQUIRE(::cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-    captured.clip_norm_async(3, stream);
+    captured.clip_norm(3);
     captured.step_async(stream);
     cudaGraph_t graph = nullptr;
     REQUIRE(::cudaStreamEndCapture(handle, &graph) == cudaSuccess);
@@ -92,7 +92,7 @@ TEST_CASE("cuda flat: steps of a captured graph count, and take new rates") {
             plain.set_rate_async(0, 0.5, stream);
         }
         CHECK(::cudaGraphLaunch(executable, handle) == cudaSuccess);
-        plain.clip_norm_async(3, stream);
+        plain.clip_norm(3);
         plain.step_async(stream);
     }
     CHECK(captured.read_progress(stream).steps == 10);
@@ -127,7 +127,7 @@ TEST_CASE("cuda flat: 2^31 + 1 elements are updated, in one tensor and in severa
             {0, 0}, {last, length - 1}, {last, length - 2}};
         for (const auto& [parameter, element] : places)
             put(flat.gradient(parameter) + 2 * element, minus_one, stream);
-        flat.clip_norm_async(100, stream);
+        flat.clip_norm(100);
         flat.step_async(stream);
         CHECK(flat.read_progress(stream).norm == doctest::Approx(std::sqrt(3.0)));
         for (const auto& [parameter, element] : places)

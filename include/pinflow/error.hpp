@@ -43,7 +43,8 @@ class invalid_argument : public error {
     using error::error;
 };
 
-/// A loader cannot resume from a saved state: it was saved for other data or for another order.
+/// A saved state does not fit: a loader's was saved for other data or another order, that of flat_parameters
+/// for other parameters or another rule.
 class state_mismatch : public invalid_argument {
  public:
     using invalid_argument::invalid_argument;

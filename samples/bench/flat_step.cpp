@@ -108,7 +108,7 @@ void measure(const pinflow::device& device, const pinflow::stream& stream, std::
     auto& backend = device.backend();
     const auto step = [&] { flat.step_async(stream); };
     const auto clip_and_step = [&] {
-        flat.clip_norm_async(1, stream);
+        flat.clip_norm(1);
         flat.step_async(stream);
     };
     const auto nothing = [] {};

@@ -89,7 +89,7 @@ int input_file::open_first() {
                 "cannot open '{}': it is {}, not a regular file{}", path_, kind_of(status.st_mode),
                 S_ISDIR(status.st_mode)
                     ? "; to open the files in it, pass a pattern such as 'FOLDER/*.npy' to "
-                      "open_rows, or in quotes to the tool"
+                      "open_rows (in Python, to open), or in quotes to the tool"
                     : ""));
         }
         identity_ = identity_of(status);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "src/core/scalar.hpp"
 #include "src/device/update_rules.hpp"
 
 #ifdef __CUDACC__
@@ -89,8 +90,14 @@ inline constexpr unsigned look_threads = 256;
 inline constexpr unsigned look_rounds = 4;
 inline constexpr std::uint64_t packs_of_look = std::uint64_t{look_threads} * look_rounds;
 
-PINFLOW_DETAIL_HOST_DEVICE inline constexpr std::uint64_t sums_of_look(std::uint64_t pack_count) {
+PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t sums_of_look(std::uint64_t pack_count) {
     return (pack_count + packs_of_look - 1) / packs_of_look;
+}
+
+/// A 16-bit parameter's value: that of the master copy, unless others have written to the parameter since.
+template <typename Stored, typename Real>
+PINFLOW_DETAIL_HOST_DEVICE inline Real value_of(Stored parameter, Real master) {
+    return cast_scalar<Stored>(master).bits == parameter.bits ? master : cast_scalar<Real>(parameter);
 }
 
 /// Whether a step changes nothing. The caller's own findings count, whatever the policy is.
@@ -136,7 +143,7 @@ PINFLOW_DETAIL_HOST_DEVICE inline void finish_look(const gradient_look& work, do
     if (work.clips) {
         // as torch.nn.utils.clip_grad_norm_
         const double ratio = work.max_norm / (norm + 1e-6);
-        control.coefficient = ratio < 1 ? ratio : ratio != ratio ? ratio : 1.0;
+        control.coefficient = ratio >= 1 ? 1.0 : ratio;
     }
 }
 

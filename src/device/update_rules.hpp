@@ -10,13 +10,14 @@
 #define PINFLOW_DETAIL_HOST_DEVICE
 #endif
 
-/// The update rules of optimizers, for the host and for CUDA. Both give the same bits: only IEEE 754
-/// operations that are rounded correctly are used (+ - * / sqrt), and files that include this one are
-/// compiled without contraction to fused multiply-adds.
+/// The update rules of optimizers, for the host and for CUDA. Both give the same bits, except in NaNs: only
+/// operations are used whose results IEEE 754 defines (+ - * / sqrt floor), and host_flat.cpp and flat.cu,
+/// which evaluate the rules, are compiled without contraction to fused multiply-adds.
 ///
-/// Every rule follows torch.optim's implementation for single tensors (PyTorch 2.11), with the names of its
-/// arguments where these differ from ours. What a rule needs in one step is prepared once, in double, from
-/// the step's number and the group's settings. `update` then does each element in float or double.
+/// Rules follow torch.optim's implementation for single tensors (PyTorch 2.11). But ASGD uses the rate of the
+/// current step, and centered RMSprop takes a variance below 0 as 0. What a rule needs in one step is
+/// prepared once, in double, from the step's number and the group's settings. `update` then does each element
+/// in float or double.
 namespace pinflow::detail {
 
 // ---- settings of a group, in device memory ---------------------------------------------------------------
@@ -27,7 +28,7 @@ struct power_table {
 
     const double* low = nullptr;
     const double* high = nullptr;
-    std::uint64_t high_count = 0;  ///< higher powers are 0 in double
+    std::uint64_t high_count = 0;  ///< higher powers are below 2^-1000, and count as 0
 };
 
 PINFLOW_DETAIL_HOST_DEVICE inline double power_of(const power_table& table, std::uint64_t step) {
@@ -79,12 +80,18 @@ PINFLOW_DETAIL_HOST_DEVICE inline double root(double value) {
 /// The larger of both; NaN if one is NaN.
 template <typename Real>
 PINFLOW_DETAIL_HOST_DEVICE inline Real larger(Real a, Real b) {
-    return a > b || a != a ? a : b;
+    return a <= b ? b : a > b ? a : a + b;
+}
+/// A moving mean, as torch.lerp: `share` of the new value and `kept` of the mean, from the nearer of both.
+template <typename Real>
+PINFLOW_DETAIL_HOST_DEVICE inline Real moved(Real mean, Real value, Real share, Real kept) {
+    const Real difference = value - mean;
+    return share < Real(0.5) ? mean + share * difference : value - kept * difference;
 }
 /// -1, 0 or 1; NaN for NaN.
 template <typename Real>
 PINFLOW_DETAIL_HOST_DEVICE inline Real sign_of(Real value) {
-    return value > 0 ? Real(1) : value < 0 ? Real(-1) : value - value;
+    return value > 0 ? Real(1) : value < 0 ? Real(-1) : value * 0;
 }
 template <typename Real>
 PINFLOW_DETAIL_HOST_DEVICE inline Real magnitude(Real value) {
@@ -252,7 +259,7 @@ struct rmsprop_rule {
         state[0] = state[0] * now.alpha + now.share * gradient * gradient;
         Real mean_square = state[0];
         if constexpr (Centered) {
-            state[1] += now.share * (gradient - state[1]);
+            state[1] = moved(state[1], gradient, now.share, now.alpha);
             // rounding may make it negative
             mean_square = larger(mean_square - state[1] * state[1], Real(0));
         }
@@ -301,7 +308,7 @@ struct adam_rule {
     static constexpr unsigned state_count = Amsgrad ? 3 : 2;
     template <typename Real>
     struct step {
-        Real share1, beta2, share2, size, inverse_root, epsilon;
+        Real beta1, share1, beta2, share2, size, inverse_root, epsilon;
     };
     template <typename Real>
     PINFLOW_DETAIL_HOST_DEVICE static step<Real> prepare(const rule_numbers& numbers, std::uint64_t number) {
@@ -309,14 +316,18 @@ struct adam_rule {
         const double root2 = sqrt(1 - power_of(numbers.beta2_powers, number));
         const double size = numbers.rate / correction1;
         const bool inside = numbers.epsilon_inside;
-        return {static_cast<Real>(1 - numbers.beta1),        static_cast<Real>(numbers.beta2),
-                static_cast<Real>(1 - numbers.beta2),        static_cast<Real>(inside ? size * root2 : size),
-                static_cast<Real>(inside ? 1.0 : 1 / root2), static_cast<Real>(numbers.epsilon)};
+        return {static_cast<Real>(numbers.beta1),
+                static_cast<Real>(1 - numbers.beta1),
+                static_cast<Real>(numbers.beta2),
+                static_cast<Real>(1 - numbers.beta2),
+                static_cast<Real>(inside ? size * root2 : size),
+                static_cast<Real>(inside ? 1.0 : 1 / root2),
+                static_cast<Real>(numbers.epsilon)};
     }
     template <typename Real>
     PINFLOW_DETAIL_HOST_DEVICE static void update(const step<Real>& now, Real& parameter, Real gradient,
                                                   Real* state) {
-        state[0] += now.share1 * (gradient - state[0]);
+        state[0] = moved(state[0], gradient, now.share1, now.beta1);
         state[1] = state[1] * now.beta2 + now.share2 * gradient * gradient;
         Real square = state[1];
         if constexpr (Amsgrad) square = state[2] = larger(state[2], square);
@@ -329,18 +340,19 @@ struct adamax_rule {
     static constexpr unsigned state_count = 2;
     template <typename Real>
     struct step {
-        Real share1, beta2, size, epsilon;
+        Real beta1, share1, beta2, size, epsilon;
     };
     template <typename Real>
     PINFLOW_DETAIL_HOST_DEVICE static step<Real> prepare(const rule_numbers& numbers, std::uint64_t number) {
         const double correction1 = 1 - power_of(numbers.beta1_powers, number);
-        return {static_cast<Real>(1 - numbers.beta1), static_cast<Real>(numbers.beta2),
-                static_cast<Real>(numbers.rate / correction1), static_cast<Real>(numbers.epsilon)};
+        return {static_cast<Real>(numbers.beta1), static_cast<Real>(1 - numbers.beta1),
+                static_cast<Real>(numbers.beta2), static_cast<Real>(numbers.rate / correction1),
+                static_cast<Real>(numbers.epsilon)};
     }
     template <typename Real>
     PINFLOW_DETAIL_HOST_DEVICE static void update(const step<Real>& now, Real& parameter, Real gradient,
                                                   Real* state) {
-        state[0] += now.share1 * (gradient - state[0]);
+        state[0] = moved(state[0], gradient, now.share1, now.beta1);
         state[1] = larger(state[1] * now.beta2, magnitude(gradient) + now.epsilon);
         parameter -= now.size * state[0] / state[1];
     }
@@ -351,7 +363,7 @@ struct nadam_rule {
     static constexpr unsigned state_count = 2;
     template <typename Real>
     struct step {
-        Real share1, beta2, share2, inverse_root, epsilon, gradient_size, mean_size;
+        Real beta1, share1, beta2, share2, inverse_root, epsilon, gradient_size, mean_size;
     };
     PINFLOW_DETAIL_HOST_DEVICE static double momentum_at(const rule_numbers& numbers, std::uint64_t number) {
         return numbers.beta1 *
@@ -364,7 +376,8 @@ struct nadam_rule {
         const double product =
             number < numbers.momentum_product_count ? numbers.momentum_products[number] : 0.0;
         const double root2 = sqrt(1 - power_of(numbers.beta2_powers, number));
-        return {static_cast<Real>(1 - numbers.beta1),
+        return {static_cast<Real>(numbers.beta1),
+                static_cast<Real>(1 - numbers.beta1),
                 static_cast<Real>(numbers.beta2),
                 static_cast<Real>(1 - numbers.beta2),
                 static_cast<Real>(1 / root2),
@@ -375,7 +388,7 @@ struct nadam_rule {
     template <typename Real>
     PINFLOW_DETAIL_HOST_DEVICE static void update(const step<Real>& now, Real& parameter, Real gradient,
                                                   Real* state) {
-        state[0] += now.share1 * (gradient - state[0]);
+        state[0] = moved(state[0], gradient, now.share1, now.beta1);
         state[1] = state[1] * now.beta2 + now.share2 * gradient * gradient;
         const Real denominator = root(state[1]) * now.inverse_root + now.epsilon;
         parameter -= now.gradient_size * gradient / denominator;
@@ -388,7 +401,7 @@ struct radam_rule {
     static constexpr unsigned state_count = 2;
     template <typename Real>
     struct step {
-        Real share1, beta2, share2, size, epsilon;
+        Real beta1, share1, beta2, share2, size, epsilon;
         bool adapts;
     };
     template <typename Real>
@@ -405,14 +418,18 @@ struct radam_rule {
                 sqrt((length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length));
             size *= rectified * sqrt(correction2);
         }
-        return {static_cast<Real>(1 - numbers.beta1), static_cast<Real>(numbers.beta2),
-                static_cast<Real>(1 - numbers.beta2), static_cast<Real>(size),
-                static_cast<Real>(numbers.epsilon),   adapts};
+        return {static_cast<Real>(numbers.beta1),
+                static_cast<Real>(1 - numbers.beta1),
+                static_cast<Real>(numbers.beta2),
+                static_cast<Real>(1 - numbers.beta2),
+                static_cast<Real>(size),
+                static_cast<Real>(numbers.epsilon),
+                adapts};
     }
     template <typename Real>
     PINFLOW_DETAIL_HOST_DEVICE static void update(const step<Real>& now, Real& parameter, Real gradient,
                                                   Real* state) {
-        state[0] += now.share1 * (gradient - state[0]);
+        state[0] = moved(state[0], gradient, now.share1, now.beta1);
         state[1] = state[1] * now.beta2 + now.share2 * gradient * gradient;
         parameter -= now.size * state[0] / (now.adapts ? root(state[1]) + now.epsilon : Real(1));
     }

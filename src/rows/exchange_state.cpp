@@ -212,8 +212,8 @@ std::vector<call_request> exchange_state::split(const call_request& request,
         const std::uint64_t added = request.batches[i].ids.size();
         if (added > calls.max_rows()) {
             throw invalid_argument(
-                fmt::format("a batch of {} rows is too large for this exchange, which takes up to {}: raise "
-                            "row_exchange_options::max_batch_rows",
+                fmt::format("a batch of {} rows is too large for this exchange, which takes up to {}: exchange "
+                            "fewer at a time, or raise row_exchange_options::max_batch_rows in C++",
                             added, calls.max_rows()));
         }
         const bool is_full = requests.empty() || requests.back().batches.size() == row_parts::max ||

@@ -1,6 +1,7 @@
 #include "pinflow/train/flat_parameters.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -27,10 +28,13 @@ std::vector<optimizer> checked_groups(std::vector<optimizer> groups) {
         check_settings(group);
         const detail::rule_layout first = detail::layout_of(groups.front());
         const detail::rule_layout layout = detail::layout_of(group);
-        if (group.index() != groups.front().index() || layout.kind != first.kind)
-            throw invalid_argument(fmt::format(
-                "all groups must have one rule and the same states: {} has {} and {} has {}",
-                rule_name(groups.front()), first.states.size(), rule_name(group), layout.states.size()));
+        if (group.index() == groups.front().index() && layout.kind == first.kind) continue;
+        throw invalid_argument(
+            fmt::format("all groups must have one rule, and momentum, centered and amsgrad must be on or off "
+                        "in all: one has "
+                        "{} with the states [{}], another one {} with [{}]",
+                        rule_name(groups.front()), fmt::join(first.states, ", "), rule_name(group),
+                        fmt::join(layout.states, ", ")));
     }
     return groups;
 }
@@ -210,35 +214,30 @@ void flat_parameters::zero_gradients_async(stream_view stream) {
     own.device.backend().fill_zero(gradient_buffer(), own.buffer_bytes, stream.native_handle());
 }
 
-void flat_parameters::clip_norm_async(double max_norm, stream_view stream) {
+void flat_parameters::clip_norm(double max_norm) {
     check_limit("max_norm", max_norm);
-    state_type& own = valid_state();
-    own.use(stream);
-    if (own.buffers.pack_count == 0) return;
-    own.device.backend().look_at_gradients({own.buffers, true, max_norm}, stream.native_handle());
-    own.has_looked = true;
+    valid_state().clipping.max_norm = max_norm;
 }
 
 void flat_parameters::clip_value(double max_magnitude) {
     check_limit("max_magnitude", max_magnitude);
-    valid_state().max_magnitude = max_magnitude;
+    valid_state().clipping.max_magnitude = max_magnitude;
 }
 
 void flat_parameters::step_async(stream_view stream) {
     state_type& own = valid_state();
     own.use(stream);
-    const bool looks = own.options.nonfinite != nonfinite_gradients::update;
+    const bool skips = own.options.nonfinite != nonfinite_gradients::update;
+    const auto [max_norm, max_magnitude] = own.clipping;
     detail::device_backend& backend = own.device.backend();
-    if (looks && !own.has_looked && own.buffers.pack_count != 0)
-        backend.look_at_gradients({own.buffers, false, 0}, stream.native_handle());
-    detail::flat_step step{own.buffers, detail::layout_of(own.groups.front()).kind, looks};
-    if (own.max_magnitude) {
-        step.clamps = true;
-        step.max_magnitude = *own.max_magnitude;
-    }
+    if ((skips || max_norm) && own.buffers.pack_count != 0)
+        backend.look_at_gradients({own.buffers, max_norm.has_value(), max_norm.value_or(0)},
+                                  stream.native_handle());
+    detail::flat_step step{own.buffers, detail::layout_of(own.groups.front()).kind, skips};
+    step.clamps = max_magnitude.has_value();
+    step.max_magnitude = max_magnitude.value_or(0);
     backend.update_parameters(step, stream.native_handle());
-    own.has_looked = false;
-    own.max_magnitude.reset();
+    own.clipping = {};
 }
 
 void flat_parameters::set_rate_async(std::size_t index, double rate, stream_view stream) {

@@ -159,6 +159,7 @@ void flat_parameters::load(const std::filesystem::path& path, stream_view stream
     own.device.backend().copy_to_device(reinterpret_cast<std::byte*>(own.buffers.control),
                                         std::as_bytes(std::span(&control, 1)), stream.native_handle());
     stream.synchronize();
+    own.clipping = {};
 }
 
 }  // namespace pinflow

@@ -36,8 +36,12 @@ struct flat_parameters::state_type {
     device_buffer states;
     device_buffer small;  ///< as class small_buffer lays it out
     detail::flat_buffers buffers;
-    bool has_looked = false;              ///< clip_norm_async was called for the next step
-    std::optional<double> max_magnitude;  ///< of clip_value, for the next step
+    /// What the next step does to the gradients.
+    struct clip {
+        std::optional<double> max_norm;
+        std::optional<double> max_magnitude;
+    };
+    clip clipping;
 };
 
 }  // namespace pinflow

@@ -41,6 +41,10 @@ class settings_check {
                 ? fmt::format("{}: {} must be a finite number from {} on, not {}", rule_, name, low, value)
                 : fmt::format("{}: {} must be from {} to below {}, not {}", rule_, name, low, end, value));
     }
+    void finite(std::string_view name, double value) const {
+        if (!std::isfinite(value))
+            throw invalid_argument(fmt::format("{}: {} must be a finite number, not {}", rule_, name, value));
+    }
     template <typename Settings>
     void betas(const Settings& settings) const {
         range("beta1", settings.beta1, 0, 1);
@@ -56,13 +60,13 @@ class settings_check {
 
 void check_rest(const settings_check& check, const sgd& settings) {
     check.range("momentum", settings.momentum, 0);
-    if (!std::isfinite(settings.dampening)) check.refuse("dampening must be a finite number");
+    check.finite("dampening", settings.dampening);
     if (settings.nesterov && (settings.momentum == 0 || settings.dampening != 0))
         check.refuse("nesterov needs a momentum above 0, and a dampening of 0");
 }
 void check_rest(const settings_check& check, const adagrad& settings) {
-    check.range("rate_decay", settings.rate_decay, 0);
-    check.range("initial_sum", settings.initial_sum, 0);
+    check.range("rate_decay (lr_decay)", settings.rate_decay, 0);
+    check.range("initial_sum (initial_accumulator_value)", settings.initial_sum, 0);
 }
 void check_rest(const settings_check& check, const adadelta& settings) {
     // 1 is allowed, as in torch.optim
@@ -73,7 +77,7 @@ void check_rest(const settings_check& check, const rmsprop& settings) {
     check.range("momentum", settings.momentum, 0);
 }
 void check_rest(const settings_check& check, const rprop& settings) {
-    if (!(settings.shrink > 0 && settings.shrink < 1)) check.refuse("shrink must be above 0 and below 1");
+    check.range("shrink (etas[0])", settings.shrink, std::numeric_limits<double>::min(), 1);
     if (!(settings.grow > 1 && settings.grow < infinity))
         check.refuse("grow must be a finite number above 1");
     check.range("min_step", settings.min_step, 0);
@@ -84,9 +88,9 @@ void check_rest(const settings_check& check, const nadam& settings) {
     check.range("momentum_decay", settings.momentum_decay, 0);
 }
 void check_rest(const settings_check& check, const asgd& settings) {
-    check.range("decay_term", settings.decay_term, 0);
-    check.range("average_from", settings.average_from, 0);
-    if (!std::isfinite(settings.power)) check.refuse("power must be a finite number");
+    check.range("decay_term (lambd)", settings.decay_term, 0);
+    check.range("average_from (t0)", settings.average_from, 0);
+    check.finite("power (alpha)", settings.power);
 }
 template <typename Settings>
 void check_rest(const settings_check& check, const Settings& settings) {
@@ -112,9 +116,9 @@ void check_settings(const optimizer& settings) {
     const settings_check check(rule_name(settings));
     std::visit(
         [&](const auto& each) {
-            check.range("rate", each.rate, 0);
+            check.range("rate (lr)", each.rate, 0);
             if constexpr (requires { each.weight_decay; }) check.range("weight_decay", each.weight_decay, 0);
-            if constexpr (requires { each.epsilon; }) check.range("epsilon", each.epsilon, 0);
+            if constexpr (requires { each.epsilon; }) check.range("epsilon (eps)", each.epsilon, 0);
             check_rest(check, each);
         },
         settings);

@@ -96,7 +96,7 @@ struct layouts {
     rule_layout operator()(const adamax&) const { return {rule_kind::adamax, {"exp_avg", "exp_inf"}}; }
     rule_layout operator()(const nadam&) const { return {rule_kind::nadam, {"exp_avg", "exp_avg_sq"}}; }
     rule_layout operator()(const radam&) const { return {rule_kind::radam, {"exp_avg", "exp_avg_sq"}}; }
-    rule_layout operator()(const asgd&) const { return {rule_kind::asgd, {"average"}}; }
+    rule_layout operator()(const asgd&) const { return {rule_kind::asgd, {"ax"}}; }
     rule_layout operator()(const sparse_adam&) const { return {rule_kind::adam, {"exp_avg", "exp_avg_sq"}}; }
     template <typename Settings>  // adam, adamw
     rule_layout operator()(const Settings& settings) const {
@@ -155,9 +155,13 @@ void rule_tables::add(const optimizer& settings) {
         settings);
     const auto* const momenta = std::get_if<nadam>(&settings);
     if (momenta == nullptr) return;
+    constexpr std::uint64_t max_products = std::uint64_t{1} << 20;
     tables.products = elements_.size();
     double product = 1;
     for (std::uint64_t step = 0; product > 0x1p-60; ++step) {
+        if (step == max_products)
+            throw invalid_argument(fmt::format("nadam: beta1 = {} with momentum_decay = {} is too close to 1",
+                                               momenta->beta1, momenta->momentum_decay));
         if (step > 0) {
             const double past = static_cast<double>(step) * momenta->momentum_decay;
             product *= momenta->beta1 * (1 - 0.5 * std::pow(0.96, past));

@@ -1,5 +1,6 @@
 """FlatParameters with PyTorch, on the CPU and on a GPU if there is one."""
 
+import copy
 import io
 import tempfile
 import unittest
@@ -141,7 +142,7 @@ class FlatParametersTest(unittest.TestCase):
                         resumed = pinflow.FlatParameters(model.parameters(), "adamw", lr=0.01)
                         if kind == "dict":
                             saved.seek(0)
-                            resumed.load_state_dict(torch.load(saved, weights_only=False))
+                            resumed.load_state_dict(torch.load(saved))
                         else:
                             resumed.load(folder + "/state.safetensors")
                         self.assertEqual(resumed.steps, 4)
@@ -168,23 +169,64 @@ class FlatParametersTest(unittest.TestCase):
 
     def test_a_grad_scaler_scales_and_skips(self):
         for device in devices():
-            if device == "cpu":
-                continue
-            model, other = model_on(device), model_on(device)
-            mine, theirs = pinflow.FlatParameters(model.parameters()), torch.optim.Adam(other.parameters())
-            scalers = [torch.amp.GradScaler(device, init_scale=2.0 ** 10) for _ in range(2)]
-            for step in range(6):
-                for each, optimizer, scaler in zip((model, other), (mine, theirs), scalers):
-                    loss = loss_of(each, step)
-                    if step == 2:
-                        loss = loss * float("inf")
-                    scaler.scale(loss).backward()
-                    scaler.step(optimizer)
-                    scaler.update()
-                    optimizer.zero_grad()
-            self.assertEqual((mine.steps, mine.skipped), (5, 1))
-            self.assertEqual(scalers[0].get_scale(), scalers[1].get_scale())
-            self.assert_close(model, other)
+            for clips in (None, "scaled", "unscaled"):
+                with self.subTest(device=device, clips=clips):
+                    model, other = model_on(device), model_on(device)
+                    mine, theirs = pinflow.FlatParameters(model.parameters()), torch.optim.Adam(other.parameters())
+                    scalers = [torch.amp.GradScaler(device, init_scale=2.0 ** 10) for _ in range(2)]
+                    for step in range(6):
+                        for each, optimizer, scaler in zip((model, other), (mine, theirs), scalers):
+                            loss = loss_of(each, step)
+                            if step == 2:
+                                loss = loss * float("inf")
+                            scaler.scale(loss).backward()
+                            if clips and (optimizer is theirs or clips == "unscaled"):
+                                scaler.unscale_(optimizer)
+                            if clips and optimizer is theirs:
+                                torch.nn.utils.clip_grad_norm_(other.parameters(), 0.01)
+                            elif clips:
+                                mine.clip_grad_norm(0.01)
+                            scaler.step(optimizer)
+                            scaler.update()
+                            optimizer.zero_grad()
+                    self.assertEqual((mine.steps, mine.skipped), (5, 1))
+                    self.assertEqual(scalers[0].get_scale(), scalers[1].get_scale())
+                    self.assert_close(model, other)
+
+    def test_frozen_parameters_are_left_alone(self):
+        for device in devices():
+            with self.subTest(device=device):
+                model = model_on(device)
+                model[0].weight.requires_grad_(False)
+                before, address = model[0].weight.detach().clone(), model[0].weight.data_ptr()
+                optimizer = pinflow.FlatParameters(model.parameters(), "adamw", lr=0.1, weight_decay=0.5)
+                train(model, optimizer, 3)
+                self.assertTrue(torch.equal(model[0].weight.detach(), before))
+                self.assertEqual(model[0].weight.data_ptr(), address)
+                self.assertIsNone(model[0].weight.grad)
+
+    def test_settings_other_than_the_rate_cannot_change(self):
+        model = model_on("cpu")
+        optimizer = pinflow.FlatParameters(model.parameters(), "adam", lr=0.1)
+        self.assertEqual(optimizer.param_groups[0]["betas"], (0.9, 0.999))
+        optimizer.param_groups[0]["lr"] = 0.5
+        self.assertEqual(torch.optim.lr_scheduler.StepLR(optimizer, 10).base_lrs, [0.5])
+        train(model, optimizer, 1)
+        optimizer.param_groups[0]["weight_decay"] = 1.0
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "weight_decay"):
+            optimizer.step()
+        with self.assertRaises(pinflow.Unsupported):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+        with self.assertRaises(pinflow.Unsupported):
+            copy.deepcopy(optimizer)
+
+    def test_parameters_that_share_memory_or_are_not_contiguous_are_refused(self):
+        one = torch.nn.Parameter(torch.zeros(4))
+        two = torch.nn.Parameter(torch.zeros(4))
+        two.data = one.data
+        for parameters in ([one, two], [torch.nn.Parameter(torch.zeros(3, 4).t())]):
+            with self.assertRaises(pinflow.InvalidArgument):
+                pinflow.FlatParameters(parameters)
 
     def test_wrong_arguments_are_refused(self):
         model = model_on("cpu")

@@ -4,8 +4,9 @@
     python3 tests/train/trajectories.py
 
 Writes beside itself settings.txt (the names, in order), gradients.npy (steps x elements, float32), first.npy (the
-parameters before the first step), torch32.npy and torch64.npy (settings x recorded steps x elements), and late32.npy
-and late64.npy: the parameters after one step that is the millionth, from late_state.npy (the states in their order).
+parameters before the first step), torch32.npy and torch64.npy (settings x recorded steps x elements), average64.npy (the
+averaged parameters of "asgd averaging"), and late64.npy (settings x late steps x elements): the parameters after one
+step that is the 1,500th, the 20,000th and the millionth, from late_state.npy (the states in their order).
 """
 import pathlib
 
@@ -15,7 +16,7 @@ import torch
 STEPS = 200
 RECORDED = (1, 10, 100, 200)
 ELEMENTS = 64
-LATE = 1_000_000
+LATE = (1_500, 20_000, 1_000_000)
 
 SETTINGS = {
     "sgd": (torch.optim.SGD, dict(lr=1e-2)),
@@ -36,11 +37,14 @@ SETTINGS = {
     "rprop steps": (torch.optim.Rprop, dict(lr=0.1, etas=(0.4, 1.5), step_sizes=(1e-4, 0.5))),
     "adam": (torch.optim.Adam, dict()),
     "adam decay": (torch.optim.Adam, dict(lr=1e-2, betas=(0.8, 0.99), weight_decay=0.1)),
+    "adam low betas": (torch.optim.Adam, dict(lr=1e-2, betas=(0.0, 0.4))),
+    "adam slow": (torch.optim.Adam, dict(betas=(0.99, 0.9999))),
     "adam amsgrad": (torch.optim.Adam, dict(amsgrad=True, maximize=True)),
     "adamw": (torch.optim.AdamW, dict()),
     "adamw amsgrad": (torch.optim.AdamW, dict(lr=1e-2, weight_decay=0.3, amsgrad=True)),
     "adamax": (torch.optim.Adamax, dict()),
     "adamax decay": (torch.optim.Adamax, dict(lr=1e-2, betas=(0.8, 0.95), weight_decay=0.1)),
+    "adamax low betas": (torch.optim.Adamax, dict(betas=(0.3, 0.9))),
     "nadam": (torch.optim.NAdam, dict()),
     "nadam decay": (torch.optim.NAdam, dict(lr=1e-2, momentum_decay=0.02, weight_decay=0.1)),
     "nadam decoupled": (torch.optim.NAdam, dict(weight_decay=0.1, decoupled_weight_decay=True, maximize=True)),
@@ -56,10 +60,12 @@ SETTINGS = {
 LATE_STATES = {
     "adagrad decay": ["sum"],
     "adam": ["exp_avg", "exp_avg_sq"],
+    "adam slow": ["exp_avg", "exp_avg_sq"],
     "adam amsgrad": ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
     "adamax": ["exp_avg", "exp_inf"],
     "nadam": ["exp_avg", "exp_avg_sq"],
     "radam": ["exp_avg", "exp_avg_sq"],
+    "asgd averaging": ["ax"],
     "sparse_adam": ["exp_avg", "exp_avg_sq"],
 }
 
@@ -89,10 +95,11 @@ def trajectory(name, first, gradients, dtype):
         optimizer.step()
         if step in RECORDED:
             recorded.append(parameter.detach().numpy().copy())
-    return numpy.stack(recorded)
+    state = optimizer.state[parameter]
+    return numpy.stack(recorded), state["ax"].numpy().copy() if "ax" in state else None
 
 
-def late_step(name, first, gradients, states, dtype):
+def late_step(name, number, first, gradients, states, dtype):
     torch.set_default_dtype(dtype)
     parameter = torch.nn.Parameter(torch.from_numpy(first).to(dtype).clone())
     optimizer = optimizer_of(name, parameter)
@@ -104,9 +111,13 @@ def late_step(name, first, gradients, states, dtype):
     for key, values in zip(LATE_STATES[name], states):
         state[key].copy_(torch.from_numpy(values))
     is_number = not isinstance(state["step"], torch.Tensor)
-    state["step"] = LATE - 1 if is_number else torch.tensor(float(LATE - 1), dtype=torch.float64)
+    state["step"] = number - 1 if is_number else torch.tensor(float(number - 1), dtype=torch.float64)
     if "mu_product" in state:
-        state["mu_product"].fill_(0.0)
+        state["mu_product"].fill_(0.0)  # to the last bit of a double, it is
+    if "eta" in state:
+        group = optimizer.param_groups[0]
+        state["eta"].fill_(group["lr"] / (1 + group["lambd"] * group["lr"] * (number - 1)) ** group["alpha"])
+        state["mu"].fill_(1 / max(1, number - 1 - group["t0"]))
     parameter.grad = gradient_for(name, gradients[1], dtype)
     optimizer.step()
     return parameter.detach().numpy().copy()
@@ -128,10 +139,12 @@ def main():
     numpy.save(here / "first.npy", first)
     numpy.save(here / "late_state.npy", states)
     for dtype, bits in ((torch.float32, 32), (torch.float64, 64)):
-        numpy.save(here / f"torch{bits}.npy",
-                   numpy.stack([trajectory(name, first, gradients, dtype) for name in SETTINGS]))
-        numpy.save(here / f"late{bits}.npy",
-                   numpy.stack([late_step(name, first, gradients, states, dtype) for name in LATE_STATES]))
+        made = {name: trajectory(name, first, gradients, dtype) for name in SETTINGS}
+        numpy.save(here / f"torch{bits}.npy", numpy.stack([rows for rows, _ in made.values()]))
+    numpy.save(here / "average64.npy", made["asgd averaging"][1])
+    numpy.save(here / "late64.npy", numpy.stack([
+        numpy.stack([late_step(name, number, first, gradients, states, torch.float64) for number in LATE])
+        for name in LATE_STATES]))
     (here / "settings.txt").write_text("".join(name + "\n" for name in SETTINGS))
 
 

@@ -26,17 +26,18 @@ struct parameter_spec {
 };
 
 /// What happens to a step if a gradient is infinite or NaN. To tell, `skip` and `refuse` read all gradients
-/// in a second kernel before the step.
+/// in a second kernel before the step, which also computes the norm if it is needed.
 enum class nonfinite_gradients {
-    update,  ///< such parameters become NaN or infinite
+    update,  ///< the step is made; with clip_norm, one NaN makes all parameters NaN
     skip,    ///< the step changes nothing, and is counted
-    refuse,  ///< the same, and `check` throws from then on
+    refuse,  ///< the same, and `check` throws from then on, until `load`
 };
 
 struct flat_options {
     nonfinite_gradients nonfinite = nonfinite_gradients::update;
-    /// Keeps a float32 copy of every 16-bit parameter, which is what steps update. Begins with the value that
-    /// the parameter has in the first step.
+    /// Keeps a float32 copy of every 16-bit parameter. Steps update the copy, and round it to the parameter.
+    /// If a parameter does not have the value of its rounded copy, because others have written to it, the
+    /// step starts from the parameter.
     bool master_copies = false;
     /// Where the buffers come from; null: the device's pool.
     std::shared_ptr<memory_resource> resource = nullptr;
@@ -47,11 +48,11 @@ struct flat_options {
 /// gradients are used through views, which begin at multiples of 256 bytes. The model must keep them: see
 /// check_views.
 ///
-/// Arithmetic and state are float32, or float64 for float64 parameters. Results are the same bits on every
-/// device, in every run. Functions that end in `_async` enqueue work on the stream that they are given; none
-/// of them waits. All of them, and the model's own work, must come after each other: on one stream, or with
-/// events between. Steps can be captured in a CUDA graph: the number of steps and the rates lie in device
-/// memory.
+/// Arithmetic and state are float32, or float64 for float64 parameters. Results but NaNs are the same bits on
+/// every device, in every run. Functions that end in `_async` enqueue work on the stream that they are given;
+/// none of them waits. All of them, and the model's own work, must come after each other: on one stream, or
+/// with events between. Steps can be captured in a CUDA graph: the number of steps and the rates lie in
+/// device memory.
 ///
 /// One thread at a time may use an object. Move-only; a moved-from object may only be assigned to or
 /// destroyed.
@@ -86,7 +87,8 @@ class flat_parameters {
     /// @throws invalid_argument if there is no such parameter.
     std::byte* parameter(std::size_t index) const;
     std::byte* gradient(std::size_t index) const;
-    /// The names of the rule's states, as torch.optim has them; "master" last, if there are master copies.
+    /// The names of the states that have a number for each element, as torch.optim has them; asgd's is "ax".
+    /// If there are master copies, "master" is the last.
     const std::vector<std::string>& state_names() const noexcept;
     /// The first element of a parameter's state, in device memory: float64 for float64 parameters, otherwise
     /// float32. A master copy exists for 16-bit types only: null for others.
@@ -110,28 +112,30 @@ class flat_parameters {
     /// @throws what all members below throw: invalid_argument for a stream of another device; device_error.
     void zero_gradients_async(stream_view stream);
     /// Scales the gradients of the next step so that the Euclidean norm of all gradients together is at most
-    /// `max_norm`, as torch.nn.utils.clip_grad_norm_. The gradients in memory stay as they are.
+    /// `max_norm`, as torch.nn.utils.clip_grad_norm_. The step computes the norm, in a second kernel; the
+    /// gradients in memory stay as they are. Enqueues nothing.
     /// @throws invalid_argument if max_norm is negative or NaN.
-    void clip_norm_async(double max_norm, stream_view stream);
+    void clip_norm(double max_norm);
     /// Limits each element of the gradients to [-max_magnitude, max_magnitude] in the next step, after
-    /// clip_norm_async. The gradients in memory stay as they are. Enqueues nothing.
+    /// clip_norm. The gradients in memory stay as they are. Enqueues nothing.
     /// @throws invalid_argument if max_magnitude is negative or NaN.
     void clip_value(double max_magnitude);
-    /// One step of the rule for every parameter.
+    /// Updates every parameter by one step of the rule. A parameter without a gradient has a gradient of
+    /// zero, so that decay and momentum still change it; torch.optim skips it.
     void step_async(stream_view stream);
     /// The rate of a group from the next step on.
     /// @throws invalid_argument if there is no such group, or if the rate is negative or not finite.
-    void set_rate_async(std::size_t group, double rate, stream_view stream);
-    /// For mixed precision: gradients are divided by *scale, and a step is skipped if *found is not 0. Both
-    /// are float32 in device memory, read by each later look and step, and must live as long; null: 1 and 0.
-    /// These are the two tensors of torch.amp.GradScaler.
+    void set_rate_async(std::size_t index, double rate, stream_view stream);
+    /// For mixed precision: later steps divide the gradients by *scale, before they are clipped, and change
+    /// nothing if *found is not 0; such steps count as skipped. These are the two tensors of
+    /// torch.amp.GradScaler: float32 in memory of this device, valid until the stream has passed the last
+    /// step that reads them. Null: 1 and 0.
     void use_scale(const float* scale, const float* found);
 
     struct progress {
         std::uint64_t steps = 0;    ///< that have been made
         std::uint64_t skipped = 0;  ///< because of gradients that were not finite
-        double norm =
-            0;  ///< of all gradients when they were last read: by clip_norm_async, `skip` or `refuse`
+        double norm = 0;            ///< of all gradients, in the last step with clip_norm, `skip` or `refuse`
     };
     /// Waits for `stream`.
     progress read_progress(stream_view stream) const;
@@ -144,7 +148,8 @@ class flat_parameters {
     /// @throws system_failure; invalid_argument if such a name is that of another parameter.
     void save(const std::filesystem::path& path, stream_view stream) const;
     /// Reads what `save` wrote, for parameters of the same names, types and shapes in any order. Settings are
-    /// not saved. Later steps are bit-equal to those without the interruption. Waits for `stream`.
+    /// not saved. Later steps are bit-equal to those without the interruption. Forgets clipping that was
+    /// asked for, and skipped steps. Waits for `stream`.
     /// @throws state_mismatch if parameters, the rule or its states differ; then nothing has changed.
     /// @throws format_error, system_failure; if reading fails midway, the parameters are part old, part new.
     void load(const std::filesystem::path& path, stream_view stream);

@@ -107,7 +107,7 @@ struct radam {
     bool maximize = false;
 };
 
-/// Averaged SGD. The state `average` holds the averaged parameters. Unlike torch.optim, where a new rate has
+/// Averaged SGD. The state `ax` holds the averaged parameters. Unlike torch.optim, where a new rate has
 /// effect one step later, every step uses the rate of that step.
 struct asgd {
     double rate = 1e-2;
@@ -138,7 +138,9 @@ double rate_of(const optimizer& settings) noexcept;
 /// The same settings with another rate, for schedules.
 optimizer with_rate(optimizer settings, double rate) noexcept;
 
-/// @throws invalid_argument if a number is outside the range that torch.optim allows, or not finite.
+/// @throws invalid_argument for a number that is not finite or outside the rule's range. Ranges are those of
+/// torch.optim, but rprop needs 0 <= min_step <= max_step, asgd needs decay_term and average_from from 0 on,
+/// and sparse_adam allows a rate and an epsilon of 0. flat_parameters also refuses betas above 1 - 2^-20.
 void check_settings(const optimizer& settings);
 
 }  // namespace pinflow

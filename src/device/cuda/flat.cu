@@ -55,7 +55,6 @@ struct block_step {
     decay_step<Real> decay;
     gradient_change<Real> change;
     bool skipped;
-    bool is_first;  ///< the first step makes the master copies
 };
 
 template <typename Rule, typename Real>
@@ -67,7 +66,6 @@ __device__ __noinline__ void prepare_block(const flat_step& work, const flat_seg
     step.decay = prepare_decay<Real>(numbers);
     step.change = prepare_change<Real>(work, factor_of(work.buffers));
     step.skipped = skips_step(work);
-    step.is_first = number == 1;
 }
 
 /// The packs of one segment that this thread updates: from pack `at` on, every `stride`-th. Returns the first
@@ -108,8 +106,13 @@ __device__ std::uint64_t update_segment(const flat_step& work, const flat_segmen
     while (!now.skipped && at < end_pack) {
         const std::uint64_t i = at - begin_pack;
         for (unsigned e = 0; e < pack_elements; ++e) {
-            Real value = has_master && !now.is_first ? packs.states[states].values[e]
-                                                     : cast_scalar<Real>(packs.parameter.values[e]);
+            Real value = 0;
+            if constexpr (sizeof(Stored) == 2) {
+                value = has_master ? value_of(packs.parameter.values[e], packs.states[states].values[e])
+                                   : cast_scalar<Real>(packs.parameter.values[e]);
+            } else {
+                value = cast_scalar<Real>(packs.parameter.values[e]);
+            }
             Real slope = apply_change(now.change, cast_scalar<Real>(packs.gradient.values[e]));
             Real own[states + 1];
             for (unsigned k = 0; k != states; ++k)
@@ -188,7 +191,7 @@ __device__ bool add_squares(const flat_buffers& buffers, const flat_segment& seg
         const pack<Stored> gradient = gradients[at - segment.begin_pack];
         for (unsigned e = 0; e < pack_elements; ++e) {
             const Real value = cast_scalar<Real>(gradient.values[e]);
-            worst += value - value;
+            worst += value * 0;
             sums[e] += static_cast<double>(value) * static_cast<double>(value);
         }
     }

@@ -7,7 +7,7 @@ namespace pinflow::detail::cuda {
 
 /// Threads per block of `update_flat`, and the blocks that a multiprocessor runs at a time.
 inline constexpr unsigned update_threads = 512;
-inline constexpr unsigned update_blocks(bool doubles) {
+constexpr unsigned update_blocks(bool doubles) {
     return doubles ? 1 : 2;
 }
 

@@ -76,7 +76,7 @@ Real add_squares(double* sums, const Stored* values, std::uint64_t count) {
     for (std::uint64_t i = 0; i < count; i += pack_elements) {
         for (unsigned e = 0; e < pack_elements; ++e) {
             const auto value = cast_scalar<Real>(values[i + e]);
-            worst[e] += value - value;  // 0 as long as all are finite, then NaN
+            worst[e] += value * 0;  // 0 as long as all are finite, then NaN
             sums[i + e] += static_cast<double>(value) * static_cast<double>(value);
         }
     }
@@ -136,7 +136,12 @@ void update(Stored* parameters, const Stored* gradients, std::array<Real*, Rule:
 #pragma GCC ivdep
 #endif
     for (std::uint64_t i = 0; i < count; ++i) {
-        Real parameter = Master ? states[Rule::state_count][i] : cast_scalar<Real>(parameters[i]);
+        Real parameter = 0;
+        if constexpr (Master) {
+            parameter = value_of(parameters[i], states[Rule::state_count][i]);
+        } else {
+            parameter = cast_scalar<Real>(parameters[i]);
+        }
         Real gradient = apply_change(now.change, cast_scalar<Real>(gradients[i]));
         Real state[Rule::state_count + 1];
         for (unsigned k = 0; k != Rule::state_count; ++k)
@@ -164,13 +169,10 @@ void update_packs(const flat_buffers& buffers, const flat_segment& segment, std:
         if (buffers.states[k] != nullptr)
             states[k] = reinterpret_cast<Real*>(buffers.states[k] + segment.state_bytes) + first;
     }
-    if (sizeof(Stored) != 2 || !buffers.has_masters)
-        return update<Rule, false>(parameters, gradients, states, count, now);
-    if (buffers.control->steps == 0) {  // the first step makes the copies
-        for (std::uint64_t i = 0; i < count; ++i)
-            states[Rule::state_count][i] = cast_scalar<Real>(parameters[i]);
+    if constexpr (sizeof(Stored) == 2) {
+        if (buffers.has_masters) return update<Rule, true>(parameters, gradients, states, count, now);
     }
-    update<Rule, true>(parameters, gradients, states, count, now);
+    update<Rule, false>(parameters, gradients, states, count, now);
 }
 
 }  // namespace

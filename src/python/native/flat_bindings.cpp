@@ -237,12 +237,8 @@ void bind_flat_parameters(nb::module_& module) {
             },
             nb::arg("stream").none())
         .def(
-            "clip_norm",
-            [](python_flat& self, double max_norm, stream_number stream) {
-                self.run(stream,
-                         [=](flat_parameters& flat, stream_view on) { flat.clip_norm_async(max_norm, on); });
-            },
-            nb::arg("max_norm"), nb::arg("stream").none())
+            "clip_norm", [](python_flat& self, double limit) { self.flat().clip_norm(limit); },
+            nb::arg("limit"))
         .def(
             "clip_value", [](python_flat& self, double limit) { self.flat().clip_value(limit); },
             nb::arg("limit"))

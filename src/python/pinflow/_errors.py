@@ -44,7 +44,8 @@ class InvalidArgument(Error, ValueError):
 
 
 class StateMismatch(InvalidArgument):
-    """A loader cannot resume from a saved state: it was saved for other data or for another order."""
+    """A saved state does not fit: a loader's was saved for other data or another order, an optimizer's for other
+    parameters or another rule."""
 
 
 class DataChanged(Error, OSError):

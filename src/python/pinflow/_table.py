@@ -28,7 +28,7 @@ class RowTable:
             page-locked; `reason` then says why, and its rows pass through buffers.
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
 
-    Calls may come from several threads.
+    On a GPU, a call takes up to 131,072 rows. Calls may come from several threads.
     """
 
     def __init__(self, array: Any, *, device: str = "auto") -> None:

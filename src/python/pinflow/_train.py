@@ -13,6 +13,24 @@ from ._streams import consumer_stream
 _TYPES = {"torch.float32": "<f4", "torch.float64": "<f8", "torch.float16": "<f2", "torch.bfloat16": "bfloat16"}
 #: Settings of torch.optim that are pairs, and our names of their parts.
 _PAIRS = {"betas": ("beta1", "beta2"), "etas": ("eta1", "eta2"), "step_sizes": ("min_step", "max_step")}
+#: Default values of torch.optim, so that schedulers which look for a setting find it.
+_DEFAULTS: Dict[str, Dict[str, Any]] = {
+    "sgd": {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False},
+    "adagrad": {"lr_decay": 0.0, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
+    "adadelta": {"rho": 0.9, "eps": 1e-6, "weight_decay": 0.0},
+    "rmsprop": {"alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False},
+    "rprop": {"etas": (0.5, 1.2), "step_sizes": (1e-6, 50.0)},
+    "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False},
+    "adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "amsgrad": False},
+    "adamax": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+    "nadam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum_decay": 4e-3,
+              "decoupled_weight_decay": False},
+    "radam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": False},
+    "asgd": {"lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0.0},
+    "sparse_adam": {"betas": (0.9, 0.999), "eps": 1e-8},
+}
+#: Entries of a group that are no settings of its rule. Schedulers add initial_lr.
+_NO_SETTINGS = {"params", "param_names", "initial_lr"}
 _classes: Dict[Any, Any] = {}
 
 
@@ -31,6 +49,11 @@ class _View:
         return self._flat.export(self._index, self._gradient, stream, max_version, dl_device, copy)
 
 
+def _settings_of(group: Dict[str, Any]) -> Dict[str, Any]:
+    """The settings of a group that cannot change."""
+    return {name: value for name, value in group.items() if name not in _NO_SETTINGS and name != "lr"}
+
+
 def _numbers(settings: Dict[str, Any]) -> Dict[str, float]:
     numbers: Dict[str, float] = {}
     for name, value in settings.items():
@@ -45,8 +68,9 @@ def _numbers(settings: Dict[str, Any]) -> Dict[str, float]:
 
 
 class FlatParameters:
-    """An optimizer over one buffer that holds all parameters of a PyTorch model, and a second one for their gradients. A
-    step is one kernel launch for the whole model. It is a torch.optim.Optimizer, for schedulers and torch.amp.GradScaler.
+    """An optimizer over one buffer that holds all parameters of a PyTorch model, and a second one for their gradients. One
+    kernel updates the whole model; clipping, 'skip' and 'refuse' take a second one. It is a torch.optim.Optimizer, for
+    torch.amp.GradScaler and for schedulers of `lr`. All other settings are fixed when it is made.
 
         optimizer = pinflow.FlatParameters(model.parameters(), rule="adamw", lr=1e-3)
         for x, y in loader:
@@ -56,7 +80,10 @@ class FlatParameters:
             optimizer.zero_grad()
 
     The parameters keep their values, and become views of the buffers: their `data` and their `grad` are replaced. Make it
-    after the model has been moved to its device.
+    after the model has been moved to its device, and keep it as long as the model. Parameters that do not require a
+    gradient are left alone. All others are updated in each step: where torch.optim skips a parameter without a gradient,
+    its gradient is zero here, so that decay and momentum still change it. Autograd does not notice that a step has
+    changed the parameters: a second backward through values from before a step gives wrong gradients, and no error.
 
     Args:
         params: parameters, pairs of a name and a parameter (`model.named_parameters()`), or dictionaries with "params" and
@@ -66,12 +93,11 @@ class FlatParameters:
             'sparse_adam': the rules of torch.optim.
         nonfinite: what a step does if a gradient is infinite or NaN: 'update' (the parameters become so, too), 'skip' (it
             changes nothing, and is counted) or 'refuse' (likewise, and `check` raises).
-        master_copies: updates float32 copies of 16-bit parameters.
+        master_copies: updates float32 copies of 16-bit parameters, and rounds them to the parameters.
         settings: those of the rule in torch.optim, with its names and default values: lr, betas, eps, weight_decay, ...
 
     Raises:
-        InvalidArgument, Unsupported, DeviceError. `step` also if a parameter or gradient has left the buffers, for
-        example because its `grad` was set to None.
+        InvalidArgument: also for parameters that share memory or are not contiguous. Unsupported, DeviceError.
 
     Not for several threads at a time. Work is enqueued on PyTorch's current stream.
     """
@@ -107,24 +133,23 @@ class FlatParameters:
             for member in members:
                 names.append(member[0] if isinstance(member, tuple) else str(len(names)))
             group["params"] = [member[1] if isinstance(member, tuple) else member for member in members]
-        torch.optim.Optimizer.__init__(self, groups, {"lr": None, **settings})
-        self._parameters = [each for group in self.param_groups for each in group["params"]]
-        devices = {each.device for each in self._parameters}
-        if len(devices) != 1:
-            raise InvalidArgument(f"all parameters must be on one device, not on {len(devices)}")
-        self._device = devices.pop()
-        if self._device.type not in ("cpu", "cuda"):
-            raise Unsupported(f"parameters on {self._device} cannot be used: they are on the CPU or on a CUDA device")
+        if rule not in _DEFAULTS:
+            raise InvalidArgument(f"there is no rule {rule!r}: there are {', '.join(_DEFAULTS)}")
+        self._flat: Any = None
+        torch.optim.Optimizer.__init__(self, groups, {"lr": None, **_DEFAULTS[rule], "maximize": False, **settings})
+        everything = [each for group in self.param_groups for each in group["params"]]
+        self._parameters = [each for each in everything if each.requires_grad]
+        kept = [name for name, each in zip(names, everything) if each.requires_grad]
+        self._device = self._check_parameters(kept)
         self._gpu = (self._device.index or 0) if self._device.type == "cuda" else None
         specs: List[Tuple[str, str, List[int], int]] = []
         for number, group in enumerate(self.param_groups):
             for each in group["params"]:
-                if str(each.dtype) not in _TYPES:
-                    raise Unsupported(f"parameter {names[len(specs)]} has the type {each.dtype}")
-                specs.append((names[len(specs)], _TYPES[str(each.dtype)], list(each.shape), number))
-        known = {"params", "param_names"}
-        given = [{name: value for name, value in group.items()
-                  if name not in known and not (name == "lr" and value is None)} for group in self.param_groups]
+                if each.requires_grad:
+                    specs.append((kept[len(specs)], _TYPES[str(each.dtype)], list(each.shape), number))
+        self._settings = [_settings_of(group) for group in self.param_groups]
+        given = [{**each, **({} if group["lr"] is None else {"lr": group["lr"]})}
+                 for each, group in zip(self._settings, self.param_groups)]
         self._flat = _native.FlatParameters(
             specs, [(rule, _numbers(each)) for each in given],
             "host" if self._gpu is None else f"cuda:{self._gpu}", nonfinite, master_copies, self._stream())
@@ -132,7 +157,6 @@ class FlatParameters:
         for number, group in enumerate(self.param_groups):
             if group["lr"] is None:
                 group["lr"] = self._flat.rate(number)
-            group.setdefault("initial_lr", group["lr"])
             self._rates.append(float(group["lr"]))
         with torch.no_grad():
             for index, each in enumerate(self._parameters):
@@ -146,6 +170,38 @@ class FlatParameters:
         self._addresses = [(each.data_ptr(), each.grad.data_ptr()) for each in self._parameters]
         self._next = 0
         self._checked = False
+
+    def _check_parameters(self, names: List[str]) -> Any:
+        """The device of the parameters, if they can be used."""
+        storages: Dict[int, str] = {}
+        for name, each in zip(names, self._parameters):
+            if str(each.dtype) not in _TYPES:
+                raise Unsupported(f"parameter {name} has the type {each.dtype}")
+            if not each.is_contiguous():
+                raise InvalidArgument(f"parameter {name} is not contiguous: its strides are {each.stride()}")
+            storage = each.untyped_storage().data_ptr()
+            if each.numel() > 0 and storage in storages:
+                raise InvalidArgument(f"the parameters {storages[storage]} and {name} share memory: give one of them, and "
+                                      "let the model use the same Parameter in both places")
+            storages[storage] = name
+        devices = {each.device for each in self._parameters}
+        if len(devices) != 1:
+            raise InvalidArgument(f"all parameters must be on one device, not on {len(devices)}")
+        device = devices.pop()
+        if device.type not in ("cpu", "cuda"):
+            raise Unsupported(f"parameters on {device} cannot be used: they are on the CPU or on a CUDA device")
+        return device
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Raises Unsupported: all groups are given to the constructor."""
+        import torch
+
+        if self._flat is not None:
+            raise Unsupported("a group cannot be added: the buffers have the size of the parameters that were given")
+        torch.optim.Optimizer.add_param_group(self, param_group)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Unsupported("an optimizer over buffers cannot be copied or pickled: use state_dict")
 
     def _stream(self) -> Optional[int]:
         return consumer_stream(None, self._gpu)[0]
@@ -165,15 +221,43 @@ class FlatParameters:
                 loss = closure()
         self._check_some_views()
         stream = self._stream()
-        for number, group in enumerate(self.param_groups):
-            rate = float(group["lr"])
-            if rate != self._rates[number]:
-                self._flat.set_rate(number, rate, stream)
-                self._rates[number] = rate
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        self.set_rates()
+        if scale is None and found is None:
+            self._flat.step(stream)
+            return loss
+        # GradScaler may keep them on another device, and drops them after this call
+        scale, found = (None if each is None else each.detach().to(self._device, torch.float32) for each in (scale, found))
         self._flat.use_scale(0 if scale is None else scale.data_ptr(), 0 if found is None else found.data_ptr())
-        self._flat.step(stream)
+        try:
+            self._flat.step(stream)
+        finally:
+            self._flat.use_scale(0, 0)
         return loss
+
+    def set_rates(self) -> None:
+        """Enqueues the rates of `param_groups`, as `step` does. Call it before a CUDA graph with a captured step is
+        replayed, if a rate has changed, and before capturing.
+
+        Raises:
+            InvalidArgument: another setting of a group has changed, or a rate has and the stream is being captured.
+        """
+        for number, group in enumerate(self.param_groups):
+            if _settings_of(group) != self._settings[number]:
+                changed = [name for name, value in _settings_of(group).items()
+                           if value != self._settings[number].get(name)]
+                raise InvalidArgument(f"group {number} has other settings than those that the optimizer was made with: "
+                                      f"{', '.join(changed)}; only lr can change")
+            rate = float(group["lr"])
+            if rate == self._rates[number]:
+                continue
+            if self._gpu is not None:
+                import torch
+
+                if torch.cuda.is_current_stream_capturing():
+                    raise InvalidArgument("the rate has changed, and a CUDA graph is being captured: call set_rates before")
+            self._flat.set_rate(number, rate, self._stream())
+            self._rates[number] = rate
 
     def _check_some_views(self) -> None:
         """Looks at a few parameters, others in each step: data_ptr of all would take longer than the step."""
@@ -193,8 +277,9 @@ class FlatParameters:
 
     def clip_grad_norm(self, max_norm: float) -> None:
         """Scales the gradients of the next step so that the norm of all of them is at most `max_norm`. Those in memory
-        stay as they are, and the norm stays on the device: see `norm`."""
-        self._flat.clip_norm(float(max_norm), self._stream())
+        stay as they are. With a GradScaler, gradients are divided by its scale first. The norm stays on the device: see
+        `norm`."""
+        self._flat.clip_norm(float(max_norm))
 
     def clip_grad_value(self, clip_value: float) -> None:
         """Limits each element of the gradients to [-clip_value, clip_value] in the next step. Those in memory stay."""
@@ -213,13 +298,14 @@ class FlatParameters:
 
     @property
     def skipped(self) -> int:
-        """Steps that changed nothing because of gradients that were not finite. Waits for them."""
+        """Steps that changed nothing because of gradients that were not finite, also those that a GradScaler skipped.
+        Waits for them."""
         count: int = self._flat.progress(self._stream())[1]
         return count
 
     @property
     def norm(self) -> float:
-        """The norm of all gradients when `clip_grad_norm`, 'skip' or 'refuse' last read them. Waits for it."""
+        """The norm of all gradients in the last step with `clip_grad_norm`, 'skip' or 'refuse'. Waits for it."""
         norm: float = self._flat.progress(self._stream())[2]
         return norm
 
@@ -236,27 +322,28 @@ class FlatParameters:
         self._flat.load(os.fspath(path), self._stream())
 
     def state_dict(self) -> Dict[str, Any]:
-        """The parameters, the state and the rates, for torch.save."""
+        """The parameters, the state and the rates, for torch.save. The bytes of a `save` are a tensor in it."""
+        import torch
+
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "state")
             self.save(path)
             with open(path, "rb") as file:
-                state = file.read()
-        return {"pinflow": state, "param_groups": [{name: value for name, value in group.items() if name != "params"}
-                                                   for group in self.param_groups]}
+                state = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+        return {"pinflow": state, "rates": [float(group["lr"]) for group in self.param_groups]}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Returns to a state of `state_dict`. Raises StateMismatch if the parameters or the rule differ."""
-        groups = state_dict["param_groups"]
-        if len(groups) != len(self.param_groups):
-            raise InvalidArgument(f"the state has {len(groups)} groups, and there are {len(self.param_groups)}")
+        """Restores parameters, state and rates. Other settings stay those of the constructor. Raises StateMismatch if the
+        parameters or the rule differ."""
+        if "pinflow" not in state_dict or len(state_dict.get("rates", ())) != len(self.param_groups):
+            raise InvalidArgument(f"this is no state of pinflow.FlatParameters with {len(self.param_groups)} groups")
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "state")
             with open(path, "wb") as file:
-                file.write(state_dict["pinflow"])
+                file.write(memoryview(state_dict["pinflow"].cpu().numpy()))
             self.load(path)
-        for group, saved in zip(self.param_groups, groups):
-            group.update(saved)
+        for group, rate in zip(self.param_groups, state_dict["rates"]):
+            group["lr"] = rate
 
     def __repr__(self) -> str:
         return f"<pinflow.FlatParameters {self._flat.rule}, {len(self._parameters)} parameters on {self._flat.device}>"

@@ -195,6 +195,36 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("flat parameters: what others write to a 16-bit parameter replaces its master copy") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        flat_parameters flat({{"w", bfloat16, {64}}}, {sgd{.rate = 1}}, stream, {.master_copies = true});
+        put(flat.gradient(0), as_bfloat16(std::vector<float>(64, 0x1p-10F)), stream);
+        put(flat.parameter(0), as_bfloat16(std::vector<float>(64, 1)), stream);
+        flat.step_async(stream);
+        put(flat.parameter(0), as_bfloat16(std::vector<float>(32, 5)), stream);  // the first half
+        flat.step_async(stream);
+        const auto masters = values_of<float>(flat.state(0, 0), 64, stream);
+        CHECK(masters.front() == 5 - 0x1p-10F);
+        CHECK(masters.back() == 1 - 2 * 0x1p-10F);
+    });
+}
+
+TEST_CASE("flat parameters: what was asked of the next step is forgotten by load") {
+    const temporary_folder folder;
+    on_each_device([&](const device& device) {
+        const stream stream(device);
+        flat_parameters flat = one_parameter<float>(4, sgd{.rate = 1}, stream);
+        flat.save(folder / "zero.safetensors", stream);
+        flat.clip_norm(0);
+        flat.clip_value(0);
+        flat.load(folder / "zero.safetensors", stream);
+        put(flat.gradient(0), std::vector<float>(4, -1), stream);
+        flat.step_async(stream);
+        CHECK(values_of<float>(flat.parameter(0), 4, stream) == std::vector<float>(4, 1));
+    });
+}
+
 TEST_CASE("flat parameters: clip_norm scales the gradients of one step, and leaves those in memory") {
     std::vector<double> norms;
     on_each_device([&](const device& device) {
@@ -213,7 +243,7 @@ TEST_CASE("flat parameters: clip_norm scales the gradients of one step, and leav
         }
         const double norm = std::sqrt(squares);
 
-        flat.clip_norm_async(norm / 4, stream);
+        flat.clip_norm(norm / 4);
         flat.step_async(stream);
         norms.push_back(flat.read_progress(stream).norm);
         CHECK(norms.back() == doctest::Approx(norm).epsilon(1e-12));
@@ -228,7 +258,7 @@ TEST_CASE("flat parameters: clip_norm scales the gradients of one step, and leav
         const auto whole = values_of<float>(flat.parameter(1), 5, stream);
         for (std::size_t i = 0; i < 5; ++i)
             CHECK(whole[i] == after[i] - b[i]);
-        flat.clip_norm_async(2 * norm, stream);
+        flat.clip_norm(2 * norm);
         flat.step_async(stream);
         const auto unclipped = values_of<float>(flat.parameter(1), 5, stream);
         for (std::size_t i = 0; i < 5; ++i)
@@ -272,7 +302,7 @@ TEST_CASE("flat parameters: gradients that are not finite update, skip or refuse
 
                     gradients[69'999] = bad;
                     put(flat.gradient(0), gradients, stream);
-                    if (clips) flat.clip_norm_async(1, stream);
+                    if (clips) flat.clip_norm(1);
                     flat.step_async(stream);
                     const auto after = values_of<float>(flat.parameter(0), 70'000, stream);
                     const auto progress = flat.read_progress(stream);
@@ -312,7 +342,7 @@ TEST_CASE(
         put(numbers.data() + 256, std::vector<float>{0}, stream);
         flat.use_scale(scale, found);
         put(flat.gradient(0), std::vector<float>(8, 2048), stream);
-        flat.clip_norm_async(100, stream);
+        flat.clip_norm(100);
         flat.step_async(stream);
         CHECK(values_of<float>(flat.parameter(0), 8, stream) == std::vector<float>(8, -2));
         CHECK(flat.read_progress(stream).norm == doctest::Approx(2 * std::sqrt(8.0)));
@@ -423,7 +453,7 @@ TEST_CASE("flat parameters: wrong parameters and settings are refused") {
     CHECK_THROWS_AS(static_cast<void>(flat.gradient(1)), invalid_argument);
     CHECK_THROWS_AS(static_cast<void>(flat.state(0, 0)), invalid_argument);
     CHECK_THROWS_AS(static_cast<void>(flat.group(1)), invalid_argument);
-    CHECK_THROWS_AS(flat.clip_norm_async(-1, stream), invalid_argument);
+    CHECK_THROWS_AS(flat.clip_norm(-1), invalid_argument);
     CHECK_THROWS_AS(flat.clip_value(std::nan("")), invalid_argument);
     const flat_parameters taken = std::move(flat);
     CHECK_THROWS_AS(flat.step_async(stream), invalid_argument);
@@ -435,7 +465,7 @@ TEST_CASE("flat parameters: without elements a step counts and nothing else happ
         flat_parameters flat({{"w", dtype::of<float>(), {0}}}, {adam{}}, stream,
                              {.nonfinite = nonfinite_gradients::skip});
         flat.zero_gradients_async(stream);
-        flat.clip_norm_async(1, stream);
+        flat.clip_norm(1);
         flat.step_async(stream);
         CHECK(flat.read_progress(stream).steps == 1);
         flat_parameters none({}, {adam{}}, stream);

@@ -50,11 +50,14 @@ std::vector<setting> all_settings() {
         {"rprop steps", rprop{.rate = 0.1, .shrink = 0.4, .grow = 1.5, .min_step = 1e-4, .max_step = 0.5}},
         {"adam", adam{}},
         {"adam decay", adam{.rate = 1e-2, .beta1 = 0.8, .beta2 = 0.99, .weight_decay = 0.1}},
+        {"adam low betas", adam{.rate = 1e-2, .beta1 = 0, .beta2 = 0.4}},
+        {"adam slow", adam{.beta1 = 0.99, .beta2 = 0.9999}},
         {"adam amsgrad", adam{.amsgrad = true, .maximize = true}},
         {"adamw", adamw{}},
         {"adamw amsgrad", adamw{.rate = 1e-2, .weight_decay = 0.3, .amsgrad = true}},
         {"adamax", adamax{}},
         {"adamax decay", adamax{.rate = 1e-2, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1}},
+        {"adamax low betas", adamax{.beta1 = 0.3, .beta2 = 0.9}},
         {"nadam", nadam{}},
         {"nadam decay", nadam{.rate = 1e-2, .weight_decay = 0.1, .momentum_decay = 0.02}},
         {"nadam decoupled", nadam{.weight_decay = 0.1, .decoupled_weight_decay = true, .maximize = true}},
@@ -187,16 +190,20 @@ TEST_CASE("optimizers: steps after a resume have the bits that they have without
     }
 }
 
-TEST_CASE("optimizers: the millionth step is within 4 units in the last place of PyTorch's in float64") {
+TEST_CASE(
+    "optimizers: the millionth step, too, is within 4 units in the last place of PyTorch's in float64") {
     const std::vector<std::pair<std::string, std::vector<std::string>>> late = {
         {"adagrad decay", {"sum"}},
         {"adam", {"exp_avg", "exp_avg_sq"}},
+        {"adam slow", {"exp_avg", "exp_avg_sq"}},
         {"adam amsgrad", {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
         {"adamax", {"exp_avg", "exp_inf"}},
         {"nadam", {"exp_avg", "exp_avg_sq"}},
         {"radam", {"exp_avg", "exp_avg_sq"}},
+        {"asgd averaging", {"ax"}},
         {"sparse_adam", {"exp_avg", "exp_avg_sq"}},
     };
+    constexpr std::uint64_t numbers[] = {1'500, 20'000, 1'000'000};
     const auto references = reference<double>("late64.npy");
     const auto states = reference<float>("late_state.npy");
     const auto first = reference<float>("first.npy");
@@ -207,31 +214,53 @@ TEST_CASE("optimizers: the millionth step is within 4 units in the last place of
         CAPTURE(late[i].first);
         const auto found = std::ranges::find(settings, late[i].first, &setting::name);
         REQUIRE(found != settings.end());
-        // a file as `save` writes it, after 999,999 steps
-        std::vector<safetensors_writer::tensor> tensors{{"w", dtype::of<float>(), {elements}}};
-        for (const std::string& state : late[i].second)
-            tensors.push_back({"w." + state, dtype::of<float>(), {elements}});
-        safetensors_writer writer(
-            folder / "late.safetensors", tensors,
-            {{"pinflow.rule", std::string(rule_name(found->settings))}, {"pinflow.steps", "999999"}});
-        writer.write(std::as_bytes(std::span(first)));
-        for (std::size_t k = 0; k < late[i].second.size(); ++k)
-            writer.write(std::as_bytes(std::span(states).subspan(k * elements, elements)));
-        writer.finish();
-        on_each_device([&](const device& device) {
-            const stream stream(device);
-            flat_parameters flat = one_parameter<float>(elements, found->settings, stream);
-            flat.load(folder / "late.safetensors", stream);
-            put(flat.gradient(0), gradient, stream);
-            flat.step_async(stream);
-            CHECK(flat.read_progress(stream).steps == 1'000'000);
-            const auto values = values_of<float>(flat.parameter(0), elements, stream);
-            for (std::size_t k = 0; k < elements; ++k) {
-                const double expected = references[i * elements + k];
-                const float unit = std::nextafter(std::abs(static_cast<float>(expected)), 1e30F) -
-                                   std::abs(static_cast<float>(expected));
-                CHECK(std::abs(static_cast<double>(values[k]) - expected) <= 4 * static_cast<double>(unit));
-            }
-        });
+        for (std::size_t k = 0; k < std::size(numbers); ++k) {
+            CAPTURE(numbers[k]);
+            // a file as `save` writes it
+            std::vector<safetensors_writer::tensor> tensors{{"w", dtype::of<float>(), {elements}}};
+            for (const std::string& state : late[i].second)
+                tensors.push_back({"w." + state, dtype::of<float>(), {elements}});
+            safetensors_writer writer(folder / "late.safetensors", tensors,
+                                      {{"pinflow.rule", std::string(rule_name(found->settings))},
+                                       {"pinflow.steps", std::to_string(numbers[k] - 1)}});
+            writer.write(std::as_bytes(std::span(first)));
+            for (std::size_t state = 0; state < late[i].second.size(); ++state)
+                writer.write(std::as_bytes(std::span(states).subspan(state * elements, elements)));
+            writer.finish();
+            const auto expected = row_of(references, i * std::size(numbers) + k);
+            on_each_device([&](const device& device) {
+                const stream stream(device);
+                flat_parameters flat = one_parameter<float>(elements, found->settings, stream);
+                flat.load(folder / "late.safetensors", stream);
+                put(flat.gradient(0), gradient, stream);
+                flat.step_async(stream);
+                CHECK(flat.read_progress(stream).steps == numbers[k]);
+                const auto values = values_of<float>(flat.parameter(0), elements, stream);
+                for (std::size_t e = 0; e < elements; ++e) {
+                    const float nearest = std::abs(static_cast<float>(expected[e]));
+                    const double unit = std::nextafter(nearest, 1e30F) - nearest;
+                    CHECK(std::abs(static_cast<double>(values[e]) - expected[e]) <= 4 * unit);
+                }
+            });
+        }
     }
+}
+
+TEST_CASE("optimizers: the averaged parameters of asgd follow PyTorch") {
+    const auto expected = reference<double>("average64.npy");
+    const std::vector<setting> settings = all_settings();
+    const auto found = std::ranges::find(settings, "asgd averaging", &setting::name);
+    REQUIRE(found != settings.end());
+    const auto gradients = converted<double>("gradients.npy");
+    on_each_device([&](const device& device) {
+        const stream stream(device);
+        flat_parameters flat = one_parameter<double>(elements, found->settings, stream);
+        put(flat.parameter(0), converted<double>("first.npy"), stream);
+        for (unsigned step = 0; step < 200; ++step) {
+            put(flat.gradient(0), row_of(gradients, step), stream);
+            flat.step_async(stream);
+        }
+        const auto average = values_of<double>(flat.state(0, 0), elements, stream);
+        CHECK(max_difference(average, expected) <= 1e-12 * max_magnitude(expected));
+    });
 }
