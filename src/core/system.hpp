@@ -24,10 +24,12 @@
 /// Boost maps single files (mapped_file.cpp) and segments (map_for_writing in src/shared), and the tool
 /// spawns its child process. `fail_if_injected` is called before each of the three. Other calls made
 /// elsewhere cannot be made to fail:
-/// - reading /proc, /sys, CPU times, counts of page faults, process and user ids, the number of cores, sizes of pages and memory
+/// - reading /proc, /sys, CPU times, counts of page faults, process and user ids, the number of cores, sizes
+/// of pages and memory
 /// - finding the files that match a pattern (formats/patterns.cpp), and making paths absolute
 /// - those of the SIGBUS handler, and the checks whether it is active (fault_guard.cpp)
-/// - listing the folder of segments and removing what is left in it, the size of a segment that has filled its
+/// - listing the folder of segments and removing what is left in it, the size of a segment that has filled
+/// its
 ///   filesystem, closing descriptors in a child made by fork (src/shared)
 /// - calls made by the tool (src/cli) and by libraries
 namespace pinflow::detail::system {

@@ -211,10 +211,10 @@ std::vector<call_request> exchange_state::split(const call_request& request,
     for (std::size_t i = 0; i < request.batches.size(); ++i) {
         const std::uint64_t added = request.batches[i].ids.size();
         if (added > calls.max_rows()) {
-            throw invalid_argument(
-                fmt::format("a batch of {} rows is too large for this exchange, which takes up to {}: exchange "
-                            "fewer at a time, or raise row_exchange_options::max_batch_rows in C++",
-                            added, calls.max_rows()));
+            throw invalid_argument(fmt::format(
+                "a batch of {} rows is too large for this exchange, which takes up to {}: exchange "
+                "fewer at a time, or raise row_exchange_options::max_batch_rows in C++",
+                added, calls.max_rows()));
         }
         const bool is_full = requests.empty() || requests.back().batches.size() == row_parts::max ||
                              added > calls.max_rows() - count;
