@@ -58,9 +58,9 @@ struct flat_options {
 /// destroyed.
 class flat_parameters {
  public:
-    /// Makes parameters, gradients and state, all zero, and loads the kernels. Waits for `stream`.
-    /// @param groups settings of one rule; the i-th is that of parameters with group i. Which states are
-    /// kept, such as for momentum and amsgrad, must be the same in all.
+    /// Makes parameters, gradients and state, all zero, and loads the kernels. `groups` has settings of one
+    /// rule: the i-th is that of parameters with group i. Which states are kept, such as for momentum and
+    /// amsgrad, must be the same in all. Waits for `stream`.
     /// @throws invalid_argument for two parameters of one name, empty names, groups that do not exist, no
     /// groups, and settings that check_settings refuses or that differ in rule or state.
     /// @throws unsupported for other types.
