@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "counting_resource.hpp"
 #include "devices.hpp"
 #include "flat_models.hpp"
+#include "pinflow/dlpack.hpp"
 #include "pinflow/error.hpp"
 #include "temporary_folder.hpp"
 
@@ -546,5 +548,26 @@ TEST_CASE("flat parameters: memory comes from the caller's resource, and is shar
             CHECK(resource->deallocated == 0);
         }
         CHECK(resource->deallocated == resource->allocated);
+    });
+}
+
+TEST_CASE("flat parameters: tensors of a parameter and of its gradient outlive the object") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        std::optional<flat_parameters> flat;
+        flat.emplace(std::vector<parameter_spec>{{"w", dtype::of<float>(), {2, 3}}},
+                     std::vector<optimizer>{sgd{}}, stream);
+        put(flat->gradient(0), std::vector<float>{1, 2, 3, 4, 5, 6}, stream);
+        foreign_tensor parameter(to_dlpack(*flat, 0, flat_view::parameter).release());
+        const foreign_tensor gradient(
+            to_dlpack<dlpack::managed_tensor>(*flat, 0, flat_view::gradient).release());
+        CHECK(parameter.writable_data() == flat->parameter(0));
+        CHECK_THROWS_AS(static_cast<void>(to_dlpack(*flat, 1, flat_view::parameter)), invalid_argument);
+        flat.reset();
+        CHECK(gradient.device() == device);
+        CHECK(gradient.view().shape() == shape_vector{2, 3});
+        CHECK(gradient.view().dtype() == dtype::of<float>());
+        CHECK(values_of<float>(gradient.contiguous_data(), 6, stream) ==
+              std::vector<float>{1, 2, 3, 4, 5, 6});
     });
 }
