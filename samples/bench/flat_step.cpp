@@ -1,11 +1,11 @@
 // flat_step [DEVICE]
 //
 // Measures steps of flat parameters on DEVICE (the default: the best one). For each model it prints one "name
-// value unit" a line: the rate of a copy of 1 GiB on the device (2 x bytes / time; on the host: memcpy by all
-// cores), then for Adam the median of steps that are waited for, of steps enqueued back to back, of steps
+// value unit" a line: the rate of a copy of 1 GiB on the device (2 x bytes / time; on the host by one
+// thread), then for Adam the median of steps that are waited for, of steps enqueued back to back, of steps
 // after other memory was written (so that no cache has any of it), and of clipping and step together; for
-// rates a step counts 7 times the bytes of the parameters. Contents are checked against a step of one small
-// model.
+// rates a step counts 7 times the bytes of the parameters. The first step of the two smaller models is
+// checked.
 
 #include <algorithm>
 #include <chrono>

@@ -41,6 +41,12 @@ class settings_check {
                 ? fmt::format("{}: {} must be a finite number from {} on, not {}", rule_, name, low, value)
                 : fmt::format("{}: {} must be from {} to below {}, not {}", rule_, name, low, end, value));
     }
+    /// Numbers above `low` and below `high`.
+    void between(std::string_view name, double value, double low, double high) const {
+        if (value > low && value < high) return;
+        throw invalid_argument(
+            fmt::format("{}: {} must be above {} and below {}, not {}", rule_, name, low, high, value));
+    }
     void finite(std::string_view name, double value) const {
         if (!std::isfinite(value))
             throw invalid_argument(fmt::format("{}: {} must be a finite number, not {}", rule_, name, value));
@@ -77,9 +83,8 @@ void check_rest(const settings_check& check, const rmsprop& settings) {
     check.range("momentum", settings.momentum, 0);
 }
 void check_rest(const settings_check& check, const rprop& settings) {
-    check.range("shrink (etas[0])", settings.shrink, std::numeric_limits<double>::min(), 1);
-    if (!(settings.grow > 1 && settings.grow < infinity))
-        check.refuse("grow must be a finite number above 1");
+    check.between("shrink (etas[0])", settings.shrink, 0, 1);
+    check.between("grow (etas[1])", settings.grow, 1, infinity);
     check.range("min_step", settings.min_step, 0);
     check.range("max_step", settings.max_step, settings.min_step);
 }
