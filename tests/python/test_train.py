@@ -237,6 +237,8 @@ class FlatParametersTest(unittest.TestCase):
             pinflow.FlatParameters([])
         with self.assertRaises(pinflow.Unsupported):
             pinflow.FlatParameters([torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))])
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "requires a gradient"):
+            pinflow.FlatParameters(model.requires_grad_(False).parameters())
 
 
 if __name__ == "__main__":

@@ -185,6 +185,8 @@ class FlatParameters:
                                       "let the model use the same Parameter in both places")
             storages[storage] = name
         devices = {each.device for each in self._parameters}
+        if not devices:
+            raise InvalidArgument("none of the parameters requires a gradient")
         if len(devices) != 1:
             raise InvalidArgument(f"all parameters must be on one device, not on {len(devices)}")
         device = devices.pop()
