@@ -44,6 +44,9 @@ set(pc_libraries -lpinflow_shared -lpinflow_dlpack -lpinflow_train -lpinflow_loa
 set(pc_cuda_libdir "")
 if(static_libraries)  # their users link the private libraries
   set(pc_names deflate z)
+  if(PINFLOW_SHARED_FMT)
+    list(APPEND pc_names fmt)
+  endif()
   if(PINFLOW_HAVE_HDF5)
     cmake_path(GET hdf5_serial_LIBRARY STEM pc_hdf5)
     string(REGEX REPLACE "^lib" "" pc_hdf5 ${pc_hdf5})
