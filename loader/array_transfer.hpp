@@ -58,8 +58,8 @@ class array_transfer {
     virtual void prepare(slot& filling, slot_group& group) = 0;
     /// Uploads the row lists that `enqueue` needs, and enqueues work that depends on them alone. `slots` are
     /// those of `enqueue`.
-    /// `lists` is a separate stream for short work, because the stream of `enqueue` waits for it, and a
-    /// waiting stream polls over PCIe.
+    /// `lists` is a separate stream, for short work only: the stream of `enqueue` waits for it, and polls
+    /// over PCIe meanwhile.
     /// @return whether anything was enqueued.
     virtual bool enqueue_lists(std::span<slot* const> /*slots*/, stream_view /*lists*/) { return false; }
     /// Enqueues the work after the copies of the group. `slots` are the group's slots before the first one

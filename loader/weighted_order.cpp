@@ -55,8 +55,8 @@ weighted_order::weighted_order(std::span<const double> weights, std::uint64_t po
                                std::uint64_t seed)
     : position_count_(position_count), seed_(seed), columns_(weights.size()) {
     const std::uint64_t count = weights.size();
-    // Vose's construction of the alias table: `count` columns of equal size hold the numbers of all rows,
-    // each multiplied by `count`
+    // Vose's construction of the alias table: each row's integer weight is multiplied by `count`, so that
+    // all of them together fill `count` columns of equal size
     std::vector<uint128> left(count);
     {
         const std::vector<std::uint64_t> numbers = whole_numbers(weights);

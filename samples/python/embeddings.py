@@ -18,7 +18,7 @@ WIDTH, STEPS, BATCH = 64, 200, 256
 def main() -> None:
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     weights = np.zeros((rows, WIDTH), np.float32)
-    table = pinflow.RowTable(weights)  # page-locks `weights` where it lies
+    table = pinflow.RowTable(weights)  # on a GPU, page-locks `weights` in place if it can
     random = np.random.default_rng(1)
     expected = np.zeros(rows, np.float32)
     for _ in range(STEPS):

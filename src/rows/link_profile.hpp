@@ -40,7 +40,9 @@ struct link_profile {
     /// read with pread. Threads that touch mapped pages for the first time slow down registration and each
     /// other.
     unsigned min_reading_cores = 10;
-    std::uint64_t piece_bytes = 32 << 20;  ///< registered by one call; alternates with staged pieces
+    /// Registered by one call. If the reader is close behind, one or two pieces are skipped, and their rows
+    /// are staged.
+    std::uint64_t piece_bytes = 32 << 20;
 
     // ---- batches that are filled together
     std::uint64_t group_bytes = 16 << 20;       ///< for a GPU: enough to hide the time between two groups

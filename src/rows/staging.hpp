@@ -112,8 +112,8 @@ class staging_rings {
                  const std::shared_ptr<memory_resource>& resource);
     bool has_some() const;
 
-    /// Takes the ring that `stream` used last, otherwise an idle ring. Polls, without the lock, until there
-    /// is one. `reserve` must have been called.
+    /// Takes the ring that `stream` used last, otherwise an idle ring. If there is none,
+    /// looks again every 50 us. `reserve` must have been called.
     /// @throws device_error if the device has failed.
     taken_ring take(stream_view stream);
 

@@ -196,8 +196,8 @@ class known_plans {
         const auto found = plans_.find(key);
         return found == plans_.end() ? std::nullopt : std::optional(found->second);
     }
-    /// Whether a plan uses staging buffers, for calls of any size and direction that otherwise agree with
-    /// `key`.
+    /// Whether any plan uses staging buffers, of those that agree with `key` in all but direction, number of
+    /// rows and place of the indices.
     bool has_staged(measured_key key) {
         const std::lock_guard lock(mutex_);
         return std::ranges::any_of(plans_, [&](const auto& known) {

@@ -38,8 +38,8 @@ void tune_call(const call_facts& call, const timed_gathers& gathers);
 /// measurement.
 std::optional<rated_plan> tuned_plan(const call_facts& call, const device& device);
 
-/// Whether a plan that was measured on `device` uses staging buffers, for calls of any size and direction
-/// that otherwise agree with `call`.
+/// Whether any plan that was measured on `device` uses staging buffers. Compares all facts of `call` except
+/// its direction, its number of rows, and where its indices are.
 bool has_tuned_staged_plan(const call_facts& call, const device& device);
 
 }  // namespace pinflow::detail

@@ -64,7 +64,8 @@ std::unique_ptr<segment_content> array_content(const std::string& path, const st
     }
 }
 
-/// The array that a user calls NAME, of a file of which all is listed.
+/// The content of the array NAME of a file. Lists the members of a .npz file, to see whether this one is
+/// compressed.
 std::unique_ptr<segment_content> named_array_content(const std::string& path, std::string name) {
     bool is_deflated = false;
     if (format_of(path) == file_format::npz) {

@@ -111,11 +111,11 @@ class hdf5_writer {
     /// Checks, before anything is written, whether all of these datasets can be written.
     /// @throws what `begin` would throw for each, in this order, except for a lack of memory.
     void check(std::span<const dataset> datasets) const;
-    /// Begins a dataset; the dataset before must be complete. The rows of a chunked dataset are collected
-    /// until they fill one or several bands, which are all chunks of the same rows: for two chunks per core,
-    /// or for 1 MiB of smaller chunks, in at most 64 MiB unless one band is larger. Besides, up to two chunks
-    /// per core are being encoded or wait to be stored, each with three times its size: at most 192 MiB, or
-    /// three times one.
+    /// Begins a dataset; the dataset before must be complete. The rows of a chunked dataset are buffered
+    /// in whole bands; a band is the set of chunks that hold the same rows. The buffer has room for two
+    /// chunks per core, or for 1 MiB of chunks if that is more. It takes at most 64 MiB, unless one band is
+    /// larger. Encoding takes three times the size of the chunks in flight, which are at most two per core:
+    /// at most 192 MiB, or three times the size of a chunk of more than 64 MiB.
     /// @throws invalid_argument for a name that is empty, already used, the name of a group, or within a
     /// dataset; for a name with the parts "", "." or ".."; and for chunks that HDF5 does not allow.
     /// @throws unsupported for types that HDF5 lacks (`<U5`, float8_e4m3fn, fields with titles, ...), and for

@@ -59,8 +59,9 @@ struct loader_options {
     /// If rows may be staged (on the host only with route::staged), each slot also has a pinned staging
     /// buffer of the same size, which counts too. A slot also counts 8 bytes for each row, and 24 more for
     /// each row and array if pages of any array are registered. Lists for GPU kernels do not count. For each
-    /// row of each slot they take 16 bytes for each array that a kernel gathers (28 if it sorts the rows, and
-    /// 12 to 16 more for those of up to 64 slots), and 16 for all held arrays together.
+    /// row of each slot they take 16 bytes for each array that a kernel gathers, or 28 if the rows are
+    /// sorted, and 16 bytes for all held arrays together. Sorting an array also takes 12 to 16 bytes of
+    /// scratch memory for each row of at most 64 slots.
     std::uint64_t memory_bytes = 0;
     /// The number of batches that can exist at once (being filled, ready or leased); at least 2. 0 lets the
     /// loader choose: 8, or more for small batches, which are filled in groups (four groups, at most 256

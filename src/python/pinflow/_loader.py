@@ -218,7 +218,8 @@ class _Loop(Generic[_Made]):
         if self._turn != loader._turn:
             raise Error("this loop cannot go on: another loop over its loader has begun, or the loader was closed or "
                         "has loaded a state")
-        # after an error, such as AllSlotsLeased, the same batch comes the next time
+        # after AllSlotsLeased, the next call returns the same batch; after an error of the files, such as
+        # DataChanged, the next call ends the loop
         gpu = loader._gpu
         batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
         if batch is None or batch.epoch != self._epoch:  # this rank had no part in the rest of the epoch
