@@ -45,7 +45,7 @@ using counts = std::map<std::string, int>;
 
 }  // namespace
 
-TEST_CASE("cuda flat: a step is one kernel, and two with a norm or with a look at the gradients") {
+TEST_CASE("cuda flat: a step is one kernel, and two with a norm or with a check of the gradients") {
     const device gpu = device::cuda(0);
     const stream stream(gpu);
     std::vector<parameter_spec> specs;

@@ -119,8 +119,8 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
         host_.scatter_rows(transfer, repeated, type, stream);
     }
     void prepare_updates(pinflow::detail::rule_kind rule) override { host_.prepare_updates(rule); }
-    void look_at_gradients(const pinflow::detail::gradient_look& work, void* stream) override {
-        host_.look_at_gradients(work, stream);
+    void check_gradients(const pinflow::detail::gradient_check& work, void* stream) override {
+        host_.check_gradients(work, stream);
     }
     void update_parameters(const pinflow::detail::flat_step& work, void* stream) override {
         host_.update_parameters(work, stream);

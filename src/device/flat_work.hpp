@@ -36,10 +36,10 @@ struct flat_segment {
 struct flat_control {
     std::uint64_t steps = 0;            ///< that have been made
     std::uint64_t skipped = 0;          ///< because of gradients that are not finite
-    double norm = 0;                    ///< of the gradients, at the last look
-    double coefficient = 1;             ///< by which the next step multiplies the gradients
-    std::uint32_t found = 0;            ///< 1 if the last look found gradients that are not finite
-    std::uint32_t found_now = 0;        ///< the same, of the running look
+    double norm = 0;                    ///< of the gradients, at the last check
+    double coefficient = 1;             ///< of clipping, in the next step: see factor_of
+    std::uint32_t found = 0;            ///< 1 if the last check found gradients that are not finite
+    std::uint32_t found_now = 0;        ///< the same, of the running check
     std::uint32_t finished_blocks = 0;  ///< of the running kernel
 };
 
@@ -59,15 +59,15 @@ struct flat_buffers {
     bool has_masters = false;
     bool has_doubles = false;  ///< whether there are segments of float64
     flat_control* control = nullptr;
-    double* sums = nullptr;  ///< sums_of_look(pack_count)
+    double* sums = nullptr;  ///< norm_sum_count(pack_count)
     /// A scale by which the gradients are too large, and a number that is not 0 if the caller found some that
     /// are not finite: torch.amp.GradScaler's. Null: 1 and 0.
     const float* scale = nullptr;
     const float* found = nullptr;
 };
 
-/// A look at all gradients before a step.
-struct gradient_look {
+/// A check of all gradients before a step, which also computes the norm.
+struct gradient_check {
     flat_buffers buffers;
     bool clips = false;  ///< sets the coefficient so that the norm becomes `max_norm` at most
     double max_norm = 0;
@@ -78,20 +78,21 @@ struct flat_step {
     flat_buffers buffers;
     rule_kind rule = rule_kind::adam;
     bool skips =
-        false;  ///< changes nothing if the last look, which was at these gradients, found some not finite
+        false;  ///< changes nothing if the last check, which was of these gradients, found some not finite
     bool clamps = false;
     double max_magnitude = 0;  ///< of each element of the gradients, if `clamps`
 };
 
-// The norm is summed in this order on every device: each chunk of the packs is read by look_threads threads,
-// whose pack_elements sums each take every look_threads-th pack; then the threads' sums are added in pairs.
+// The order in which the norm is summed, on every device. Thread t of a chunk reads the packs t, t +
+// norm_threads and so on. Its sum e takes the squares of element e of each pack; then it adds its sums as
+// (0 + 1) + (2 + 3). The sums of the threads are added in pairs at half the distance, a quarter, and so on.
 // The sums of the chunks are added in the same way.
-inline constexpr unsigned look_threads = 256;
-inline constexpr unsigned look_rounds = 4;
-inline constexpr std::uint64_t packs_of_look = std::uint64_t{look_threads} * look_rounds;
+inline constexpr unsigned norm_threads = 256;
+inline constexpr unsigned norm_rounds = 4;
+inline constexpr std::uint64_t packs_of_chunk = std::uint64_t{norm_threads} * norm_rounds;
 
-PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t sums_of_look(std::uint64_t pack_count) {
-    return (pack_count + packs_of_look - 1) / packs_of_look;
+PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t norm_sum_count(std::uint64_t pack_count) {
+    return (pack_count + packs_of_chunk - 1) / packs_of_chunk;
 }
 
 /// A 16-bit parameter's value: that of the master copy, unless others have written to the parameter since.
@@ -133,9 +134,9 @@ PINFLOW_DETAIL_HOST_DEVICE inline Real apply_change(const gradient_change<Real>&
     return change.clamps ? limited : gradient;
 }
 
-/// Ends a look: `sum` is that of the squares of all gradients.
-PINFLOW_DETAIL_HOST_DEVICE inline void finish_look(const gradient_look& work, double sum, bool found,
-                                                   flat_control& control) {
+/// Ends a check: `sum` is that of the squares of all gradients.
+PINFLOW_DETAIL_HOST_DEVICE inline void finish_check(const gradient_check& work, double sum, bool found,
+                                                    flat_control& control) {
     double norm = sqrt(sum);
     if (work.buffers.scale != nullptr) norm /= static_cast<double>(*work.buffers.scale);
     control.norm = norm;

@@ -82,7 +82,8 @@ template <typename Real>
 PINFLOW_DETAIL_HOST_DEVICE inline Real larger(Real a, Real b) {
     return a <= b ? b : a > b ? a : a + b;
 }
-/// A moving mean, as torch.lerp: `share` of the new value and `kept` of the mean, from the nearer of both.
+/// torch.lerp(mean, value, share), with `kept` = 1 - share. As in torch, it is computed from `mean` if share
+/// is below 0.5, otherwise from `value`.
 template <typename Real>
 PINFLOW_DETAIL_HOST_DEVICE inline Real moved(Real mean, Real value, Real share, Real kept) {
     const Real difference = value - mean;

@@ -37,7 +37,7 @@ small_buffer::small_buffer(const flat_layout& layout, std::span<const optimizer>
     numbers_bytes_ = reserve(numbers_.size() * sizeof(rule_numbers));
     tables_bytes_ = reserve(tables_.elements().size() * sizeof(double));
     const std::uint64_t packs = segments_.empty() ? 0 : segments_.back().end_pack;
-    sums_bytes_ = reserve(sums_of_look(packs) * sizeof(double));
+    sums_bytes_ = reserve(norm_sum_count(packs) * sizeof(double));
     size_bytes_ = end;
 }
 

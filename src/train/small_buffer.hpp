@@ -11,7 +11,7 @@
 namespace pinflow::detail {
 
 /// Lays out the device memory that holds everything but parameters, gradients and state: the control block,
-/// the segments, the numbers and tables of the groups, and the sums of a look.
+/// the flat_segments, the settings and power tables of the groups, and partial sums of the norm.
 class small_buffer {
  public:
     /// @throws as rule_tables::add.

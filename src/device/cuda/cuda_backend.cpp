@@ -362,9 +362,9 @@ class backend final : public device_backend {
         check(context_.run([&] { return load_updates(rule); }),
               "cannot load the kernels of an optimizer on cuda:{}", index());
     }
-    void look_at_gradients(const gradient_look& work, void* stream) override {
+    void check_gradients(const gradient_check& work, void* stream) override {
         check(
-            context_.run([&] { return cuda::look_at_gradients(work, multiprocessors_, stream_of(stream)); }),
+            context_.run([&] { return cuda::check_gradients(work, multiprocessors_, stream_of(stream)); }),
             "cannot compute the norm of gradients on cuda:{}", index());
     }
     void update_parameters(const flat_step& work, void* stream) override {

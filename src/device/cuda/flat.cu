@@ -166,15 +166,15 @@ __global__ void __launch_bounds__(update_threads, update_blocks(Doubles))
     }
 }
 
-// ---- a look ----------------------------------------------------------------------------------------------
+// ---- the check of the gradients --------------------------------------------------------------------------
 
 /// Adds up the sums of all threads of a block in the order that flat_work.hpp gives; the result is thread
 /// 0's.
 __device__ double sum_of_threads(const double (&sums)[pack_elements]) {
-    __shared__ double totals[look_threads];
+    __shared__ double totals[norm_threads];
     __syncthreads();
     totals[threadIdx.x] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    for (unsigned distance = look_threads / 2; distance != 0; distance /= 2) {
+    for (unsigned distance = norm_threads / 2; distance != 0; distance /= 2) {
         __syncthreads();
         if (threadIdx.x < distance) totals[threadIdx.x] += totals[threadIdx.x + distance];
     }
@@ -187,7 +187,7 @@ __device__ bool add_squares(const flat_buffers& buffers, const flat_segment& seg
     const pack<Stored>* const gradients = packs_at<Stored>(buffers.gradients, segment.parameter_bytes);
     Real worst = 0;
 #pragma unroll 4
-    for (; at < end; at += look_threads) {
+    for (; at < end; at += norm_threads) {
         const pack<Stored> gradient = gradients[at - segment.begin_pack];
         for (unsigned e = 0; e < pack_elements; ++e) {
             const Real value = cast_scalar<Real>(gradient.values[e]);
@@ -198,26 +198,25 @@ __device__ bool add_squares(const flat_buffers& buffers, const flat_segment& seg
     return worst == 0;
 }
 
-__global__ void __launch_bounds__(look_threads)
-    look_at_gradients(const __grid_constant__ gradient_look work) {
+__global__ void __launch_bounds__(norm_threads) check_gradients(const __grid_constant__ gradient_check work) {
     const flat_buffers& buffers = work.buffers;
     flat_control& control = *buffers.control;
-    const std::uint64_t chunks = sums_of_look(buffers.pack_count);
+    const std::uint64_t chunks = norm_sum_count(buffers.pack_count);
     bool finite = true;
     for (std::uint64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         double sums[pack_elements] = {};
-        const std::uint64_t begin = chunk * packs_of_look;
+        const std::uint64_t begin = chunk * packs_of_chunk;
         const std::uint64_t end =
-            begin + packs_of_look < buffers.pack_count ? begin + packs_of_look : buffers.pack_count;
+            begin + packs_of_chunk < buffers.pack_count ? begin + packs_of_chunk : buffers.pack_count;
         for (std::uint32_t i = 0; i < buffers.segment_count; ++i) {
             const flat_segment& segment = segment_at(buffers, i);
             if (segment.end_pack <= begin || segment.begin_pack >= end) continue;
-            // the first pack of this thread in the segment: packs go round the threads from the chunk's first
-            // one
+            // this thread's first pack in the segment: packs are assigned to threads in turn, from the start
+            // of the chunk
             std::uint64_t at = begin + threadIdx.x;
             if (segment.begin_pack > at) {
                 const std::uint64_t missing = segment.begin_pack - at;
-                at += (missing + look_threads - 1) / look_threads * look_threads;
+                at += (missing + norm_threads - 1) / norm_threads * norm_threads;
             }
             const std::uint64_t stop = segment.end_pack < end ? segment.end_pack : end;
             switch (segment.type) {
@@ -242,11 +241,11 @@ __global__ void __launch_bounds__(look_threads)
     if (!finite) atomicOr(&control.found_now, 1U);
     if (!is_last_block(control)) return;
     double sums[pack_elements] = {};
-    for (std::uint64_t chunk = threadIdx.x; chunk < chunks; chunk += look_threads)
+    for (std::uint64_t chunk = threadIdx.x; chunk < chunks; chunk += norm_threads)
         sums[0] += __ldcg(&buffers.sums[chunk]);
     const double sum = sum_of_threads(sums);
     if (threadIdx.x == 0) {
-        finish_look(work, sum, atomicExch(&control.found_now, 0U) != 0, control);
+        finish_check(work, sum, atomicExch(&control.found_now, 0U) != 0, control);
         control.finished_blocks = 0;
     }
 }
@@ -265,8 +264,8 @@ const void* update_flat(rule_kind rule, bool doubles) {
     });
 }
 
-const void* look_at_flat() {
-    return reinterpret_cast<const void*>(&look_at_gradients);
+const void* check_flat() {
+    return reinterpret_cast<const void*>(&check_gradients);
 }
 
 const void* set_number() {

@@ -14,8 +14,8 @@ constexpr unsigned update_blocks(bool doubles) {
 /// kernel(flat_step), one for each rule: launch blocks of update_threads. All blocks read the control block
 /// before the last one changes it. `doubles`: whether there are float64 parameters.
 const void* update_flat(rule_kind rule, bool doubles);
-/// kernel(gradient_look): launch blocks of look_threads.
-const void* look_at_flat();
+/// kernel(gradient_check): launch blocks of norm_threads.
+const void* check_flat();
 /// kernel(double* destination, double value), with one thread.
 const void* set_number();
 

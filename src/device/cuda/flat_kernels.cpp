@@ -22,18 +22,18 @@ unsigned blocks_for(std::uint64_t work, std::uint64_t work_of_block, unsigned mu
 
 cudaError_t load_updates(rule_kind rule) noexcept {
     for (const void* const kernel :
-         {update_flat(rule, false), update_flat(rule, true), look_at_flat(), set_number()}) {
+         {update_flat(rule, false), update_flat(rule, true), check_flat(), set_number()}) {
         if (const cudaError_t status = load_kernel(kernel); status != cudaSuccess) return status;
     }
     return cudaSuccess;
 }
 
-cudaError_t look_at_gradients(const gradient_look& work, unsigned multiprocessors,
-                              cudaStream_t stream) noexcept {
-    gradient_look copy = work;
+cudaError_t check_gradients(const gradient_check& work, unsigned multiprocessors,
+                            cudaStream_t stream) noexcept {
+    gradient_check copy = work;
     void* arguments[] = {&copy};
-    const unsigned blocks = blocks_for(sums_of_look(work.buffers.pack_count), 1, multiprocessors, 8);
-    return launch(look_at_flat(), blocks, look_threads, arguments, stream);
+    const unsigned blocks = blocks_for(norm_sum_count(work.buffers.pack_count), 1, multiprocessors, 8);
+    return launch(check_flat(), blocks, norm_threads, arguments, stream);
 }
 
 cudaError_t update_parameters(const flat_step& work, unsigned multiprocessors, cudaStream_t stream) noexcept {

@@ -8,8 +8,8 @@ namespace pinflow::detail::cuda {
 
 /// Loads the kernels of one rule.
 cudaError_t load_updates(rule_kind rule) noexcept;
-cudaError_t look_at_gradients(const gradient_look& work, unsigned multiprocessors,
-                              cudaStream_t stream) noexcept;
+cudaError_t check_gradients(const gradient_check& work, unsigned multiprocessors,
+                            cudaStream_t stream) noexcept;
 cudaError_t update_parameters(const flat_step& work, unsigned multiprocessors, cudaStream_t stream) noexcept;
 cudaError_t set_number_of(double* destination, double value, cudaStream_t stream) noexcept;
 

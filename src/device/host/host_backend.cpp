@@ -206,8 +206,8 @@ class host final : public device_backend {
     }
 
     void prepare_updates(rule_kind) override { start_worker_threads(); }
-    void look_at_gradients(const gradient_look& work, void* stream) override {
-        stream_of(stream).enqueue([=] { host_flat::look(work); });
+    void check_gradients(const gradient_check& work, void* stream) override {
+        stream_of(stream).enqueue([=] { host_flat::check(work); });
     }
     void update_parameters(const flat_step& work, void* stream) override {
         stream_of(stream).enqueue([=] { host_flat::step(work); });

@@ -57,11 +57,11 @@ void for_packs(const flat_buffers& buffers, std::uint64_t grain, Work work) {
 // ---- the norm --------------------------------------------------------------------------------------------
 
 /// Sums the threads of a chunk in pairs, as the order of flat_work.hpp says.
-double sum_of_threads(double (&sums)[look_threads][pack_elements]) {
-    double totals[look_threads];
-    for (unsigned thread = 0; thread < look_threads; ++thread)
+double sum_of_threads(double (&sums)[norm_threads][pack_elements]) {
+    double totals[norm_threads];
+    for (unsigned thread = 0; thread < norm_threads; ++thread)
         totals[thread] = (sums[thread][0] + sums[thread][1]) + (sums[thread][2] + sums[thread][3]);
-    for (unsigned distance = look_threads / 2; distance != 0; distance /= 2) {
+    for (unsigned distance = norm_threads / 2; distance != 0; distance /= 2) {
         for (unsigned thread = 0; thread < distance; ++thread)
             totals[thread] += totals[thread + distance];
     }
@@ -88,11 +88,11 @@ struct chunk_result {
     bool finite = true;
 };
 
-chunk_result look_at_chunk(const flat_buffers& buffers, std::uint64_t chunk) {
-    double sums[look_threads][pack_elements] = {};
+chunk_result check_chunk(const flat_buffers& buffers, std::uint64_t chunk) {
+    double sums[norm_threads][pack_elements] = {};
     bool finite = true;
-    std::uint64_t pack = chunk * packs_of_look;
-    const std::uint64_t end = std::min(pack + packs_of_look, buffers.pack_count);
+    std::uint64_t pack = chunk * packs_of_chunk;
+    const std::uint64_t end = std::min(pack + packs_of_chunk, buffers.pack_count);
     const flat_segment* segment = buffers.segments;
     while (segment->end_pack <= pack)
         ++segment;
@@ -105,8 +105,8 @@ chunk_result look_at_chunk(const flat_buffers& buffers, std::uint64_t chunk) {
                 reinterpret_cast<const stored*>(buffers.gradients + segment->parameter_bytes);
             number worst = 0;
             while (pack < stop) {
-                const std::uint64_t thread = pack % look_threads;
-                const std::uint64_t packs = std::min(stop - pack, look_threads - thread);
+                const std::uint64_t thread = pack % norm_threads;
+                const std::uint64_t packs = std::min(stop - pack, norm_threads - thread);
                 worst += add_squares<number>(sums[thread],
                                              gradients + (pack - segment->begin_pack) * pack_elements,
                                              packs * pack_elements);
@@ -177,20 +177,20 @@ void update_packs(const flat_buffers& buffers, const flat_segment& segment, std:
 
 }  // namespace
 
-void look(const gradient_look& work) {
+void check(const gradient_check& work) {
     const flat_buffers& buffers = work.buffers;
     flat_control& control = *buffers.control;
-    const std::uint64_t chunks = sums_of_look(buffers.pack_count);
+    const std::uint64_t chunks = norm_sum_count(buffers.pack_count);
     std::atomic<bool> finite = true;
     tbb::parallel_for(std::uint64_t{0}, chunks, [&](std::uint64_t chunk) {
-        const chunk_result result = look_at_chunk(buffers, chunk);
+        const chunk_result result = check_chunk(buffers, chunk);
         buffers.sums[chunk] = result.sum;
         if (!result.finite) finite = false;
     });
-    double totals[look_threads][pack_elements] = {};
+    double totals[norm_threads][pack_elements] = {};
     for (std::uint64_t chunk = 0; chunk < chunks; ++chunk)
-        totals[chunk % look_threads][0] += buffers.sums[chunk];
-    finish_look(work, sum_of_threads(totals), !finite, control);
+        totals[chunk % norm_threads][0] += buffers.sums[chunk];
+    finish_check(work, sum_of_threads(totals), !finite, control);
 }
 
 void step(const flat_step& work) {

@@ -6,7 +6,7 @@
 /// done. They give the same bits as CUDA's.
 namespace pinflow::detail::host_flat {
 
-void look(const gradient_look& work);
+void check(const gradient_check& work);
 void step(const flat_step& work);
 
 }  // namespace pinflow::detail::host_flat
