@@ -89,6 +89,13 @@ flat_parameters::state_type::state_type(std::vector<parameter_spec> specs, std::
     if (!state_names.empty()) backend.fill_zero(states.data(), states.size_bytes(), stream.native_handle());
     const std::vector<std::byte> contents = rest.contents(small.data());
     backend.copy_to_device(small.data(), contents, stream.native_handle());
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const std::byte* const source = std::exchange(parameters[i].values, nullptr);
+        const std::uint64_t size_bytes = detail::parameter_size_bytes(parameters[i]);
+        if (source == nullptr || size_bytes == 0) continue;
+        backend.copy_on_device(values.data() + layout.places[i].parameter_bytes, source, size_bytes,
+                               stream.native_handle());
+    }
     stream.synchronize();
 
     rest.point(buffers, small.data());
@@ -231,7 +238,7 @@ void flat_parameters::step_async(stream_view stream) {
     const auto [max_norm, max_magnitude] = own.clipping;
     detail::device_backend& backend = own.device.backend();
     if ((skips || max_norm) && own.buffers.pack_count != 0)
-        backend.look_at_gradients({own.buffers, max_norm.has_value(), max_norm.value_or(0)},
+        backend.check_gradients({own.buffers, max_norm.has_value(), max_norm.value_or(0)},
                                   stream.native_handle());
     detail::flat_step step{own.buffers, detail::layout_of(own.groups.front()).kind, skips};
     step.clamps = max_magnitude.has_value();

@@ -23,6 +23,9 @@ struct parameter_spec {
     pinflow::dtype dtype;
     shape_vector shape;
     std::size_t group = 0;  ///< whose settings update it
+    /// The first values: all elements in C order, in memory of the stream's device, where the stream's
+    /// earlier work has written them. Null: zeros. Only the constructor reads them, and sets this to null.
+    const std::byte* values = nullptr;
 };
 
 /// What happens to a step if a gradient is infinite or NaN. To tell, `skip` and `refuse` read all gradients
@@ -58,7 +61,8 @@ struct flat_options {
 /// destroyed.
 class flat_parameters {
  public:
-    /// Makes parameters, gradients and state, all zero, and loads the kernels. `groups` has settings of one
+    /// Makes parameters with their first values, and gradients and state, all zero, and loads the kernels.
+    /// `groups` has settings of one
     /// rule: the i-th is that of parameters with group i. Which states are kept, such as for momentum and
     /// amsgrad, must be the same in all. Waits for `stream`.
     /// @throws invalid_argument for two parameters of one name, empty names, groups that do not exist, no

@@ -106,6 +106,30 @@ TEST_CASE("flat parameters: views begin at multiples of 256 bytes, and do not ov
     });
 }
 
+TEST_CASE("flat parameters: first values come from device memory, and from tensors of other libraries") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        const auto weights = random_values(300, 1);
+        const auto bias = random_values(5, 2);
+        flat_parameters source({{"w", dtype::of<float>(), {10, 30}}, {"b", dtype::of<float>(), {5}}}, {sgd{}},
+                               stream);
+        put(source.parameter(0), weights, stream);
+        put(source.parameter(1), bias, stream);
+        const foreign_tensor tensor(to_dlpack(source, 0, flat_view::parameter).release());
+        const flat_parameters flat({to_parameter("w", tensor, 1),
+                                    {"b", dtype::of<float>(), {5}, 0, source.parameter(1)},
+                                    {"zero", dtype::of<float>(), {3}},
+                                    {"none", dtype::of<float>(), {0}, 0, source.parameter(1)}},
+                                   {adam{}, adam{.rate = 1}}, stream);
+        CHECK(flat.parameters()[0].shape == shape_vector{10, 30});
+        CHECK(flat.parameters()[0].group == 1);
+        CHECK(flat.parameters()[1].values == nullptr);
+        CHECK(values_of<float>(flat.parameter(0), 300, stream) == weights);
+        CHECK(values_of<float>(flat.parameter(1), 5, stream) == bias);
+        CHECK(values_of<float>(flat.parameter(2), 3, stream) == std::vector<float>(3));
+    });
+}
+
 TEST_CASE("flat parameters: a step of many parameters is that of each by itself, whatever their sizes") {
     on_each_device([](const device& device) {
         const stream stream(device);

@@ -154,6 +154,7 @@ TEST_CASE("optimizers: every rule follows PyTorch for 200 steps, in float32 and 
                 const std::size_t row = i * std::size(recorded) + k;
                 const auto torch64 = row_of(of_torch64, row);
                 const double scale = max_magnitude(torch64);
+                // these bounds hold for rprop, too: no sign of a step differs from PyTorch's
                 CHECK(max_difference(row_of(ours32, k), torch64) <=
                       2 * max_difference(row_of(of_torch32, row), torch64) + 1e-6 * scale);
                 CHECK(max_difference(row_of(ours64, k), torch64) <= 1e-12 * scale);
