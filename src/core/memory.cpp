@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <mutex>
+#include <new>
 #include <unordered_set>
 #include <utility>
 
@@ -26,9 +27,11 @@ struct region_ends {
     std::unordered_set<const std::byte*> ends;
 };
 
-/// Never destroyed: regions may live until the process ends.
-region_ends& live_ends() {
-    static auto& live = *new region_ends;
+/// Never destroyed: regions may live until the process ends. Takes no memory, since a destructor may be the
+/// first to call it.
+region_ends& live_ends() noexcept {
+    alignas(region_ends) static std::byte place[sizeof(region_ends)];
+    static auto& live = *new (place) region_ends;
     return live;
 }
 
