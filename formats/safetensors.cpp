@@ -47,8 +47,10 @@ safetensors_header read_text(const input_file& file, detail::safetensors_metadat
     return detail::parse_safetensors_text(next_piece, data_offset, file.size_bytes(), wanted);
 }
 
-safetensors_header header_of(const input_file& file,
-                             detail::safetensors_metadata wanted = detail::safetensors_metadata::checked) {
+}  // namespace
+
+safetensors_header detail::read_safetensors_header(const input_file& file,
+                                                   detail::safetensors_metadata wanted) {
     try {
         return read_text(file, wanted);
     } catch (const format_error& failure) {
@@ -60,9 +62,14 @@ safetensors_header header_of(const input_file& file,
     }
 }
 
-std::string unsupported_reason(const safetensors_entry& tensor) {
+std::string detail::unsupported_reason(const safetensors_entry& tensor) {
     return fmt::format("pinflow has no elements of the type {}", tensor.type_name);
 }
+
+namespace {
+
+using detail::safetensors_metadata;
+using detail::unsupported_reason;
 
 /// An open file and its header.
 class tensor_file {
@@ -80,7 +87,8 @@ class tensor_file {
 };
 
 tensor_file::tensor_file(const std::filesystem::path& path)
-    : file_(std::make_shared<const input_file>(path)), header_(header_of(*file_)) {
+    : file_(std::make_shared<const input_file>(path)),
+      header_(detail::read_safetensors_header(*file_, safetensors_metadata::checked)) {
     by_name_.reserve(header_.tensors.size());
     for (const safetensors_entry& tensor : header_.tensors)
         by_name_.emplace(tensor.name, &tensor);
@@ -118,7 +126,7 @@ class tensor_elements final : public detail::element_file {
 
 std::vector<array_listing> list_safetensors(const std::filesystem::path& path) {
     const input_file file(path);
-    safetensors_header header = header_of(file);
+    safetensors_header header = detail::read_safetensors_header(file, safetensors_metadata::checked);
     std::vector<array_listing> listings;
     listings.reserve(header.tensors.size());
     for (safetensors_entry& tensor : header.tensors) {
@@ -150,7 +158,7 @@ std::vector<array> open_safetensors(const std::filesystem::path& path, std::span
 }
 
 std::map<std::string, std::string> detail::read_safetensors_metadata(const std::filesystem::path& path) {
-    return header_of(input_file(path), safetensors_metadata::kept).metadata;
+    return read_safetensors_header(input_file(path), safetensors_metadata::kept).metadata;
 }
 
 std::unique_ptr<detail::element_file> detail::open_safetensors_elements(const std::filesystem::path& path) {

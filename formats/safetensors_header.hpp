@@ -11,6 +11,7 @@
 
 #include "formats/safetensors_text.hpp"
 #include "pinflow/dtype.hpp"
+#include "pinflow/file.hpp"
 #include "pinflow/formats/safetensors.hpp"
 
 namespace pinflow::detail {
@@ -45,6 +46,13 @@ safetensors_header parse_safetensors_text(safetensors_text::piece_source next_pi
 /// @throws as parse_safetensors_text, and as safetensors_data_offset_bytes.
 safetensors_header parse_safetensors_bytes(std::span<const std::byte> bytes, std::uint64_t file_size_bytes,
                                            safetensors_metadata wanted);
+
+/// Reads the header of an open file.
+/// @throws system_failure, format_error, data_changed; each message names the path.
+safetensors_header read_safetensors_header(const input_file& file, safetensors_metadata wanted);
+
+/// Why a tensor without a `dtype` cannot be opened.
+std::string unsupported_reason(const safetensors_entry& tensor);
 
 /// Reads the "__metadata__" of a file.
 /// @throws system_failure, format_error, data_changed; each message names the path.

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "pinflow/array.hpp"
 #include "pinflow/device.hpp"
 #include "pinflow/dtype.hpp"
+#include "pinflow/load.hpp"
 #include "pinflow/loader/batch.hpp"
 #include "pinflow/stream.hpp"
 #include "pinflow/train/flat_parameters.hpp"
@@ -150,6 +152,20 @@ dlpack::exported_tensor<Managed> to_dlpack(const batch& batch, std::size_t index
 template <typename Managed = dlpack::managed_tensor_versioned>
 dlpack::exported_tensor<Managed> to_dlpack(const array& array);
 
+/// A loaded tensor, without a copy. It shares the memory, which is freed after the last of both. `stream` is
+/// the consumer's: the memory is freed in its order. Tensors that share a block (see device_tensor) are freed
+/// in the order of the stream that was named last.
+///
+/// `Managed` is as above.
+/// @throws invalid_argument for a stream of another device; unsupported for types without a code
+/// (dlpack::type_of).
+template <typename Managed = dlpack::managed_tensor_versioned>
+dlpack::exported_tensor<Managed> to_dlpack(const device_tensor& tensor, stream_view stream);
+
+/// The same for a consumer that names no stream: its work must have finished when the last tensor goes.
+template <typename Managed = dlpack::managed_tensor_versioned>
+dlpack::exported_tensor<Managed> to_dlpack(const device_tensor& tensor);
+
 /// Which elements of flat parameters a tensor is to have.
 enum class flat_view { parameter, gradient };
 
@@ -205,5 +221,11 @@ class foreign_tensor {
     array_view view_;
     bool read_only_;
 };
+
+/// A parameter with the type, the shape and the values of a tensor, for flat_parameters: its constructor
+/// copies the values, so the tensor must live until then. On a GPU, the work that writes the tensor must come
+/// before on the constructor's stream.
+/// @throws invalid_argument if the tensor is not in C order.
+parameter_spec to_parameter(std::string name, const foreign_tensor& tensor, std::size_t group = 0);
 
 }  // namespace pinflow

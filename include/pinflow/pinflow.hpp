@@ -38,6 +38,8 @@
 #include "pinflow/loader/state.hpp"
 // tensors of other libraries
 #include "pinflow/dlpack.hpp"
+// whole models
+#include "pinflow/load.hpp"
 // training
 #include "pinflow/train/flat_parameters.hpp"
 #include "pinflow/train/optimizer.hpp"

@@ -54,6 +54,7 @@ constexpr std::array benchmarks{
     benchmark{"duplex", bench_duplex,
               [](const bench_options& options) { check_rows(options, ways_of_duplex); }},
     benchmark{"plan", bench_plan, [](const bench_options& options) { check_rows(options, ways_of_plan); }},
+    benchmark{"load", bench_load, check_load},
 };
 
 std::string benchmark_names() {
@@ -93,9 +94,9 @@ double parse_staged_share(const std::string& text) {
 std::optional<bench_arguments> parse_bench_arguments(const argument_list& arguments) {
     CLI::App app(
         "Measures the link to the device and back, and the rates of streams, shuffled batches, and rows\n"
-        "gathered and scattered by index. Streamed and exchanged rows are checked, each repetition uses\n"
-        "new indices, and rates are medians (epoch 1 is one run). Ratios are to the link's rate in the\n"
-        "same run.\n"
+        "gathered and scattered by index, and of loading a model. Streamed, exchanged and loaded data is\n"
+        "checked, each repetition uses new indices, and rates are medians (epoch 1 is one run). Ratios are\n"
+        "to the link's rate in the same run.\n"
         "By default the table takes 4.8 GiB of page-locked memory, and the batches take "
         "up to 4 GiB of device "
         "memory\n"
@@ -107,7 +108,10 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
     std::string device_name = "auto", table, row_bytes, batch, batches = "64", known = "8", route = "auto";
     std::string blocks, staged_share;
     std::string epochs = "5", repetitions = "3";
-    app.add_option("WORK", parsed.work, "One of " + benchmark_names() + " (default: all)")->type_name("");
+    app.add_option("WORK", parsed.work, "One of " + benchmark_names() + " (default: all but load)")
+        ->type_name("");
+    app.add_option("FILES", parsed.options.load_files, "load: the files whose tensors are loaded")
+        ->type_name("");
     const auto add = [&](const char* flag, std::string& value, const char* type, const char* help) {
         app.add_option(flag, value, help)->type_name(type)->capture_default_str();
     };
@@ -139,7 +143,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "chooses)");
     add("--epochs", epochs, "N", "stream, shuffled: number of epochs; the first is reported separately");
     add("--repetitions", repetitions, "N",
-        "gather, scatter, duplex, pin: number of repetitions; the median is reported");
+        "gather, scatter, duplex, pin, load: number of repetitions; the median is reported");
     app.add_flag("--json", parsed.json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return std::nullopt;
 
@@ -148,6 +152,8 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         throw usage_error(fmt::format("bench measures {}, not '{}'", benchmark_names(), parsed.work));
     }
     bench_options& options = parsed.options;
+    if (!options.load_files.empty() && parsed.work != "load")
+        throw usage_error(fmt::format("only bench load takes FILES, not '{}'", options.load_files.front()));
     options.device = parse_device(device_name);
     if (app.count("--file") > 0 && options.file.empty())
         throw usage_error("--file takes the path of a file, not ''");
@@ -194,7 +200,7 @@ void bench(const argument_list& arguments) {
     if (!parsed) return;
     std::vector<const benchmark*> chosen;
     for (const benchmark& each : benchmarks) {
-        if (parsed->work.empty() || parsed->work == each.name) chosen.push_back(&each);
+        if (parsed->work.empty() ? each.name != "load" : parsed->work == each.name) chosen.push_back(&each);
     }
     for (const benchmark* each : chosen)
         each->check(parsed->options);

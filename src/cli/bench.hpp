@@ -16,12 +16,13 @@ namespace pinflow::cli {
 
 struct bench_options {
     pinflow::device device = device::best();
-    std::string file;               ///< empty: stream and shuffled make a temporary file, pin uses none
-    std::uint64_t table_bytes = 0;  ///< size of tables, and of the file that is made
-    std::uint64_t row_bytes = 0;    ///< 0: the usual value for the work
-    std::uint64_t batch_rows = 0;   ///< 0: the usual value for the work
-    std::uint64_t batches = 64;     ///< gather, scatter, duplex: per repetition; plan: bound on its group
-    unsigned known = 8;             ///< batches that are known ahead, at least 2
+    std::vector<std::string> load_files;  ///< load: the files of a model
+    std::string file;                     ///< empty: stream and shuffled make a temporary file, pin uses none
+    std::uint64_t table_bytes = 0;        ///< size of tables, and of the file that is made
+    std::uint64_t row_bytes = 0;          ///< 0: the usual value for the work
+    std::uint64_t batch_rows = 0;         ///< 0: the usual value for the work
+    std::uint64_t batches = 64;  ///< gather, scatter, duplex: per repetition; plan: bound on its group
+    unsigned known = 8;          ///< batches that are known ahead, at least 2
     row_route route = row_route::automatic;
     bool tunes = false;       ///< measures the routes first
     unsigned blocks = 0;      ///< thread blocks on the routes direct and hybrid; 0 lets the planner choose
@@ -58,6 +59,11 @@ void bench_gather(const bench_options& options, const link_rates& link, const be
 void bench_scatter(const bench_options& options, const link_rates& link, const bench_report& report);
 void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report);
 void bench_plan(const bench_options& options, const link_rates& link, const bench_report& report);
+/// Measures load_tensors; the first load is compared with the files.
+void bench_load(const bench_options& options, const link_rates& link, const bench_report& report);
+
+/// @throws usage_error without files.
+void check_load(const bench_options& options);
 
 /// Checks before any measurement that stream and shuffled can make their file.
 /// @throws system_failure if the folder for temporary files cannot be written to or has too little space.

@@ -4,7 +4,7 @@
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
-set(layers core device rows formats loader train dlpack shared)  # components of find_package
+set(layers core device rows formats load loader train dlpack shared)  # components of find_package
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/pinflow)
 
 set(header_exclusions "")
@@ -40,7 +40,7 @@ install(FILES ${CMAKE_CURRENT_LIST_DIR}/Findhdf5_serial.cmake ${CMAKE_CURRENT_LI
 set(pc_folder ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pc_prefix_of_file /${pc_folder} /)
 string(REGEX REPLACE "/$" "" pc_prefix_of_file "${pc_prefix_of_file}")
-set(pc_libraries -lpinflow_shared -lpinflow_dlpack -lpinflow_train -lpinflow_loader -lpinflow_rows -lpinflow_formats -lpinflow_device -lpinflow_core)
+set(pc_libraries -lpinflow_shared -lpinflow_dlpack -lpinflow_train -lpinflow_load -lpinflow_loader -lpinflow_rows -lpinflow_formats -lpinflow_device -lpinflow_core)
 set(pc_cuda_libdir "")
 if(static_libraries)  # their users link the private libraries
   set(pc_names deflate z)

@@ -101,4 +101,8 @@ std::byte* foreign_tensor::writable_data() const {
     return const_cast<std::byte*>(contiguous_data());  // NOLINT: its owner allows writing
 }
 
+parameter_spec to_parameter(std::string name, const foreign_tensor& tensor, std::size_t group) {
+    return {std::move(name), tensor.view().dtype(), tensor.view().shape(), group, tensor.contiguous_data()};
+}
+
 }  // namespace pinflow

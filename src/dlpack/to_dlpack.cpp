@@ -118,6 +118,25 @@ dlpack::exported_tensor<Managed> to_dlpack(const array& array) {
 }
 
 template <typename Managed>
+dlpack::exported_tensor<Managed> to_dlpack(const device_tensor& tensor) {
+    return make_tensor<Managed>(array_view(tensor.data(), tensor.dtype(), tensor.shape()), tensor.device(),
+                                false, tensor.share());
+}
+
+template <typename Managed>
+dlpack::exported_tensor<Managed> to_dlpack(const device_tensor& tensor, stream_view stream) {
+    auto made = to_dlpack<Managed>(tensor);
+    tensor.set_stream(stream);
+    return made;
+}
+
+template dlpack::exported_tensor<dlpack::managed_tensor> to_dlpack(const device_tensor&);
+template dlpack::exported_tensor<dlpack::managed_tensor> to_dlpack(const device_tensor&, stream_view);
+template dlpack::exported_tensor<dlpack::managed_tensor_versioned> to_dlpack(const device_tensor&);
+template dlpack::exported_tensor<dlpack::managed_tensor_versioned> to_dlpack(const device_tensor&,
+                                                                             stream_view);
+
+template <typename Managed>
 dlpack::exported_tensor<Managed> to_dlpack(const flat_parameters& flat, std::size_t index, flat_view view) {
     std::byte* const elements = view == flat_view::parameter ? flat.parameter(index) : flat.gradient(index);
     const parameter_spec& spec = flat.parameters()[index];

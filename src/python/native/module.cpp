@@ -11,6 +11,7 @@
 #include "pinflow/version.hpp"
 #include "src/python/native/errors.hpp"
 #include "src/python/native/flat_bindings.hpp"
+#include "src/python/native/load_bindings.hpp"
 #include "src/python/native/loader_bindings.hpp"
 #include "src/python/native/opened_array.hpp"
 #include "src/python/native/python_owner.hpp"
@@ -29,6 +30,7 @@ NB_MODULE(_native, module) {
     python::bind_loaders(module);
     python::bind_tables(module);
     python::bind_flat_parameters(module);
+    python::bind_loads(module);
     module.attr("version") = std::string(version);
     module.def("install_fault_guard", &install_fault_guard);
     module.def("shard_from_environment", [] {

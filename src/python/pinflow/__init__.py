@@ -6,8 +6,8 @@
     for x, y in pinflow.Loader(images, "labels.npy"):        # one shuffled epoch, on the GPU if there is one
         train(x.torch(), y.torch())
 
-`Loader` streams batches; `RowTable` gathers and scatters rows by index; `FlatParameters` updates the parameters of a
-model; `open`, `list`, `save`, `concatenate`, `stack` and `convert` are for files; `devices` lists what can consume.
+`Loader` streams batches; `RowTable` gathers and scatters rows by index; `load_file` loads the tensors of a model, and
+`FlatParameters` updates them; `open`, `list`, `save`, `concatenate`, `stack` and `convert` are for files; `devices` lists what can consume.
 `python -m pinflow` is the command line tool.
 """
 
@@ -34,6 +34,7 @@ from ._errors import (
     SystemFailure,
     Unsupported,
 )
+from ._load import DeviceTensor, LoadedTensors, load_file, load_files, safe_open, save_file
 from ._loader import Batch, Loader, Report, Tensor
 from ._table import RowTable
 from ._tool import convert
@@ -42,10 +43,11 @@ from ._train import FlatParameters
 __version__: str = _native.version
 
 __all__ = [
-    "AllSlotsLeased", "AlreadyThere", "Array", "Batch", "DataChanged", "DeviceError", "Error", "FatalDeviceError",
-    "FlatParameters", "FormatError", "FormatNotBuilt", "InvalidArgument", "Loader", "NotFound", "NotPermitted", "Report",
-    "RowSource", "RowTable", "StateMismatch", "SystemFailure", "Tensor", "Unsupported", "concatenate", "convert", "devices", "list",
-    "no_cuda_reason", "open", "save", "stack",
+    "AllSlotsLeased", "AlreadyThere", "Array", "Batch", "DataChanged", "DeviceError", "DeviceTensor", "Error",
+    "FatalDeviceError", "FlatParameters", "FormatError", "FormatNotBuilt", "InvalidArgument", "LoadedTensors", "Loader",
+    "NotFound", "NotPermitted", "Report", "RowSource", "RowTable", "StateMismatch", "SystemFailure", "Tensor", "Unsupported",
+    "concatenate", "convert", "devices", "list", "load_file", "load_files", "no_cuda_reason", "open", "safe_open", "save",
+    "save_file", "stack",
 ]
 
 

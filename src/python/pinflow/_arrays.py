@@ -47,11 +47,11 @@ class RowSource(Protocol):
         """The number of rows, and the shape of one."""
 
     def read_rows(self, ids: memoryview, out: memoryview) -> None:
-        """Writes the rows of `ids` (unsigned 64-bit numbers) to `out` (bytes), one after the other. Neither may be
-        kept: the memory is reused."""
+        """Writes the rows of `ids` (unsigned 64-bit numbers) to `out` (bytes), one after the other. Both belong to
+        this call: what is written to `out` afterwards has no effect."""
 
 
-class _Interface:
+class Interface:
     """What numpy makes an array of, without a copy. Keeps `owner`."""
 
     def __init__(self, interface: Dict[str, Any], owner: object) -> None:
@@ -119,7 +119,7 @@ class Array:
     def _numpy(self) -> AnyArray:
         import numpy
 
-        return numpy.asarray(_Interface(self._array.interface(), self))
+        return numpy.asarray(Interface(self._array.interface(), self))
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> AnyArray:
         """A read-only view for numpy. With another `dtype`, or with `copy=True`, a copy that can be written."""

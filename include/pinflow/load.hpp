@@ -1,0 +1,221 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "pinflow/array.hpp"
+#include "pinflow/buffer.hpp"
+#include "pinflow/device.hpp"
+#include "pinflow/dtype.hpp"
+#include "pinflow/pin.hpp"
+#include "pinflow/stream.hpp"
+
+namespace pinflow {
+
+namespace detail {
+struct loaded_block;
+struct opened_tensors;
+}  // namespace detail
+
+/// A tensor of a file, from metadata alone.
+struct tensor_description {
+    /// As in the file. The array of a .npy file has the name of the file without its extension.
+    std::string name;
+    pinflow::dtype dtype;
+    shape_vector shape;
+    std::size_t file = 0;          ///< index in tensor_files::files
+    std::uint64_t size_bytes = 0;  ///< of all elements, uncompressed
+};
+
+/// The indices begin ... end - 1 of one axis.
+struct tensor_slice {
+    std::size_t axis = 0;
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+};
+
+/// One tensor to load.
+struct tensor_request {
+    std::string name;
+    /// The part of the tensor to load; the rest of the file is not read, unless the tensor is compressed.
+    std::optional<tensor_slice> slice = std::nullopt;
+    /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does. Empty: the type
+    /// in the file, little-endian.
+    std::optional<pinflow::dtype> dtype = std::nullopt;
+    /// Memory of the device for all elements in C order, aligned to the size of an element; used by the
+    /// load's own stream, so other work on it must have finished. After an error it may be half written.
+    /// Null: the load allocates memory.
+    std::byte* destination = nullptr;
+};
+
+/// How the bytes of a tensor reach a GPU.
+enum class load_route {
+    automatic,  ///< `both`, or `staged` if the files are not in the page cache or have less than 32 MiB
+    copy,       ///< the pages of the files are page-locked in place, and the copy engine reads them
+    staged,     ///< CPU threads read the files into page-locked staging buffers
+    both,       ///< `copy` from the front of the files, and `staged` from the end, until they meet
+};
+
+/// "auto", "copy", "staged", "both".
+std::string_view to_string(load_route route) noexcept;
+
+struct load_options {
+    /// Tensors to load: names, or patterns with `*`, `?` and `[...]` as in the shell. Empty: all. For
+    /// load_tensors only.
+    std::vector<std::string> names;
+    /// Casts tensors of floating-point numbers to this type, as tensor_request::dtype. Other tensors keep
+    /// their type. For load_tensors only.
+    std::optional<pinflow::dtype> dtype = std::nullopt;
+    load_route route = load_route::automatic;
+    /// CPU threads that read, decode and cast. 0: half of the cores, at most 10, if pages are page-locked
+    /// meanwhile; otherwise all cores, at most 16.
+    unsigned threads = 0;
+    /// As pin_options::budget_bytes and pin_options::limit.
+    std::uint64_t pin_budget_bytes = 0;
+    pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
+    /// Where device memory comes from; null: the device's pool. `allocate` is called on the calling thread.
+    std::shared_ptr<memory_resource> resource = nullptr;
+    /// Called on the calling thread, some ten times a second, and at the end: bytes that have been sent to
+    /// the device or written to memory, and all bytes. If it throws, the load ends with that exception.
+    std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress = nullptr;
+};
+
+/// A tensor in device memory, in C order and little-endian. Copies share the memory, which outlives files,
+/// streams and whatever else took part in the load; the last copy frees it, on any thread. Work that uses the
+/// memory must have finished by then, or set_stream names its stream.
+///
+/// Tensors of less than 1 MiB share blocks of up to 4 MiB, each at a multiple of 256 bytes. A block is freed
+/// with its last tensor.
+///
+/// On the host device a tensor may be a private mapping of the file: its pages are those of the page cache
+/// until they are written to, which does not change the file. If the file is truncated, reading the lost
+/// pages raises SIGBUS; if it is written to, the tensor may change.
+class device_tensor {
+ public:
+    const std::string& name() const noexcept { return name_; }
+    const pinflow::dtype& dtype() const noexcept { return dtype_; }
+    const shape_vector& shape() const noexcept { return shape_; }
+    std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+    const pinflow::device& device() const noexcept { return device_; }
+    /// The first element, in device memory. Null if there are no elements.
+    std::byte* data() const noexcept { return data_; }
+    /// Whether the elements are a private mapping of the file.
+    bool is_mapped() const noexcept;
+    /// Makes `stream` the stream in whose order the memory is freed; tensors of one block share it. Not
+    /// thread-safe. No effect on a caller's own memory and on mappings.
+    /// @throws invalid_argument for a stream of another device.
+    void set_stream(stream_view stream) const;
+    /// Keeps the memory alive. Empty for a caller's own memory.
+    std::shared_ptr<const void> share() const;
+
+ private:
+    friend class tensor_files;
+    device_tensor(std::string name, pinflow::dtype type, shape_vector shape, pinflow::device device)
+        : name_(std::move(name)), dtype_(std::move(type)), shape_(std::move(shape)), device_(device) {}
+
+    std::string name_;
+    pinflow::dtype dtype_;
+    shape_vector shape_;
+    std::uint64_t size_bytes_ = 0;
+    pinflow::device device_;
+    std::byte* data_ = nullptr;
+    std::shared_ptr<detail::loaded_block> block_;
+};
+
+/// What a load did.
+struct load_report {
+    std::uint64_t size_bytes = 0;         ///< of all tensors, as delivered
+    std::uint64_t copied_bytes = 0;       ///< by the copy engine from pages that were page-locked in place
+    std::uint64_t staged_bytes = 0;       ///< through staging buffers, or read into memory of the host device
+    std::uint64_t mapped_bytes = 0;       ///< mapped, on the host device
+    unsigned threads = 0;                 ///< that read, decoded and cast; the calling thread is not counted
+    std::chrono::nanoseconds duration{};  ///< from the call until all tensors were complete
+    std::string reason;                   ///< one sentence on how the bytes travelled, and why
+};
+
+struct loaded_tensors {
+    std::vector<device_tensor> tensors;  ///< in the order of the requests, or of files and data
+    load_report report;
+
+    /// @throws invalid_argument if there is no such tensor.
+    const device_tensor& operator[](std::string_view name) const;
+};
+
+/// The tensors of several files: .safetensors, .npz, .npy and HDF5, opened by their headers alone. Copies
+/// share the open files. Members may be called from several threads.
+class tensor_files {
+ public:
+    /// Reads the headers, those of several files in parallel.
+    /// @throws invalid_argument for two tensors of one name, and for no files; what list_arrays throws.
+    explicit tensor_files(std::vector<std::filesystem::path> files);
+
+    const std::vector<std::filesystem::path>& files() const noexcept;
+    /// All tensors that can be loaded, file by file, in the order of their data.
+    const std::vector<tensor_description>& tensors() const noexcept;
+    /// Checks that every tensor of the files can be loaded.
+    /// @throws unsupported, with the reason, for the first one that cannot.
+    void require_all() const;
+    /// @throws invalid_argument if there is no such tensor; unsupported, with the reason, if there is one
+    /// that cannot be loaded.
+    const tensor_description& tensor(std::string_view name) const;
+    /// The names of the tensors that names or patterns (load_options::names) select, in the order of
+    /// `tensors`.
+    /// @throws invalid_argument for one that selects nothing; unsupported for one that selects a tensor that
+    /// cannot be loaded.
+    std::vector<std::string> select(std::span<const std::string> patterns) const;
+    /// The text metadata of the safetensors files. If several have the same key, that of the first.
+    const std::map<std::string, std::string>& metadata() const noexcept;
+
+    /// Loads tensors to `device`, and waits until they are complete. On a GPU, page-locks the pages of the
+    /// files meanwhile, and keeps up to 160 MiB of page-locked staging buffers for later loads of the
+    /// process. All tensors are whole, or an error is thrown and all memory is freed.
+    /// @throws invalid_argument for an unknown name, a slice outside its axis, a type that the elements
+    /// cannot be cast to, and a tensor that is requested twice.
+    /// @throws data_changed for a file that has changed since it was opened; format_error for one whose
+    /// content is damaged; system_failure; device_error if a GPU is out of memory.
+    /// @throws unsupported if the route is `copy` and pages cannot be page-locked, or elements must be
+    /// decoded, cast or gathered.
+    loaded_tensors load(std::span<const tensor_request> requests, const pinflow::device& device,
+                        const load_options& options = {}) const;
+
+ private:
+    std::shared_ptr<const detail::opened_tensors> opened_;
+};
+
+/// Loads all tensors of several files, or those that load_options::names selects.
+/// @throws as tensor_files and tensor_files::load; unsupported also if a selected tensor cannot be loaded;
+/// invalid_argument if a name or pattern selects nothing.
+loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const pinflow::device& device,
+                            const load_options& options = {});
+inline loaded_tensors load_tensors(const std::filesystem::path& file, const pinflow::device& device,
+                                   const load_options& options = {}) {
+    return load_tensors(std::span(&file, 1), device, options);
+}
+
+/// A tensor to be saved.
+struct tensor_to_save {
+    std::string name;
+    pinflow::dtype dtype;
+    shape_vector shape;
+    const std::byte* data = nullptr;  ///< all elements in C order, in memory of the stream's device
+};
+
+/// Writes a safetensors file, atomically as safetensors_writer. Takes 32 MiB of page-locked memory: one piece
+/// is copied from the device while another one is written. Copies come after the work enqueued on `stream` so
+/// far. Waits for them.
+/// @throws as safetensors_writer; device_error.
+void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_save> tensors,
+                  stream_view stream, const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace pinflow

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Loads a whole model to the first GPU: pinflow beside the loaders that people use.
+
+    python3 samples/bench/model_load.py [--dir DIR] [--gb N] [--keep]
+
+Writes 270 tensors of a transformer in bfloat16 to DIR, in three files (10.6 GB), and reads them once, so that they are in
+the page cache. Then each loader loads all of them five times; loaders that are not installed are named. Prints the first
+call of the process and the median of the others in GB/s, beside the rate of the link: the median of 9 copies of 256 MiB
+from page-locked memory. The bytes of each loader's tensors are compared with those written. Last come half of every
+tensor along axis 1, 20,000 tensors of 64 KiB in one file, and save_file.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import time
+
+import pinflow
+import torch
+
+ROUNDS = 5
+BLOCK = {"q": (4096, 4096), "k": (4096, 1024), "v": (4096, 1024), "o": (4096, 4096), "up": (11008, 4096),
+         "gate": (11008, 4096), "down": (4096, 11008), "ln1": (4096,), "ln2": (4096,)}
+
+
+def write_models(folder, layers):
+    """Three files whose tensors hold different numbers. Returns their paths, and a sum of each tensor's bytes."""
+    torch.manual_seed(28)
+    noise = torch.randn(11008 * 4096 + 4096).to(torch.bfloat16)
+    paths, sums = [], {}
+    for part in range(3):
+        tensors = {}
+        for layer in range(part * layers // 3, (part + 1) * layers // 3):
+            for name, shape in BLOCK.items():
+                size = torch.Size(shape).numel()
+                tensors[f"layers.{layer}.{name}"] = noise[layer:layer + size].view(shape)
+        for name, tensor in tensors.items():
+            sums[name] = checksum(tensor.contiguous())
+        paths.append(os.path.join(folder, f"model_load-{part}.safetensors"))
+        pinflow.save_file(tensors, paths[-1])
+    return paths, sums
+
+
+def checksum(tensor):
+    words = tensor.flatten().view(torch.int16).to(torch.int64)
+    return int((words * (torch.arange(words.numel(), device=words.device) % 8191 + 1)).sum())
+
+
+def read_once(paths):
+    for path in paths:
+        with open(path, "rb") as file:
+            while file.read(1 << 26):
+                pass
+
+
+def link_rate():
+    host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    seconds = []
+    for _ in range(10):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        device.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return (1 << 28) / statistics.median(seconds[1:]) / 1e9
+
+
+def measure(name, load, size, link, check):
+    seconds = []
+    for _ in range(ROUNDS + 1):
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        try:
+            tensors = load()
+            torch.cuda.synchronize()
+        except Exception as failure:  # of a peer
+            print(f"{name:44} failed: {failure!r:.100}", flush=True)
+            return
+        seconds.append(time.perf_counter() - start)
+        if len(seconds) == 1:
+            check(tensors)
+        del tensors
+    rate = size / statistics.median(seconds[1:]) / 1e9
+    spread = f"{size / max(seconds[1:]) / 1e9:.1f} to {size / min(seconds[1:]) / 1e9:.1f}"
+    print(f"{name:44} {rate:6.2f} GB/s  {rate / link:5.2f} LINK  ({spread}; first call {seconds[0]:.3f} s)", flush=True)
+
+
+def peers_of(paths):
+    def safetensors_torch():
+        from safetensors.torch import load_file
+        loaded = {}
+        for path in paths:
+            loaded.update(load_file(path, device="cuda"))
+        return loaded
+
+    def instant(**how):
+        from instanttensor import safe_open
+        with safe_open(paths, framework="pt", device=0, **how) as opened:
+            return dict(opened.tensors())
+
+    def instant_buffered():
+        from instanttensor import BackendPolicy
+        return instant(backend=BackendPolicy.BUFFERED)
+
+    def instant_mmap():
+        from instanttensor import Backend
+        return instant(backend=Backend.MMAP)
+
+    def fast():
+        from fastsafetensors import fastsafe_open
+        with fastsafe_open(filenames=paths, nogds=True, device="cuda:0") as opened:
+            return {key: opened.get_tensor(key).clone() for key in opened.keys()}
+
+    def run_ai():
+        from runai_model_streamer import SafetensorsStreamer
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_files(paths)
+            return {name: tensor.to("cuda") for name, tensor in streamer.get_tensors()}
+
+    return {"safetensors.torch load_file": safetensors_torch, "Run:ai model streamer": run_ai,
+            "fastsafetensors, no GDS": fast, "InstantTensor, its own choice": instant,
+            "InstantTensor, buffered": instant_buffered, "InstantTensor, mmap": instant_mmap}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dir", default="/dev/shm", help="where the files are written")
+    parser.add_argument("--gb", type=float, default=10.6, help="the size of the model")
+    parser.add_argument("--keep", action="store_true", help="leave the files there")
+    arguments = parser.parse_args()
+    layers = max(3, round(arguments.gb / 10.6 * 30 / 3) * 3)
+    torch.zeros(1).cuda()
+    paths, sums = write_models(arguments.dir, layers)
+    read_once(paths)
+    size = sum(os.path.getsize(path) for path in paths)
+    link = link_rate()
+    print(f"{torch.cuda.get_device_name()}, {len(os.sched_getaffinity(0))} cores, {arguments.dir}: {size / 1e9:.2f} GB, "
+          f"{len(sums)} tensors; LINK {link:.1f} GB/s", flush=True)
+
+    def check(tensors):
+        assert len(tensors) == len(sums), f"{len(tensors)} of {len(sums)} tensors"
+        for name, expected in sums.items():
+            assert checksum(tensors[name].contiguous()) == expected, f"{name} differs"
+
+    for route in ("auto", "staged"):
+        measure(f"pinflow, {route}", lambda route=route: pinflow.load_files(paths, device="cuda", route=route), size, link,
+                check)
+    print(pinflow.load_files(paths, device="cuda").report["reason"], flush=True)
+    for name, load in peers_of(paths).items():
+        measure(name, load, size, link, check)
+
+    def halves():
+        loaded = {}
+        with pinflow.safe_open(paths, framework="pt", device="cuda") as model:
+            requests = [(name, 1, 0, shape[1] // 2, "") for name, shape in model._files.shapes.items() if len(shape) > 1]
+            loaded.update(model._files.load(requests, "cuda", "pt"))
+        return loaded
+
+    measure("pinflow, half of each along axis 1", halves, size / 2, link, lambda tensors: None)
+    for path in paths:
+        if not arguments.keep:
+            os.unlink(path)
+
+    many = os.path.join(arguments.dir, "model_load-many.safetensors")
+    noise = torch.randint(0, 255, (20_000, 1 << 16), dtype=torch.uint8)
+    pinflow.save_file({f"t{i}": row for i, row in enumerate(noise)}, many)
+    read_once([many])
+
+    def check_many(tensors):
+        assert all(torch.equal(tensors[f"t{i}"].cpu(), noise[i]) for i in range(0, 20_000, 97))
+
+    measure("pinflow, 20,000 tensors of 64 KiB", lambda: pinflow.load_file(many, device="cuda"), noise.numel(), link,
+            check_many)
+    loaded = pinflow.load_file(many, device="cuda")
+    start = time.perf_counter()
+    pinflow.save_file(loaded, many)
+    seconds = time.perf_counter() - start
+    print(f"{'pinflow, save_file of them':44} {noise.numel() / seconds / 1e9:6.2f} GB/s", flush=True)
+    os.unlink(many)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+#include "src/load/load_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/core/cast.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
+#include "src/rows/link_profile.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+constexpr std::size_t max_path = 1000;  ///< characters in a message
+
+/// What a message calls a tensor.
+std::string label_of(const opened_tensors& opened, std::size_t index) {
+    const tensor_description& tensor = opened.descriptions[index];
+    return fmt::format("{} of {}", quote(tensor.name, max_label_name),
+                       quote(opened.paths[tensor.file].string(), max_path));
+}
+
+/// Sets the shape and the runs of a slice.
+/// @throws invalid_argument.
+void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& slice) {
+    const tensor_description& tensor = opened.descriptions[job.tensor];
+    if (slice.axis >= tensor.shape.size())
+        throw invalid_argument(fmt::format("cannot slice {} along axis {}: its shape is {}",
+                                           label_of(opened, job.tensor), slice.axis,
+                                           to_string(tensor.shape)));
+    const std::uint64_t length = tensor.shape[slice.axis];
+    if (slice.begin > slice.end || slice.end > length)
+        throw invalid_argument(fmt::format("cannot slice {} from {} to {} along axis {}: its shape is {}",
+                                           label_of(opened, job.tensor), slice.begin, slice.end, slice.axis,
+                                           to_string(tensor.shape)));
+    job.shape[slice.axis] = slice.end - slice.begin;
+    // strides of an array without elements count lengths of 0 as 1
+    const auto strides = c_strides_bytes(tensor.shape, job.stored_type.size_bytes());
+    const auto index_bytes = static_cast<std::uint64_t>(strides[slice.axis]);
+    job.run_count = 1;
+    for (std::size_t axis = 0; axis < slice.axis; ++axis)
+        job.run_count *= tensor.shape[axis];
+    job.run_bytes = index_bytes * (slice.end - slice.begin);
+    job.stride_bytes = index_bytes * length;
+    job.first_bytes = index_bytes * slice.begin;
+    if (job.run_bytes == job.stride_bytes) {
+        job.run_bytes *= job.run_count;
+        job.run_count = 1;
+    }
+}
+
+load_job job_of(const opened_tensors& opened, const tensor_request& request) {
+    const auto found = opened.by_name.find(request.name);
+    if (found == opened.by_name.end()) {
+        if (const auto refused = opened.refused.find(request.name); refused != opened.refused.end())
+            throw unsupported(refused->second);
+        throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
+                                           quote(request.name, max_label_name), opened.descriptions.size(),
+                                           opened.files.size() == 1
+                                               ? quote(opened.paths.front().string(), max_path)
+                                               : fmt::format("{} files", opened.files.size())));
+    }
+    const tensor_description& tensor = opened.descriptions[found->second];
+    const pinflow::dtype stored = tensor.dtype.little_endian();
+    load_job job{.tensor = found->second,
+                 .stored_type = stored,
+                 .type = request.dtype.value_or(stored),
+                 .shape = tensor.shape,
+                 .run_bytes = tensor.size_bytes,
+                 .destination = request.destination};
+    if (!can_cast(job.stored_type, job.type))
+        throw invalid_argument(fmt::format("cannot cast {} from {} to {}", label_of(opened, job.tensor),
+                                           job.stored_type.descr(), job.type.descr()));
+    if (request.slice) set_slice(job, opened, *request.slice);
+    if (!multiply(element_count(job.shape), job.type.size_bytes(), job.size_bytes))
+        throw invalid_argument(fmt::format("{} of shape {} is too large for elements of {}",
+                                           label_of(opened, job.tensor), to_string(job.shape),
+                                           job.type.descr()));
+    return job;
+}
+
+/// Makes the blocks, units and pieces of a plan, job by job.
+class planner {
+ public:
+    planner(load_plan& plan, const opened_tensors& opened, const pinflow::device& device)
+        : plan_(plan), opened_(opened), device_(device) {}
+
+    void add(std::size_t index) {
+        load_job& job = plan_.jobs[index];
+        if (job.size_bytes == 0) return;
+        plan_.total_bytes += job.size_bytes;
+        const bool is_raw = opened_.stored[job.tensor].offset_bytes.has_value();
+        const bool is_contiguous = is_raw && job.run_count == 1 && !job.is_cast();
+        const bool is_mapped = place(job, is_contiguous);
+        if (is_mapped) {
+            plan_.mapped_bytes += job.size_bytes;
+        } else if (!is_raw) {
+            plan_.others.push_back({plan_.pieces.size(), 1, true});
+            plan_.pieces.push_back({index, 0, job.size_bytes, 0});
+        } else if (job.size_bytes >= min_own_block_bytes) {
+            for (std::uint64_t begin = 0; begin < job.size_bytes; begin += load_unit_bytes) {
+                auto& units = is_contiguous ? plan_.copyable : plan_.others;
+                units.push_back({plan_.pieces.size(), 1, false});
+                plan_.pieces.push_back({index, begin, std::min(load_unit_bytes, job.size_bytes - begin), 0});
+            }
+        } else {
+            small_.push_back(index);
+        }
+    }
+
+    /// Makes units of the small tensors, in the order of `add`.
+    void finish() {
+        for (std::size_t next = 0; next < small_.size();) {
+            const load_unit unit = small_unit(next);
+            (is_copyable(unit) ? plan_.copyable : plan_.others).push_back(unit);
+        }
+    }
+
+ private:
+    /// Sets where a job is delivered. @return whether it is a mapping.
+    bool place(load_job& job, bool is_contiguous) {
+        if (job.destination != nullptr) {
+            job.block = plan_.blocks.size();
+            plan_.blocks.push_back({job.size_bytes, job.destination});
+            return false;
+        }
+        if (device_.kind() == device_kind::host && is_contiguous) {
+            const file_position place = position_of(opened_, job);
+            if (is_multiple(place.offset_bytes, std::max<std::uint64_t>(job.type.swap_size_bytes(), 1))) {
+                job.block = plan_.blocks.size();
+                plan_.blocks.push_back({job.size_bytes, nullptr, place});
+                return true;
+            }
+        }
+        if (job.size_bytes >= min_own_block_bytes) {
+            job.block = plan_.blocks.size();
+            plan_.blocks.push_back({job.size_bytes});
+            return false;
+        }
+        constexpr std::uint64_t alignment = 256;
+        const std::uint64_t offset =
+            shared_block_ ? rounded_up(plan_.blocks[*shared_block_].size_bytes, alignment) : 0;
+        if (!shared_block_ || offset + job.size_bytes > load_unit_bytes) {
+            shared_block_ = plan_.blocks.size();
+            plan_.blocks.push_back({job.size_bytes});
+        } else {
+            plan_.blocks[*shared_block_].size_bytes = offset + job.size_bytes;
+            job.block_offset_bytes = offset;
+        }
+        job.block = *shared_block_;
+        return false;
+    }
+
+    /// One unit of as many small tensors as fit; moves `next` past them. Within a block, the staging buffer
+    /// has the layout of the block.
+    load_unit small_unit(std::size_t& next) {
+        load_unit unit{plan_.pieces.size()};
+        std::uint64_t end = 0;
+        const load_job* last = nullptr;
+        for (; next < small_.size(); ++next) {
+            const load_job& job = plan_.jobs[small_[next]];
+            std::uint64_t offset = rounded_up(end, 256);
+            if (last != nullptr && last->block == job.block)
+                offset = end + (job.block_offset_bytes - (last->block_offset_bytes + last->size_bytes));
+            const bool kinds_differ = last != nullptr && is_contiguous(*last) != is_contiguous(job);
+            if (last != nullptr && (kinds_differ || offset + job.size_bytes > load_unit_bytes)) break;
+            plan_.pieces.push_back({small_[next], 0, job.size_bytes, offset});
+            ++unit.piece_count;
+            end = offset + job.size_bytes;
+            last = &job;
+        }
+        return unit;
+    }
+
+    bool is_contiguous(const load_job& job) const { return job.run_count == 1 && !job.is_cast(); }
+
+    /// Whether every copy of a unit is long enough for the copy engine.
+    bool is_copyable(const load_unit& unit) const {
+        std::uint64_t length = 0;
+        const load_job* last = nullptr;
+        for (const load_piece& piece : plan_.pieces_of(unit)) {
+            const load_job& job = plan_.jobs[piece.job];
+            if (!is_contiguous(job)) return false;
+            if (last != nullptr && !follows(*last, job)) {
+                if (length < link_profile().min_engine_bytes) return false;
+                length = 0;
+            }
+            length += job.size_bytes;
+            last = &job;
+        }
+        return length >= link_profile().min_engine_bytes;
+    }
+    /// Whether a job's bytes follow those of another one, both in the file and in the block.
+    bool follows(const load_job& first, const load_job& second) const {
+        const file_position a = position_of(opened_, first);
+        const file_position b = position_of(opened_, second);
+        return a.file == b.file && a.offset_bytes + first.size_bytes == b.offset_bytes &&
+               first.block == second.block &&
+               first.block_offset_bytes + first.size_bytes == second.block_offset_bytes;
+    }
+
+    load_plan& plan_;
+    const opened_tensors& opened_;
+    pinflow::device device_;
+    std::optional<std::size_t> shared_block_;
+    std::vector<std::size_t> small_;
+};
+
+/// Jobs that load the same bytes of a file into memory of ours share it.
+void share_memory(load_plan& plan, const opened_tensors& opened) {
+    std::map<std::tuple<std::size_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::string>,
+             std::size_t>
+        first_of;
+    for (std::size_t i = 0; i < plan.jobs.size(); ++i) {
+        load_job& job = plan.jobs[i];
+        job.same_as = i;
+        const stored_tensor& stored = opened.stored[job.tensor];
+        if (!opened.files[stored.file].has_aliases || !stored.offset_bytes || job.destination != nullptr ||
+            job.size_bytes == 0)
+            continue;
+        const auto key =
+            std::tuple(stored.file, *stored.offset_bytes + job.first_bytes, job.run_count, job.run_bytes,
+                       job.stride_bytes, job.stored_type.descr() + "/" + job.type.descr());
+        job.same_as = first_of.emplace(key, i).first->second;
+    }
+}
+
+}  // namespace
+
+file_position position_of(const opened_tensors& opened, const load_job& job) {
+    const stored_tensor& stored = opened.stored[job.tensor];
+    return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};
+}
+
+load_plan plan_load(const opened_tensors& opened, std::span<const tensor_request> requests,
+                    const pinflow::device& device) {
+    load_plan plan;
+    plan.jobs.reserve(requests.size());
+    std::vector<bool> is_requested(opened.descriptions.size(), false);
+    for (const tensor_request& request : requests) {
+        plan.jobs.push_back(job_of(opened, request));
+        const std::size_t tensor = plan.jobs.back().tensor;
+        if (is_requested[tensor])
+            throw invalid_argument(fmt::format("cannot load {} twice at once", label_of(opened, tensor)));
+        is_requested[tensor] = true;
+    }
+    share_memory(plan, opened);
+
+    // in the order of files and offsets, so that neighbours in a file become neighbours in memory
+    std::vector<std::size_t> order(plan.jobs.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    const auto place_of = [&](std::size_t i) {
+        const file_position place = position_of(opened, plan.jobs[i]);
+        return std::tuple(place.file, place.offset_bytes, i);
+    };
+    std::ranges::sort(order, {}, place_of);
+    planner planner(plan, opened, device);
+    for (const std::size_t i : order) {
+        if (plan.jobs[i].same_as == i) planner.add(i);
+    }
+    planner.finish();
+    for (load_job& job : plan.jobs) {
+        const load_job& first = plan.jobs[job.same_as];
+        job.block = first.block;
+        job.block_offset_bytes = first.block_offset_bytes;
+    }
+    std::ranges::sort(plan.copyable, {}, [&](const load_unit& unit) {
+        const load_piece& piece = plan.pieces[unit.first_piece];
+        const file_position place = position_of(opened, plan.jobs[piece.job]);
+        return std::tuple(place.file, place.offset_bytes + piece.begin_bytes);
+    });
+    // what is decoded takes longest
+    std::ranges::stable_partition(plan.others, &load_unit::is_decoded);
+    return plan;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "pinflow/formats/open.hpp"
+#include "pinflow/load.hpp"
+
+/// From opened files and requests to the pieces of work that a load consists of.
+namespace pinflow {
+
+namespace detail {
+
+/// A tensor of an opened file.
+struct stored_tensor {
+    std::size_t file = 0;
+    std::string name;  ///< in the file; empty for the array of a .npy file
+    /// Where all elements lie in the file, in C order and little-endian. Empty if they must be decoded or
+    /// reordered.
+    std::optional<std::uint64_t> offset_bytes;
+};
+
+struct opened_file {
+    std::shared_ptr<const input_file> file;
+    bool has_aliases = false;  ///< whether two names may stand for the same bytes
+};
+
+/// What tensor_files holds.
+struct opened_tensors {
+    std::vector<std::filesystem::path> paths;
+    std::vector<opened_file> files;  ///< for each path
+    std::vector<tensor_description> descriptions;
+    std::vector<stored_tensor> stored;  ///< for each description
+    std::unordered_map<std::string, std::size_t> by_name;
+    std::unordered_map<std::string, std::string> refused;  ///< why tensors cannot be loaded, by name
+    std::map<std::string, std::string> metadata;
+};
+
+struct file_position {
+    std::size_t file = 0;
+    std::uint64_t offset_bytes = 0;
+};
+
+/// The memory that one or several tensors share.
+struct loaded_block {
+    device_buffer memory;
+    std::shared_ptr<const void> mapping;  ///< instead of memory, on the host device
+};
+
+/// One tensor of a load. Bytes are counted in C order.
+struct load_job {
+    std::size_t tensor = 0;        ///< index in opened_tensors
+    pinflow::dtype stored_type;    ///< little-endian
+    pinflow::dtype type;           ///< as delivered
+    shape_vector shape;            ///< of the slice
+    std::uint64_t size_bytes = 0;  ///< as delivered
+    // the slice in the stored elements: run_count runs of run_bytes, stride_bytes apart, from first_bytes on
+    std::uint64_t run_count = 1;
+    std::uint64_t run_bytes = 0;
+    std::uint64_t stride_bytes = 0;
+    std::uint64_t first_bytes = 0;
+    std::byte* destination = nullptr;  ///< the caller's
+    // where it is delivered
+    std::size_t block = 0;
+    std::uint64_t block_offset_bytes = 0;
+    std::size_t same_as = 0;  ///< the job whose memory it shares, or itself
+
+    bool is_cast() const { return !(stored_type == type); }
+};
+
+/// A part of a tensor within a unit.
+struct load_piece {
+    std::size_t job = 0;
+    std::uint64_t begin_bytes = 0;  ///< as delivered
+    std::uint64_t size_bytes = 0;
+    std::uint64_t unit_offset_bytes = 0;  ///< in the staging buffer
+};
+
+/// Work of one thread: pieces that fit into a staging buffer together, or one tensor that is decoded.
+struct load_unit {
+    std::size_t first_piece = 0;
+    std::size_t piece_count = 0;
+    bool is_decoded = false;
+};
+
+struct load_block {
+    std::uint64_t size_bytes = 0;
+    std::byte* destination = nullptr;  ///< the caller's memory; null if the load allocates it
+    /// On the host device, if the one tensor of the block is a mapping of the file.
+    std::optional<file_position> mapped = std::nullopt;
+};
+
+struct load_plan {
+    std::vector<load_job> jobs;  ///< in the order of the requests
+    std::vector<load_block> blocks;
+    std::vector<load_piece> pieces;
+    /// Units whose bytes the copy engine can read in the file's pages, in the order of files and offsets.
+    std::vector<load_unit> copyable;
+    std::vector<load_unit> others;
+    std::uint64_t total_bytes = 0;
+    std::uint64_t mapped_bytes = 0;
+
+    std::span<const load_piece> pieces_of(const load_unit& unit) const {
+        return std::span(pieces).subspan(unit.first_piece, unit.piece_count);
+    }
+};
+
+/// The size of a staging buffer, and of the largest piece.
+inline constexpr std::uint64_t load_unit_bytes = std::uint64_t{4} << 20;
+/// Smaller tensors share blocks.
+inline constexpr std::uint64_t min_own_block_bytes = std::uint64_t{1} << 20;
+
+/// @throws invalid_argument; see tensor_files::load.
+load_plan plan_load(const opened_tensors& opened, std::span<const tensor_request> requests,
+                    const pinflow::device& device);
+
+/// The file of a job, and the offset of its first element; 0 if it is decoded.
+file_position position_of(const opened_tensors& opened, const load_job& job);
+
+}  // namespace detail
+
+}  // namespace pinflow

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pinflow/mapped_file.hpp"
+#include "pinflow/pin.hpp"
+#include "pinflow/stream.hpp"
+#include "src/load/load_plan.hpp"
+#include "src/load/load_staging.hpp"
+#include "src/load/tensor_reader.hpp"
+
+namespace pinflow::detail {
+
+/// Hands out the units of a plan. Thread-safe.
+class unit_queue {
+ public:
+    explicit unit_queue(const load_plan& plan) : plan_(plan), end_(plan.copyable.size()) {}
+
+    /// Says who takes the copyable units. Comes before all calls below.
+    /// @param copies whether the copy engine takes them from the front
+    /// @param stages whether threads take them: from the end, or, without the copy engine, from the front
+    void start(bool copies, bool stages);
+
+    /// The next unit for the copy engine, without taking it; null if there is none.
+    const load_unit* front() const;
+    /// Takes the unit that `front` has returned. @return false if a thread has taken it meanwhile.
+    bool take_front();
+    /// The next unit for a thread; null if there is none.
+    const load_unit* take_for_thread();
+    /// Leaves the units that the copy engine has not taken to the threads.
+    void stop_copies();
+
+ private:
+    const load_plan& plan_;
+    mutable std::mutex mutex_;
+    bool copies_ = false;
+    bool stages_ = false;
+    std::size_t front_ = 0;
+    std::size_t end_;
+    std::size_t next_other_ = 0;
+};
+
+/// Carries out a plan. The calling thread allocates memory and enqueues the copies from page-locked pages;
+/// other threads read, decode and cast.
+class load_run {
+ public:
+    load_run(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
+             const load_options& options);
+    load_run(const load_run&) = delete;
+    load_run& operator=(const load_run&) = delete;
+    /// Ends the threads, and waits for the copies.
+    ~load_run();
+
+    /// Allocates all blocks, in the order in which threads need them.
+    void allocate();
+    /// Waits until all is done.
+    /// @throws the first error of any thread.
+    void finish();
+
+    std::byte* address_of(std::size_t block) const { return addresses_[block]; }
+    const std::shared_ptr<loaded_block>& block(std::size_t index) const { return blocks_[index]; }
+    load_report report() const;
+
+ private:
+    void choose_route();
+    bool is_in_page_cache() const;
+    void start_pinning();
+    void start_threads();
+    void run_thread() noexcept;
+    void work_on_units();
+    void stage(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
+    void decode(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
+    void fill(const load_unit& unit, tensor_reader& reader);
+    void copy_from_pages();
+    void stage_here(const load_unit& unit);
+    std::vector<copy_range> ranges_of(const load_unit& unit) const;
+    std::byte* target_of(const load_piece& piece);
+    std::byte* wait_for_block(std::size_t block);
+    void allocate_block(std::size_t index);
+    std::shared_ptr<const memory_region> map_privately(std::size_t file);
+    void add_done(std::atomic<std::uint64_t>& counter, std::uint64_t size_bytes);
+    void say_progress(bool at_end);
+    void fail(std::exception_ptr failure) noexcept;
+    void rethrow_failure();
+    void wait_for_threads();
+    bool is_on_host() const { return device_.kind() == device_kind::host; }
+
+    const opened_tensors& opened_;
+    const load_plan& plan_;
+    pinflow::device device_;
+    const load_options& options_;
+    load_route route_ = load_route::staged;
+    std::string route_reason_;
+    unsigned thread_count_ = 0;
+    unsigned started_threads_ = 0;
+
+    stream copies_;
+    std::vector<std::shared_ptr<loaded_block>> blocks_;
+    std::vector<std::byte*> addresses_;                                ///< null until allocated
+    std::vector<std::shared_ptr<const mapped_file>> mappings_;         ///< for each file, on CUDA
+    std::vector<std::shared_ptr<const memory_region>> private_pages_;  ///< for each file, on the host
+    std::unique_ptr<pinned_pages> pages_;
+    std::string pages_reason_;
+    std::atomic<std::uint64_t> copied_bytes_ = 0;
+    std::atomic<std::uint64_t> staged_bytes_ = 0;
+
+    unit_queue queue_;
+    std::mutex mutex_;
+    std::condition_variable changed_;  ///< blocks were allocated, a thread has ended, or `stopped_`
+    std::exception_ptr failure_;
+    std::exception_ptr buffer_failure_;  ///< of a thread that had no staging buffers
+    std::atomic<bool> stopped_ = false;
+    unsigned running_ = 0;
+    std::chrono::steady_clock::time_point said_;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace pinflow::detail

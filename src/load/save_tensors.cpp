@@ -1,0 +1,104 @@
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "pinflow/buffer.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/formats/safetensors.hpp"
+#include "pinflow/load.hpp"
+#include "src/core/checked.hpp"
+
+namespace pinflow {
+
+namespace {
+
+constexpr std::uint64_t piece_bytes = std::uint64_t{16} << 20;
+
+/// A page-locked buffer that pieces of tensors are copied to.
+struct save_piece {
+    explicit save_piece(const device& device) : buffer(piece_bytes, device), copied(device) {}
+    save_piece(const save_piece&) = delete;
+    save_piece& operator=(const save_piece&) = delete;
+    /// Waits for the last copy: the buffer must outlive it.
+    ~save_piece() {
+        try {
+            copied.synchronize();
+        } catch (const error&) {
+            // the device has failed
+        }
+    }
+
+    pinned_buffer buffer;
+    event copied;
+    std::uint64_t size_bytes = 0;
+};
+
+/// The bytes of all tensors, one after the other.
+class tensor_bytes {
+ public:
+    explicit tensor_bytes(std::span<const tensor_to_save> tensors) : tensors_(tensors) { skip_finished(); }
+
+    bool has_more() const { return next_ < tensors_.size(); }
+    /// Enqueues the copies of the next bytes, as many as fit into a piece.
+    void copy_next(save_piece& piece, stream_view stream) {
+        std::vector<host_copy_range> ranges;
+        piece.size_bytes = 0;
+        while (has_more() && piece.size_bytes < piece_bytes) {
+            const std::uint64_t count =
+                std::min(piece_bytes - piece.size_bytes, size_of(tensors_[next_]) - done_bytes_);
+            ranges.push_back(
+                {piece.buffer.data() + piece.size_bytes, tensors_[next_].data + done_bytes_, count});
+            piece.size_bytes += count;
+            done_bytes_ += count;
+            skip_finished();
+        }
+        if (ranges.size() == 1) {
+            copy_to_host_async({ranges[0].destination, ranges[0].size_bytes}, ranges[0].source, stream);
+        } else {
+            copy_batch_to_host_async(ranges, stream);
+        }
+        piece.copied.record(stream);
+    }
+
+ private:
+    static std::uint64_t size_of(const tensor_to_save& tensor) {
+        return element_count(tensor.shape) * tensor.dtype.size_bytes();
+    }
+    void skip_finished() {
+        while (has_more() && done_bytes_ == size_of(tensors_[next_])) {
+            ++next_;
+            done_bytes_ = 0;
+        }
+    }
+
+    std::span<const tensor_to_save> tensors_;
+    std::size_t next_ = 0;
+    std::uint64_t done_bytes_ = 0;  ///< of the next tensor
+};
+
+}  // namespace
+
+void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_save> tensors,
+                  stream_view stream, const std::map<std::string, std::string>& metadata) {
+    std::vector<safetensors_writer::tensor> headers;
+    headers.reserve(tensors.size());
+    for (const tensor_to_save& each : tensors)
+        headers.push_back({each.name, each.dtype, each.shape});
+    safetensors_writer writer(path, headers, metadata);  // checks names, types and sizes
+
+    tensor_bytes bytes(tensors);
+    if (bytes.has_more()) {
+        std::array<save_piece, 2> pieces{save_piece(stream.device()), save_piece(stream.device())};
+        bytes.copy_next(pieces[0], stream);
+        for (std::size_t now = 0; pieces[now].size_bytes > 0; now = 1 - now) {
+            save_piece& next = pieces[1 - now];
+            next.size_bytes = 0;
+            if (bytes.has_more()) bytes.copy_next(next, stream);
+            pieces[now].copied.synchronize();
+            writer.write(pieces[now].buffer.bytes().first(pieces[now].size_bytes));
+        }
+    }
+    writer.finish();
+}
+
+}  // namespace pinflow

@@ -1,0 +1,280 @@
+#include <fmt/format.h>
+#include <fnmatch.h>
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "formats/safetensors_header.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "pinflow/formats/open.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
+#include "src/core/worker_threads.hpp"
+#include "src/load/load_plan.hpp"
+#include "src/load/load_run.hpp"
+
+namespace pinflow {
+
+namespace {
+
+using detail::opened_tensors;
+using detail::quote;
+
+constexpr std::size_t max_path = 1000;  ///< characters in a message
+
+/// What a file has, before its tensors are known by name.
+struct listed_file {
+    std::shared_ptr<const input_file> file;
+    file_format format = file_format::npy;
+    std::vector<array_listing> arrays;
+    std::map<std::string, std::string> metadata;
+};
+
+listed_file list_file(const std::filesystem::path& path) {
+    listed_file listed;
+    listed.file = std::make_shared<const input_file>(path);
+    listed.format = format_of(path);
+    if (listed.format == file_format::safetensors) {
+        safetensors_header header =
+            detail::read_safetensors_header(*listed.file, detail::safetensors_metadata::kept);
+        listed.metadata = std::move(header.metadata);
+        listed.arrays.reserve(header.tensors.size());
+        for (safetensors_entry& tensor : header.tensors) {
+            array_listing& array = listed.arrays.emplace_back();
+            if (!tensor.dtype) array.reason = detail::unsupported_reason(tensor);
+            array.name = std::move(tensor.name);
+            array.dtype = std::move(tensor.dtype);
+            array.shape = std::move(tensor.shape);
+            array.offset_bytes = tensor.offset_bytes;
+            array.size_bytes = tensor.size_bytes;
+        }
+    } else {
+        listed.arrays = list_arrays(path);
+    }
+    return listed;
+}
+
+/// Opens the files: those of HDF5 one after the other, since libhdf5 takes one call at a time.
+std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& paths) {
+    std::vector<listed_file> listed(paths.size());
+    if (paths.size() == 1) {
+        listed[0] = list_file(paths[0]);
+        return listed;
+    }
+    detail::start_worker_threads();
+    std::vector<std::exception_ptr> failures(paths.size());
+    tbb::parallel_for(std::size_t{0}, paths.size(), [&](std::size_t i) {
+        try {
+            listed[i] = list_file(paths[i]);
+        } catch (...) {
+            failures[i] = std::current_exception();
+        }
+    });
+    for (const std::exception_ptr& failure : failures) {
+        if (failure) std::rethrow_exception(failure);
+    }
+    return listed;
+}
+
+/// Where the elements lie in the file as they are delivered; empty if they must be decoded.
+std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_file& file) {
+    const auto long_axes = std::ranges::count_if(array.shape, [](std::uint64_t n) { return n > 1; });
+    std::uint64_t end = 0;
+    if (!array.offset_bytes || !array.dtype->is_little_endian() || (array.fortran_order && long_axes > 1) ||
+        !detail::add(*array.offset_bytes, array.size_bytes, end) || end > file.size_bytes())
+        return std::nullopt;
+    return array.offset_bytes;
+}
+
+std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path> paths) {
+    if (paths.empty()) throw invalid_argument("cannot load tensors of no files");
+    auto opened = std::make_shared<opened_tensors>();
+    std::vector<listed_file> listed = list_files(paths);
+    std::size_t count = 0;
+    for (const listed_file& file : listed)
+        count += file.arrays.size();
+    opened->descriptions.reserve(count);
+    opened->stored.reserve(count);
+    opened->by_name.reserve(count);
+    for (std::size_t i = 0; i < paths.size(); ++i) {
+        opened->files.push_back({listed[i].file, listed[i].format == file_format::hdf5});
+        opened->metadata.merge(listed[i].metadata);
+        for (array_listing& array : listed[i].arrays) {
+            std::string name = array.name;
+            if (listed[i].format == file_format::npy) name = paths[i].stem().string();
+            const auto other = opened->by_name.find(name);
+            if (other != opened->by_name.end())
+                throw invalid_argument(fmt::format(
+                    "two tensors are called {}: one of {}, one of {}", quote(name, detail::max_label_name),
+                    quote(paths[opened->descriptions[other->second].file].string(), max_path),
+                    quote(paths[i].string(), max_path)));
+            if (!array.dtype) {
+                opened->refused.emplace(
+                    name, fmt::format("cannot load {} of {}: {}", quote(name, detail::max_label_name),
+                                      quote(paths[i].string(), max_path), array.reason));
+                continue;
+            }
+            opened->by_name.emplace(name, opened->descriptions.size());
+            opened->stored.push_back({i, std::move(array.name), raw_offset(array, *listed[i].file)});
+            opened->descriptions.push_back(
+                {std::move(name), array.dtype->little_endian(), std::move(array.shape), i, array.size_bytes});
+        }
+    }
+    opened->paths = std::move(paths);
+    return opened;
+}
+
+/// The tensors that a name or pattern selects. @throws invalid_argument if there are none.
+void select_matching(const opened_tensors& opened, const std::string& pattern,
+                     std::vector<bool>& is_selected) {
+    if (const auto found = opened.by_name.find(pattern); found != opened.by_name.end()) {
+        is_selected[found->second] = true;
+        return;
+    }
+    if (const auto refused = opened.refused.find(pattern); refused != opened.refused.end())
+        throw unsupported(refused->second);
+    bool matches = false;
+    for (std::size_t i = 0; i < opened.descriptions.size(); ++i) {
+        if (::fnmatch(pattern.c_str(), opened.descriptions[i].name.c_str(), 0) != 0) continue;
+        is_selected[i] = true;
+        matches = true;
+    }
+    for (const auto& [name, reason] : opened.refused) {
+        if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) throw unsupported(reason);
+    }
+    if (!matches)
+        throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors has that name",
+                                           quote(pattern, detail::max_label_name),
+                                           opened.descriptions.size()));
+}
+
+bool is_floating(const dtype& type) {
+    return type.kind() == dtype_kind::floating || type.kind() == dtype_kind::bfloat16;
+}
+
+}  // namespace
+
+std::string_view to_string(load_route route) noexcept {
+    switch (route) {
+        case load_route::automatic:
+            return "auto";
+        case load_route::copy:
+            return "copy";
+        case load_route::staged:
+            return "staged";
+        case load_route::both:
+            return "both";
+    }
+    return "unknown";
+}
+
+bool device_tensor::is_mapped() const noexcept {
+    return block_ && block_->mapping;
+}
+
+void device_tensor::set_stream(stream_view stream) const {
+    if (!(stream.device() == device_))
+        throw invalid_argument(fmt::format("the tensor {} is on {}, and the stream is one of {}",
+                                           quote(name_, detail::max_label_name), device_.name(),
+                                           stream.device().name()));
+    if (block_ && !block_->mapping) block_->memory.set_stream(stream);
+}
+
+std::shared_ptr<const void> device_tensor::share() const {
+    return block_;
+}
+
+const device_tensor& loaded_tensors::operator[](std::string_view name) const {
+    const auto found = std::ranges::find(tensors, name, &device_tensor::name);
+    if (found == tensors.end())
+        throw invalid_argument(
+            fmt::format("no tensor {} has been loaded", quote(name, detail::max_label_name)));
+    return *found;
+}
+
+tensor_files::tensor_files(std::vector<std::filesystem::path> files) : opened_(open_all(std::move(files))) {}
+
+const std::vector<std::filesystem::path>& tensor_files::files() const noexcept {
+    return opened_->paths;
+}
+const std::vector<tensor_description>& tensor_files::tensors() const noexcept {
+    return opened_->descriptions;
+}
+void tensor_files::require_all() const {
+    if (!opened_->refused.empty()) throw unsupported(opened_->refused.begin()->second);
+}
+const std::map<std::string, std::string>& tensor_files::metadata() const noexcept {
+    return opened_->metadata;
+}
+
+const tensor_description& tensor_files::tensor(std::string_view name) const {
+    const std::string text(name);
+    if (const auto found = opened_->by_name.find(text); found != opened_->by_name.end())
+        return opened_->descriptions[found->second];
+    if (const auto refused = opened_->refused.find(text); refused != opened_->refused.end())
+        throw unsupported(refused->second);
+    throw invalid_argument(fmt::format("none of the {} tensors is called {}", opened_->descriptions.size(),
+                                       quote(name, detail::max_label_name)));
+}
+
+loaded_tensors tensor_files::load(std::span<const tensor_request> requests, const device& device,
+                                  const load_options& options) const {
+    const auto start = std::chrono::steady_clock::now();
+    loaded_tensors loaded;
+    const detail::load_plan plan = detail::plan_load(*opened_, requests, device);
+    detail::load_run run(*opened_, plan, device, options);
+    run.allocate();
+    loaded.tensors.reserve(plan.jobs.size());
+    for (const detail::load_job& job : plan.jobs) {
+        device_tensor tensor(opened_->descriptions[job.tensor].name, job.type, job.shape, device);
+        tensor.size_bytes_ = job.size_bytes;
+        if (job.size_bytes != 0) {
+            tensor.data_ = run.address_of(job.block) + job.block_offset_bytes;
+            tensor.block_ = run.block(job.block);
+        }
+        loaded.tensors.push_back(std::move(tensor));
+    }
+    run.finish();
+    loaded.report = run.report();
+    loaded.report.duration = std::chrono::steady_clock::now() - start;
+    return loaded;
+}
+
+std::vector<std::string> tensor_files::select(std::span<const std::string> patterns) const {
+    std::vector<bool> is_selected(opened_->descriptions.size(), false);
+    for (const std::string& each : patterns)
+        select_matching(*opened_, each, is_selected);
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < is_selected.size(); ++i) {
+        if (is_selected[i]) names.push_back(opened_->descriptions[i].name);
+    }
+    return names;
+}
+
+loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const device& device,
+                            const load_options& options) {
+    const auto start = std::chrono::steady_clock::now();
+    const tensor_files opened({files.begin(), files.end()});
+    std::vector<tensor_request> requests;
+    const auto add = [&](const tensor_description& tensor) {
+        tensor_request& request = requests.emplace_back();
+        request.name = tensor.name;
+        if (is_floating(tensor.dtype)) request.dtype = options.dtype;
+    };
+    if (options.names.empty()) {
+        opened.require_all();
+        requests.reserve(opened.tensors().size());
+        for (const tensor_description& each : opened.tensors())
+            add(each);
+    } else {
+        for (const std::string& name : opened.select(options.names))
+            add(opened.tensor(name));
+    }
+    loaded_tensors loaded = opened.load(requests, device, options);
+    loaded.report.duration = std::chrono::steady_clock::now() - start;
+    return loaded;
+}
+
+}  // namespace pinflow

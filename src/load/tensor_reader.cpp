@@ -1,0 +1,124 @@
+#include "src/load/tensor_reader.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "pinflow/file.hpp"
+#include "src/core/cast.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Runs of a slice that are shorter are read together with the gaps between them.
+constexpr std::uint64_t min_single_read_bytes = 32 << 10;
+/// The largest read of runs and gaps.
+constexpr std::uint64_t max_joined_read_bytes = 1 << 20;
+/// Gaps are read if they are at most this many times as long as the runs.
+constexpr std::uint64_t max_gap_share = 8;
+/// Memory for reordering and for decoding chunks, of each thread.
+constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
+
+}  // namespace
+
+void tensor_reader::read(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination) {
+    if (!job.is_cast()) return read_stored(job, begin_bytes, destination);
+    const std::uint64_t count = destination.size() / job.type.size_bytes();
+    const std::uint64_t stored_bytes = job.stored_type.size_bytes();
+    std::byte* const stored = cast_scratch_.reserve(count * stored_bytes);
+    read_stored(job, begin_bytes / job.type.size_bytes() * stored_bytes, {stored, count * stored_bytes});
+    cast_elements(job.stored_type, stored, job.type, destination.data(), count);
+}
+
+void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
+                                std::span<std::byte> destination) {
+    const file_position first = position_of(opened_, job);
+    const input_file& file = *opened_.files[first.file].file;
+    if (job.run_count == 1) {
+        file.read(first.offset_bytes + begin_bytes, destination);
+        return;
+    }
+    const bool reads_gaps =
+        job.run_bytes < min_single_read_bytes && job.stride_bytes / max_gap_share <= job.run_bytes;
+    const std::uint64_t joined_runs =
+        reads_gaps ? std::max<std::uint64_t>(max_joined_read_bytes / job.stride_bytes, 1) : 1;
+    while (!destination.empty()) {
+        const std::uint64_t run = begin_bytes / job.run_bytes;
+        const std::uint64_t skipped = begin_bytes % job.run_bytes;
+        const std::uint64_t offset = first.offset_bytes + run * job.stride_bytes + skipped;
+        const std::uint64_t wanted =
+            std::min<std::uint64_t>(joined_runs * job.run_bytes - skipped, destination.size());
+        const std::uint64_t of_first = std::min(job.run_bytes - skipped, wanted);
+        if (wanted == of_first) {
+            file.read(offset, destination.first(wanted));
+        } else {
+            // up to the end of the last byte that is wanted
+            const std::uint64_t others = wanted - of_first;
+            const std::uint64_t last_runs = (others - 1) / job.run_bytes;
+            const std::uint64_t span_bytes = job.stride_bytes - skipped + last_runs * job.stride_bytes +
+                                             (others - last_runs * job.run_bytes);
+            std::byte* const span = read_scratch_.reserve(span_bytes);
+            file.read(offset, {span, span_bytes});
+            std::memcpy(destination.data(), span, of_first);
+            for (std::uint64_t done = 0; done < others; done += job.run_bytes)
+                std::memcpy(destination.data() + of_first + done,
+                            span + (job.stride_bytes - skipped) + done / job.run_bytes * job.stride_bytes,
+                            std::min(job.run_bytes, others - done));
+        }
+        destination = destination.subspan(wanted);
+        begin_bytes += wanted;
+    }
+}
+
+void tensor_reader::begin_decoding(const load_job& job) {
+    const stored_tensor& stored = opened_.stored[job.tensor];
+    auto& file = decoded_files_[stored.file];
+    if (!file) file = open_elements(opened_.paths[stored.file]);
+    stream_ = file->stream(stored.name, decoding_memory_bytes);
+    position_bytes_ = 0;
+    done_bytes_ = 0;
+}
+
+void tensor_reader::decode_next(const load_job& job, std::span<std::byte> destination) {
+    if (!job.is_cast()) return decode_stored(job, destination);
+    const std::uint64_t count = destination.size() / job.type.size_bytes();
+    const std::uint64_t stored_bytes = count * job.stored_type.size_bytes();
+    std::byte* const stored = cast_scratch_.reserve(stored_bytes);
+    decode_stored(job, {stored, stored_bytes});
+    cast_elements(job.stored_type, stored, job.type, destination.data(), count);
+}
+
+void tensor_reader::decode_stored(const load_job& job, std::span<std::byte> destination) {
+    while (!destination.empty()) {
+        const std::uint64_t in_run = done_bytes_ % job.run_bytes;
+        const std::uint64_t begin = job.first_bytes + done_bytes_ / job.run_bytes * job.stride_bytes + in_run;
+        if (begin > position_bytes_) skip(begin - position_bytes_);
+        const auto part =
+            destination.first(std::min<std::uint64_t>(destination.size(), job.run_bytes - in_run));
+        stream_->read(part);
+        position_bytes_ += part.size();
+        done_bytes_ += part.size();
+        destination = destination.subspan(part.size());
+    }
+}
+
+void tensor_reader::skip(std::uint64_t size_bytes) {
+    const std::uint64_t element_bytes = stream_->dtype().size_bytes();
+    const std::uint64_t piece_bytes =
+        std::max(max_joined_read_bytes / element_bytes * element_bytes, element_bytes);
+    position_bytes_ += size_bytes;
+    while (size_bytes > 0) {
+        const std::uint64_t part = std::min(piece_bytes, size_bytes);
+        stream_->read({read_scratch_.reserve(part), part});
+        size_bytes -= part;
+    }
+}
+
+void tensor_reader::finish_decoding(const load_job& job) {
+    const tensor_description& whole = opened_.descriptions[job.tensor];
+    if (position_bytes_ < whole.size_bytes) skip(whole.size_bytes - position_bytes_);
+    stream_->finish();
+    stream_.reset();
+}
+
+}  // namespace pinflow::detail

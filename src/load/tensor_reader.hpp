@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "formats/element_streams.hpp"
+#include "src/core/strided_reader.hpp"
+#include "src/load/load_plan.hpp"
+
+namespace pinflow::detail {
+
+/// Reads elements of jobs as they are delivered: sliced and cast. For one thread.
+class tensor_reader {
+ public:
+    tensor_reader(const opened_tensors& opened, const load_plan& plan) : opened_(opened), plan_(plan) {}
+
+    /// Fills `destination` with the bytes of a job from `begin_bytes` on. The job must not be decoded. If it
+    /// is cast, both must be whole elements.
+    /// @throws data_changed, system_failure.
+    void read(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
+
+    /// Decodes a job from its beginning to its end. Calls next_buffer(size_bytes) for memory of `piece_bytes`
+    /// at most, fills it, and calls take(begin_bytes, filled) with it.
+    /// @throws format_error, data_changed, system_failure.
+    template <typename NextBuffer, typename Take>
+    void decode(const load_job& job, std::uint64_t piece_bytes, NextBuffer next_buffer, Take take) {
+        begin_decoding(job);
+        const std::uint64_t element_bytes = job.type.size_bytes();
+        const std::uint64_t whole_bytes = piece_bytes / element_bytes * element_bytes;
+        for (std::uint64_t begin = 0; begin < job.size_bytes; begin += whole_bytes) {
+            const std::uint64_t size_bytes = std::min(whole_bytes, job.size_bytes - begin);
+            std::byte* const buffer = next_buffer(size_bytes);
+            decode_next(job, {buffer, size_bytes});
+            take(begin, std::span<const std::byte>(buffer, size_bytes));
+        }
+        finish_decoding(job);
+    }
+
+ private:
+    void read_stored(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
+    void begin_decoding(const load_job& job);
+    void decode_next(const load_job& job, std::span<std::byte> destination);
+    void decode_stored(const load_job& job, std::span<std::byte> destination);
+    void skip(std::uint64_t size_bytes);
+    void finish_decoding(const load_job& job);
+
+    const opened_tensors& opened_;
+    const load_plan& plan_;
+    scratch_memory cast_scratch_;
+    scratch_memory read_scratch_;
+    std::map<std::size_t, std::unique_ptr<element_file>> decoded_files_;
+    // of the job that is being decoded
+    std::unique_ptr<element_stream> stream_;
+    std::uint64_t position_bytes_ = 0;  ///< in the stored elements
+    std::uint64_t done_bytes_ = 0;      ///< of the stored elements of the slice
+};
+
+}  // namespace pinflow::detail

@@ -1,0 +1,421 @@
+"""Loading the tensors of whole models, and saving them."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import os
+import sys
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+
+from . import _native
+from ._arrays import Interface, PathLike, bytes_of, elements_of, numpy_type, spelling_of
+from ._errors import InvalidArgument, Unsupported
+from ._streams import consumer_stream
+
+Progress = Callable[[int, int], None]
+
+#: A tensor to load: its name, the axis of a slice or -1, its begin and end, and the type to cast to or "".
+_Request = Tuple[str, int, int, int, str]
+
+#: How the library spells the types of PyTorch.
+_TORCH_TYPES = {
+    "|b1": "bool", "|i1": "int8", "|u1": "uint8", "<i2": "int16", "<u2": "uint16", "<i4": "int32", "<u4": "uint32",
+    "<i8": "int64", "<u8": "uint64", "<f2": "float16", "<f4": "float32", "<f8": "float64", "bfloat16": "bfloat16",
+    "<c8": "complex64", "<c16": "complex128", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
+}
+_SPELLINGS = {name: spelling for spelling, name in _TORCH_TYPES.items()}
+#: The names of types in safetensors files.
+_FORMAT_NAMES = {
+    "|b1": "BOOL", "|i1": "I8", "|u1": "U8", "<i2": "I16", "<u2": "U16", "<i4": "I32", "<u4": "U32", "<i8": "I64",
+    "<u8": "U64", "<f2": "F16", "<f4": "F32", "<f8": "F64", "bfloat16": "BF16", "<c8": "C64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}
+_FLOATS = ("<f2", "<f4", "<f8", "bfloat16")
+
+
+class LoadedTensors(Dict[str, Any]):
+    """Tensors by name, and `report`: bytes, copied_bytes (by the copy engine from pages of the files), staged_bytes
+    (through buffers), mapped_bytes (on the CPU), threads, seconds, and the reason for the way they took."""
+
+    report: Dict[str, Any]
+
+
+class DeviceTensor:
+    """A loaded tensor on a GPU for libraries other than PyTorch: `cupy.from_dlpack(tensor)`, `jax.dlpack.from_dlpack`,
+    or `tensor.torch()`. Its memory is freed after the last of it and of what was made of it, in the order of the stream
+    that the last consumer named."""
+
+    __slots__ = ("_tensor", "__weakref__")
+
+    def __init__(self, tensor: _native.DeviceTensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def name(self) -> str:
+        """The name in the file."""
+        return self._tensor.name
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """The lengths of the axes, in elements."""
+        return self._tensor.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the elements, as numpy has it."""
+        return numpy_type(self._tensor.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._tensor.nbytes
+
+    @property
+    def device(self) -> str:
+        """'host' or 'cuda:N'."""
+        return self._tensor.device
+
+    def __repr__(self) -> str:
+        return f"<pinflow.DeviceTensor {self.name!r} {self._tensor.dtype} {self.shape} on {self.device}>"
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return self._tensor.dlpack_device()
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Optional[Tuple[int, int]] = None,
+                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:
+        """A DLPack capsule of the elements."""
+        return self._tensor.export(stream, max_version, dl_device, copy)
+
+    def torch(self) -> Any:
+        """A PyTorch tensor of the same memory."""
+        return importlib.import_module("torch").from_dlpack(self)
+
+
+def load_file(filename: PathLike, device: Any = "cpu", *, names: Optional[Sequence[str]] = None, dtype: Any = None,
+              framework: Optional[str] = None, route: str = "auto", threads: int = 0,
+              progress: Optional[Progress] = None) -> LoadedTensors:
+    """Loads the tensors of one file: see `load_files`. Takes the place of safetensors.torch.load_file."""
+    return load_files([filename], device, names=names, dtype=dtype, framework=framework, route=route, threads=threads,
+                      progress=progress)
+
+
+def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Optional[Sequence[str]] = None,
+               dtype: Any = None, framework: Optional[str] = None, route: str = "auto", threads: int = 0,
+               progress: Optional[Progress] = None) -> LoadedTensors:
+    """Loads the tensors of safetensors, .npz, .npy and HDF5 files, and waits until they are complete.
+
+    On a GPU, PyTorch's allocator gives the memory; tensors of less than 1 MiB share blocks of up to 4 MiB. On the CPU,
+    tensors are private mappings of the files: writing to one does not change its file.
+
+    Args:
+        filenames: the files. No two may have a tensor of the same name. The array of a .npy file is called as the file.
+        device: 'cpu', 'cuda', 'cuda:N', a number of a GPU, or a torch.device.
+        names: names or shell patterns of the tensors to load; all if not given.
+        dtype: the type that tensors of floating-point numbers are cast to.
+        framework: 'pt' for PyTorch tensors; 'np' for numpy arrays, on the CPU only; 'dlpack' for `DeviceTensor`. By
+            default 'pt' if PyTorch can be imported, otherwise 'np' on the CPU and 'dlpack' on a GPU.
+        route: 'auto'; 'copy' (from page-locked pages of the files), 'staged' (through buffers), or 'both'.
+        threads: CPU threads that read; 0 chooses.
+        progress: called with the bytes done and all bytes, some ten times a second. What it raises ends the load.
+
+    Raises:
+        NotFound, FormatError, DataChanged: as `open`. InvalidArgument: two tensors have one name, or a name or pattern
+        selects none. Unsupported: the framework has no such type. DeviceError, or PyTorch's OutOfMemoryError: no memory.
+    """
+    if isinstance(filenames, (str, bytes, os.PathLike)):
+        raise InvalidArgument("load_files takes a list of files; load_file takes one")
+    files = _Files(filenames)
+    chosen = files.select(names)
+    spelling = "" if dtype is None else _type_spelling(dtype)
+    requests = [(name, -1, 0, 0, spelling if files.types[name] in _FLOATS else "") for name in chosen]
+    return files.load(requests, device, framework, route, threads, progress)
+
+
+class _Files:
+    """Opened files, and how their tensors become those of a framework."""
+
+    def __init__(self, filenames: Iterable[PathLike]) -> None:
+        self.native = _native.tensor_files([os.fsdecode(each) for each in filenames])
+        listed = self.native.tensors()
+        self.types: Dict[str, str] = {name: spelling for name, spelling, _, _ in listed}
+        self.shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, _ in listed}
+
+    def select(self, names: Optional[Sequence[str]]) -> List[str]:
+        if names is None:
+            self.native.require_all()
+            return builtins.list(self.types)
+        if isinstance(names, str):
+            raise InvalidArgument("names is a list of names and patterns, not one text")
+        return self.native.select(builtins.list(names))
+
+    def load(self, requests: List[_Request], device: Any, framework: Optional[str], route: str = "auto",
+             threads: int = 0, progress: Optional[Progress] = None) -> LoadedTensors:
+        where = _device_name(device)
+        kind = _framework(framework, where)
+        loaded = LoadedTensors()
+        if kind == "pt":
+            torch: Any = importlib.import_module("torch")
+            types = {each[0]: _torch_type(torch, each[4] or self.types[each[0]], each[0]) for each in requests}
+            allocate = None if where == "host" else _torch_allocator(torch, where)
+            results, bases, loaded.report = self.native.load(requests, where, route, threads, allocate, progress)
+            if where == "host":
+                bases = [torch.from_dlpack(each) for each, _, _ in bases]
+            torch_device = torch.device("cpu" if where == "host" else where)
+            _add_torch(torch, loaded, results, bases, types, torch_device)
+        elif kind == "np":
+            results, bases, loaded.report = self.native.load(requests, where, route, threads, None, progress)
+            _add_numpy(loaded, results, bases)
+        else:
+            tensors, loaded.report = self.native.load_own(requests, where, route, threads, progress)
+            for each in tensors:
+                loaded[each.name] = DeviceTensor(each)
+        return loaded
+
+
+def _add_torch(torch: Any, loaded: Dict[str, Any], results: Any, bases: List[Any], types: Dict[str, Any],
+               device: Any) -> None:
+    typed: Dict[Tuple[int, Any], Any] = {}
+    for name, _, shape, nbytes, base, offset in results:
+        dtype = types[name]
+        if nbytes == 0:
+            loaded[name] = torch.empty(shape, dtype=dtype, device=device)
+            continue
+        whole = typed.get((base, dtype))
+        if whole is None:
+            whole = bases[base]
+            if whole.numel() % dtype.itemsize == 0:
+                whole = whole.view(dtype)
+            typed[base, dtype] = whole
+        size = whole.element_size()
+        part = whole[offset // size:(offset + nbytes) // size]
+        loaded[name] = (part if whole.dtype == dtype else part.view(dtype)).view(shape)
+
+
+def _add_numpy(loaded: Dict[str, Any], results: Any, bases: List[Any]) -> None:
+    import numpy
+
+    arrays = [numpy.asarray(Interface({"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, False)},
+                                      owner)) for owner, address, size in bases]
+    for name, spelling, shape, nbytes, base, offset in results:
+        dtype = numpy_type(spelling)
+        if nbytes == 0:
+            loaded[name] = numpy.empty(shape, dtype)
+        else:
+            loaded[name] = arrays[base][offset:offset + nbytes].view(dtype).reshape(shape)
+
+
+def _torch_allocator(torch: Any, device: str) -> Callable[[int], Tuple[Any, int, int]]:
+    """Allocates bytes with PyTorch, for `_native.TensorFiles.load`."""
+    where = torch.device(device)
+
+    def allocate(nbytes: int) -> Tuple[Any, int, int]:
+        memory = torch.empty((nbytes + 255) // 256 * 256, dtype=torch.uint8, device=where)
+        return memory, memory.data_ptr(), consumer_stream(None, where.index)[0] or 1
+
+    return allocate
+
+
+def _device_name(device: Any) -> str:
+    """How the library calls a device."""
+    if isinstance(device, int):
+        return f"cuda:{device}"
+    text = str(device)
+    if text in ("cpu", "host"):
+        return "host"
+    if text == "cuda":
+        torch: Any = sys.modules.get("torch")
+        return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_initialized() else "cuda:0"
+    return text
+
+
+def _framework(wanted: Optional[str], device: str) -> str:
+    if wanted is None:
+        if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
+            return "pt"
+        return "np" if device == "host" else "dlpack"
+    known = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np", "dlpack": "dlpack"}
+    if wanted not in known:
+        raise InvalidArgument(f"framework is 'pt', 'np' or 'dlpack', not {wanted!r}")
+    if known[wanted] == "np" and device != "host":
+        raise InvalidArgument(f"numpy arrays lie in host memory, not on {device}: load to 'cpu', or with framework='dlpack'")
+    return known[wanted]
+
+
+def _torch_type(torch: Any, spelling: str, name: str) -> Any:
+    found = getattr(torch, _TORCH_TYPES.get(spelling, ""), None)
+    if found is None:
+        raise Unsupported(f"the tensor {name!r} has elements of {spelling}, which this PyTorch lacks")
+    return found
+
+
+def _type_spelling(dtype: Any) -> str:
+    """How the library spells a type of PyTorch or numpy."""
+    text = str(dtype)
+    if text.startswith("torch."):
+        return _SPELLINGS.get(text[len("torch."):], text)
+    return spelling_of(dtype)
+
+
+class TensorSlice:
+    """A tensor of a file of which parts are loaded: `part[:, 10:20]`. Made by `safe_open.get_slice`."""
+
+    def __init__(self, opened: safe_open, name: str) -> None:
+        self._opened = opened
+        self._name = name
+
+    def get_shape(self) -> List[int]:
+        """The lengths of the axes of the whole tensor."""
+        return builtins.list(self._opened._shape(self._name))
+
+    def get_dtype(self) -> str:
+        """The type as safetensors files name it, such as 'BF16'."""
+        spelling = self._opened._files.types[self._name]
+        return _FORMAT_NAMES.get(spelling, spelling)
+
+    def __getitem__(self, key: Any) -> Any:
+        """The elements that `key` selects. One axis is read in part: the first that has a slice of step 1 or a number."""
+        keys = key if isinstance(key, tuple) else (key,)
+        shape = self._opened._shape(self._name)
+        if Ellipsis in keys:
+            at = keys.index(Ellipsis)
+            keys = keys[:at] + (slice(None),) * (len(shape) - len(keys) + 1) + keys[at + 1:]
+        if len(keys) > len(shape):
+            raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
+        for axis, each in enumerate(keys):
+            begin, end, rest = _part_of(each, shape[axis])
+            if (begin, end) == (0, shape[axis]):
+                continue
+            whole = self._opened._load((self._name, axis, begin, end, ""))
+            return whole[(*keys[:axis], rest, *keys[axis + 1:])]
+        return self._opened._load((self._name, -1, 0, 0, ""))[keys]
+
+
+def _part_of(key: Any, length: int) -> Tuple[int, int, Any]:
+    """The range of indices along an axis that holds what `key` selects, and what selects it there."""
+    if isinstance(key, slice) and key.step in (None, 1):
+        begin, end, _ = key.indices(length)
+        return begin, max(begin, end), slice(None)
+    if isinstance(key, int) and not isinstance(key, bool):
+        index = key + length if key < 0 else key
+        if not 0 <= index < length:
+            raise IndexError(f"index {key} is out of range for an axis of length {length}")
+        return index, index + 1, 0
+    return 0, length, key
+
+
+class safe_open:  # named as in safetensors, whose place it takes
+    """Opens a file, or several, by their headers; tensors are loaded one by one, or in part.
+
+        with pinflow.safe_open("model.safetensors", framework="pt", device="cuda:0") as model:
+            for name in model.keys():
+                weight = model.get_tensor(name)
+    """
+
+    def __init__(self, filename: Union[PathLike, Sequence[PathLike]], framework: Optional[str] = None,
+                 device: Any = "cpu") -> None:
+        several = not isinstance(filename, (str, bytes, os.PathLike))
+        self._files = _Files(filename if several else [filename])  # type: ignore[arg-type, list-item]
+        self._framework = _framework(framework, _device_name(device))
+        self._device = device
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def keys(self) -> List[str]:
+        """The names of all tensors, in alphabetical order."""
+        return sorted(self._files.types)
+
+    def offset_keys(self) -> List[str]:
+        """The names of all tensors, in the order of their data."""
+        return builtins.list(self._files.types)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def metadata(self) -> Dict[str, str]:
+        """The texts of the file's metadata."""
+        return self._files.native.metadata()
+
+    def get_tensor(self, name: str) -> Any:
+        """Loads one tensor."""
+        self._shape(name)
+        return self._load((name, -1, 0, 0, ""))
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """A tensor of which parts are loaded by indexing."""
+        self._shape(name)
+        return TensorSlice(self, name)
+
+    def _shape(self, name: str) -> Tuple[int, ...]:
+        shape = self._files.shapes.get(name)
+        if shape is None:
+            self._files.native.check(name)  # says why
+            raise InvalidArgument(f"there is no tensor {name!r}")
+        return shape
+
+    def _load(self, request: _Request) -> Any:
+        return self._files.load([request], self._device, self._framework)[request[0]]
+
+
+def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Dict[str, str]] = None) -> None:
+    """Writes tensors to a safetensors file, which appears under its name complete or not at all, and is durable then.
+    Takes the place of safetensors.torch.save_file. Tensors of a GPU pass through 32 MiB of host memory.
+
+    Args:
+        tensors: PyTorch tensors, all of one device, or numpy arrays. Those that are not contiguous are copied first.
+        metadata: texts by name.
+
+    Raises:
+        InvalidArgument: tensors of several devices, or a type that the format lacks.
+    """
+    entries: List[Tuple[str, str, List[int], int]] = []
+    kept: List[Any] = []
+    devices: Dict[str, str] = {}
+    for name, tensor in tensors.items():
+        entry, owner, device = _entry_of(name, tensor)
+        entries.append(entry)
+        kept.append(owner)
+        devices.setdefault(device, name)
+    if len(devices) > 1:
+        (one, first), (other, second) = builtins.list(devices.items())[:2]
+        raise InvalidArgument(f"the tensor {first!r} is on {one} and {second!r} on {other}; save_file takes one device")
+    device = next(iter(devices), "host")
+    gpu = None if device == "host" else int(device.split(":")[1])
+    texts = [(str(key), str(text)) for key, text in (metadata or {}).items()]
+    # larger types first, so that every tensor begins at a multiple of its type's size
+    entries.sort(key=lambda each: (-_item_size(each[1]), each[0]))
+    _native.save_tensors(os.fsdecode(filename), entries, texts, device, consumer_stream(None, gpu)[0])
+
+
+def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], Any, str]:
+    """(name, type, shape, address), the owner of the memory, and the device."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        flat = tensor.detach().contiguous()
+        spelling = _SPELLINGS.get(str(flat.dtype)[len("torch."):])
+        if spelling is None:
+            raise InvalidArgument(f"the tensor {name!r} has elements of {flat.dtype}, which cannot be saved")
+        device = "host" if flat.device.type == "cpu" else f"cuda:{flat.device.index}"
+        return (name, spelling, builtins.list(flat.shape), flat.data_ptr()), flat, device
+    if isinstance(tensor, DeviceTensor):
+        native = tensor._tensor
+        return (name, native.dtype, builtins.list(native.shape), native.address), tensor, native.device
+    import numpy
+
+    array = elements_of(tensor)
+    if array.dtype.hasobject:
+        raise InvalidArgument(f"{name!r} is no tensor, but {type(tensor).__name__}")
+    contiguous = numpy.ascontiguousarray(array).reshape(array.shape)
+    if not contiguous.dtype.isnative:
+        contiguous = contiguous.astype(contiguous.dtype.newbyteorder("="))
+    flat = bytes_of(contiguous)
+    return (name, spelling_of(contiguous.dtype), builtins.list(contiguous.shape), flat.ctypes.data), flat, "host"
+
+
+def _item_size(spelling: str) -> int:
+    return numpy_type(spelling).itemsize

@@ -1,0 +1,149 @@
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "devices.hpp"
+#include "model_files.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/formats/hdf5.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/formats/npz.hpp"
+#include "pinflow/formats/open.hpp"
+#include "temporary_folder.hpp"
+
+// Tensors of .npy, .npz and HDF5 files, and saving.
+
+using namespace pinflow;
+
+namespace {
+
+/// 2 x 3 elements 0 ... 5, stored in Fortran order.
+array_view fortran_view() {
+    static const float stored[] = {0, 3, 1, 4, 2, 5};
+    return {reinterpret_cast<const std::byte*>(stored), dtype::of<float>(), {2, 3}, {4, 8}};
+}
+
+template <typename T>
+std::vector<T> values_of(const device_tensor& tensor) {
+    const auto bytes = bytes_of(tensor);
+    std::vector<T> values(bytes.size() / sizeof(T));
+    if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+}
+
+}  // namespace
+
+TEST_CASE("load: .npy files give tensors of their names, in C order, little-endian and sliced") {
+    const temporary_folder folder;
+    write_npy(folder / "fortran.npy", fortran_view());
+    const std::uint16_t swapped[] = {0x0100, 0x0200, 0x0300};
+    write_npy(folder / "big.npy", {reinterpret_cast<const std::byte*>(swapped), dtype::parse(">u2"), {3}});
+    const std::vector<std::filesystem::path> files{folder / "fortran.npy", folder / "big.npy"};
+    on_each_device([&](const device& device) {
+        const loaded_tensors loaded = load_tensors(files, device);
+        CHECK(values_of<float>(loaded["fortran"]) == std::vector<float>{0, 1, 2, 3, 4, 5});
+        CHECK(loaded["big"].dtype() == dtype::of<std::uint16_t>());
+        CHECK(values_of<std::uint16_t>(loaded["big"]) == std::vector<std::uint16_t>{1, 2, 3});
+        const std::vector<tensor_request> requests{{"fortran", tensor_slice{1, 1, 3}, dtype::of<double>()},
+                                                   {"big", tensor_slice{0, 2, 3}}};
+        const loaded_tensors parts = tensor_files(files).load(requests, device);
+        CHECK(values_of<double>(parts.tensors[0]) == std::vector<double>{1, 2, 4, 5});
+        CHECK(values_of<std::uint16_t>(parts.tensors[1]) == std::vector<std::uint16_t>{3});
+    });
+}
+
+TEST_CASE("load: members of .npz files are tensors") {
+    const temporary_folder folder;
+    const auto large = random_tensor("large", dtype::of<double>(), {700'000});
+    const auto small = random_tensor("small", dtype::parse("|u1"), {3, 5});
+    npz_writer writer(folder / "a.npz");
+    for (const model_tensor* const each : {&large, &small}) {
+        writer.begin(each->name, each->dtype, each->shape);
+        writer.write(each->bytes);
+    }
+    writer.finish();
+    on_each_device([&](const device& device) {
+        const loaded_tensors loaded = load_tensors(folder / "a.npz", device);
+        CHECK(bytes_of(loaded["large"]) == large.bytes);
+        CHECK(bytes_of(loaded["small"]) == small.bytes);
+    });
+}
+
+TEST_CASE("load: datasets of HDF5 files are decoded, and two names of one dataset share memory") {
+    const temporary_folder folder;
+    const auto path = folder / "a.h5";
+    const auto deflated = random_tensor("deflated", dtype::of<std::int32_t>(), {1000, 300});
+    const auto plain = random_tensor("group/plain", dtype::of<float>(), {400'000});
+    try {
+        hdf5_writer writer(path);
+        for (const auto& [tensor, level] : {std::pair(&deflated, 4U), {&plain, 0U}}) {
+            writer.begin({tensor->name, tensor->dtype, tensor->shape, level});
+            writer.write(tensor->bytes);
+        }
+        writer.finish();
+    } catch (const format_not_built&) {
+        MESSAGE("skipped: this build has no HDF5");
+        return;
+    }
+    on_each_device([&](const device& device) {
+        const loaded_tensors loaded = load_tensors(path, device);
+        CHECK(bytes_of(loaded["deflated"]) == deflated.bytes);
+        CHECK(bytes_of(loaded["group/plain"]) == plain.bytes);
+        const std::vector<tensor_request> requests{{"deflated", tensor_slice{1, 100, 101}}};
+        CHECK(bytes_of(tensor_files({path}).load(requests, device).tensors[0]) ==
+              sliced(deflated, {1, 100, 101}));
+    });
+}
+
+TEST_CASE("load: a tensor of a type that pinflow lacks is refused by name, and others can be loaded") {
+    const temporary_folder folder;
+    const std::string header =
+        R"({"good":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"bad":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[3,5]}})";
+    std::ofstream file(folder / "a.safetensors", std::ios::binary);
+    const std::uint64_t length = header.size();
+    file.write(reinterpret_cast<const char*>(&length), sizeof length);
+    file << header << "abcde";
+    file.close();
+    CHECK_THROWS_WITH_AS(load_tensors(folder / "a.safetensors", device::host()), doctest::Contains("'bad'"),
+                         unsupported);
+    load_options options;
+    options.names = {"good"};
+    CHECK(load_tensors(folder / "a.safetensors", device::host(), options).tensors.size() == 1);
+    const tensor_files files({folder / "a.safetensors"});
+    CHECK(files.tensors().size() == 1);
+    CHECK(files.tensor("good").size_bytes == 3);
+    CHECK_THROWS_AS(files.tensor("bad"), unsupported);
+    CHECK_THROWS_AS(files.tensor("none"), invalid_argument);
+}
+
+TEST_CASE("save: what was saved is loaded again, with its metadata, tensors of no elements too") {
+    const temporary_folder folder;
+    const std::vector<model_tensor> tensors{random_tensor("large", dtype::of<float>(), {9'000'001}),
+                                            random_tensor("empty", dtype::of<float>(), {0, 4}),
+                                            random_tensor("scalar", dtype::of<double>(), {}),
+                                            random_tensor("half", dtype::parse("<f2"), {100, 3})};
+    write_model(folder / "a.safetensors", tensors);
+    on_each_device([&](const device& device) {
+        const loaded_tensors loaded = load_tensors(folder / "a.safetensors", device);
+        const stream stream(device);
+        std::vector<tensor_to_save> saved;
+        for (const device_tensor& each : loaded.tensors)
+            saved.push_back({each.name(), each.dtype(), each.shape(), each.data()});
+        save_tensors(folder / "b.safetensors", saved, stream, {{"format", "pt"}});
+        const tensor_files again({folder / "b.safetensors"});
+        CHECK(again.metadata() == std::map<std::string, std::string>{{"format", "pt"}});
+        const loaded_tensors reloaded = load_tensors(folder / "b.safetensors", device);
+        for (const model_tensor& each : tensors) {
+            CHECK(reloaded[each.name].shape() == each.shape);
+            CHECK(bytes_of(reloaded[each.name]) == each.bytes);
+        }
+        saved.push_back(saved.front());
+        CHECK_THROWS_AS(save_tensors(folder / "c.safetensors", saved, stream), invalid_argument);
+        CHECK_FALSE(std::filesystem::exists(folder / "c.safetensors"));
+        save_tensors(folder / "none.safetensors", {}, stream);
+        CHECK(load_tensors(folder / "none.safetensors", device).tensors.empty());
+    });
+}

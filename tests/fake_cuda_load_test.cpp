@@ -1,0 +1,143 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/load.hpp"
+#include "tests/api/load/model_files.hpp"
+#include "tests/fake_cuda_backend.hpp"
+#include "tests/fake_locker.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+// Loads to a device that page-locks, which is the host under another name.
+
+using namespace pinflow;
+
+namespace {
+
+class locking_backend final : public fake_cuda_backend {
+ public:
+    detail::fake_locker lock;
+    std::atomic<std::uint64_t> pinned_bytes = 0;
+    std::atomic<std::uint64_t> max_pinned_bytes = 0;
+    bool has_pinned_memory = true;
+
+    detail::page_locker* locker() override { return &lock; }
+    std::byte* allocate_pinned(std::uint64_t size_bytes) override {
+        if (!has_pinned_memory) throw device_error("no memory can be page-locked");
+        pinned_bytes += size_bytes;
+        max_pinned_bytes = std::max(max_pinned_bytes.load(), pinned_bytes.load());
+        return fake_cuda_backend::allocate_pinned(size_bytes);
+    }
+    void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept override {
+        pinned_bytes -= size_bytes;
+        fake_cuda_backend::release_pinned(data, size_bytes);
+    }
+};
+
+/// Its staging buffers outlive a test.
+locking_backend& new_backend() {
+    static std::vector<locking_backend*> all;
+    all.push_back(new locking_backend);
+    return *all.back();
+}
+
+std::vector<model_tensor> large_model() {
+    std::vector<model_tensor> tensors;
+    for (unsigned i = 0; i < 12; ++i)
+        tensors.push_back(random_tensor("w" + std::to_string(i), dtype::of<float>(), {1'500'000 + i}));
+    for (unsigned i = 0; i < 300; ++i)
+        tensors.push_back(random_tensor("b" + std::to_string(i), dtype::of<float>(), {1 + i * 31}));
+    for (unsigned i = 0; i < 40; ++i)
+        tensors.push_back(random_tensor("m" + std::to_string(i), dtype::of<float>(), {16384}));
+    return tensors;
+}
+
+void check_equal(const loaded_tensors& loaded, const std::vector<model_tensor>& expected) {
+    REQUIRE(loaded.tensors.size() == expected.size());
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+        if (loaded.tensors[i].name() != expected[i].name || bytes_of(loaded.tensors[i]) != expected[i].bytes)
+            ++wrong;
+    }
+    CHECK(wrong == 0);
+}
+
+}  // namespace
+
+TEST_CASE("load: pages that are locked are copied in place, and threads stage the rest") {
+    const temporary_folder folder;
+    const auto model = large_model();
+    write_model(folder / "a.safetensors", model);
+    locking_backend& backend = new_backend();
+    for (const load_route route : {load_route::both, load_route::automatic}) {
+        load_options options;
+        options.route = route;
+        const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
+        check_equal(loaded, model);
+        CHECK(loaded.report.copied_bytes + loaded.report.staged_bytes == loaded.report.size_bytes);
+        CHECK(loaded.report.staged_bytes > 0);  // short tensors
+        CHECK(backend.lock.locked.empty());
+    }
+    CHECK(backend.max_pinned_bytes <= std::uint64_t{256} << 20);
+}
+
+TEST_CASE("load: pages that cannot be locked are staged, unless the route is required") {
+    const temporary_folder folder;
+    const auto model = large_model();
+    write_model(folder / "a.safetensors", model);
+    for (const bool at_once : {true, false}) {
+        locking_backend& backend = new_backend();
+        std::atomic<int> calls = 0;
+        backend.lock.refuse = [&](std::span<const std::byte>, bool) { return at_once || ++calls > 1; };
+        load_options options;
+        options.route = load_route::both;
+        const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
+        check_equal(loaded, model);
+        if (at_once) {
+            CHECK(loaded.report.copied_bytes == 0);
+            CHECK(loaded.report.reason.find("cudaErrorMemoryAllocation") != std::string::npos);
+        }
+        options.route = load_route::copy;
+        options.names = {"w*"};
+        CHECK_THROWS_AS(load_tensors(folder / "a.safetensors", backend.device(), options), unsupported);
+        CHECK(backend.lock.locked.empty());
+    }
+}
+
+TEST_CASE("load: without staging buffers, whole pages are still copied, and the rest is an error") {
+    const temporary_folder folder;
+    const auto model = large_model();
+    write_model(folder / "a.safetensors", model);
+    locking_backend& backend = new_backend();
+    backend.has_pinned_memory = false;
+    load_options options;
+    options.route = load_route::both;
+    CHECK_THROWS_AS(load_tensors(folder / "a.safetensors", backend.device(), options), device_error);
+    options.route = load_route::copy;
+    options.names = {"w*"};
+    const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
+    CHECK(loaded.report.copied_bytes == loaded.report.size_bytes);
+    for (const device_tensor& each : loaded.tensors) {
+        const auto expected = std::ranges::find(model, each.name(), &model_tensor::name);
+        CHECK(bytes_of(each) == expected->bytes);
+    }
+}
+
+TEST_CASE("load: neighbours in the file travel in one copy") {
+    const temporary_folder folder;
+    std::vector<model_tensor> model;
+    for (unsigned i = 0; i < 64; ++i)
+        model.push_back(random_tensor("m" + std::to_string(i), dtype::of<float>(), {16384}));
+    write_model(folder / "a.safetensors", model);
+    locking_backend& backend = new_backend();
+    load_options options;
+    options.route = load_route::copy;
+    const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
+    check_equal(loaded, model);
+    CHECK(loaded.report.copied_bytes == loaded.report.size_bytes);
+}

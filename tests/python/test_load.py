@@ -1,0 +1,256 @@
+"""Loading and saving tensors of whole models, with numpy, and with PyTorch if it is there."""
+
+import gc
+import json
+import os
+import struct
+import tempfile
+import threading
+import unittest
+
+import numpy
+import pinflow
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+def devices():
+    has_gpu = torch is not None and torch.cuda.is_available() and not pinflow.no_cuda_reason()
+    return ["cpu"] + (["cuda", "cuda:0", 0, torch.device("cuda", 0)] if has_gpu else [])
+
+
+def write_safetensors(path, tensors, metadata=None):
+    """An implementation of the format of its own. `tensors`: name -> (type, shape, bytes)."""
+    header, offset = {}, 0
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, (kind, shape, data) in tensors.items():
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+
+
+class LoadTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = os.path.join(self.folder.name, "model.safetensors")
+
+    def other(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def test_numpy_arrays_have_the_bytes_of_the_file(self):
+        random = numpy.random.default_rng(1)
+        large = random.random((700, 513))
+        small = random.integers(0, 255, (3, 5), dtype=numpy.uint8)
+        write_safetensors(self.path, {"large": ("F64", large.shape, large.tobytes()),
+                                      "small": ("U8", small.shape, small.tobytes()),
+                                      "odd": ("F32", (), numpy.float32(7).tobytes()),
+                                      "empty": ("I64", (0, 4), b"")}, {"format": "np"})
+        loaded = pinflow.load_file(self.path, framework="np")
+        self.assertEqual(set(loaded), {"empty", "large", "small", "odd"})
+        numpy.testing.assert_array_equal(loaded["large"], large)
+        numpy.testing.assert_array_equal(loaded["small"], small)
+        self.assertEqual(loaded["odd"], 7)
+        self.assertEqual(loaded["empty"].shape, (0, 4))
+        self.assertEqual(loaded.report["bytes"], large.nbytes + small.nbytes + 4)
+        self.assertGreater(loaded.report["mapped_bytes"], 0)
+        loaded["large"][0, 0] = 5  # a private page
+        numpy.testing.assert_array_equal(pinflow.load_file(self.path, framework="np")["large"], large)
+
+    def test_several_files_names_types_and_progress(self):
+        values = numpy.arange(12, dtype=numpy.float32).reshape(3, 4)
+        numpy.save(self.other("bias.npy"), values)
+        numpy.savez_compressed(self.other("rest.npz"), a=values, b=values.astype(">i4"))
+        seen = []
+        loaded = pinflow.load_files([self.other("bias.npy"), self.other("rest.npz")], framework="np",
+                                    dtype=numpy.float64, progress=lambda done, total: seen.append((done, total)))
+        self.assertEqual(sorted(loaded), ["a", "b", "bias"])
+        self.assertEqual(loaded["a"].dtype, numpy.float64)
+        self.assertEqual(loaded["b"].dtype, numpy.int32)  # no float
+        numpy.testing.assert_array_equal(loaded["b"], values)
+        numpy.testing.assert_array_equal(loaded["bias"], values)
+        self.assertEqual(seen[-1][0], seen[-1][1])
+        chosen = pinflow.load_files([self.other("rest.npz")], framework="np", names=["[ab]"])
+        self.assertEqual(sorted(chosen), ["a", "b"])
+
+        def stop(done, total):
+            raise KeyError("enough")
+
+        with self.assertRaises(KeyError):
+            pinflow.load_file(self.other("rest.npz"), framework="np", progress=stop)
+
+    def test_wrong_arguments_are_refused(self):
+        write_safetensors(self.path, {"a": ("F32", (2,), bytes(8)), "bad": ("F8_E8M0", (2,), bytes(2))})
+        with self.assertRaisesRegex(pinflow.Unsupported, "bad"):
+            pinflow.load_file(self.path, framework="np")
+        self.assertEqual(list(pinflow.load_file(self.path, framework="np", names=["a"])), ["a"])
+        write_safetensors(self.path, {"a": ("F32", (2,), bytes(8))})
+        for wrong in ({"names": "a"}, {"names": ["none"]}, {"framework": "tf"}, {"route": "fast"},
+                      {"framework": "np", "device": "cuda:0"}):
+            with self.subTest(wrong), self.assertRaises((pinflow.InvalidArgument, pinflow.DeviceError)):
+                pinflow.load_file(self.path, **{"framework": "np", **wrong})
+        with self.assertRaises(pinflow.InvalidArgument):
+            pinflow.load_files(self.path)
+        with self.assertRaises(pinflow.InvalidArgument):
+            pinflow.load_files([self.path, self.path], framework="np")
+        with self.assertRaises(pinflow.NotFound):
+            pinflow.load_file(self.other("none"), framework="np")
+        with open(self.path, "r+b") as file:
+            file.truncate(os.path.getsize(self.path) - 1)
+        with self.assertRaisesRegex(pinflow.FormatError, "model.safetensors"):
+            pinflow.load_file(self.path, framework="np")
+
+    def test_parts_of_tensors(self):
+        values = numpy.arange(6 * 7 * 8, dtype=numpy.int16).reshape(6, 7, 8)
+        write_safetensors(self.path, {"v": ("I16", values.shape, values.tobytes()),
+                                      "w": ("F32", (3,), bytes(12))}, {"a": "b"})
+        with pinflow.safe_open(self.path, framework="np") as model:
+            self.assertEqual(model.keys(), ["v", "w"])
+            self.assertEqual(model.metadata(), {"a": "b"})
+            part = model.get_slice("v")
+            self.assertEqual(part.get_shape(), [6, 7, 8])
+            self.assertEqual(part.get_dtype(), "I16")
+            for key in (numpy.s_[2:4], numpy.s_[:, 1:6], numpy.s_[:, :, 3:], numpy.s_[1], numpy.s_[-1, 2:5], numpy.s_[:],
+                        numpy.s_[..., 2], numpy.s_[::2, 1:3], numpy.s_[4:2], numpy.s_[:, 3, ::-1], numpy.s_[1:3, 2:4, 5]):
+                with self.subTest(key):
+                    numpy.testing.assert_array_equal(part[key], values[key])
+            for key in (6, (0, 0, 0, 0), (slice(None), 9)):
+                with self.subTest(key), self.assertRaises(IndexError):
+                    part[key]
+            numpy.testing.assert_array_equal(model.get_tensor("v"), values)
+            with self.assertRaises(pinflow.InvalidArgument):
+                model.get_tensor("none")
+
+    def test_saving_and_loading_again(self):
+        tensors = {"a": numpy.arange(5.0), "t": numpy.arange(6, dtype=numpy.int32).reshape(2, 3).T,
+                   "b": numpy.array(True), "big": numpy.arange(3, dtype=">f4"), "none": numpy.empty((0, 2))}
+        pinflow.save_file(tensors, self.path, {"format": "pt", "n": "1"})
+        loaded = pinflow.load_file(self.path, framework="np")
+        for name, expected in tensors.items():
+            numpy.testing.assert_array_equal(loaded[name], expected)
+        with pinflow.safe_open(self.path, framework="np") as model:
+            self.assertEqual(model.metadata(), {"format": "pt", "n": "1"})
+        for wrong in ({"a": "text"}, {"a": numpy.array([object()])}, {"a": numpy.array(["x"])}):
+            with self.subTest(wrong), self.assertRaises(pinflow.InvalidArgument):
+                pinflow.save_file(wrong, self.path)
+        self.assertEqual(sorted(pinflow.load_file(self.path, framework="np")), sorted(tensors))
+
+    def test_tensors_for_other_libraries(self):
+        values = numpy.arange(4, dtype=numpy.float32)
+        write_safetensors(self.path, {"v": ("F32", (4,), values.tobytes())})
+        tensor = pinflow.load_file(self.path, framework="dlpack")["v"]
+        self.assertEqual((tensor.name, tensor.shape, tensor.nbytes, tensor.device), ("v", (4,), 16, "host"))
+        self.assertEqual(tensor.dtype, numpy.float32)
+        numpy.testing.assert_array_equal(numpy.from_dlpack(tensor), values)
+        made = numpy.from_dlpack(tensor)
+        del tensor
+        gc.collect()
+        numpy.testing.assert_array_equal(made, values)
+
+
+@unittest.skipUnless(torch, "needs PyTorch")
+class TorchLoadTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = os.path.join(self.folder.name, "model.safetensors")
+        torch.manual_seed(3)
+        self.tensors = {
+            "large": torch.randn(3000, 1001), "half": torch.randn(1500, 700).to(torch.bfloat16),
+            "f16": torch.randn(5).to(torch.float16), "f64": torch.randn(3, 2, dtype=torch.float64),
+            "ids": torch.arange(7), "flags": torch.tensor([True, False]), "scalar": torch.tensor(3.5),
+            "none": torch.empty(0, 3), "i8": torch.arange(-3, 3, dtype=torch.int8), "c": torch.randn(3, dtype=torch.complex64),
+            "f8": torch.randn(9).to(torch.float8_e4m3fn), "u16": torch.arange(5).to(torch.uint16),
+        }
+        pinflow.save_file(self.tensors, self.path, {"format": "pt"})
+
+    def assert_same(self, tensor, expected):
+        self.assertEqual((tensor.dtype, tensor.shape), (expected.dtype, expected.shape))
+        self.assertTrue(torch.equal(tensor.cpu().flatten().view(torch.uint8), expected.flatten().view(torch.uint8)))
+
+    def test_every_type_on_every_device(self):
+        for device in devices():
+            for route in ("auto", "staged", "both"):
+                with self.subTest(device=device, route=route):
+                    loaded = pinflow.load_file(self.path, device=device, route=route)
+                    self.assertEqual(set(loaded), set(self.tensors))
+                    for name, expected in self.tensors.items():
+                        self.assert_same(loaded[name], expected)
+                        self.assertEqual(loaded[name].device.type, "cpu" if device == "cpu" else "cuda")
+                        loaded[name].zero_()  # writable
+
+    def test_the_reference_implementation_agrees(self):
+        try:
+            from safetensors.torch import load_file, save_file
+        except ImportError:
+            self.skipTest("needs safetensors")
+        for name, tensor in load_file(self.path).items():
+            self.assert_same(tensor, self.tensors[name])
+        save_file(self.tensors, self.path)
+        for name, tensor in pinflow.load_file(self.path).items():
+            self.assert_same(tensor, self.tensors[name])
+
+    def test_a_model_takes_the_tensors(self):
+        for device in devices():
+            model = torch.nn.Linear(7, 3).to(device)
+            pinflow.save_file(model.state_dict(), self.path)
+            other = torch.nn.Linear(7, 3).to(device)
+            other.load_state_dict(pinflow.load_file(self.path, device=device))
+            self.assertTrue(torch.equal(model.weight, other.weight))
+
+    def test_types_slices_and_threads(self):
+        for device in devices():
+            loaded = pinflow.load_file(self.path, device=device, names=["large", "ids"], dtype=torch.bfloat16, threads=2)
+            self.assert_same(loaded["large"], self.tensors["large"].to(torch.bfloat16))
+            self.assert_same(loaded["ids"], self.tensors["ids"])
+            with pinflow.safe_open(self.path, framework="pt", device=device) as model:
+                part = model.get_slice("large")
+                self.assert_same(part[:, 10:500], self.tensors["large"][:, 10:500].contiguous())
+                self.assert_same(part[5], self.tensors["large"][5])
+                self.assert_same(model.get_tensor("scalar"), self.tensors["scalar"])
+
+    def test_tensors_are_dropped_on_another_thread_after_everything_else(self):
+        for device in devices():
+            loaded = pinflow.load_file(self.path, device=device)
+            kept = [loaded["large"], loaded["f64"]]
+            del loaded
+            os.replace(self.path, self.path + ".moved")
+            gc.collect()
+            self.assert_same(kept[0], self.tensors["large"])
+            thread = threading.Thread(target=kept.clear)
+            thread.start()
+            thread.join()
+            os.replace(self.path + ".moved", self.path)
+
+    def test_views_that_are_not_contiguous_are_saved_as_they_look(self):
+        for device in devices():
+            tensor = torch.arange(12.0, device=device).reshape(3, 4).T
+            pinflow.save_file({"t": tensor, "s": tensor[1:3]}, self.path)
+            loaded = pinflow.load_file(self.path)
+            self.assertTrue(torch.equal(loaded["t"], tensor.cpu()))
+            self.assertTrue(torch.equal(loaded["s"], tensor[1:3].cpu()))
+
+    def test_memory_that_is_exhausted_is_an_error_of_torch(self):
+        if len(devices()) == 1:
+            self.skipTest("needs a GPU")
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.set_per_process_memory_fraction(1e-5)
+        try:
+            with self.assertRaises(torch.OutOfMemoryError):
+                pinflow.load_file(self.path, device="cuda")
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        gc.collect()
+        self.assertEqual(torch.cuda.memory_allocated(), before)
+        self.assertEqual(len(pinflow.load_file(self.path, device="cuda")), len(self.tensors))
+
+
+if __name__ == "__main__":
+    unittest.main()
