@@ -42,6 +42,23 @@ class FlatParametersTest(unittest.TestCase):
         for a, b in zip(model.parameters(), other.parameters()):
             torch.testing.assert_close(a.detach(), b.detach(), rtol=2e-5, atol=2e-6)
 
+    def test_hooks_run_once_and_a_profiler_sees_the_step(self):
+        model = model_on("cpu")
+        optimizer = pinflow.FlatParameters(model.parameters(), "sgd", lr=0.1)
+        seen = []
+        before = optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+        after = optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        optimizer.step()
+        self.assertEqual(seen, ["before", "after"])
+        before.remove()
+        after.remove()
+        optimizer.step()
+        self.assertEqual(seen, ["before", "after"])
+        self.assertEqual(optimizer.steps, 2)
+        with torch.autograd.profiler.profile() as profile:
+            optimizer.step()
+        self.assertIn("Optimizer.step#FlatParameters.step", [each.name for each in profile.function_events])
+
     def test_every_rule_follows_torch(self):
         rules = {"sgd": "SGD", "adagrad": "Adagrad", "adadelta": "Adadelta", "rmsprop": "RMSprop", "rprop": "Rprop",
                  "adam": "Adam", "adamw": "AdamW", "adamax": "Adamax", "nadam": "NAdam", "radam": "RAdam", "asgd": "ASGD"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
@@ -213,8 +214,33 @@ class FlatParameters:
 
         Raises:
             InvalidArgument: a parameter or its gradient has left the buffers. The first step checks all, each later one
-                another 8 of them.
+                another 2 of them.
         """
+        if self._is_watched():
+            return self._watched_step(closure)
+        return self._step(closure)
+
+    # PyTorch would wrap it for hooks and profilers, which takes longer than the rest of the call
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _is_watched(self) -> bool:
+        """Whether the step has hooks, or a profiler runs."""
+        mine: Any = self
+        try:
+            hooks: Any = sys.modules["torch.optim.optimizer"]
+            profiler: Any = sys.modules["torch.autograd.profiler"]
+            return bool(mine._optimizer_step_pre_hooks or mine._optimizer_step_post_hooks or
+                        hooks._global_optimizer_pre_hooks or hooks._global_optimizer_post_hooks or
+                        profiler._is_profiler_enabled)
+        except (AttributeError, KeyError):  # another version of PyTorch
+            return True
+
+    def _watched_step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        import torch
+
+        return torch.optim.Optimizer.profile_hook_step(type(self)._step)(self, closure)
+
+    def _step(self, closure: Optional[Callable[[], Any]]) -> Any:
         import torch
 
         loss = None
@@ -264,7 +290,7 @@ class FlatParameters:
     def _check_some_views(self) -> None:
         """Looks at a few parameters, others in each step: data_ptr of all would take longer than the step."""
         count = len(self._addresses)
-        for _ in range(min(count, 8) if self._checked else count):
+        for _ in range(min(count, 2) if self._checked else count):
             self._next = (self._next + 1) % count
             each, addresses = self._parameters[self._next], self._addresses[self._next]
             gradient = each.grad
