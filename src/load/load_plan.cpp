@@ -101,7 +101,7 @@ class planner {
         if (is_mapped) {
             plan_.mapped_bytes += job.size_bytes;
         } else if (!is_raw) {
-            plan_.others.push_back({plan_.pieces.size(), 1, true});
+            decoded_.push_back({plan_.pieces.size(), 1, true});
             plan_.pieces.push_back({index, 0, job.size_bytes, 0});
         } else if (job.size_bytes >= min_own_block_bytes) {
             for (std::uint64_t begin = 0; begin < job.size_bytes; begin += load_unit_bytes) {
@@ -120,6 +120,8 @@ class planner {
             const load_unit unit = small_unit(next);
             (is_copyable(unit) ? plan_.copyable : plan_.others).push_back(unit);
         }
+        // these take longest
+        plan_.others.insert(plan_.others.begin(), decoded_.begin(), decoded_.end());
     }
 
  private:
@@ -210,6 +212,7 @@ class planner {
     pinflow::device device_;
     std::optional<std::size_t> shared_block_;
     std::vector<std::size_t> small_;
+    std::vector<load_unit> decoded_;
 };
 
 /// Jobs that load the same bytes of a file into memory of ours share it.
@@ -275,8 +278,6 @@ load_plan plan_load(const opened_tensors& opened, std::span<const tensor_request
         const file_position place = position_of(opened, plan.jobs[piece.job]);
         return std::tuple(place.file, place.offset_bytes + piece.begin_bytes);
     });
-    // what is decoded takes longest
-    std::ranges::stable_partition(plan.others, &load_unit::is_decoded);
     return plan;
 }
 

@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <tbb/info.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -22,48 +20,10 @@ namespace {
 
 constexpr std::chrono::milliseconds look_interval{1};
 constexpr std::chrono::milliseconds progress_interval{100};
-/// Loads of fewer bytes are staged: page-locking costs more than it saves.
-constexpr std::uint64_t min_pinned_bytes = std::uint64_t{32} << 20;
-constexpr unsigned max_threads = 16;
 /// Units that the copy engine takes at once.
 constexpr std::size_t max_joined_units = 16;
 
 }  // namespace
-
-// ---- units -----------------------------------------------------------------------------------------------
-
-void unit_queue::start(bool copies, bool stages) {
-    const std::scoped_lock lock(mutex_);
-    copies_ = copies;
-    stages_ = stages;
-}
-
-const load_unit* unit_queue::front() const {
-    const std::scoped_lock lock(mutex_);
-    return copies_ && front_ < end_ ? &plan_.copyable[front_] : nullptr;
-}
-
-bool unit_queue::take_front() {
-    const std::scoped_lock lock(mutex_);
-    if (!copies_ || front_ >= end_) return false;
-    ++front_;
-    return true;
-}
-
-const load_unit* unit_queue::take_for_thread() {
-    const std::scoped_lock lock(mutex_);
-    if (next_other_ < plan_.others.size()) return &plan_.others[next_other_++];
-    if (!stages_ || front_ >= end_) return nullptr;
-    // disks are read from the front
-    if (!copies_) return &plan_.copyable[front_++];
-    return &plan_.copyable[--end_];
-}
-
-void unit_queue::stop_copies() {
-    const std::scoped_lock lock(mutex_);
-    copies_ = false;
-    stages_ = true;
-}
 
 // ---- the route -------------------------------------------------------------------------------------------
 
@@ -73,109 +33,16 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       plan_(plan),
       device_(device),
       options_(options),
+      way_(choose_route(opened, plan, device, options)),
       copies_(device),
       blocks_(plan.blocks.size()),
       addresses_(plan.blocks.size()),
-      mappings_(opened.files.size()),
       private_pages_(opened.files.size()),
       queue_(plan) {
-    choose_route();
-    const bool copies = route_ == load_route::copy || route_ == load_route::both;
-    queue_.start(copies, route_ != load_route::copy);
-    if (copies) start_pinning();
+    const bool copies = way_.route == load_route::copy || way_.route == load_route::both;
+    queue_.start(copies, way_.route != load_route::copy);
+    if (copies) pages_.emplace(opened, plan, device, copies_, options);
     start_threads();
-}
-
-void load_run::choose_route() {
-    route_ = options_.route;
-    const auto cores = static_cast<unsigned>(tbb::info::default_concurrency());
-    std::uint64_t copyable_bytes = 0;
-    for (const load_unit& unit : plan_.copyable) {
-        for (const load_piece& piece : plan_.pieces_of(unit))
-            copyable_bytes += piece.size_bytes;
-    }
-    if (is_on_host()) {
-        route_ = load_route::staged;
-        route_reason_ = "on the host device, whole tensors are mapped, and threads read all others";
-    } else if (route_ == load_route::copy) {
-        if (!plan_.others.empty())
-            throw unsupported(
-                "the route copy was requested, but some of the tensors must be decoded, cast or gathered, or "
-                "are too short for the copy engine: only threads can do that");
-        route_reason_ = "the route copy was requested";
-    } else if (route_ != load_route::automatic) {
-        route_reason_ = fmt::format("the route {} was requested", to_string(route_));
-    } else if (copyable_bytes < min_pinned_bytes) {
-        route_ = load_route::staged;
-        route_reason_ = fmt::format(
-            "only {} can be copied from the pages of the files, and page-locking "
-            "pays off from {} on",
-            in_binary_units(copyable_bytes), in_binary_units(min_pinned_bytes));
-    } else if (!is_in_page_cache()) {
-        route_ = load_route::staged;
-        route_reason_ = "the files are not in the page cache, and threads read them faster than page faults";
-    } else {
-        route_ = load_route::both;
-        route_reason_ = "page-locking alone does not keep up with the link";
-    }
-    if (route_ == load_route::copy) return;
-    const unsigned beside = std::clamp(cores / 2, 1U, link_profile().max_beside_registering);
-    thread_count_ = options_.threads != 0        ? options_.threads
-                    : route_ == load_route::both ? beside
-                                                 : std::clamp(cores, 1U, max_threads);
-    const std::size_t units = plan_.copyable.size() + plan_.others.size();
-    thread_count_ = static_cast<unsigned>(std::min<std::size_t>(thread_count_, units));
-}
-
-/// Looks at some pages of each file.
-bool load_run::is_in_page_cache() const {
-    constexpr std::size_t max_samples = 256;
-    const std::size_t step = std::max<std::size_t>(plan_.copyable.size() / max_samples, 1);
-    std::size_t looked = 0, missing = 0;
-    for (std::size_t i = 0; i < plan_.copyable.size(); i += step) {
-        const load_piece& piece = plan_.pieces[plan_.copyable[i].first_piece];
-        const file_position place = position_of(opened_, plan_.jobs[piece.job]);
-        const input_file& file = *opened_.files[place.file].file;
-        const descriptor_lease lease = file.lease_descriptor();
-        std::array<std::byte, 1> byte{};
-        bool supported = true;
-        const auto read =
-            system::read_cached_at(lease.get(), place.offset_bytes + piece.begin_bytes, byte, supported);
-        if (!supported) return true;  // tmpfs of older kernels
-        ++looked;
-        if (!read) ++missing;
-    }
-    return missing * 4 <= looked;
-}
-
-void load_run::start_pinning() {
-    std::vector<pin_range> ranges;
-    for (const load_unit& unit : plan_.copyable) {
-        for (const load_piece& piece : plan_.pieces_of(unit)) {
-            const load_job& job = plan_.jobs[piece.job];
-            const file_position place = position_of(opened_, job);
-            auto& mapping = mappings_[place.file];
-            const opened_file& opened = opened_.files[place.file];
-            if (!mapping)
-                mapping = std::make_shared<const mapped_file>(opened.file, 0, opened.file->size_bytes());
-            const auto bytes =
-                mapping->bytes().subspan(place.offset_bytes + piece.begin_bytes, piece.size_bytes);
-            pin_range* const last = ranges.empty() ? nullptr : &ranges.back();
-            if (last != nullptr && last->owner == mapping && last->bytes.data() <= bytes.data() &&
-                last->bytes.data() + last->bytes.size() + link_profile().min_engine_bytes >= bytes.data()) {
-                const auto begin = static_cast<std::size_t>(last->bytes.data() - mapping->data());
-                const auto end = static_cast<std::size_t>(bytes.data() + bytes.size() - mapping->data());
-                last->bytes = mapping->bytes().subspan(begin, std::max(end - begin, last->bytes.size()));
-            } else {
-                ranges.push_back({bytes, quote(opened.file->path(), 1000), mapping});
-            }
-        }
-    }
-    pin_options pinning;
-    pinning.budget_bytes = options_.pin_budget_bytes;
-    pinning.limit = options_.pin_limit;
-    pinning.registers_rest = false;
-    pages_ = std::make_unique<pinned_pages>(std::move(ranges), device_, pinning);
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------
@@ -184,9 +51,9 @@ void load_run::allocate() {
     // threads begin at the end if the copy engine begins at the front
     const std::size_t count = blocks_.size();
     for (std::size_t i = 0; i < count && !stopped_; ++i)
-        allocate_block(route_ == load_route::both && i % 2 == 1 ? count - 1 - i / 2
-                       : route_ == load_route::both             ? i / 2
-                                                                : i);
+        allocate_block(way_.route == load_route::both && i % 2 == 1 ? count - 1 - i / 2
+                       : way_.route == load_route::both             ? i / 2
+                                                                    : i);
 }
 
 void load_run::allocate_block(std::size_t index) {
@@ -238,7 +105,7 @@ std::byte* load_run::target_of(const load_piece& piece) {
 // ---- threads ---------------------------------------------------------------------------------------------
 
 void load_run::start_threads() {
-    for (unsigned i = 0; i < thread_count_; ++i) {
+    for (unsigned i = 0; i < way_.threads; ++i) {
         {
             const std::scoped_lock lock(mutex_);
             ++running_;
@@ -249,7 +116,7 @@ void load_run::start_threads() {
         } catch (const system_failure&) {
             const std::scoped_lock lock(mutex_);
             --running_;
-            if (threads_.empty() && route_ != load_route::both) throw;
+            if (threads_.empty() && way_.route != load_route::both) throw;
             return;  // the others do its work
         }
     }
@@ -312,12 +179,10 @@ void load_run::fill(const load_unit& unit, tensor_reader& reader) {
             reader.decode(
                 job, load_unit_bytes,
                 [&](std::uint64_t size_bytes) { return std::exchange(next, next + size_bytes); },
-                [&](std::uint64_t, std::span<const std::byte> filled) {
-                    add_done(staged_bytes_, filled.size());
-                });
+                [&](std::uint64_t, std::span<const std::byte> filled) { staged_bytes_ += filled.size(); });
         } else {
             reader.read(job, piece.begin_bytes, {target, piece.size_bytes});
-            add_done(staged_bytes_, piece.size_bytes);
+            staged_bytes_ += piece.size_bytes;
         }
     }
 }
@@ -348,7 +213,7 @@ void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers&
     }
     buffer.copied.record(copies_);
     for (const load_piece& piece : plan_.pieces_of(unit))
-        add_done(staged_bytes_, piece.size_bytes);
+        staged_bytes_ += piece.size_bytes;
 }
 
 void load_run::decode(const load_unit& unit, tensor_reader& reader, load_buffers& buffers) {
@@ -365,7 +230,7 @@ void load_run::decode(const load_unit& unit, tensor_reader& reader, load_buffers
         [&](std::uint64_t begin, std::span<const std::byte> filled) {
             copy_to_device_async(target + begin, filled, copies_);
             buffer->copied.record(copies_);
-            add_done(staged_bytes_, filled.size());
+            staged_bytes_ += filled.size();
         });
 }
 
@@ -378,7 +243,7 @@ std::vector<copy_range> load_run::ranges_of(const load_unit& unit) const {
         const load_job& job = plan_.jobs[piece.job];
         const file_position place = position_of(opened_, job);
         ranges.push_back({addresses_[job.block] + job.block_offset_bytes + piece.begin_bytes,
-                          mappings_[place.file]->data() + place.offset_bytes + piece.begin_bytes,
+                          pages_->data_of(place.file) + place.offset_bytes + piece.begin_bytes,
                           piece.size_bytes});
     }
     return ranges;
@@ -392,38 +257,34 @@ void load_run::copy_from_pages() {
         if (batch.empty()) return;
         copy_batch_to_device_async(batch, copies_);
         for (const copy_range& range : batch)
-            add_done(copied_bytes_, range.size_bytes);
+            copied_bytes_ += range.size_bytes;
         batch.clear();
     };
     std::size_t joined = 0;
     while (const load_unit* const unit = queue_.front()) {
         if (stopped_) return;
+        const auto index = static_cast<std::size_t>(unit - plan_.copyable.data());
+        if (pages_->ends_chunk(index)) enqueue();
+        pages_->begin_unit(index);
         const std::vector<copy_range> ranges = ranges_of(*unit);
-        const auto is_registered = [&](const copy_range& range) {
-            return pages_->covers(range.source, range.size_bytes);
-        };
-        if (!std::ranges::all_of(ranges, is_registered)) {
+        if (!pages_->cover(ranges)) {
             enqueue();
             joined = 0;
-            if (pages_->finished() && !std::ranges::all_of(ranges, is_registered)) {
-                pages_reason_ = pages_->report().reason;
-                if (options_.route == load_route::copy) pages_->require();
-                queue_.stop_copies();
-                return;
-            }
-            for (const copy_range& range : ranges)
-                pages_->wait_for(range.source, range.size_bytes, look_interval);
             say_progress(false);
-            continue;
+            if (pages_->wait_for(ranges, look_interval)) continue;
+            pages_reason_ = pages_->reason();
+            if (options_.route == load_route::copy) pages_->require();
+            queue_.stop_copies();
+            return;
         }
         // short pieces at boundaries of registrations are not for the copy engine: see link_profile
         pieces.clear();
         pin_registry::process().cut(ranges, pieces);
-        const bool is_long = std::ranges::all_of(pieces, [](const copy_range& piece) {
+        const bool are_long = std::ranges::all_of(pieces, [](const copy_range& piece) {
             return piece.size_bytes >= link_profile().min_copied_bytes;
         });
         if (!queue_.take_front()) break;
-        if (is_long || options_.route == load_route::copy) {
+        if (are_long || options_.route == load_route::copy) {
             batch.insert(batch.end(), ranges.begin(), ranges.end());
         } else {
             stage_here(*unit);
@@ -434,13 +295,6 @@ void load_run::copy_from_pages() {
         say_progress(false);
     }
     enqueue();
-    // nothing else is worth registering
-    if (!plan_.copyable.empty()) {
-        const load_piece& last = plan_.pieces_of(plan_.copyable.back()).back();
-        const file_position place = position_of(opened_, plan_.jobs[last.job]);
-        pages_->set_reader_position(mappings_[place.file]->data() + place.offset_bytes + last.begin_bytes +
-                                    last.size_bytes - 1);
-    }
 }
 
 /// Stages a unit on the calling thread.
@@ -512,10 +366,6 @@ void load_run::rethrow_failure() {
     if (failure_) std::rethrow_exception(failure_);
 }
 
-void load_run::add_done(std::atomic<std::uint64_t>& counter, std::uint64_t size_bytes) {
-    counter += size_bytes;
-}
-
 void load_run::say_progress(bool at_end) {
     if (!options_.progress) return;
     const auto now = std::chrono::steady_clock::now();
@@ -531,7 +381,7 @@ load_report load_run::report() const {
     report.staged_bytes = staged_bytes_;
     report.mapped_bytes = plan_.mapped_bytes;
     report.threads = started_threads_;
-    report.reason = is_on_host() ? route_reason_ : fmt::format("{}: {}", to_string(route_), route_reason_);
+    report.reason = is_on_host() ? way_.reason : fmt::format("{}: {}", to_string(way_.route), way_.reason);
     if (!pages_reason_.empty()) report.reason += "; " + pages_reason_;
     return report;
 }

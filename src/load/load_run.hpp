@@ -13,43 +13,16 @@
 #include <thread>
 #include <vector>
 
-#include "pinflow/mapped_file.hpp"
-#include "pinflow/pin.hpp"
+#include "pinflow/memory.hpp"
 #include "pinflow/stream.hpp"
+#include "src/load/load_pages.hpp"
 #include "src/load/load_plan.hpp"
+#include "src/load/load_route.hpp"
 #include "src/load/load_staging.hpp"
 #include "src/load/tensor_reader.hpp"
+#include "src/load/unit_queue.hpp"
 
 namespace pinflow::detail {
-
-/// Hands out the units of a plan. Thread-safe.
-class unit_queue {
- public:
-    explicit unit_queue(const load_plan& plan) : plan_(plan), end_(plan.copyable.size()) {}
-
-    /// Says who takes the copyable units. Comes before all calls below.
-    /// @param copies whether the copy engine takes them from the front
-    /// @param stages whether threads take them: from the end, or, without the copy engine, from the front
-    void start(bool copies, bool stages);
-
-    /// The next unit for the copy engine, without taking it; null if there is none.
-    const load_unit* front() const;
-    /// Takes the unit that `front` has returned. @return false if a thread has taken it meanwhile.
-    bool take_front();
-    /// The next unit for a thread; null if there is none.
-    const load_unit* take_for_thread();
-    /// Leaves the units that the copy engine has not taken to the threads.
-    void stop_copies();
-
- private:
-    const load_plan& plan_;
-    mutable std::mutex mutex_;
-    bool copies_ = false;
-    bool stages_ = false;
-    std::size_t front_ = 0;
-    std::size_t end_;
-    std::size_t next_other_ = 0;
-};
 
 /// Carries out a plan. The calling thread allocates memory and enqueues the copies from page-locked pages;
 /// other threads read, decode and cast.
@@ -73,9 +46,6 @@ class load_run {
     load_report report() const;
 
  private:
-    void choose_route();
-    bool is_in_page_cache() const;
-    void start_pinning();
     void start_threads();
     void run_thread() noexcept;
     void work_on_units();
@@ -89,7 +59,6 @@ class load_run {
     std::byte* wait_for_block(std::size_t block);
     void allocate_block(std::size_t index);
     std::shared_ptr<const memory_region> map_privately(std::size_t file);
-    void add_done(std::atomic<std::uint64_t>& counter, std::uint64_t size_bytes);
     void say_progress(bool at_end);
     void fail(std::exception_ptr failure) noexcept;
     void rethrow_failure();
@@ -100,17 +69,14 @@ class load_run {
     const load_plan& plan_;
     pinflow::device device_;
     const load_options& options_;
-    load_route route_ = load_route::staged;
-    std::string route_reason_;
-    unsigned thread_count_ = 0;
+    chosen_route way_;
     unsigned started_threads_ = 0;
 
     stream copies_;
     std::vector<std::shared_ptr<loaded_block>> blocks_;
     std::vector<std::byte*> addresses_;                                ///< null until allocated
-    std::vector<std::shared_ptr<const mapped_file>> mappings_;         ///< for each file, on CUDA
     std::vector<std::shared_ptr<const memory_region>> private_pages_;  ///< for each file, on the host
-    std::unique_ptr<pinned_pages> pages_;
+    std::optional<load_pages> pages_;
     std::string pages_reason_;
     std::atomic<std::uint64_t> copied_bytes_ = 0;
     std::atomic<std::uint64_t> staged_bytes_ = 0;

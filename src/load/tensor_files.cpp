@@ -224,20 +224,22 @@ loaded_tensors tensor_files::load(std::span<const tensor_request> requests, cons
     const auto start = std::chrono::steady_clock::now();
     loaded_tensors loaded;
     const detail::load_plan plan = detail::plan_load(*opened_, requests, device);
-    detail::load_run run(*opened_, plan, device, options);
-    run.allocate();
     loaded.tensors.reserve(plan.jobs.size());
-    for (const detail::load_job& job : plan.jobs) {
-        device_tensor tensor(opened_->descriptions[job.tensor].name, job.type, job.shape, device);
-        tensor.size_bytes_ = job.size_bytes;
-        if (job.size_bytes != 0) {
-            tensor.data_ = run.address_of(job.block) + job.block_offset_bytes;
-            tensor.block_ = run.block(job.block);
+    {
+        detail::load_run run(*opened_, plan, device, options);
+        run.allocate();
+        for (const detail::load_job& job : plan.jobs) {
+            device_tensor tensor(opened_->descriptions[job.tensor].name, job.type, job.shape, device);
+            tensor.size_bytes_ = job.size_bytes;
+            if (job.size_bytes != 0) {
+                tensor.data_ = run.address_of(job.block) + job.block_offset_bytes;
+                tensor.block_ = run.block(job.block);
+            }
+            loaded.tensors.push_back(std::move(tensor));
         }
-        loaded.tensors.push_back(std::move(tensor));
-    }
-    run.finish();
-    loaded.report = run.report();
+        run.finish();
+        loaded.report = run.report();
+    }  // releases the pages of the files
     loaded.report.duration = std::chrono::steady_clock::now() - start;
     return loaded;
 }

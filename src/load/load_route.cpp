@@ -1,0 +1,90 @@
+#include "src/load/load_route.hpp"
+
+#include <fmt/format.h>
+#include <tbb/info.h>
+
+#include <algorithm>
+#include <array>
+
+#include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
+#include "src/core/system.hpp"
+#include "src/device/pin_limits.hpp"
+#include "src/rows/link_profile.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Loads of fewer bytes are staged: page-locking costs more than it saves.
+constexpr std::uint64_t min_pinned_bytes = std::uint64_t{32} << 20;
+constexpr unsigned max_threads = 16;
+
+/// Looks at some pages of each file.
+bool is_in_page_cache(const opened_tensors& opened, const load_plan& plan) {
+    constexpr std::size_t max_samples = 256;
+    const std::size_t step = std::max<std::size_t>(plan.copyable.size() / max_samples, 1);
+    std::size_t looked = 0, missing = 0;
+    for (std::size_t i = 0; i < plan.copyable.size(); i += step) {
+        const load_piece& piece = plan.pieces[plan.copyable[i].first_piece];
+        const file_position place = position_of(opened, plan.jobs[piece.job]);
+        const input_file& file = *opened.files[place.file].file;
+        const descriptor_lease lease = file.lease_descriptor();
+        std::array<std::byte, 1> byte{};
+        bool supported = true;
+        const auto read =
+            system::read_cached_at(lease.get(), place.offset_bytes + piece.begin_bytes, byte, supported);
+        if (!supported) return true;  // tmpfs of older kernels
+        ++looked;
+        if (!read) ++missing;
+    }
+    return missing * 4 <= looked;
+}
+
+}  // namespace
+
+chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
+                          const load_options& options) {
+    chosen_route chosen;
+    chosen.route = options.route;
+    const auto cores = static_cast<unsigned>(tbb::info::default_concurrency());
+    std::uint64_t copyable_bytes = 0;
+    for (const load_unit& unit : plan.copyable) {
+        for (const load_piece& piece : plan.pieces_of(unit))
+            copyable_bytes += piece.size_bytes;
+    }
+    if (device.kind() == device_kind::host) {
+        chosen.route = load_route::staged;
+        chosen.reason = "on the host device, whole tensors are mapped, and threads read all others";
+    } else if (chosen.route == load_route::copy) {
+        if (!plan.others.empty())
+            throw unsupported(
+                "the route copy was requested, but some of the tensors must be decoded, cast or gathered, or "
+                "are too short for the copy engine: only threads can do that");
+        chosen.reason = "the route copy was requested";
+    } else if (chosen.route != load_route::automatic) {
+        chosen.reason = fmt::format("the route {} was requested", to_string(chosen.route));
+    } else if (copyable_bytes < min_pinned_bytes) {
+        chosen.route = load_route::staged;
+        chosen.reason = fmt::format(
+            "only {} can be copied from the pages of the files, and page-locking "
+            "pays off from {} on",
+            in_binary_units(copyable_bytes), in_binary_units(min_pinned_bytes));
+    } else if (!is_in_page_cache(opened, plan)) {
+        chosen.route = load_route::staged;
+        chosen.reason = "the files are not in the page cache, and threads read them faster than page faults";
+    } else {
+        chosen.route = load_route::both;
+        chosen.reason = "page-locking alone does not keep up with the link";
+    }
+    if (chosen.route == load_route::copy) return chosen;
+    const unsigned beside = std::clamp(cores / 2, 1U, link_profile().max_beside_registering);
+    chosen.threads = options.threads != 0               ? options.threads
+                     : chosen.route == load_route::both ? beside
+                                                        : std::clamp(cores, 1U, max_threads);
+    const std::size_t units = plan.copyable.size() + plan.others.size();
+    chosen.threads = static_cast<unsigned>(std::min<std::size_t>(chosen.threads, units));
+    return chosen;
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include "src/load/load_plan.hpp"
+
+namespace pinflow::detail {
+
+/// How the units of a plan travel.
+struct chosen_route {
+    load_route route = load_route::staged;  ///< not automatic
+    unsigned threads = 0;                   ///< that read, decode and cast
+    std::string reason;
+};
+
+/// Every rule by which a load decides how its bytes travel.
+/// @throws unsupported if the route `copy` is requested, and some units are not copyable.
+chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
+                          const load_options& options);
+
+}  // namespace pinflow::detail

@@ -1,0 +1,38 @@
+#include "src/load/unit_queue.hpp"
+
+namespace pinflow::detail {
+
+void unit_queue::start(bool copies, bool stages) {
+    const std::scoped_lock lock(mutex_);
+    copies_ = copies;
+    stages_ = stages;
+}
+
+const load_unit* unit_queue::front() const {
+    const std::scoped_lock lock(mutex_);
+    return copies_ && front_ < end_ ? &plan_.copyable[front_] : nullptr;
+}
+
+bool unit_queue::take_front() {
+    const std::scoped_lock lock(mutex_);
+    if (!copies_ || front_ >= end_) return false;
+    ++front_;
+    return true;
+}
+
+const load_unit* unit_queue::take_for_thread() {
+    const std::scoped_lock lock(mutex_);
+    if (next_other_ < plan_.others.size()) return &plan_.others[next_other_++];
+    if (!stages_ || front_ >= end_) return nullptr;
+    // disks are read from the front
+    if (!copies_) return &plan_.copyable[front_++];
+    return &plan_.copyable[--end_];
+}
+
+void unit_queue::stop_copies() {
+    const std::scoped_lock lock(mutex_);
+    copies_ = false;
+    stages_ = true;
+}
+
+}  // namespace pinflow::detail
