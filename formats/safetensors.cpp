@@ -26,7 +26,7 @@ namespace {
 
 using detail::quote;
 
-/// Reads exactly the header, a piece at a time.
+/// Reads exactly the header: a long one a piece at a time.
 safetensors_header read_text(const input_file& file, detail::safetensors_metadata wanted) {
     constexpr std::uint64_t max_piece_bytes = 1u << 20;
     std::array<std::byte, detail::safetensors_preamble_size_bytes> preamble{};
@@ -34,6 +34,12 @@ safetensors_header read_text(const input_file& file, detail::safetensors_metadat
     const auto first = std::span(preamble).first(static_cast<std::size_t>(preamble_size));
     file.read(0, first);
     const std::uint64_t data_offset = detail::safetensors_data_offset_bytes(first, file.size_bytes());
+    constexpr std::uint64_t max_whole_bytes = 16u << 20;
+    if (data_offset <= max_whole_bytes) {
+        std::vector<std::byte> bytes(static_cast<std::size_t>(data_offset));
+        file.read(0, bytes);
+        return detail::parse_safetensors_bytes(bytes, file.size_bytes(), wanted);
+    }
     std::uint64_t offset = preamble.size() - 1;  // after the length
     std::vector<std::byte> piece(
         static_cast<std::size_t>(std::min<std::uint64_t>(max_piece_bytes, data_offset - offset)));

@@ -10,9 +10,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "formats/safetensors_plain.hpp"
 #include "formats/throw_formatted.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/formats/safetensors.hpp"
@@ -29,6 +31,56 @@ using detail::quote;
 constexpr std::size_t max_axes = 64;
 // the reference implementation's: serde_json's limit of recursion
 constexpr unsigned max_depth = 127;
+
+// ---- one tensor -----------------------------------------------------------------------------------------
+
+constexpr std::size_t max_unchecked_tensors = 4096;
+
+/// Checks the memory for a list of tensors, and for as many listings.
+void require_list_memory(std::size_t count) {
+    constexpr std::uint64_t tensor_bytes = 1024;
+    const std::uint64_t size_bytes = count * tensor_bytes;
+    detail::require_memory(size_bytes, fmt::format("the header's list of {} tensors takes {} bytes of memory",
+                                                   count, size_bytes));
+}
+
+[[noreturn]] void refuse_type(const safetensors_entry& tensor, std::string_view type_name) {
+    detail::throw_format_error("the tensor {} is of the unknown type {}", quote(tensor.name),
+                               quote(type_name));
+}
+
+/// Sets the type, the offset and the size of a tensor with a name, a type name and a shape.
+void complete(safetensors_entry& tensor, std::uint64_t begin, std::uint64_t end) {
+    const auto name = [&] { return quote(tensor.name); };  // for errors
+    const auto types = detail::safetensors_types();
+    const auto type = std::ranges::find(types, tensor.type_name, &detail::safetensors_type::name);
+    if (type == types.end()) refuse_type(tensor, tensor.type_name);
+    if (type->kind) tensor.dtype.emplace(*type->kind, type->bits / 8);
+
+    // as in numpy, a length of 0 counts as 1, so that the result does not depend on the order of the axes
+    std::uint64_t bits = type->bits;
+    for (const std::uint64_t length : tensor.shape) {
+        if (length != 0 && !detail::multiply(bits, length, bits)) {
+            detail::throw_format_error("the tensor {} of {} and shape {} is too large", name(), type->name,
+                                       to_string(tensor.shape));
+        }
+    }
+    if (std::ranges::find(tensor.shape, 0u) != tensor.shape.end()) bits = 0;
+    if (bits % 8 != 0) {
+        detail::throw_format_error("the tensor {} of {} and shape {} ends within a byte", name(), type->name,
+                                   to_string(tensor.shape));
+    }
+    if (end < begin)
+        detail::throw_format_error("the data_offsets of the tensor {} run backwards, from {} to {}", name(),
+                                   begin, end);
+    if (end - begin != bits / 8) {
+        detail::throw_format_error(
+            "the tensor {} of {} and shape {} takes {} bytes, but its data_offsets [{}, {}] span {}", name(),
+            type->name, to_string(tensor.shape), bits / 8, begin, end, end - begin);
+    }
+    tensor.offset_bytes = begin;
+    tensor.size_bytes = bits / 8;
+}
 
 // ---- JSON -------------------------------------------------------------------------------------------------
 
@@ -56,7 +108,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         } else if (level_ == level::tensor && key_ == "dtype") {
             if (!tensor_.type_name.empty()) refuse_second();
             // an empty name would mean "not given" here, and is no valid type
-            if (value.empty()) refuse_type(value);
+            if (value.empty()) refuse_type(tensor_, value);
             tensor_.type_name = value;
         } else {
             take_ignored("a string");
@@ -204,12 +256,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         detail::throw_format_error("the data_offsets of the tensor {} are not two numbers",
                                    quote(tensor_.name));
     }
-    [[noreturn]] void refuse_type(std::string_view type_name) const {
-        detail::throw_format_error("the tensor {} is of the unknown type {}", quote(tensor_.name),
-                                   quote(type_name));
-    }
     void take_metadata(const std::string& value);
-    void check_memory() const;
     void complete_tensor();
 
     const detail::safetensors_text& text_;
@@ -247,20 +294,6 @@ void header_reader::take_metadata(const std::string& value) {
                                                             metadata_bytes_, 2 * metadata_bytes_));
 }
 
-/// Called before a tensor is added to the list. Checks the memory if the list has to grow.
-void header_reader::check_memory() const {
-    constexpr std::size_t max_unchecked = 4096;
-    const std::size_t count = header.tensors.size();
-    if (count < max_unchecked || count != header.tensors.capacity()) return;
-    // for each tensor, its entry and its listing
-    constexpr std::uint64_t tensor_bytes = 1024;
-    const std::uint64_t size_bytes = 2 * count * tensor_bytes;
-    detail::require_memory(size_bytes,
-                           fmt::format("the header's list of more than {} tensors takes {} bytes of "
-                                       "memory",
-                                       count, size_bytes));
-}
-
 void header_reader::check_metadata_names() {
     std::ranges::sort(metadata_names_);
     if (std::ranges::adjacent_find(metadata_names_) != metadata_names_.end())
@@ -268,42 +301,15 @@ void header_reader::check_metadata_names() {
 }
 
 void header_reader::complete_tensor() {
-    const std::string name = quote(tensor_.name);
+    const auto name = [&] { return quote(tensor_.name); };  // for errors
     if (tensor_.type_name.empty())
-        detail::throw_format_error("the header lacks the dtype of the tensor {}", name);
-    if (!has_shape_) detail::throw_format_error("the header lacks the shape of the tensor {}", name);
+        detail::throw_format_error("the header lacks the dtype of the tensor {}", name());
+    if (!has_shape_) detail::throw_format_error("the header lacks the shape of the tensor {}", name());
     if (offset_count_ == 0)
-        detail::throw_format_error("the header lacks the data_offsets of the tensor {}", name);
-    const auto types = detail::safetensors_types();
-    const auto type = std::ranges::find(types, tensor_.type_name, &detail::safetensors_type::name);
-    if (type == types.end()) refuse_type(tensor_.type_name);
-    if (type->kind) tensor_.dtype.emplace(*type->kind, type->bits / 8);
-
-    // as in numpy, a length of 0 counts as 1, so that the result does not depend on the order of the axes
-    std::uint64_t bits = type->bits;
-    for (const std::uint64_t length : tensor_.shape) {
-        if (length != 0 && !detail::multiply(bits, length, bits)) {
-            detail::throw_format_error("the tensor {} of {} and shape {} is too large", name, type->name,
-                                       to_string(tensor_.shape));
-        }
-    }
-    if (std::ranges::find(tensor_.shape, 0u) != tensor_.shape.end()) bits = 0;
-    if (bits % 8 != 0) {
-        detail::throw_format_error("the tensor {} of {} and shape {} ends within a byte", name, type->name,
-                                   to_string(tensor_.shape));
-    }
-    const auto [begin, end] = offsets_;
-    if (end < begin)
-        detail::throw_format_error("the data_offsets of the tensor {} run backwards, from {} to {}", name,
-                                   begin, end);
-    if (end - begin != bits / 8) {
-        detail::throw_format_error(
-            "the tensor {} of {} and shape {} takes {} bytes, but its data_offsets [{}, {}] span {}", name,
-            type->name, to_string(tensor_.shape), bits / 8, begin, end, end - begin);
-    }
-    tensor_.offset_bytes = begin;
-    tensor_.size_bytes = bits / 8;
-    check_memory();
+        detail::throw_format_error("the header lacks the data_offsets of the tensor {}", name());
+    complete(tensor_, offsets_[0], offsets_[1]);
+    const std::size_t count = header.tensors.size();
+    if (count >= max_unchecked_tensors && count == header.tensors.capacity()) require_list_memory(2 * count);
     header.tensors.push_back(std::exchange(tensor_, {}));
     has_shape_ = false;
     offset_count_ = 0;
@@ -312,22 +318,20 @@ void header_reader::complete_tensor() {
 // ---- the tensors together ---------------------------------------------------------------------------------
 
 void check_names(const std::vector<safetensors_entry>& tensors) {
-    std::vector<std::string_view> names;
+    std::unordered_set<std::string_view> names;
     names.reserve(tensors.size());
     for (const safetensors_entry& tensor : tensors) {
-        names.push_back(tensor.name);
+        if (!names.insert(tensor.name).second)
+            detail::throw_format_error("the header has two tensors named {}", quote(tensor.name));
     }
-    std::ranges::sort(names);
-    const auto twice = std::ranges::adjacent_find(names);
-    if (twice != names.end())
-        detail::throw_format_error("the header has two tensors named {}", quote(*twice));
 }
 
 /// Sorts the tensors by their data, and checks that they cover all of it.
 void check_layout(std::vector<safetensors_entry>& tensors, std::uint64_t data_size_bytes) {
-    std::ranges::sort(tensors, {}, [](const safetensors_entry& tensor) {
+    const auto place_of = [](const safetensors_entry& tensor) {
         return std::tuple(tensor.offset_bytes, tensor.size_bytes, std::string_view(tensor.name));
-    });
+    };
+    if (!std::ranges::is_sorted(tensors, {}, place_of)) std::ranges::sort(tensors, {}, place_of);
     std::uint64_t end = 0;
     const safetensors_entry* before = nullptr;
     for (const safetensors_entry& tensor : tensors) {
@@ -348,6 +352,16 @@ void check_layout(std::vector<safetensors_entry>& tensors, std::uint64_t data_si
         detail::throw_format_error("the tensors take {} bytes of data, but the file has {} after the header",
                                    end, data_size_bytes);
     }
+}
+
+/// Checks that concern all tensors, and makes their offsets those in the file.
+safetensors_header checked(safetensors_header header, std::uint64_t data_offset_bytes,
+                           std::uint64_t file_size_bytes) {
+    check_names(header.tensors);
+    check_layout(header.tensors, file_size_bytes - data_offset_bytes);
+    for (safetensors_entry& tensor : header.tensors)
+        tensor.offset_bytes += data_offset_bytes;
+    return header;
 }
 
 }  // namespace
@@ -419,12 +433,7 @@ safetensors_header detail::parse_safetensors_text(safetensors_text::piece_source
     if (!nlohmann::json::sax_parse(characters, &reader))
         detail::throw_format_error("its header is not valid JSON");
     reader.check_metadata_names();
-    check_names(reader.header.tensors);
-    check_layout(reader.header.tensors, file_size_bytes - data_offset_bytes);
-    for (safetensors_entry& tensor : reader.header.tensors) {
-        tensor.offset_bytes += data_offset_bytes;
-    }
-    return std::move(reader.header);
+    return checked(std::move(reader.header), data_offset_bytes, file_size_bytes);
 }
 
 safetensors_header detail::parse_safetensors_bytes(std::span<const std::byte> bytes,
@@ -436,6 +445,14 @@ safetensors_header detail::parse_safetensors_bytes(std::span<const std::byte> by
                                    bytes.size());
     }
     auto text = bytes.first(static_cast<std::size_t>(data_offset)).subspan(8);
+    const std::string_view json(reinterpret_cast<const char*>(text.data()), text.size());
+    if (auto plain = parse_plain_header(json)) {
+        if (plain->tensors.size() > max_unchecked_tensors) require_list_memory(plain->tensors.size());
+        for (safetensors_entry& tensor : plain->tensors)
+            complete(tensor, tensor.offset_bytes, tensor.size_bytes);
+        if (wanted == safetensors_metadata::checked) plain->metadata.clear();
+        return checked(std::move(*plain), data_offset, file_size_bytes);
+    }
     const auto all_at_once = [&] { return std::exchange(text, {}); };
     return parse_safetensors_text(all_at_once, data_offset, file_size_bytes, wanted);
 }

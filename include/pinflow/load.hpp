@@ -23,7 +23,11 @@
 
 namespace pinflow {
 
+struct load_options;
+struct loaded_tensors;
+
 namespace detail {
+struct found_request;
 struct loaded_block;
 struct opened_tensors;
 }  // namespace detail
@@ -190,6 +194,12 @@ class tensor_files {
                         const load_options& options = {}) const;
 
  private:
+    friend loaded_tensors load_tensors(std::span<const std::filesystem::path> files,
+                                       const pinflow::device& device, const load_options& options);
+    std::vector<std::size_t> select_indices(std::span<const std::string> patterns) const;
+    loaded_tensors load_found(std::span<const detail::found_request> requests, const pinflow::device& device,
+                              const load_options& options) const;
+
     std::shared_ptr<const detail::opened_tensors> opened_;
 };
 

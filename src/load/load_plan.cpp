@@ -55,20 +55,10 @@ void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& 
     }
 }
 
-load_job job_of(const opened_tensors& opened, const tensor_request& request) {
-    const auto found = opened.by_name.find(request.name);
-    if (found == opened.by_name.end()) {
-        if (const auto refused = opened.refused.find(request.name); refused != opened.refused.end())
-            throw unsupported(refused->second);
-        throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
-                                           quote(request.name, max_label_name), opened.descriptions.size(),
-                                           opened.files.size() == 1
-                                               ? quote(opened.paths.front().string(), max_path)
-                                               : fmt::format("{} files", opened.files.size())));
-    }
-    const tensor_description& tensor = opened.descriptions[found->second];
-    const pinflow::dtype stored = tensor.dtype.little_endian();
-    load_job job{.tensor = found->second,
+load_job job_of(const opened_tensors& opened, const found_request& request) {
+    const tensor_description& tensor = opened.descriptions[request.tensor];
+    const pinflow::dtype& stored = tensor.dtype;
+    load_job job{.tensor = request.tensor,
                  .stored_type = stored,
                  .type = request.dtype.value_or(stored),
                  .shape = tensor.shape,
@@ -241,12 +231,26 @@ file_position position_of(const opened_tensors& opened, const load_job& job) {
     return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};
 }
 
-load_plan plan_load(const opened_tensors& opened, std::span<const tensor_request> requests,
+found_request find_request(const opened_tensors& opened, const tensor_request& request) {
+    const auto found = opened.by_name.find(request.name);
+    if (found == opened.by_name.end()) {
+        if (const auto refused = opened.refused.find(request.name); refused != opened.refused.end())
+            throw unsupported(refused->second);
+        throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
+                                           quote(request.name, max_label_name), opened.descriptions.size(),
+                                           opened.files.size() == 1
+                                               ? quote(opened.paths.front().string(), max_path)
+                                               : fmt::format("{} files", opened.files.size())));
+    }
+    return {found->second, request.slice, request.dtype, request.destination};
+}
+
+load_plan plan_load(const opened_tensors& opened, std::span<const found_request> requests,
                     const pinflow::device& device) {
     load_plan plan;
     plan.jobs.reserve(requests.size());
     std::vector<bool> is_requested(opened.descriptions.size(), false);
-    for (const tensor_request& request : requests) {
+    for (const found_request& request : requests) {
         plan.jobs.push_back(job_of(opened, request));
         const std::size_t tensor = plan.jobs.back().tensor;
         if (is_requested[tensor])
@@ -262,7 +266,7 @@ load_plan plan_load(const opened_tensors& opened, std::span<const tensor_request
         const file_position place = position_of(opened, plan.jobs[i]);
         return std::tuple(place.file, place.offset_bytes, i);
     };
-    std::ranges::sort(order, {}, place_of);
+    if (!std::ranges::is_sorted(order, {}, place_of)) std::ranges::sort(order, {}, place_of);
     planner planner(plan, opened, device);
     for (const std::size_t i : order) {
         if (plan.jobs[i].same_as == i) planner.add(i);
@@ -273,11 +277,12 @@ load_plan plan_load(const opened_tensors& opened, std::span<const tensor_request
         job.block = first.block;
         job.block_offset_bytes = first.block_offset_bytes;
     }
-    std::ranges::sort(plan.copyable, {}, [&](const load_unit& unit) {
+    const auto begin_of = [&](const load_unit& unit) {
         const load_piece& piece = plan.pieces[unit.first_piece];
         const file_position place = position_of(opened, plan.jobs[piece.job]);
         return std::tuple(place.file, place.offset_bytes + piece.begin_bytes);
-    });
+    };
+    if (!std::ranges::is_sorted(plan.copyable, {}, begin_of)) std::ranges::sort(plan.copyable, {}, begin_of);
     return plan;
 }
 

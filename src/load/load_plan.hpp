@@ -22,7 +22,7 @@ namespace detail {
 /// A tensor of an opened file.
 struct stored_tensor {
     std::size_t file = 0;
-    std::string name;  ///< in the file; empty for the array of a .npy file
+    bool has_no_name = false;  ///< in the file, which is a .npy file
     /// Where all elements lie in the file, in C order and little-endian. Empty if they must be decoded or
     /// reordered.
     std::optional<std::uint64_t> offset_bytes;
@@ -38,9 +38,9 @@ struct opened_tensors {
     std::vector<std::filesystem::path> paths;
     std::vector<opened_file> files;  ///< for each path
     std::vector<tensor_description> descriptions;
-    std::vector<stored_tensor> stored;  ///< for each description
-    std::unordered_map<std::string, std::size_t> by_name;
-    std::unordered_map<std::string, std::string> refused;  ///< why tensors cannot be loaded, by name
+    std::vector<stored_tensor> stored;                          ///< for each description
+    std::unordered_map<std::string_view, std::size_t> by_name;  ///< names of `descriptions`
+    std::unordered_map<std::string, std::string> refused;       ///< why tensors cannot be loaded, by name
     std::map<std::string, std::string> metadata;
 };
 
@@ -118,8 +118,19 @@ inline constexpr std::uint64_t load_unit_bytes = std::uint64_t{4} << 20;
 /// Smaller tensors share blocks.
 inline constexpr std::uint64_t min_own_block_bytes = std::uint64_t{1} << 20;
 
+/// A request of a tensor that has been found.
+struct found_request {
+    std::size_t tensor = 0;  ///< index in opened_tensors
+    std::optional<tensor_slice> slice = std::nullopt;
+    std::optional<pinflow::dtype> dtype = std::nullopt;
+    std::byte* destination = nullptr;
+};
+
+/// @throws invalid_argument for a name that no tensor has; unsupported for one that cannot be loaded.
+found_request find_request(const opened_tensors& opened, const tensor_request& request);
+
 /// @throws invalid_argument; see tensor_files::load.
-load_plan plan_load(const opened_tensors& opened, std::span<const tensor_request> requests,
+load_plan plan_load(const opened_tensors& opened, std::span<const found_request> requests,
                     const pinflow::device& device);
 
 /// The file of a job, and the offset of its first element; 0 if it is decoded.

@@ -102,8 +102,8 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
         opened->files.push_back({listed[i].file, listed[i].format == file_format::hdf5});
         opened->metadata.merge(listed[i].metadata);
         for (array_listing& array : listed[i].arrays) {
-            std::string name = array.name;
-            if (listed[i].format == file_format::npy) name = paths[i].stem().string();
+            const bool is_npy = listed[i].format == file_format::npy;
+            std::string name = is_npy ? paths[i].stem().string() : std::move(array.name);
             const auto other = opened->by_name.find(name);
             if (other != opened->by_name.end())
                 throw invalid_argument(fmt::format(
@@ -116,10 +116,12 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
                                       quote(paths[i].string(), max_path), array.reason));
                 continue;
             }
-            opened->by_name.emplace(name, opened->descriptions.size());
-            opened->stored.push_back({i, std::move(array.name), raw_offset(array, *listed[i].file)});
+            opened->stored.push_back({i, is_npy, raw_offset(array, *listed[i].file)});
+            pinflow::dtype type =
+                array.dtype->is_little_endian() ? std::move(*array.dtype) : array.dtype->little_endian();
             opened->descriptions.push_back(
-                {std::move(name), array.dtype->little_endian(), std::move(array.shape), i, array.size_bytes});
+                {std::move(name), std::move(type), std::move(array.shape), i, array.size_bytes});
+            opened->by_name.emplace(opened->descriptions.back().name, opened->descriptions.size() - 1);
         }
     }
     opened->paths = std::move(paths);
@@ -211,7 +213,7 @@ const std::map<std::string, std::string>& tensor_files::metadata() const noexcep
 
 const tensor_description& tensor_files::tensor(std::string_view name) const {
     const std::string text(name);
-    if (const auto found = opened_->by_name.find(text); found != opened_->by_name.end())
+    if (const auto found = opened_->by_name.find(name); found != opened_->by_name.end())
         return opened_->descriptions[found->second];
     if (const auto refused = opened_->refused.find(text); refused != opened_->refused.end())
         throw unsupported(refused->second);
@@ -221,6 +223,15 @@ const tensor_description& tensor_files::tensor(std::string_view name) const {
 
 loaded_tensors tensor_files::load(std::span<const tensor_request> requests, const device& device,
                                   const load_options& options) const {
+    std::vector<detail::found_request> found;
+    found.reserve(requests.size());
+    for (const tensor_request& each : requests)
+        found.push_back(detail::find_request(*opened_, each));
+    return load_found(found, device, options);
+}
+
+loaded_tensors tensor_files::load_found(std::span<const detail::found_request> requests, const device& device,
+                                        const load_options& options) const {
     const auto start = std::chrono::steady_clock::now();
     loaded_tensors loaded;
     const detail::load_plan plan = detail::plan_load(*opened_, requests, device);
@@ -244,14 +255,21 @@ loaded_tensors tensor_files::load(std::span<const tensor_request> requests, cons
     return loaded;
 }
 
-std::vector<std::string> tensor_files::select(std::span<const std::string> patterns) const {
+std::vector<std::size_t> tensor_files::select_indices(std::span<const std::string> patterns) const {
     std::vector<bool> is_selected(opened_->descriptions.size(), false);
     for (const std::string& each : patterns)
         select_matching(*opened_, each, is_selected);
-    std::vector<std::string> names;
+    std::vector<std::size_t> indices;
     for (std::size_t i = 0; i < is_selected.size(); ++i) {
-        if (is_selected[i]) names.push_back(opened_->descriptions[i].name);
+        if (is_selected[i]) indices.push_back(i);
     }
+    return indices;
+}
+
+std::vector<std::string> tensor_files::select(std::span<const std::string> patterns) const {
+    std::vector<std::string> names;
+    for (const std::size_t i : select_indices(patterns))
+        names.push_back(opened_->descriptions[i].name);
     return names;
 }
 
@@ -259,22 +277,23 @@ loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const 
                             const load_options& options) {
     const auto start = std::chrono::steady_clock::now();
     const tensor_files opened({files.begin(), files.end()});
-    std::vector<tensor_request> requests;
-    const auto add = [&](const tensor_description& tensor) {
-        tensor_request& request = requests.emplace_back();
-        request.name = tensor.name;
-        if (is_floating(tensor.dtype)) request.dtype = options.dtype;
+    const auto& tensors = opened.tensors();
+    std::vector<detail::found_request> requests;
+    const auto add = [&](std::size_t i) {
+        detail::found_request& request = requests.emplace_back();
+        request.tensor = i;
+        if (options.dtype && is_floating(tensors[i].dtype)) request.dtype = options.dtype;
     };
     if (options.names.empty()) {
         opened.require_all();
-        requests.reserve(opened.tensors().size());
-        for (const tensor_description& each : opened.tensors())
-            add(each);
+        requests.reserve(tensors.size());
+        for (std::size_t i = 0; i < tensors.size(); ++i)
+            add(i);
     } else {
-        for (const std::string& name : opened.select(options.names))
-            add(opened.tensor(name));
+        for (const std::size_t i : opened.select_indices(options.names))
+            add(i);
     }
-    loaded_tensors loaded = opened.load(requests, device, options);
+    loaded_tensors loaded = opened.load_found(requests, device, options);
     loaded.report.duration = std::chrono::steady_clock::now() - start;
     return loaded;
 }

@@ -74,7 +74,8 @@ void tensor_reader::begin_decoding(const load_job& job) {
     const stored_tensor& stored = opened_.stored[job.tensor];
     auto& file = decoded_files_[stored.file];
     if (!file) file = open_elements(opened_.paths[stored.file]);
-    stream_ = file->stream(stored.name, decoding_memory_bytes);
+    const std::string& name = opened_.descriptions[job.tensor].name;
+    stream_ = file->stream(stored.has_no_name ? std::string_view() : name, decoding_memory_bytes);
     position_bytes_ = 0;
     done_bytes_ = 0;
 }

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "formats/safetensors_header.hpp"
@@ -62,9 +63,48 @@ inline std::string broken_for(const pinflow::safetensors_header& header, std::ui
     return "";
 }
 
+/// What a parser makes of a header: its tensors and metadata, or an error.
+struct outcome {
+    pinflow::safetensors_header header;
+    std::string error;
+};
+template <typename Parse>
+outcome outcome_of(Parse parse) {
+    try {
+        return {parse(), {}};
+    } catch (const pinflow::format_error& failure) {
+        return {{}, failure.what()};
+    }
+}
+
+/// @return an empty string, or what differs between the parser of plain headers and that of all headers.
+inline std::string differs_for(std::string_view bytes, std::uint64_t file_size_bytes) {
+    using namespace pinflow::detail;
+    std::uint64_t data_offset = 0;
+    try {
+        data_offset = safetensors_data_offset_bytes(as_bytes(bytes), file_size_bytes);
+    } catch (const pinflow::format_error&) {
+        return "";
+    }
+    if (bytes.size() < data_offset) return "";
+    const outcome first =
+        outcome_of([&] { return pinflow::parse_safetensors_header(as_bytes(bytes), file_size_bytes); });
+    auto text = as_bytes(bytes).first(data_offset).subspan(8);
+    const outcome second = outcome_of([&] {
+        return parse_safetensors_text([&] { return std::exchange(text, {}); }, data_offset, file_size_bytes,
+                                      safetensors_metadata::kept);
+    });
+    if (first.error != second.error) return "two parsers give other errors";
+    const bool are_equal =
+        first.header.tensors == second.header.tensors && first.header.metadata == second.header.metadata;
+    return are_equal ? "" : "two parsers give other tensors";
+}
+
 /// The same for a file that begins with `bytes` and has that size.
 inline std::string broken_for(std::string_view bytes, std::uint64_t file_size_bytes) {
     try {
+        const std::string difference = differs_for(bytes, file_size_bytes);
+        if (!difference.empty()) return difference;
         return broken_for(pinflow::parse_safetensors_header(as_bytes(bytes), file_size_bytes),
                           file_size_bytes);
     } catch (const pinflow::format_error& failure) {
