@@ -77,6 +77,24 @@ TEST_CASE("bench: streams a named file, and does not remove it") {
     CHECK(cli::names_in(folder.path()) == std::set<std::string>{"a.npy"});
 }
 
+TEST_CASE("bench: loads the tensors of files, and refuses files for other work") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    npy_bytes::write_file(path, cli::npy("<f4", "(3, 4)", cli::counting_bytes(48)));
+    const nlohmann::json loaded = bench({"load", path});
+    REQUIRE(loaded["results"].size() == 2);
+    CHECK(loaded["results"][0]["work"] == "load, first call of the process");
+    CHECK(loaded["results"][1]["gbps"] > 0);
+    for (const cli::arguments& wrong : {cli::arguments{"load"}, cli::arguments{"copy", path}}) {
+        const tool_result result = run_tool(small_bench(wrong));
+        CHECK(result.status == 2);
+        CHECK(result.one_error_line());
+    }
+    const tool_result missing = run_tool(small_bench({"load", folder / "none"}));
+    CHECK(missing.status == 1);
+    CHECK(missing.one_error_line());
+}
+
 TEST_CASE("bench: prints the result of one work by a named route as text") {
     const tool_result result = run_tool(small_bench({"gather", "--route", "staged"}));
     CHECK(result.status == 0);

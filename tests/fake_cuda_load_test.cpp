@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
 #include "pinflow/load.hpp"
+#include "src/device/pin_registry.hpp"
 #include "tests/api/load/model_files.hpp"
 #include "tests/fake_cuda_backend.hpp"
 #include "tests/fake_locker.hpp"
@@ -26,7 +28,15 @@ class locking_backend final : public fake_cuda_backend {
     std::atomic<std::uint64_t> max_pinned_bytes = 0;
     bool has_pinned_memory = true;
 
+    std::atomic<std::size_t> copied_pieces = 0;  ///< in copies of several
+
     detail::page_locker* locker() override { return &lock; }
+    void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
+        std::vector<copy_range> pieces;
+        detail::pin_registry::process().cut(ranges, pieces);
+        copied_pieces += pieces.size();
+        fake_cuda_backend::copy_batch_to_device(ranges, stream);
+    }
     std::byte* allocate_pinned(std::uint64_t size_bytes) override {
         if (!has_pinned_memory) throw device_error("no memory can be page-locked");
         pinned_bytes += size_bytes;
@@ -140,4 +150,50 @@ TEST_CASE("load: neighbours in the file travel in one copy") {
     const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
     check_equal(loaded, model);
     CHECK(loaded.report.copied_bytes == loaded.report.size_bytes);
+    CHECK(backend.copied_pieces <= 2);
+}
+
+TEST_CASE("load: a decoded tensor between raw ones in a block is not overwritten") {
+    const temporary_folder folder;
+    const float values[] = {1, 2, 3, 4, 5, 6};
+    const auto* const data = reinterpret_cast<const std::byte*>(values);
+    const array_view plain(data, dtype::of<float>(), {2, 3});
+    const array_view fortran(data, dtype::of<float>(), {2, 3}, {4, 8});
+    std::vector<std::filesystem::path> files;
+    for (int i = 0; i < 9; ++i) {
+        files.push_back(folder / (std::to_string(i) + ".npy"));
+        write_npy(files.back(), i % 3 == 1 ? fortran : plain);
+    }
+    for (unsigned round = 0; round < 20; ++round) {
+        load_options options;
+        options.threads = 1 + round % 3;
+        const loaded_tensors loaded = load_tensors(files, new_backend().device(), options);
+        for (int i = 0; i < 9; ++i) {
+            std::vector<float> expected{1, 2, 3, 4, 5, 6};
+            if (i % 3 == 1) expected = {1, 3, 5, 2, 4, 6};
+            const auto bytes = bytes_of(loaded[std::to_string(i)]);
+            CHECK(std::memcmp(bytes.data(), expected.data(), sizeof values) == 0);
+        }
+    }
+}
+
+TEST_CASE("load: a small pin budget is kept, and all bytes arrive") {
+    const temporary_folder folder;
+    const auto model = large_model();
+    write_model(folder / "a.safetensors", model);
+    locking_backend& backend = new_backend();
+    load_options options;
+    options.route = load_route::both;
+    options.pin_budget_bytes = std::uint64_t{24} << 20;
+    check_equal(load_tensors(folder / "a.safetensors", backend.device(), options), model);
+    CHECK(backend.lock.locked.empty());
+}
+
+TEST_CASE("load: elements of more than 4 MiB that must be decoded are refused on a GPU") {
+    const temporary_folder folder;
+    const std::vector<std::byte> text(std::size_t{6} << 20);
+    write_npy(folder / "a.npy", {text.data(), dtype::parse(">U1572864"), {}});
+    CHECK_THROWS_AS(load_tensors(folder / "a.npy", new_backend().device()), unsupported);
+    const loaded_tensors loaded = load_tensors(folder / "a.npy", device::host());
+    CHECK(loaded.tensors[0].size_bytes() == text.size());
 }

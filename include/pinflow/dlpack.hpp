@@ -152,9 +152,8 @@ dlpack::exported_tensor<Managed> to_dlpack(const batch& batch, std::size_t index
 template <typename Managed = dlpack::managed_tensor_versioned>
 dlpack::exported_tensor<Managed> to_dlpack(const array& array);
 
-/// A loaded tensor, without a copy. It shares the memory, which is freed after the last of both. `stream` is
-/// the consumer's: the memory is freed in its order. Tensors that share a block (see device_tensor) are freed
-/// in the order of the stream that was named last.
+/// A loaded tensor, without a copy. Both share the memory, which is freed after the last of them. The
+/// consumer may use it on `stream`, which counts as `tensor.used_on(stream)`.
 ///
 /// `Managed` is as above.
 /// @throws invalid_argument for a stream of another device; unsupported for types without a code

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct loaded_tensors;
 
 namespace detail {
 struct found_request;
-struct loaded_block;
+class loaded_block;
 struct opened_tensors;
 }  // namespace detail
 
@@ -66,9 +67,11 @@ struct tensor_request {
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
     automatic,  ///< `both`, or `staged` if the files are not in the page cache or have less than 32 MiB
-    copy,       ///< the pages of the files are page-locked in place, and the copy engine reads them
-    staged,     ///< CPU threads read the files into page-locked staging buffers
-    both,       ///< `copy` from the front of the files, and `staged` from the end, until they meet
+    /// The pages of the files are page-locked in place, and the copy engine reads them. Only for whole
+    /// tensors of 48 KiB and more, or neighbours in a file that together are as long.
+    copy,
+    staged,  ///< CPU threads read the files into page-locked staging buffers
+    both,    ///< `copy` from the front of the files, and `staged` from the end, until they meet
 };
 
 /// "auto", "copy", "staged", "both".
@@ -96,15 +99,16 @@ struct load_options {
 };
 
 /// A tensor in device memory, in C order and little-endian. Copies share the memory, which outlives files,
-/// streams and whatever else took part in the load; the last copy frees it, on any thread. Work that uses the
-/// memory must have finished by then, or set_stream names its stream.
+/// streams and whatever else took part in the load. The last copy frees it, on any thread; in a forked
+/// process it does nothing. Work that uses the memory must have finished by then, or used_on names its
+/// streams.
 ///
 /// Tensors of less than 1 MiB share blocks of up to 4 MiB, each at a multiple of 256 bytes. A block is freed
 /// with its last tensor.
 ///
-/// On the host device a tensor may be a private mapping of the file: its pages are those of the page cache
-/// until they are written to, which does not change the file. If the file is truncated, reading the lost
-/// pages raises SIGBUS; if it is written to, the tensor may change.
+/// On the host device, whole tensors are private mappings of the file, if at least 1 MiB of it is loaded.
+/// Their pages are those of the page cache until they are written to, which does not change the file. If the
+/// file is truncated, reading the lost pages raises SIGBUS; if it is written to, the tensor may change.
 class device_tensor {
  public:
     const std::string& name() const noexcept { return name_; }
@@ -116,10 +120,11 @@ class device_tensor {
     std::byte* data() const noexcept { return data_; }
     /// Whether the elements are a private mapping of the file.
     bool is_mapped() const noexcept;
-    /// Makes `stream` the stream in whose order the memory is freed; tensors of one block share it. Not
-    /// thread-safe. No effect on a caller's own memory and on mappings.
+    /// Names a stream whose work uses the memory: it is freed after the work that is enqueued there by then.
+    /// The stream must live until the last tensor of the block has gone. No effect on a caller's own memory
+    /// and on mappings.
     /// @throws invalid_argument for a stream of another device.
-    void set_stream(stream_view stream) const;
+    void used_on(stream_view stream) const;
     /// Keeps the memory alive. Empty for a caller's own memory.
     std::shared_ptr<const void> share() const;
 
@@ -151,9 +156,10 @@ struct load_report {
 struct loaded_tensors {
     std::vector<device_tensor> tensors;  ///< in the order of the requests, or of files and data
     load_report report;
+    std::unordered_map<std::string, std::size_t> indices;  ///< of `tensors`, by name
 
     /// @throws invalid_argument if there is no such tensor.
-    const device_tensor& operator[](std::string_view name) const;
+    const device_tensor& operator[](const std::string& name) const;
 };
 
 /// The tensors of several files: .safetensors, .npz, .npy and HDF5, opened by their headers alone. Copies
@@ -165,7 +171,8 @@ class tensor_files {
     explicit tensor_files(std::vector<std::filesystem::path> files);
 
     const std::vector<std::filesystem::path>& files() const noexcept;
-    /// All tensors that can be loaded, file by file, in the order of their data.
+    /// All tensors that can be loaded, file by file, in the order of their data. A HDF5 dataset with several
+    /// hard links has the name of the first.
     const std::vector<tensor_description>& tensors() const noexcept;
     /// Checks that every tensor of the files can be loaded.
     /// @throws unsupported, with the reason, for the first one that cannot.
@@ -182,14 +189,14 @@ class tensor_files {
     const std::map<std::string, std::string>& metadata() const noexcept;
 
     /// Loads tensors to `device`, and waits until they are complete. On a GPU, page-locks the pages of the
-    /// files meanwhile, and keeps up to 160 MiB of page-locked staging buffers for later loads of the
-    /// process. All tensors are whole, or an error is thrown and all memory is freed.
+    /// files meanwhile, and keeps up to 160 MiB of page-locked staging buffers for later loads to the
+    /// device. All tensors are whole, or an error is thrown and all memory is freed.
     /// @throws invalid_argument for an unknown name, a slice outside its axis, a type that the elements
     /// cannot be cast to, and a tensor that is requested twice.
     /// @throws data_changed for a file that has changed since it was opened; format_error for one whose
     /// content is damaged; system_failure; device_error if a GPU is out of memory.
-    /// @throws unsupported if the route is `copy` and pages cannot be page-locked, or elements must be
-    /// decoded, cast or gathered.
+    /// @throws unsupported if the route is `copy` and pages cannot be page-locked, or some of the tensors are
+    /// not for it; and for compressed elements of more than 4 MiB each on a GPU.
     loaded_tensors load(std::span<const tensor_request> requests, const pinflow::device& device,
                         const load_options& options = {}) const;
 

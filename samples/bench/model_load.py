@@ -25,10 +25,11 @@ BLOCK = {"q": (4096, 4096), "k": (4096, 1024), "v": (4096, 1024), "o": (4096, 40
 
 
 def write_models(folder, layers):
-    """Three files whose tensors hold different numbers. Returns their paths, and a sum of each tensor's bytes."""
+    """Three files whose tensors hold different numbers. Returns their paths, and sums of the bytes of each tensor and of
+    its half along axis 1."""
     torch.manual_seed(28)
     noise = torch.randn(11008 * 4096 + 4096).to(torch.bfloat16)
-    paths, sums = [], {}
+    paths, sums, half_sums = [], {}, {}
     for part in range(3):
         tensors = {}
         for layer in range(part * layers // 3, (part + 1) * layers // 3):
@@ -37,9 +38,11 @@ def write_models(folder, layers):
                 tensors[f"layers.{layer}.{name}"] = noise[layer:layer + size].view(shape)
         for name, tensor in tensors.items():
             sums[name] = checksum(tensor.contiguous())
+            if tensor.dim() > 1:
+                half_sums[name] = checksum(tensor[:, :tensor.shape[1] // 2].contiguous())
         paths.append(os.path.join(folder, f"model_load-{part}.safetensors"))
         pinflow.save_file(tensors, paths[-1])
-    return paths, sums
+    return paths, sums, half_sums
 
 
 def checksum(tensor):
@@ -134,7 +137,7 @@ def main():
     arguments = parser.parse_args()
     layers = max(3, round(arguments.gb / 10.6 * 30 / 3) * 3)
     torch.zeros(1).cuda()
-    paths, sums = write_models(arguments.dir, layers)
+    paths, sums, half_sums = write_models(arguments.dir, layers)
     read_once(paths)
     size = sum(os.path.getsize(path) for path in paths)
     link = link_rate()
@@ -160,7 +163,11 @@ def main():
             loaded.update(model._files.load(requests, "cuda", "pt"))
         return loaded
 
-    measure("pinflow, half of each along axis 1", halves, size / 2, link, lambda tensors: None)
+    def check_halves(tensors):
+        for name, expected in half_sums.items():
+            assert checksum(tensors[name].contiguous()) == expected, f"half of {name} differs"
+
+    measure("pinflow, half of each along axis 1", halves, size / 2, link, check_halves)
     for path in paths:
         if not arguments.keep:
             os.unlink(path)

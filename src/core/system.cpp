@@ -316,10 +316,13 @@ void map_over(std::byte* address, std::uint64_t size_bytes, int descriptor, cons
     }
 }
 
-std::byte* map_privately(int descriptor, const std::string& path, std::uint64_t size_bytes) {
-    void* const data =
-        map(path, nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
-    if (data == MAP_FAILED) fail(errno, "cannot map {} bytes of '{}' for private use", size_bytes, path);
+std::byte* map_privately(int descriptor, const std::string& path, std::uint64_t offset_bytes,
+                         std::uint64_t size_bytes) {
+    void* const data = map(path, nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                           descriptor, offset_bytes);
+    if (data == MAP_FAILED)
+        fail(errno, "cannot map {} bytes at offset {} of '{}' for private use", size_bytes, offset_bytes,
+             path);
     return static_cast<std::byte*>(data);
 }
 

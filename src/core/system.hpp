@@ -164,8 +164,10 @@ std::byte* reserve_addresses(std::uint64_t size_bytes);
 /// of the page size. If this throws, it is unknown whether the addresses are still reserved.
 void map_over(std::byte* address, std::uint64_t size_bytes, int descriptor, const std::string& path,
               std::uint64_t offset_bytes);
-/// Maps the first bytes of a file, private and writable: what is written does not reach the file.
-std::byte* map_privately(int descriptor, const std::string& path, std::uint64_t size_bytes);
+/// Maps a part of a file, private and writable: what is written does not reach the file. The offset must be a
+/// multiple of the page size.
+std::byte* map_privately(int descriptor, const std::string& path, std::uint64_t offset_bytes,
+                         std::uint64_t size_bytes);
 void unmap(std::byte* data, std::uint64_t size_bytes) noexcept;
 
 // ---- threads ----------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ dlpack::exported_tensor<Managed> to_dlpack(const device_tensor& tensor) {
 template <typename Managed>
 dlpack::exported_tensor<Managed> to_dlpack(const device_tensor& tensor, stream_view stream) {
     auto made = to_dlpack<Managed>(tensor);
-    tensor.set_stream(stream);
+    tensor.used_on(stream);
     return made;
 }
 

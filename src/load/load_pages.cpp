@@ -30,7 +30,7 @@ load_pages::load_pages(const opened_tensors& opened, const load_plan& plan, cons
 
 load_pages::~load_pages() {
     for (page_chunk& chunk : chunks_) {
-        if (chunk.pages && !chunk.releaser.joinable()) release(chunk);
+        if (!chunk.releaser.joinable() && chunk.pages) release(chunk);
     }
     for (page_chunk& chunk : chunks_) {
         if (chunk.releaser.joinable()) chunk.releaser.join();
@@ -38,8 +38,10 @@ load_pages::~load_pages() {
 }
 
 void load_pages::plan_chunks(const opened_tensors& opened, const load_plan& plan) {
-    const std::uint64_t chunk_bytes =
+    std::uint64_t chunk_bytes =
         std::clamp(plan.copyable.size() * load_unit_bytes / 4, min_chunk_bytes, max_chunk_bytes);
+    // two chunks are registered at a time
+    if (options_.budget_bytes != 0) chunk_bytes = std::min(chunk_bytes, options_.budget_bytes / 3);
     for (std::size_t i = 0; i < plan.copyable.size(); ++i) {
         if (chunks_.empty() || chunks_.back().size_bytes >= chunk_bytes) chunks_.emplace_back(device_);
         page_chunk& chunk = chunks_.back();
@@ -47,7 +49,7 @@ void load_pages::plan_chunks(const opened_tensors& opened, const load_plan& plan
         for (const load_piece& piece : plan.pieces_of(plan.copyable[i])) {
             const file_position place = position_of(opened, plan.jobs[piece.job]);
             auto& mapping = mappings_[place.file];
-            const auto& file = opened.files[place.file].file;
+            const auto& file = opened.files[place.file];
             if (!mapping) mapping = std::make_shared<const mapped_file>(file, 0, file->size_bytes());
             add_range(chunk, mapping, place.offset_bytes + piece.begin_bytes, piece.size_bytes);
         }
@@ -74,6 +76,10 @@ void load_pages::add_range(page_chunk& chunk, const std::shared_ptr<const mapped
 /// Begins to register the pages of the next chunk, if there is one.
 void load_pages::start_chunk() {
     if (started_ == chunks_.size()) return;
+    // a budget that is set must not depend on how fast pages are released
+    for (std::size_t i = 0; options_.budget_bytes != 0 && i < now_; ++i) {
+        if (chunks_[i].releaser.joinable()) chunks_[i].releaser.join();
+    }
     page_chunk& chunk = chunks_[started_++];
     chunk.pages = std::make_unique<pinned_pages>(std::move(chunk.ranges), device_, options_);
 }
@@ -91,7 +97,7 @@ void load_pages::release(page_chunk& chunk) {
             chunk.pages.reset();
         });
     } catch (const error&) {
-        // the destructor releases the pages
+        return;  // the destructor releases the pages
     }
 }
 

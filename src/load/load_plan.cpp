@@ -17,7 +17,10 @@ namespace pinflow::detail {
 
 namespace {
 
-constexpr std::size_t max_path = 1000;  ///< characters in a message
+constexpr std::size_t max_path = 1000;          ///< characters in a message
+constexpr std::uint64_t page_bytes = 64 << 10;  ///< a multiple of the system's pages
+/// Of less of a file, nothing is mapped.
+constexpr std::uint64_t min_mapped_bytes = std::uint64_t{1} << 20;
 
 /// What a message calls a tensor.
 std::string label_of(const opened_tensors& opened, std::size_t index) {
@@ -79,7 +82,13 @@ load_job job_of(const opened_tensors& opened, const found_request& request) {
 class planner {
  public:
     planner(load_plan& plan, const opened_tensors& opened, const pinflow::device& device)
-        : plan_(plan), opened_(opened), device_(device) {}
+        : plan_(plan), opened_(opened), device_(device), raw_bytes_(opened.files.size()) {
+        plan.mapped.resize(opened.files.size());
+        for (const load_job& job : plan.jobs) {
+            const stored_tensor& stored = opened.stored[job.tensor];
+            if (stored.offset_bytes && is_contiguous(job)) raw_bytes_[stored.file] += job.size_bytes;
+        }
+    }
 
     void add(std::size_t index) {
         load_job& job = plan_.jobs[index];
@@ -91,6 +100,11 @@ class planner {
         if (is_mapped) {
             plan_.mapped_bytes += job.size_bytes;
         } else if (!is_raw) {
+            if (job.type.size_bytes() > load_unit_bytes && device_.kind() != device_kind::host)
+                throw unsupported(
+                    fmt::format("cannot load {} to a GPU: each of its elements has {} bytes, and at most {} "
+                                "can be decoded",
+                                label_of(opened_, job.tensor), job.type.size_bytes(), load_unit_bytes));
             decoded_.push_back({plan_.pieces.size(), 1, true});
             plan_.pieces.push_back({index, 0, job.size_bytes, 0});
         } else if (job.size_bytes >= min_own_block_bytes) {
@@ -122,22 +136,24 @@ class planner {
             plan_.blocks.push_back({job.size_bytes, job.destination});
             return false;
         }
-        if (device_.kind() == device_kind::host && is_contiguous) {
+        if (is_contiguous && can_be_mapped(job)) {
             const file_position place = position_of(opened_, job);
-            if (is_multiple(place.offset_bytes, std::max<std::uint64_t>(job.type.swap_size_bytes(), 1))) {
-                job.block = plan_.blocks.size();
-                plan_.blocks.push_back({job.size_bytes, nullptr, place});
-                return true;
-            }
+            load_plan::mapped_range& range = plan_.mapped[place.file];
+            const std::uint64_t begin = place.offset_bytes / page_bytes * page_bytes;
+            const std::uint64_t end = place.offset_bytes + job.size_bytes;
+            const bool is_first = range.end_bytes == 0;
+            range = {is_first ? begin : std::min(range.begin_bytes, begin), std::max(range.end_bytes, end)};
+            job.block = plan_.blocks.size();
+            plan_.blocks.push_back({job.size_bytes, nullptr, place});
+            return true;
         }
         if (job.size_bytes >= min_own_block_bytes) {
             job.block = plan_.blocks.size();
             plan_.blocks.push_back({job.size_bytes});
             return false;
         }
-        constexpr std::uint64_t alignment = 256;
         const std::uint64_t offset =
-            shared_block_ ? rounded_up(plan_.blocks[*shared_block_].size_bytes, alignment) : 0;
+            shared_block_ ? rounded_up(plan_.blocks[*shared_block_].size_bytes, block_alignment) : 0;
         if (!shared_block_ || offset + job.size_bytes > load_unit_bytes) {
             shared_block_ = plan_.blocks.size();
             plan_.blocks.push_back({job.size_bytes});
@@ -149,6 +165,16 @@ class planner {
         return false;
     }
 
+    /// Whether a whole tensor is mapped: on the host device, if it is aligned for its type. A mapping takes
+    /// one of the process's 65,530, so little of a file is read instead.
+    bool can_be_mapped(const load_job& job) const {
+        const file_position place = position_of(opened_, job);
+        if (device_.kind() != device_kind::host || raw_bytes_[place.file] < min_mapped_bytes) return false;
+        const bool is_complex = job.type.kind() == dtype_kind::complex;
+        const std::uint64_t alignment = is_complex ? job.type.size_bytes() : job.type.swap_size_bytes();
+        return is_multiple(place.offset_bytes, std::max<std::uint64_t>(alignment, 1));
+    }
+
     /// One unit of as many small tensors as fit; moves `next` past them. Within a block, the staging buffer
     /// has the layout of the block.
     load_unit small_unit(std::size_t& next) {
@@ -157,7 +183,7 @@ class planner {
         const load_job* last = nullptr;
         for (; next < small_.size(); ++next) {
             const load_job& job = plan_.jobs[small_[next]];
-            std::uint64_t offset = rounded_up(end, 256);
+            std::uint64_t offset = rounded_up(end, block_alignment);
             if (last != nullptr && last->block == job.block)
                 offset = end + (job.block_offset_bytes - (last->block_offset_bytes + last->size_bytes));
             const bool kinds_differ = last != nullptr && is_contiguous(*last) != is_contiguous(job);
@@ -170,7 +196,7 @@ class planner {
         return unit;
     }
 
-    bool is_contiguous(const load_job& job) const { return job.run_count == 1 && !job.is_cast(); }
+    static bool is_contiguous(const load_job& job) { return job.run_count == 1 && !job.is_cast(); }
 
     /// Whether every copy of a unit is long enough for the copy engine.
     bool is_copyable(const load_unit& unit) const {
@@ -201,28 +227,10 @@ class planner {
     const opened_tensors& opened_;
     pinflow::device device_;
     std::optional<std::size_t> shared_block_;
+    std::vector<std::uint64_t> raw_bytes_;  ///< for each file, of whole tensors that need no decoding
     std::vector<std::size_t> small_;
     std::vector<load_unit> decoded_;
 };
-
-/// Jobs that load the same bytes of a file into memory of ours share it.
-void share_memory(load_plan& plan, const opened_tensors& opened) {
-    std::map<std::tuple<std::size_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::string>,
-             std::size_t>
-        first_of;
-    for (std::size_t i = 0; i < plan.jobs.size(); ++i) {
-        load_job& job = plan.jobs[i];
-        job.same_as = i;
-        const stored_tensor& stored = opened.stored[job.tensor];
-        if (!opened.files[stored.file].has_aliases || !stored.offset_bytes || job.destination != nullptr ||
-            job.size_bytes == 0)
-            continue;
-        const auto key =
-            std::tuple(stored.file, *stored.offset_bytes + job.first_bytes, job.run_count, job.run_bytes,
-                       job.stride_bytes, job.stored_type.descr() + "/" + job.type.descr());
-        job.same_as = first_of.emplace(key, i).first->second;
-    }
-}
 
 }  // namespace
 
@@ -257,7 +265,6 @@ load_plan plan_load(const opened_tensors& opened, std::span<const found_request>
             throw invalid_argument(fmt::format("cannot load {} twice at once", label_of(opened, tensor)));
         is_requested[tensor] = true;
     }
-    share_memory(plan, opened);
 
     // in the order of files and offsets, so that neighbours in a file become neighbours in memory
     std::vector<std::size_t> order(plan.jobs.size());
@@ -268,15 +275,9 @@ load_plan plan_load(const opened_tensors& opened, std::span<const found_request>
     };
     if (!std::ranges::is_sorted(order, {}, place_of)) std::ranges::sort(order, {}, place_of);
     planner planner(plan, opened, device);
-    for (const std::size_t i : order) {
-        if (plan.jobs[i].same_as == i) planner.add(i);
-    }
+    for (const std::size_t i : order)
+        planner.add(i);
     planner.finish();
-    for (load_job& job : plan.jobs) {
-        const load_job& first = plan.jobs[job.same_as];
-        job.block = first.block;
-        job.block_offset_bytes = first.block_offset_bytes;
-    }
     const auto begin_of = [&](const load_unit& unit) {
         const load_piece& piece = plan.pieces[unit.first_piece];
         const file_position place = position_of(opened, plan.jobs[piece.job]);

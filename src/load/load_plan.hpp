@@ -1,23 +1,26 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "pinflow/formats/open.hpp"
 #include "pinflow/load.hpp"
+#include "pinflow/memory.hpp"
 
 /// From opened files and requests to the pieces of work that a load consists of.
-namespace pinflow {
-
-namespace detail {
+namespace pinflow::detail {
 
 /// A tensor of an opened file.
 struct stored_tensor {
@@ -28,19 +31,16 @@ struct stored_tensor {
     std::optional<std::uint64_t> offset_bytes;
 };
 
-struct opened_file {
-    std::shared_ptr<const input_file> file;
-    bool has_aliases = false;  ///< whether two names may stand for the same bytes
-};
-
 /// What tensor_files holds.
 struct opened_tensors {
-    std::vector<std::filesystem::path> paths;
-    std::vector<opened_file> files;  ///< for each path
+    std::vector<std::filesystem::path> paths;              ///< as they were given, for messages
+    std::vector<std::filesystem::path> absolute_paths;     ///< to open the files again
+    std::vector<std::shared_ptr<const input_file>> files;  ///< for each path
     std::vector<tensor_description> descriptions;
     std::vector<stored_tensor> stored;                          ///< for each description
     std::unordered_map<std::string_view, std::size_t> by_name;  ///< names of `descriptions`
     std::unordered_map<std::string, std::string> refused;       ///< why tensors cannot be loaded, by name
+    std::string first_refused;                                  ///< the reason of the first one
     std::map<std::string, std::string> metadata;
 };
 
@@ -50,9 +50,33 @@ struct file_position {
 };
 
 /// The memory that one or several tensors share.
-struct loaded_block {
-    device_buffer memory;
-    std::shared_ptr<const void> mapping;  ///< instead of memory, on the host device
+class loaded_block {
+ public:
+    explicit loaded_block(device_buffer memory) : memory_(std::move(memory)), process_(::getpid()) {}
+    /// A mapping of the host device.
+    explicit loaded_block(std::shared_ptr<const memory_region> mapping)
+        : mapping_(std::move(mapping)), process_(::getpid()) {}
+    loaded_block(const loaded_block&) = delete;
+    loaded_block& operator=(const loaded_block&) = delete;
+    /// Frees the memory once the streams of use_on have passed their work so far. In a forked process it does
+    /// nothing.
+    ~loaded_block();
+
+    bool is_mapped() const noexcept { return mapping_ != nullptr; }
+    /// All of it: of a mapping, also the pages around the tensor.
+    std::span<std::byte> bytes() const noexcept {
+        return mapping_ ? mapping_->bytes() : std::span(memory_.data(), memory_.size_bytes());
+    }
+    /// Thread-safe.
+    void use_on(stream_view stream);
+
+ private:
+    device_buffer memory_;
+    std::shared_ptr<const memory_region> mapping_;
+    ::pid_t process_;
+    std::mutex mutex_;
+    std::vector<stream_view> streams_;
+    std::vector<event> events_;  ///< one for each stream, so that the destructor only records them
 };
 
 /// One tensor of a load. Bytes are counted in C order.
@@ -71,7 +95,6 @@ struct load_job {
     // where it is delivered
     std::size_t block = 0;
     std::uint64_t block_offset_bytes = 0;
-    std::size_t same_as = 0;  ///< the job whose memory it shares, or itself
 
     bool is_cast() const { return !(stored_type == type); }
 };
@@ -105,6 +128,12 @@ struct load_plan {
     /// Units whose bytes the copy engine can read in the file's pages, in the order of files and offsets.
     std::vector<load_unit> copyable;
     std::vector<load_unit> others;
+    /// The bytes of a file that are mapped on the host device: from begin to end.
+    struct mapped_range {
+        std::uint64_t begin_bytes = 0;
+        std::uint64_t end_bytes = 0;
+    };
+    std::vector<mapped_range> mapped;  ///< for each file
     std::uint64_t total_bytes = 0;
     std::uint64_t mapped_bytes = 0;
 
@@ -115,6 +144,8 @@ struct load_plan {
 
 /// The size of a staging buffer, and of the largest piece.
 inline constexpr std::uint64_t load_unit_bytes = std::uint64_t{4} << 20;
+/// Tensors begin at multiples of this in a block.
+inline constexpr std::uint64_t block_alignment = 256;
 /// Smaller tensors share blocks.
 inline constexpr std::uint64_t min_own_block_bytes = std::uint64_t{1} << 20;
 
@@ -136,6 +167,4 @@ load_plan plan_load(const opened_tensors& opened, std::span<const found_request>
 /// The file of a job, and the offset of its first element; 0 if it is decoded.
 file_position position_of(const opened_tensors& opened, const load_job& job);
 
-}  // namespace detail
-
-}  // namespace pinflow
+}  // namespace pinflow::detail

@@ -28,7 +28,7 @@ bool is_in_page_cache(const opened_tensors& opened, const load_plan& plan) {
     for (std::size_t i = 0; i < plan.copyable.size(); i += step) {
         const load_piece& piece = plan.pieces[plan.copyable[i].first_piece];
         const file_position place = position_of(opened, plan.jobs[piece.job]);
-        const input_file& file = *opened.files[place.file].file;
+        const input_file& file = *opened.files[place.file];
         const descriptor_lease lease = file.lease_descriptor();
         std::array<std::byte, 1> byte{};
         bool supported = true;

@@ -60,14 +60,14 @@ void load_run::allocate_block(std::size_t index) {
     const load_block& planned = plan_.blocks[index];
     std::byte* address = planned.destination;
     if (planned.mapped) {
-        blocks_[index] = std::make_shared<loaded_block>();
-        const auto pages = map_privately(planned.mapped->file);
-        blocks_[index]->mapping = pages;
-        address = pages->data() + planned.mapped->offset_bytes;
+        const std::size_t file = planned.mapped->file;
+        const auto pages = map_privately(file);
+        blocks_[index] = std::make_shared<loaded_block>(pages);
+        address = pages->data() + (planned.mapped->offset_bytes - plan_.mapped[file].begin_bytes);
     } else if (address == nullptr) {
-        blocks_[index] = std::make_shared<loaded_block>();
-        blocks_[index]->memory = device_buffer(planned.size_bytes, copies_, options_.resource);
-        address = blocks_[index]->memory.data();
+        blocks_[index] =
+            std::make_shared<loaded_block>(device_buffer(planned.size_bytes, copies_, options_.resource));
+        address = blocks_[index]->bytes().data();
     }
     {
         const std::scoped_lock lock(mutex_);
@@ -79,13 +79,13 @@ void load_run::allocate_block(std::size_t index) {
 std::shared_ptr<const memory_region> load_run::map_privately(std::size_t file) {
     auto& pages = private_pages_[file];
     if (!pages) {
-        const input_file& opened = *opened_.files[file].file;
+        const input_file& opened = *opened_.files[file];
         const descriptor_lease lease = opened.lease_descriptor();
+        const load_plan::mapped_range& range = plan_.mapped[file];
+        const std::uint64_t size_bytes = range.end_bytes - range.begin_bytes;
         pages = std::make_shared<const memory_region>(
-            system::map_privately(lease.get(), opened.path(), opened.size_bytes()), opened.size_bytes(),
-            [](std::byte* data, std::uint64_t size_bytes, void*) noexcept {
-                system::unmap(data, size_bytes);
-            });
+            system::map_privately(lease.get(), opened.path(), range.begin_bytes, size_bytes), size_bytes,
+            [](std::byte* data, std::uint64_t bytes, void*) noexcept { system::unmap(data, bytes); });
     }
     return pages;
 }
@@ -177,7 +177,7 @@ void load_run::fill(const load_unit& unit, tensor_reader& reader) {
         if (unit.is_decoded) {
             std::byte* next = target;
             reader.decode(
-                job, load_unit_bytes,
+                job, load_unit_bytes, stopped_,
                 [&](std::uint64_t size_bytes) { return std::exchange(next, next + size_bytes); },
                 [&](std::uint64_t, std::span<const std::byte> filled) { staged_bytes_ += filled.size(); });
         } else {
@@ -198,9 +198,11 @@ void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers&
         if (target == nullptr) return;
         copy_range* const last = copies.empty() ? nullptr : &copies.back();
         const bool is_own = plan_.blocks[job.block].destination == nullptr;
-        // the gaps between tensors of a block are copied, too
-        if (last != nullptr && is_own && target - last->destination == side - last->source &&
-            target > last->destination && job.block == plan_.jobs[(&piece - 1)->job].block) {
+        // the padding between neighbours in a block is copied, too
+        const bool follows = last != nullptr && target - last->destination == side - last->source &&
+                             target >= last->destination + last->size_bytes &&
+                             target < last->destination + last->size_bytes + block_alignment;
+        if (follows && is_own && job.block == plan_.jobs[(&piece - 1)->job].block) {
             last->size_bytes = static_cast<std::uint64_t>(side - last->source) + piece.size_bytes;
         } else {
             copies.push_back({target, side, piece.size_bytes});
@@ -222,7 +224,7 @@ void load_run::decode(const load_unit& unit, tensor_reader& reader, load_buffers
     if (target == nullptr) return;
     load_buffer* buffer = nullptr;
     reader.decode(
-        plan_.jobs[piece.job], load_unit_bytes,
+        plan_.jobs[piece.job], load_unit_bytes, stopped_,
         [&](std::uint64_t) {
             buffer = &buffers.next();
             return buffer->host.data();
@@ -283,11 +285,19 @@ void load_run::copy_from_pages() {
         const bool are_long = std::ranges::all_of(pieces, [](const copy_range& piece) {
             return piece.size_bytes >= link_profile().min_copied_bytes;
         });
+        std::optional<load_buffers> buffers;
+        if (!are_long && options_.route != load_route::copy) {
+            try {
+                buffers.emplace(device_);
+            } catch (const error&) {
+                buffers.reset();  // without memory for staging, the copy engine takes short pieces, too
+            }
+        }
         if (!queue_.take_front()) break;
-        if (are_long || options_.route == load_route::copy) {
-            batch.insert(batch.end(), ranges.begin(), ranges.end());
+        if (buffers) {
+            stage_here(*unit, *buffers);
         } else {
-            stage_here(*unit);
+            batch.insert(batch.end(), ranges.begin(), ranges.end());
         }
         if (++joined < max_joined_units) continue;
         enqueue();
@@ -298,9 +308,8 @@ void load_run::copy_from_pages() {
 }
 
 /// Stages a unit on the calling thread.
-void load_run::stage_here(const load_unit& unit) {
+void load_run::stage_here(const load_unit& unit, load_buffers& buffers) {
     tensor_reader reader(opened_, plan_);
-    load_buffers buffers(device_);
     stage(unit, reader, buffers);
     copies_.synchronize();
 }
@@ -322,7 +331,7 @@ void load_run::finish() {
     for (const load_job& job : plan_.jobs)
         is_used[opened_.descriptions[job.tensor].file] = true;
     for (std::size_t file = 0; file < is_used.size(); ++file) {
-        if (is_used[file]) opened_.files[file].file->check_unchanged();
+        if (is_used[file]) opened_.files[file]->check_unchanged();
     }
     say_progress(true);
 }
@@ -348,7 +357,7 @@ load_run::~load_run() {
     try {
         copies_.synchronize();
     } catch (const error&) {
-        // the failure has been thrown already, or the memory is lost with the device
+        return;  // the failure has been thrown already, or the memory is lost with the device
     }
 }
 

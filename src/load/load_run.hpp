@@ -53,7 +53,7 @@ class load_run {
     void decode(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
     void fill(const load_unit& unit, tensor_reader& reader);
     void copy_from_pages();
-    void stage_here(const load_unit& unit);
+    void stage_here(const load_unit& unit, load_buffers& buffers);
     std::vector<copy_range> ranges_of(const load_unit& unit) const;
     std::byte* target_of(const load_piece& piece);
     std::byte* wait_for_block(std::size_t block);

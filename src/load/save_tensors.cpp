@@ -24,7 +24,7 @@ struct save_piece {
         try {
             copied.synchronize();
         } catch (const error&) {
-            // the device has failed
+            return;  // the device has failed
         }
     }
 

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <fnmatch.h>
 #include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <utility>
@@ -56,7 +58,7 @@ listed_file list_file(const std::filesystem::path& path) {
     return listed;
 }
 
-/// Opens the files: those of HDF5 one after the other, since libhdf5 takes one call at a time.
+/// Opens the files, in parallel.
 std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& paths) {
     std::vector<listed_file> listed(paths.size());
     if (paths.size() == 1) {
@@ -65,13 +67,15 @@ std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& pa
     }
     detail::start_worker_threads();
     std::vector<std::exception_ptr> failures(paths.size());
-    tbb::parallel_for(std::size_t{0}, paths.size(), [&](std::size_t i) {
+    const auto list = [&](std::size_t i) {
         try {
             listed[i] = list_file(paths[i]);
         } catch (...) {
             failures[i] = std::current_exception();
         }
-    });
+    };
+    tbb::task_group_context context(tbb::task_group_context::isolated);  // not to be cancelled by callers
+    tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, paths.size(), list, context); });
     for (const std::exception_ptr& failure : failures) {
         if (failure) std::rethrow_exception(failure);
     }
@@ -99,21 +103,23 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
     opened->stored.reserve(count);
     opened->by_name.reserve(count);
     for (std::size_t i = 0; i < paths.size(); ++i) {
-        opened->files.push_back({listed[i].file, listed[i].format == file_format::hdf5});
+        opened->files.push_back(listed[i].file);
         opened->metadata.merge(listed[i].metadata);
         for (array_listing& array : listed[i].arrays) {
             const bool is_npy = listed[i].format == file_format::npy;
             std::string name = is_npy ? paths[i].stem().string() : std::move(array.name);
             const auto other = opened->by_name.find(name);
-            if (other != opened->by_name.end())
-                throw invalid_argument(fmt::format(
-                    "two tensors are called {}: one of {}, one of {}", quote(name, detail::max_label_name),
-                    quote(paths[opened->descriptions[other->second].file].string(), max_path),
-                    quote(paths[i].string(), max_path)));
+            const bool is_refused = opened->refused.contains(name);
+            if (other != opened->by_name.end() || is_refused)
+                throw invalid_argument(fmt::format("two tensors are called {}: the second one is one of {}",
+                                                   quote(name, detail::max_label_name),
+                                                   quote(paths[i].string(), max_path)));
             if (!array.dtype) {
-                opened->refused.emplace(
-                    name, fmt::format("cannot load {} of {}: {}", quote(name, detail::max_label_name),
-                                      quote(paths[i].string(), max_path), array.reason));
+                const std::string reason =
+                    fmt::format("cannot load {} of {}: {}", quote(name, detail::max_label_name),
+                                quote(paths[i].string(), max_path), array.reason);
+                if (opened->first_refused.empty()) opened->first_refused = reason;
+                opened->refused.emplace(std::move(name), reason);
                 continue;
             }
             opened->stored.push_back({i, is_npy, raw_offset(array, *listed[i].file)});
@@ -124,6 +130,8 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
             opened->by_name.emplace(opened->descriptions.back().name, opened->descriptions.size() - 1);
         }
     }
+    for (const std::filesystem::path& path : paths)
+        opened->absolute_paths.push_back(std::filesystem::absolute(path));
     opened->paths = std::move(paths);
     return opened;
 }
@@ -173,27 +181,27 @@ std::string_view to_string(load_route route) noexcept {
 }
 
 bool device_tensor::is_mapped() const noexcept {
-    return block_ && block_->mapping;
+    return block_ && block_->is_mapped();
 }
 
-void device_tensor::set_stream(stream_view stream) const {
+void device_tensor::used_on(stream_view stream) const {
     if (!(stream.device() == device_))
         throw invalid_argument(fmt::format("the tensor {} is on {}, and the stream is one of {}",
                                            quote(name_, detail::max_label_name), device_.name(),
                                            stream.device().name()));
-    if (block_ && !block_->mapping) block_->memory.set_stream(stream);
+    if (block_) block_->use_on(stream);
 }
 
 std::shared_ptr<const void> device_tensor::share() const {
     return block_;
 }
 
-const device_tensor& loaded_tensors::operator[](std::string_view name) const {
-    const auto found = std::ranges::find(tensors, name, &device_tensor::name);
-    if (found == tensors.end())
+const device_tensor& loaded_tensors::operator[](const std::string& name) const {
+    const auto found = indices.find(name);
+    if (found == indices.end())
         throw invalid_argument(
             fmt::format("no tensor {} has been loaded", quote(name, detail::max_label_name)));
-    return *found;
+    return tensors[found->second];
 }
 
 tensor_files::tensor_files(std::vector<std::filesystem::path> files) : opened_(open_all(std::move(files))) {}
@@ -205,7 +213,7 @@ const std::vector<tensor_description>& tensor_files::tensors() const noexcept {
     return opened_->descriptions;
 }
 void tensor_files::require_all() const {
-    if (!opened_->refused.empty()) throw unsupported(opened_->refused.begin()->second);
+    if (!opened_->first_refused.empty()) throw unsupported(opened_->first_refused);
 }
 const std::map<std::string, std::string>& tensor_files::metadata() const noexcept {
     return opened_->metadata;
@@ -236,6 +244,7 @@ loaded_tensors tensor_files::load_found(std::span<const detail::found_request> r
     loaded_tensors loaded;
     const detail::load_plan plan = detail::plan_load(*opened_, requests, device);
     loaded.tensors.reserve(plan.jobs.size());
+    loaded.indices.reserve(plan.jobs.size());
     {
         detail::load_run run(*opened_, plan, device, options);
         run.allocate();
@@ -246,6 +255,7 @@ loaded_tensors tensor_files::load_found(std::span<const detail::found_request> r
                 tensor.data_ = run.address_of(job.block) + job.block_offset_bytes;
                 tensor.block_ = run.block(job.block);
             }
+            loaded.indices.emplace(tensor.name(), loaded.tensors.size());
             loaded.tensors.push_back(std::move(tensor));
         }
         run.finish();

@@ -33,7 +33,7 @@ void tensor_reader::read(const load_job& job, std::uint64_t begin_bytes, std::sp
 void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
                                 std::span<std::byte> destination) {
     const file_position first = position_of(opened_, job);
-    const input_file& file = *opened_.files[first.file].file;
+    const input_file& file = *opened_.files[first.file];
     if (job.run_count == 1) {
         file.read(first.offset_bytes + begin_bytes, destination);
         return;
@@ -73,7 +73,7 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
 void tensor_reader::begin_decoding(const load_job& job) {
     const stored_tensor& stored = opened_.stored[job.tensor];
     auto& file = decoded_files_[stored.file];
-    if (!file) file = open_elements(opened_.paths[stored.file]);
+    if (!file) file = open_elements(opened_.absolute_paths[stored.file]);
     const std::string& name = opened_.descriptions[job.tensor].name;
     stream_ = file->stream(stored.has_no_name ? std::string_view() : name, decoding_memory_bytes);
     position_bytes_ = 0;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -23,15 +25,19 @@ class tensor_reader {
     /// @throws data_changed, system_failure.
     void read(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
 
-    /// Decodes a job from its beginning to its end. Calls next_buffer(size_bytes) for memory of `piece_bytes`
-    /// at most, fills it, and calls take(begin_bytes, filled) with it.
+    /// Decodes a job from its beginning to its end, unless `stopped` becomes true. Calls
+    /// next_buffer(size_bytes) for memory of `piece_bytes` at most, or of one element if that is larger,
+    /// fills it, and calls take(begin_bytes, filled) with it.
     /// @throws format_error, data_changed, system_failure.
     template <typename NextBuffer, typename Take>
-    void decode(const load_job& job, std::uint64_t piece_bytes, NextBuffer next_buffer, Take take) {
+    void decode(const load_job& job, std::uint64_t piece_bytes, const std::atomic<bool>& stopped,
+                NextBuffer next_buffer, Take take) {
         begin_decoding(job);
         const std::uint64_t element_bytes = job.type.size_bytes();
-        const std::uint64_t whole_bytes = piece_bytes / element_bytes * element_bytes;
+        const std::uint64_t whole_bytes =
+            std::max(piece_bytes / element_bytes * element_bytes, element_bytes);
         for (std::uint64_t begin = 0; begin < job.size_bytes; begin += whole_bytes) {
+            if (stopped) return;
             const std::uint64_t size_bytes = std::min(whole_bytes, job.size_bytes - begin);
             std::byte* const buffer = next_buffer(size_bytes);
             decode_next(job, {buffer, size_bytes});

@@ -120,12 +120,18 @@ class LoadTest(unittest.TestCase):
                         numpy.s_[..., 2], numpy.s_[::2, 1:3], numpy.s_[4:2], numpy.s_[:, 3, ::-1], numpy.s_[1:3, 2:4, 5]):
                 with self.subTest(key):
                     numpy.testing.assert_array_equal(part[key], values[key])
-            for key in (6, (0, 0, 0, 0), (slice(None), 9)):
+            for key in (numpy.s_[None, 2:4], numpy.s_[numpy.array([0, 2])], numpy.s_[values[:, 0, 0] > 60, 1:3]):
+                numpy.testing.assert_array_equal(part[key], values[key])
+            for key in (6, (0, 0, 0, 0), (slice(None), 9), (..., ...)):
                 with self.subTest(key), self.assertRaises(IndexError):
                     part[key]
             numpy.testing.assert_array_equal(model.get_tensor("v"), values)
             with self.assertRaises(pinflow.InvalidArgument):
                 model.get_tensor("none")
+        with pinflow.safe_open(self.path, framework="dlpack") as model:
+            numpy.testing.assert_array_equal(numpy.from_dlpack(model.get_slice("v")[:, 1:6]), values[:, 1:6])
+            with self.assertRaises(pinflow.Unsupported):
+                model.get_slice("v")[0]
 
     def test_saving_and_loading_again(self):
         tensors = {"a": numpy.arange(5.0), "t": numpy.arange(6, dtype=numpy.int32).reshape(2, 3).T,
@@ -227,6 +233,15 @@ class TorchLoadTest(unittest.TestCase):
             thread.start()
             thread.join()
             os.replace(self.path + ".moved", self.path)
+
+    def test_complex_numbers_that_are_not_aligned_or_conjugated(self):
+        numbers = torch.randn(300_000, dtype=torch.complex64)
+        for begin in (0, 4):
+            write_safetensors(self.path, {"first": ("U8", (begin,), bytes(begin)),
+                                          "c": ("C64", numbers.shape, numbers.numpy().tobytes())})
+            self.assertTrue(torch.equal(pinflow.load_file(self.path)["c"], numbers))
+        pinflow.save_file({"c": numbers.conj()}, self.path)
+        self.assertTrue(torch.equal(pinflow.load_file(self.path)["c"], numbers.conj().resolve_conj()))
 
     def test_views_that_are_not_contiguous_are_saved_as_they_look(self):
         for device in devices():

@@ -11,9 +11,9 @@
 #include <bit>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -35,6 +35,11 @@ namespace pinflow::python {
 
 namespace {
 
+/// Once Python ends, a thread that asks for the GIL would be ended in a way that C++ cannot pass on.
+void check_not_ending() {
+    if (is_ending()) throw error("the load is ended, because Python ends");
+}
+
 /// Device memory that a Python function allocates: for a size in bytes it returns the object that owns the
 /// memory, its address, and the CUDA stream in whose order it can be used.
 class python_memory final : public memory_resource {
@@ -48,6 +53,7 @@ class python_memory final : public memory_resource {
     std::byte* allocate(std::uint64_t size_bytes, stream_view stream) override {
         std::uintptr_t address = 0;
         std::int64_t made_on = 0;
+        check_not_ending();
         {
             const nb::gil_scoped_acquire held;
             const nb::tuple made = nb::cast<nb::tuple>(allocate_(size_bytes));
@@ -75,18 +81,18 @@ class python_memory final : public memory_resource {
     std::unordered_map<std::uintptr_t, std::shared_ptr<PyObject>> owners_;
 };
 
-const detail::loaded_block& block_of(const device_tensor& tensor) {
-    return *static_cast<const detail::loaded_block*>(tensor.share().get());
+/// The memory of a tensor's block.
+std::span<std::byte> memory_of(const device_tensor& tensor) {
+    return static_cast<const detail::loaded_block*>(tensor.share().get())->bytes();
 }
 
-/// Where the memory of a tensor's block begins, and its size.
-std::span<std::byte> memory_of(const device_tensor& tensor) {
-    const detail::loaded_block& block = block_of(tensor);
-    if (block.mapping) {
-        const auto& pages = *static_cast<const memory_region*>(block.mapping.get());
-        return pages.bytes();
-    }
-    return {block.memory.data(), block.memory.size_bytes()};
+std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& function) {
+    if (function.is_none()) return nullptr;
+    return [&function](std::uint64_t done, std::uint64_t total) {
+        check_not_ending();
+        const nb::gil_scoped_acquire held;
+        function(done, total);
+    };
 }
 
 /// What Python makes tensors of: bytes in host memory that keep what `owner` keeps.
@@ -147,12 +153,7 @@ nb::tuple load(const tensor_files& files, const std::vector<python_request>& wan
     options.threads = threads;
     std::shared_ptr<python_memory> memory;
     if (!allocate.is_none()) options.resource = memory = std::make_shared<python_memory>(allocate);
-    if (!progress.is_none()) {
-        options.progress = [&progress](std::uint64_t done, std::uint64_t total) {
-            const nb::gil_scoped_acquire held;
-            progress(done, total);
-        };
-    }
+    options.progress = progress_of(progress);
     loaded_tensors loaded = [&] {
         const gil_release released;
         return files.load(requests, on, options);
@@ -192,12 +193,7 @@ nb::tuple load_own(const tensor_files& files, const std::vector<python_request>&
     load_options options;
     options.route = route_of(route);
     options.threads = threads;
-    if (!progress.is_none()) {
-        options.progress = [&progress](std::uint64_t done, std::uint64_t total) {
-            const nb::gil_scoped_acquire held;
-            progress(done, total);
-        };
-    }
+    options.progress = progress_of(progress);
     loaded_tensors loaded = [&] {
         const gil_release released;
         return files.load(requests, on, options);

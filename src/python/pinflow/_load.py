@@ -276,24 +276,40 @@ class TensorSlice:
 
     def __getitem__(self, key: Any) -> Any:
         """The elements that `key` selects. One axis is read in part: the first that has a slice of step 1 or a number."""
+        request, rest = self._request_of(key)
+        if self._opened._framework != "dlpack":
+            return self._opened._load(request)[rest]
+        if not all(each == slice(None) for each in rest):
+            raise Unsupported("with framework='dlpack', a part is one slice of step 1 along one axis: index the tensor "
+                              "that another library makes of it")
+        return self._opened._load(request)
+
+    def _request_of(self, key: Any) -> Tuple[_Request, Tuple[Any, ...]]:
+        """What is loaded, and the index into it that remains."""
         keys = key if isinstance(key, tuple) else (key,)
+        whole: _Request = (self._name, -1, 0, 0, "")
+        # other keys, such as None and masks, take no axis or several
+        if not all(each is Ellipsis or isinstance(each, (int, slice)) and not isinstance(each, bool) for each in keys):
+            return whole, keys
         shape = self._opened._shape(self._name)
-        if Ellipsis in keys:
-            at = keys.index(Ellipsis)
-            keys = keys[:at] + (slice(None),) * (len(shape) - len(keys) + 1) + keys[at + 1:]
+        dots = [at for at, each in enumerate(keys) if each is Ellipsis]
+        if len(dots) > 1:
+            raise IndexError("an index has one Ellipsis at most")
+        if dots:
+            keys = (*keys[:dots[0]], *(slice(None),) * (len(shape) - len(keys) + 1), *keys[dots[0] + 1:])
         if len(keys) > len(shape):
             raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
         for axis, each in enumerate(keys):
             begin, end, rest = _part_of(each, shape[axis])
-            if (begin, end) == (0, shape[axis]):
-                continue
-            whole = self._opened._load((self._name, axis, begin, end, ""))
-            return whole[(*keys[:axis], rest, *keys[axis + 1:])]
-        return self._opened._load((self._name, -1, 0, 0, ""))[keys]
+            if (begin, end) != (0, shape[axis]):
+                return (self._name, axis, begin, end, ""), (*keys[:axis], rest, *keys[axis + 1:])
+        return whole, keys
 
 
 def _part_of(key: Any, length: int) -> Tuple[int, int, Any]:
     """The range of indices along an axis that holds what `key` selects, and what selects it there."""
+    if isinstance(key, slice) and key == slice(None):
+        return 0, length, key
     if isinstance(key, slice) and key.step in (None, 1):
         begin, end, _ = key.indices(length)
         return begin, max(begin, end), slice(None)
@@ -396,7 +412,7 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
     """(name, type, shape, address), the owner of the memory, and the device."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        flat = tensor.detach().contiguous()
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
         spelling = _SPELLINGS.get(str(flat.dtype)[len("torch."):])
         if spelling is None:
             raise InvalidArgument(f"the tensor {name!r} has elements of {flat.dtype}, which cannot be saved")

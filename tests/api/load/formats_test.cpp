@@ -72,7 +72,7 @@ TEST_CASE("load: members of .npz files are tensors") {
     });
 }
 
-TEST_CASE("load: datasets of HDF5 files are decoded, and two names of one dataset share memory") {
+TEST_CASE("load: datasets of HDF5 files are tensors, and compressed ones are decoded") {
     const temporary_folder folder;
     const auto path = folder / "a.h5";
     const auto deflated = random_tensor("deflated", dtype::of<std::int32_t>(), {1000, 300});

@@ -275,14 +275,14 @@ TEST_CASE("load: tensors outlive files, options and streams, and are dropped on 
         CHECK(bytes_of(kept[0]) == tensors[0].bytes);
         CHECK(bytes_of(kept[1]) == tensors[1].bytes);
         const stream other(device);
-        kept[0].set_stream(other);
+        kept[0].used_on(other);
         std::thread([dropped = std::move(kept)] { CHECK(dropped.size() == 2); }).join();
     });
 }
 
 TEST_CASE("load: the host device maps whole tensors, and writing to them does not change the file") {
     const temporary_folder folder;
-    const std::vector<model_tensor> tensors{random_tensor("w", dtype::of<float>(), {100'000})};
+    const std::vector<model_tensor> tensors{random_tensor("w", dtype::of<float>(), {300'000})};
     write_model(folder / "a.safetensors", tensors);
     {
         const loaded_tensors loaded = load_tensors(folder / "a.safetensors", device::host());
@@ -292,6 +292,20 @@ TEST_CASE("load: the host device maps whole tensors, and writing to them does no
         std::fill_n(loaded.tensors[0].data(), loaded.tensors[0].size_bytes(), std::byte{1});
     }
     check_equal(load_tensors(folder / "a.safetensors", device::host()), tensors);
+}
+
+TEST_CASE("load: the host device reads little of a file, so that single tensors take no mapping each") {
+    const temporary_folder folder;
+    std::vector<model_tensor> tensors;
+    for (int i = 0; i < 40; ++i)
+        tensors.push_back(random_tensor(std::to_string(i), dtype::of<float>(), {20'000}));
+    write_model(folder / "a.safetensors", tensors);
+    const tensor_files files({folder / "a.safetensors"});
+    const tensor_request one{"7"};
+    const loaded_tensors loaded = files.load({&one, 1}, device::host());
+    CHECK_FALSE(loaded.tensors[0].is_mapped());
+    CHECK(bytes_of(loaded.tensors[0]) == tensors[7].bytes);
+    CHECK(load_tensors(folder / "a.safetensors", device::host())["7"].is_mapped());
 }
 
 TEST_CASE("load: progress ends with all bytes, and an exception of it ends the load") {
@@ -325,6 +339,8 @@ TEST_CASE("load: damaged, changed and missing files are errors, and all memory i
         CHECK_THROWS_AS(load_tensors(folder / "none.safetensors", device), system_failure);
         CHECK_THROWS_AS(load_tensors(std::span<const std::filesystem::path>(), device), invalid_argument);
         const std::vector<std::filesystem::path> twice{path, path};
+        CHECK_THROWS_AS(tensor_files({path}).load(std::vector<tensor_request>{{"none"}}, device),
+                        invalid_argument);
         CHECK_THROWS_AS(load_tensors(twice, device), invalid_argument);
 
         const tensor_files files({path});
