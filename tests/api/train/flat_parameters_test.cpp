@@ -15,6 +15,7 @@
 #include "flat_models.hpp"
 #include "pinflow/dlpack.hpp"
 #include "pinflow/error.hpp"
+#include "sanitized.hpp"
 #include "temporary_folder.hpp"
 
 using namespace pinflow;
@@ -104,6 +105,30 @@ TEST_CASE("flat parameters: views begin at multiples of 256 bytes, and do not ov
         CHECK(values_of<float>(flat.parameter(0), 15, stream) == std::vector<float>(15));
         CHECK(values_of<float>(flat.gradient(0), 15, stream) == std::vector<float>(15));
     });
+}
+
+TEST_CASE("flat parameters: 2^31 + 1 elements of a tensor beside others are updated on the host") {
+    // on a GPU, cuda_flat_test.cpp does the same
+    constexpr std::uint64_t many = (std::uint64_t{1} << 31) + 1;
+    const device host = device::host();
+    if (sanitized || host.memory().free_bytes < std::uint64_t{14} << 30) {
+        MESSAGE("skipped: 14 GiB of memory are not free, or a sanitizer runs");
+        return;
+    }
+    const stream stream(host);
+    flat_parameters flat({{"empty", bfloat16, {0}}, {"w", bfloat16, {many}}, {"b", bfloat16, {3}}},
+                         {sgd{.rate = 1}}, stream);
+    const std::vector<std::uint16_t> minus_one{0xBF80};
+    const std::vector<std::pair<std::size_t, std::uint64_t>> places{
+        {1, 0}, {1, many - 1}, {1, many - 2}, {2, 2}};
+    for (const auto& [parameter, element] : places)
+        put(flat.gradient(parameter) + 2 * element, minus_one, stream);
+    flat.step_async(stream);
+    for (const auto& [parameter, element] : places)
+        CHECK(values_of<std::uint16_t>(flat.parameter(parameter) + 2 * element, 1, stream) ==
+              std::vector<std::uint16_t>{0x3F80});
+    CHECK(values_of<std::uint16_t>(flat.parameter(1) + many / 2 * 2, 1, stream) ==
+          std::vector<std::uint16_t>{0});
 }
 
 TEST_CASE("flat parameters: first values come from device memory, and from tensors of other libraries") {
