@@ -1,6 +1,5 @@
 #include "src/python/native/load_bindings.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -14,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -24,7 +24,6 @@
 #include "pinflow/dlpack.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/load.hpp"
-#include "src/load/load_plan.hpp"
 #include "src/python/native/file_name.hpp"
 #include "src/python/native/python_owner.hpp"
 #include "src/python/native/tensor.hpp"
@@ -41,14 +40,10 @@ void check_not_ending() {
 }
 
 /// Device memory that a Python function allocates: for a size in bytes it returns the object that owns the
-/// memory, its address, and the CUDA stream in whose order it can be used.
+/// memory, its address, and the CUDA stream in whose order it can be used. May be destroyed without the GIL.
 class python_memory final : public memory_resource {
  public:
-    explicit python_memory(nb::object allocate) : allocate_(std::move(allocate)) {}
-    python_memory(const python_memory&) = delete;
-    python_memory& operator=(const python_memory&) = delete;
-    /// Needs the GIL.
-    ~python_memory() override = default;
+    explicit python_memory(nb::handle allocate) : allocate_(keep(allocate)) {}
 
     std::byte* allocate(std::uint64_t size_bytes, stream_view stream) override {
         std::uintptr_t address = 0;
@@ -56,9 +51,10 @@ class python_memory final : public memory_resource {
         check_not_ending();
         {
             const nb::gil_scoped_acquire held;
-            const nb::tuple made = nb::cast<nb::tuple>(allocate_(size_bytes));
+            const nb::tuple made = nb::cast<nb::tuple>(nb::handle(allocate_.get())(size_bytes));
             address = nb::cast<std::uintptr_t>(made[1]);
             made_on = nb::cast<std::int64_t>(made[2]);
+            const std::scoped_lock lock(mutex_);
             owners_.emplace(address, keep(made[0]));
         }
         if (const auto view = dlpack::consumer_stream(stream.device(), made_on)) {
@@ -69,22 +65,15 @@ class python_memory final : public memory_resource {
         return std::bit_cast<std::byte*>(address);
     }
     void deallocate(std::byte* data, std::uint64_t, stream_view) noexcept override {
-        owners_.erase(std::bit_cast<std::uintptr_t>(data));  // references are dropped with the GIL, later
-    }
-
-    const std::shared_ptr<PyObject>& owner_of(const std::byte* data) const {
-        return owners_.at(std::bit_cast<std::uintptr_t>(data));
+        const std::scoped_lock lock(mutex_);
+        owners_.erase(std::bit_cast<std::uintptr_t>(data));  // dropped with the GIL, later
     }
 
  private:
-    nb::object allocate_;
+    std::shared_ptr<PyObject> allocate_;
+    std::mutex mutex_;
     std::unordered_map<std::uintptr_t, std::shared_ptr<PyObject>> owners_;
 };
-
-/// The memory of a tensor's block.
-std::span<std::byte> memory_of(const device_tensor& tensor) {
-    return static_cast<const detail::loaded_block*>(tensor.share().get())->bytes();
-}
 
 std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& function) {
     if (function.is_none()) return nullptr;
@@ -93,16 +82,6 @@ std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& 
         const nb::gil_scoped_acquire held;
         function(done, total);
     };
-}
-
-/// What Python makes tensors of: bytes in host memory that keep what `owner` keeps.
-nb::object host_bytes(std::span<std::byte> bytes, std::shared_ptr<const void> owner) {
-    auto kept = std::make_unique<std::shared_ptr<const void>>(std::move(owner));
-    const nb::capsule capsule(
-        kept.get(), [](void* held) noexcept { delete static_cast<std::shared_ptr<const void>*>(held); });
-    static_cast<void>(kept.release());
-    return nb::cast(
-        nb::ndarray<nb::array_api, std::uint8_t, nb::ndim<1>>(bytes.data(), {bytes.size()}, capsule));
 }
 
 /// (name, slice axis, begin, end, type), of which an axis of -1 and an empty type mean all and none.
@@ -140,68 +119,75 @@ nb::dict dict_of(const load_report& report) {
     return made;
 }
 
-/// Loads tensors. @return (tensors, bases, report): a tensor is (name, type, shape, bytes, index of its base,
-/// offset in it). A base is the owner that `allocate` has returned; without `allocate`, bytes of the host
-/// device with their address and size.
-nb::tuple load(const tensor_files& files, const std::vector<python_request>& wanted,
-               const std::string& device_name, const std::string& route, unsigned threads,
-               const nb::object& allocate, const nb::object& progress) {
-    const std::vector<tensor_request> requests = requests_of(wanted);
-    const device on = device::parse(device_name);
-    load_options options;
-    options.route = route_of(route);
-    options.threads = threads;
-    std::shared_ptr<python_memory> memory;
-    if (!allocate.is_none()) options.resource = memory = std::make_shared<python_memory>(allocate);
-    options.progress = progress_of(progress);
-    loaded_tensors loaded = [&] {
-        const gil_release released;
-        return files.load(requests, on, options);
-    }();
-    nb::list tensors;
-    nb::list bases;
-    std::unordered_map<const std::byte*, std::size_t> base_of;
-    for (const device_tensor& tensor : loaded.tensors) {
-        std::size_t index = 0;
-        std::uint64_t offset = 0;
-        if (tensor.size_bytes() != 0) {
-            const std::span<std::byte> base = memory_of(tensor);
-            const auto [found, is_new] = base_of.emplace(base.data(), base_of.size());
-            if (is_new) {
-                if (memory) {
-                    bases.append(nb::borrow(memory->owner_of(base.data()).get()));
-                } else {
-                    bases.append(nb::make_tuple(host_bytes(base, tensor.share()),
-                                                std::bit_cast<std::uintptr_t>(base.data()), base.size()));
-                }
-            }
-            index = found->second;
-            offset = static_cast<std::uint64_t>(tensor.data() - base.data());
-        }
-        tensors.append(nb::make_tuple(tensor.name(), tensor.dtype().descr(), tuple_of(tensor.shape()),
-                                      tensor.size_bytes(), index, offset));
+/// What a load of all tensors, or of those that names and patterns select, requests. Floats are cast.
+std::vector<tensor_request> requests_of_all(const tensor_files& files,
+                                            const std::optional<std::vector<std::string>>& names,
+                                            const std::string& type) {
+    std::vector<tensor_request> requests;
+    const auto cast = type.empty() ? std::nullopt : std::optional(dtype::parse(type));
+    const auto add = [&](const tensor_description& tensor) {
+        const dtype_kind kind = tensor.dtype.kind();
+        tensor_request& request = requests.emplace_back();
+        request.name = tensor.name;
+        if (kind == dtype_kind::floating || kind == dtype_kind::bfloat16) request.dtype = cast;
+    };
+    if (names) {
+        for (const std::string& name : files.select(*names))
+            add(files.tensor(name));
+    } else {
+        files.require_all();
+        requests.reserve(files.tensors().size());
+        for (const tensor_description& each : files.tensors())
+            add(each);
     }
-    return nb::make_tuple(tensors, bases, dict_of(loaded.report));
+    return requests;
 }
 
-/// Loads tensors to memory of the device's own pool. @return (tensors, report).
-nb::tuple load_own(const tensor_files& files, const std::vector<python_request>& wanted,
-                   const std::string& device_name, const std::string& route, unsigned threads,
-                   const nb::object& progress) {
-    const std::vector<tensor_request> requests = requests_of(wanted);
-    const device on = device::parse(device_name);
+/// How a load is done, and what its tensors become.
+struct python_options {
+    std::string device;
+    std::string route;
+    unsigned threads = 0;
+    bool as_capsules = false;
+    nb::object allocate;
+    nb::object progress;
+};
+
+/// A tensor as a capsule for PyTorch. Without elements, its type and shape.
+nb::object for_torch(const device_tensor& tensor) {
+    if (tensor.size_bytes() == 0) return nb::make_tuple(tensor.dtype().descr(), tuple_of(tensor.shape()));
+    try {
+        return capsule_of(to_dlpack<dlpack::managed_tensor>(tensor));
+    } catch (const unsupported& failure) {
+        throw unsupported("cannot make a tensor of '" + tensor.name() + "': " + failure.what());
+    }
+}
+
+/// @return (names, tensors, report): the tensors are DeviceTensor objects, or what for_torch returns.
+nb::tuple load(const tensor_files& files, const std::vector<tensor_request>& requests,
+               const python_options& wanted) {
+    drop_given_up();
+    const device on = device::parse(wanted.device);
     load_options options;
-    options.route = route_of(route);
-    options.threads = threads;
-    options.progress = progress_of(progress);
+    options.route = route_of(wanted.route);
+    options.threads = wanted.threads;
+    if (!wanted.allocate.is_none()) options.resource = std::make_shared<python_memory>(wanted.allocate);
+    options.progress = progress_of(wanted.progress);
     loaded_tensors loaded = [&] {
         const gil_release released;
         return files.load(requests, on, options);
     }();
+    nb::list names;
     nb::list tensors;
-    for (device_tensor& tensor : loaded.tensors)
-        tensors.append(nb::cast(std::make_shared<device_tensor>(std::move(tensor))));
-    return nb::make_tuple(tensors, dict_of(loaded.report));
+    for (device_tensor& tensor : loaded.tensors) {
+        names.append(nb::str(tensor.name().data(), tensor.name().size()));
+        if (wanted.as_capsules) {
+            tensors.append(for_torch(tensor));
+        } else {
+            tensors.append(nb::cast(std::make_shared<device_tensor>(std::move(tensor))));
+        }
+    }
+    return nb::make_tuple(names, tensors, dict_of(loaded.report));
 }
 
 nb::object export_tensor(const device_tensor& tensor, const nb::object& stream, const nb::object& max_version,
@@ -275,19 +261,29 @@ void bind_loads(nb::module_& module) {
                  return texts;
              })
         .def(
-            "select",
-            [](const tensor_files& self, const std::vector<std::string>& patterns) {
-                return self.select(patterns);
-            },
-            nb::arg("patterns"))
-        .def("require_all", &tensor_files::require_all)
-        .def(
             "check", [](const tensor_files& self, const std::string& name) { self.tensor(name); },
             nb::arg("name"))
-        .def("load", &load, nb::arg("requests"), nb::arg("device"), nb::arg("route"), nb::arg("threads"),
-             nb::arg("allocate").none(), nb::arg("progress").none())
-        .def("load_own", &load_own, nb::arg("requests"), nb::arg("device"), nb::arg("route"),
-             nb::arg("threads"), nb::arg("progress").none());
+        .def(
+            "load",
+            [](const tensor_files& self, const std::vector<python_request>& wanted, const std::string& device,
+               const std::string& route, unsigned threads, bool as_capsules, const nb::object& allocate,
+               const nb::object& progress) {
+                return load(self, requests_of(wanted),
+                            {device, route, threads, as_capsules, allocate, progress});
+            },
+            nb::arg("requests"), nb::arg("device"), nb::arg("route"), nb::arg("threads"),
+            nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none())
+        .def(
+            "load_all",
+            [](const tensor_files& self, const std::optional<std::vector<std::string>>& names,
+               const std::string& type, const std::string& device, const std::string& route, unsigned threads,
+               bool as_capsules, const nb::object& allocate, const nb::object& progress) {
+                return load(self, requests_of_all(self, names, type),
+                            {device, route, threads, as_capsules, allocate, progress});
+            },
+            nb::arg("names").none(), nb::arg("dtype"), nb::arg("device"), nb::arg("route"),
+            nb::arg("threads"), nb::arg("as_capsules"), nb::arg("allocate").none(),
+            nb::arg("progress").none());
     module.def("tensor_files", &open_files, nb::arg("paths"));
     module.def("save_tensors", &save, nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
                nb::arg("device"), nb::arg("stream").none());

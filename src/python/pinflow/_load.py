@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import importlib.util
 import os
@@ -32,7 +33,6 @@ _FORMAT_NAMES = {
     "<u8": "U64", "<f2": "F16", "<f4": "F32", "<f8": "F64", "bfloat16": "BF16", "<c8": "C64",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }
-_FLOATS = ("<f2", "<f4", "<f8", "bfloat16")
 
 
 class LoadedTensors(Dict[str, Any]):
@@ -44,8 +44,8 @@ class LoadedTensors(Dict[str, Any]):
 
 class DeviceTensor:
     """A loaded tensor on a GPU for libraries other than PyTorch: `cupy.from_dlpack(tensor)`, `jax.dlpack.from_dlpack`,
-    or `tensor.torch()`. Its memory is freed after the last of it and of what was made of it, in the order of the stream
-    that the last consumer named."""
+    or `tensor.torch()`. The memory is freed when this tensor and everything made of it are gone, after the work that is
+    then enqueued on every stream that a consumer named."""
 
     __slots__ = ("_tensor", "__weakref__")
 
@@ -107,7 +107,8 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     """Loads the tensors of safetensors, .npz, .npy and HDF5 files, and waits until they are complete.
 
     On a GPU, PyTorch's allocator gives the memory; tensors of less than 1 MiB share blocks of up to 4 MiB. On the CPU,
-    tensors are private mappings of the files: writing to one does not change its file.
+    uncompressed and aligned tensors are private mappings of the file, if at least 1 MiB of it is loaded. Writing to a
+    tensor never changes its file.
 
     Args:
         filenames: the files. No two may have a tensor of the same name. The array of a .npy file is called as the file.
@@ -126,84 +127,51 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     """
     if isinstance(filenames, (str, bytes, os.PathLike)):
         raise InvalidArgument("load_files takes a list of files; load_file takes one")
-    files = _Files(filenames)
-    chosen = files.select(names)
+    if names is not None and (isinstance(names, str) or not all(isinstance(each, str) for each in names)):
+        raise InvalidArgument("names is a list of names and patterns")
+    native = _open(filenames)
     spelling = "" if dtype is None else _type_spelling(dtype)
-    requests = [(name, -1, 0, 0, spelling if files.types[name] in _FLOATS else "") for name in chosen]
-    return files.load(requests, device, framework, route, threads, progress)
+    chosen = None if names is None else builtins.list(names)
+    return _load(functools.partial(native.load_all, chosen, spelling), device, framework, route, threads, progress)
 
 
-class _Files:
-    """Opened files, and how their tensors become those of a framework."""
+def _open(filenames: Iterable[PathLike]) -> _native.TensorFiles:
+    return _native.tensor_files([os.fsdecode(each) for each in filenames])
 
-    def __init__(self, filenames: Iterable[PathLike]) -> None:
-        self.native = _native.tensor_files([os.fsdecode(each) for each in filenames])
-        listed = self.native.tensors()
-        self.types: Dict[str, str] = {name: spelling for name, spelling, _, _ in listed}
-        self.shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, _ in listed}
 
-    def select(self, names: Optional[Sequence[str]]) -> List[str]:
-        if names is None:
-            self.native.require_all()
-            return builtins.list(self.types)
-        if isinstance(names, str):
-            raise InvalidArgument("names is a list of names and patterns, not one text")
-        return self.native.select(builtins.list(names))
-
-    def load(self, requests: List[_Request], device: Any, framework: Optional[str], route: str = "auto",
-             threads: int = 0, progress: Optional[Progress] = None) -> LoadedTensors:
-        where = _device_name(device)
-        kind = _framework(framework, where)
-        loaded = LoadedTensors()
-        if kind == "pt":
-            torch: Any = importlib.import_module("torch")
-            types = {each[0]: _torch_type(torch, each[4] or self.types[each[0]], each[0]) for each in requests}
-            allocate = None if where == "host" else _torch_allocator(torch, where)
-            results, bases, loaded.report = self.native.load(requests, where, route, threads, allocate, progress)
-            if where == "host":
-                bases = [torch.from_dlpack(each) for each, _, _ in bases]
-            torch_device = torch.device("cpu" if where == "host" else where)
-            _add_torch(torch, loaded, results, bases, types, torch_device)
-        elif kind == "np":
-            results, bases, loaded.report = self.native.load(requests, where, route, threads, None, progress)
-            _add_numpy(loaded, results, bases)
-        else:
-            tensors, loaded.report = self.native.load_own(requests, where, route, threads, progress)
-            for each in tensors:
-                loaded[each.name] = DeviceTensor(each)
+def _load(load: Callable[..., Any], device: Any, framework: Optional[str], route: str = "auto", threads: int = 0,
+          progress: Optional[Progress] = None) -> LoadedTensors:
+    """Calls a load function of `_native.TensorFiles`, and makes the tensors of a framework of the result."""
+    where = _device_name(device)
+    kind = _framework(framework, where)
+    loaded = LoadedTensors()
+    if kind != "pt":
+        made, tensors, loaded.report = load(where, route, threads, False, None, progress)
+        for name, tensor in zip(made, tensors):
+            loaded[name] = _numpy_of(tensor) if kind == "np" else DeviceTensor(tensor)
         return loaded
+    torch: Any = importlib.import_module("torch")
+    allocate = None if where == "host" else _torch_allocator(torch, where)
+    made, capsules, loaded.report = load(where, route, threads, True, allocate, progress)
+    from_dlpack = torch.utils.dlpack.from_dlpack
+    for name, capsule in zip(made, capsules):
+        if type(capsule) is tuple:  # without elements
+            spelling, shape = capsule
+            loaded[name] = torch.empty(shape, dtype=_torch_type(torch, spelling, name),
+                                       device="cpu" if where == "host" else where)
+        else:
+            loaded[name] = from_dlpack(capsule)
+    return loaded
 
 
-def _add_torch(torch: Any, loaded: Dict[str, Any], results: Any, bases: List[Any], types: Dict[str, Any],
-               device: Any) -> None:
-    typed: Dict[Tuple[int, Any], Any] = {}
-    for name, _, shape, nbytes, base, offset in results:
-        dtype = types[name]
-        if nbytes == 0:
-            loaded[name] = torch.empty(shape, dtype=dtype, device=device)
-            continue
-        whole = typed.get((base, dtype))
-        if whole is None:
-            whole = bases[base]
-            if whole.numel() % dtype.itemsize == 0:
-                whole = whole.view(dtype)
-            typed[base, dtype] = whole
-        size = whole.element_size()
-        part = whole[offset // size:(offset + nbytes) // size]
-        loaded[name] = (part if whole.dtype == dtype else part.view(dtype)).view(shape)
-
-
-def _add_numpy(loaded: Dict[str, Any], results: Any, bases: List[Any]) -> None:
+def _numpy_of(tensor: _native.DeviceTensor) -> Any:
     import numpy
 
-    arrays = [numpy.asarray(Interface({"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, False)},
-                                      owner)) for owner, address, size in bases]
-    for name, spelling, shape, nbytes, base, offset in results:
-        dtype = numpy_type(spelling)
-        if nbytes == 0:
-            loaded[name] = numpy.empty(shape, dtype)
-        else:
-            loaded[name] = arrays[base][offset:offset + nbytes].view(dtype).reshape(shape)
+    dtype = numpy_type(tensor.dtype)
+    if tensor.nbytes == 0:
+        return numpy.empty(tensor.shape, dtype)
+    interface = {"version": 3, "typestr": "|u1", "shape": (tensor.nbytes,), "data": (tensor.address, False)}
+    return numpy.asarray(Interface(interface, tensor)).view(dtype).reshape(tensor.shape)
 
 
 def _torch_allocator(torch: Any, device: str) -> Callable[[int], Tuple[Any, int, int]]:
@@ -271,11 +239,12 @@ class TensorSlice:
 
     def get_dtype(self) -> str:
         """The type as safetensors files name it, such as 'BF16'."""
-        spelling = self._opened._files.types[self._name]
+        spelling = self._opened._types[self._name]
         return _FORMAT_NAMES.get(spelling, spelling)
 
     def __getitem__(self, key: Any) -> Any:
-        """The elements that `key` selects. One axis is read in part: the first that has a slice of step 1 or a number."""
+        """The elements that `key` selects. Of one axis only the needed range is read: of the first that a number or a slice
+        of step 1 restricts. With None or a mask, the whole tensor is read."""
         request, rest = self._request_of(key)
         if self._opened._framework != "dlpack":
             return self._opened._load(request)[rest]
@@ -332,7 +301,10 @@ class safe_open:  # named as in safetensors, whose place it takes
     def __init__(self, filename: Union[PathLike, Sequence[PathLike]], framework: Optional[str] = None,
                  device: Any = "cpu") -> None:
         several = not isinstance(filename, (str, bytes, os.PathLike))
-        self._files = _Files(filename if several else [filename])  # type: ignore[arg-type, list-item]
+        self._native = _open(filename if several else [filename])  # type: ignore[arg-type, list-item]
+        listed = self._native.tensors()
+        self._types: Dict[str, str] = {name: spelling for name, spelling, _, _ in listed}
+        self._shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, _ in listed}
         self._framework = _framework(framework, _device_name(device))
         self._device = device
 
@@ -343,19 +315,19 @@ class safe_open:  # named as in safetensors, whose place it takes
         pass
 
     def keys(self) -> List[str]:
-        """The names of all tensors, in alphabetical order."""
-        return sorted(self._files.types)
+        """The names of the tensors that can be loaded, sorted. `get_tensor` says why another one cannot."""
+        return sorted(self._types)
 
     def offset_keys(self) -> List[str]:
-        """The names of all tensors, in the order of their data."""
-        return builtins.list(self._files.types)
+        """The same names, file by file; of a safetensors file in the order of their data."""
+        return builtins.list(self._types)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
     def metadata(self) -> Dict[str, str]:
         """The texts of the file's metadata."""
-        return self._files.native.metadata()
+        return self._native.metadata()
 
     def get_tensor(self, name: str) -> Any:
         """Loads one tensor."""
@@ -367,15 +339,26 @@ class safe_open:  # named as in safetensors, whose place it takes
         self._shape(name)
         return TensorSlice(self, name)
 
+    def get_slices(self, slices: Dict[str, Tuple[int, int, int]]) -> LoadedTensors:
+        """Loads parts of several tensors together, which is faster than one by one: for each name an axis, and the
+        indices begin and end along it. What a rank of tensor parallelism needs."""
+        requests: List[_Request] = []
+        for name, (axis, begin, end) in slices.items():
+            shape = self._shape(name)
+            if not (0 <= axis < len(shape) and 0 <= begin <= end <= shape[axis]):
+                raise InvalidArgument(f"the tensor {name!r} of shape {shape} has no indices {begin} to {end} on axis {axis}")
+            requests.append((name, axis, begin, end, ""))
+        return _load(functools.partial(self._native.load, requests), self._device, self._framework)
+
     def _shape(self, name: str) -> Tuple[int, ...]:
-        shape = self._files.shapes.get(name)
+        shape = self._shapes.get(name)
         if shape is None:
-            self._files.native.check(name)  # says why
+            self._native.check(name)  # says why
             raise InvalidArgument(f"there is no tensor {name!r}")
         return shape
 
     def _load(self, request: _Request) -> Any:
-        return self._files.load([request], self._device, self._framework)[request[0]]
+        return _load(functools.partial(self._native.load, [request]), self._device, self._framework)[request[0]]
 
 
 def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Dict[str, str]] = None) -> None:
