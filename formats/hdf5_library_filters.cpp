@@ -162,8 +162,11 @@ bool check_nbit(const hdf5_filter& filter, std::uint64_t chunk_bytes, std::span<
     constexpr std::size_t max_parameters = 256;
     const std::vector<std::uint32_t>& parameters = filter.parameters;
     if (parameters.size() >= max_parameters) return false;
-    if (parameters.size() < 3 || parameters[0] != parameters.size()) {
-        damaged("its n-bit filter has {} parameters, which declare another number", parameters.size());
+    if (parameters.size() < 3)
+        damaged("its n-bit filter has {} parameters, and needs at least 3", parameters.size());
+    if (parameters[0] != parameters.size()) {
+        damaged("its n-bit filter has {} parameters, but the first one declares {}", parameters.size(),
+                parameters[0]);
     }
     if (parameters[1] != 0) {  // nothing was done
         if (input.size() != chunk_bytes) {

@@ -149,11 +149,11 @@ class slot_pool {
     std::size_t slot_count() const noexcept { return slots_.size(); }
 
     struct statistics {
-        batch_times waits;  ///< in `lease`, split by what delayed the awaited batch
+        batch_times waits;  ///< in `lease` and `wait_for_next`, split by what delayed the awaited batch
         /// Time the loader waited for the consumer: in `wait_for_free`, and at the end for the last lease.
         std::chrono::nanoseconds consumer_wait{};
-        /// From the first `lease` to the one that returned null or threw the pipeline's error. Before that,
-        /// up to the call of `collected`.
+        /// From the first `lease`, or the first `wait_for_next` that had to wait, to the `lease` that
+        /// returned null or threw the pipeline's error. Before that, up to the call of `collected`.
         std::chrono::nanoseconds wall{};
         std::uint64_t batches = 0;    ///< leased; undone leases are not counted
         std::uint64_t rows = 0;       ///< in these batches

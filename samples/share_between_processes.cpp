@@ -142,7 +142,8 @@ int main(int argc, char** argv) try {
     while (::wait(nullptr) > 0) {
     }
     const double total = 100 * shares * 1024 / static_cast<double>(info.size_bytes);
-    std::printf("%zu digest, shares of %.1f %% of the data in total\n", digests.size(), total);
+    std::printf("distinct digests: %zu, the readers' shares of memory add up to %.1f %% of the data\n",
+                digests.size(), total);
     if (digests.size() != 1) throw std::runtime_error("the readers have read different data");
     return 0;
 } catch (const std::exception& error) {

@@ -53,7 +53,8 @@ struct tensor_slice {
 /// One tensor to load.
 struct tensor_request {
     std::string name;
-    /// The part of the tensor to load; the rest of the file is not read, unless the tensor is compressed.
+    /// The part of the tensor to load. Only this part is read, and short gaps between its runs. A tensor that
+    /// must be decoded or reordered (compressed, big-endian, Fortran order) is read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
     /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does. Empty: the type
     /// in the file, little-endian.
@@ -66,9 +67,12 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    automatic,  ///< `both`, or `staged` if the files are not in the page cache or have less than 32 MiB
-    /// The pages of the files are page-locked in place, and the copy engine reads them. Only for whole
-    /// tensors of 48 KiB and more, or neighbours in a file that together are as long.
+    /// `both`; or `staged` if less than 32 MiB can take the route `copy`, or if more than a quarter of the
+    /// pages that are looked at are not in the page cache.
+    automatic,
+    /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
+    /// bytes that need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more,
+    /// or neighbours in a file that together are as long.
     copy,
     staged,  ///< CPU threads read the files into page-locked staging buffers
     both,    ///< `copy` from the front of the files, and `staged` from the end, until they meet
@@ -106,9 +110,10 @@ struct load_options {
 /// Tensors of less than 1 MiB share blocks of up to 4 MiB, each at a multiple of 256 bytes. A block is freed
 /// with its last tensor.
 ///
-/// On the host device, whole tensors are private mappings of the file, if at least 1 MiB of it is loaded.
-/// Their pages are those of the page cache until they are written to, which does not change the file. If the
-/// file is truncated, reading the lost pages raises SIGBUS; if it is written to, the tensor may change.
+/// On the host device, contiguous tensors that need no decoding and no cast, and are aligned for their type,
+/// are private mappings of the file, if at least 1 MiB of it is loaded. Their pages are those of the page
+/// cache until they are written to, which does not change the file. If the file is truncated, reading the
+/// lost pages raises SIGBUS; if it is written to, the tensor may change.
 class device_tensor {
  public:
     const std::string& name() const noexcept { return name_; }
@@ -171,8 +176,9 @@ class tensor_files {
     explicit tensor_files(std::vector<std::filesystem::path> files);
 
     const std::vector<std::filesystem::path>& files() const noexcept;
-    /// All tensors that can be loaded, file by file, in the order of their data. A HDF5 dataset with several
-    /// hard links has the name of the first.
+    /// All tensors that can be loaded, file by file, as list_arrays orders them: by offset in safetensors
+    /// files, by directory in .npz files, by name in HDF5 files. A HDF5 dataset with several hard links has
+    /// the name of the first.
     const std::vector<tensor_description>& tensors() const noexcept;
     /// Checks that every tensor of the files can be loaded.
     /// @throws unsupported, with the reason, for the first one that cannot.

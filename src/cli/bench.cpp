@@ -128,7 +128,8 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "gather, scatter, duplex: batches per repetition (duplex: at most half as many as the table holds);\n"
         "plan: size of the group whose plan is shown beside that of one batch, lowered to half of --known");
     add("--known", known, "N",
-        "gather, scatter, duplex, plan: batches known ahead, 2 to 64; half of them are moved together");
+        "gather, scatter, duplex, plan: number of batches whose row indices are known in advance, 2 to 64;\n"
+        "half of them are moved by one call");
     add("--route", route, "auto|direct|copy|staged|hybrid",
         "gather, scatter, duplex, plan: how rows are moved");
     app.add_flag("--tune", parsed.options.tunes,

@@ -101,7 +101,8 @@ PINFLOW_DETAIL_HOST_DEVICE inline Real value_of(Stored parameter, Real master) {
     return cast_scalar<Stored>(master).bits == parameter.bits ? master : cast_scalar<Real>(parameter);
 }
 
-/// Whether a step changes nothing. The caller's own findings count, whatever the policy is.
+/// Whether a step changes nothing: `skips` is set and the last check found gradients that are not finite, or
+/// the caller's `found` is not 0.
 PINFLOW_DETAIL_HOST_DEVICE inline bool skips_step(const flat_step& work) {
     const flat_buffers& buffers = work.buffers;
     return (work.skips && buffers.control->found != 0) || (buffers.found != nullptr && *buffers.found != 0);

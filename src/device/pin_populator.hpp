@@ -13,7 +13,7 @@ namespace pinflow::detail {
 
 /// Brings pages into the page table while other pages are registered: read-only pages on its own thread, all
 /// other pages on all cores. Pages of files and of shared memory are only read. Without the populator, the
-/// registration would read from the disk while it holds the driver's lock, and so block all other calls. If
+/// registration would read from the disk itself, and meanwhile block all other calls in its context. If
 /// the thread cannot be started, the populator does nothing, and the registration brings the pages in. For
 /// one thread at a time.
 class pin_populator {

@@ -21,8 +21,9 @@ std::string advice_for(const dtype& type) {
             "bytes as "
             "integers",
             is_time ? 'i' : 'u', size);
-    return "its numbers have 1, 2, 4 or 8 bytes, or 16 if they are complex; numpy's view('u1') gives the "
-           "bytes";
+    return "it has only numbers of 1, 2, 4 or 8 bytes, and complex ones of up to 16; numpy's view('u1') "
+           "gives "
+           "the bytes";
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::size_t max_path = 1000;          ///< characters in a message
 constexpr std::uint64_t page_bytes = 64 << 10;  ///< a multiple of the system's pages
-/// Of less of a file, nothing is mapped.
+/// If less of a file is loaded, it is read: a process has at most vm.max_map_count mappings (65,530 by
+/// default).
 constexpr std::uint64_t min_mapped_bytes = std::uint64_t{1} << 20;
 
 /// What a message calls a tensor.
@@ -165,8 +166,8 @@ class planner {
         return false;
     }
 
-    /// Whether a whole tensor is mapped: on the host device, if it is aligned for its type. A mapping takes
-    /// one of the process's 65,530, so little of a file is read instead.
+    /// Whether a contiguous tensor is mapped: on the host device, if it is aligned for its type, and enough
+    /// of its file is loaded.
     bool can_be_mapped(const load_job& job) const {
         const file_position place = position_of(opened_, job);
         if (device_.kind() != device_kind::host || raw_bytes_[place.file] < min_mapped_bytes) return false;

@@ -55,7 +55,9 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     }
     if (device.kind() == device_kind::host) {
         chosen.route = load_route::staged;
-        chosen.reason = "on the host device, whole tensors are mapped, and threads read all others";
+        chosen.reason =
+            "on the host device, contiguous aligned tensors are mapped if at least 1 MiB of their file is "
+            "loaded, and threads read all others";
     } else if (chosen.route == load_route::copy) {
         if (!plan.others.empty())
             throw unsupported(

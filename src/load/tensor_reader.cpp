@@ -14,8 +14,8 @@ namespace {
 constexpr std::uint64_t min_single_read_bytes = 32 << 10;
 /// The largest read of runs and gaps.
 constexpr std::uint64_t max_joined_read_bytes = 1 << 20;
-/// Gaps are read if they are at most this many times as long as the runs.
-constexpr std::uint64_t max_gap_share = 8;
+/// Gaps are read if a run and its gap are at most this many times as long as the run.
+constexpr std::uint64_t max_stride_per_run = 8;
 /// Memory for reordering and for decoding chunks, of each thread.
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
 
@@ -39,7 +39,7 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
         return;
     }
     const bool reads_gaps =
-        job.run_bytes < min_single_read_bytes && job.stride_bytes / max_gap_share <= job.run_bytes;
+        job.run_bytes < min_single_read_bytes && job.stride_bytes / max_stride_per_run <= job.run_bytes;
     const std::uint64_t joined_runs =
         reads_gaps ? std::max<std::uint64_t>(max_joined_read_bytes / job.stride_bytes, 1) : 1;
     while (!destination.empty()) {

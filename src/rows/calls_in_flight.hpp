@@ -147,8 +147,8 @@ class calls_in_flight {
     std::size_t max_together() const noexcept { return (memory_.size() + 1) / 2; }
 
     /// Takes memory for `count` calls on `stream`, at most `max_together`; their reports are empty. Waits
-    /// until this stream, with these calls, takes at most half of the calls that other streams do not use,
-    /// rounded up. So, if there is memory for two calls or more, a stalled stream leaves memory for other
+    /// until this stream, these calls included, has at most half (rounded up) of the memory that no other
+    /// stream has. So, if there is memory for two calls or more, a stalled stream leaves memory for other
     /// streams.
     /// @throws device_error if the device has failed.
     std::vector<taken_memory> take(stream_view stream, std::size_t count);

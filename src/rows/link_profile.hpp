@@ -5,9 +5,9 @@
 
 namespace pinflow::detail {
 
-/// The thresholds used by the rules of transfer_planner.cpp, and by loader/pipeline_plan and stages. Most
-/// defaults were measured on H200s, PCIe Gen5 x16, with up to 16 cores. Most of the figures are in
-/// samples/bench/RESULTS.md, "Thresholds of the planner". 1 GB is 1e9 bytes.
+/// The thresholds used by the rules of transfer_planner.cpp, by loader/pipeline_plan and stages, and by
+/// src/load. Most defaults were measured on H200s, PCIe Gen5 x16, with up to 16 cores. Most of the figures
+/// are in samples/bench/RESULTS.md, "Thresholds of the planner". 1 GB is 1e9 bytes.
 struct link_profile {
     // ---- which transfer
     std::uint64_t max_held_bytes = 64 << 20;  ///< all held arrays of a sample together
@@ -77,9 +77,10 @@ struct link_profile {
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< scatters to larger tables need more blocks
     unsigned usual_blocks = 8;        ///< for scatters, and for gathers of rows below min_long_bytes
     unsigned long_gather_blocks = 4;  ///< for gathers of rows of min_long_bytes and more
-    unsigned busy_blocks = 32;        ///< for unaligned rows and sums, if the table is not large
-    unsigned busy_large_blocks = 16;  ///< the same for large tables, and for scatters to large tables
-    unsigned busy_long_blocks = 8;    ///< instead of both, for rows of min_long_bytes and more
+    // kernels that wait longer for each byte: of unaligned rows, of sums, of scatters to large tables
+    unsigned busy_blocks = 32;        ///< if the table is not large
+    unsigned busy_large_blocks = 16;  ///< if it is large
+    unsigned busy_long_blocks = 8;    ///< for rows of min_long_bytes and more, in any table
     std::uint64_t min_long_bytes = 4 << 10;
     double default_staged_share = 0.4;  ///< for the hybrid route, if nothing is measured
     double min_gain = 1.05;             ///< a plan is preferred if its rate is higher by this factor

@@ -28,8 +28,8 @@ struct parameter_spec {
     const std::byte* values = nullptr;
 };
 
-/// What happens to a step if a gradient is infinite or NaN. To tell, `skip` and `refuse` read all gradients
-/// in a second kernel before the step, which also computes the norm if it is needed.
+/// What happens to a step if a gradient is infinite or NaN. `skip` and `refuse` launch a second
+/// kernel before the step: it reads all gradients, and always computes their norm (progress::norm).
 enum class nonfinite_gradients {
     update,  ///< the step is made; with clip_norm, one NaN makes all parameters NaN
     skip,    ///< the step changes nothing, and is counted

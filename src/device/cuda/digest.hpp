@@ -28,7 +28,8 @@ struct digest_sample {
 
 /// Threads per block, for all kernels.
 inline constexpr unsigned digest_threads = 256;
-/// Rows up to this size are read by one thread, larger rows by warps.
+/// Of samples that digest_whole_samples does not take, rows up to this size are read by one thread, larger
+/// rows by warps.
 inline constexpr std::uint64_t digest_thread_row_bytes = 32;
 
 /// Samples up to the first size are read by a warp, samples up to the second size by a block.

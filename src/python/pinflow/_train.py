@@ -70,7 +70,7 @@ def _numbers(settings: Dict[str, Any]) -> Dict[str, float]:
 
 class FlatParameters:
     """An optimizer over one buffer that holds all parameters of a PyTorch model, and a second one for their gradients. One
-    kernel updates the whole model; clipping, 'skip' and 'refuse' take a second one. It is a torch.optim.Optimizer, for
+    kernel updates the whole model; `clip_grad_norm`, 'skip' and 'refuse' take a second one. It is a torch.optim.Optimizer, for
     torch.amp.GradScaler and for schedulers of `lr`. All other settings are fixed when it is made.
 
         optimizer = pinflow.FlatParameters(model.parameters(), rule="adamw", lr=1e-3)
