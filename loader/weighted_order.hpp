@@ -23,7 +23,8 @@ class weighted_order final : public row_sequence {
     std::uint64_t content() const noexcept;
 
  private:
-    /// A column of size column_size_ stands for its own row below `own`, and for row `alias` from `own` on.
+    /// A column of the alias table: a draw from [0, column_size_) gives the column's own row if it is below
+    /// `own`, and row `alias` otherwise.
     struct column {
         std::uint64_t own;
         std::uint64_t alias;

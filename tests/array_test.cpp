@@ -393,7 +393,7 @@ dtype record_type() {
 
 }  // namespace
 
-TEST_CASE("array: is taken for another type of the same size") {
+TEST_CASE("array: view_as reinterprets elements as another type of the same size, and refuses other sizes") {
     const temporary_folder folder;
     const array source = array::of_file(make_file(folder, 100), 4, dtype::parse("|V2"), {3, 4}, true);
     const array half = source.view_as(dtype::parse("bfloat16"));

@@ -51,7 +51,7 @@ class locking_backend final : public fake_cuda_backend {
 
 /// Its staging buffers outlive a test.
 locking_backend& new_backend() {
-    static std::vector<locking_backend*> all;
+    static auto& all = *new std::vector<locking_backend*>;
     all.push_back(new locking_backend);
     return *all.back();
 }

@@ -85,8 +85,8 @@ struct load_options {
     /// Tensors to load: names, or patterns with `*`, `?` and `[...]` as in the shell. Empty: all. For
     /// load_tensors only.
     std::vector<std::string> names;
-    /// Casts tensors of floating-point numbers to this type, as tensor_request::dtype. Other tensors keep
-    /// their type. For load_tensors only.
+    /// Casts float16, bfloat16, float32 and float64 tensors to this type, as tensor_request::dtype. Other
+    /// tensors keep their type. For load_tensors only.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
     /// CPU threads that read, decode and cast. 0: half of the cores, at most 10, if pages are page-locked
@@ -154,7 +154,7 @@ struct load_report {
     std::uint64_t staged_bytes = 0;       ///< through staging buffers, or read into memory of the host device
     std::uint64_t mapped_bytes = 0;       ///< mapped, on the host device
     unsigned threads = 0;                 ///< that read, decoded and cast; the calling thread is not counted
-    std::chrono::nanoseconds duration{};  ///< from the call until all tensors were complete
+    std::chrono::nanoseconds duration{};  ///< of the whole call, unregistering pages included
     std::string reason;                   ///< one sentence on how the bytes travelled, and why
 };
 
@@ -194,9 +194,10 @@ class tensor_files {
     /// The text metadata of the safetensors files. If several have the same key, that of the first.
     const std::map<std::string, std::string>& metadata() const noexcept;
 
-    /// Loads tensors to `device`, and waits until they are complete. On a GPU, page-locks the pages of the
-    /// files meanwhile, and keeps up to 160 MiB of page-locked staging buffers for later loads to the
-    /// device. All tensors are whole, or an error is thrown and all memory is freed.
+    /// Loads tensors to `device`, and waits until they are complete. On a GPU, the
+    /// routes `copy` and `both` page-lock the pages of the files meanwhile, and up to 160 MiB of page-locked
+    /// staging buffers are kept for later loads to the device. All tensors are whole, or an error is thrown
+    /// and all memory is freed.
     /// @throws invalid_argument for an unknown name, a slice outside its axis, a type that the elements
     /// cannot be cast to, and a tensor that is requested twice.
     /// @throws data_changed for a file that has changed since it was opened; format_error for one whose

@@ -28,9 +28,8 @@
 /// of pages and memory
 /// - finding the files that match a pattern (formats/patterns.cpp), and making paths absolute
 /// - those of the SIGBUS handler, and the checks whether it is active (fault_guard.cpp)
-/// - listing the folder of segments and removing what is left in it, the size of a segment that has filled
-/// its
-///   filesystem, closing descriptors in a child made by fork (src/shared)
+/// - listing the folder of segments and removing leftovers from it, reading the size of a segment after its
+///   filesystem is full, closing descriptors in a forked child (src/shared)
 /// - calls made by the tool (src/cli) and by libraries
 namespace pinflow::detail::system {
 

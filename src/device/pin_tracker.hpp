@@ -54,7 +54,8 @@ class pin_tracker {
     /// All pieces, in the order of the ranges.
     std::vector<pin_piece> pieces() const;
 
-    // as in pinned_pages. From the first byte outside the ranges on, no byte counts as registered.
+    // as in pinned_pages. If the bytes asked for leave the ranges, they count as not registered from there
+    // on.
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     std::uint64_t registered_prefix_bytes() const noexcept;

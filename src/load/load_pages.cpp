@@ -76,7 +76,8 @@ void load_pages::add_range(page_chunk& chunk, const std::shared_ptr<const mapped
 /// Begins to register the pages of the next chunk, if there is one.
 void load_pages::start_chunk() {
     if (started_ == chunks_.size()) return;
-    // a budget that is set must not depend on how fast pages are released
+    // Earlier chunks count against the budget until they are unregistered: without waiting for that, it would
+    // depend on timing whether the next one fits.
     for (std::size_t i = 0; options_.budget_bytes != 0 && i < now_; ++i) {
         if (chunks_[i].releaser.joinable()) chunks_[i].releaser.join();
     }

@@ -142,7 +142,7 @@ struct load_plan {
     }
 };
 
-/// The size of a staging buffer, and of the largest piece.
+/// The size of a staging buffer, and of the largest piece that is not decoded.
 inline constexpr std::uint64_t load_unit_bytes = std::uint64_t{4} << 20;
 /// Tensors begin at multiples of this in a block.
 inline constexpr std::uint64_t block_alignment = 256;
@@ -164,7 +164,8 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
 load_plan plan_load(const opened_tensors& opened, std::span<const found_request> requests,
                     const pinflow::device& device);
 
-/// The file of a job, and the offset of its first element; 0 if it is decoded.
+/// The file of a job, and the offset of its first byte there. Of a decoded job, only the file means
+/// something.
 file_position position_of(const opened_tensors& opened, const load_job& job);
 
 }  // namespace pinflow::detail

@@ -20,7 +20,8 @@ namespace {
 constexpr std::uint64_t min_pinned_bytes = std::uint64_t{32} << 20;
 constexpr unsigned max_threads = 16;
 
-/// Looks at some pages of each file.
+/// Whether at least three quarters of the sampled pages are in the page cache: those of some 256 units of all
+/// files together.
 bool is_in_page_cache(const opened_tensors& opened, const load_plan& plan) {
     constexpr std::size_t max_samples = 256;
     const std::size_t step = std::max<std::size_t>(plan.copyable.size() / max_samples, 1);

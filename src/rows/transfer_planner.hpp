@@ -90,8 +90,8 @@ std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_
 /// The hybrid plan: kernel and staging at once, with shares by the rate that each reached alone.
 transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps,
                                const link_profile& profile = {});
-/// Chooses one of `measured`, at least one. A later plan replaces the best so far only if it is faster by
-/// `min_gain` of the profile.
+/// Returns the fastest plan of `measured`, which must not be empty. A later plan replaces the best so far
+/// only if it is faster by `min_gain` of the profile.
 const rated_plan& fastest(std::span<const rated_plan> measured, const link_profile& profile = {});
 /// Chooses the transfer of a scatter from the measured throughput of sorted gathers, by kernel and staged.
 /// `link` is the throughput of rows in order, which limits both. A rate of 0 means not measured.

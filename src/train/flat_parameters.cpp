@@ -75,8 +75,8 @@ flat_parameters::state_type::state_type(std::vector<parameter_spec> specs, std::
     const bool has_masters = options.master_copies && layout.has_small_types;
     if (has_masters) state_names.emplace_back("master");
 
-    // gradients follow parameters, so that one call can zero either; at least one element, so that no address
-    // is null
+    // Parameters and gradients share one allocation, so that one call zeroes both. Each has 256 bytes at
+    // least, so that no address is null.
     buffer_bytes = std::max(layout.buffer_bytes, detail::view_alignment);
     state_bytes = std::max(layout.state_bytes, detail::view_alignment);
     values = device_buffer(2 * buffer_bytes, stream, options.resource);
@@ -239,7 +239,7 @@ void flat_parameters::step_async(stream_view stream) {
     detail::device_backend& backend = own.device.backend();
     if ((skips || max_norm) && own.buffers.pack_count != 0)
         backend.check_gradients({own.buffers, max_norm.has_value(), max_norm.value_or(0)},
-                                  stream.native_handle());
+                                stream.native_handle());
     detail::flat_step step{own.buffers, detail::layout_of(own.groups.front()).kind, skips};
     step.clamps = max_magnitude.has_value();
     step.max_magnitude = max_magnitude.value_or(0);

@@ -62,9 +62,9 @@ struct flat_options {
 class flat_parameters {
  public:
     /// Makes parameters with their first values, and gradients and state, all zero, and loads the kernels.
-    /// `groups` has settings of one
-    /// rule: the i-th is that of parameters with group i. Which states are kept, such as for momentum and
-    /// amsgrad, must be the same in all. Waits for `stream`.
+    /// `groups[i]` has the settings of the
+    /// parameters whose group is i; all are of one optimizer type. Which states are kept, such as for
+    /// momentum and amsgrad, must be the same in all. Waits for `stream`.
     /// @throws invalid_argument for two parameters of one name, empty names, groups that do not exist, no
     /// groups, and settings that check_settings refuses or that differ in rule or state.
     /// @throws unsupported for other types.
@@ -75,7 +75,8 @@ class flat_parameters {
     flat_parameters& operator=(flat_parameters&& other) noexcept;
     flat_parameters(const flat_parameters&) = delete;
     flat_parameters& operator=(const flat_parameters&) = delete;
-    /// Frees the buffers once the last stream that was given to a member has completed its work. Does not
+    /// Gives up this object's share of the buffers. They are freed when the last result of `share` and the
+    /// last DLPack tensor have gone, too, in the order of the last stream that a member was given. Does not
     /// wait.
     ~flat_parameters();
 

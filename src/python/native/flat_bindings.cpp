@@ -106,8 +106,8 @@ void read_rest(settings_reader& reader, asgd& settings) {
     reader.take("t0", settings.average_from);
 }
 
-/// @return settings of this name, which differ from the defaults in `numbers`; nothing if there is no such
-/// rule.
+/// The default settings of `rule`, overridden by `numbers`.
+/// @throws invalid_argument if there is no such rule, or if it lacks one of the settings.
 template <std::size_t Index = 0>
 optimizer optimizer_of(const std::string& rule, const numbers_by_name& numbers) {
     if constexpr (Index == std::variant_size_v<optimizer>) {

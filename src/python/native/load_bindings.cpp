@@ -119,7 +119,8 @@ nb::dict dict_of(const load_report& report) {
     return made;
 }
 
-/// What a load of all tensors, or of those that names and patterns select, requests. Floats are cast.
+/// What a load of all tensors, or of those that names and patterns select, requests. Floats of 16 to 64 bits
+/// are cast.
 std::vector<tensor_request> requests_of_all(const tensor_files& files,
                                             const std::optional<std::vector<std::string>>& names,
                                             const std::string& type) {

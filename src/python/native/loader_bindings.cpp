@@ -201,7 +201,8 @@ std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<ope
     options.tail = tail_of(nb::cast<std::string>(given["tail"]));
     options.route = route_of(nb::cast<std::string>(given["route"]));
     options.memory_bytes = value_of<std::uint64_t>(given, "memory").value_or(0);
-    // rows of Python objects take long, so that few batches are filled together
+    // Python's rows are slow: with few slots, few batches are filled together, and the first one is ready
+    // sooner
     constexpr unsigned slots_of_python_rows = 8;
     const bool is_python =
         std::ranges::any_of(arrays, [](const auto& each) { return each->kept != nullptr; });

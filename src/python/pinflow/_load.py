@@ -43,8 +43,8 @@ class LoadedTensors(Dict[str, Any]):
 
 
 class DeviceTensor:
-    """A loaded tensor on a GPU for libraries other than PyTorch: `cupy.from_dlpack(tensor)`, `jax.dlpack.from_dlpack`,
-    or `tensor.torch()`. The memory is freed when this tensor and everything made of it are gone, after the work that is
+    """A loaded tensor in GPU or host memory, which framework='dlpack' gives: for `cupy.from_dlpack(tensor)`,
+    `jax.dlpack.from_dlpack(tensor)` or `tensor.torch()`. The memory is freed when this tensor and everything made of it are gone, after the work that is
     then enqueued on every stream that a consumer named."""
 
     __slots__ = ("_tensor", "__weakref__")
@@ -114,7 +114,7 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
         filenames: the files. No two may have a tensor of the same name. The array of a .npy file is called as the file.
         device: 'cpu', 'cuda', 'cuda:N', a number of a GPU, or a torch.device.
         names: names or shell patterns of the tensors to load; all if not given.
-        dtype: the type that tensors of floating-point numbers are cast to.
+        dtype: the type that float16, bfloat16, float32 and float64 tensors are cast to. Others keep their type.
         framework: 'pt' for PyTorch tensors; 'np' for numpy arrays, on the CPU only; 'dlpack' for `DeviceTensor`. By
             default 'pt' if PyTorch can be imported, otherwise 'np' on the CPU and 'dlpack' on a GPU.
         route: 'auto'; 'copy' (from page-locked pages of the files), 'staged' (through buffers), or 'both'.
@@ -243,8 +243,9 @@ class TensorSlice:
         return _FORMAT_NAMES.get(spelling, spelling)
 
     def __getitem__(self, key: Any) -> Any:
-        """The elements that `key` selects. Of one axis only the needed range is read: of the first that a number or a slice
-        of step 1 restricts. With None or a mask, the whole tensor is read."""
+        """The elements that `key` selects. Of the first axis that a number or a slice of step 1 restricts, only the needed
+        range is read. All other axes are read whole, and indexed afterwards. With None or a mask, the whole tensor is
+        read."""
         request, rest = self._request_of(key)
         if self._opened._framework != "dlpack":
             return self._opened._load(request)[rest]
