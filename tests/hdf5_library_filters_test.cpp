@@ -104,7 +104,8 @@ TEST_CASE("hdf5 library filters: n-bit needs its bits, and a type that fits the 
     CHECK(!is_sure({{5, "", std::vector<std::uint32_t>(256, 3)}}, byte_vector(1)));
 }
 
-TEST_CASE("hdf5 library filters: the size that szip declares is checked, but its data cannot be checked fully") {
+TEST_CASE(
+    "hdf5 library filters: the size that szip declares is checked, but its data cannot be checked fully") {
     CHECK(!is_sure({szip}, beginning(40, 10)));
     CHECK(
         contains(refusal({szip}, beginning(41, 10)), "declares 41 decompressed bytes, but 40 are expected"));

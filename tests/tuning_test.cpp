@@ -158,7 +158,9 @@ TEST_CASE("tuning: does not try staging buffers that staging_bytes leave too sma
     CHECK(backend.staged_gathers > 0);
 }
 
-TEST_CASE("tuning: if memory is too short to measure, tune throws, and later calls use the plan of the fixed rules") {
+TEST_CASE(
+    "tuning: if memory is too short to measure, tune throws, and later calls use the plan of the fixed "
+    "rules") {
     constexpr std::uint64_t count = 10'000;
     std::mt19937_64 random(7);
     const auto content = random_bytes(table_bytes, random);

@@ -119,7 +119,8 @@ class pin_registry {
     std::atomic<std::size_t> count_ = 0;
     pin_reservations reserved_;
     std::atomic<std::uint64_t> buffer_bytes_ = 0;
-    std::list<std::shared_ptr<const void>> kept_;  // owners of pages that may be registered though `lock` failed
+    std::list<std::shared_ptr<const void>>
+        kept_;  // owners of pages that may be registered though `lock` failed
 };
 
 }  // namespace pinflow::detail

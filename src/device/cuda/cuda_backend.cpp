@@ -363,9 +363,8 @@ class backend final : public device_backend {
               "cannot load the kernels of an optimizer on cuda:{}", index());
     }
     void check_gradients(const gradient_check& work, void* stream) override {
-        check(
-            context_.run([&] { return cuda::check_gradients(work, multiprocessors_, stream_of(stream)); }),
-            "cannot compute the norm of gradients on cuda:{}", index());
+        check(context_.run([&] { return cuda::check_gradients(work, multiprocessors_, stream_of(stream)); }),
+              "cannot compute the norm of gradients on cuda:{}", index());
     }
     void update_parameters(const flat_step& work, void* stream) override {
         check(
