@@ -5,8 +5,10 @@
 #include <cstring>
 #include <vector>
 
+#include "formats/patterns.hpp"
 #include "pinflow/buffer.hpp"
 #include "pinflow/error.hpp"
+#include "pinflow/formats/open.hpp"
 #include "pinflow/load.hpp"
 #include "pinflow/stream.hpp"
 #include "src/cli/arguments.hpp"
@@ -37,15 +39,29 @@ void compare(const loaded_tensors& loaded, const loaded_tensors& expected, const
     }
 }
 
+/// The files, and those that match quoted patterns.
+std::vector<std::filesystem::path> paths_of(const bench_options& options) {
+    std::vector<std::filesystem::path> paths;
+    for (const std::string& text : options.load_files) {
+        const std::vector<std::string> matches =
+            is_pattern(text) ? pinflow::detail::matches_of(text) : std::vector<std::string>{text};
+        if (matches.empty())
+            throw invalid_argument(fmt::format("no file matches {}", pinflow::detail::quote(text)));
+        paths.insert(paths.end(), matches.begin(), matches.end());
+    }
+    return paths;
+}
+
 }  // namespace
 
 void check_load(const bench_options& options) {
     if (options.load_files.empty())
         throw usage_error("bench load takes the files of a model: pinflow bench load FILES");
+    static_cast<void>(tensor_files(paths_of(options)));
 }
 
 void bench_load(const bench_options& options, const link_rates& link, const bench_report& report) {
-    const std::vector<std::filesystem::path> files(options.load_files.begin(), options.load_files.end());
+    const std::vector<std::filesystem::path> files = paths_of(options);
     std::vector<double> seconds;
     load_report first, last;
     for (unsigned i = 0; i <= options.repetitions; ++i) {
@@ -58,11 +74,15 @@ void bench_load(const bench_options& options, const link_rates& link, const benc
             seconds.push_back(std::chrono::duration<double>(last.duration).count());
         }
     }
-    const auto rate = [&](double of) { return static_cast<double>(last.size_bytes) / of / 1e9; };
+    // what is only mapped has no rate
+    const bool is_moved = last.mapped_bytes == 0;
+    const auto rate = [&](double of) {
+        return is_moved ? static_cast<double>(last.size_bytes) / of / 1e9 : 0.0;
+    };
     const double of_first = std::chrono::duration<double>(first.duration).count();
     const double usual = median(seconds);
     report({"load, first call of the process", rate(of_first), rate(of_first) / link.to_device, of_first,
-            fmt::format("{:.2f} GB in {} files", static_cast<double>(last.size_bytes) / 1e9, files.size())});
+            fmt::format("{:.3f} GB, files: {}", static_cast<double>(last.size_bytes) / 1e9, files.size())});
     report({fmt::format("load, median of {}", options.repetitions), rate(usual), rate(usual) / link.to_device,
             usual, last.reason});
 }

@@ -240,11 +240,16 @@ file_position position_of(const opened_tensors& opened, const load_job& job) {
     return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};
 }
 
+void refuse(const opened_tensors& opened, const std::string& name) {
+    const refusal& refused = opened.refused.at(name);
+    static_cast<void>(open(opened.absolute_paths[refused.file], name));
+    throw unsupported(refused.reason);
+}
+
 found_request find_request(const opened_tensors& opened, const tensor_request& request) {
     const auto found = opened.by_name.find(request.name);
     if (found == opened.by_name.end()) {
-        if (const auto refused = opened.refused.find(request.name); refused != opened.refused.end())
-            throw unsupported(refused->second);
+        if (opened.refused.contains(request.name)) refuse(opened, request.name);
         throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
                                            quote(request.name, max_label_name), opened.descriptions.size(),
                                            opened.files.size() == 1

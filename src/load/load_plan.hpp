@@ -31,6 +31,12 @@ struct stored_tensor {
     std::optional<std::uint64_t> offset_bytes;
 };
 
+/// Why a tensor of a file cannot be loaded.
+struct refusal {
+    std::size_t file = 0;
+    std::string reason;
+};
+
 /// What tensor_files holds.
 struct opened_tensors {
     std::vector<std::filesystem::path> paths;              ///< as they were given, for messages
@@ -39,8 +45,8 @@ struct opened_tensors {
     std::vector<tensor_description> descriptions;
     std::vector<stored_tensor> stored;                          ///< for each description
     std::unordered_map<std::string_view, std::size_t> by_name;  ///< names of `descriptions`
-    std::unordered_map<std::string, std::string> refused;       ///< why tensors cannot be loaded, by name
-    std::string first_refused;                                  ///< the reason of the first one
+    std::unordered_map<std::string, refusal> refused;           ///< tensors that cannot be loaded, by name
+    std::string first_refused;                                  ///< the name of the first one
     std::map<std::string, std::string> metadata;
 };
 
@@ -156,6 +162,10 @@ struct found_request {
     std::optional<pinflow::dtype> dtype = std::nullopt;
     std::byte* destination = nullptr;
 };
+
+/// Throws the error of opening a tensor that cannot be loaded: format_error if it is damaged, unsupported if
+/// pinflow lacks its type.
+[[noreturn]] void refuse(const opened_tensors& opened, const std::string& name);
 
 /// @throws invalid_argument for a name that no tensor has; unsupported for one that cannot be loaded.
 found_request find_request(const opened_tensors& opened, const tensor_request& request);

@@ -19,6 +19,8 @@ namespace {
 /// Loads of fewer bytes are staged: page-locking costs more than it saves.
 constexpr std::uint64_t min_pinned_bytes = std::uint64_t{32} << 20;
 constexpr unsigned max_threads = 16;
+/// The calling thread reads so much faster than it starts others.
+constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
 
 /// Whether at least three quarters of the sampled pages are in the page cache: those of some 256 units of all
 /// files together.
@@ -56,9 +58,12 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     }
     if (device.kind() == device_kind::host) {
         chosen.route = load_route::staged;
-        chosen.reason =
-            "on the host device, contiguous aligned tensors are mapped if at least 1 MiB of their file is "
-            "loaded, and threads read all others";
+        chosen.is_small = plan.total_bytes - plan.mapped_bytes <= max_small_bytes;
+        chosen.reason = fmt::format(
+            "{} are mapped; {} are read, since they are not contiguous, aligned, uncompressed and uncast, or "
+            "less "
+            "than 1 MiB of a file",
+            in_binary_units(plan.mapped_bytes), in_binary_units(plan.total_bytes - plan.mapped_bytes));
     } else if (chosen.route == load_route::copy) {
         if (!plan.others.empty())
             throw unsupported(
@@ -85,6 +90,7 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     chosen.threads = options.threads != 0               ? options.threads
                      : chosen.route == load_route::both ? beside
                                                         : std::clamp(cores, 1U, max_threads);
+    if (chosen.is_small) chosen.threads = 0;
     const std::size_t units = plan.copyable.size() + plan.others.size();
     chosen.threads = static_cast<unsigned>(std::min<std::size_t>(chosen.threads, units));
     return chosen;

@@ -318,6 +318,7 @@ void load_run::stage_here(const load_unit& unit, load_buffers& buffers) {
 
 void load_run::finish() {
     if (pages_) copy_from_pages();
+    if (way_.is_small) work_on_units();
     wait_for_threads();
     rethrow_failure();
     if (queue_.take_for_thread() != nullptr) {

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -6,7 +8,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/formats/safetensors.hpp"
 #include "pinflow/load.hpp"
-#include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
 
 namespace pinflow {
 
@@ -85,6 +87,11 @@ void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_s
     for (const tensor_to_save& each : tensors)
         headers.push_back({each.name, each.dtype, each.shape});
     safetensors_writer writer(path, headers, metadata);  // checks names, types and sizes
+    for (const tensor_to_save& each : tensors) {
+        if (each.data == nullptr && element_count(each.shape) * each.dtype.size_bytes() != 0)
+            throw invalid_argument(fmt::format("cannot save {} of shape {}: it has no data",
+                                               detail::quote(each.name), to_string(each.shape)));
+    }
 
     tensor_bytes bytes(tensors);
     if (bytes.has_more()) {

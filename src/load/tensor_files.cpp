@@ -110,16 +110,19 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
             std::string name = is_npy ? paths[i].stem().string() : std::move(array.name);
             const auto other = opened->by_name.find(name);
             const bool is_refused = opened->refused.contains(name);
-            if (other != opened->by_name.end() || is_refused)
-                throw invalid_argument(fmt::format("two tensors are called {}: the second one is one of {}",
-                                                   quote(name, detail::max_label_name),
-                                                   quote(paths[i].string(), max_path)));
+            if (other != opened->by_name.end() || is_refused) {
+                const std::size_t first =
+                    is_refused ? opened->refused.at(name).file : opened->descriptions[other->second].file;
+                throw invalid_argument(fmt::format(
+                    "two tensors are called {}: one of {}, one of {}", quote(name, detail::max_label_name),
+                    quote(paths[first].string(), max_path), quote(paths[i].string(), max_path)));
+            }
             if (!array.dtype) {
                 const std::string reason =
                     fmt::format("cannot load {} of {}: {}", quote(name, detail::max_label_name),
                                 quote(paths[i].string(), max_path), array.reason);
-                if (opened->first_refused.empty()) opened->first_refused = reason;
-                opened->refused.emplace(std::move(name), reason);
+                if (opened->first_refused.empty()) opened->first_refused = name;
+                opened->refused.emplace(std::move(name), detail::refusal{i, reason});
                 continue;
             }
             opened->stored.push_back({i, is_npy, raw_offset(array, *listed[i].file)});
@@ -143,16 +146,15 @@ void select_matching(const opened_tensors& opened, const std::string& pattern,
         is_selected[found->second] = true;
         return;
     }
-    if (const auto refused = opened.refused.find(pattern); refused != opened.refused.end())
-        throw unsupported(refused->second);
+    if (opened.refused.contains(pattern)) detail::refuse(opened, pattern);
     bool matches = false;
     for (std::size_t i = 0; i < opened.descriptions.size(); ++i) {
         if (::fnmatch(pattern.c_str(), opened.descriptions[i].name.c_str(), 0) != 0) continue;
         is_selected[i] = true;
         matches = true;
     }
-    for (const auto& [name, reason] : opened.refused) {
-        if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) throw unsupported(reason);
+    for (const auto& [name, why] : opened.refused) {
+        if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) detail::refuse(opened, name);
     }
     if (!matches)
         throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors has that name",
@@ -213,7 +215,7 @@ const std::vector<tensor_description>& tensor_files::tensors() const noexcept {
     return opened_->descriptions;
 }
 void tensor_files::require_all() const {
-    if (!opened_->first_refused.empty()) throw unsupported(opened_->first_refused);
+    if (!opened_->first_refused.empty()) detail::refuse(*opened_, opened_->first_refused);
 }
 const std::map<std::string, std::string>& tensor_files::metadata() const noexcept {
     return opened_->metadata;
@@ -223,8 +225,7 @@ const tensor_description& tensor_files::tensor(std::string_view name) const {
     const std::string text(name);
     if (const auto found = opened_->by_name.find(name); found != opened_->by_name.end())
         return opened_->descriptions[found->second];
-    if (const auto refused = opened_->refused.find(text); refused != opened_->refused.end())
-        throw unsupported(refused->second);
+    if (opened_->refused.contains(text)) detail::refuse(*opened_, text);
     throw invalid_argument(fmt::format("none of the {} tensors is called {}", opened_->descriptions.size(),
                                        quote(name, detail::max_label_name)));
 }

@@ -1,6 +1,7 @@
 """Loading and saving tensors of whole models, with numpy, and with PyTorch if it is there."""
 
 import gc
+import io
 import json
 import os
 import struct
@@ -101,6 +102,19 @@ class LoadTest(unittest.TestCase):
             pinflow.load_files([self.path, self.path], framework="np")
         with self.assertRaises(pinflow.NotFound):
             pinflow.load_file(self.other("none"), framework="np")
+        for wrong in ({"threads": -1}, {"threads": "2"}, {"dtype": int}, {"dtype": "<i4"}):
+            with self.subTest(wrong), self.assertRaises(pinflow.InvalidArgument):
+                pinflow.load_file(self.path, framework="np", **wrong)
+        for call in (lambda: pinflow.load_file(self.path + "\0x"), lambda: pinflow.save_file({}, "a\0b"),
+                     lambda: pinflow.save_file([1], self.path), lambda: pinflow.save_file({1: numpy.ones(2)}, self.path)):
+            with self.assertRaises(pinflow.InvalidArgument):
+                call()
+        numpy.savez_compressed(self.other("damaged.npz"), a=numpy.arange(5000))
+        with open(self.other("damaged.npz"), "r+b") as file:
+            file.seek(200)
+            file.write(b"\xff" * 60)
+        with self.assertRaises(pinflow.FormatError):
+            pinflow.load_file(self.other("damaged.npz"), framework="np")
         with open(self.path, "r+b") as file:
             file.truncate(os.path.getsize(self.path) - 1)
         with self.assertRaisesRegex(pinflow.FormatError, "model.safetensors"):
@@ -130,6 +144,8 @@ class LoadTest(unittest.TestCase):
                 model.get_tensor("none")
         with pinflow.safe_open(self.path, framework="dlpack") as model:
             numpy.testing.assert_array_equal(numpy.from_dlpack(model.get_slice("v")[:, 1:6]), values[:, 1:6])
+            numpy.testing.assert_array_equal(numpy.from_dlpack(model.get_slice("v")[0:6:1, -7:]), values)
+            self.assertIsNotNone(model.metadata())
             with self.assertRaises(pinflow.Unsupported):
                 model.get_slice("v")[0]
 
@@ -190,6 +206,17 @@ class TorchLoadTest(unittest.TestCase):
                         self.assert_same(loaded[name], expected)
                         self.assertEqual(loaded[name].device.type, "cpu" if device == "cpu" else "cuda")
                         loaded[name].zero_()  # writable
+
+    def test_loaded_tensors_are_saved_by_torch_with_their_own_bytes_only(self):
+        for device in devices():
+            loaded = pinflow.load_file(self.path, device=device)
+            stored = io.BytesIO()
+            torch.save({"f16": loaded["f16"], "f64": loaded["f64"]}, stored)
+            self.assertLess(len(stored.getvalue()), 10_000)
+            loaded["f64"].requires_grad_()
+            total = loaded["f64"].square().sum()
+            loaded["f16"].add_(1)  # a neighbour in the block
+            total.backward()
 
     def test_the_reference_implementation_agrees(self):
         try:

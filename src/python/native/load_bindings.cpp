@@ -76,11 +76,11 @@ class python_memory final : public memory_resource {
 };
 
 std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& function) {
-    if (function.is_none()) return nullptr;
     return [&function](std::uint64_t done, std::uint64_t total) {
         check_not_ending();
         const nb::gil_scoped_acquire held;
-        function(done, total);
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();  // KeyboardInterrupt
+        if (!function.is_none()) function(done, total);
     };
 }
 
@@ -157,10 +157,18 @@ struct python_options {
 /// A tensor as a capsule for PyTorch. Without elements, its type and shape.
 nb::object for_torch(const device_tensor& tensor) {
     if (tensor.size_bytes() == 0) return nb::make_tuple(tensor.dtype().descr(), tuple_of(tensor.shape()));
-    try {
-        return capsule_of(to_dlpack<dlpack::managed_tensor>(tensor));
-    } catch (const unsupported& failure) {
-        throw unsupported("cannot make a tensor of '" + tensor.name() + "': " + failure.what());
+    return capsule_of(to_dlpack<dlpack::managed_tensor>(tensor));
+}
+
+/// Checks that all types can become tensors of other libraries, before anything is read.
+void check_types(const tensor_files& files, const std::vector<tensor_request>& requests) {
+    for (const tensor_request& request : requests) {
+        const dtype& type = request.dtype ? *request.dtype : files.tensor(request.name).dtype;
+        try {
+            static_cast<void>(dlpack::type_of(type));
+        } catch (const unsupported& failure) {
+            throw unsupported("cannot make a tensor of '" + request.name + "': " + failure.what());
+        }
     }
 }
 
@@ -168,6 +176,7 @@ nb::object for_torch(const device_tensor& tensor) {
 nb::tuple load(const tensor_files& files, const std::vector<tensor_request>& requests,
                const python_options& wanted) {
     drop_given_up();
+    if (wanted.as_capsules) check_types(files, requests);
     const device on = device::parse(wanted.device);
     load_options options;
     options.route = route_of(wanted.route);

@@ -108,14 +108,18 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
 
     On a GPU, PyTorch's allocator gives the memory; tensors of less than 1 MiB share blocks of up to 4 MiB. On the CPU,
     uncompressed and aligned tensors are private mappings of the file, if at least 1 MiB of it is loaded. Writing to a
-    tensor never changes its file.
+    tensor never changes its file; if the file is written to, such a tensor may change, and if it is truncated, reading the
+    lost part ends the process (SIGBUS).
+
+    Types that safetensors has and pinflow lacks (F4, F6, F8_E8M0, F8_*FNUZ) are refused: name the other tensors.
 
     Args:
         filenames: the files. No two may have a tensor of the same name. The array of a .npy file is called as the file.
         device: 'cpu', 'cuda', 'cuda:N', a number of a GPU, or a torch.device.
         names: names or shell patterns of the tensors to load; all if not given.
         dtype: the type that float16, bfloat16, float32 and float64 tensors are cast to. Others keep their type.
-        framework: 'pt' for PyTorch tensors; 'np' for numpy arrays, on the CPU only; 'dlpack' for `DeviceTensor`. By
+        framework: 'pt' for PyTorch tensors; 'np' for numpy arrays, on the CPU only (bfloat16 and 8-bit floats are opaque
+            bytes if ml_dtypes cannot be imported); 'dlpack' for `DeviceTensor`. By
             default 'pt' if PyTorch can be imported, otherwise 'np' on the CPU and 'dlpack' on a GPU.
         route: 'auto'; 'copy' (from page-locked pages of the files), 'staged' (through buffers), or 'both'.
         threads: CPU threads that read; 0 chooses.
@@ -136,12 +140,21 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
 
 
 def _open(filenames: Iterable[PathLike]) -> _native.TensorFiles:
-    return _native.tensor_files([os.fsdecode(each) for each in filenames])
+    return _native.tensor_files([_path_text(each) for each in filenames])
+
+
+def _path_text(path: PathLike) -> str:
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise InvalidArgument(f"a path has no NUL character, and {ascii(text)} has one")
+    return text
 
 
 def _load(load: Callable[..., Any], device: Any, framework: Optional[str], route: str = "auto", threads: int = 0,
           progress: Optional[Progress] = None) -> LoadedTensors:
     """Calls a load function of `_native.TensorFiles`, and makes the tensors of a framework of the result."""
+    if not isinstance(threads, int) or not 0 <= threads < 1 << 16:
+        raise InvalidArgument(f"threads is a number from 0 on, not {threads!r}")
     where = _device_name(device)
     kind = _framework(framework, where)
     loaded = LoadedTensors()
@@ -219,11 +232,20 @@ def _torch_type(torch: Any, spelling: str, name: str) -> Any:
 
 
 def _type_spelling(dtype: Any) -> str:
-    """How the library spells a type of PyTorch or numpy."""
+    """How the library spells a type of floating-point numbers, of PyTorch, numpy or safetensors.
+
+    Raises:
+        InvalidArgument: it is another type.
+    """
     text = str(dtype)
+    formats = {name: spelling for spelling, name in _FORMAT_NAMES.items()}
     if text.startswith("torch."):
-        return _SPELLINGS.get(text[len("torch."):], text)
-    return spelling_of(dtype)
+        spelling = _SPELLINGS.get(text[len("torch."):], text)
+    else:
+        spelling = formats.get(text) or spelling_of(dtype)
+    if spelling not in ("<f2", "<f4", "<f8", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        raise InvalidArgument(f"dtype is a type of floating-point numbers, not {text}")
+    return spelling
 
 
 class TensorSlice:
@@ -249,7 +271,7 @@ class TensorSlice:
         request, rest = self._request_of(key)
         if self._opened._framework != "dlpack":
             return self._opened._load(request)[rest]
-        if not all(each == slice(None) for each in rest):
+        if not all(isinstance(each, slice) and each == slice(None) for each in rest):
             raise Unsupported("with framework='dlpack', a part is one slice of step 1 along one axis: index the tensor "
                               "that another library makes of it")
         return self._opened._load(request)
@@ -269,17 +291,17 @@ class TensorSlice:
             keys = (*keys[:dots[0]], *(slice(None),) * (len(shape) - len(keys) + 1), *keys[dots[0] + 1:])
         if len(keys) > len(shape):
             raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
-        for axis, each in enumerate(keys):
-            begin, end, rest = _part_of(each, shape[axis])
+        parts = [_part_of(each, shape[axis]) for axis, each in enumerate(keys)]
+        rest = [part[2] if part[:2] == (0, length) else each for part, each, length in zip(parts, keys, shape)]
+        for axis, (begin, end, inside) in enumerate(parts):
             if (begin, end) != (0, shape[axis]):
-                return (self._name, axis, begin, end, ""), (*keys[:axis], rest, *keys[axis + 1:])
-        return whole, keys
+                rest[axis] = inside
+                return (self._name, axis, begin, end, ""), tuple(rest)
+        return whole, tuple(rest)
 
 
 def _part_of(key: Any, length: int) -> Tuple[int, int, Any]:
     """The range of indices along an axis that holds what `key` selects, and what selects it there."""
-    if isinstance(key, slice) and key == slice(None):
-        return 0, length, key
     if isinstance(key, slice) and key.step in (None, 1):
         begin, end, _ = key.indices(length)
         return begin, max(begin, end), slice(None)
@@ -326,9 +348,9 @@ class safe_open:  # named as in safetensors, whose place it takes
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
-    def metadata(self) -> Dict[str, str]:
-        """The texts of the file's metadata."""
-        return self._native.metadata()
+    def metadata(self) -> Optional[Dict[str, str]]:
+        """The texts of the file's metadata; None if it has none."""
+        return self._native.metadata() or None
 
     def get_tensor(self, name: str) -> Any:
         """Loads one tensor."""
@@ -373,6 +395,8 @@ def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Di
     Raises:
         InvalidArgument: tensors of several devices, or a type that the format lacks.
     """
+    if not isinstance(tensors, dict):
+        raise InvalidArgument(f"save_file takes tensors by name, a dict, not {type(tensors).__name__}")
     entries: List[Tuple[str, str, List[int], int]] = []
     kept: List[Any] = []
     devices: Dict[str, str] = {}
@@ -389,13 +413,18 @@ def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Di
     texts = [(str(key), str(text)) for key, text in (metadata or {}).items()]
     # larger types first, so that every tensor begins at a multiple of its type's size
     entries.sort(key=lambda each: (-_item_size(each[1]), each[0]))
-    _native.save_tensors(os.fsdecode(filename), entries, texts, device, consumer_stream(None, gpu)[0])
+    _native.save_tensors(_path_text(filename), entries, texts, device, consumer_stream(None, gpu)[0])
 
 
 def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], Any, str]:
     """(name, type, shape, address), the owner of the memory, and the device."""
     torch: Any = sys.modules.get("torch")
+    if not isinstance(name, str):
+        raise InvalidArgument(f"the names of tensors are texts, not {name!r}")
     if torch is not None and isinstance(tensor, torch.Tensor):
+        if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+            raise InvalidArgument(f"the tensor {name!r} is {tensor.layout} on {tensor.device}: only dense tensors on the CPU or "
+                                  "a CUDA device can be saved")
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
         spelling = _SPELLINGS.get(str(flat.dtype)[len("torch."):])
         if spelling is None:

@@ -140,6 +140,8 @@ TEST_CASE("save: what was saved is loaded again, with its metadata, tensors of n
             CHECK(reloaded[each.name].shape() == each.shape);
             CHECK(bytes_of(reloaded[each.name]) == each.bytes);
         }
+        const tensor_to_save no_data{"x", dtype::of<float>(), {2}, nullptr};
+        CHECK_THROWS_AS(save_tensors(folder / "c.safetensors", {&no_data, 1}, stream), invalid_argument);
         saved.push_back(saved.front());
         CHECK_THROWS_AS(save_tensors(folder / "c.safetensors", saved, stream), invalid_argument);
         CHECK_FALSE(std::filesystem::exists(folder / "c.safetensors"));
