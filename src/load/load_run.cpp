@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -23,9 +24,26 @@ constexpr std::chrono::milliseconds progress_interval{100};
 /// Units that the copy engine takes at once.
 constexpr std::size_t max_joined_units = 16;
 
+/// A stream of the host device for all loads of the process: a stream of its own would cost each load a
+/// thread. Nothing is enqueued on it.
+stream_view host_stream() {
+    struct process_stream {
+        ::pid_t process = ::getpid();
+        stream of_host{device::host()};
+    };
+    static std::atomic<process_stream*> current = nullptr;
+    process_stream* known = current;
+    while (known == nullptr || known->process != ::getpid()) {  // a forked process has none of the threads
+        auto made = std::make_unique<process_stream>();
+        if (current.compare_exchange_strong(known, made.get()))
+            return made.release()->of_host;  // never destroyed
+    }
+    return known->of_host;
+}
+
 }  // namespace
 
-// ---- the route -------------------------------------------------------------------------------------------
+// ---- beginning -----------------------------------------------------------------------------------------
 
 load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
                    const load_options& options)
@@ -34,7 +52,7 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       device_(device),
       options_(options),
       way_(choose_route(opened, plan, device, options)),
-      copies_(device),
+      copies_(device.kind() == device_kind::host ? host_stream() : own_stream_.emplace(device).view()),
       blocks_(plan.blocks.size()),
       addresses_(plan.blocks.size()),
       private_pages_(opened.files.size()),

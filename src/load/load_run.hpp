@@ -72,7 +72,8 @@ class load_run {
     chosen_route way_;
     unsigned started_threads_ = 0;
 
-    stream copies_;
+    std::optional<stream> own_stream_;  ///< not on the host device
+    stream_view copies_;
     std::vector<std::shared_ptr<loaded_block>> blocks_;
     std::vector<std::byte*> addresses_;                                ///< null until allocated
     std::vector<std::shared_ptr<const memory_region>> private_pages_;  ///< for each file, on the host
