@@ -185,8 +185,18 @@ TEST_CASE("load: a small pin budget is kept, and all bytes arrive") {
     load_options options;
     options.route = load_route::both;
     options.pin_budget_bytes = std::uint64_t{24} << 20;
+    std::uint64_t max_locked = 0;
+    backend.lock.refuse = [&](std::span<const std::byte> pages, bool) {
+        std::uint64_t locked = pages.size();
+        for (const auto& each : backend.lock.locked)
+            locked += each.size();
+        max_locked = std::max(max_locked, locked);
+        return false;
+    };
     check_equal(load_tensors(folder / "a.safetensors", backend.device(), options), model);
     CHECK(backend.lock.locked.empty());
+    CHECK(max_locked > 0);
+    CHECK(max_locked <= options.pin_budget_bytes);
 }
 
 TEST_CASE("load: elements of more than 4 MiB that must be decoded are refused on a GPU") {

@@ -1,6 +1,7 @@
 #include "pinflow/memory.hpp"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -32,6 +33,11 @@ struct region_ends {
 region_ends& live_ends() noexcept {
     alignas(region_ends) static std::byte place[sizeof(region_ends)];
     static auto& live = *new (place) region_ends;
+    // a child of fork must not inherit the lock of another thread
+    static const int is_registered =
+        ::pthread_atfork([] { live_ends().mutex.lock(); }, [] { live_ends().mutex.unlock(); },
+                         [] { live_ends().mutex.unlock(); });
+    static_cast<void>(is_registered);
     return live;
 }
 

@@ -97,7 +97,7 @@ void load_pages::release(page_chunk& chunk) {
             }
             chunk.pages.reset();
         });
-    } catch (const error&) {
+    } catch (const std::exception&) {
         return;  // the destructor releases the pages
     }
 }

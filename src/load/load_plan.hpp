@@ -75,6 +75,10 @@ class loaded_block {
     }
     /// Thread-safe.
     void use_on(stream_view stream);
+    /// The memory is freed in the order of this stream, which must have nothing to do with the load.
+    void set_stream(stream_view stream) {
+        if (!is_mapped()) memory_.set_stream(stream);
+    }
 
  private:
     device_buffer memory_;

@@ -58,7 +58,9 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     }
     if (device.kind() == device_kind::host) {
         chosen.route = load_route::staged;
-        chosen.is_small = plan.total_bytes - plan.mapped_bytes <= max_small_bytes;
+        // a slice of a compressed tensor may take long
+        chosen.is_small = plan.total_bytes - plan.mapped_bytes <= max_small_bytes &&
+                          std::ranges::none_of(plan.others, &load_unit::is_decoded);
         chosen.reason = fmt::format(
             "{} are mapped; {} are read, since they are not contiguous, aligned, uncompressed and uncast, or "
             "less "

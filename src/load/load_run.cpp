@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -25,7 +26,7 @@ constexpr std::chrono::milliseconds progress_interval{100};
 constexpr std::size_t max_joined_units = 16;
 
 /// A stream of the host device for all loads of the process: a stream of its own would cost each load a
-/// thread. Nothing is enqueued on it.
+/// thread. Memory is freed in its order, and nothing waits for it.
 stream_view host_stream() {
     struct process_stream {
         ::pid_t process = ::getpid();
@@ -39,6 +40,16 @@ stream_view host_stream() {
             return made.release()->of_host;  // never destroyed
     }
     return known->of_host;
+}
+
+/// A stream in whose order memory is freed after a load, never destroyed. With its own stream, each tensor
+/// that is loaded by itself would keep one alive.
+stream_view release_stream(const device& device) {
+    if (device.kind() == device_kind::host) return host_stream();
+    static auto& mutex = *new std::mutex;
+    static auto& streams = *new std::map<std::string, stream>;
+    const std::scoped_lock lock(mutex);
+    return streams.try_emplace(device.name(), device).first->second;
 }
 
 }  // namespace
@@ -57,10 +68,22 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       addresses_(plan.blocks.size()),
       private_pages_(opened.files.size()),
       queue_(plan) {
-    const bool copies = way_.route == load_route::copy || way_.route == load_route::both;
+    begin_pages();
+    const bool copies = pages_.has_value();
     queue_.start(copies, way_.route != load_route::copy);
-    if (copies) pages_.emplace(opened, plan, device, copies_, options);
     start_threads();
+}
+
+/// Begins to register pages, if the route says so. Files that cannot be mapped are staged.
+void load_run::begin_pages() {
+    if (way_.route != load_route::copy && way_.route != load_route::both) return;
+    try {
+        pages_.emplace(opened_, plan_, device_, copies_, options_);
+    } catch (const system_failure& failure) {
+        if (options_.route == load_route::copy) throw;
+        pages_reason_ = failure.what();
+        way_.route = load_route::staged;
+    }
 }
 
 // ---- memory ----------------------------------------------------------------------------------------------
@@ -123,6 +146,7 @@ std::byte* load_run::target_of(const load_piece& piece) {
 // ---- threads ---------------------------------------------------------------------------------------------
 
 void load_run::start_threads() {
+    threads_.reserve(way_.threads);
     for (unsigned i = 0; i < way_.threads; ++i) {
         {
             const std::scoped_lock lock(mutex_);
@@ -131,7 +155,7 @@ void load_run::start_threads() {
         try {
             threads_.push_back(system::start_thread("loads tensors", [this] { run_thread(); }));
             ++started_threads_;
-        } catch (const system_failure&) {
+        } catch (const std::exception&) {
             const std::scoped_lock lock(mutex_);
             --running_;
             if (threads_.empty() && way_.route != load_route::both) throw;
@@ -345,7 +369,11 @@ void load_run::finish() {
         throw system_failure("cannot load: no thread could be started",
                              std::make_error_code(std::errc::resource_unavailable_try_again));
     }
-    copies_.synchronize();
+    if (!is_on_host()) copies_.synchronize();
+    const stream_view later = release_stream(device_);
+    for (const std::shared_ptr<loaded_block>& each : blocks_) {
+        if (each) each->set_stream(later);
+    }
     std::vector<bool> is_used(opened_.files.size(), false);
     for (const load_job& job : plan_.jobs)
         is_used[opened_.descriptions[job.tensor].file] = true;
@@ -374,7 +402,7 @@ load_run::~load_run() {
     for (std::thread& thread : threads_)
         thread.join();
     try {
-        copies_.synchronize();
+        if (!is_on_host()) copies_.synchronize();
     } catch (const error&) {
         return;  // the failure has been thrown already, or the memory is lost with the device
     }

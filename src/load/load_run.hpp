@@ -46,6 +46,7 @@ class load_run {
     load_report report() const;
 
  private:
+    void begin_pages();
     void start_threads();
     void run_thread() noexcept;
     void work_on_units();

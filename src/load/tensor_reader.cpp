@@ -94,6 +94,7 @@ void tensor_reader::decode_stored(const load_job& job, std::span<std::byte> dest
         const std::uint64_t in_run = done_bytes_ % job.run_bytes;
         const std::uint64_t begin = job.first_bytes + done_bytes_ / job.run_bytes * job.stride_bytes + in_run;
         if (begin > position_bytes_) skip(begin - position_bytes_);
+        if (*stopped_) return;
         const auto part =
             destination.first(std::min<std::uint64_t>(destination.size(), job.run_bytes - in_run));
         stream_->read(part);
@@ -108,7 +109,7 @@ void tensor_reader::skip(std::uint64_t size_bytes) {
     const std::uint64_t piece_bytes =
         std::max(max_joined_read_bytes / element_bytes * element_bytes, element_bytes);
     position_bytes_ += size_bytes;
-    while (size_bytes > 0) {
+    while (size_bytes > 0 && !*stopped_) {
         const std::uint64_t part = std::min(piece_bytes, size_bytes);
         stream_->read({read_scratch_.reserve(part), part});
         size_bytes -= part;
@@ -118,7 +119,7 @@ void tensor_reader::skip(std::uint64_t size_bytes) {
 void tensor_reader::finish_decoding(const load_job& job) {
     const tensor_description& whole = opened_.descriptions[job.tensor];
     if (position_bytes_ < whole.size_bytes) skip(whole.size_bytes - position_bytes_);
-    stream_->finish();
+    if (!*stopped_) stream_->finish();
     stream_.reset();
 }
 

@@ -32,6 +32,7 @@ class tensor_reader {
     template <typename NextBuffer, typename Take>
     void decode(const load_job& job, std::uint64_t piece_bytes, const std::atomic<bool>& stopped,
                 NextBuffer next_buffer, Take take) {
+        stopped_ = &stopped;
         begin_decoding(job);
         const std::uint64_t element_bytes = job.type.size_bytes();
         const std::uint64_t whole_bytes =
@@ -41,6 +42,7 @@ class tensor_reader {
             const std::uint64_t size_bytes = std::min(whole_bytes, job.size_bytes - begin);
             std::byte* const buffer = next_buffer(size_bytes);
             decode_next(job, {buffer, size_bytes});
+            if (stopped) return;
             take(begin, std::span<const std::byte>(buffer, size_bytes));
         }
         finish_decoding(job);
@@ -63,6 +65,7 @@ class tensor_reader {
     std::unique_ptr<element_stream> stream_;
     std::uint64_t position_bytes_ = 0;  ///< in the stored elements
     std::uint64_t done_bytes_ = 0;      ///< of the stored elements of the slice
+    const std::atomic<bool>* stopped_ = nullptr;
 };
 
 }  // namespace pinflow::detail

@@ -85,14 +85,14 @@ std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& 
 }
 
 /// (name, slice axis, begin, end, type), of which an axis of -1 and an empty type mean all and none.
-using python_request = std::tuple<std::string, std::int64_t, std::uint64_t, std::uint64_t, std::string>;
+using python_request = std::tuple<file_name, std::int64_t, std::uint64_t, std::uint64_t, std::string>;
 
 std::vector<tensor_request> requests_of(const std::vector<python_request>& wanted) {
     std::vector<tensor_request> requests;
     requests.reserve(wanted.size());
     for (const auto& [name, axis, begin, end, type] : wanted) {
         tensor_request& request = requests.emplace_back();
-        request.name = name;
+        request.name = name.bytes;
         if (axis >= 0) request.slice = tensor_slice{static_cast<std::size_t>(axis), begin, end};
         if (!type.empty()) request.dtype = dtype::parse(type);
     }
@@ -122,7 +122,7 @@ nb::dict dict_of(const load_report& report) {
 /// What a load of all tensors, or of those that names and patterns select, requests. Floats of 16 to 64 bits
 /// are cast.
 std::vector<tensor_request> requests_of_all(const tensor_files& files,
-                                            const std::optional<std::vector<std::string>>& names,
+                                            const std::optional<std::vector<file_name>>& names,
                                             const std::string& type) {
     std::vector<tensor_request> requests;
     const auto cast = type.empty() ? std::nullopt : std::optional(dtype::parse(type));
@@ -133,7 +133,10 @@ std::vector<tensor_request> requests_of_all(const tensor_files& files,
         if (kind == dtype_kind::floating || kind == dtype_kind::bfloat16) request.dtype = cast;
     };
     if (names) {
-        for (const std::string& name : files.select(*names))
+        std::vector<std::string> patterns;
+        for (const file_name& each : *names)
+            patterns.push_back(each.bytes);
+        for (const std::string& name : files.select(patterns))
             add(files.tensor(name));
     } else {
         files.require_all();
@@ -190,7 +193,7 @@ nb::tuple load(const tensor_files& files, const std::vector<tensor_request>& req
     nb::list names;
     nb::list tensors;
     for (device_tensor& tensor : loaded.tensors) {
-        names.append(nb::str(tensor.name().data(), tensor.name().size()));
+        names.append(text_of(tensor.name()));
         if (wanted.as_capsules) {
             tensors.append(for_torch(tensor));
         } else {
@@ -244,7 +247,9 @@ std::shared_ptr<tensor_files> open_files(const std::vector<file_name>& names) {
 
 void bind_loads(nb::module_& module) {
     nb::class_<device_tensor>(module, "DeviceTensor")
-        .def_prop_ro("name", [](const device_tensor& self) { return self.name(); })
+        .def_prop_ro(
+            "name", [](const device_tensor& self) { return text_of(self.name()); },
+            nb::sig("def name(self, /) -> str"))
         .def_prop_ro("dtype", [](const device_tensor& self) { return self.dtype().descr(); })
         .def_prop_ro("shape", [](const device_tensor& self) { return tuple_of(self.shape()); })
         .def_prop_ro("nbytes", [](const device_tensor& self) { return self.size_bytes(); })
@@ -259,7 +264,7 @@ void bind_loads(nb::module_& module) {
              [](const tensor_files& self) {
                  nb::list all;
                  for (const tensor_description& each : self.tensors())
-                     all.append(nb::make_tuple(each.name, each.dtype.descr(), tuple_of(each.shape),
+                     all.append(nb::make_tuple(text_of(each.name), each.dtype.descr(), tuple_of(each.shape),
                                                each.size_bytes));
                  return all;
              })
@@ -271,7 +276,7 @@ void bind_loads(nb::module_& module) {
                  return texts;
              })
         .def(
-            "check", [](const tensor_files& self, const std::string& name) { self.tensor(name); },
+            "check", [](const tensor_files& self, const file_name& name) { self.tensor(name.bytes); },
             nb::arg("name"))
         .def(
             "load",
@@ -285,7 +290,7 @@ void bind_loads(nb::module_& module) {
             nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none())
         .def(
             "load_all",
-            [](const tensor_files& self, const std::optional<std::vector<std::string>>& names,
+            [](const tensor_files& self, const std::optional<std::vector<file_name>>& names,
                const std::string& type, const std::string& device, const std::string& route, unsigned threads,
                bool as_capsules, const nb::object& allocate, const nb::object& progress) {
                 return load(self, requests_of_all(self, names, type),
