@@ -69,8 +69,8 @@ void load_pages::add_range(page_chunk& chunk, const std::shared_ptr<const mapped
             return;
         }
     }
-    chunk.ranges.push_back(
-        {mapping->bytes().subspan(begin, size_bytes), quote(mapping->file()->path(), 1000), mapping});
+    chunk.ranges.push_back({mapping->bytes().subspan(begin, size_bytes),
+                            quote(mapping->file()->path(), max_shown_path), mapping});
 }
 
 /// Begins to register the pages of the next chunk, if there is one.

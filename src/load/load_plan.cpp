@@ -17,7 +17,6 @@ namespace pinflow::detail {
 
 namespace {
 
-constexpr std::size_t max_path = 1000;          ///< characters in a message
 constexpr std::uint64_t page_bytes = 64 << 10;  ///< a multiple of the system's pages
 /// If less of a file is loaded, it is read: a process has at most vm.max_map_count mappings (65,530 by
 /// default).
@@ -27,7 +26,7 @@ constexpr std::uint64_t min_mapped_bytes = std::uint64_t{1} << 20;
 std::string label_of(const opened_tensors& opened, std::size_t index) {
     const tensor_description& tensor = opened.descriptions[index];
     return fmt::format("{} of {}", quote(tensor.name, max_label_name),
-                       quote(opened.paths[tensor.file].string(), max_path));
+                       quote(opened.paths[tensor.file].string(), max_shown_path));
 }
 
 /// Sets the shape and the runs of a slice.
@@ -253,7 +252,7 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
         throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
                                            quote(request.name, max_label_name), opened.descriptions.size(),
                                            opened.files.size() == 1
-                                               ? quote(opened.paths.front().string(), max_path)
+                                               ? quote(opened.paths.front().string(), max_shown_path)
                                                : fmt::format("{} files", opened.files.size())));
     }
     return {found->second, request.slice, request.dtype, request.destination};

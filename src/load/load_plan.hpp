@@ -31,6 +31,9 @@ struct stored_tensor {
     std::optional<std::uint64_t> offset_bytes;
 };
 
+/// Characters of a path in a message.
+inline constexpr std::size_t max_shown_path = 1000;
+
 /// Why a tensor of a file cannot be loaded.
 struct refusal {
     std::size_t file = 0;

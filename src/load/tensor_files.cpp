@@ -24,8 +24,6 @@ namespace {
 using detail::opened_tensors;
 using detail::quote;
 
-constexpr std::size_t max_path = 1000;  ///< characters in a message
-
 /// What a file has, before its tensors are known by name.
 struct listed_file {
     std::shared_ptr<const input_file> file;
@@ -113,15 +111,16 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
             if (other != opened->by_name.end() || is_refused) {
                 const std::size_t first =
                     is_refused ? opened->refused.at(name).file : opened->descriptions[other->second].file;
-                throw invalid_argument(fmt::format(
-                    "two tensors are called {}: one of {}, one of {}", quote(name, detail::max_label_name),
-                    quote(paths[first].string(), max_path), quote(paths[i].string(), max_path)));
+                throw invalid_argument(fmt::format("two tensors are called {}: one of {}, one of {}",
+                                                   quote(name, detail::max_label_name),
+                                                   quote(paths[first].string(), detail::max_shown_path),
+                                                   quote(paths[i].string(), detail::max_shown_path)));
             }
             if (!array.dtype) {
                 const std::string reason =
                     fmt::format("cannot load {} of {}: {}", quote(name, detail::max_label_name),
-                                quote(paths[i].string(), max_path), array.reason);
-                if (opened->first_refused.empty()) opened->first_refused = name;
+                                quote(paths[i].string(), detail::max_shown_path), array.reason);
+                if (opened->refused.empty()) opened->first_refused = name;
                 opened->refused.emplace(std::move(name), detail::refusal{i, reason});
                 continue;
             }
@@ -215,7 +214,7 @@ const std::vector<tensor_description>& tensor_files::tensors() const noexcept {
     return opened_->descriptions;
 }
 void tensor_files::require_all() const {
-    if (!opened_->first_refused.empty()) detail::refuse(*opened_, opened_->first_refused);
+    if (!opened_->refused.empty()) detail::refuse(*opened_, opened_->first_refused);
 }
 const std::map<std::string, std::string>& tensor_files::metadata() const noexcept {
     return opened_->metadata;

@@ -220,7 +220,7 @@ class FlatParameters:
             return self._watched_step(closure)
         return self._step(closure)
 
-    # PyTorch would wrap it for hooks and profilers: 4.7 us a call, three times the rest of the Python code (RESULTS.md)
+    # PyTorch would wrap it for hooks and profilers: 4.7 us a call, three times the rest of the Python code (NOTEBOOK.md)
     step.hooked = True  # type: ignore[attr-defined]
 
     def _is_watched(self) -> bool:
