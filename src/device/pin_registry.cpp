@@ -183,22 +183,15 @@ std::uintptr_t pin_registry::edge_after(std::uintptr_t address) const {
 }
 
 void pin_registry::cut(std::span<const copy_range> ranges, std::vector<copy_range>& pieces) const {
-    const std::size_t first = pieces.size();
-    for (const copy_range& range : ranges) {
-        if (range.size_bytes == 0) continue;
-        copy_range* const last = pieces.size() == first ? nullptr : &pieces.back();
-        if (last != nullptr && last->source + last->size_bytes == range.source &&
-            last->destination + last->size_bytes == range.destination) {
-            last->size_bytes += range.size_bytes;
-        } else {
-            pieces.push_back(range);
-        }
+    pieces.reserve(pieces.size() + ranges.size());
+    if (count_.load(std::memory_order_acquire) == 0) {
+        std::ranges::copy_if(ranges, std::back_inserter(pieces),
+                             [](const copy_range& range) { return range.size_bytes != 0; });
+        return;
     }
-    if (count_.load(std::memory_order_acquire) == 0) return;
     const std::lock_guard lock(mutex_);
-    std::vector<copy_range> whole(pieces.begin() + static_cast<std::ptrdiff_t>(first), pieces.end());
-    pieces.resize(first);
-    for (copy_range rest : whole) {
+    for (copy_range rest : ranges) {
+        if (rest.size_bytes == 0) continue;
         for (;;) {
             const auto begin = reinterpret_cast<std::uintptr_t>(rest.source);
             const std::uint64_t left = edge_after(begin) - begin;

@@ -89,8 +89,8 @@ class pin_registry {
     /// The number of intervals: registered, or being registered or unregistered.
     std::size_t size() const;
 
-    /// Appends `ranges` to `pieces`. Joins neighbours, and cuts them at both ends of each interval of the
-    /// source, because CUDA does not guarantee copies across such a boundary. Leaves out ranges of size 0.
+    /// Appends `ranges` to `pieces`, cut at both ends of each interval of the source, because CUDA does not
+    /// guarantee copies across such a boundary. Leaves out ranges of size 0.
     void cut(std::span<const copy_range> ranges, std::vector<copy_range>& pieces) const;
 
  private:

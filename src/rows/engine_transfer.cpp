@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <ranges>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "src/device/copy_ranges.hpp"
 #include "src/rows/call_transfer.hpp"
 
 namespace pinflow::detail {
@@ -21,22 +23,31 @@ class engine_transfer final : public call_transfer {
     }
 
  private:
-    /// The address in its batch of the row at `position`.
-    static std::byte* in_batch(const row_call& call, std::uint64_t position) {
+    /// Calls `add(address, is_first)` with the addresses of rows in their batches, and whether they are the
+    /// first of those `positions` in theirs.
+    /// @param positions in ascending order
+    template <typename Positions, typename Add>
+    static void for_each_row(const row_call& call, const Positions& positions, Add add) {
         const row_parts& parts = call.transfer().parts;
-        const auto* const next = std::upper_bound(parts.first, parts.first + parts.count, position);
-        const auto part = static_cast<std::size_t>(next - parts.first) - 1;
-        return parts.rows[part] + (position - parts.first[part]) * call.transfer().table.row_size_bytes;
+        std::size_t known = parts.count;
+        for (const std::uint64_t position : positions) {
+            const auto* const next = std::upper_bound(parts.first, parts.first + parts.count, position);
+            const auto part = static_cast<std::size_t>(next - parts.first) - 1;
+            const std::uint64_t row = position - parts.first[part];
+            add(position, parts.rows[part] + row * call.transfer().table.row_size_bytes, part != known);
+            known = part;
+        }
     }
 
     void gather(const row_call& call, std::uint64_t begin, std::uint64_t end) const {
         const std::uint64_t row_bytes = setup_.table.row_size_bytes();
         std::vector<copy_range> ranges;
         ranges.reserve(end - begin);
-        for (std::uint64_t i = begin; i < end; ++i) {
-            ranges.push_back(
-                {in_batch(call, i), setup_.table.data() + call.host_ids()[i] * row_bytes, row_bytes});
-        }
+        const auto add = [&](std::uint64_t position, std::byte* address, bool is_first) {
+            append(ranges, {address, setup_.table.data() + call.host_ids()[position] * row_bytes, row_bytes},
+                   is_first);
+        };
+        for_each_row(call, std::views::iota(begin, end), add);
         copy_batch_to_device_async(ranges, call.stream());
     }
 
@@ -44,11 +55,25 @@ class engine_transfer final : public call_transfer {
         const std::uint64_t row_bytes = setup_.table.row_size_bytes();
         const std::uint64_t* const ids = call.host_ids();
         std::vector<host_copy_range> ranges;
-        for (const std::uint64_t i : last_occurrences({ids + begin, end - begin})) {
-            ranges.push_back({const_cast<std::byte*>(setup_.table.data()) + ids[begin + i] * row_bytes,
-                              in_batch(call, begin + i), row_bytes});
-        }
+        const auto add = [&](std::uint64_t position, std::byte* address, bool is_first) {
+            append(
+                ranges,
+                {const_cast<std::byte*>(setup_.table.data()) + ids[position] * row_bytes, address, row_bytes},
+                is_first);
+        };
+        const auto last = last_occurrences({ids + begin, end - begin});
+        for_each_row(call, last | std::views::transform([&](std::uint32_t i) { return begin + i; }), add);
         copy_batch_to_host_async(ranges, call.stream());
+    }
+
+    /// Joins rows that follow each other in the table and in one batch. Batches are allocations of their own.
+    template <typename Range>
+    static void append(std::vector<Range>& ranges, const Range& next, bool is_first_of_batch) {
+        if (is_first_of_batch) {
+            ranges.push_back(next);
+        } else {
+            append_joined(ranges, next);
+        }
     }
 
     /// The position of the last occurrence of each index, in ascending order. Copies of one batch run in any
