@@ -67,8 +67,8 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `both`; or `staged` if less than 32 MiB can take the route `copy`, or if more than a quarter of the
-    /// pages that are looked at are not in the page cache.
+    /// `staged`; or `both` on fewer than 6 cores, if 32 MiB or more can take the route `copy`, and if three
+    /// quarters of the pages that are looked at are in the page cache.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
     /// bytes that need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more,
@@ -89,10 +89,11 @@ struct load_options {
     /// tensors keep their type. For load_tensors only.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
-    /// CPU threads that read, decode and cast. 0: half of the cores, at most 10, if pages are page-locked
-    /// meanwhile; otherwise all cores, at most 16.
+    /// CPU threads that read, decode and cast. 0: all cores, at most 16; two fewer, but at least one, while
+    /// pages are page-locked.
     unsigned threads = 0;
-    /// As pin_options::budget_bytes and pin_options::limit.
+    /// As pin_options::budget_bytes and pin_options::limit. Pages are unlocked by a background thread that
+    /// may outlast the call; the process waits for it before it exits.
     std::uint64_t pin_budget_bytes = 0;
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
     /// Where device memory comes from; null: the device's pool. `allocate` is called on the calling thread.
@@ -154,7 +155,7 @@ struct load_report {
     std::uint64_t staged_bytes = 0;       ///< through staging buffers, or read into memory of the host device
     std::uint64_t mapped_bytes = 0;       ///< mapped, on the host device
     unsigned threads = 0;                 ///< that read, decoded and cast; the calling thread is not counted
-    std::chrono::nanoseconds duration{};  ///< of the whole call, unregistering pages included
+    std::chrono::nanoseconds duration{};  ///< of the whole call
     std::string reason;                   ///< one sentence on how the bytes travelled, and why
 };
 

@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 """Loads a whole model to the first GPU: pinflow beside the loaders that people use.
 
-    python3 samples/bench/model_load.py [--dir DIR] [--gb N] [--keep]
+    python3 samples/bench/model_load.py [--dir DIR] [--gb N] [--only WORDS] [--cold]
 
 Writes 270 tensors of a transformer in bfloat16 to DIR, in three files (10.6 GB), and reads them once, so that they are in
 the page cache. Then each loader loads all of them five times; loaders that are not installed are named. Prints the first
 call of the process and the median of the others in GB/s, beside the rate of the link: the median of 9 copies of 256 MiB
 from page-locked memory. The bytes of each loader's tensors are compared with those written. Last come half of every
-tensor along axis 1, 20,000 tensors of 64 KiB in one file, and save_file.
+tensor along axis 1, 20,000 tensors of 64 KiB in one file, and save_file. With --cold, the page cache forgets the files
+before each load, and `dd` reads them beside it with 1 to 16 readers, through the page cache and past it.
 """
 
 import argparse
 import gc
 import os
 import statistics
+import subprocess
 import time
 
 import pinflow
@@ -29,17 +31,19 @@ def write_models(folder, layers):
     its half along axis 1."""
     torch.manual_seed(28)
     noise = torch.randn(11008 * 4096 + 4096).to(torch.bfloat16)
+    on_device = noise.cuda()
     paths, sums, half_sums = [], {}, {}
     for part in range(3):
-        tensors = {}
+        tensors, copies = {}, {}
         for layer in range(part * layers // 3, (part + 1) * layers // 3):
             for name, shape in BLOCK.items():
                 size = torch.Size(shape).numel()
                 tensors[f"layers.{layer}.{name}"] = noise[layer:layer + size].view(shape)
-        for name, tensor in tensors.items():
-            sums[name] = checksum(tensor.contiguous())
+                copies[f"layers.{layer}.{name}"] = on_device[layer:layer + size].view(shape)
+        for name, tensor in copies.items():
+            sums[name] = checksum(tensor)
             if tensor.dim() > 1:
-                half_sums[name] = checksum(tensor[:, :tensor.shape[1] // 2].contiguous())
+                half_sums[name] = checksum(tensor[:, :tensor.shape[1] // 2])
         paths.append(os.path.join(folder, f"model_load-{part}.safetensors"))
         pinflow.save_file(tensors, paths[-1])
     return paths, sums, half_sums
@@ -57,6 +61,45 @@ def read_once(paths):
                 pass
 
 
+def forget(paths):
+    """Removes the files from the page cache."""
+    for path in paths:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def dd_rate(paths, readers, flags):
+    """GB/s of dd processes that each read a part of every file."""
+    forget(paths)
+    block = 4 << 20
+    commands = []
+    for path in paths:
+        blocks = -(-os.path.getsize(path) // block)
+        share = -(-blocks // readers)
+        commands += [["dd", f"if={path}", "of=/dev/null", f"bs={block}", f"skip={i * share}", f"count={share}", *flags]
+                     for i in range(readers)]
+    size = sum(os.path.getsize(path) for path in paths)
+    start = time.perf_counter()
+    for i in range(0, len(commands), readers):
+        running = [subprocess.Popen(each, stderr=subprocess.DEVNULL) for each in commands[i:i + readers]]
+        for each in running:
+            assert each.wait() == 0
+    return size / (time.perf_counter() - start) / 1e9
+
+
+def measure_cold(paths, size, link, check):
+    """The rate of dd and of pinflow, in turns, with files that are not in the page cache."""
+    best = 0
+    for readers in (1, 2, 4, 8, 16):
+        for flags in ([], ["iflag=direct"]):
+            rate = statistics.median(dd_rate(paths, readers, flags) for _ in range(3))
+            print(f"dd, {readers} readers{', past the page cache' if flags else ''}: {rate:.2f} GB/s", flush=True)
+            best = max(best, rate)
+    measure("pinflow, cold", lambda: pinflow.load_files(paths, device="cuda"), size, link, check, lambda: forget(paths))
+    print(f"the best of dd: {best:.2f} GB/s", flush=True)
+
+
 def link_rate():
     host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
@@ -70,11 +113,12 @@ def link_rate():
     return (1 << 28) / statistics.median(seconds[1:]) / 1e9
 
 
-def measure(name, load, size, link, check):
+def measure(name, load, size, link, check, prepare=lambda: None):
     seconds = []
     for _ in range(ROUNDS + 1):
         gc.collect()
         torch.cuda.empty_cache()
+        prepare()
         torch.cuda.synchronize()
         start = time.perf_counter()
         try:
@@ -133,7 +177,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", default="/dev/shm", help="where the files are written")
     parser.add_argument("--gb", type=float, default=10.6, help="the size of the model")
-    parser.add_argument("--keep", action="store_true", help="leave the files there")
+    parser.add_argument("--only", default="", help="of the peers, those whose name contains one of these words")
+    parser.add_argument("--cold", action="store_true", help="measure only loads of files outside the page cache, and dd")
     arguments = parser.parse_args()
     layers = max(3, round(arguments.gb / 10.6 * 30 / 3) * 3)
     torch.zeros(1).cuda()
@@ -149,12 +194,18 @@ def main():
         for name, expected in sums.items():
             assert checksum(tensors[name].contiguous()) == expected, f"{name} differs"
 
+    if arguments.cold:
+        measure_cold(paths, size, link, check)
+        for path in paths:
+            os.unlink(path)
+        return
     for route in ("auto", "staged"):
         measure(f"pinflow, {route}", lambda route=route: pinflow.load_files(paths, device="cuda", route=route), size, link,
                 check)
     print(pinflow.load_files(paths, device="cuda").report["reason"], flush=True)
     for name, load in peers_of(paths).items():
-        measure(name, load, size, link, check)
+        if not arguments.only or any(word in name for word in arguments.only.split(",")):
+            measure(name, load, size, link, check)
 
     def halves():
         with pinflow.safe_open(paths, framework="pt", device="cuda") as model:
@@ -167,8 +218,7 @@ def main():
 
     measure("pinflow, half of each along axis 1", halves, size / 2, link, check_halves)
     for path in paths:
-        if not arguments.keep:
-            os.unlink(path)
+        os.unlink(path)
 
     many = os.path.join(arguments.dir, "model_load-many.safetensors")
     noise = torch.randint(0, 255, (20_000, 1 << 16), dtype=torch.uint8)

@@ -10,7 +10,6 @@
 #include "pinflow/file.hpp"
 #include "src/core/system.hpp"
 #include "src/device/pin_limits.hpp"
-#include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
 
@@ -19,6 +18,11 @@ namespace {
 /// Loads of fewer bytes are staged: page-locking costs more than it saves.
 constexpr std::uint64_t min_pinned_bytes = std::uint64_t{32} << 20;
 constexpr unsigned max_threads = 16;
+/// From this many cores on, threads alone read files faster than pages are registered beside them. On 4 and 2
+/// cores they do not (samples/bench/NOTEBOOK.md).
+constexpr unsigned min_staging_cores = 6;
+/// One registers pages, and another one half of the time brings them into the page table.
+constexpr unsigned registering_cores = 2;
 /// The calling thread reads so much faster than it starts others.
 constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
 
@@ -83,18 +87,22 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     } else if (!is_in_page_cache(opened, plan)) {
         chosen.route = load_route::staged;
         chosen.reason = "the files are not in the page cache, and threads read them faster than page faults";
+    } else if (cores >= min_staging_cores) {
+        chosen.route = load_route::staged;
+        chosen.reason = fmt::format("{} cores read faster than pages are page-locked", cores);
     } else {
         chosen.route = load_route::both;
-        chosen.reason = "page-locking alone does not keep up with the link";
+        chosen.reason = fmt::format("{} cores read slower than pages are page-locked", cores);
     }
     if (chosen.route == load_route::copy) return chosen;
-    const unsigned beside = std::clamp(cores / 2, 1U, link_profile().max_beside_registering);
-    chosen.threads = options.threads != 0               ? options.threads
-                     : chosen.route == load_route::both ? beside
-                                                        : std::clamp(cores, 1U, max_threads);
+    const unsigned all = std::clamp(cores, 1U, max_threads);
+    const unsigned beside = all > registering_cores ? all - registering_cores : 1;
+    chosen.threads = options.threads != 0 ? options.threads : chosen.route == load_route::both ? beside : all;
+    chosen.threads_without_pages = options.threads != 0 ? options.threads : all;
     if (chosen.is_small) chosen.threads = 0;
     const std::size_t units = plan.copyable.size() + plan.others.size();
-    chosen.threads = static_cast<unsigned>(std::min<std::size_t>(chosen.threads, units));
+    for (unsigned* threads : {&chosen.threads, &chosen.threads_without_pages})
+        *threads = static_cast<unsigned>(std::min<std::size_t>(*threads, units));
     return chosen;
 }
 

@@ -12,6 +12,7 @@
 #include "src/core/quote.hpp"
 #include "src/core/system.hpp"
 #include "src/device/backend.hpp"
+#include "src/device/copy_ranges.hpp"
 #include "src/device/pin_limits.hpp"
 #include "src/device/pin_registry.hpp"
 #include "src/rows/link_profile.hpp"
@@ -71,18 +72,19 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
     begin_pages();
     const bool copies = pages_.has_value();
     queue_.start(copies, way_.route != load_route::copy);
-    start_threads();
+    start_threads(way_.threads);
 }
 
 /// Begins to register pages, if the route says so. Files that cannot be mapped are staged.
 void load_run::begin_pages() {
     if (way_.route != load_route::copy && way_.route != load_route::both) return;
     try {
-        pages_.emplace(opened_, plan_, device_, copies_, options_);
+        pages_.emplace(opened_, plan_, device_, options_);
     } catch (const system_failure& failure) {
         if (options_.route == load_route::copy) throw;
         pages_reason_ = failure.what();
         way_.route = load_route::staged;
+        way_.threads = way_.threads_without_pages;
     }
 }
 
@@ -145,9 +147,10 @@ std::byte* load_run::target_of(const load_piece& piece) {
 
 // ---- threads ---------------------------------------------------------------------------------------------
 
-void load_run::start_threads() {
-    threads_.reserve(way_.threads);
-    for (unsigned i = 0; i < way_.threads; ++i) {
+/// Starts threads until there are so many.
+void load_run::start_threads(unsigned count) {
+    threads_.reserve(count);
+    while (started_threads_ < count) {
         {
             const std::scoped_lock lock(mutex_);
             ++running_;
@@ -280,15 +283,22 @@ void load_run::decode(const load_unit& unit, tensor_reader& reader, load_buffers
 
 // ---- copies from pages -----------------------------------------------------------------------------------
 
-/// The copies of a unit, which may be joined with those of the next unit.
+/// The copies of a unit, joined within each block.
 std::vector<copy_range> load_run::ranges_of(const load_unit& unit) const {
     std::vector<copy_range> ranges;
+    std::optional<std::size_t> last_block;
     for (const load_piece& piece : plan_.pieces_of(unit)) {
         const load_job& job = plan_.jobs[piece.job];
         const file_position place = position_of(opened_, job);
-        ranges.push_back({addresses_[job.block] + job.block_offset_bytes + piece.begin_bytes,
-                          pages_->data_of(place.file) + place.offset_bytes + piece.begin_bytes,
-                          piece.size_bytes});
+        const copy_range next{addresses_[job.block] + job.block_offset_bytes + piece.begin_bytes,
+                              pages_->data_of(place.file) + place.offset_bytes + piece.begin_bytes,
+                              piece.size_bytes};
+        if (last_block == job.block) {
+            append_joined(ranges, next);
+        } else {
+            ranges.push_back(next);
+        }
+        last_block = job.block;
     }
     return ranges;
 }
@@ -297,6 +307,7 @@ std::vector<copy_range> load_run::ranges_of(const load_unit& unit) const {
 void load_run::copy_from_pages() {
     std::vector<copy_range> batch;
     std::vector<copy_range> pieces;
+    std::size_t last_block = 0;  // of the batch
     const auto enqueue = [&] {
         if (batch.empty()) return;
         copy_batch_to_device_async(batch, copies_);
@@ -307,9 +318,6 @@ void load_run::copy_from_pages() {
     std::size_t joined = 0;
     while (const load_unit* const unit = queue_.front()) {
         if (stopped_) return;
-        const auto index = static_cast<std::size_t>(unit - plan_.copyable.data());
-        if (pages_->ends_chunk(index)) enqueue();
-        pages_->begin_unit(index);
         const std::vector<copy_range> ranges = ranges_of(*unit);
         if (!pages_->cover(ranges)) {
             enqueue();
@@ -319,6 +327,7 @@ void load_run::copy_from_pages() {
             pages_reason_ = pages_->reason();
             if (options_.route == load_route::copy) pages_->require();
             queue_.stop_copies();
+            start_threads(way_.threads_without_pages);
             return;
         }
         // short pieces at boundaries of registrations are not for the copy engine: see link_profile
@@ -339,7 +348,11 @@ void load_run::copy_from_pages() {
         if (buffers) {
             stage_here(*unit, *buffers);
         } else {
-            batch.insert(batch.end(), ranges.begin(), ranges.end());
+            const std::span<const load_piece> of_unit = plan_.pieces_of(*unit);
+            const bool continues = !batch.empty() && block_of(of_unit.front()) == last_block;
+            if (continues) append_joined(batch, ranges.front());
+            batch.insert(batch.end(), ranges.begin() + (continues ? 1 : 0), ranges.end());
+            last_block = block_of(of_unit.back());
         }
         if (++joined < max_joined_units) continue;
         enqueue();

@@ -47,7 +47,7 @@ class load_run {
 
  private:
     void begin_pages();
-    void start_threads();
+    void start_threads(unsigned count);
     void run_thread() noexcept;
     void work_on_units();
     void stage(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
@@ -56,6 +56,7 @@ class load_run {
     void copy_from_pages();
     void stage_here(const load_unit& unit, load_buffers& buffers);
     std::vector<copy_range> ranges_of(const load_unit& unit) const;
+    std::size_t block_of(const load_piece& piece) const { return plan_.jobs[piece.job].block; }
     std::byte* target_of(const load_piece& piece);
     std::byte* wait_for_block(std::size_t block);
     void allocate_block(std::size_t index);

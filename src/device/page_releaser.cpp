@@ -1,0 +1,81 @@
+#include "src/device/page_releaser.hpp"
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/core/system.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+class running_releases {
+ public:
+    running_releases() noexcept {
+        // CUDA ends after this: its own function for the end of the process was registered before
+        static_cast<void>(std::atexit(&wait_for_released_pages));
+    }
+
+    void add() {
+        const std::scoped_lock lock(mutex_);
+        ++count_;
+    }
+
+    void remove() noexcept {
+        const std::scoped_lock lock(mutex_);
+        --count_;
+        changed_.notify_all();
+    }
+
+    void wait() {
+        if (::getpid() != process_) return;  // a forked process has none of the threads
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return count_ == 0; });
+    }
+
+ private:
+    const ::pid_t process_ = ::getpid();
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    unsigned count_ = 0;
+};
+
+/// Never destroyed: threads may use it until the process ends.
+running_releases& releases() {
+    static running_releases& all = *new running_releases;
+    return all;
+}
+
+}  // namespace
+
+void release_in_background(pinned_pages pages) noexcept {
+    try {
+        running_releases& all = releases();
+        auto held = std::make_unique<pinned_pages>(std::move(pages));
+        all.add();
+        try {
+            system::start_thread("releases pages", [pointer = held.get(), &all] {
+                delete pointer;
+                all.remove();
+            }).detach();
+            static_cast<void>(held.release());  // NOLINT(bugprone-unused-return-value): the thread deletes it
+        } catch (const system_failure&) {
+            held.reset();
+            all.remove();
+        }
+    } catch (const std::exception&) {
+        return;  // `pages` unregisters them now
+    }
+}
+
+void wait_for_released_pages() noexcept {
+    releases().wait();
+}
+
+}  // namespace pinflow::detail
