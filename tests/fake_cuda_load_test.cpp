@@ -40,7 +40,7 @@ class locking_backend final : public fake_cuda_backend {
         detail::pin_registry::process().cut(ranges, pieces);
         copied_pieces += pieces.size();
         {
-            const std::scoped_lock lock(mutex);
+            const std::scoped_lock guard(mutex);
             batch_copies.insert(batch_copies.end(), ranges.begin(), ranges.end());
         }
         fake_cuda_backend::copy_batch_to_device(ranges, stream);

@@ -67,8 +67,8 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `staged`; or `both` on fewer than 6 cores, if 32 MiB or more can take the route `copy`, and if three
-    /// quarters of the pages that are looked at are in the page cache.
+    /// `staged`; or `both` on fewer than 8 cores (4 for files on tmpfs), if 32 MiB or more can take the route
+    /// `copy`, and if three quarters of the pages that are looked at are in the page cache.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
     /// bytes that need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more,
@@ -89,7 +89,7 @@ struct load_options {
     /// tensors keep their type. For load_tensors only.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
-    /// CPU threads that read, decode and cast. 0: all cores, at most 16; two fewer, but at least one, while
+    /// CPU threads that read, decode and cast. 0: all cores, at most 16; one fewer, but at least one, while
     /// pages are page-locked.
     unsigned threads = 0;
     /// As pin_options::budget_bytes and pin_options::limit. Pages are unlocked by a background thread that

@@ -168,6 +168,11 @@ std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offse
     return static_cast<std::size_t>(count);
 }
 
+void read_ahead(int descriptor, std::uint64_t offset_bytes, std::uint64_t size_bytes) noexcept {
+    static_cast<void>(::posix_fadvise(descriptor, static_cast<::off_t>(offset_bytes),
+                                      static_cast<::off_t>(size_bytes), POSIX_FADV_WILLNEED));
+}
+
 std::optional<std::size_t> read_cached_at(int descriptor, std::uint64_t offset_bytes,
                                           std::span<std::byte> destination, bool& supported) {
     // a hook simulates storage: read_at calls it
@@ -240,6 +245,13 @@ void rename(const std::string& from, const std::string& to) {
 
 void remove(const std::string& path) noexcept {
     static_cast<void>(attempt(call::unlink, path, [&] { return ::unlink(path.c_str()); }));
+}
+
+bool is_on_tmpfs(const std::string& path) {
+    struct ::statfs status{};
+    if (attempt(call::statfs, path, [&] { return ::statfs(path.c_str(), &status); }) == -1) return false;
+    constexpr std::uint64_t tmpfs = 0x01021994;
+    return static_cast<std::uint64_t>(status.f_type) == tmpfs;
 }
 
 std::optional<std::uint64_t> free_bytes(const std::string& folder) {

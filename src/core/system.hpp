@@ -125,6 +125,8 @@ std::size_t read_at(int descriptor, const std::string& path, std::uint64_t offse
 /// (`supported` becomes false then), or if a hook is installed.
 std::optional<std::size_t> read_cached_at(int descriptor, std::uint64_t offset_bytes,
                                           std::span<std::byte> destination, bool& supported);
+/// Begins to read a part of a file into the page cache; a hint, whose errors are ignored.
+void read_ahead(int descriptor, std::uint64_t offset_bytes, std::uint64_t size_bytes) noexcept;
 /// Writes all of `bytes` at the descriptor's position.
 void write_all(int descriptor, const std::string& path, std::span<const std::byte> bytes);
 /// Writes all of `bytes` at an offset; does not change the descriptor's position.
@@ -143,6 +145,8 @@ void remove(const std::string& path) noexcept;
 /// How many bytes this user can still write to the filesystem of a folder. Empty if unknown: the filesystem
 /// does not report it, or may compress the data.
 std::optional<std::uint64_t> free_bytes(const std::string& folder);
+/// Whether a file lies in memory: on tmpfs. False if the system does not say.
+bool is_on_tmpfs(const std::string& path);
 
 /// How many descriptors this process may have open: the soft limit of RLIMIT_NOFILE.
 std::uint64_t max_descriptors() noexcept;

@@ -18,11 +18,10 @@ namespace {
 /// Loads of fewer bytes are staged: page-locking costs more than it saves.
 constexpr std::uint64_t min_pinned_bytes = std::uint64_t{32} << 20;
 constexpr unsigned max_threads = 16;
-/// From this many cores on, threads alone read files faster than pages are registered beside them. On 4 and 2
-/// cores they do not (samples/bench/NOTEBOOK.md).
-constexpr unsigned min_staging_cores = 6;
-/// One registers pages, and another one half of the time brings them into the page table.
-constexpr unsigned registering_cores = 2;
+/// From this many cores on, threads alone read files faster than pages are registered beside them. Pages of
+/// tmpfs are registered one by one, those of other file systems in groups (samples/bench/NOTEBOOK.md).
+constexpr unsigned min_staging_cores = 8;
+constexpr unsigned min_staging_cores_on_tmpfs = 4;
 /// The calling thread reads so much faster than it starts others.
 constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
 
@@ -46,6 +45,12 @@ bool is_in_page_cache(const opened_tensors& opened, const load_plan& plan) {
         if (!read) ++missing;
     }
     return missing * 4 <= looked;
+}
+
+/// Whether the first tensor for the copy engine is in a file on tmpfs.
+bool is_on_tmpfs(const opened_tensors& opened, const load_plan& plan) {
+    const load_piece& first = plan.pieces[plan.copyable.front().first_piece];
+    return system::is_on_tmpfs(opened.files[position_of(opened, plan.jobs[first.job]).file]->path());
 }
 
 }  // namespace
@@ -87,16 +92,17 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     } else if (!is_in_page_cache(opened, plan)) {
         chosen.route = load_route::staged;
         chosen.reason = "the files are not in the page cache, and threads read them faster than page faults";
-    } else if (cores >= min_staging_cores) {
-        chosen.route = load_route::staged;
-        chosen.reason = fmt::format("{} cores read faster than pages are page-locked", cores);
     } else {
-        chosen.route = load_route::both;
-        chosen.reason = fmt::format("{} cores read slower than pages are page-locked", cores);
+        const bool in_memory = is_on_tmpfs(opened, plan);
+        const bool is_faster = cores >= (in_memory ? min_staging_cores_on_tmpfs : min_staging_cores);
+        chosen.route = is_faster ? load_route::staged : load_route::both;
+        chosen.reason =
+            fmt::format("{} cores read {} than pages of {} are page-locked", cores,
+                        is_faster ? "faster" : "slower", in_memory ? "tmpfs" : "this file system");
     }
     if (chosen.route == load_route::copy) return chosen;
     const unsigned all = std::clamp(cores, 1U, max_threads);
-    const unsigned beside = all > registering_cores ? all - registering_cores : 1;
+    const unsigned beside = all > 1 ? all - 1 : 1;  // one core registers
     chosen.threads = options.threads != 0 ? options.threads : chosen.route == load_route::both ? beside : all;
     chosen.threads_without_pages = options.threads != 0 ? options.threads : all;
     if (chosen.is_small) chosen.threads = 0;

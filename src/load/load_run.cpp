@@ -23,6 +23,10 @@ namespace {
 
 constexpr std::chrono::milliseconds look_interval{1};
 constexpr std::chrono::milliseconds progress_interval{100};
+/// Memory that is allocated before threads have filled it. While CUDA allocates, threads cannot enqueue
+/// copies: all allocations one after the other would leave the link idle.
+constexpr std::uint64_t max_ahead_bytes = std::uint64_t{1} << 30;
+constexpr std::chrono::microseconds allocation_interval{200};
 /// Units that the copy engine takes at once.
 constexpr std::size_t max_joined_units = 16;
 
@@ -69,22 +73,20 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       addresses_(plan.blocks.size()),
       private_pages_(opened.files.size()),
       queue_(plan) {
-    begin_pages();
-    const bool copies = pages_.has_value();
-    queue_.start(copies, way_.route != load_route::copy);
+    queue_.start(wants_pages(), way_.route != load_route::copy);
     start_threads(way_.threads);
 }
 
-/// Begins to register pages, if the route says so. Files that cannot be mapped are staged.
+/// Begins to register pages. Files that cannot be mapped are staged.
 void load_run::begin_pages() {
-    if (way_.route != load_route::copy && way_.route != load_route::both) return;
     try {
         pages_.emplace(opened_, plan_, device_, options_);
     } catch (const system_failure& failure) {
         if (options_.route == load_route::copy) throw;
         pages_reason_ = failure.what();
         way_.route = load_route::staged;
-        way_.threads = way_.threads_without_pages;
+        queue_.stop_copies();
+        start_threads(way_.threads_without_pages);
     }
 }
 
@@ -93,10 +95,26 @@ void load_run::begin_pages() {
 void load_run::allocate() {
     // threads begin at the end if the copy engine begins at the front
     const std::size_t count = blocks_.size();
-    for (std::size_t i = 0; i < count && !stopped_; ++i)
-        allocate_block(way_.route == load_route::both && i % 2 == 1 ? count - 1 - i / 2
-                       : way_.route == load_route::both             ? i / 2
-                                                                    : i);
+    std::uint64_t allocated_bytes = 0;
+    for (std::size_t i = 0; i < count && !stopped_; ++i) {
+        const std::size_t index = way_.route == load_route::both && i % 2 == 1 ? count - 1 - i / 2
+                                  : way_.route == load_route::both             ? i / 2
+                                                                               : i;
+        allocate_block(index);
+        allocated_bytes += plan_.blocks[index].size_bytes;
+        if (!wants_pages() && !is_on_host()) wait_until_filled(allocated_bytes);
+    }
+    // not before: while CUDA registers pages, each allocation of its memory waits for it
+    if (wants_pages() && !stopped_) begin_pages();
+}
+
+/// Waits until threads have filled all but max_ahead_bytes of so many, or have ended.
+void load_run::wait_until_filled(std::uint64_t allocated_bytes) {
+    while (allocated_bytes > staged_bytes_ + max_ahead_bytes) {
+        std::unique_lock lock(mutex_);
+        if (stopped_ || running_ == 0) return;
+        changed_.wait_for(lock, allocation_interval);
+    }
 }
 
 void load_run::allocate_block(std::size_t index) {
@@ -134,6 +152,7 @@ std::shared_ptr<const memory_region> load_run::map_privately(std::size_t file) {
 }
 
 std::byte* load_run::wait_for_block(std::size_t block) {
+    if (std::byte* const address = addresses_[block]) return address;
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return addresses_[block] != nullptr || stopped_; });
     return addresses_[block];

@@ -60,11 +60,13 @@ class load_run {
     std::byte* target_of(const load_piece& piece);
     std::byte* wait_for_block(std::size_t block);
     void allocate_block(std::size_t index);
+    void wait_until_filled(std::uint64_t allocated_bytes);
     std::shared_ptr<const memory_region> map_privately(std::size_t file);
     void say_progress(bool at_end);
     void fail(std::exception_ptr failure) noexcept;
     void rethrow_failure();
     void wait_for_threads();
+    bool wants_pages() const { return way_.route == load_route::copy || way_.route == load_route::both; }
     bool is_on_host() const { return device_.kind() == device_kind::host; }
 
     const opened_tensors& opened_;
@@ -77,7 +79,7 @@ class load_run {
     std::optional<stream> own_stream_;  ///< not on the host device
     stream_view copies_;
     std::vector<std::shared_ptr<loaded_block>> blocks_;
-    std::vector<std::byte*> addresses_;                                ///< null until allocated
+    std::vector<std::atomic<std::byte*>> addresses_;                   ///< null until allocated
     std::vector<std::shared_ptr<const memory_region>> private_pages_;  ///< for each file, on the host
     std::optional<load_pages> pages_;
     std::string pages_reason_;

@@ -5,17 +5,20 @@
 
 #include "pinflow/file.hpp"
 #include "src/core/cast.hpp"
+#include "src/core/system.hpp"
 
 namespace pinflow::detail {
 
 namespace {
 
-/// Runs of a slice that are shorter are read together with the gaps between them.
-constexpr std::uint64_t min_single_read_bytes = 32 << 10;
+/// A read of a run by itself costs as much as reading and copying so many bytes more.
+constexpr std::uint64_t read_cost_bytes = 3 << 10;
 /// The largest read of runs and gaps.
 constexpr std::uint64_t max_joined_read_bytes = 1 << 20;
-/// Gaps are read if a run and its gap are at most this many times as long as the run.
-constexpr std::uint64_t max_stride_per_run = 8;
+/// The kernel is asked to read ahead so many bytes of runs and gaps, if the gaps are not longer than pages
+/// that it would read anyway.
+constexpr std::uint64_t read_ahead_bytes = 1 << 20;
+constexpr std::uint64_t max_read_ahead_gap_bytes = 64 << 10;
 /// Memory for reordering and for decoding chunks, of each thread.
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
 
@@ -38,10 +41,10 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
         file.read(first.offset_bytes + begin_bytes, destination);
         return;
     }
-    const bool reads_gaps =
-        job.run_bytes < min_single_read_bytes && job.stride_bytes / max_stride_per_run <= job.run_bytes;
-    const std::uint64_t joined_runs =
-        reads_gaps ? std::max<std::uint64_t>(max_joined_read_bytes / job.stride_bytes, 1) : 1;
+    // runs that are read together with their gaps are copied once more
+    const bool reads_gaps = job.stride_bytes - job.run_bytes + job.run_bytes / 3 < read_cost_bytes;
+    if (!reads_gaps) return read_runs(job, begin_bytes, destination);
+    const std::uint64_t joined_runs = std::max<std::uint64_t>(max_joined_read_bytes / job.stride_bytes, 1);
     while (!destination.empty()) {
         const std::uint64_t run = begin_bytes / job.run_bytes;
         const std::uint64_t skipped = begin_bytes % job.run_bytes;
@@ -65,6 +68,33 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
                             span + (job.stride_bytes - skipped) + done / job.run_bytes * job.stride_bytes,
                             std::min(job.run_bytes, others - done));
         }
+        destination = destination.subspan(wanted);
+        begin_bytes += wanted;
+    }
+}
+
+/// Reads each run by itself.
+void tensor_reader::read_runs(const load_job& job, std::uint64_t begin_bytes,
+                              std::span<std::byte> destination) const {
+    const file_position first = position_of(opened_, job);
+    const input_file& file = *opened_.files[first.file];
+    const descriptor_lease lease = file.lease_descriptor();
+    const bool reads_ahead = job.stride_bytes - job.run_bytes <= max_read_ahead_gap_bytes;
+    std::uint64_t ahead = 0;  // of the file
+    while (!destination.empty()) {
+        const std::uint64_t skipped = begin_bytes % job.run_bytes;
+        const std::uint64_t offset =
+            first.offset_bytes + begin_bytes / job.run_bytes * job.stride_bytes + skipped;
+        const std::uint64_t wanted = std::min<std::uint64_t>(job.run_bytes - skipped, destination.size());
+        if (reads_ahead && offset + wanted > ahead) {
+            const std::uint64_t left = destination.size() / job.run_bytes * job.stride_bytes + wanted;
+            system::read_ahead(lease.get(), offset, std::min(left, read_ahead_bytes));
+            ahead = offset + std::min(left, read_ahead_bytes);
+        }
+        const std::size_t count =
+            system::read_at(lease.get(), file.path(), offset, destination.first(wanted));
+        // the rest of a short read, and the error at the end of a truncated file
+        if (count < wanted) file.read(offset + count, destination.subspan(count, wanted - count));
         destination = destination.subspan(wanted);
         begin_bytes += wanted;
     }

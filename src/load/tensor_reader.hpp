@@ -50,6 +50,7 @@ class tensor_reader {
 
  private:
     void read_stored(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
+    void read_runs(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination) const;
     void begin_decoding(const load_job& job);
     void decode_next(const load_job& job, std::span<std::byte> destination);
     void decode_stored(const load_job& job, std::span<std::byte> destination);

@@ -57,7 +57,8 @@ class python_memory final : public memory_resource {
             const std::scoped_lock lock(mutex_);
             owners_.emplace(address, keep(made[0]));
         }
-        if (const auto view = dlpack::consumer_stream(stream.device(), made_on)) {
+        // idle streams do not use memory that they used before
+        if (const auto view = dlpack::consumer_stream(stream.device(), made_on); view && !view->done()) {
             event usable(stream.device());
             usable.record(*view);
             stream.wait(usable);
