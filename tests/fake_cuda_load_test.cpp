@@ -1,4 +1,5 @@
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +16,7 @@
 #include "tests/api/load/model_files.hpp"
 #include "tests/fake_cuda_backend.hpp"
 #include "tests/fake_locker.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // Loads to a device that page-locks, which is the host under another name.
@@ -167,6 +169,33 @@ TEST_CASE("load: no copy crosses two allocations that lie side by side") {
                    copy.destination + copy.size_bytes <= allocation.data() + allocation.size();
         }));
     }
+}
+
+TEST_CASE("load: memory is allocated ahead of the threads, even if they begin with the last tensor") {
+    const temporary_folder folder;
+    constexpr std::uint64_t large_bytes = std::uint64_t{200} << 20;
+    std::string header = "{";
+    std::uint64_t end = 0;
+    for (const char* const name : {"a", "b", "c", "d"}) {
+        header += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[{}],"data_offsets":[{},{}]}})", end == 0 ? "" : ",",
+                              name, large_bytes / 4, end, end + large_bytes);
+        end += large_bytes;
+    }
+    header += "}";
+    const std::uint64_t length = header.size();
+    const std::string text = std::string(reinterpret_cast<const char*>(&length), sizeof length) + header;
+    write_bytes(folder / "a.safetensors", std::as_bytes(std::span(text)));
+    std::filesystem::resize_file(folder / "a.safetensors", 8 + header.size() + end);  // zeros without blocks
+    const tensor_files files({folder / "a.safetensors"});
+    std::vector<tensor_request> requests{{"a"}, {"b"}, {"c"}, {"d"}};
+    requests.back().slice = tensor_slice{0, 0, 1 << 20};
+    requests.back().dtype = dtype::of<double>();  // threads begin with what must be cast
+    load_options options;
+    options.route = load_route::staged;
+    options.threads = 2;
+    const loaded_tensors loaded = files.load(requests, new_backend().device(), options);
+    CHECK(loaded.report.staged_bytes == loaded.report.size_bytes);
+    CHECK(loaded.tensors[3].size_bytes() == std::uint64_t{8} << 20);
 }
 
 TEST_CASE("load: without staging buffers, whole pages are still copied, and the rest is an error") {

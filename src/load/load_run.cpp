@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds look_interval{1};
 constexpr std::chrono::milliseconds progress_interval{100};
 /// Memory that is allocated before threads have filled it. While CUDA allocates, threads cannot enqueue
 /// copies: all allocations one after the other would leave the link idle.
-constexpr std::uint64_t max_ahead_bytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t max_ahead_bytes = std::uint64_t{512} << 20;
 constexpr std::chrono::microseconds allocation_interval{200};
 /// Units that the copy engine takes at once.
 constexpr std::size_t max_joined_units = 16;
@@ -108,11 +108,11 @@ void load_run::allocate() {
     if (wants_pages() && !stopped_) begin_pages();
 }
 
-/// Waits until threads have filled all but max_ahead_bytes of so many, or have ended.
+/// Waits until threads have filled all but max_ahead_bytes of so many, wait for another block, or have ended.
 void load_run::wait_until_filled(std::uint64_t allocated_bytes) {
     while (allocated_bytes > staged_bytes_ + max_ahead_bytes) {
         std::unique_lock lock(mutex_);
-        if (stopped_ || running_ == 0) return;
+        if (stopped_ || running_ == 0 || waiting_ > 0) return;
         changed_.wait_for(lock, allocation_interval);
     }
 }
@@ -154,7 +154,9 @@ std::shared_ptr<const memory_region> load_run::map_privately(std::size_t file) {
 std::byte* load_run::wait_for_block(std::size_t block) {
     if (std::byte* const address = addresses_[block]) return address;
     std::unique_lock lock(mutex_);
+    ++waiting_;
     changed_.wait(lock, [&] { return addresses_[block] != nullptr || stopped_; });
+    --waiting_;
     return addresses_[block];
 }
 

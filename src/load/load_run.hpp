@@ -93,6 +93,7 @@ class load_run {
     std::exception_ptr buffer_failure_;  ///< of a thread that had no staging buffers
     std::atomic<bool> stopped_ = false;
     unsigned running_ = 0;
+    unsigned waiting_ = 0;  ///< threads that wait for a block
     std::chrono::steady_clock::time_point said_;
     std::vector<std::thread> threads_;
 };
