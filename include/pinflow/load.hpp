@@ -108,7 +108,7 @@ struct load_options {
 /// process it does nothing. Work that uses the memory must have finished by then, or used_on names its
 /// streams.
 ///
-/// Tensors of less than 1 MiB share blocks of up to 4 MiB, each at a multiple of 256 bytes. A block is freed
+/// Tensors of less than 1 MiB share blocks of up to 32 MiB, each at a multiple of 256 bytes. A block is freed
 /// with its last tensor.
 ///
 /// On the host device, contiguous tensors that need no decoding and no cast, and are aligned for their type,

@@ -154,7 +154,7 @@ class planner {
         }
         const std::uint64_t offset =
             shared_block_ ? rounded_up(plan_.blocks[*shared_block_].size_bytes, block_alignment) : 0;
-        if (!shared_block_ || offset + job.size_bytes > load_unit_bytes) {
+        if (!shared_block_ || offset + job.size_bytes > shared_block_bytes) {
             shared_block_ = plan_.blocks.size();
             plan_.blocks.push_back({job.size_bytes});
         } else {

@@ -159,6 +159,8 @@ struct load_plan {
 inline constexpr std::uint64_t load_unit_bytes = std::uint64_t{4} << 20;
 /// Tensors begin at multiples of this in a block.
 inline constexpr std::uint64_t block_alignment = 256;
+/// The size of the blocks that small tensors share. Each block costs an allocation.
+inline constexpr std::uint64_t shared_block_bytes = std::uint64_t{32} << 20;
 /// Smaller tensors share blocks.
 inline constexpr std::uint64_t min_own_block_bytes = std::uint64_t{1} << 20;
 

@@ -1,5 +1,7 @@
 #include "src/load/tensor_reader.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -23,6 +25,24 @@ constexpr std::uint64_t max_read_ahead_gap_bytes = 64 << 10;
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
 
 }  // namespace
+
+thread_descriptor::thread_descriptor(const input_file& file) : shared_(file.lease_descriptor()) {
+    try {
+        own_ = system::open_for_reading(fmt::format("/proc/self/fd/{}", shared_.get()));
+    } catch (const system_failure&) {
+        return;  // the shared one serves, too
+    }
+}
+
+thread_descriptor::~thread_descriptor() {
+    if (own_ >= 0) system::close(own_);
+}
+
+const thread_descriptor& tensor_reader::descriptor_of(std::size_t file) {
+    if (const auto found = descriptors_.find(file); found != descriptors_.end()) return found->second;
+    descriptors_.clear();
+    return descriptors_.try_emplace(file, *opened_.files[file]).first->second;
+}
 
 void tensor_reader::read(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination) {
     if (!job.is_cast()) return read_stored(job, begin_bytes, destination);
@@ -75,10 +95,10 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
 
 /// Reads each run by itself.
 void tensor_reader::read_runs(const load_job& job, std::uint64_t begin_bytes,
-                              std::span<std::byte> destination) const {
+                              std::span<std::byte> destination) {
     const file_position first = position_of(opened_, job);
     const input_file& file = *opened_.files[first.file];
-    const descriptor_lease lease = file.lease_descriptor();
+    const int descriptor = descriptor_of(first.file).get();
     const bool reads_ahead = job.stride_bytes - job.run_bytes <= max_read_ahead_gap_bytes;
     std::uint64_t ahead = 0;  // of the file
     while (!destination.empty()) {
@@ -88,11 +108,10 @@ void tensor_reader::read_runs(const load_job& job, std::uint64_t begin_bytes,
         const std::uint64_t wanted = std::min<std::uint64_t>(job.run_bytes - skipped, destination.size());
         if (reads_ahead && offset + wanted > ahead) {
             const std::uint64_t left = destination.size() / job.run_bytes * job.stride_bytes + wanted;
-            system::read_ahead(lease.get(), offset, std::min(left, read_ahead_bytes));
+            system::read_ahead(descriptor, offset, std::min(left, read_ahead_bytes));
             ahead = offset + std::min(left, read_ahead_bytes);
         }
-        const std::size_t count =
-            system::read_at(lease.get(), file.path(), offset, destination.first(wanted));
+        const std::size_t count = system::read_at(descriptor, file.path(), offset, destination.first(wanted));
         // the rest of a short read, and the error at the end of a truncated file
         if (count < wanted) file.read(offset + count, destination.subspan(count, wanted - count));
         destination = destination.subspan(wanted);

@@ -10,10 +10,27 @@
 #include <vector>
 
 #include "formats/element_streams.hpp"
+#include "pinflow/file.hpp"
 #include "src/core/strided_reader.hpp"
 #include "src/load/load_plan.hpp"
 
 namespace pinflow::detail {
+
+/// A descriptor of a file for one thread: reads of 4 KiB by 16 threads through one description are limited by
+/// its count of users.
+class thread_descriptor {
+ public:
+    explicit thread_descriptor(const input_file& file);
+    thread_descriptor(const thread_descriptor&) = delete;
+    thread_descriptor& operator=(const thread_descriptor&) = delete;
+    ~thread_descriptor();
+
+    int get() const noexcept { return own_ >= 0 ? own_ : shared_.get(); }
+
+ private:
+    descriptor_lease shared_;
+    int own_ = -1;  ///< -1: /proc is not mounted, or there are too many descriptors
+};
 
 /// Reads elements of jobs as they are delivered: sliced and cast. For one thread.
 class tensor_reader {
@@ -50,7 +67,8 @@ class tensor_reader {
 
  private:
     void read_stored(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
-    void read_runs(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination) const;
+    void read_runs(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
+    const thread_descriptor& descriptor_of(std::size_t file);
     void begin_decoding(const load_job& job);
     void decode_next(const load_job& job, std::span<std::byte> destination);
     void decode_stored(const load_job& job, std::span<std::byte> destination);
@@ -61,6 +79,7 @@ class tensor_reader {
     const load_plan& plan_;
     scratch_memory cast_scratch_;
     scratch_memory read_scratch_;
+    std::map<std::size_t, thread_descriptor> descriptors_;  ///< of one file
     std::map<std::size_t, std::unique_ptr<element_file>> decoded_files_;
     // of the job that is being decoded
     std::unique_ptr<element_stream> stream_;
