@@ -125,6 +125,13 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
     void update_parameters(const pinflow::detail::flat_step& work, void* stream) override {
         host_.update_parameters(work, stream);
     }
+    void prepare_records(pinflow::detail::rule_kind rule) override { host_.prepare_records(rule); }
+    void patch_records(const pinflow::detail::record_patch& work, void* stream) override {
+        host_.patch_records(work, stream);
+    }
+    void update_records(const pinflow::detail::record_update& work, void* stream) override {
+        host_.update_records(work, stream);
+    }
     void set_number(double* destination, double value, void* stream) override {
         host_.set_number(destination, value, stream);
     }

@@ -41,6 +41,7 @@
 // whole models
 #include "pinflow/load.hpp"
 // training
+#include "pinflow/train/embedding_table.hpp"
 #include "pinflow/train/flat_parameters.hpp"
 #include "pinflow/train/optimizer.hpp"
 // segments in shared memory

@@ -73,12 +73,14 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/page_locker.cpp
     src/device/cuda/pinned_memory.cpp
     src/device/cuda/held_rows.cu
+    src/device/cuda/record_kernels.cpp
+    src/device/cuda/records.cu
     src/device/cuda/row_kernels.cpp
     src/device/cuda/rows.cu
     src/device/cuda/sort_by_cub.cu
     src/device/cuda/sort_rows.cu)
   # the host's rules give the same bits
-  set_source_files_properties(src/device/cuda/flat.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
+  set_source_files_properties(src/device/cuda/flat.cu src/device/cuda/records.cu PROPERTIES COMPILE_OPTIONS -fmad=false)
   target_compile_definitions(${target} PRIVATE PINFLOW_HAVE_CUDA=1)
   # pinflow/cuda.hpp includes CUDA's headers; users of an installed copy find them themselves
   target_include_directories(${target} SYSTEM PUBLIC "$<BUILD_INTERFACE:${CUDAToolkit_INCLUDE_DIRS}>")

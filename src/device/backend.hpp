@@ -10,6 +10,7 @@
 #include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
 #include "src/device/flat_work.hpp"
+#include "src/device/record_work.hpp"
 #include "src/device/row_work.hpp"
 
 namespace pinflow::detail {
@@ -154,6 +155,14 @@ class device_backend {
     virtual void check_gradients(const gradient_check& work, void* stream) = 0;
     /// Updates all parameters, with one kernel.
     virtual void update_parameters(const flat_step& work, void* stream) = 0;
+    // Records of embedding tables. record_work.hpp says where the memory of the structures is; otherwise as
+    // for flat parameters.
+
+    /// Loads the kernels that the functions below launch for `rule`: see prepare_rows.
+    virtual void prepare_records(rule_kind rule) = 0;
+    virtual void patch_records(const record_patch& work, void* stream) = 0;
+    virtual void update_records(const record_update& work, void* stream) = 0;
+
     /// Writes a number in device memory.
     virtual void set_number(double* destination, double value, void* stream) = 0;
 };

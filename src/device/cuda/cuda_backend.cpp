@@ -17,6 +17,7 @@
 #include "src/device/cuda/flat_kernels.hpp"
 #include "src/device/cuda/host_functions.hpp"
 #include "src/device/cuda/pinned_memory.hpp"
+#include "src/device/cuda/record_kernels.hpp"
 #include "src/device/cuda/row_kernels.hpp"
 #include "src/device/pin_limits.hpp"
 #include "src/device/pin_registry.hpp"
@@ -374,6 +375,21 @@ class backend final : public device_backend {
     void set_number(double* destination, double value, void* stream) override {
         check(context_.run([&] { return set_number_of(destination, value, stream_of(stream)); }),
               "cannot set a rate on cuda:{}", index());
+    }
+
+    // ---- records of embedding tables ------------------------------------------------------------
+
+    void prepare_records(rule_kind rule) override {
+        check(context_.run([&] { return load_records(rule); }),
+              "cannot load the kernels of an embedding table on cuda:{}", index());
+    }
+    void patch_records(const record_patch& work, void* stream) override {
+        check(context_.run([&] { return cuda::patch_records(work, multiprocessors_, stream_of(stream)); }),
+              "cannot copy records of {} rows on cuda:{}", work.rows.count, index());
+    }
+    void update_records(const record_update& work, void* stream) override {
+        check(context_.run([&] { return cuda::update_records(work, multiprocessors_, stream_of(stream)); }),
+              "cannot update records of {} rows on cuda:{}", work.rows.count, index());
     }
 
     // ---- the digest -----------------------------------------------------------------------------

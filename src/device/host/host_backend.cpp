@@ -20,6 +20,7 @@
 #include "src/device/backend.hpp"
 #include "src/device/digest_host.hpp"
 #include "src/device/host/host_flat.hpp"
+#include "src/device/host/host_records.hpp"
 #include "src/device/host/host_rows.hpp"
 #include "src/device/host/host_stream.hpp"
 
@@ -211,6 +212,13 @@ class host final : public device_backend {
     }
     void update_parameters(const flat_step& work, void* stream) override {
         stream_of(stream).enqueue([=] { host_flat::step(work); });
+    }
+    void prepare_records(rule_kind) override { start_worker_threads(); }
+    void patch_records(const record_patch& work, void* stream) override {
+        stream_of(stream).enqueue([=] { host_records::patch(work); });
+    }
+    void update_records(const record_update& work, void* stream) override {
+        stream_of(stream).enqueue([=] { host_records::update(work); });
     }
     void set_number(double* destination, double value, void* stream) override {
         stream_of(stream).enqueue([=] { *destination = value; });

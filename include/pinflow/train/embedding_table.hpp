@@ -1,0 +1,161 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "pinflow/buffer.hpp"
+#include "pinflow/device.hpp"
+#include "pinflow/dtype.hpp"
+#include "pinflow/rows.hpp"
+#include "pinflow/stream.hpp"
+#include "pinflow/train/optimizer.hpp"
+
+namespace pinflow {
+
+/// Writes the first weights of a row. Called by several threads at once, in no particular order.
+using weight_function = std::function<void(std::uint64_t row, std::span<float> weights)>;
+
+/// Random weights from counters (Salmon and others, Parallel Random Numbers: As Easy as 1, 2, 3, 2011;
+/// Philox4x32-10): the weights of a row depend on the seed and on its index alone.
+/// @throws invalid_argument unless low <= high, and both are finite.
+weight_function uniform_weights(float low, float high, std::uint64_t seed);
+/// By the method of Box and Muller.
+/// @throws invalid_argument unless the mean is finite, and the deviation is finite and not negative.
+weight_function normal_weights(float mean, float deviation, std::uint64_t seed);
+
+struct embedding_options {
+    std::uint64_t row_count = 0;
+    std::uint64_t columns = 0;                 ///< weights of a row
+    pinflow::dtype type = dtype::of<float>();  ///< of weights: float32, float16 or bfloat16
+    pinflow::optimizer rule = adam{};
+    weight_function weights = nullptr;                     ///< null: zeros
+    std::uint64_t max_batch_ids = std::uint64_t{1} << 17;  ///< of one fetch, below 2^32
+    /// How many steps can be prefetched; at most 8. The table takes device memory for 2 + 2 * look_ahead
+    /// batches of max_batch_ids records.
+    unsigned look_ahead = 1;
+    /// The first rows stay in device memory: the frequent ones, if the vocabulary is sorted. Results do not
+    /// depend on it.
+    std::uint64_t device_rows = 0;
+    /// Where the other rows lie: rows of embedding_table::record_size_bytes, such as writable_segment::table
+    /// of an array of bytes. Rows below device_rows are not used. Empty: page-locked memory of the table.
+    std::optional<row_table> storage = std::nullopt;
+    /// Keeps the records that `storage` holds, of a table with the same options. device_rows must be 0.
+    bool keeps_records = false;
+    /// Where device memory comes from; null: the device's pool.
+    std::shared_ptr<memory_resource> resource = nullptr;
+};
+
+class embedding_table;
+
+/// Rows on the device, from fetch to commit: each row once, in ascending order of ids. Dropping it without a
+/// commit changes nothing in the table. Move-only. The stream of the fetch must live as long.
+class embedding_lease {
+ public:
+    embedding_lease(embedding_lease&&) noexcept;
+    embedding_lease& operator=(embedding_lease&&) noexcept;
+    embedding_lease(const embedding_lease&) = delete;
+    embedding_lease& operator=(const embedding_lease&) = delete;
+    ~embedding_lease();
+
+    /// The number of different ids.
+    std::uint64_t row_count() const;
+    /// The weights of row i begin at weights() + i * stride_bytes(), in device memory.
+    std::byte* weights() const;
+    std::uint64_t stride_bytes() const;
+    /// For each id of the fetch, in its order, the row that has it: position_count() numbers in device
+    /// memory.
+    const std::int64_t* positions() const;
+    std::uint64_t position_count() const;
+    /// The ids of the rows, in host memory; valid as long as the lease.
+    std::span<const std::uint64_t> ids() const;
+
+ private:
+    friend class embedding_table;
+    struct state;
+    explicit embedding_lease(std::unique_ptr<state> held);
+    const state& valid() const;
+
+    std::unique_ptr<state> state_;
+};
+
+/// A table of embeddings larger than the device, with the optimizer's state beside the weights of each row.
+/// A step fetches the rows that a batch needs, and commits their gradients:
+///
+///     table.prefetch(next_ids);                        // moves rows while the device computes
+///     embedding_lease lease = table.fetch(ids, stream);
+///     ...                                              // forward and backward, on `stream`
+///     table.commit(std::move(lease), gradients, stream);
+///
+/// Only rows that are fetched and committed change. Each row counts its own steps. So a row behaves like a
+/// parameter of its own that skips the steps in which it has no gradient: moments do not decay meanwhile, and
+/// bias corrections are those of the row. torch.optim.SparseAdam decays the same way, but counts all steps;
+/// the dense optimizers also move rows without a gradient. Arithmetic and state are float32. Results are the
+/// same bits on every device, with every look_ahead and device_rows, and equal to those of one row after the
+/// other.
+///
+/// Functions enqueue; none waits for the device, except where they say so. One thread at a time may use a
+/// table.
+class embedding_table {
+ public:
+    /// The bytes of a record: weights, states and the number of steps, padded to 16.
+    /// @throws as the constructor.
+    static std::uint64_t record_size_bytes(const embedding_options& options);
+
+    /// Writes the first weights with all cores, and waits for them.
+    /// @throws invalid_argument for options out of range, settings that check_settings refuses, and storage
+    /// of other rows; unsupported for another type, and for storage that cannot be written; device_error or
+    /// system_failure if memory is short.
+    embedding_table(embedding_options options, const device& device);
+    embedding_table(embedding_table&&) noexcept;
+    embedding_table& operator=(embedding_table&&) noexcept;
+    embedding_table(const embedding_table&) = delete;
+    embedding_table& operator=(const embedding_table&) = delete;
+    /// Waits until all commits are written, unless leases are left; then the last of them waits.
+    ~embedding_table();
+
+    const embedding_options& options() const;
+    const pinflow::device& device() const;
+
+    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result.
+    /// @throws invalid_argument if look_ahead steps are prefetched already, and for ids that fetch refuses.
+    void prefetch(row_ids ids);
+    /// The rows of `ids`, as all commits called before have left them, in the order of `stream`.
+    /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
+    /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
+    /// @throws unsupported for ids in device memory.
+    /// @throws all_slots_leased if too many leases are held.
+    embedding_lease fetch(row_ids ids, stream_view stream);
+    /// Makes one step of the rule on each row of the lease, and writes it back. `gradients` has a row of
+    /// `columns` numbers for each id of the fetch, contiguous, in device memory. Those of equal ids are added
+    /// in their order, as float32.
+    /// @param type of the gradients: float32, float16 or bfloat16
+    /// @throws invalid_argument for a lease of another table, and for null gradients.
+    void commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
+                stream_view stream);
+    /// Writes back what the caller has written to the weights of the lease.
+    void write_back(embedding_lease lease, stream_view stream);
+    /// The rate from the next commit on.
+    /// @throws invalid_argument if it is negative or not finite.
+    void set_rate(double rate, stream_view stream);
+
+    /// Copies the weights of rows to host memory: row i of `destination` is that of ids[i], contiguous. Waits
+    /// for all commits.
+    /// @throws invalid_argument for ids outside the table, and for a destination of another size.
+    void read_weights(row_ids ids, std::span<std::byte> destination);
+    /// Waits until all commits are written.
+    /// @throws device_error; what reading or writing the rows has thrown.
+    void synchronize();
+
+ private:
+    struct state;
+    friend struct embedding_lease::state;
+    state& valid() const;
+
+    std::shared_ptr<state> state_;
+};
+
+}  // namespace pinflow

@@ -1,0 +1,46 @@
+#include "src/device/cuda/record_kernels.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "src/device/cuda/flat.hpp"
+#include "src/device/cuda/records.hpp"
+
+namespace pinflow::detail::cuda {
+
+namespace {
+
+/// A warp for each row, in as many blocks as run at a time, or fewer.
+unsigned blocks_for(std::uint64_t rows, unsigned multiprocessors) noexcept {
+    constexpr std::uint64_t rows_of_block = record_threads / 32;
+    constexpr unsigned blocks_per_multiprocessor = 8;
+    return static_cast<unsigned>(
+        std::clamp<std::uint64_t>((rows + rows_of_block - 1) / rows_of_block, 1,
+                                  std::uint64_t{multiprocessors} * blocks_per_multiprocessor));
+}
+
+}  // namespace
+
+cudaError_t load_records(rule_kind rule) noexcept {
+    for (const void* const kernel : {patch_records_kernel(), update_records_kernel(rule), set_number()}) {
+        if (const cudaError_t status = load_kernel(kernel); status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t patch_records(const record_patch& work, unsigned multiprocessors, cudaStream_t stream) noexcept {
+    record_patch copy = work;
+    void* arguments[] = {&copy};
+    return launch(patch_records_kernel(), blocks_for(work.rows.count, multiprocessors), record_threads,
+                  arguments, stream);
+}
+
+cudaError_t update_records(const record_update& work, unsigned multiprocessors,
+                           cudaStream_t stream) noexcept {
+    record_update copy = work;
+    void* arguments[] = {&copy};
+    return launch(update_records_kernel(work.rule), blocks_for(work.rows.count, multiprocessors),
+                  record_threads, arguments, stream);
+}
+
+}  // namespace pinflow::detail::cuda

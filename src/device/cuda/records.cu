@@ -1,0 +1,169 @@
+#include "src/core/scalar.hpp"
+#include "src/device/cuda/records.hpp"
+
+// Compiled with -fmad=false, so that the rules give the bits that the host gives. A warp works on one record
+// at a time. All indices are 64 bits wide.
+
+namespace pinflow::detail::cuda {
+
+namespace {
+
+constexpr unsigned warp_threads = 32;
+/// What a thread updates at a time.
+constexpr unsigned lane_elements = 4;
+
+struct word {
+    std::uint64_t low, high;
+};
+
+__device__ std::uint64_t warp_of_grid() {
+    return (std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp_threads;
+}
+__device__ std::uint64_t warps_of_grid() {
+    return std::uint64_t{gridDim.x} * blockDim.x / warp_threads;
+}
+__device__ unsigned lane() {
+    return threadIdx.x % warp_threads;
+}
+
+__global__ void __launch_bounds__(record_threads) patch_records(const __grid_constant__ record_patch work) {
+    const std::uint64_t words = work.record_bytes / sizeof(word);
+    for (std::uint64_t row = warp_of_grid(); row < work.rows.count; row += warps_of_grid()) {
+        const std::uint64_t id = work.rows.ids[row];
+        std::uint64_t first = 0;
+        for (std::uint64_t left = work.newer.count; left > 0;) {
+            const std::uint64_t half = left / 2;
+            if (work.newer.ids[first + half] < id) {
+                first += half + 1;
+                left -= half + 1;
+            } else {
+                left = half;
+            }
+        }
+        if (first == work.newer.count || work.newer.ids[first] != id) continue;
+        const word* const from =
+            reinterpret_cast<const word*>(work.newer.records + first * work.record_bytes);
+        word* const to = reinterpret_cast<word*>(work.rows.records + row * work.record_bytes);
+        for (std::uint64_t i = lane(); i < words; i += warp_threads)
+            to[i] = from[i];
+    }
+}
+
+/// Numbers that are loaded and stored at once.
+template <typename T>
+struct alignas(sizeof(T) * lane_elements) numbers_of_lane {
+    T values[lane_elements];
+};
+
+/// The sum of the gradients of a row at `count` columns from `column` on.
+template <typename Gradient>
+__device__ void sum_gradients(const record_update& work, std::uint64_t row, std::uint64_t column,
+                              unsigned count, bool are_aligned, float (&sums)[lane_elements]) {
+    const Gradient* const gradients = reinterpret_cast<const Gradient*>(work.gradients);
+    const std::uint32_t begin = work.starts[row];
+    const std::uint32_t end = work.starts[row + 1];
+    for (std::uint32_t i = begin; i < end; ++i) {
+        const Gradient* const from =
+            gradients + std::uint64_t{work.positions[i]} * work.layout.columns + column;
+        float values[lane_elements];
+        if (are_aligned) {
+            const auto loaded = *reinterpret_cast<const numbers_of_lane<Gradient>*>(from);
+            for (unsigned e = 0; e < lane_elements; ++e)
+                values[e] = cast_scalar<float>(loaded.values[e]);
+        } else {
+            for (unsigned e = 0; e < count; ++e)
+                values[e] = cast_scalar<float>(from[e]);
+        }
+        for (unsigned e = 0; e < lane_elements; ++e) {
+            if (e < count) sums[e] = i == begin ? values[e] : sums[e] + values[e];
+        }
+    }
+}
+
+template <typename Rule, typename Stored>
+__device__ void update_record(const record_update& work, std::uint64_t row, const record_step<Rule>& now,
+                              bool gradients_are_aligned) {
+    const record_layout& layout = work.layout;
+    std::byte* const record = work.rows.records + row * layout.size_bytes;
+    for (std::uint64_t column = std::uint64_t{lane()} * lane_elements; column < layout.columns;
+         column += std::uint64_t{warp_threads} * lane_elements) {
+        const std::uint64_t left = layout.columns - column;
+        const unsigned count = left < lane_elements ? static_cast<unsigned>(left) : lane_elements;
+        float sums[lane_elements] = {};
+        switch (work.gradient_type) {
+            case flat_type::float16:
+                sum_gradients<half_bits>(work, row, column, count, gradients_are_aligned, sums);
+                break;
+            case flat_type::bfloat16:
+                sum_gradients<bfloat16_bits>(work, row, column, count, gradients_are_aligned, sums);
+                break;
+            default:
+                sum_gradients<float>(work, row, column, count, gradients_are_aligned, sums);
+        }
+        // the padding of a part may be read and written: parts begin at multiples of 16 bytes
+        auto* const weights = reinterpret_cast<numbers_of_lane<Stored>*>(record) + column / lane_elements;
+        numbers_of_lane<Stored> stored = *weights;
+        numbers_of_lane<float> states[Rule::state_count + 1];
+        for (unsigned k = 0; k != Rule::state_count; ++k)
+            states[k] = reinterpret_cast<const numbers_of_lane<float>*>(
+                record + layout.states_bytes[k])[column / lane_elements];
+        for (unsigned e = 0; e < lane_elements; ++e) {
+            if (e >= count) continue;
+            float value = cast_scalar<float>(stored.values[e]);
+            float slope = sums[e];
+            float own[Rule::state_count + 1];
+            for (unsigned k = 0; k != Rule::state_count; ++k)
+                own[k] = states[k].values[e];
+            apply_decay(now.decay, value, slope);
+            Rule::update(now.rule, value, slope, own);
+            for (unsigned k = 0; k != Rule::state_count; ++k)
+                states[k].values[e] = own[k];
+            stored.values[e] = cast_scalar<Stored>(value);
+        }
+        *weights = stored;
+        for (unsigned k = 0; k != Rule::state_count; ++k)
+            reinterpret_cast<numbers_of_lane<float>*>(
+                record + layout.states_bytes[k])[column / lane_elements] = states[k];
+    }
+}
+
+template <typename Rule>
+__global__ void __launch_bounds__(record_threads) update_records(const __grid_constant__ record_update work) {
+    const record_layout& layout = work.layout;
+    const std::uint64_t gradient_bytes = work.gradient_type == flat_type::float32 ? 4 : 2;
+    const std::uint64_t lane_bytes = lane_elements * gradient_bytes;
+    const bool gradients_are_aligned = layout.columns % lane_elements == 0 &&
+                                       reinterpret_cast<std::uintptr_t>(work.gradients) % lane_bytes == 0;
+    for (std::uint64_t row = warp_of_grid(); row < work.rows.count; row += warps_of_grid()) {
+        auto* const steps = reinterpret_cast<std::uint32_t*>(work.rows.records + row * layout.size_bytes +
+                                                             layout.steps_bytes);
+        const std::uint32_t number = *steps + 1;
+        const record_step<Rule> now{Rule::template prepare<float>(*work.numbers, number),
+                                    prepare_decay<float>(*work.numbers)};
+        switch (layout.type) {
+            case flat_type::float16:
+                update_record<Rule, half_bits>(work, row, now, gradients_are_aligned);
+                break;
+            case flat_type::bfloat16:
+                update_record<Rule, bfloat16_bits>(work, row, now, gradients_are_aligned);
+                break;
+            default:
+                update_record<Rule, float>(work, row, now, gradients_are_aligned);
+        }
+        __syncwarp();
+        if (lane() == 0) *steps = number;
+    }
+}
+
+}  // namespace
+
+const void* patch_records_kernel() {
+    return reinterpret_cast<const void*>(&patch_records);
+}
+
+const void* update_records_kernel(rule_kind rule) {
+    return visit_rule(
+        rule, [](auto chosen) { return reinterpret_cast<const void*>(&update_records<decltype(chosen)>); });
+}
+
+}  // namespace pinflow::detail::cuda

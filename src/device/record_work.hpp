@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "src/core/scalar.hpp"
+#include "src/device/flat_work.hpp"
+#include "src/device/update_rules.hpp"
+
+/// Arguments of the device operations on records of embedding tables. nvcc compiles this file, too.
+namespace pinflow::detail {
+
+/// What a record consists of: a row of weights at its front, each state of the rule as a float for each
+/// weight, and the number of steps of the row, 32 bits. Each part begins at a multiple of 16 bytes.
+struct record_layout {
+    std::uint64_t columns = 0;
+    flat_type type = flat_type::float32;  ///< of weights: not float64
+    std::uint64_t states_bytes[max_rule_states] = {};
+    std::uint64_t steps_bytes = 0;
+    std::uint64_t size_bytes = 0;  ///< of a record: a multiple of 16
+};
+
+/// Records of different rows, contiguous, and the indices of the rows in ascending order. In device memory.
+struct record_rows {
+    std::byte* records = nullptr;
+    const std::uint64_t* ids = nullptr;
+    std::uint64_t count = 0;
+};
+
+/// Replaces those records whose rows are also among `newer`.
+struct record_patch {
+    record_rows rows;
+    record_rows newer;
+    std::uint64_t record_bytes = 0;
+};
+
+/// One step of the rule for each row.
+struct record_update {
+    record_rows rows;
+    record_layout layout;
+    rule_kind rule = rule_kind::adam;
+    const rule_numbers* numbers = nullptr;  ///< in device memory
+    /// The gradients of row i are those at positions[starts[i]] ... positions[starts[i + 1] - 1], in
+    /// ascending order. They are added one after the other, as floats.
+    const std::uint32_t* starts = nullptr;
+    const std::uint32_t* positions = nullptr;
+    const std::byte* gradients = nullptr;  ///< rows of `columns` numbers, contiguous, aligned to a number
+    flat_type gradient_type = flat_type::float32;  ///< not float64
+};
+
+/// What the update of one record needs to know: the same for each weight.
+template <typename Rule>
+struct record_step {
+    typename Rule::template step<float> rule;
+    decay_step<float> decay;
+};
+
+}  // namespace pinflow::detail

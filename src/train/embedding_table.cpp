@@ -1,0 +1,115 @@
+#include "pinflow/train/embedding_table.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/train/table_layout.hpp"
+#include "src/train/table_state.hpp"
+
+namespace pinflow {
+
+// ---- leases ----------------------------------------------------------------------------------------------
+
+embedding_lease::embedding_lease(std::unique_ptr<state> held) : state_(std::move(held)) {}
+embedding_lease::embedding_lease(embedding_lease&&) noexcept = default;
+embedding_lease& embedding_lease::operator=(embedding_lease&&) noexcept = default;
+embedding_lease::~embedding_lease() = default;
+
+const embedding_lease::state& embedding_lease::valid() const {
+    if (!state_ || state_->step == nullptr)
+        throw invalid_argument("cannot use a lease of an embedding table that was committed or moved");
+    return *state_;
+}
+
+std::uint64_t embedding_lease::row_count() const {
+    return valid().step->row_count;
+}
+std::byte* embedding_lease::weights() const {
+    return valid().step->records.data();
+}
+std::uint64_t embedding_lease::stride_bytes() const {
+    return valid().table->layout.size_bytes;
+}
+const std::int64_t* embedding_lease::positions() const {
+    return valid().step->device_groups().groups;
+}
+std::uint64_t embedding_lease::position_count() const {
+    return valid().step->requested.size();
+}
+std::span<const std::uint64_t> embedding_lease::ids() const {
+    return valid().step->ids();
+}
+
+// ---- the table -------------------------------------------------------------------------------------------
+
+std::uint64_t embedding_table::record_size_bytes(const embedding_options& options) {
+    return detail::lay_out_record(options).size_bytes;
+}
+
+embedding_table::embedding_table(embedding_options options, const pinflow::device& device)
+    : state_(std::make_shared<state>(std::move(options), device)) {}
+embedding_table::embedding_table(embedding_table&&) noexcept = default;
+embedding_table& embedding_table::operator=(embedding_table&&) noexcept = default;
+embedding_table::~embedding_table() = default;
+
+embedding_table::state& embedding_table::valid() const {
+    if (!state_) throw invalid_argument("cannot use a moved-from embedding table");
+    return *state_;
+}
+
+const embedding_options& embedding_table::options() const {
+    return valid().options;
+}
+const pinflow::device& embedding_table::device() const {
+    return valid().device;
+}
+
+void embedding_table::prefetch(row_ids ids) {
+    valid().prefetch(ids);
+}
+
+embedding_lease embedding_table::fetch(row_ids ids, stream_view stream) {
+    state& table = valid();
+    table.check_stream(stream);
+    detail::table_step& step = table.fetch(ids, stream);
+    return embedding_lease(std::make_unique<embedding_lease::state>(state_, step, stream));
+}
+
+void embedding_table::commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
+                             stream_view stream) {
+    state& table = valid();
+    detail::table_step& step = *lease.valid().step;
+    if (lease.state_->table != state_)
+        throw invalid_argument("cannot commit a lease of another embedding table");
+    table.check_stream(stream);
+    table.commit(step, gradients, type, stream);
+    lease.state_->step = nullptr;
+}
+
+void embedding_table::write_back(embedding_lease lease, stream_view stream) {
+    state& table = valid();
+    detail::table_step& step = *lease.valid().step;
+    if (lease.state_->table != state_)
+        throw invalid_argument("cannot write back a lease of another embedding table");
+    table.check_stream(stream);
+    table.write(step, stream);
+    lease.state_->step = nullptr;
+}
+
+void embedding_table::set_rate(double rate, stream_view stream) {
+    state& table = valid();
+    table.check_stream(stream);
+    table.set_rate(rate, stream);
+}
+
+void embedding_table::read_weights(row_ids ids, std::span<std::byte> destination) {
+    valid().read_weights(ids, destination);
+}
+
+void embedding_table::synchronize() {
+    valid().synchronize();
+}
+
+}  // namespace pinflow

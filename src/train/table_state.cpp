@@ -1,0 +1,403 @@
+#include "src/train/table_state.hpp"
+
+#include <fmt/format.h>
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/core/cast.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/worker_threads.hpp"
+#include "src/device/backend.hpp"
+#include "src/train/table_layout.hpp"
+
+namespace pinflow {
+
+namespace {
+
+using detail::table_step;
+
+/// Records that are written to device memory at once, when a table is made.
+constexpr std::uint64_t fill_bytes = std::uint64_t{16} << 20;
+
+}  // namespace
+
+// ---- making ----------------------------------------------------------------------------------------------
+
+embedding_table::state::state(embedding_options chosen, const pinflow::device& where)
+    : options(std::move(chosen)),
+      device(where),
+      layout(detail::lay_out_record(options)),
+      rule(detail::layout_of(options.rule)),
+      gathers_(device),
+      writes_(device) {
+    detail::device_backend& backend = device.backend();
+    backend.prepare_rows();
+    backend.prepare_records(rule.kind);
+    make_storage();
+    upload_rule();
+    for (unsigned i = 0; i < 2 + 2 * options.look_ahead; ++i)
+        steps_.push_back(std::make_unique<table_step>(options.max_batch_ids, layout.size_bytes, gathers_,
+                                                      options.resource));
+    if (!options.keeps_records) initialise();
+    gathers_.synchronize();
+}
+
+embedding_table::state::~state() {
+    try {
+        gathers_.synchronize();
+        writes_.synchronize();
+    } catch (const error&) {
+        return;  // the device has failed
+    }
+}
+
+void embedding_table::state::make_storage() {
+    const std::uint64_t host_rows = options.row_count - options.device_rows;
+    if (options.device_rows != 0)
+        first_rows_ = device_buffer(options.device_rows * layout.size_bytes, gathers_, options.resource);
+    if (options.storage) {
+        const row_table& storage = *options.storage;
+        if (storage.row_size_bytes() != layout.size_bytes || storage.row_count() != options.row_count)
+            throw invalid_argument(fmt::format(
+                "the storage of an embedding table has {} rows of {} bytes, and {} of {} are needed",
+                storage.row_count(), storage.row_size_bytes(), options.row_count, layout.size_bytes));
+        if (!storage.writable()) throw unsupported("the storage of an embedding table must be writable");
+    }
+    if (host_rows == 0) return;
+    row_exchange_options how;
+    how.max_batch_rows = options.max_batch_ids;
+    how.max_calls_in_flight = 16;
+    how.device_memory = options.resource;
+    std::optional<row_table> rows;
+    if (options.storage) {
+        const std::span<std::byte> all(const_cast<std::byte*>(options.storage->data()),
+                                       options.storage->size_bytes());
+        rows.emplace(all.subspan(options.device_rows * layout.size_bytes), layout.size_bytes,
+                     dtype::of<std::byte>(), options.storage->owner());
+    } else {
+        const auto memory = std::make_shared<pinned_buffer>(host_rows * layout.size_bytes, device);
+        rows.emplace(memory->bytes(), layout.size_bytes, dtype::of<std::byte>(), memory);
+    }
+    exchange_.emplace(std::move(*rows), device, how);
+}
+
+/// Writes the first records of rows, zeros but for the weights.
+void embedding_table::state::fill(std::uint64_t first_row, std::span<std::byte> records) const {
+    const tbb::blocked_range<std::uint64_t> all(0, records.size() / layout.size_bytes, 64);
+    tbb::parallel_for(all, [&](const tbb::blocked_range<std::uint64_t>& rows) {
+        std::vector<float> weights(options.columns);
+        for (std::uint64_t row = rows.begin(); row < rows.end(); ++row) {
+            const std::span<std::byte> record = records.subspan(row * layout.size_bytes, layout.size_bytes);
+            std::ranges::fill(record, std::byte{0});
+            if (!options.weights) continue;
+            options.weights(first_row + row, weights);
+            detail::cast_elements(dtype::of<float>(), reinterpret_cast<const std::byte*>(weights.data()),
+                                  options.type, record.data(), options.columns);
+        }
+    });
+}
+
+void embedding_table::state::initialise() {
+    if (options.device_rows != 0) {
+        const std::uint64_t rows_at_once = std::max<std::uint64_t>(fill_bytes / layout.size_bytes, 1);
+        const pinned_buffer piece(rows_at_once * layout.size_bytes, device);
+        for (std::uint64_t row = 0; row < options.device_rows; row += rows_at_once) {
+            const auto records =
+                piece.bytes().first(std::min(rows_at_once, options.device_rows - row) * layout.size_bytes);
+            fill(row, records);
+            copy_to_device_async(first_rows_.data() + row * layout.size_bytes, records, gathers_);
+            gathers_.synchronize();
+        }
+    }
+    if (!exchange_) return;
+    const row_table& rows = exchange_->table();
+    fill(options.device_rows, {const_cast<std::byte*>(rows.data()), rows.size_bytes()});
+}
+
+/// Makes the numbers of the rule and its tables in device memory.
+void embedding_table::state::upload_rule() {
+    detail::rule_tables tables;
+    tables.add(options.rule);
+    constexpr std::uint64_t tables_begin = detail::rounded_up(sizeof(detail::rule_numbers), 256);
+    const std::uint64_t tables_bytes = tables.elements().size() * sizeof(double);
+    rule_memory_ = device_buffer(tables_begin + tables_bytes, gathers_, options.resource);
+    detail::rule_numbers numbers = detail::numbers_of(options.rule);
+    tables.point(numbers, 0, reinterpret_cast<const double*>(rule_memory_.data() + tables_begin));
+    std::vector<std::byte> contents(tables_begin + tables_bytes);
+    std::memcpy(contents.data(), &numbers, sizeof numbers);
+    if (tables_bytes != 0)
+        std::memcpy(contents.data() + tables_begin, tables.elements().data(), tables_bytes);
+    copy_to_device_async(rule_memory_.data(), contents, gathers_);
+    gathers_.synchronize();
+    numbers_ = reinterpret_cast<const detail::rule_numbers*>(rule_memory_.data());
+}
+
+// ---- checks ----------------------------------------------------------------------------------------------
+
+void embedding_table::state::check_stream(stream_view stream) const {
+    if (!(stream.device() == device))
+        throw invalid_argument(fmt::format("the embedding table is on {}, and the stream is one of {}",
+                                           device.name(), stream.device().name()));
+}
+
+void embedding_table::state::check_ids(row_ids ids) const {
+    if (ids.on_device()) throw unsupported("an embedding table takes ids in host memory");
+    if (ids.size() > options.max_batch_ids)
+        throw invalid_argument(fmt::format("{} ids are more than max_batch_ids, which is {}", ids.size(),
+                                           options.max_batch_ids));
+    const std::span all(ids.data(), ids.size());
+    const auto is_outside = [&](std::uint64_t id) { return id >= options.row_count; };
+    const auto first = std::ranges::find_if(all, is_outside);
+    if (first == all.end()) return;
+    throw invalid_argument(
+        fmt::format("{} of {} ids are outside the embedding table of {} rows; the first is ids[{}] = {}",
+                    std::ranges::count_if(all, is_outside), all.size(), options.row_count,
+                    first - all.begin(), static_cast<std::int64_t>(*first)));
+}
+
+// ---- rows to the device ----------------------------------------------------------------------------------
+
+/// A step whose memory later gathers may overwrite.
+table_step& embedding_table::state::take_step() {
+    {
+        const std::scoped_lock lock(mutex_);
+        for (const std::unique_ptr<table_step>& step : steps_) {
+            if (step->now == table_step::phase::free) return *step;
+        }
+    }
+    if (committed_.empty())
+        throw all_slots_leased(fmt::format(
+            "all {} steps of an embedding table are leased or prefetched: commit or drop leases first",
+            steps_.size()));
+    auto oldest = std::ranges::find_if(committed_, [](const table_step* each) { return each->readers == 0; });
+    if (oldest == committed_.end()) {
+        // others were fetched before what has been prefetched
+        oldest = committed_.begin();
+        for (table_step* const step : prefetched_) {
+            if (step->newer.empty() || step->newer.front() != *oldest) continue;
+            patch(*step, gathers_);
+            step->gathered.record(gathers_);
+        }
+    }
+    table_step& step = **oldest;
+    committed_.erase(oldest);
+    const std::scoped_lock lock(mutex_);
+    step.now = table_step::phase::free;
+    return step;
+}
+
+/// Replaces the rows of a step that the oldest commit among `newer` has changed.
+void embedding_table::state::patch(table_step& step, stream_view stream) {
+    table_step& commit = *step.newer.front();
+    stream.wait(commit.updated);
+    if (step.row_count != 0 && commit.row_count != 0)
+        device.backend().patch_records({step.rows(), commit.rows(), layout.size_bytes},
+                                       stream.native_handle());
+    stream.wait(commit.released);  // the streams of earlier readers
+    commit.released.record(stream);
+    --commit.readers;
+    step.newer.erase(step.newer.begin());
+}
+
+table_step& embedding_table::state::prefetch(row_ids ids) {
+    check_ids(ids);
+    if (prefetched_.size() >= options.look_ahead)
+        throw invalid_argument(
+            fmt::format("look_ahead is {}, and as many steps are prefetched already", options.look_ahead));
+    table_step& step = take_step();
+    step.requested.assign(ids.data(), ids.data() + ids.size());
+    gather(step);
+    prefetched_.push_back(&step);
+    return step;
+}
+
+std::uint64_t embedding_table::state::device_count(const table_step& step) const {
+    const auto ids = step.ids();
+    return static_cast<std::uint64_t>(std::ranges::lower_bound(ids, options.device_rows) - ids.begin());
+}
+
+std::span<const std::uint64_t> embedding_table::state::exchanged_ids(const table_step& step) {
+    const auto ids = step.ids().subspan(device_count(step));
+    if (options.device_rows == 0) return ids;
+    exchanged_.assign(ids.begin(), ids.end());
+    for (std::uint64_t& id : exchanged_)
+        id -= options.device_rows;
+    return exchanged_;
+}
+
+/// Of the rows of a step that lie in device memory.
+detail::row_transfer embedding_table::state::transfer_of(const table_step& step, std::uint64_t count) const {
+    detail::row_transfer transfer;
+    transfer.table = {first_rows_.data(), options.device_rows, layout.size_bytes};
+    transfer.order = {step.device_groups().ids, nullptr, count, true};
+    transfer.parts.rows[0] = step.records.data();
+    transfer.parts.first[1] = count;
+    transfer.parts.count = 1;
+    transfer.end = count;
+    return transfer;
+}
+
+/// Enqueues the gather of step.requested.
+void embedding_table::state::gather(table_step& step) {
+    // whoever used the memory before: uploads have been read, writes and readers have passed
+    if (!step.gathered.done()) step.gathered.synchronize();
+    const stream_view stream = gathers_;
+    stream.wait(step.written);
+    stream.wait(step.released);
+    step.row_count = grouper_.group(step.requested, options.row_count, step.host_groups());
+    step.upload(stream);
+    step.newer.clear();
+    for (table_step* const commit : committed_) {
+        if (commit->is_ordered) continue;
+        if (!is_on_host() && commit == committed_.back() && !commit->written.done()) {
+            step.newer.push_back(commit);
+        } else {
+            // earlier writes have all but passed
+            stream.wait(commit->written);
+            commit->is_ordered = true;
+        }
+    }
+    if (step.row_count != 0) {
+        const std::uint64_t on_device = device_count(step);
+        if (on_device != 0)
+            device.backend().gather_rows(transfer_of(step, on_device), stream.native_handle());
+        if (on_device < step.row_count)
+            exchange_->gather_async(exchanged_ids(step), step.records.data() + on_device * layout.size_bytes,
+                                    stream);
+    }
+    step.gathered.record(stream);
+    for (table_step* const commit : step.newer)
+        ++commit->readers;
+    const std::scoped_lock lock(mutex_);
+    step.now = table_step::phase::prefetched;
+}
+
+table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
+    check_ids(ids);
+    const auto found = std::ranges::find_if(prefetched_, [&](const table_step* each) {
+        return std::ranges::equal(each->requested, std::span(ids.data(), ids.size()));
+    });
+    table_step* step = nullptr;
+    if (found != prefetched_.end()) {
+        step = *found;
+        prefetched_.erase(found);
+    } else {
+        step = &take_step();
+        step->requested.assign(ids.data(), ids.data() + ids.size());
+        gather(*step);
+    }
+    stream.wait(step->gathered);
+    while (!step->newer.empty())
+        patch(*step, stream);
+    const std::scoped_lock lock(mutex_);
+    step->now = table_step::phase::leased;
+    return *step;
+}
+
+// ---- rows back -------------------------------------------------------------------------------------------
+
+void embedding_table::state::commit(table_step& step, const std::byte* gradients, const pinflow::dtype& type,
+                                    stream_view stream) {
+    const detail::flat_type gradient_type = detail::weight_type_of(type);
+    if (step.row_count != 0) {
+        if (gradients == nullptr)
+            throw invalid_argument("cannot commit null gradients to an embedding table");
+        detail::record_update work;
+        work.rows = step.rows();
+        work.layout = layout;
+        work.rule = rule.kind;
+        work.numbers = numbers_;
+        work.starts = step.device_groups().starts;
+        work.positions = step.device_groups().positions;
+        work.gradients = gradients;
+        work.gradient_type = gradient_type;
+        device.backend().update_records(work, stream.native_handle());
+    }
+    write(step, stream);
+}
+
+void embedding_table::state::write(table_step& step, stream_view stream) {
+    step.updated.record(stream);
+    writes_.wait(step.updated);
+    // the CPU must not read records that it is writing
+    for (const table_step* const later : prefetched_) {
+        if (is_on_host()) writes_.wait(later->gathered);
+    }
+    if (step.row_count != 0) {
+        const std::uint64_t on_device = device_count(step);
+        if (on_device != 0)
+            device.backend().scatter_rows(transfer_of(step, on_device), detail::repeated_rows::last,
+                                          detail::sum_type::int32, writes_.view().native_handle());
+        if (on_device < step.row_count)
+            exchange_->scatter_async(exchanged_ids(step), step.records.data() + on_device * layout.size_bytes,
+                                     duplicate_policy::last, writes_);
+    }
+    step.written.record(writes_);
+    step.is_ordered = false;
+    for (table_step* const later : prefetched_) {
+        later->newer.push_back(&step);
+        ++step.readers;
+    }
+    const std::scoped_lock lock(mutex_);
+    step.now = table_step::phase::committed;
+    committed_.push_back(&step);
+}
+
+void embedding_table::state::drop(table_step& step, stream_view stream) noexcept {
+    try {
+        step.released.record(stream);
+    } catch (const error&) {
+        return;  // the step stays leased: the device may still read it
+    }
+    const std::scoped_lock lock(mutex_);
+    step.now = table_step::phase::free;
+}
+
+void embedding_table::state::set_rate(double rate, stream_view stream) {
+    const optimizer changed = with_rate(options.rule, rate);
+    check_settings(changed);
+    auto* const numbers = reinterpret_cast<std::byte*>(rule_memory_.data());
+    device.backend().set_number(reinterpret_cast<double*>(numbers + offsetof(detail::rule_numbers, rate)),
+                                rate, stream.native_handle());
+    options.rule = changed;
+}
+
+void embedding_table::state::read_weights(row_ids ids, std::span<std::byte> destination) {
+    if (ids.on_device()) throw unsupported("an embedding table takes ids in host memory");
+    const std::span all(ids.data(), ids.size());
+    if (const auto wrong =
+            std::ranges::find_if(all, [&](std::uint64_t id) { return id >= options.row_count; });
+        wrong != all.end())
+        throw invalid_argument(fmt::format("ids[{}] = {} is outside the embedding table of {} rows",
+                                           wrong - all.begin(), static_cast<std::int64_t>(*wrong),
+                                           options.row_count));
+    const std::uint64_t row_bytes = options.columns * options.type.size_bytes();
+    if (destination.size() != all.size() * row_bytes)
+        throw invalid_argument(fmt::format("the weights of {} rows take {} bytes, not {}", all.size(),
+                                           all.size() * row_bytes, destination.size()));
+    synchronize();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        std::byte* const to = destination.data() + i * row_bytes;
+        if (all[i] < options.device_rows) {
+            copy_to_host_async({to, row_bytes}, first_rows_.data() + all[i] * layout.size_bytes, writes_);
+        } else {
+            std::memcpy(to, exchange_->table().data() + (all[i] - options.device_rows) * layout.size_bytes,
+                        row_bytes);
+        }
+    }
+    writes_.synchronize();
+}
+
+void embedding_table::state::synchronize() {
+    writes_.synchronize();
+    if (exchange_) exchange_->check();
+}
+
+}  // namespace pinflow

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "pinflow/train/embedding_table.hpp"
+#include "src/device/row_work.hpp"
+#include "src/train/rule_setup.hpp"
+#include "src/train/table_step.hpp"
+
+namespace pinflow {
+
+/// What a table owns; leases share it. Members may be called by one thread at a time, but `drop` by any.
+///
+/// Gathers run on one stream and writes on another, so that the rows of a prefetched step may be gathered
+/// while an earlier step is computed or written. The gather then reads old records, and on a GPU half-written
+/// ones. Each fetch replaces them by those of the commits that its gather may have missed, which stay in
+/// device memory for that long.
+struct embedding_table::state {
+    state(embedding_options chosen, const pinflow::device& where);
+    ~state();
+
+    detail::table_step& prefetch(row_ids ids);
+    detail::table_step& fetch(row_ids ids, stream_view stream);
+    void commit(detail::table_step& step, const std::byte* gradients, const pinflow::dtype& type,
+                stream_view stream);
+    void write(detail::table_step& step, stream_view stream);
+    void drop(detail::table_step& step, stream_view stream) noexcept;
+    void set_rate(double rate, stream_view stream);
+    void read_weights(row_ids ids, std::span<std::byte> destination);
+    void check_stream(stream_view stream) const;
+    void synchronize();
+
+    embedding_options options;
+    pinflow::device device;
+    detail::record_layout layout;
+    detail::rule_layout rule;
+
+ private:
+    void make_storage();
+    void initialise();
+    void fill(std::uint64_t first_row, std::span<std::byte> records) const;
+    void upload_rule();
+    void check_ids(row_ids ids) const;
+    detail::table_step& take_step();
+    void gather(detail::table_step& step);
+    void patch(detail::table_step& step, stream_view stream);
+    void scatter(const detail::table_step& step);
+    bool is_on_host() const { return device.kind() == device_kind::host; }
+    /// How many rows of a step lie in device memory: the first ones.
+    std::uint64_t device_count(const detail::table_step& step) const;
+    /// The ids of the other rows, counted from the first row of the exchange.
+    std::span<const std::uint64_t> exchanged_ids(const detail::table_step& step);
+    detail::row_transfer transfer_of(const detail::table_step& step, std::uint64_t count) const;
+
+    mutable std::mutex mutex_;  ///< of the phases
+    stream gathers_, writes_;
+    device_buffer first_rows_;
+    device_buffer rule_memory_;
+    const detail::rule_numbers* numbers_ = nullptr;  ///< in rule_memory_
+    std::optional<row_exchange> exchange_;           ///< of the rows from device_rows on
+    std::vector<std::uint64_t> exchanged_;
+    detail::row_grouper grouper_;
+    std::vector<std::unique_ptr<detail::table_step>> steps_;
+    std::deque<detail::table_step*> prefetched_;
+    std::deque<detail::table_step*> committed_;  ///< oldest first
+};
+
+struct embedding_lease::state {
+    state(std::shared_ptr<embedding_table::state> owner, detail::table_step& leased, stream_view from)
+        : table(std::move(owner)), step(&leased), stream(from) {}
+    state(const state&) = delete;
+    state& operator=(const state&) = delete;
+    ~state() {
+        if (step != nullptr) table->drop(*step, stream);
+    }
+
+    std::shared_ptr<embedding_table::state> table;
+    detail::table_step* step;  ///< null once committed
+    stream_view stream;
+};
+
+}  // namespace pinflow

@@ -1,0 +1,46 @@
+#include "src/train/table_step.hpp"
+
+#include <array>
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Bytes of the indices of a step: ids, groups, positions, starts.
+std::uint64_t index_bytes(std::uint64_t max_ids) {
+    return max_ids * 24 + 8;
+}
+
+}  // namespace
+
+table_step::table_step(std::uint64_t max, std::uint64_t record_bytes, stream_view stream,
+                       const std::shared_ptr<memory_resource>& resource)
+    : max_ids(max),
+      records(max * record_bytes, stream, resource),
+      indices(index_bytes(max), stream, resource),
+      host(index_bytes(max), stream.device()),
+      gathered(stream.device()),
+      updated(stream.device()),
+      written(stream.device()),
+      released(stream.device()) {}
+
+row_groups table_step::groups_at(std::byte* base) const noexcept {
+    return {reinterpret_cast<std::uint64_t*>(base), reinterpret_cast<std::int64_t*>(base + max_ids * 8),
+            reinterpret_cast<std::uint32_t*>(base + max_ids * 20),
+            reinterpret_cast<std::uint32_t*>(base + max_ids * 16)};
+}
+
+void table_step::upload(stream_view stream) const {
+    const row_groups from = host_groups();
+    const row_groups to = device_groups();
+    const auto range = [](auto* destination, const auto* source, std::uint64_t count) {
+        return copy_range{reinterpret_cast<std::byte*>(destination),
+                          reinterpret_cast<const std::byte*>(source), count * sizeof *source};
+    };
+    const std::array<copy_range, 4> ranges{
+        range(to.ids, from.ids, row_count), range(to.groups, from.groups, requested.size()),
+        range(to.starts, from.starts, row_count + 1), range(to.positions, from.positions, requested.size())};
+    copy_batch_to_device_async(ranges, stream);
+}
+
+}  // namespace pinflow::detail

@@ -1,0 +1,381 @@
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/train/embedding_table.hpp"
+#include "src/core/cast.hpp"
+#include "src/train/rule_setup.hpp"
+#include "src/train/table_layout.hpp"
+#include "tests/support/devices.hpp"
+
+// Compiled without contraction to fused multiply-adds: see CMakeLists.txt.
+
+using namespace pinflow;
+
+namespace {
+
+/// The table as a loop of one row after the other.
+class plain_table {
+ public:
+    explicit plain_table(const embedding_options& options)
+        : options_(options),
+          layout_(detail::lay_out_record(options)),
+          kind_(detail::layout_of(options.rule).kind),
+          numbers_(detail::numbers_of(options.rule)),
+          records_(options.row_count * layout_.size_bytes) {
+        tables_.add(options.rule);
+        elements_ = tables_.elements();
+        tables_.point(numbers_, 0, elements_.data());
+        std::vector<float> weights(options.columns);
+        for (std::uint64_t row = 0; row < options.row_count && options.weights; ++row) {
+            options.weights(row, weights);
+            detail::cast_elements(dtype::of<float>(), reinterpret_cast<const std::byte*>(weights.data()),
+                                  options.type, record(row), options.columns);
+        }
+    }
+
+    /// @param gradients a row for each id
+    void step(const std::vector<std::uint64_t>& ids, const std::vector<float>& gradients) {
+        std::map<std::uint64_t, std::vector<float>> sums;
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            const auto begin = gradients.begin() + static_cast<std::ptrdiff_t>(i * options_.columns);
+            const auto [sum, is_first] =
+                sums.try_emplace(ids[i], begin, begin + static_cast<std::ptrdiff_t>(options_.columns));
+            for (std::size_t column = 0; column < options_.columns && !is_first; ++column)
+                sum->second[column] += begin[static_cast<std::ptrdiff_t>(column)];
+        }
+        for (const auto& [id, sum] : sums)
+            update(id, sum);
+    }
+
+    std::vector<std::byte> weights_of(const std::vector<std::uint64_t>& ids) {
+        std::vector<std::byte> bytes;
+        const std::uint64_t row_bytes = options_.columns * options_.type.size_bytes();
+        for (const std::uint64_t id : ids)
+            bytes.insert(bytes.end(), record(id), record(id) + row_bytes);
+        return bytes;
+    }
+
+ private:
+    std::byte* record(std::uint64_t row) { return records_.data() + row * layout_.size_bytes; }
+
+    void update(std::uint64_t row, const std::vector<float>& gradient) {
+        std::uint32_t steps = 0;
+        std::memcpy(&steps, record(row) + layout_.steps_bytes, sizeof steps);
+        ++steps;
+        std::memcpy(record(row) + layout_.steps_bytes, &steps, sizeof steps);
+        detail::visit_rule(kind_, [&](auto rule) {
+            using rule_type = decltype(rule);
+            const auto now = rule_type::template prepare<float>(numbers_, steps);
+            const auto decay = detail::prepare_decay<float>(numbers_);
+            const std::uint64_t size_bytes = options_.type.size_bytes();
+            for (std::uint64_t column = 0; column < options_.columns; ++column) {
+                float weight = 0;
+                std::byte* const stored = record(row) + column * size_bytes;
+                detail::cast_elements(options_.type, stored, dtype::of<float>(),
+                                      reinterpret_cast<std::byte*>(&weight), 1);
+                float slope = gradient[column];
+                float states[rule_type::state_count + 1] = {};
+                for (unsigned k = 0; k != rule_type::state_count; ++k)
+                    std::memcpy(&states[k], record(row) + layout_.states_bytes[k] + column * 4, 4);
+                detail::apply_decay(decay, weight, slope);
+                rule_type::update(now, weight, slope, states);
+                for (unsigned k = 0; k != rule_type::state_count; ++k)
+                    std::memcpy(record(row) + layout_.states_bytes[k] + column * 4, &states[k], 4);
+                detail::cast_elements(dtype::of<float>(), reinterpret_cast<const std::byte*>(&weight),
+                                      options_.type, stored, 1);
+            }
+        });
+    }
+
+    embedding_options options_;
+    detail::record_layout layout_;
+    detail::rule_kind kind_;
+    detail::rule_numbers numbers_;
+    detail::rule_tables tables_;
+    std::vector<double> elements_;
+    std::vector<std::byte> records_;
+};
+
+std::vector<optimizer> all_rules() {
+    std::vector<optimizer> rules{sgd{.rate = 0.1},
+                                 sgd{.rate = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true},
+                                 adagrad{},
+                                 adadelta{},
+                                 rmsprop{},
+                                 rmsprop{.momentum = 0.5, .centered = true},
+                                 rprop{},
+                                 adam{},
+                                 adam{.weight_decay = 0.1, .amsgrad = true},
+                                 adamw{},
+                                 adamax{},
+                                 nadam{},
+                                 radam{},
+                                 asgd{},
+                                 sparse_adam{}};
+    return rules;
+}
+
+std::vector<std::uint64_t> random_ids(std::mt19937_64& random, std::uint64_t rows, std::size_t count) {
+    std::vector<std::uint64_t> ids(count);
+    // half of them among few rows, so that many repeat and neighbouring steps share rows
+    for (std::uint64_t& id : ids)
+        id = random() % 2 == 0 ? random() % rows : random() % std::max<std::uint64_t>(rows / 16, 1);
+    return ids;
+}
+
+std::vector<float> random_gradients(std::mt19937_64& random, std::size_t count) {
+    std::uniform_real_distribution<float> numbers(-1, 1);
+    std::vector<float> gradients(count);
+    std::ranges::generate(gradients, [&] { return numbers(random); });
+    return gradients;
+}
+
+/// Gradients in device memory, which must live until the stream has passed the commit.
+class device_gradients {
+ public:
+    device_gradients(const std::vector<float>& values, stream_view stream)
+        : host_(std::max<std::size_t>(values.size(), 1) * sizeof(float), stream.device()),
+          memory_(host_.size_bytes(), stream) {
+        std::memcpy(host_.data(), values.data(), values.size() * sizeof(float));
+        copy_to_device_async(memory_.data(), host_.bytes(), stream);
+    }
+    const std::byte* data() const { return memory_.data(); }
+
+ private:
+    pinned_buffer host_;
+    device_buffer memory_;
+};
+
+std::vector<std::byte> weights_of(embedding_table& table, const std::vector<std::uint64_t>& ids) {
+    std::vector<std::byte> bytes(ids.size() * table.options().columns * table.options().type.size_bytes());
+    table.read_weights(ids, bytes);
+    return bytes;
+}
+
+std::vector<std::uint64_t> all_ids(std::uint64_t rows) {
+    std::vector<std::uint64_t> ids(rows);
+    for (std::uint64_t i = 0; i < rows; ++i)
+        ids[i] = i;
+    return ids;
+}
+
+/// A random program of prefetches, fetches, commits and dropped leases, compared with the plain table.
+void check_program(const device& device, embedding_options options, std::mt19937_64& random, int steps) {
+    plain_table expected(options);
+    embedding_table table(options, device);
+    const stream stream(device);
+    std::deque<device_gradients> gradients;
+    std::deque<std::vector<std::uint64_t>> upcoming;
+    for (int step = 0; step < steps; ++step) {
+        while (upcoming.size() < options.look_ahead && random() % 4 != 0) {
+            upcoming.push_back(random_ids(random, options.row_count, random() % (options.max_batch_ids + 1)));
+            table.prefetch(upcoming.back());
+        }
+        std::vector<std::uint64_t> ids;
+        if (upcoming.empty() || random() % 8 == 0) {
+            ids = random_ids(random, options.row_count, 1 + random() % options.max_batch_ids);
+        } else {
+            ids = upcoming.front();
+            upcoming.pop_front();
+        }
+        embedding_lease lease = table.fetch(ids, stream);
+        if (random() % 8 == 0) continue;  // dropped
+        const auto values = random_gradients(random, ids.size() * options.columns);
+        expected.step(ids, values);
+        gradients.emplace_back(values, stream);
+        table.commit(std::move(lease), gradients.back().data(), dtype::of<float>(), stream);
+    }
+    const auto ids = all_ids(options.row_count);
+    CHECK(weights_of(table, ids) == expected.weights_of(ids));
+    stream.synchronize();
+}
+
+}  // namespace
+
+TEST_CASE("embedding table: every rule gives the bits of a loop over single rows") {
+    on_each_device([&](const device& device) {
+        std::mt19937_64 random(27);
+        for (const optimizer& rule : all_rules()) {
+            for (const char* const type : {"<f4", "<f2", "bfloat16"}) {
+                CAPTURE(rule_name(rule));
+                CAPTURE(type);
+                embedding_options options;
+                options.row_count = 50;
+                options.columns = 1 + random() % 20;
+                options.type = dtype::parse(type);
+                options.rule = rule;
+                options.weights = normal_weights(0, 1, random());
+                options.max_batch_ids = 60;
+                options.look_ahead = 1;
+                check_program(device, options, random, 12);
+            }
+        }
+    });
+}
+
+TEST_CASE("embedding table: random programs give the same bits with every look-ahead and place of rows") {
+    on_each_device([&](const device& device) {
+        std::mt19937_64 random(2700);
+        for (int program = 0; program < 2000; ++program) {
+            embedding_options options;
+            options.row_count = 1 + random() % 200;
+            options.columns = 1 + random() % 40;
+            options.rule = random() % 2 == 0 ? optimizer(adam{}) : optimizer(adagrad{});
+            options.weights = uniform_weights(-1, 1, random());
+            options.max_batch_ids = 1 + random() % 100;
+            options.look_ahead = static_cast<unsigned>(random() % 5);
+            options.device_rows = random() % 3 == 0 ? 0 : random() % (options.row_count + 1);
+            CAPTURE(program);
+            check_program(device, options, random, 10);
+        }
+    });
+}
+
+TEST_CASE("embedding table: a lease has each row once, and the row of every position") {
+    on_each_device([&](const device& device) {
+        embedding_options options;
+        options.row_count = 100;
+        options.columns = 3;
+        options.weights = [](std::uint64_t row, std::span<float> weights) {
+            std::ranges::fill(weights, static_cast<float>(row));
+        };
+        embedding_table table(options, device);
+        const stream stream(device);
+        const std::vector<std::uint64_t> ids{7, 99, 7, 0, 42, 99, 7};
+        const embedding_lease lease = table.fetch(ids, stream);
+        const std::vector<std::uint64_t> different{0, 7, 42, 99};
+        CHECK(std::ranges::equal(lease.ids(), different));
+        CHECK(lease.row_count() == 4);
+        const pinned_buffer host(1000, device);
+        copy_to_host_async(host.bytes().first(7 * 8), reinterpret_cast<const std::byte*>(lease.positions()),
+                           stream);
+        copy_to_host_async(host.bytes().subspan(100, 4 * lease.stride_bytes()), lease.weights(), stream);
+        stream.synchronize();
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            std::int64_t row = -1;
+            std::memcpy(&row, host.data() + i * 8, 8);
+            REQUIRE(row >= 0);
+            REQUIRE(row < 4);
+            float weight = -1;
+            std::memcpy(&weight,
+                        host.data() + 100 + static_cast<std::uint64_t>(row) * lease.stride_bytes() + 8, 4);
+            CHECK(weight == static_cast<float>(ids[i]));
+        }
+    });
+}
+
+TEST_CASE("embedding table: wrong ids, leases and options are refused, and nothing has moved") {
+    on_each_device([&](const device& device) {
+        embedding_options options;
+        options.row_count = 10;
+        options.columns = 4;
+        options.max_batch_ids = 4;
+        embedding_table table(options, device);
+        embedding_table other(options, device);
+        const stream stream(device);
+        const std::vector<std::uint64_t> wrong{1, 10, 12};
+        CHECK_THROWS_WITH_AS(table.fetch(wrong, stream), doctest::Contains("ids[1] = 10"), invalid_argument);
+        CHECK_THROWS_AS(table.prefetch(wrong), invalid_argument);
+        const std::vector<std::int64_t> negative{-1};
+        CHECK_THROWS_WITH_AS(table.fetch(negative, stream), doctest::Contains("-1"), invalid_argument);
+        const std::vector<std::uint64_t> many(5, 1);
+        CHECK_THROWS_AS(table.fetch(many, stream), invalid_argument);
+        const std::vector<std::uint64_t> ids{1, 2};
+        table.prefetch(ids);
+        CHECK_THROWS_AS(table.prefetch(ids), invalid_argument);
+        embedding_lease lease = table.fetch(ids, stream);
+        const std::byte* const weights = lease.weights();
+        CHECK_THROWS_AS(other.commit(std::move(lease), weights, dtype::of<float>(), stream),
+                        invalid_argument);
+        embedding_lease second = table.fetch(ids, stream);
+        CHECK_THROWS_AS(table.commit(std::move(second), nullptr, dtype::of<float>(), stream),
+                        invalid_argument);
+        CHECK(weights_of(table, all_ids(10)) == std::vector<std::byte>(160));
+        // all steps are leased
+        std::vector<embedding_lease> leases;
+        for (int i = 0; i < 4; ++i)
+            leases.push_back(table.fetch(ids, stream));
+        CHECK_THROWS_AS(table.fetch(ids, stream), all_slots_leased);
+        leases.clear();
+        CHECK(table.fetch(ids, stream).row_count() == 2);
+
+        for (const auto& [rows, columns] : {std::pair<std::uint64_t, std::uint64_t>(0, 4), {4, 0}}) {
+            embedding_options bad = options;
+            bad.row_count = rows;
+            bad.columns = columns;
+            CHECK_THROWS_AS(embedding_table(bad, device), invalid_argument);
+        }
+        embedding_options bad = options;
+        bad.type = dtype::of<double>();
+        CHECK_THROWS_AS(embedding_table(bad, device), unsupported);
+        bad = options;
+        bad.device_rows = 11;
+        CHECK_THROWS_AS(embedding_table(bad, device), invalid_argument);
+        bad = options;
+        std::vector<std::byte> memory(160);
+        bad.storage.emplace(memory, 16);
+        CHECK_THROWS_AS(embedding_table(bad, device), invalid_argument);
+    });
+}
+
+TEST_CASE("embedding table: a table goes on with the records that its storage holds") {
+    on_each_device([&](const device& device) {
+        embedding_options options;
+        options.row_count = 64;
+        options.columns = 8;
+        options.weights = uniform_weights(-1, 1, 5);
+        options.max_batch_ids = 32;
+        plain_table expected(options);
+        const pinned_buffer memory(options.row_count * embedding_table::record_size_bytes(options), device);
+        options.storage.emplace(memory.bytes(), embedding_table::record_size_bytes(options));
+        const stream stream(device);
+        std::mt19937_64 random(3);
+        for (int part = 0; part < 3; ++part) {
+            embedding_table table(options, device);
+            for (int step = 0; step < 4; ++step) {
+                const auto ids = random_ids(random, options.row_count, 32);
+                const auto values = random_gradients(random, ids.size() * options.columns);
+                const device_gradients gradients(values, stream);
+                expected.step(ids, values);
+                table.commit(table.fetch(ids, stream), gradients.data(), dtype::of<float>(), stream);
+                table.synchronize();
+                stream.synchronize();
+            }
+            options.keeps_records = true;
+            CHECK(weights_of(table, all_ids(64)) == expected.weights_of(all_ids(64)));
+        }
+    });
+}
+
+TEST_CASE(
+    "embedding table: random weights depend on the seed and the row alone, and have the wanted moments") {
+    std::vector<float> first(1000), second(1000);
+    uniform_weights(-2, 3, 7)(5, first);
+    uniform_weights(-2, 3, 7)(5, second);
+    CHECK(first == second);
+    uniform_weights(-2, 3, 7)(6, second);
+    CHECK(first != second);
+    CHECK(*std::ranges::min_element(first) >= -2);
+    CHECK(*std::ranges::max_element(first) < 3);
+    double sum = 0, squares = 0;
+    constexpr int rows = 200;
+    for (int row = 0; row < rows; ++row) {
+        normal_weights(1, 2, 9)(static_cast<std::uint64_t>(row), first);
+        for (const float weight : first) {
+            sum += weight;
+            squares += (weight - 1.0) * (weight - 1.0);
+        }
+    }
+    CHECK(sum / (rows * 1000) == doctest::Approx(1).epsilon(0.02));
+    CHECK(squares / (rows * 1000) == doctest::Approx(4).epsilon(0.02));
+    CHECK_THROWS_AS(uniform_weights(1, 0, 1), invalid_argument);
+    CHECK_THROWS_AS(normal_weights(0, -1, 1), invalid_argument);
+}
