@@ -174,6 +174,7 @@ void check_program(const device& device, embedding_options options, std::mt19937
     const stream stream(device);
     std::deque<device_gradients> gradients;
     std::deque<std::vector<std::uint64_t>> upcoming;
+    std::vector<std::pair<embedding_lease, std::vector<std::uint64_t>>> leases;
     for (int step = 0; step < steps; ++step) {
         while (upcoming.size() < options.look_ahead && random() % 4 != 0) {
             upcoming.push_back(random_ids(random, options.row_count, random() % (options.max_batch_ids + 1)));
@@ -186,13 +187,20 @@ void check_program(const device& device, embedding_options options, std::mt19937
             ids = upcoming.front();
             upcoming.pop_front();
         }
-        embedding_lease lease = table.fetch(ids, stream);
-        if (random() % 8 == 0) continue;  // dropped
-        const auto values = random_gradients(random, ids.size() * options.columns);
-        expected.step(ids, values);
-        gradients.emplace_back(values, stream);
-        table.commit(std::move(lease), gradients.back().data(), dtype::of<float>(), stream);
+        leases.emplace_back(table.fetch(ids, stream), ids);
+        if (random() % 8 == 0) leases.erase(leases.begin());  // dropped
+        if (random() % 8 == 0 && leases.size() == 1)
+            continue;  // another one is fetched before this is committed
+        while (!leases.empty()) {
+            auto [lease, committed] = std::move(leases.back());
+            leases.pop_back();
+            const auto values = random_gradients(random, committed.size() * options.columns);
+            expected.step(committed, values);
+            gradients.emplace_back(values, stream);
+            table.commit(std::move(lease), gradients.back().data(), dtype::of<float>(), stream);
+        }
     }
+    leases.clear();
     const auto ids = all_ids(options.row_count);
     CHECK(weights_of(table, ids) == expected.weights_of(ids));
     stream.synchronize();

@@ -164,32 +164,44 @@ void embedding_table::state::check_ids(row_ids ids) const {
 
 // ---- rows to the device ----------------------------------------------------------------------------------
 
+void embedding_table::state::free_dropped() {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(leased_, [](table_step* step) {
+        if (step->now != table_step::phase::dropped) return false;
+        for (table_step* const commit : step->newer)
+            --commit->readers;
+        step->newer.clear();
+        step->now = table_step::phase::free;
+        return true;
+    });
+}
+
 /// A step whose memory later gathers may overwrite.
 table_step& embedding_table::state::take_step() {
-    {
-        const std::scoped_lock lock(mutex_);
-        for (const std::unique_ptr<table_step>& step : steps_) {
-            if (step->now == table_step::phase::free) return *step;
-        }
+    free_dropped();
+    for (const std::unique_ptr<table_step>& step : steps_) {
+        if (phase_of(*step) == table_step::phase::free) return *step;
     }
-    if (committed_.empty())
-        throw all_slots_leased(fmt::format(
-            "all {} steps of an embedding table are leased or prefetched: commit or drop leases first",
-            steps_.size()));
-    auto oldest = std::ranges::find_if(committed_, [](const table_step* each) { return each->readers == 0; });
-    if (oldest == committed_.end()) {
-        // others were fetched before what has been prefetched
-        oldest = committed_.begin();
+    const auto has_no_reader = [](const table_step* each) { return each->readers == 0; };
+    auto oldest = std::ranges::find_if(committed_, has_no_reader);
+    // others were fetched before what has been prefetched
+    for (auto commit = committed_.begin(); oldest == committed_.end() && commit != committed_.end();
+         ++commit) {
         for (table_step* const step : prefetched_) {
-            if (step->newer.empty() || step->newer.front() != *oldest) continue;
+            if (step->newer.empty() || step->newer.front() != *commit) continue;
             patch(*step, gathers_);
             step->gathered.record(gathers_);
         }
+        oldest = std::ranges::find_if(committed_, has_no_reader);
     }
+    if (oldest == committed_.end())
+        throw all_slots_leased(fmt::format(
+            "all {} steps of an embedding table are leased or prefetched, or hold what leases miss: "
+            "commit or drop leases first",
+            steps_.size()));
     table_step& step = **oldest;
     committed_.erase(oldest);
-    const std::scoped_lock lock(mutex_);
-    step.now = table_step::phase::free;
+    set_phase(step, table_step::phase::free);
     return step;
 }
 
@@ -275,8 +287,7 @@ void embedding_table::state::gather(table_step& step) {
     step.gathered.record(stream);
     for (table_step* const commit : step.newer)
         ++commit->readers;
-    const std::scoped_lock lock(mutex_);
-    step.now = table_step::phase::prefetched;
+    set_phase(step, table_step::phase::prefetched);
 }
 
 table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
@@ -296,8 +307,8 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
     stream.wait(step->gathered);
     while (!step->newer.empty())
         patch(*step, stream);
-    const std::scoped_lock lock(mutex_);
-    step->now = table_step::phase::leased;
+    set_phase(*step, table_step::phase::leased);
+    leased_.push_back(step);
     return *step;
 }
 
@@ -306,9 +317,12 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
 void embedding_table::state::commit(table_step& step, const std::byte* gradients, const pinflow::dtype& type,
                                     stream_view stream) {
     const detail::flat_type gradient_type = detail::weight_type_of(type);
+    if (step.row_count != 0 && gradients == nullptr)
+        throw invalid_argument("cannot commit null gradients to an embedding table");
+    free_dropped();
+    while (!step.newer.empty())  // commits of other leases, since the fetch
+        patch(step, stream);
     if (step.row_count != 0) {
-        if (gradients == nullptr)
-            throw invalid_argument("cannot commit null gradients to an embedding table");
         detail::record_update work;
         work.rows = step.rows();
         work.layout = layout;
@@ -323,6 +337,7 @@ void embedding_table::state::commit(table_step& step, const std::byte* gradients
     write(step, stream);
 }
 
+/// Enqueues the write of records that `stream` has changed.
 void embedding_table::state::write(table_step& step, stream_view stream) {
     step.updated.record(stream);
     writes_.wait(step.updated);
@@ -341,12 +356,15 @@ void embedding_table::state::write(table_step& step, stream_view stream) {
     }
     step.written.record(writes_);
     step.is_ordered = false;
-    for (table_step* const later : prefetched_) {
-        later->newer.push_back(&step);
-        ++step.readers;
+    free_dropped();
+    std::erase(leased_, &step);
+    for (const auto* const others : {&leased_, &prefetched_}) {
+        for (table_step* const other : *others) {
+            other->newer.push_back(&step);
+            ++step.readers;
+        }
     }
-    const std::scoped_lock lock(mutex_);
-    step.now = table_step::phase::committed;
+    set_phase(step, table_step::phase::committed);
     committed_.push_back(&step);
 }
 
@@ -356,8 +374,17 @@ void embedding_table::state::drop(table_step& step, stream_view stream) noexcept
     } catch (const error&) {
         return;  // the step stays leased: the device may still read it
     }
+    set_phase(step, table_step::phase::dropped);
+}
+
+table_step::phase embedding_table::state::phase_of(const table_step& step) const {
     const std::scoped_lock lock(mutex_);
-    step.now = table_step::phase::free;
+    return step.now;
+}
+
+void embedding_table::state::set_phase(table_step& step, table_step::phase phase) noexcept {
+    const std::scoped_lock lock(mutex_);
+    step.now = phase;
 }
 
 void embedding_table::state::set_rate(double rate, stream_view stream) {

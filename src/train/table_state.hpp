@@ -46,6 +46,9 @@ struct embedding_table::state {
     void fill(std::uint64_t first_row, std::span<std::byte> records) const;
     void upload_rule();
     void check_ids(row_ids ids) const;
+    detail::table_step::phase phase_of(const detail::table_step& step) const;
+    void set_phase(detail::table_step& step, detail::table_step::phase phase) noexcept;
+    void free_dropped();
     detail::table_step& take_step();
     void gather(detail::table_step& step);
     void patch(detail::table_step& step, stream_view stream);
@@ -66,7 +69,8 @@ struct embedding_table::state {
     std::vector<std::uint64_t> exchanged_;
     detail::row_grouper grouper_;
     std::vector<std::unique_ptr<detail::table_step>> steps_;
-    std::deque<detail::table_step*> prefetched_;
+    std::vector<detail::table_step*> prefetched_;
+    std::vector<detail::table_step*> leased_;    ///< also those that were dropped meanwhile
     std::deque<detail::table_step*> committed_;  ///< oldest first
 };
 

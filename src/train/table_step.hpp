@@ -17,6 +17,7 @@ struct table_step {
         free,
         prefetched,  ///< its rows are being gathered
         leased,
+        dropped,    ///< without a commit; free once the table's thread has noticed
         committed,  ///< its rows are being written, or have been
     };
 
@@ -42,7 +43,8 @@ struct table_step {
     event updated;   ///< the rows have their new values
     event written;   ///< they are in the table
     event released;  ///< whoever read the records has passed
-    /// Commits whose rows the gather may have missed or read half-written, oldest first.
+    /// Commits whose rows the gather may have missed or read half-written, or that came after the fetch;
+    /// oldest first.
     std::vector<table_step*> newer;
     unsigned readers = 0;  ///< steps that have this one among `newer`
     /// Whether all later gathers come after `written`.

@@ -129,14 +129,15 @@ class embedding_table {
     /// @throws unsupported for ids in device memory.
     /// @throws all_slots_leased if too many leases are held.
     embedding_lease fetch(row_ids ids, stream_view stream);
-    /// Makes one step of the rule on each row of the lease, and writes it back. `gradients` has a row of
-    /// `columns` numbers for each id of the fetch, contiguous, in device memory. Those of equal ids are added
-    /// in their order, as float32.
-    /// @param type of the gradients: float32, float16 or bfloat16
+    /// Makes one step of the rule on each row of the lease, as other commits have left it, and writes it
+    /// back. `gradients` has a row of `columns` numbers for each id of the fetch, contiguous, in device
+    /// memory. Those of equal ids are added in their order, as float32. `type` is that of the gradients:
+    /// float32, float16 or bfloat16.
     /// @throws invalid_argument for a lease of another table, and for null gradients.
     void commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
                 stream_view stream);
-    /// Writes back what the caller has written to the weights of the lease.
+    /// Writes back what the caller has written to the weights of the lease; what others have committed to its
+    /// rows since the fetch is lost.
     void write_back(embedding_lease lease, stream_view stream);
     /// The rate from the next commit on.
     /// @throws invalid_argument if it is negative or not finite.

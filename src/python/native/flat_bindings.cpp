@@ -10,7 +10,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,6 +21,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/train/flat_parameters.hpp"
 #include "src/python/native/file_name.hpp"
+#include "src/python/native/optimizer_settings.hpp"
 #include "src/python/native/python_owner.hpp"
 #include "src/python/native/tensor.hpp"
 
@@ -30,99 +30,6 @@ namespace nb = nanobind;
 namespace pinflow::python {
 
 namespace {
-
-/// Numbers by their names; true is 1.
-using numbers_by_name = std::map<std::string, double>;
-
-/// Takes settings out of a dictionary by name.
-class settings_reader {
- public:
-    settings_reader(std::string rule, numbers_by_name numbers)
-        : rule_(std::move(rule)), numbers_(std::move(numbers)) {}
-
-    void take(const char* name, double& value) {
-        if (const auto found = numbers_.extract(name)) value = found.mapped();
-    }
-    void take(const char* name, bool& value) {
-        if (const auto found = numbers_.extract(name)) value = found.mapped() != 0;
-    }
-    void refuse_rest() const {
-        if (!numbers_.empty())
-            throw invalid_argument("the rule '" + rule_ + "' has no setting '" + numbers_.begin()->first +
-                                   "'");
-    }
-
- private:
-    std::string rule_;
-    numbers_by_name numbers_;
-};
-
-// The names of torch.optim; pairs are split by Python.
-
-template <typename Settings>
-void read_common(settings_reader& reader, Settings& settings) {
-    reader.take("lr", settings.rate);
-    reader.take("maximize", settings.maximize);
-    if constexpr (requires { settings.weight_decay; }) reader.take("weight_decay", settings.weight_decay);
-    if constexpr (requires { settings.epsilon; }) reader.take("eps", settings.epsilon);
-    if constexpr (requires { settings.beta1; }) {
-        reader.take("beta1", settings.beta1);
-        reader.take("beta2", settings.beta2);
-    }
-    if constexpr (requires { settings.amsgrad; }) reader.take("amsgrad", settings.amsgrad);
-    if constexpr (requires { settings.decoupled_weight_decay; })
-        reader.take("decoupled_weight_decay", settings.decoupled_weight_decay);
-    if constexpr (requires { settings.momentum; }) reader.take("momentum", settings.momentum);
-}
-template <typename Settings>
-void read_rest(settings_reader&, Settings&) {}
-void read_rest(settings_reader& reader, sgd& settings) {
-    reader.take("dampening", settings.dampening);
-    reader.take("nesterov", settings.nesterov);
-}
-void read_rest(settings_reader& reader, adagrad& settings) {
-    reader.take("lr_decay", settings.rate_decay);
-    reader.take("initial_accumulator_value", settings.initial_sum);
-}
-void read_rest(settings_reader& reader, adadelta& settings) {
-    reader.take("rho", settings.rho);
-}
-void read_rest(settings_reader& reader, rmsprop& settings) {
-    reader.take("alpha", settings.alpha);
-    reader.take("centered", settings.centered);
-}
-void read_rest(settings_reader& reader, rprop& settings) {
-    reader.take("eta1", settings.shrink);
-    reader.take("eta2", settings.grow);
-    reader.take("min_step", settings.min_step);
-    reader.take("max_step", settings.max_step);
-}
-void read_rest(settings_reader& reader, nadam& settings) {
-    reader.take("momentum_decay", settings.momentum_decay);
-}
-void read_rest(settings_reader& reader, asgd& settings) {
-    reader.take("lambd", settings.decay_term);
-    reader.take("alpha", settings.power);
-    reader.take("t0", settings.average_from);
-}
-
-/// The default settings of `rule`, overridden by `numbers`.
-/// @throws invalid_argument if there is no such rule, or if it lacks one of the settings.
-template <std::size_t Index = 0>
-optimizer optimizer_of(const std::string& rule, const numbers_by_name& numbers) {
-    if constexpr (Index == std::variant_size_v<optimizer>) {
-        throw invalid_argument("there is no rule '" + rule + "'");
-    } else {
-        std::variant_alternative_t<Index, optimizer> settings;
-        const std::string_view name = rule_name(settings);
-        if (name.substr(0, name.find('/')) != rule) return optimizer_of<Index + 1>(rule, numbers);
-        settings_reader reader(rule, numbers);
-        read_common(reader, settings);
-        read_rest(reader, settings);
-        reader.refuse_rest();
-        return settings;
-    }
-}
 
 nonfinite_gradients policy_of(const std::string& name) {
     if (name == "update") return nonfinite_gradients::update;

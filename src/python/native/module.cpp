@@ -9,6 +9,7 @@
 #include "pinflow/fault_guard.hpp"
 #include "pinflow/loader/shard.hpp"
 #include "pinflow/version.hpp"
+#include "src/python/native/embedding_bindings.hpp"
 #include "src/python/native/errors.hpp"
 #include "src/python/native/flat_bindings.hpp"
 #include "src/python/native/load_bindings.hpp"
@@ -31,6 +32,7 @@ NB_MODULE(_native, module) {
     python::bind_tables(module);
     python::bind_flat_parameters(module);
     python::bind_loads(module);
+    python::bind_embedding_tables(module);
     module.attr("version") = std::string(version);
     module.def("install_fault_guard", &install_fault_guard);
     module.def("shard_from_environment", [] {

@@ -7,7 +7,8 @@
         train(x.torch(), y.torch())
 
 `Loader` streams batches; `RowTable` gathers and scatters rows by index; `load_file` loads the tensors of a model, and
-`FlatParameters` updates them; `open`, `list`, `save`, `concatenate`, `stack` and `convert` are for files; `devices` lists what can consume.
+`FlatParameters` updates them; `EmbeddingTable` trains embeddings larger than the GPU; `open`, `list`, `save`,
+`concatenate`, `stack` and `convert` are for files; `devices` lists what can consume.
 `python -m pinflow` is the command line tool.
 """
 
@@ -18,6 +19,7 @@ from typing import List as _List
 
 from . import _native
 from ._arrays import Array, RowSource, concatenate, list, open, save, stack
+from ._embedding import EmbeddingLease, EmbeddingTable
 from ._errors import (
     AllSlotsLeased,
     AlreadyThere,
@@ -43,7 +45,8 @@ from ._train import FlatParameters
 __version__: str = _native.version
 
 __all__ = [
-    "AllSlotsLeased", "AlreadyThere", "Array", "Batch", "DataChanged", "DeviceError", "DeviceTensor", "Error",
+    "AllSlotsLeased", "AlreadyThere", "Array", "Batch", "DataChanged", "DeviceError", "DeviceTensor", "EmbeddingLease",
+    "EmbeddingTable", "Error",
     "FatalDeviceError", "FlatParameters", "FormatError", "FormatNotBuilt", "InvalidArgument", "LoadedTensors", "Loader",
     "NotFound", "NotPermitted", "Report", "RowSource", "RowTable", "StateMismatch", "SystemFailure", "Tensor", "Unsupported",
     "concatenate", "convert", "devices", "list", "load_file", "load_files", "no_cuda_reason", "open", "safe_open", "save",

@@ -1,0 +1,224 @@
+#include "src/python/native/embedding_bindings.hpp"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "pinflow/dlpack.hpp"
+#include "pinflow/error.hpp"
+#include "pinflow/train/embedding_table.hpp"
+#include "src/python/native/optimizer_settings.hpp"
+#include "src/python/native/python_owner.hpp"
+
+namespace nb = nanobind;
+
+namespace pinflow::python {
+
+namespace {
+
+using stream_number = std::optional<std::int64_t>;
+
+/// (kind, first number, second number, seed)
+using weights_spec = std::tuple<std::string, float, float, std::uint64_t>;
+
+weight_function weights_of(const weights_spec& spec) {
+    const auto& [kind, first, second, seed] = spec;
+    if (kind == "zeros") return nullptr;
+    if (kind == "uniform") return uniform_weights(first, second, seed);
+    if (kind == "normal") return normal_weights(first, second, seed);
+    throw invalid_argument(
+        "weights begin as 'zeros', ('uniform', LOW, HIGH) or ('normal', MEAN, DEVIATION), not '" + kind +
+        "'");
+}
+
+std::span<const std::int64_t> ids_at(std::uintptr_t address, std::uint64_t count) {
+    return {std::bit_cast<const std::int64_t*>(address), count};
+}
+
+/// A lease that Python may drop at any time, also on another thread.
+class python_lease {
+ public:
+    explicit python_lease(embedding_lease lease) : lease_(std::move(lease)) {}
+    python_lease(const python_lease&) = delete;
+    python_lease& operator=(const python_lease&) = delete;
+    ~python_lease() {
+        const gil_release released;
+        lease_.reset();
+    }
+
+    const embedding_lease& get() const {
+        if (!lease_) throw invalid_argument("the rows were committed or released already");
+        return *lease_;
+    }
+    bool is_valid() const noexcept { return lease_.has_value(); }
+    embedding_lease take() {
+        static_cast<void>(get());
+        return *std::exchange(lease_, std::nullopt);
+    }
+
+ private:
+    std::optional<embedding_lease> lease_;
+};
+
+/// A table with a stream for the host.
+class python_embeddings {
+ public:
+    python_embeddings(embedding_options options, const std::string& device_name) {
+        const gil_release released;
+        const device device = device::parse(device_name);
+        if (device.kind() == device_kind::host) own_.emplace(device);
+        table_.emplace(std::move(options), device);
+    }
+    python_embeddings(const python_embeddings&) = delete;
+    python_embeddings& operator=(const python_embeddings&) = delete;
+    ~python_embeddings() {
+        const gil_release released;
+        table_.reset();
+        own_.reset();
+    }
+
+    embedding_table& table() noexcept { return *table_; }
+
+    /// Calls work(table, stream). On the host it has finished when this returns.
+    template <typename Work>
+    auto run(stream_number stream, Work work) {
+        const gil_release released;
+        const stream_view view = on(stream);
+        if constexpr (std::is_void_v<decltype(work(*table_, view))>) {
+            work(*table_, view);
+            if (own_) view.synchronize();
+        } else {
+            auto result = work(*table_, view);
+            if (own_) view.synchronize();
+            return result;
+        }
+    }
+
+ private:
+    stream_view on(stream_number stream) const {
+        if (own_) return *own_;
+        const auto view = dlpack::consumer_stream(table_->device(), stream);
+        if (!view) throw invalid_argument("a step needs a stream");
+        return *view;
+    }
+
+    std::optional<pinflow::stream> own_;
+    std::optional<embedding_table> table_;
+};
+
+}  // namespace
+
+void bind_embedding_tables(nb::module_& module) {
+    nb::class_<python_lease>(module, "EmbeddingLease")
+        .def_prop_ro(
+            "weights_address",
+            [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().weights()); })
+        .def_prop_ro("row_count", [](const python_lease& self) { return self.get().row_count(); })
+        .def_prop_ro("stride_bytes", [](const python_lease& self) { return self.get().stride_bytes(); })
+        .def_prop_ro(
+            "positions_address",
+            [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().positions()); })
+        .def_prop_ro("position_count", [](const python_lease& self) { return self.get().position_count(); })
+        .def("ids",
+             [](const python_lease& self) {
+                 const auto ids = self.get().ids();
+                 return nb::bytes(ids.data(), ids.size_bytes());
+             })
+        .def("is_valid", [](const python_lease& self) { return self.is_valid(); })
+        .def("release", [](python_lease& self) { static_cast<void>(self.take()); });
+    nb::class_<python_embeddings>(module, "EmbeddingTable")
+        .def(
+            "__init__",
+            [](python_embeddings* self, std::uint64_t rows, std::uint64_t columns, const std::string& type,
+               const std::string& rule, const numbers_by_name& numbers, const weights_spec& weights,
+               std::uint64_t max_batch_ids, unsigned look_ahead, std::uint64_t device_rows,
+               const std::string& device) {
+                embedding_options options;
+                options.row_count = rows;
+                options.columns = columns;
+                options.type = dtype::parse(type);
+                options.rule = optimizer_of(rule, numbers);
+                options.weights = weights_of(weights);
+                options.max_batch_ids = max_batch_ids;
+                options.look_ahead = look_ahead;
+                options.device_rows = device_rows;
+                new (self) python_embeddings(std::move(options), device);
+            },
+            nb::arg("rows"), nb::arg("columns"), nb::arg("type"), nb::arg("rule"), nb::arg("numbers"),
+            nb::arg("weights"), nb::arg("max_batch_ids"), nb::arg("look_ahead"), nb::arg("device_rows"),
+            nb::arg("device"))
+        .def_prop_ro("device", [](python_embeddings& self) { return self.table().device().name(); })
+        .def_prop_ro("gpu",
+                     [](python_embeddings& self) -> std::optional<int> {
+                         const device& device = self.table().device();
+                         if (device.kind() == device_kind::host) return std::nullopt;
+                         return device.index();
+                     })
+        .def(
+            "prefetch",
+            [](python_embeddings& self, std::uintptr_t ids, std::uint64_t count) {
+                const gil_release released;
+                self.table().prefetch(ids_at(ids, count));
+            },
+            nb::arg("ids"), nb::arg("count"))
+        .def(
+            "fetch",
+            [](python_embeddings& self, std::uintptr_t ids, std::uint64_t count, stream_number stream) {
+                embedding_lease lease = self.run(stream, [&](embedding_table& table, stream_view on) {
+                    return table.fetch(ids_at(ids, count), on);
+                });
+                return new python_lease(std::move(lease));  // Python takes it over
+            },
+            nb::arg("ids"), nb::arg("count"), nb::arg("stream").none())
+        .def(
+            "commit",
+            [](python_embeddings& self, python_lease& lease, std::uintptr_t gradients,
+               const std::string& type, stream_number stream) {
+                embedding_lease taken = lease.take();
+                const dtype of_gradients = dtype::parse(type);
+                self.run(stream, [&](embedding_table& table, stream_view on) {
+                    table.commit(std::move(taken), std::bit_cast<const std::byte*>(gradients), of_gradients,
+                                 on);
+                });
+            },
+            nb::arg("lease"), nb::arg("gradients"), nb::arg("type"), nb::arg("stream").none())
+        .def(
+            "write_back",
+            [](python_embeddings& self, python_lease& lease, stream_number stream) {
+                embedding_lease taken = lease.take();
+                self.run(stream, [&](embedding_table& table, stream_view on) {
+                    table.write_back(std::move(taken), on);
+                });
+            },
+            nb::arg("lease"), nb::arg("stream").none())
+        .def(
+            "set_rate",
+            [](python_embeddings& self, double rate, stream_number stream) {
+                self.run(stream, [&](embedding_table& table, stream_view on) { table.set_rate(rate, on); });
+            },
+            nb::arg("rate"), nb::arg("stream").none())
+        .def(
+            "read_weights",
+            [](python_embeddings& self, std::uintptr_t ids, std::uint64_t count, std::uintptr_t to,
+               std::uint64_t size_bytes) {
+                const gil_release released;
+                self.table().read_weights(ids_at(ids, count), {std::bit_cast<std::byte*>(to), size_bytes});
+            },
+            nb::arg("ids"), nb::arg("count"), nb::arg("to"), nb::arg("size_bytes"))
+        .def("synchronize", [](python_embeddings& self) {
+            const gil_release released;
+            self.table().synchronize();
+        });
+}
+
+}  // namespace pinflow::python

@@ -1,0 +1,310 @@
+"""Embeddings larger than the GPU, trained with an ordinary optimizer."""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+from . import _native
+from ._arrays import Interface, whole_numbers
+from ._errors import InvalidArgument, Unsupported
+from ._streams import consumer_stream
+from ._train import _TYPES, _numbers
+
+_SIZES = {"<f4": 4, "<f2": 2, "bfloat16": 2}
+_SPELLINGS = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
+_RATES = {"adagrad": 1e-2, "adadelta": 1.0, "rmsprop": 1e-2, "rprop": 1e-2, "adamax": 2e-3, "nadam": 2e-3, "asgd": 1e-2}
+Weights = Union[str, Tuple[str, float, float]]
+
+
+class EmbeddingLease:
+    """Rows on the table's device, from `fetch` to `commit`: each row once, in ascending order of ids. Needs PyTorch.
+    Dropping it without a commit changes nothing in the table."""
+
+    def __init__(self, table: EmbeddingTable, lease: Any) -> None:
+        self._table, self._lease = table, lease
+
+    @property
+    def weights(self) -> Any:
+        """A tensor of shape (rows, columns) in the memory of the lease; rows lie apart. Valid until the commit."""
+        torch = _torch()
+        rows, stride = self._lease.row_count, self._lease.stride_bytes
+        raw = self._view(self._lease.weights_address, rows * stride).view(rows, stride)
+        return raw[:, :self._table._row_bytes].view(getattr(torch, self._table.dtype))
+
+    @property
+    def positions(self) -> Any:
+        """An int64 tensor: for each id of the fetch, the row that has it. `weights[positions]` are the embeddings."""
+        count = self._lease.position_count
+        return self._view(self._lease.positions_address, count * 8).view(_torch().int64)
+
+    @property
+    def ids(self) -> Any:
+        """The ids of the rows, as a numpy array."""
+        import numpy
+
+        return numpy.frombuffer(self._lease.ids(), numpy.uint64).astype(numpy.int64)
+
+    def release(self) -> None:
+        """Gives the rows back without a change."""
+        self._lease.release()
+
+    def _view(self, address: int, nbytes: int) -> Any:
+        torch = _torch()
+        if nbytes == 0:
+            return torch.empty(0, dtype=torch.uint8, device=self._table._torch_device)
+        interface = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
+        if self._table._gpu is None:
+            import numpy
+
+            return torch.from_numpy(numpy.asarray(Interface(interface, self._lease)))
+        return torch.as_tensor(_CudaMemory(interface, self._lease), device=self._table._torch_device)
+
+
+class EmbeddingTable:
+    """A table of embeddings in host memory, with the optimizer's state beside the weights of each row. The GPU needs
+    memory for a few batches only. Needs PyTorch for tensors.
+
+        table = pinflow.EmbeddingTable(10_000_000, 128, weights=("normal", 0, 0.1), optimizer="adam", lr=1e-3)
+        embedding = table.module()               # in the place of torch.nn.Embedding
+        for ids, y in batches:
+            loss(model(embedding(ids)), y).backward()
+            table.step()                         # updates the rows of `ids`
+
+    Args:
+        rows, columns: the shape of the table.
+        dtype: of the weights: 'float32', 'float16', 'bfloat16', or a dtype of PyTorch. State is float32.
+        optimizer: a rule of FlatParameters: 'sgd', 'adagrad', 'adadelta', 'rmsprop', 'rprop', 'adam', 'adamw', 'adamax',
+            'nadam', 'radam', 'asgd', 'sparse_adam'. `lr` and the other settings are named as in torch.optim.
+        weights: how they begin: 'zeros', ('uniform', LOW, HIGH) or ('normal', MEAN, DEVIATION); they depend on `seed` and
+            on the row alone.
+        device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
+        max_batch_ids: the most ids of one fetch.
+        look_ahead: how many steps `prefetch` may be ahead. The device holds 2 + 2 * look_ahead batches.
+        device_rows: so many rows, the first ones, stay in device memory.
+
+    Each row counts its own steps: see the C++ class. One thread at a time may use a table.
+
+    Raises:
+        InvalidArgument, Unsupported: numbers, rules, settings or types that do not work.
+        SystemFailure, DeviceError: memory is short.
+    """
+
+    def __init__(self, rows: int, columns: int, *, dtype: Any = "float32", optimizer: str = "adam",
+                 lr: Optional[float] = None, weights: Weights = "zeros", seed: int = 0, device: str = "auto",
+                 max_batch_ids: int = 1 << 17, look_ahead: int = 1, device_rows: int = 0, **settings: Any) -> None:
+        name = str(dtype)
+        spelling = _TYPES.get(name, _SPELLINGS.get(name))
+        if spelling not in _SIZES:
+            raise Unsupported(f"weights are float32, float16 or bfloat16, not {name}")
+        kind, first, second = (weights, 0.0, 0.0) if isinstance(weights, str) else weights
+        numbers = _numbers({"lr": _RATES.get(optimizer, 1e-3) if lr is None else lr, **settings})
+        self._table = _native.EmbeddingTable(rows, columns, spelling, optimizer, numbers,
+                                             (kind, float(first), float(second), seed), max_batch_ids, look_ahead,
+                                             device_rows, device)
+        self.shape = (rows, columns)
+        self.dtype = name.rpartition(".")[2]
+        self._spelling = spelling
+        self._row_bytes = columns * _SIZES[spelling]
+        self._gpu = self._table.gpu
+        self._torch_device = "cpu" if self._gpu is None else self._table.device
+        #: of backward passes: the lease, if it is still held, the ids and their gradients
+        self._pending: List[Tuple[Optional[EmbeddingLease], Any, Any]] = []
+        self._held: Any = None
+
+    @property
+    def device(self) -> str:
+        """'host' or 'cuda:N': where rows are used."""
+        device: str = self._table.device
+        return device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<pinflow.EmbeddingTable {self.dtype} {self.shape}, rows on {self.device}>"
+
+    def prefetch(self, ids: Any) -> None:
+        """Begins to move the rows of a later fetch of the same ids. Changes no result.
+
+        Raises:
+            InvalidArgument: `look_ahead` steps are prefetched already; as `fetch`.
+        """
+        found = _ids(ids)
+        self._table.prefetch(found.ctypes.data, found.size)
+
+    def fetch(self, ids: Any) -> EmbeddingLease:
+        """The rows of `ids`, as all commits before have left them, for work on PyTorch's current stream.
+
+        Args:
+            ids: whole numbers in host memory: a numpy array, a list or a CPU tensor, of any shape. They may repeat.
+
+        Raises:
+            InvalidArgument: ids outside the table, or more than max_batch_ids.
+            Unsupported: ids in device memory: use ids.cpu().
+            AllSlotsLeased: too many leases are held.
+        """
+        found = _ids(ids)
+        stream, _ = consumer_stream(None, self._gpu)
+        return EmbeddingLease(self, self._table.fetch(found.ctypes.data, found.size, stream))
+
+    def commit(self, lease: EmbeddingLease, gradients: Any) -> None:
+        """Makes one step of the optimizer on each row of the lease, and writes it back.
+
+        Args:
+            gradients: a tensor on the table's device with a row for each id of the fetch. Those of equal ids are added.
+
+        Raises:
+            InvalidArgument: gradients of another shape or on another device; a lease that was committed.
+        """
+        self._commit(lease, gradients)
+
+    def write_back(self, lease: EmbeddingLease) -> None:
+        """Writes back what was written to `lease.weights`, for an optimizer of one's own."""
+        stream, _ = consumer_stream(None, self._gpu)
+        self._table.write_back(lease._lease, stream)
+
+    def weights(self, ids: Any) -> Any:
+        """The weights of rows as a CPU tensor of shape (len(ids), columns). Waits for all commits."""
+        torch = _torch()
+        found = _ids(ids)
+        rows = torch.empty((found.size, self.shape[1]), dtype=getattr(torch, self.dtype))
+        self._table.read_weights(found.ctypes.data, found.size, rows.data_ptr(), found.size * self._row_bytes)
+        return rows
+
+    def set_rate(self, lr: float) -> None:
+        """The rate from the next commit on."""
+        stream, _ = consumer_stream(None, self._gpu)
+        self._table.set_rate(lr, stream)
+
+    def synchronize(self) -> None:
+        """Waits until all commits are written."""
+        self._table.synchronize()
+
+    # ---- autograd
+
+    def module(self) -> Any:
+        """A torch.nn.Module that looks embeddings up: module(ids) has the shape of `ids` and a last axis of `columns`. The
+        backward pass keeps the gradients until `step`. In eval mode and under no_grad it keeps nothing."""
+        return _module_class()(self)
+
+    @property
+    def gradients(self) -> List[Any]:
+        """The gradients that `step` will use, one tensor for each forward pass, to be scaled or clipped in place."""
+        return [gradient for _, _, gradient in self._pending]
+
+    def step(self) -> None:
+        """Commits the gradients of all backward passes since the last step, as one step of the optimizer."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        lease, _, gradient = pending[0]
+        if len(pending) == 1 and lease is not None:
+            self._commit(lease, gradient)
+            return
+        import numpy
+
+        if lease is not None:
+            lease.release()
+        ids = numpy.concatenate([each for _, each, _ in pending])
+        self._commit(self.fetch(ids), _torch().cat([gradient for _, _, gradient in pending]))
+
+    def zero_grad(self) -> None:
+        """Drops the gradients of backward passes since the last step."""
+        self._pending = []
+
+    def _keep(self, lease: EmbeddingLease) -> Optional[EmbeddingLease]:
+        """The lease of a forward pass, unless another one is held: then `step` fetches its rows again."""
+        held = self._held() if self._held is not None else None
+        if held is not None and held._lease.is_valid():
+            lease.release()
+            return None
+        self._held = weakref.ref(lease)
+        return lease
+
+    def _commit(self, lease: EmbeddingLease, gradients: Any) -> None:
+        torch = _torch()
+        if not isinstance(gradients, torch.Tensor):
+            raise InvalidArgument(f"gradients are a tensor of PyTorch, not {type(gradients).__name__}")
+        count = lease._lease.position_count
+        if gradients.numel() != count * self.shape[1] or gradients.shape[-1:] != (self.shape[1],):
+            raise InvalidArgument(f"the gradients of {count} ids have the shape ({count}, {self.shape[1]}), not "
+                                  f"{tuple(gradients.shape)}")
+        if gradients.device != torch.device(self._torch_device):
+            raise InvalidArgument(f"the table's rows are on {self._torch_device}, and the gradients on {gradients.device}")
+        spelling = _TYPES.get(str(gradients.dtype), str(gradients.dtype))
+        gradients = gradients.detach().contiguous()
+        stream, _ = consumer_stream(None, self._gpu)
+        self._table.commit(lease._lease, gradients.data_ptr(), spelling, stream)
+
+
+class _CudaMemory:
+    """Memory of a lease, for torch.as_tensor."""
+
+    def __init__(self, interface: Dict[str, Any], owner: Any) -> None:
+        self.__cuda_array_interface__ = interface
+        self._owner = owner
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def _ids(ids: Any) -> Any:
+    import numpy
+
+    if getattr(getattr(ids, "device", None), "type", "cpu") == "cuda":
+        raise Unsupported("an embedding table takes ids in host memory: use ids.cpu()")
+    return numpy.ascontiguousarray(whole_numbers(numpy.asarray(ids).reshape(-1)), dtype=numpy.int64)
+
+
+_classes: Dict[str, Any] = {}
+
+
+def _module_class() -> Any:
+    """The module's class, made when it is first needed: pinflow does not import PyTorch."""
+    if "module" in _classes:
+        return _classes["module"]
+    torch = _torch()
+
+    class lookup(torch.autograd.Function):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def forward(ctx: Any, anchor: Any, table: EmbeddingTable, ids: Any, shape: Any) -> Any:
+            lease = table.fetch(ids)
+            rows = lease.weights[lease.positions].view(*shape, table.shape[1])
+            ctx.kept = (table, table._keep(lease), ids)
+            return rows
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            table, lease, ids = ctx.kept
+            table._pending.append((lease, ids, gradients[0].reshape(-1, table.shape[1]).contiguous()))
+            return None, None, None, None
+
+    class Embedding(torch.nn.Module):  # type: ignore[misc,name-defined]
+        """Looks embeddings up in an EmbeddingTable."""
+
+        def __init__(self, table: EmbeddingTable) -> None:
+            super().__init__()
+            self.table = table
+            #: what makes autograd call the backward pass
+            self._anchor = torch.zeros((), requires_grad=True)
+
+        def forward(self, ids: Any) -> Any:
+            import numpy
+
+            found = _ids(ids)
+            shape = tuple(numpy.shape(ids))
+            if self.training and torch.is_grad_enabled():
+                return lookup.apply(self._anchor, self.table, found, shape)
+            lease = self.table.fetch(found)
+            rows = lease.weights[lease.positions].view(*shape, self.table.shape[1])
+            lease.release()
+            return rows
+
+        def extra_repr(self) -> str:
+            return repr(self.table)
+
+    _classes["module"] = Embedding
+    return Embedding

@@ -1,0 +1,171 @@
+"""Tests of the embedding table, on each device. They need PyTorch."""
+
+import threading
+import unittest
+
+import numpy as np
+
+import pinflow
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+DEVICES = ["host"]
+if torch is not None and torch.cuda.is_available():
+    DEVICES.append("cuda:0")
+
+
+def on(device):
+    return "cpu" if device == "host" else device
+
+
+@unittest.skipIf(torch is None, "PyTorch is not installed")
+class EmbeddingTableTest(unittest.TestCase):
+    def test_rows_that_all_take_part_move_as_with_torch(self):
+        for device in DEVICES:
+            for rule, made, settings in (("sparse_adam", torch.optim.SparseAdam, {"lr": 0.01}),
+                                         ("adam", torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.95)}),
+                                         ("adagrad", torch.optim.Adagrad, {}),
+                                         ("sgd", torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})):
+                with self.subTest(device=device, rule=rule):
+                    torch.manual_seed(3)
+                    table = pinflow.EmbeddingTable(20, 6, optimizer=rule, weights=("normal", 0, 1), seed=5, device=device,
+                                                   **settings)
+                    theirs = torch.nn.Embedding(20, 6, sparse=rule == "sparse_adam")
+                    with torch.no_grad():
+                        theirs.weight.copy_(table.weights(np.arange(20)))
+                    optimizer = made(theirs.parameters(), **settings)
+                    ours = table.module()
+                    wanted = torch.randn(40, 6)
+                    for _ in range(5):
+                        ids = torch.cat([torch.randperm(20), torch.randint(0, 20, (20,))])
+                        ((ours(ids) - wanted.to(on(device))) ** 2).sum().backward()
+                        table.step()
+                        optimizer.zero_grad()
+                        ((theirs(ids) - wanted) ** 2).sum().backward()
+                        optimizer.step()
+                    difference = (table.weights(np.arange(20)) - theirs.weight.detach()).abs().max().item()
+                    self.assertLess(difference, 1e-5)
+
+    def test_accumulated_gradients_are_one_step(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                tables = [pinflow.EmbeddingTable(30, 4, weights=("uniform", -1, 1), seed=2, device=device)
+                          for _ in range(2)]
+                ids = np.array([3, 7, 3, 29, 0, 7])
+                whole, parts = (table.module() for table in tables)
+                whole(ids).square().sum().backward()
+                self.assertEqual(len(tables[0].gradients), 1)
+                for part in np.split(ids, 3):
+                    parts(part).square().sum().backward()
+                self.assertEqual(len(tables[1].gradients), 3)
+                for table in tables:
+                    table.step()
+                    self.assertEqual(table.gradients, [])
+                first, second = (table.weights(np.arange(30)) for table in tables)
+                self.assertTrue(torch.equal(first, second))
+
+    def test_gradients_can_be_changed_or_dropped_before_the_step(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(10, 2, optimizer="sgd", lr=1.0, device=device)
+                module = table.module()
+                module([1, 2]).sum().backward()
+                table.zero_grad()
+                table.step()
+                self.assertEqual(table.weights(np.arange(10)).abs().sum().item(), 0)
+                module([1, 2]).sum().backward()
+                for gradient in table.gradients:
+                    gradient.mul_(0.5)
+                table.step()
+                self.assertEqual(table.weights([2]).tolist(), [[-0.5, -0.5]])
+
+    def test_without_training_nothing_is_held(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(10, 3, weights=("normal", 0, 1), device=device, look_ahead=0)
+                module = table.module()
+                for _ in range(20):
+                    with torch.no_grad():
+                        rows = module(torch.tensor([[1, 2], [3, 1]]))
+                    self.assertEqual(tuple(rows.shape), (2, 2, 3))
+                    self.assertTrue(torch.equal(rows.cpu().view(4, 3), table.weights([1, 2, 3, 1])))
+                module.eval()
+                rows = module([5])
+                self.assertFalse(rows.requires_grad)
+                self.assertEqual(table.gradients, [])
+
+    def test_fetch_and_commit_by_hand_with_prefetch(self):
+        for device in DEVICES:
+            for dtype in ("float32", "float16", "bfloat16"):
+                with self.subTest(device=device, dtype=dtype):
+                    table = pinflow.EmbeddingTable(100, 8, dtype=dtype, optimizer="sgd", lr=1.0, device=device,
+                                                   device_rows=20)
+                    batches = [np.random.default_rng(i).integers(0, 100, 50) for i in range(6)]
+                    counts = np.zeros(100)
+                    table.prefetch(batches[0])
+                    for i, ids in enumerate(batches):
+                        lease = table.fetch(ids)
+                        if i + 1 < len(batches):
+                            table.prefetch(batches[i + 1])
+                        self.assertEqual(lease.ids.tolist(), sorted(set(ids.tolist())))
+                        self.assertEqual(tuple(lease.weights.shape), (len(lease.ids), 8))
+                        found = lease.weights[lease.positions][:, 0].float().cpu().numpy()
+                        np.testing.assert_array_equal(found, -counts[ids])
+                        table.commit(lease, torch.ones(50, 8, dtype=lease.weights.dtype, device=on(device)))
+                        np.add.at(counts, ids, 1)
+                    np.testing.assert_array_equal(table.weights(np.arange(100))[:, 3].float().numpy(), -counts)
+
+    def test_rows_are_written_back_for_an_optimizer_of_ones_own(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(10, 3, device=device)
+                lease = table.fetch([4, 2])
+                lease.weights.copy_(torch.tensor([[1., 2, 3], [4, 5, 6]]))
+                table.write_back(lease)
+                self.assertEqual(table.weights([2, 4, 5]).tolist(), [[1, 2, 3], [4, 5, 6], [0, 0, 0]])
+
+    def test_wrong_arguments_are_refused(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(10, 3, device=device, max_batch_ids=4)
+                for ids in ([10], [-1], [1, 2, 3, 4, 5], [0.5]):
+                    with self.assertRaises(pinflow.InvalidArgument):
+                        table.fetch(ids)
+                with self.assertRaisesRegex(pinflow.InvalidArgument, "12"):
+                    table.weights([12])
+                lease = table.fetch([1, 2])
+                with self.assertRaisesRegex(pinflow.InvalidArgument, "shape"):
+                    table.commit(lease, torch.ones(3, 3, device=on(device)))
+                table.commit(lease, torch.ones(2, 3, device=on(device)))
+                with self.assertRaises(pinflow.InvalidArgument):
+                    table.commit(lease, torch.ones(2, 3, device=on(device)))
+                with self.assertRaises(pinflow.InvalidArgument):
+                    lease.weights
+                with self.assertRaises(pinflow.Unsupported):
+                    pinflow.EmbeddingTable(10, 3, dtype="float64", device=device)
+                with self.assertRaisesRegex(pinflow.InvalidArgument, "no rule"):
+                    pinflow.EmbeddingTable(10, 3, optimizer="lion", device=device)
+                with self.assertRaisesRegex(pinflow.InvalidArgument, "lr_decay"):
+                    pinflow.EmbeddingTable(10, 3, lr_decay=1, device=device)
+                with self.assertRaisesRegex(pinflow.InvalidArgument, "poisson"):
+                    pinflow.EmbeddingTable(10, 3, weights="poisson", device=device)
+        if len(DEVICES) > 1:
+            with self.assertRaises(pinflow.Unsupported):
+                table.fetch(torch.tensor([1], device=DEVICES[1]))
+
+    def test_a_lease_may_be_dropped_on_another_thread(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(10, 3, device=device)
+                for _ in range(20):
+                    leases = [table.fetch([1, 2, 3])]
+                    thread = threading.Thread(target=leases.clear)
+                    thread.start()
+                    thread.join()
+
+
+if __name__ == "__main__":
+    unittest.main()
