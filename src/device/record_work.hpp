@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "src/core/scalar.hpp"
 #include "src/device/flat_work.hpp"
@@ -11,7 +12,8 @@
 namespace pinflow::detail {
 
 /// What a record consists of: a row of weights at its front, each state of the rule as a float for each
-/// weight, and the number of steps of the row, 32 bits. Each part begins at a multiple of 16 bytes.
+/// weight (for the whole row, if the rule is row-wise), and the number of steps of the row, 32 bits. Each
+/// part begins at a multiple of 16 bytes.
 struct record_layout {
     std::uint64_t columns = 0;
     flat_type type = flat_type::float32;  ///< of weights: not float64
@@ -54,5 +56,14 @@ struct record_step {
     typename Rule::template step<float> rule;
     decay_step<float> decay;
 };
+
+template <typename Rule>
+inline constexpr bool is_rowwise = std::is_same_v<Rule, rowwise_adagrad_rule>;
+
+// The order in which the squares of a row's gradients are added, on every device. Column c belongs to sum (c
+// / 4) % 32, which takes its columns in ascending order. The sums are added in pairs at a distance of 16, of
+// 8, and so on.
+inline constexpr unsigned square_sums = 32;
+inline constexpr unsigned columns_of_turn = 4;
 
 }  // namespace pinflow::detail

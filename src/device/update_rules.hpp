@@ -217,6 +217,28 @@ struct adagrad_rule {
     }
 };
 
+/// torchrec.optim.RowWiseAdagrad. State: the sum of the mean squares of a row's gradients, which is that of
+/// the step when `update` is called: see add_mean_square.
+struct rowwise_adagrad_rule {
+    static constexpr unsigned state_count = 1;
+    template <typename Real>
+    using step = adagrad_rule::step<Real>;
+    template <typename Real>
+    PINFLOW_DETAIL_HOST_DEVICE static step<Real> prepare(const rule_numbers& numbers, std::uint64_t number) {
+        return adagrad_rule::prepare<Real>(numbers, number);
+    }
+    template <typename Real>
+    PINFLOW_DETAIL_HOST_DEVICE static Real add_mean_square(const step<Real>& now, Real sum, Real squares,
+                                                           std::uint64_t columns) {
+        return sum + now.initial + squares / static_cast<Real>(columns);
+    }
+    template <typename Real>
+    PINFLOW_DETAIL_HOST_DEVICE static void update(const step<Real>& now, Real& parameter, Real gradient,
+                                                  Real* state) {
+        parameter -= now.rate * gradient / (root(state[0]) + now.epsilon);
+    }
+};
+
 /// torch.optim.Adadelta. State: the mean square of gradients, and that of updates.
 struct adadelta_rule {
     static constexpr unsigned state_count = 2;
@@ -481,8 +503,9 @@ enum class rule_kind : std::uint8_t {
     nadam,
     radam,
     asgd,
+    rowwise_adagrad,  ///< for embedding tables only
 };
-inline constexpr unsigned rule_kinds = 15;
+inline constexpr unsigned rule_kinds = 16;
 inline constexpr unsigned max_rule_states = 3;
 
 /// Calls visit(rule) with an object of the rule's type.
@@ -517,6 +540,8 @@ auto visit_rule(rule_kind kind, Visitor visit) {
             return visit(radam_rule{});
         case rule_kind::asgd:
             return visit(asgd_rule{});
+        case rule_kind::rowwise_adagrad:
+            return visit(rowwise_adagrad_rule{});
         case rule_kind::adam:
             break;
     }

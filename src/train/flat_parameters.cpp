@@ -28,6 +28,9 @@ std::vector<optimizer> checked_groups(std::vector<optimizer> groups) {
         check_settings(group);
         const detail::rule_layout first = detail::layout_of(groups.front());
         const detail::rule_layout layout = detail::layout_of(group);
+        if (layout.is_rowwise)
+            throw unsupported(
+                fmt::format("{} is a rule for the rows of an embedding table", rule_name(group)));
         if (group.index() == groups.front().index() && layout.kind == first.kind) continue;
         throw invalid_argument(
             fmt::format("all groups must have one rule, and momentum, centered and amsgrad must be on or off "

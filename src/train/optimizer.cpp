@@ -26,6 +26,7 @@ struct names {
     std::string_view operator()(const radam&) const { return "radam/1"; }
     std::string_view operator()(const asgd&) const { return "asgd/1"; }
     std::string_view operator()(const sparse_adam&) const { return "sparse_adam/1"; }
+    std::string_view operator()(const rowwise_adagrad&) const { return "rowwise_adagrad/1"; }
 };
 
 /// Refuses the settings of one rule.
@@ -71,6 +72,10 @@ void check_rest(const settings_check& check, const sgd& settings) {
         check.refuse("nesterov needs a momentum above 0, and a dampening of 0");
 }
 void check_rest(const settings_check& check, const adagrad& settings) {
+    check.range("rate_decay (lr_decay)", settings.rate_decay, 0);
+    check.range("initial_sum (initial_accumulator_value)", settings.initial_sum, 0);
+}
+void check_rest(const settings_check& check, const rowwise_adagrad& settings) {
     check.range("rate_decay (lr_decay)", settings.rate_decay, 0);
     check.range("initial_sum (initial_accumulator_value)", settings.initial_sum, 0);
 }

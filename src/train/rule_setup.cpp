@@ -28,6 +28,11 @@ void set(rule_numbers& numbers, const adagrad& settings) {
     numbers.initial_sum = settings.initial_sum;
     numbers.epsilon = settings.epsilon;
 }
+void set(rule_numbers& numbers, const rowwise_adagrad& settings) {
+    numbers.rate_decay = settings.rate_decay;
+    numbers.initial_sum = settings.initial_sum;
+    numbers.epsilon = settings.epsilon;
+}
 void set(rule_numbers& numbers, const adadelta& settings) {
     numbers.rho = settings.rho;
     numbers.epsilon = settings.epsilon;
@@ -78,6 +83,9 @@ struct layouts {
         return {rule_kind::sgd_momentum, {"momentum_buffer"}};
     }
     rule_layout operator()(const adagrad&) const { return {rule_kind::adagrad, {"sum"}}; }
+    rule_layout operator()(const rowwise_adagrad&) const {
+        return {rule_kind::rowwise_adagrad, {"sum"}, true};
+    }
     rule_layout operator()(const adadelta&) const {
         return {rule_kind::adadelta, {"square_avg", "acc_delta"}};
     }

@@ -50,7 +50,8 @@ record_layout lay_out_record(const embedding_options& options) {
     const rule_layout rule = layout_of(options.rule);
     for (std::size_t k = 0; k < rule.states.size(); ++k) {
         layout.states_bytes[k] = end;
-        end += rounded_up(options.columns * sizeof(float), part_alignment);
+        const std::uint64_t numbers = rule.is_rowwise ? 1 : options.columns;
+        end += rounded_up(numbers * sizeof(float), part_alignment);
     }
     layout.steps_bytes = end;
     layout.size_bytes = end + part_alignment;

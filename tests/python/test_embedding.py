@@ -49,6 +49,21 @@ class EmbeddingTableTest(unittest.TestCase):
                     difference = (table.weights(np.arange(20)) - theirs.weight.detach()).abs().max().item()
                     self.assertLess(difference, 1e-5)
 
+    def test_rowwise_adagrad_has_one_sum_for_each_row(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(8, 150, optimizer="rowwise_adagrad", lr=0.1, eps=1e-6,
+                                               weights=("normal", 0, 1), device=device)
+                weights, sums = table.weights(range(8)), torch.zeros(8, 1)
+                for _ in range(4):
+                    gradients = torch.randn(8, 150)
+                    table.commit(table.fetch(range(8)), gradients.to(on(device)))
+                    sums += gradients.pow(2).mean(dim=1, keepdim=True)
+                    weights -= 0.1 * gradients / (sums.sqrt() + 1e-6)
+                self.assertLess((table.weights(range(8)) - weights).abs().max().item(), 1e-5)
+        with self.assertRaises(pinflow.Unsupported):
+            pinflow.FlatParameters([torch.nn.Parameter(torch.zeros(3))], rule="rowwise_adagrad", lr=0.1)
+
     def test_accumulated_gradients_are_one_step(self):
         for device in DEVICES:
             with self.subTest(device=device):

@@ -29,6 +29,17 @@ struct adagrad {
     bool maximize = false;
 };
 
+/// Adagrad with one sum for each row of an embedding_table: that of the mean squares of the row's gradients
+/// (torchrec.optim.RowWiseAdagrad). Not for flat parameters, which have no rows.
+struct rowwise_adagrad {
+    double rate = 1e-2;
+    double rate_decay = 0;  ///< lr_decay
+    double weight_decay = 0;
+    double initial_sum = 0;  ///< initial_accumulator_value
+    double epsilon = 1e-10;
+    bool maximize = false;
+};
+
 struct adadelta {
     double rate = 1;
     double rho = 0.9;
@@ -129,7 +140,7 @@ struct sparse_adam {
 };
 
 using optimizer = std::variant<sgd, adagrad, adadelta, rmsprop, rprop, adam, adamw, adamax, nadam, radam,
-                               asgd, sparse_adam>;
+                               asgd, sparse_adam, rowwise_adagrad>;
 
 /// The rule's name with the version of its arithmetic and state, such as "adam/1". Saved state names it.
 std::string_view rule_name(const optimizer& settings) noexcept;

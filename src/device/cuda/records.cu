@@ -80,50 +80,99 @@ __device__ void sum_gradients(const record_update& work, std::uint64_t row, std:
     }
 }
 
+/// What a thread needs of some neighbouring columns.
+template <typename Stored>
+struct lane_columns {
+    numbers_of_lane<Stored> weights;
+    float gradients[lane_elements];
+    unsigned count;
+};
+
+/// The weights and summed gradients at `column`. The padding of a part may be read and written: parts begin
+/// at multiples of 16 bytes.
+template <typename Stored>
+__device__ lane_columns<Stored> load_columns(const record_update& work, std::uint64_t row,
+                                             const std::byte* record, std::uint64_t column,
+                                             bool are_aligned) {
+    lane_columns<Stored> columns{};
+    const std::uint64_t left = work.layout.columns - column;
+    columns.count = left < lane_elements ? static_cast<unsigned>(left) : lane_elements;
+    switch (work.gradient_type) {
+        case flat_type::float16:
+            sum_gradients<half_bits>(work, row, column, columns.count, are_aligned, columns.gradients);
+            break;
+        case flat_type::bfloat16:
+            sum_gradients<bfloat16_bits>(work, row, column, columns.count, are_aligned, columns.gradients);
+            break;
+        default:
+            sum_gradients<float>(work, row, column, columns.count, are_aligned, columns.gradients);
+    }
+    columns.weights = reinterpret_cast<const numbers_of_lane<Stored>*>(record)[column / lane_elements];
+    return columns;
+}
+
+/// Adds the squares of a row's gradients to its state, as record_work.hpp says. @return the new state, to all
+/// lanes.
+template <typename Rule, typename Stored>
+__device__ float add_squares(const record_update& work, std::uint64_t row, std::byte* record,
+                             const record_step<Rule>& now, bool gradients_are_aligned) {
+    static_assert(square_sums == warp_threads && columns_of_turn == lane_elements);
+    float total = 0;
+    for (std::uint64_t column = std::uint64_t{lane()} * lane_elements; column < work.layout.columns;
+         column += std::uint64_t{warp_threads} * lane_elements) {
+        const auto columns = load_columns<Stored>(work, row, record, column, gradients_are_aligned);
+        for (unsigned e = 0; e < columns.count; ++e) {
+            float value = cast_scalar<float>(columns.weights.values[e]);
+            float slope = columns.gradients[e];
+            apply_decay(now.decay, value, slope);
+            total += slope * slope;
+        }
+    }
+    for (unsigned distance = warp_threads / 2; distance != 0; distance /= 2)
+        total += __shfl_down_sync(~0U, total, distance);
+    auto* const state = reinterpret_cast<float*>(record + work.layout.states_bytes[0]);
+    float sum = 0;
+    if (lane() == 0) {
+        sum = Rule::add_mean_square(now.rule, *state, total, work.layout.columns);
+        *state = sum;
+    }
+    return __shfl_sync(~0U, sum, 0);
+}
+
 template <typename Rule, typename Stored>
 __device__ void update_record(const record_update& work, std::uint64_t row, const record_step<Rule>& now,
                               bool gradients_are_aligned) {
     const record_layout& layout = work.layout;
     std::byte* const record = work.rows.records + row * layout.size_bytes;
+    float row_state = 0;
+    if constexpr (is_rowwise<Rule>)
+        row_state = add_squares<Rule, Stored>(work, row, record, now, gradients_are_aligned);
     for (std::uint64_t column = std::uint64_t{lane()} * lane_elements; column < layout.columns;
          column += std::uint64_t{warp_threads} * lane_elements) {
-        const std::uint64_t left = layout.columns - column;
-        const unsigned count = left < lane_elements ? static_cast<unsigned>(left) : lane_elements;
-        float sums[lane_elements] = {};
-        switch (work.gradient_type) {
-            case flat_type::float16:
-                sum_gradients<half_bits>(work, row, column, count, gradients_are_aligned, sums);
-                break;
-            case flat_type::bfloat16:
-                sum_gradients<bfloat16_bits>(work, row, column, count, gradients_are_aligned, sums);
-                break;
-            default:
-                sum_gradients<float>(work, row, column, count, gradients_are_aligned, sums);
-        }
-        // the padding of a part may be read and written: parts begin at multiples of 16 bytes
-        auto* const weights = reinterpret_cast<numbers_of_lane<Stored>*>(record) + column / lane_elements;
-        numbers_of_lane<Stored> stored = *weights;
+        auto columns = load_columns<Stored>(work, row, record, column, gradients_are_aligned);
+        const auto states_at = [&](unsigned k) {
+            return reinterpret_cast<numbers_of_lane<float>*>(record + layout.states_bytes[k]) +
+                   column / lane_elements;
+        };
         numbers_of_lane<float> states[Rule::state_count + 1];
-        for (unsigned k = 0; k != Rule::state_count; ++k)
-            states[k] = reinterpret_cast<const numbers_of_lane<float>*>(
-                record + layout.states_bytes[k])[column / lane_elements];
+        for (unsigned k = 0; k != Rule::state_count && !is_rowwise<Rule>; ++k)
+            states[k] = *states_at(k);
         for (unsigned e = 0; e < lane_elements; ++e) {
-            if (e >= count) continue;
-            float value = cast_scalar<float>(stored.values[e]);
-            float slope = sums[e];
+            if (e >= columns.count) continue;
+            float value = cast_scalar<float>(columns.weights.values[e]);
+            float slope = columns.gradients[e];
             float own[Rule::state_count + 1];
             for (unsigned k = 0; k != Rule::state_count; ++k)
-                own[k] = states[k].values[e];
+                own[k] = is_rowwise<Rule> ? row_state : states[k].values[e];
             apply_decay(now.decay, value, slope);
             Rule::update(now.rule, value, slope, own);
             for (unsigned k = 0; k != Rule::state_count; ++k)
                 states[k].values[e] = own[k];
-            stored.values[e] = cast_scalar<Stored>(value);
+            columns.weights.values[e] = cast_scalar<Stored>(value);
         }
-        *weights = stored;
-        for (unsigned k = 0; k != Rule::state_count; ++k)
-            reinterpret_cast<numbers_of_lane<float>*>(
-                record + layout.states_bytes[k])[column / lane_elements] = states[k];
+        reinterpret_cast<numbers_of_lane<Stored>*>(record)[column / lane_elements] = columns.weights;
+        for (unsigned k = 0; k != Rule::state_count && !is_rowwise<Rule>; ++k)
+            *states_at(k) = states[k];
     }
 }
 

@@ -40,20 +40,42 @@ void sum_gradients(const record_update& work, std::uint64_t row, std::vector<flo
     }
 }
 
+/// The sum of the squares of a row's gradients, as record_work.hpp says.
+template <typename Stored>
+float squares_of(const Stored* weights, const std::vector<float>& gradients, const decay_step<float>& decay) {
+    float totals[square_sums] = {};
+    for (std::size_t column = 0; column < gradients.size(); ++column) {
+        float value = cast_scalar<float>(weights[column]);
+        float slope = gradients[column];
+        apply_decay(decay, value, slope);
+        totals[column / columns_of_turn % square_sums] += slope * slope;
+    }
+    for (unsigned distance = square_sums / 2; distance != 0; distance /= 2) {
+        for (unsigned i = 0; i < distance; ++i)
+            totals[i] += totals[i + distance];
+    }
+    return totals[0];
+}
+
 template <typename Rule, typename Stored>
 void update_record(const record_layout& layout, std::byte* record, const std::vector<float>& sums,
                    const record_step<Rule>& now) {
     auto* const weights = reinterpret_cast<Stored*>(record);
+    if constexpr (is_rowwise<Rule>) {
+        auto& state = *reinterpret_cast<float*>(record + layout.states_bytes[0]);
+        state = Rule::add_mean_square(now.rule, state, squares_of(weights, sums, now.decay), layout.columns);
+    }
     for (std::size_t column = 0; column < sums.size(); ++column) {
         float value = cast_scalar<float>(weights[column]);
         float slope = sums[column];
         float own[Rule::state_count + 1];
+        const std::size_t element = is_rowwise<Rule> ? 0 : column;
         for (unsigned k = 0; k != Rule::state_count; ++k)
-            own[k] = reinterpret_cast<const float*>(record + layout.states_bytes[k])[column];
+            own[k] = reinterpret_cast<const float*>(record + layout.states_bytes[k])[element];
         apply_decay(now.decay, value, slope);
         Rule::update(now.rule, value, slope, own);
         for (unsigned k = 0; k != Rule::state_count; ++k)
-            reinterpret_cast<float*>(record + layout.states_bytes[k])[column] = own[k];
+            reinterpret_cast<float*>(record + layout.states_bytes[k])[element] = own[k];
         weights[column] = cast_scalar<Stored>(value);
     }
 }

@@ -60,6 +60,10 @@ void read_rest(settings_reader& reader, adagrad& settings) {
     reader.take("lr_decay", settings.rate_decay);
     reader.take("initial_accumulator_value", settings.initial_sum);
 }
+void read_rest(settings_reader& reader, rowwise_adagrad& settings) {
+    reader.take("lr_decay", settings.rate_decay);
+    reader.take("initial_accumulator_value", settings.initial_sum);
+}
 void read_rest(settings_reader& reader, adadelta& settings) {
     reader.take("rho", settings.rho);
 }
