@@ -34,6 +34,8 @@ settings read_arguments(int count, char** values) {
                                   &chosen.steps, &chosen.look_ahead, &chosen.device_rows};
     for (int i = 1; i < count && i <= 6; ++i)
         *all[i - 1] = std::strtoull(values[i], nullptr, 10);
+    for (std::uint64_t* const size : {&chosen.rows, &chosen.columns, &chosen.batch, &chosen.steps})
+        *size = std::max<std::uint64_t>(*size, 1);
     return chosen;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -359,6 +360,101 @@ TEST_CASE("embedding table: wrong ids, leases and options are refused, and nothi
         std::vector<std::byte> memory(160);
         bad.storage.emplace(memory, 16);
         CHECK_THROWS_AS(embedding_table(bad, device), invalid_argument);
+    });
+}
+
+TEST_CASE("embedding table: leases of several streams commit in turn, and rows are written back") {
+    on_each_device([&](const device& device) {
+        embedding_options options;
+        options.row_count = 40;
+        options.columns = 5;
+        options.rule = sgd{.rate = 1};
+        options.max_batch_ids = 20;
+        for (const unsigned look_ahead : {0U, 2U}) {
+            options.look_ahead = look_ahead;
+            plain_table expected(options);
+            embedding_table table(options, device);
+            const stream first(device), second(device);
+            std::mt19937_64 random(9);
+            std::deque<device_gradients> gradients;
+            const auto commit = [&](embedding_lease lease, const std::vector<std::uint64_t>& ids,
+                                    stream_view on) {
+                const auto values = random_gradients(random, ids.size() * options.columns);
+                expected.step(ids, values);
+                gradients.emplace_back(values, on);
+                table.commit(std::move(lease), gradients.back().data(), dtype::of<float>(), on);
+            };
+            for (int round = 0; round < 30; ++round) {
+                const auto ids = random_ids(random, options.row_count, 20);
+                const auto others = random_ids(random, options.row_count, 20);
+                embedding_lease lease = table.fetch(ids, first);
+                embedding_lease other = table.fetch(others, second);
+                commit(std::move(lease), ids, second);
+                if (round % 3 == 2) {
+                    {
+                        const embedding_lease dropped = std::move(other);
+                    }
+                    table.write_back(table.fetch(others, first), second);
+                } else {
+                    commit(std::move(other), others, first);
+                }
+            }
+            CHECK(weights_of(table, all_ids(40)) == expected.weights_of(all_ids(40)));
+            first.synchronize();
+            second.synchronize();
+        }
+    });
+}
+
+TEST_CASE("embedding table: a new rate is that of later commits, on any stream") {
+    on_each_device([&](const device& device) {
+        embedding_options options;
+        options.row_count = 4;
+        options.columns = 2;
+        options.rule = sgd{.rate = 1};
+        embedding_table table(options, device);
+        const stream first(device), second(device);
+        const std::vector<std::uint64_t> ids{0, 1, 2, 3};
+        const device_gradients ones(std::vector<float>(8, 1.0F), first);
+        first.synchronize();
+        table.commit(table.fetch(ids, first), ones.data(), dtype::of<float>(), first);
+        table.set_rate(0.25, second);
+        table.commit(table.fetch(ids, first), ones.data(), dtype::of<float>(), first);
+        const auto bytes = weights_of(table, ids);
+        for (std::size_t i = 0; i < bytes.size(); i += 4) {
+            float weight = 0;
+            std::memcpy(&weight, &bytes[i], 4);
+            CHECK(weight == -1.25F);
+        }
+        CHECK(rate_of(table.options().rule) == 0.25);
+        CHECK_THROWS_AS(table.set_rate(-1, first), invalid_argument);
+    });
+}
+
+TEST_CASE("embedding table: prefetches are cancelled, and leases outlive the table") {
+    on_each_device([&](const device& device) {
+        embedding_options options;
+        options.row_count = 30;
+        options.columns = 4;
+        options.max_batch_ids = 10;
+        options.look_ahead = 2;
+        const stream stream(device);
+        std::optional<embedding_table> table(std::in_place, options, device);
+        std::mt19937_64 random(1);
+        const device_gradients gradients(random_gradients(random, 40), stream);
+        for (int round = 0; round < 20; ++round) {
+            const auto a = random_ids(random, 30, 10), b = random_ids(random, 30, 10),
+                       c = random_ids(random, 30, 10);
+            table->prefetch(a);
+            table->prefetch(b);
+            table->commit(table->fetch(c, stream), gradients.data(), dtype::of<float>(), stream);
+            table->cancel_prefetches();
+        }
+        const auto ids = random_ids(random, 30, 10);
+        const embedding_lease lease = table->fetch(ids, stream);
+        table.reset();
+        CHECK(lease.position_count() == 10);
+        stream.synchronize();
     });
 }
 

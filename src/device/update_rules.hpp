@@ -11,8 +11,9 @@
 #endif
 
 /// The update rules of optimizers, for the host and for CUDA. Both give the same bits, except in NaNs: only
-/// operations are used whose results IEEE 754 defines (+ - * / sqrt floor), and host_flat.cpp and flat.cu,
-/// which evaluate the rules, are compiled without contraction to fused multiply-adds.
+/// operations are used whose results IEEE 754 defines (+ - * / sqrt floor), and host_flat.cpp, flat.cu,
+/// host_records.cpp and records.cu, which evaluate the rules, are compiled without contraction to fused
+/// multiply-adds.
 ///
 /// Rules follow torch.optim's implementation for single tensors (PyTorch 2.11). But ASGD uses the rate of the
 /// current step, and centered RMSprop takes a variance below 0 as 0. What a rule needs in one step is

@@ -70,6 +70,10 @@ void embedding_table::prefetch(row_ids ids) {
     valid().prefetch(ids);
 }
 
+void embedding_table::cancel_prefetches() {
+    valid().cancel_prefetches();
+}
+
 embedding_lease embedding_table::fetch(row_ids ids, stream_view stream) {
     state& table = valid();
     table.check_stream(stream);

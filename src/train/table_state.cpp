@@ -36,13 +36,17 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
       layout(detail::lay_out_record(options)),
       rule(detail::layout_of(options.rule)),
       gathers_(device),
-      writes_(device) {
+      writes_(device),
+      rate_set_(device) {
     detail::device_backend& backend = device.backend();
     backend.prepare_rows();
     backend.prepare_records(rule.kind);
     make_storage();
     upload_rule();
-    for (unsigned i = 0; i < 2 + 2 * options.look_ahead; ++i)
+    // so that lists of steps never allocate later
+    for (auto* const list : {&prefetched_, &leased_, &committed_})
+        list->reserve(step_count());
+    for (unsigned i = 0; i < step_count(); ++i)
         steps_.push_back(std::make_unique<table_step>(options.max_batch_ids, layout.size_bytes, gathers_,
                                                       options.resource));
     if (!options.keeps_records) initialise();
@@ -53,6 +57,11 @@ embedding_table::state::~state() {
     try {
         gathers_.synchronize();
         writes_.synchronize();
+        rate_set_.synchronize();
+        for (const std::unique_ptr<table_step>& step : steps_) {  // callers' streams
+            step->ready.synchronize();
+            step->released.synchronize();
+        }
     } catch (const error&) {
         return;  // the device has failed
     }
@@ -73,7 +82,7 @@ void embedding_table::state::make_storage() {
     if (host_rows == 0) return;
     row_exchange_options how;
     how.max_batch_rows = options.max_batch_ids;
-    how.max_calls_in_flight = 16;
+    how.max_calls_in_flight = 4 * step_count();  // a stream may use half of them
     how.device_memory = options.resource;
     std::optional<row_table> rows;
     if (options.storage) {
@@ -166,14 +175,27 @@ void embedding_table::state::check_ids(row_ids ids) const {
 
 void embedding_table::state::free_dropped() {
     const std::scoped_lock lock(mutex_);
-    std::erase_if(leased_, [](table_step* step) {
+    std::erase_if(leased_, [this](table_step* step) {
         if (step->now != table_step::phase::dropped) return false;
-        for (table_step* const commit : step->newer)
-            --commit->readers;
-        step->newer.clear();
+        forget_newer(*step);
         step->now = table_step::phase::free;
         return true;
     });
+}
+
+/// Ends the wish of a step to be patched.
+void embedding_table::state::forget_newer(table_step& step) noexcept {
+    for (table_step* const commit : step.newer)
+        --commit->readers;
+    step.newer.clear();
+}
+
+void embedding_table::state::cancel_prefetches() {
+    for (table_step* const step : prefetched_) {
+        forget_newer(*step);
+        set_phase(*step, table_step::phase::free);  // later gathers into its memory come after this one
+    }
+    prefetched_.clear();
 }
 
 /// A step whose memory later gathers may overwrite.
@@ -184,7 +206,8 @@ table_step& embedding_table::state::take_step() {
     }
     const auto has_no_reader = [](const table_step* each) { return each->readers == 0; };
     auto oldest = std::ranges::find_if(committed_, has_no_reader);
-    // others were fetched before what has been prefetched
+    // Fetches that were not prefetched have overtaken prefetched ones, which may need all commits that are
+    // left.
     for (auto commit = committed_.begin(); oldest == committed_.end() && commit != committed_.end();
          ++commit) {
         for (table_step* const step : prefetched_) {
@@ -200,6 +223,7 @@ table_step& embedding_table::state::take_step() {
             "commit or drop leases first",
             steps_.size()));
     table_step& step = **oldest;
+    gathers_.view().wait(step.written);  // so later gathers see what it wrote
     committed_.erase(oldest);
     set_phase(step, table_step::phase::free);
     return step;
@@ -271,7 +295,6 @@ void embedding_table::state::gather(table_step& step) {
         if (!is_on_host() && commit == committed_.back() && !commit->written.done()) {
             step.newer.push_back(commit);
         } else {
-            // earlier writes have all but passed
             stream.wait(commit->written);
             commit->is_ordered = true;
         }
@@ -307,6 +330,7 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
     stream.wait(step->gathered);
     while (!step->newer.empty())
         patch(*step, stream);
+    step->ready.record(stream);
     set_phase(*step, table_step::phase::leased);
     leased_.push_back(step);
     return *step;
@@ -320,6 +344,8 @@ void embedding_table::state::commit(table_step& step, const std::byte* gradients
     if (step.row_count != 0 && gradients == nullptr)
         throw invalid_argument("cannot commit null gradients to an embedding table");
     free_dropped();
+    stream.wait(step.ready);
+    stream.wait(rate_set_);
     while (!step.newer.empty())  // commits of other leases, since the fetch
         patch(step, stream);
     if (step.row_count != 0) {
@@ -339,24 +365,26 @@ void embedding_table::state::commit(table_step& step, const std::byte* gradients
 
 /// Enqueues the write of records that `stream` has changed.
 void embedding_table::state::write(table_step& step, stream_view stream) {
+    free_dropped();
+    stream.wait(step.ready);
+    forget_newer(step);  // the caller's weights replace what others have committed
     step.updated.record(stream);
     writes_.wait(step.updated);
-    // the CPU must not read records that it is writing
+    // The rows of leases are used as they are. Those of prefetched steps are patched, so on a GPU it does not
+    // matter if they are half-written; but the CPU must not read what it is writing.
+    for (const table_step* const other : leased_)
+        writes_.wait(other->gathered);
     for (const table_step* const later : prefetched_) {
         if (is_on_host()) writes_.wait(later->gathered);
     }
-    if (step.row_count != 0) {
-        const std::uint64_t on_device = device_count(step);
-        if (on_device != 0)
-            device.backend().scatter_rows(transfer_of(step, on_device), detail::repeated_rows::last,
-                                          detail::sum_type::int32, writes_.view().native_handle());
-        if (on_device < step.row_count)
-            exchange_->scatter_async(exchanged_ids(step), step.records.data() + on_device * layout.size_bytes,
-                                     duplicate_policy::last, writes_);
+    try {
+        scatter(step);
+    } catch (...) {
+        step.written.record(writes_);  // a part may have been enqueued
+        throw;
     }
     step.written.record(writes_);
     step.is_ordered = false;
-    free_dropped();
     std::erase(leased_, &step);
     for (const auto* const others : {&leased_, &prefetched_}) {
         for (table_step* const other : *others) {
@@ -368,10 +396,21 @@ void embedding_table::state::write(table_step& step, stream_view stream) {
     committed_.push_back(&step);
 }
 
+void embedding_table::state::scatter(const table_step& step) {
+    if (step.row_count == 0) return;
+    const std::uint64_t on_device = device_count(step);
+    if (on_device != 0)
+        device.backend().scatter_rows(transfer_of(step, on_device), detail::repeated_rows::last,
+                                      detail::sum_type::int32, writes_.view().native_handle());
+    if (on_device < step.row_count)
+        exchange_->scatter_async(exchanged_ids(step), step.records.data() + on_device * layout.size_bytes,
+                                 duplicate_policy::last, writes_);
+}
+
 void embedding_table::state::drop(table_step& step, stream_view stream) noexcept {
     try {
         step.released.record(stream);
-    } catch (const error&) {
+    } catch (...) {
         return;  // the step stays leased: the device may still read it
     }
     set_phase(step, table_step::phase::dropped);
@@ -390,9 +429,12 @@ void embedding_table::state::set_phase(table_step& step, table_step::phase phase
 void embedding_table::state::set_rate(double rate, stream_view stream) {
     const optimizer changed = with_rate(options.rule, rate);
     check_settings(changed);
+    for (const std::unique_ptr<table_step>& step : steps_)
+        stream.wait(step->updated);  // earlier commits use the old rate
     auto* const numbers = reinterpret_cast<std::byte*>(rule_memory_.data());
     device.backend().set_number(reinterpret_cast<double*>(numbers + offsetof(detail::rule_numbers, rate)),
                                 rate, stream.native_handle());
+    rate_set_.record(stream);
     options.rule = changed;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,13 +18,14 @@ namespace pinflow {
 /// Gathers run on one stream and writes on another, so that the rows of a prefetched step may be gathered
 /// while an earlier step is computed or written. The gather then reads old records, and on a GPU half-written
 /// ones. Each fetch replaces them by those of the commits that its gather may have missed, which stay in
-/// device memory for that long.
+/// device memory for that long. So does each commit with what others have committed since its fetch.
 struct embedding_table::state {
     state(embedding_options chosen, const pinflow::device& where);
     ~state();
 
     detail::table_step& prefetch(row_ids ids);
     detail::table_step& fetch(row_ids ids, stream_view stream);
+    void cancel_prefetches();
     void commit(detail::table_step& step, const std::byte* gradients, const pinflow::dtype& type,
                 stream_view stream);
     void write(detail::table_step& step, stream_view stream);
@@ -53,6 +53,8 @@ struct embedding_table::state {
     void gather(detail::table_step& step);
     void patch(detail::table_step& step, stream_view stream);
     void scatter(const detail::table_step& step);
+    void forget_newer(detail::table_step& step) noexcept;
+    unsigned step_count() const noexcept { return 2 + 2 * options.look_ahead; }
     bool is_on_host() const { return device.kind() == device_kind::host; }
     /// How many rows of a step lie in device memory: the first ones.
     std::uint64_t device_count(const detail::table_step& step) const;
@@ -62,6 +64,7 @@ struct embedding_table::state {
 
     mutable std::mutex mutex_;  ///< of the phases
     stream gathers_, writes_;
+    event rate_set_;
     device_buffer first_rows_;
     device_buffer rule_memory_;
     const detail::rule_numbers* numbers_ = nullptr;  ///< in rule_memory_
@@ -70,8 +73,8 @@ struct embedding_table::state {
     detail::row_grouper grouper_;
     std::vector<std::unique_ptr<detail::table_step>> steps_;
     std::vector<detail::table_step*> prefetched_;
-    std::vector<detail::table_step*> leased_;    ///< also those that were dropped meanwhile
-    std::deque<detail::table_step*> committed_;  ///< oldest first
+    std::vector<detail::table_step*> leased_;     ///< also those that were dropped meanwhile
+    std::vector<detail::table_step*> committed_;  ///< oldest first
 };
 
 struct embedding_lease::state {

@@ -20,9 +20,12 @@ table_step::table_step(std::uint64_t max, std::uint64_t record_bytes, stream_vie
       indices(index_bytes(max), stream, resource),
       host(index_bytes(max), stream.device()),
       gathered(stream.device()),
+      ready(stream.device()),
       updated(stream.device()),
       written(stream.device()),
-      released(stream.device()) {}
+      released(stream.device()) {
+    newer.reserve(32);  // more than there are steps: no later call allocates
+}
 
 row_groups table_step::groups_at(std::byte* base) const noexcept {
     return {reinterpret_cast<std::uint64_t*>(base), reinterpret_cast<std::int64_t*>(base + max_ids * 8),

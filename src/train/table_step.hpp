@@ -40,6 +40,7 @@ struct table_step {
     device_buffer indices;
     pinned_buffer host;
     event gathered;  ///< all rows have arrived
+    event ready;     ///< the lease's rows are those that all commits before its fetch have left
     event updated;   ///< the rows have their new values
     event written;   ///< they are in the table
     event released;  ///< whoever read the records has passed

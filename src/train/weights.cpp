@@ -34,9 +34,11 @@ weight_function uniform_weights(float low, float high, std::uint64_t seed) {
     if (!(std::isfinite(low) && std::isfinite(high) && low <= high))
         throw invalid_argument(fmt::format("uniform weights need low <= high, not {} and {}", low, high));
     return [=](std::uint64_t row, std::span<float> weights) {
+        const double width = static_cast<double>(high) - static_cast<double>(low);
         draw(seed, row, weights.size(), [&](std::size_t first, const auto& random) {
             for (std::size_t i = first; i < weights.size() && i < first + 4; ++i)
-                weights[i] = low + (high - low) * fraction(random[i - first]);
+                weights[i] =
+                    static_cast<float>(low + width * static_cast<double>(fraction(random[i - first])));
         });
     };
 }

@@ -61,7 +61,7 @@ class EmbeddingTableTest(unittest.TestCase):
                     sums += gradients.pow(2).mean(dim=1, keepdim=True)
                     weights -= 0.1 * gradients / (sums.sqrt() + 1e-6)
                 self.assertLess((table.weights(range(8)) - weights).abs().max().item(), 1e-5)
-        with self.assertRaises(pinflow.Unsupported):
+        with self.assertRaises(pinflow.InvalidArgument):
             pinflow.FlatParameters([torch.nn.Parameter(torch.zeros(3))], rule="rowwise_adagrad", lr=0.1)
 
     def test_accumulated_gradients_are_one_step(self):
@@ -170,6 +170,40 @@ class EmbeddingTableTest(unittest.TestCase):
         if len(DEVICES) > 1:
             with self.assertRaises(pinflow.Unsupported):
                 table.fetch(torch.tensor([1], device=DEVICES[1]))
+
+    def test_leases_and_views_outlive_the_table(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(10, 3, weights=("uniform", 1, 1), device=device)
+                weights = table.fetch([1, 2]).weights
+                lease = table.fetch([3])
+                del table
+                self.assertEqual(weights.sum().item(), 6)
+                del lease, weights
+
+    def test_a_retained_graph_makes_two_steps(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(10, 2, optimizer="sgd", lr=1.0, device=device)
+                loss = table.module()([1, 1, 2]).sum()
+                for _ in range(2):
+                    loss.backward(retain_graph=True)
+                    table.step()
+                loss.backward(retain_graph=True)
+                loss.backward()
+                for gradient in table.gradients:
+                    gradient.mul_(0.5)
+                table.step()
+                self.assertEqual(table.weights([1, 2])[:, 0].tolist(), [-6, -3])
+
+    def test_a_step_that_fails_keeps_the_gradients(self):
+        table = pinflow.EmbeddingTable(10, 2, optimizer="sgd", lr=1.0, device="host", max_batch_ids=3)
+        module = table.module()
+        for _ in range(2):
+            module([1, 2]).sum().backward()
+        with self.assertRaises(pinflow.InvalidArgument):
+            table.step()
+        self.assertEqual(len(table.gradients), 2)
 
     def test_a_lease_may_be_dropped_on_another_thread(self):
         for device in DEVICES:

@@ -35,7 +35,8 @@ struct embedding_options {
     weight_function weights = nullptr;                     ///< null: zeros
     std::uint64_t max_batch_ids = std::uint64_t{1} << 17;  ///< of one fetch, below 2^32
     /// How many steps can be prefetched; at most 8. The table takes device memory for 2 + 2 * look_ahead
-    /// batches of max_batch_ids records.
+    /// batches of max_batch_ids records and their indices (24 bytes an id), for device_rows, and for its
+    /// row_exchange.
     unsigned look_ahead = 1;
     /// The first rows stay in device memory: the frequent ones, if the vocabulary is sorted. Results do not
     /// depend on it.
@@ -97,8 +98,9 @@ class embedding_lease {
 /// same bits on every device, with every look_ahead and device_rows, and equal to those of one row after the
 /// other.
 ///
-/// Functions enqueue; none waits for the device, except where they say so. One thread at a time may use a
-/// table.
+/// Functions enqueue, and do not wait for the device except where they say so. A commit may come on another
+/// stream than its fetch; other work on the rows and gradients must be ordered by the caller. One thread at a
+/// time may use a table.
 class embedding_table {
  public:
     /// The bytes of a record: weights, states and the number of steps, padded to 16.
@@ -114,15 +116,19 @@ class embedding_table {
     embedding_table& operator=(embedding_table&&) noexcept;
     embedding_table(const embedding_table&) = delete;
     embedding_table& operator=(const embedding_table&) = delete;
-    /// Waits until all commits are written, unless leases are left; then the last of them waits.
+    /// Waits until all commits are written, and until the streams of leases have passed their last use. If
+    /// leases are left, the last of them waits.
     ~embedding_table();
 
     const embedding_options& options() const;
     const pinflow::device& device() const;
 
-    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result.
+    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. Waits
+    /// if the memory of an earlier step is still being filled.
     /// @throws invalid_argument if look_ahead steps are prefetched already, and for ids that fetch refuses.
     void prefetch(row_ids ids);
+    /// Forgets what was prefetched and not fetched, for example when the order of batches changes.
+    void cancel_prefetches();
     /// The rows of `ids`, as all commits called before have left them, in the order of `stream`.
     /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
     /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
@@ -139,7 +145,7 @@ class embedding_table {
     /// Writes back what the caller has written to the weights of the lease; what others have committed to its
     /// rows since the fetch is lost.
     void write_back(embedding_lease lease, stream_view stream);
-    /// The rate from the next commit on.
+    /// The rate of all later commits, on any stream.
     /// @throws invalid_argument if it is negative or not finite.
     void set_rate(double rate, stream_view stream);
 

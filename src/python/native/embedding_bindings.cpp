@@ -135,7 +135,11 @@ void bind_embedding_tables(nb::module_& module) {
                  return nb::bytes(ids.data(), ids.size_bytes());
              })
         .def("is_valid", [](const python_lease& self) { return self.is_valid(); })
-        .def("release", [](python_lease& self) { static_cast<void>(self.take()); });
+        .def("release", [](python_lease& self) {
+            std::optional<embedding_lease> taken = self.take();
+            const gil_release released;
+            taken.reset();
+        });
     nb::class_<python_embeddings>(module, "EmbeddingTable")
         .def(
             "__init__",
@@ -157,6 +161,7 @@ void bind_embedding_tables(nb::module_& module) {
             nb::arg("rows"), nb::arg("columns"), nb::arg("type"), nb::arg("rule"), nb::arg("numbers"),
             nb::arg("weights"), nb::arg("max_batch_ids"), nb::arg("look_ahead"), nb::arg("device_rows"),
             nb::arg("device"))
+        .def("cancel_prefetches", [](python_embeddings& self) { self.table().cancel_prefetches(); })
         .def_prop_ro("device", [](python_embeddings& self) { return self.table().device().name(); })
         .def_prop_ro("gpu",
                      [](python_embeddings& self) -> std::optional<int> {
@@ -179,7 +184,7 @@ void bind_embedding_tables(nb::module_& module) {
                 });
                 return new python_lease(std::move(lease));  // Python takes it over
             },
-            nb::arg("ids"), nb::arg("count"), nb::arg("stream").none())
+            nb::arg("ids"), nb::arg("count"), nb::arg("stream").none(), nb::keep_alive<0, 1>())
         .def(
             "commit",
             [](python_embeddings& self, python_lease& lease, std::uintptr_t gradients,

@@ -111,6 +111,7 @@ class EmbeddingTable:
         self._torch_device = "cpu" if self._gpu is None else self._table.device
         #: of backward passes: the lease, if it is still held, the ids and their gradients
         self._pending: List[Tuple[Optional[EmbeddingLease], Any, Any]] = []
+        self._events: List[Any] = []
         self._held: Any = None
 
     @property
@@ -133,6 +134,10 @@ class EmbeddingTable:
         """
         found = _ids(ids)
         self._table.prefetch(found.ctypes.data, found.size)
+
+    def cancel_prefetches(self) -> None:
+        """Forgets what was prefetched and not fetched, for example when the order of batches changes."""
+        self._table.cancel_prefetches()
 
     def fetch(self, ids: Any) -> EmbeddingLease:
         """The rows of `ids`, as all commits before have left them, for work on PyTorch's current stream.
@@ -195,24 +200,34 @@ class EmbeddingTable:
         return [gradient for _, _, gradient in self._pending]
 
     def step(self) -> None:
-        """Commits the gradients of all backward passes since the last step, as one step of the optimizer."""
-        pending, self._pending = self._pending, []
+        """Commits the gradients of all backward passes since the last step, as one step of the optimizer. Their ids
+        together are at most max_batch_ids.
+
+        Raises:
+            InvalidArgument: there are more ids. The gradients are kept.
+        """
+        pending = self._pending
         if not pending:
             return
+        torch = _torch()
+        for event in self._events:
+            torch.cuda.current_stream(self._gpu).wait_event(event)
         lease, _, gradient = pending[0]
-        if len(pending) == 1 and lease is not None:
+        if len(pending) == 1 and lease is not None and lease._lease.is_valid():
             self._commit(lease, gradient)
-            return
-        import numpy
+        else:
+            import numpy
 
-        if lease is not None:
-            lease.release()
-        ids = numpy.concatenate([each for _, each, _ in pending])
-        self._commit(self.fetch(ids), _torch().cat([gradient for _, _, gradient in pending]))
+            for each, _, _ in pending:
+                if each is not None and each._lease.is_valid():
+                    each.release()
+            ids = numpy.concatenate([each for _, each, _ in pending])
+            self._commit(self.fetch(ids), torch.cat([each for _, _, each in pending]))
+        self.zero_grad()
 
     def zero_grad(self) -> None:
         """Drops the gradients of backward passes since the last step."""
-        self._pending = []
+        self._pending, self._events = [], []
 
     def _keep(self, lease: EmbeddingLease) -> Optional[EmbeddingLease]:
         """The lease of a forward pass, unless another one is held: then `step` fetches its rows again."""
@@ -233,7 +248,9 @@ class EmbeddingTable:
                                   f"{tuple(gradients.shape)}")
         if gradients.device != torch.device(self._torch_device):
             raise InvalidArgument(f"the table's rows are on {self._torch_device}, and the gradients on {gradients.device}")
-        spelling = _TYPES.get(str(gradients.dtype), str(gradients.dtype))
+        spelling = _TYPES.get(str(gradients.dtype))
+        if spelling not in _SIZES:
+            raise Unsupported(f"gradients are float32, float16 or bfloat16, not {gradients.dtype}")
         gradients = gradients.detach().contiguous()
         stream, _ = consumer_stream(None, self._gpu)
         self._table.commit(lease._lease, gradients.data_ptr(), spelling, stream)
@@ -279,7 +296,13 @@ def _module_class() -> Any:
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             table, lease, ids = ctx.kept
-            table._pending.append((lease, ids, gradients[0].reshape(-1, table.shape[1]).contiguous()))
+            # a copy: autograd may hand the same memory to several backward passes
+            kept = gradients[0].reshape(-1, table.shape[1]).clone(memory_format=torch.contiguous_format)
+            if table._gpu is not None:
+                event = torch.cuda.Event()
+                event.record()
+                table._events.append(event)
+            table._pending.append((lease, ids, kept))
             return None, None, None, None
 
     class Embedding(torch.nn.Module):  # type: ignore[misc,name-defined]
