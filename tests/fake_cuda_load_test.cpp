@@ -50,6 +50,7 @@ class locking_backend final : public fake_cuda_backend {
     std::byte* allocate_pinned(std::uint64_t size_bytes) override {
         if (!has_pinned_memory) throw device_error("no memory can be page-locked");
         pinned_bytes += size_bytes;
+        const std::scoped_lock guard(mutex);
         max_pinned_bytes = std::max(max_pinned_bytes.load(), pinned_bytes.load());
         return fake_cuda_backend::allocate_pinned(size_bytes);
     }
@@ -177,8 +178,8 @@ TEST_CASE("load: memory is allocated ahead of the threads, even if they begin wi
     std::string header = "{";
     std::uint64_t end = 0;
     for (const char* const name : {"a", "b", "c", "d"}) {
-        header += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[{}],"data_offsets":[{},{}]}})", end == 0 ? "" : ",",
-                              name, large_bytes / 4, end, end + large_bytes);
+        header += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[{}],"data_offsets":[{},{}]}})",
+                              end == 0 ? "" : ",", name, large_bytes / 4, end, end + large_bytes);
         end += large_bytes;
     }
     header += "}";

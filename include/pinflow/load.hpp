@@ -53,8 +53,8 @@ struct tensor_slice {
 /// One tensor to load.
 struct tensor_request {
     std::string name;
-    /// The part of the tensor to load. Only this part is read, and short gaps between its runs. A tensor that
-    /// must be decoded or reordered (compressed, big-endian, Fortran order) is read as a whole.
+    /// The part of the tensor to load. Only this part is read; from storage also gaps of up to 16 KiB in it.
+    /// A tensor that must be decoded or reordered (compressed, big-endian, Fortran order) is read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
     /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does. Empty: the type
     /// in the file, little-endian.
@@ -67,7 +67,8 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `staged`; or `both` on fewer than 8 cores (4 for files on tmpfs), if 32 MiB or more can take the route
+    /// `staged`; or `both` with fewer than 8 cores or threads (4 for files on tmpfs), if 32 MiB or more can
+    /// take the route
     /// `copy`, and if three quarters of the pages that are looked at are in the page cache.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
@@ -196,9 +197,9 @@ class tensor_files {
     const std::map<std::string, std::string>& metadata() const noexcept;
 
     /// Loads tensors to `device`, and waits until they are complete. On a GPU, the
-    /// routes `copy` and `both` page-lock the pages of the files meanwhile, and up to 160 MiB of page-locked
-    /// staging buffers are kept for later loads to the device. All tensors are whole, or an error is thrown
-    /// and all memory is freed.
+    /// routes `copy` and `both` page-lock the pages of the files, until shortly after the call, and up to 160
+    /// MiB of page-locked staging buffers are kept for later loads to the device. All tensors are whole, or
+    /// an error is thrown and all memory is freed.
     /// @throws invalid_argument for an unknown name, a slice outside its axis, a type that the elements
     /// cannot be cast to, and a tensor that is requested twice.
     /// @throws data_changed for a file that has changed since it was opened; format_error for one whose

@@ -89,7 +89,7 @@ def dd_rate(paths, readers, flags):
 
 
 def measure_cold(paths, size, link, check):
-    """The rate of dd and of pinflow, in turns, with files that are not in the page cache."""
+    """The rate of dd, then that of pinflow, with files that are not in the page cache."""
     best = 0
     for readers in (1, 2, 4, 8, 16):
         for flags in ([], ["iflag=direct"]):
@@ -195,6 +195,8 @@ def main():
             assert checksum(tensors[name].contiguous()) == expected, f"{name} differs"
 
     if arguments.cold:
+        if subprocess.run(["stat", "-f", "-c", "%T", arguments.dir], capture_output=True, text=True).stdout == "tmpfs\n":
+            parser.error("files on tmpfs are never cold: name another --dir")
         measure_cold(paths, size, link, check)
         for path in paths:
             os.unlink(path)

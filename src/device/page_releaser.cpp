@@ -65,12 +65,12 @@ void release_in_background(pinned_pages pages) noexcept {
                 all.remove();
             }).detach();
             static_cast<void>(held.release());  // NOLINT(bugprone-unused-return-value): the thread deletes it
-        } catch (const system_failure&) {
+        } catch (const std::exception&) {
             held.reset();
             all.remove();
         }
     } catch (const std::exception&) {
-        return;  // `pages` unregisters them now
+        return;  // `pages`, or `held`, has unregistered them
     }
 }
 

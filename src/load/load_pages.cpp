@@ -7,6 +7,8 @@
 #include "src/core/quote.hpp"
 #include "src/core/system.hpp"
 #include "src/device/page_releaser.hpp"
+#include "src/device/pin_limits.hpp"
+#include "src/device/pin_registry.hpp"
 #include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
@@ -18,8 +20,14 @@ load_pages::load_pages(const opened_tensors& opened, const load_plan& plan, cons
     pinning.budget_bytes = options.pin_budget_bytes;
     pinning.limit = options.pin_limit;
     std::vector<pin_range> ranges = map_all(opened, plan);
-    // pages of earlier loads count against a budget until they are unregistered
-    if (pinning.budget_bytes != 0 || pinning.limit != pin_limit::memory) wait_for_released_pages();
+    std::uint64_t wanted_bytes = 0;
+    for (const pin_range& range : ranges)
+        wanted_bytes += range.bytes.size();
+    // pages of earlier loads count against the budget until they are unregistered
+    const pin_registry& registry = pin_registry::process();
+    const pin_budget budget =
+        choose_pin_budget(pinning.budget_bytes, pinning.limit, read_memory_limits(), registry.buffer_bytes());
+    if (registry.reserved_bytes() + wanted_bytes > budget.size_bytes) wait_for_released_pages();
     pages_.emplace(std::move(ranges), device, pinning);
 }
 

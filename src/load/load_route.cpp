@@ -18,8 +18,9 @@ namespace {
 /// Loads of fewer bytes are staged: page-locking costs more than it saves.
 constexpr std::uint64_t min_pinned_bytes = std::uint64_t{32} << 20;
 constexpr unsigned max_threads = 16;
-/// From this many cores on, threads alone read files faster than pages are registered beside them. Pages of
-/// tmpfs are registered one by one, those of other file systems in groups (samples/bench/NOTEBOOK.md).
+/// From this many threads on, reading is faster than reading with fewer threads while pages are registered.
+/// Pages of tmpfs are registered one by one, those of other file systems in groups
+/// (samples/bench/NOTEBOOK.md).
 constexpr unsigned min_staging_cores = 8;
 constexpr unsigned min_staging_cores_on_tmpfs = 4;
 /// The calling thread reads so much faster than it starts others.
@@ -50,7 +51,7 @@ bool is_in_page_cache(const opened_tensors& opened, const load_plan& plan) {
 /// Whether the first tensor for the copy engine is in a file on tmpfs.
 bool is_on_tmpfs(const opened_tensors& opened, const load_plan& plan) {
     const load_piece& first = plan.pieces[plan.copyable.front().first_piece];
-    return system::is_on_tmpfs(opened.files[position_of(opened, plan.jobs[first.job]).file]->path());
+    return system::is_on_tmpfs(opened.absolute_paths[position_of(opened, plan.jobs[first.job]).file]);
 }
 
 }  // namespace
@@ -94,10 +95,11 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
         chosen.reason = "the files are not in the page cache, and threads read them faster than page faults";
     } else {
         const bool in_memory = is_on_tmpfs(opened, plan);
-        const bool is_faster = cores >= (in_memory ? min_staging_cores_on_tmpfs : min_staging_cores);
+        const unsigned readers = options.threads == 0 ? cores : std::min(options.threads, cores);
+        const bool is_faster = readers >= (in_memory ? min_staging_cores_on_tmpfs : min_staging_cores);
         chosen.route = is_faster ? load_route::staged : load_route::both;
         chosen.reason =
-            fmt::format("{} cores read {} than pages of {} are page-locked", cores,
+            fmt::format("{} threads read {} than pages of {} are page-locked", readers,
                         is_faster ? "faster" : "slower", in_memory ? "tmpfs" : "this file system");
     }
     if (chosen.route == load_route::copy) return chosen;

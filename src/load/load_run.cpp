@@ -85,6 +85,7 @@ void load_run::begin_pages() {
         if (options_.route == load_route::copy) throw;
         pages_reason_ = failure.what();
         way_.route = load_route::staged;
+        way_.reason = "the files cannot be mapped";
         queue_.stop_copies();
         start_threads(way_.threads_without_pages);
     }
@@ -111,6 +112,7 @@ void load_run::allocate() {
 /// Waits until threads have filled all but max_ahead_bytes of so many, wait for another block, or have ended.
 void load_run::wait_until_filled(std::uint64_t allocated_bytes) {
     while (allocated_bytes > staged_bytes_ + max_ahead_bytes) {
+        say_progress(false);
         std::unique_lock lock(mutex_);
         if (stopped_ || running_ == 0 || waiting_ > 0) return;
         changed_.wait_for(lock, allocation_interval);
@@ -190,7 +192,7 @@ void load_run::start_threads(unsigned count) {
 
 void load_run::run_thread() noexcept {
     try {
-        work_on_units();
+        if (!stopped_) work_on_units();
     } catch (...) {
         fail(std::current_exception());
     }

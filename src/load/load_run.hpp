@@ -35,7 +35,8 @@ class load_run {
     /// Ends the threads, and waits for the copies.
     ~load_run();
 
-    /// Allocates all blocks, in the order in which threads need them.
+    /// Allocates all blocks, not far ahead of the threads that fill them, and then begins to page-lock, if
+    /// the route says so.
     void allocate();
     /// Waits until all is done.
     /// @throws the first error of any thread.

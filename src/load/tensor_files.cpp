@@ -260,7 +260,7 @@ loaded_tensors tensor_files::load_found(std::span<const detail::found_request> r
         }
         run.finish();
         loaded.report = run.report();
-    }  // releases the pages of the files
+    }  // begins to unlock the pages of the files
     loaded.report.duration = std::chrono::steady_clock::now() - start;
     return loaded;
 }

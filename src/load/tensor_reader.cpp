@@ -17,10 +17,10 @@ namespace {
 constexpr std::uint64_t read_cost_bytes = 3 << 10;
 /// The largest read of runs and gaps.
 constexpr std::uint64_t max_joined_read_bytes = 1 << 20;
-/// The kernel is asked to read ahead so many bytes of runs and gaps, if the gaps are not longer than pages
-/// that it would read anyway.
+/// The kernel is asked to read ahead so many bytes of runs and gaps, if the gaps are short: storage reads a
+/// few pages as fast as one.
 constexpr std::uint64_t read_ahead_bytes = 1 << 20;
-constexpr std::uint64_t max_read_ahead_gap_bytes = 64 << 10;
+constexpr std::uint64_t max_read_ahead_gap_bytes = 16 << 10;
 /// Memory for reordering and for decoding chunks, of each thread.
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
 
@@ -28,7 +28,8 @@ constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
 
 thread_descriptor::thread_descriptor(const input_file& file) : shared_(file.lease_descriptor()) {
     try {
-        own_ = system::open_for_reading(fmt::format("/proc/self/fd/{}", shared_.get()));
+        // not /proc/self, which has the descriptors of the main thread
+        own_ = system::open_for_reading(fmt::format("/proc/thread-self/fd/{}", shared_.get()));
     } catch (const system_failure&) {
         return;  // the shared one serves, too
     }

@@ -30,7 +30,7 @@ class call_transfer {
 
 /// kernel_transfer.cpp: kernels read and write the table in place.
 std::unique_ptr<call_transfer> make_kernel_transfer(const exchange_setup& setup);
-/// engine_transfer.cpp: the copy engine makes one copy for each row.
+/// engine_transfer.cpp: the copy engine makes one copy for each row, or for neighbours.
 std::unique_ptr<call_transfer> make_engine_transfer(const exchange_setup& setup);
 /// staged_transfer.cpp: the CPU gathers and scatters rows in staging buffers.
 std::unique_ptr<call_transfer> make_staged_transfer(const exchange_setup& setup, staging_rings& rings,

@@ -23,8 +23,8 @@ class engine_transfer final : public call_transfer {
     }
 
  private:
-    /// Calls `add(address, is_first)` with the addresses of rows in their batches, and whether they are the
-    /// first of those `positions` in theirs.
+    /// Calls `add(position, address, is_first)` with the addresses of rows in their batches, and whether they
+    /// are the first of those `positions` in theirs.
     /// @param positions in ascending order
     template <typename Positions, typename Add>
     static void for_each_row(const row_call& call, const Positions& positions, Add add) {
