@@ -1,11 +1,8 @@
 #include "src/load/load_run.hpp"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -15,6 +12,7 @@
 #include "src/device/copy_ranges.hpp"
 #include "src/device/pin_limits.hpp"
 #include "src/device/pin_registry.hpp"
+#include "src/load/load_streams.hpp"
 #include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
@@ -23,39 +21,8 @@ namespace {
 
 constexpr std::chrono::milliseconds look_interval{1};
 constexpr std::chrono::milliseconds progress_interval{100};
-/// Memory that is allocated before threads have filled it. While CUDA allocates, threads cannot enqueue
-/// copies: all allocations one after the other would leave the link idle.
-constexpr std::uint64_t max_ahead_bytes = std::uint64_t{512} << 20;
-constexpr std::chrono::microseconds allocation_interval{200};
 /// Units that the copy engine takes at once.
 constexpr std::size_t max_joined_units = 16;
-
-/// A stream of the host device for all loads of the process: a stream of its own would cost each load a
-/// thread. Memory is freed in its order, and nothing waits for it.
-stream_view host_stream() {
-    struct process_stream {
-        ::pid_t process = ::getpid();
-        stream of_host{device::host()};
-    };
-    static std::atomic<process_stream*> current = nullptr;
-    process_stream* known = current;
-    while (known == nullptr || known->process != ::getpid()) {  // a forked process has none of the threads
-        auto made = std::make_unique<process_stream>();
-        if (current.compare_exchange_strong(known, made.get()))
-            return made.release()->of_host;  // never destroyed
-    }
-    return known->of_host;
-}
-
-/// A stream in whose order memory is freed after a load, never destroyed. With its own stream, each tensor
-/// that is loaded by itself would keep one alive.
-stream_view release_stream(const device& device) {
-    if (device.kind() == device_kind::host) return host_stream();
-    static auto& mutex = *new std::mutex;
-    static auto& streams = *new std::map<std::string, stream>;
-    const std::scoped_lock lock(mutex);
-    return streams.try_emplace(device.name(), device).first->second;
-}
 
 }  // namespace
 
@@ -68,7 +35,7 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       device_(device),
       options_(options),
       way_(choose_route(opened, plan, device, options)),
-      copies_(device.kind() == device_kind::host ? host_stream() : own_stream_.emplace(device).view()),
+      copies_(device.kind() == device_kind::host ? load_host_stream() : own_stream_.emplace(device).view()),
       blocks_(plan.blocks.size()),
       addresses_(plan.blocks.size()),
       private_pages_(opened.files.size()),
@@ -89,83 +56,6 @@ void load_run::begin_pages() {
         queue_.stop_copies();
         start_threads(way_.threads_without_pages);
     }
-}
-
-// ---- memory ----------------------------------------------------------------------------------------------
-
-void load_run::allocate() {
-    // threads begin at the end if the copy engine begins at the front
-    const std::size_t count = blocks_.size();
-    std::uint64_t allocated_bytes = 0;
-    for (std::size_t i = 0; i < count && !stopped_; ++i) {
-        const std::size_t index = way_.route == load_route::both && i % 2 == 1 ? count - 1 - i / 2
-                                  : way_.route == load_route::both             ? i / 2
-                                                                               : i;
-        allocate_block(index);
-        allocated_bytes += plan_.blocks[index].size_bytes;
-        if (!wants_pages() && !is_on_host()) wait_until_filled(allocated_bytes);
-    }
-    // not before: while CUDA registers pages, each allocation of its memory waits for it
-    if (wants_pages() && !stopped_) begin_pages();
-}
-
-/// Waits until threads have filled all but max_ahead_bytes of so many, wait for another block, or have ended.
-void load_run::wait_until_filled(std::uint64_t allocated_bytes) {
-    while (allocated_bytes > staged_bytes_ + max_ahead_bytes) {
-        say_progress(false);
-        std::unique_lock lock(mutex_);
-        if (stopped_ || running_ == 0 || waiting_ > 0) return;
-        changed_.wait_for(lock, allocation_interval);
-    }
-}
-
-void load_run::allocate_block(std::size_t index) {
-    const load_block& planned = plan_.blocks[index];
-    std::byte* address = planned.destination;
-    if (planned.mapped) {
-        const std::size_t file = planned.mapped->file;
-        const auto pages = map_privately(file);
-        blocks_[index] = std::make_shared<loaded_block>(pages);
-        address = pages->data() + (planned.mapped->offset_bytes - plan_.mapped[file].begin_bytes);
-    } else if (address == nullptr) {
-        blocks_[index] =
-            std::make_shared<loaded_block>(device_buffer(planned.size_bytes, copies_, options_.resource));
-        address = blocks_[index]->bytes().data();
-    }
-    {
-        const std::scoped_lock lock(mutex_);
-        addresses_[index] = address;
-    }
-    changed_.notify_all();
-}
-
-std::shared_ptr<const memory_region> load_run::map_privately(std::size_t file) {
-    auto& pages = private_pages_[file];
-    if (!pages) {
-        const input_file& opened = *opened_.files[file];
-        const descriptor_lease lease = opened.lease_descriptor();
-        const load_plan::mapped_range& range = plan_.mapped[file];
-        const std::uint64_t size_bytes = range.end_bytes - range.begin_bytes;
-        pages = std::make_shared<const memory_region>(
-            system::map_privately(lease.get(), opened.path(), range.begin_bytes, size_bytes), size_bytes,
-            [](std::byte* data, std::uint64_t bytes, void*) noexcept { system::unmap(data, bytes); });
-    }
-    return pages;
-}
-
-std::byte* load_run::wait_for_block(std::size_t block) {
-    if (std::byte* const address = addresses_[block]) return address;
-    std::unique_lock lock(mutex_);
-    ++waiting_;
-    changed_.wait(lock, [&] { return addresses_[block] != nullptr || stopped_; });
-    --waiting_;
-    return addresses_[block];
-}
-
-std::byte* load_run::target_of(const load_piece& piece) {
-    const load_job& job = plan_.jobs[piece.job];
-    std::byte* const address = wait_for_block(job.block);
-    return address == nullptr ? nullptr : address + job.block_offset_bytes + piece.begin_bytes;
 }
 
 // ---- threads ---------------------------------------------------------------------------------------------
@@ -406,7 +296,7 @@ void load_run::finish() {
                              std::make_error_code(std::errc::resource_unavailable_try_again));
     }
     if (!is_on_host()) copies_.synchronize();
-    const stream_view later = release_stream(device_);
+    const stream_view later = load_release_stream(device_);
     for (const std::shared_ptr<loaded_block>& each : blocks_) {
         if (each) each->set_stream(later);
     }

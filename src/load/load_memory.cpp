@@ -1,0 +1,95 @@
+#include <algorithm>
+#include <utility>
+
+#include "src/core/system.hpp"
+#include "src/load/load_run.hpp"
+
+// The part of a load that makes the memory of its tensors.
+
+namespace pinflow::detail {
+
+namespace {
+
+/// Memory that is allocated before threads have filled it. While CUDA allocates, threads cannot enqueue
+/// copies: all allocations one after the other would leave the link idle.
+constexpr std::uint64_t max_ahead_bytes = std::uint64_t{512} << 20;
+constexpr std::chrono::microseconds allocation_interval{200};
+
+}  // namespace
+
+void load_run::allocate() {
+    // threads begin at the end if the copy engine begins at the front
+    const std::size_t count = blocks_.size();
+    std::uint64_t allocated_bytes = 0;
+    for (std::size_t i = 0; i < count && !stopped_; ++i) {
+        const std::size_t index = way_.route == load_route::both && i % 2 == 1 ? count - 1 - i / 2
+                                  : way_.route == load_route::both             ? i / 2
+                                                                               : i;
+        allocate_block(index);
+        allocated_bytes += plan_.blocks[index].size_bytes;
+        if (!wants_pages() && !is_on_host()) wait_until_filled(allocated_bytes);
+    }
+    // not before: while CUDA registers pages, each allocation of its memory waits for it
+    if (wants_pages() && !stopped_) begin_pages();
+}
+
+/// Waits until threads have filled all but max_ahead_bytes of so many, wait for another block, or have ended.
+void load_run::wait_until_filled(std::uint64_t allocated_bytes) {
+    while (allocated_bytes > staged_bytes_ + max_ahead_bytes) {
+        say_progress(false);
+        std::unique_lock lock(mutex_);
+        if (stopped_ || running_ == 0 || waiting_ > 0) return;
+        changed_.wait_for(lock, allocation_interval);
+    }
+}
+
+void load_run::allocate_block(std::size_t index) {
+    const load_block& planned = plan_.blocks[index];
+    std::byte* address = planned.destination;
+    if (planned.mapped) {
+        const std::size_t file = planned.mapped->file;
+        const auto pages = map_privately(file);
+        blocks_[index] = std::make_shared<loaded_block>(pages);
+        address = pages->data() + (planned.mapped->offset_bytes - plan_.mapped[file].begin_bytes);
+    } else if (address == nullptr) {
+        blocks_[index] =
+            std::make_shared<loaded_block>(device_buffer(planned.size_bytes, copies_, options_.resource));
+        address = blocks_[index]->bytes().data();
+    }
+    {
+        const std::scoped_lock lock(mutex_);
+        addresses_[index] = address;
+    }
+    changed_.notify_all();
+}
+
+std::shared_ptr<const memory_region> load_run::map_privately(std::size_t file) {
+    auto& pages = private_pages_[file];
+    if (!pages) {
+        const input_file& opened = *opened_.files[file];
+        const descriptor_lease lease = opened.lease_descriptor();
+        const load_plan::mapped_range& range = plan_.mapped[file];
+        const std::uint64_t size_bytes = range.end_bytes - range.begin_bytes;
+        pages = std::make_shared<const memory_region>(
+            system::map_privately(lease.get(), opened.path(), range.begin_bytes, size_bytes), size_bytes,
+            [](std::byte* data, std::uint64_t bytes, void*) noexcept { system::unmap(data, bytes); });
+    }
+    return pages;
+}
+
+std::byte* load_run::wait_for_block(std::size_t block) {
+    if (std::byte* const address = addresses_[block]) return address;
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    changed_.wait(lock, [&] { return addresses_[block] != nullptr || stopped_; });
+    --waiting_;
+    return addresses_[block];
+}
+
+std::byte* load_run::target_of(const load_piece& piece) {
+    const load_job& job = plan_.jobs[piece.job];
+    std::byte* const address = wait_for_block(job.block);
+    return address == nullptr ? nullptr : address + job.block_offset_bytes + piece.begin_bytes;
+}
+
+}  // namespace pinflow::detail
