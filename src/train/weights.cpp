@@ -31,7 +31,7 @@ float fraction(std::uint32_t random) {
 }  // namespace
 
 weight_function uniform_weights(float low, float high, std::uint64_t seed) {
-    if (!(std::isfinite(low) && std::isfinite(high) && low <= high))
+    if (!std::isfinite(low) || !std::isfinite(high) || low > high)
         throw invalid_argument(fmt::format("uniform weights need low <= high, not {} and {}", low, high));
     return [=](std::uint64_t row, std::span<float> weights) {
         const double width = static_cast<double>(high) - static_cast<double>(low);
@@ -44,7 +44,7 @@ weight_function uniform_weights(float low, float high, std::uint64_t seed) {
 }
 
 weight_function normal_weights(float mean, float deviation, std::uint64_t seed) {
-    if (!(std::isfinite(mean) && std::isfinite(deviation) && deviation >= 0))
+    if (!std::isfinite(mean) || !std::isfinite(deviation) || deviation < 0)
         throw invalid_argument(fmt::format(
             "normal weights need a finite mean and a deviation from 0 on, not {} and {}", mean, deviation));
     return [=](std::uint64_t row, std::span<float> weights) {
