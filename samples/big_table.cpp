@@ -1,7 +1,7 @@
 // Trains a table of embeddings with Adam: big_table [ROWS COLUMNS BATCH STEPS LOOK_AHEAD DEVICE_ROWS]. The
-// table and Adam's state stay in page-locked host memory; the device needs memory for a few batches. While
-// one step is computed and written back, the rows of the next one are on their way. Fails unless some rows
-// equal those of a plain loop.
+// first DEVICE_ROWS rows lie in device memory, the others in page-locked host memory, each with Adam's state
+// beside it. While one step is computed and written back, the rows of the next one are on their way. Fails if
+// a weight of some sampled rows differs from that of a plain loop by 1e-6 or more.
 //
 // The default table is small, so that this takes a second. 10000000 rows of 128 take 15.5 GB.
 
@@ -36,6 +36,7 @@ settings read_arguments(int count, char** values) {
         *all[i - 1] = std::strtoull(values[i], nullptr, 10);
     for (std::uint64_t* const size : {&chosen.rows, &chosen.columns, &chosen.batch, &chosen.steps})
         *size = std::max<std::uint64_t>(*size, 1);
+    chosen.device_rows = std::min(chosen.device_rows, chosen.rows);
     return chosen;
 }
 

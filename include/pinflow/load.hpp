@@ -67,9 +67,9 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `staged`; or `both` with fewer than 8 cores or threads (4 for files on tmpfs), if 32 MiB or more can
-    /// take the route
-    /// `copy`, and if three quarters of the pages that are looked at are in the page cache.
+    /// `staged`. But `both` if all of these hold: there are fewer than 8 cores or threads (4 for files on
+    /// tmpfs); 32 MiB or more can take the route `copy`; and of the pages that are looked at, three quarters
+    /// are in the page cache.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
     /// bytes that need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more,

@@ -18,12 +18,13 @@ namespace {
 /// Loads of fewer bytes are staged: page-locking costs more than it saves.
 constexpr std::uint64_t min_pinned_bytes = std::uint64_t{32} << 20;
 constexpr unsigned max_threads = 16;
-/// From this many threads on, reading is faster than reading with fewer threads while pages are registered.
+/// From this many threads on, staging alone is faster than staging while pages are registered.
 /// Pages of tmpfs are registered one by one, those of other file systems in groups
 /// (samples/bench/NOTEBOOK.md).
 constexpr unsigned min_staging_cores = 8;
 constexpr unsigned min_staging_cores_on_tmpfs = 4;
-/// The calling thread reads so much faster than it starts others.
+/// On the host device the calling thread reads up to so many bytes itself: to start threads would take
+/// longer.
 constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
 
 /// Whether at least three quarters of the sampled pages are in the page cache: those of some 256 units of all

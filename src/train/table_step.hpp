@@ -17,7 +17,7 @@ struct table_step {
         free,
         prefetched,  ///< its rows are being gathered
         leased,
-        dropped,    ///< without a commit; free once the table's thread has noticed
+        dropped,    ///< without a commit; the next call of the table frees it
         committed,  ///< its rows are being written, or have been
     };
 

@@ -94,9 +94,9 @@ class embedding_lease {
 /// Only rows that are fetched and committed change. Each row counts its own steps. So a row behaves like a
 /// parameter of its own that skips the steps in which it has no gradient: moments do not decay meanwhile, and
 /// bias corrections are those of the row. torch.optim.SparseAdam decays the same way, but counts all steps;
-/// the dense optimizers also move rows without a gradient. Arithmetic and state are float32. Results are the
-/// same bits on every device, with every look_ahead and device_rows, and equal to those of one row after the
-/// other.
+/// dense optimizers with momentum or decay also move rows without a gradient. Arithmetic and state are
+/// float32. Results are the same bits on every device, with every look_ahead and device_rows, and equal to
+/// those of one row after the other.
 ///
 /// Functions enqueue, and do not wait for the device except where they say so. A commit may come on another
 /// stream than its fetch; other work on the rows and gradients must be ordered by the caller. One thread at a
@@ -133,7 +133,8 @@ class embedding_table {
     /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
     /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
     /// @throws unsupported for ids in device memory.
-    /// @throws all_slots_leased if too many leases are held.
+    /// @throws all_slots_leased if too many leases are held. Without a matching prefetch, waits as `prefetch`
+    /// does.
     embedding_lease fetch(row_ids ids, stream_view stream);
     /// Makes one step of the rule on each row of the lease, as other commits have left it, and writes it
     /// back. `gradients` has a row of `columns` numbers for each id of the fetch, contiguous, in device

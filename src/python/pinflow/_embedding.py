@@ -196,7 +196,7 @@ class EmbeddingTable:
 
     @property
     def gradients(self) -> List[Any]:
-        """The gradients that `step` will use, one tensor for each forward pass, to be scaled or clipped in place."""
+        """The gradients that `step` will use: one tensor for each backward pass of a lookup. Scale or clip them in place."""
         return [gradient for _, _, gradient in self._pending]
 
     def step(self) -> None:
