@@ -71,11 +71,9 @@ void check_rest(const settings_check& check, const sgd& settings) {
     if (settings.nesterov && (settings.momentum == 0 || settings.dampening != 0))
         check.refuse("nesterov needs a momentum above 0, and a dampening of 0");
 }
-void check_rest(const settings_check& check, const adagrad& settings) {
-    check.range("rate_decay (lr_decay)", settings.rate_decay, 0);
-    check.range("initial_sum (initial_accumulator_value)", settings.initial_sum, 0);
-}
-void check_rest(const settings_check& check, const rowwise_adagrad& settings) {
+template <typename Settings>
+    requires requires(const Settings& settings) { settings.rate_decay; }  // adagrad and rowwise_adagrad
+void check_rest(const settings_check& check, const Settings& settings) {
     check.range("rate_decay (lr_decay)", settings.rate_decay, 0);
     check.range("initial_sum (initial_accumulator_value)", settings.initial_sum, 0);
 }

@@ -23,12 +23,9 @@ void set(rule_numbers& numbers, const sgd& settings) {
     numbers.dampening = settings.dampening;
     numbers.nesterov = settings.nesterov;
 }
-void set(rule_numbers& numbers, const adagrad& settings) {
-    numbers.rate_decay = settings.rate_decay;
-    numbers.initial_sum = settings.initial_sum;
-    numbers.epsilon = settings.epsilon;
-}
-void set(rule_numbers& numbers, const rowwise_adagrad& settings) {
+template <typename Settings>
+    requires requires(const Settings& settings) { settings.rate_decay; }  // adagrad and rowwise_adagrad
+void set(rule_numbers& numbers, const Settings& settings) {
     numbers.rate_decay = settings.rate_decay;
     numbers.initial_sum = settings.initial_sum;
     numbers.epsilon = settings.epsilon;

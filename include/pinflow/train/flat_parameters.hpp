@@ -67,7 +67,7 @@ class flat_parameters {
     /// momentum and amsgrad, must be the same in all. Waits for `stream`.
     /// @throws invalid_argument for two parameters of one name, empty names, groups that do not exist, no
     /// groups, and settings that check_settings refuses or that differ in rule or state.
-    /// @throws unsupported for other types.
+    /// @throws unsupported for other types, and for rowwise_adagrad.
     /// @throws device_error or system_failure if memory is short; what options.resource throws.
     flat_parameters(std::vector<parameter_spec> parameters, std::vector<optimizer> groups, stream_view stream,
                     flat_options options = {});

@@ -45,6 +45,10 @@ void read_common(settings_reader& reader, Settings& settings) {
         reader.take("beta1", settings.beta1);
         reader.take("beta2", settings.beta2);
     }
+    if constexpr (requires { settings.rate_decay; }) {
+        reader.take("lr_decay", settings.rate_decay);
+        reader.take("initial_accumulator_value", settings.initial_sum);
+    }
     if constexpr (requires { settings.amsgrad; }) reader.take("amsgrad", settings.amsgrad);
     if constexpr (requires { settings.decoupled_weight_decay; })
         reader.take("decoupled_weight_decay", settings.decoupled_weight_decay);
@@ -55,14 +59,6 @@ void read_rest(settings_reader&, Settings&) {}
 void read_rest(settings_reader& reader, sgd& settings) {
     reader.take("dampening", settings.dampening);
     reader.take("nesterov", settings.nesterov);
-}
-void read_rest(settings_reader& reader, adagrad& settings) {
-    reader.take("lr_decay", settings.rate_decay);
-    reader.take("initial_accumulator_value", settings.initial_sum);
-}
-void read_rest(settings_reader& reader, rowwise_adagrad& settings) {
-    reader.take("lr_decay", settings.rate_decay);
-    reader.take("initial_accumulator_value", settings.initial_sum);
 }
 void read_rest(settings_reader& reader, adadelta& settings) {
     reader.take("rho", settings.rho);

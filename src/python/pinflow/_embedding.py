@@ -14,7 +14,6 @@ from ._train import _TYPES, _numbers
 
 _SIZES = {"<f4": 4, "<f2": 2, "bfloat16": 2}
 _SPELLINGS = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
-_RATES = {"adagrad": 1e-2, "rowwise_adagrad": 1e-2, "adadelta": 1.0, "rmsprop": 1e-2, "rprop": 1e-2, "adamax": 2e-3, "nadam": 2e-3, "asgd": 1e-2}
 Weights = Union[str, Tuple[str, float, float]]
 
 
@@ -76,7 +75,8 @@ class EmbeddingTable:
         rows, columns: the shape of the table.
         dtype: of the weights: 'float32', 'float16', 'bfloat16', or a dtype of PyTorch. State is float32.
         optimizer: a rule of FlatParameters: 'sgd', 'adagrad', 'adadelta', 'rmsprop', 'rprop', 'adam', 'adamw', 'adamax',
-            'nadam', 'radam', 'asgd', 'sparse_adam'; or 'rowwise_adagrad'. `lr` and the other settings are named as in torch.optim.
+            'nadam', 'radam', 'asgd', 'sparse_adam'; or 'rowwise_adagrad'. `lr` and the
+            other settings have the names and default values of torch.optim.
         weights: how they begin: 'zeros', ('uniform', LOW, HIGH) or ('normal', MEAN, DEVIATION); they depend on `seed` and
             on the row alone.
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
@@ -99,7 +99,7 @@ class EmbeddingTable:
         if spelling not in _SIZES:
             raise Unsupported(f"weights are float32, float16 or bfloat16, not {name}")
         kind, first, second = (weights, 0.0, 0.0) if isinstance(weights, str) else weights
-        numbers = _numbers({"lr": _RATES.get(optimizer, 1e-3) if lr is None else lr, **settings})
+        numbers = _numbers(settings if lr is None else {"lr": lr, **settings})
         self._table = _native.EmbeddingTable(rows, columns, spelling, optimizer, numbers,
                                              (kind, float(first), float(second), seed), max_batch_ids, look_ahead,
                                              device_rows, device)
