@@ -6,11 +6,8 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
-#include "src/core/quote.hpp"
 #include "src/core/system.hpp"
-#include "src/device/backend.hpp"
 #include "src/device/copy_ranges.hpp"
-#include "src/device/pin_limits.hpp"
 #include "src/device/pin_registry.hpp"
 #include "src/load/load_streams.hpp"
 #include "src/rows/link_profile.hpp"
