@@ -19,11 +19,12 @@ namespace pinflow {
 /// Writes the first weights of a row. Called by several threads at once, in no particular order.
 using weight_function = std::function<void(std::uint64_t row, std::span<float> weights)>;
 
-/// Random weights from counters (Salmon and others, Parallel Random Numbers: As Easy as 1, 2, 3, 2011;
-/// Philox4x32-10): the weights of a row depend on the seed and on its index alone.
+/// Random weights, uniform from `low` to `high`. They are computed from counters (Salmon and others, Parallel
+/// Random Numbers: As Easy as 1, 2, 3, 2011; Philox4x32-10), so the weights of a row depend on the seed and
+/// on its index alone.
 /// @throws invalid_argument unless low <= high, and both are finite.
 weight_function uniform_weights(float low, float high, std::uint64_t seed);
-/// By the method of Box and Muller.
+/// The same for normally distributed weights, by the method of Box and Muller.
 /// @throws invalid_argument unless the mean is finite, and the deviation is finite and not negative.
 weight_function normal_weights(float mean, float deviation, std::uint64_t seed);
 
@@ -41,10 +42,12 @@ struct embedding_options {
     /// The first rows stay in device memory: the frequent ones, if the vocabulary is sorted. Results do not
     /// depend on it.
     std::uint64_t device_rows = 0;
-    /// Where the other rows lie: rows of embedding_table::record_size_bytes, such as writable_segment::table
-    /// of an array of bytes. Rows below device_rows are not used. Empty: page-locked memory of the table.
+    /// Where the other rows lie: a writable table of `row_count` rows of embedding_table::record_size_bytes,
+    /// such as writable_segment::table of an array of bytes. Its rows below device_rows are not used. Empty:
+    /// page-locked memory that the table allocates.
     std::optional<row_table> storage = std::nullopt;
-    /// Keeps the records that `storage` holds, of a table with the same options. device_rows must be 0.
+    /// Whether to start from the records in `storage`, which a table with the same options has written. False
+    /// overwrites them with the first weights. True needs a device_rows of 0.
     bool keeps_records = false;
     /// Where device memory comes from; null: the device's pool.
     std::shared_ptr<memory_resource> resource = nullptr;
@@ -53,7 +56,7 @@ struct embedding_options {
 class embedding_table;
 
 /// Rows on the device, from fetch to commit: each row once, in ascending order of ids. Dropping it without a
-/// commit changes nothing in the table. Move-only. The stream of the fetch must live as long.
+/// commit changes nothing in the table. Move-only. The stream of the fetch must outlive the lease.
 class embedding_lease {
  public:
     embedding_lease(embedding_lease&&) noexcept;
@@ -89,7 +92,7 @@ class embedding_lease {
 ///     table.prefetch(next_ids);                        // moves rows while the device computes
 ///     embedding_lease lease = table.fetch(ids, stream);
 ///     ...                                              // forward and backward, on `stream`
-///     table.commit(std::move(lease), gradients, stream);
+///     table.commit(std::move(lease), gradients, dtype::of<float>(), stream);
 ///
 /// Only rows that are fetched and committed change. Each row counts its own steps. So a row behaves like a
 /// parameter of its own that skips the steps in which it has no gradient: moments do not decay meanwhile, and
@@ -103,14 +106,16 @@ class embedding_lease {
 /// time may use a table.
 class embedding_table {
  public:
-    /// The bytes of a record: weights, states and the number of steps, padded to 16.
+    /// The bytes of a record: weights, states and the number of steps, each padded to a multiple of
+    /// 16 bytes.
     /// @throws as the constructor.
     static std::uint64_t record_size_bytes(const embedding_options& options);
 
-    /// Writes the first weights with all cores, and waits for them.
+    /// Writes the first weights with all cores, unless `keeps_records` is set, and waits until they are
+    /// written.
     /// @throws invalid_argument for options out of range, settings that check_settings refuses, and storage
-    /// of other rows; unsupported for another type, and for storage that cannot be written; device_error or
-    /// system_failure if memory is short.
+    /// whose number or size of rows differs; unsupported for another type of weights, and for storage that
+    /// cannot be written; device_error or system_failure if memory is short.
     embedding_table(embedding_options options, const device& device);
     embedding_table(embedding_table&&) noexcept;
     embedding_table& operator=(embedding_table&&) noexcept;
@@ -125,22 +130,24 @@ class embedding_table {
 
     /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. Waits
     /// if the memory of an earlier step is still being filled.
-    /// @throws invalid_argument if look_ahead steps are prefetched already, and for ids that fetch refuses.
+    /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already.
     void prefetch(row_ids ids);
     /// Forgets what was prefetched and not fetched, for example when the order of batches changes.
     void cancel_prefetches();
-    /// The rows of `ids`, as all commits called before have left them, in the order of `stream`.
+    /// The rows of `ids`, as all commits called before have left them, in the order of `stream`. Without a
+    /// matching prefetch, waits as `prefetch` does.
     /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
     /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
     /// @throws unsupported for ids in device memory.
-    /// @throws all_slots_leased if too many leases are held. Without a matching prefetch, waits as `prefetch`
-    /// does.
+    /// @throws all_slots_leased if too many leases are held.
     embedding_lease fetch(row_ids ids, stream_view stream);
     /// Makes one step of the rule on each row of the lease, as other commits have left it, and writes it
     /// back. `gradients` has a row of `columns` numbers for each id of the fetch, contiguous, in device
     /// memory. Those of equal ids are added in their order, as float32. `type` is that of the gradients:
     /// float32, float16 or bfloat16.
-    /// @throws invalid_argument for a lease of another table, and for null gradients.
+    /// @throws invalid_argument for a lease of another table, for a stream of another device, and for null
+    /// gradients.
+    /// @throws unsupported for gradients of another type.
     void commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
                 stream_view stream);
     /// Writes back what the caller has written to the weights of the lease; what others have committed to its
@@ -150,7 +157,7 @@ class embedding_table {
     /// @throws invalid_argument if it is negative or not finite.
     void set_rate(double rate, stream_view stream);
 
-    /// Copies the weights of rows to host memory: row i of `destination` is that of ids[i], contiguous. Waits
+    /// Copies the weights of rows to host memory: row i of `destination` gets those of row ids[i]. Waits
     /// for all commits.
     /// @throws invalid_argument for ids outside the table, and for a destination of another size.
     void read_weights(row_ids ids, std::span<std::byte> destination);
