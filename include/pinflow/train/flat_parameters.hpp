@@ -22,9 +22,9 @@ struct parameter_spec {
     std::string name;
     pinflow::dtype dtype;
     shape_vector shape;
-    std::size_t group = 0;  ///< whose settings update it
-    /// The first values: all elements in C order, in memory of the stream's device, where the stream's
-    /// earlier work has written them. Null: zeros. Only the constructor reads them, and sets this to null.
+    std::size_t group = 0;  ///< the index of the settings that update it
+    /// The first values: all elements in C order, in memory of the stream's device, written by the stream's
+    /// earlier work. Null: zeros. Only the constructor reads them, and sets this to null.
     const std::byte* values = nullptr;
 };
 
@@ -51,20 +51,19 @@ struct flat_options {
 /// gradients are used through views, which begin at multiples of 256 bytes. The model must keep them: see
 /// check_views.
 ///
-/// Arithmetic and state are float32, or float64 for float64 parameters. Results but NaNs are the same bits on
-/// every device, in every run. Functions that end in `_async` enqueue work on the stream that they are given;
-/// none of them waits. All of them, and the model's own work, must come after each other: on one stream, or
-/// with events between. Steps can be captured in a CUDA graph: the number of steps and the rates lie in
-/// device memory.
+/// Arithmetic and state are float32, or float64 for float64 parameters. All results except NaNs are the same
+/// bits on every device, in every run. Functions that end in `_async` enqueue work on the stream that they
+/// are given; none of them waits. All of them, and the model's own work, must come after each other: on one
+/// stream, or with events between. Steps can be captured in a CUDA graph: the number of steps and the rates
+/// lie in device memory.
 ///
 /// One thread at a time may use an object. Move-only; a moved-from object may only be assigned to or
 /// destroyed.
 class flat_parameters {
  public:
     /// Makes parameters with their first values, and gradients and state, all zero, and loads the kernels.
-    /// `groups[i]` has the settings of the
-    /// parameters whose group is i; all are of one optimizer type. Which states are kept, such as for
-    /// momentum and amsgrad, must be the same in all. Waits for `stream`.
+    /// `groups[i]` has the settings of the parameters whose group is i; all are of one optimizer type. Which
+    /// states are kept, such as for momentum and amsgrad, must be the same in all. Waits for `stream`.
     /// @throws invalid_argument for two parameters of one name, empty names, groups that do not exist, no
     /// groups, and settings that check_settings refuses or that differ in rule or state.
     /// @throws unsupported for other types, and for rowwise_adagrad.
@@ -82,6 +81,7 @@ class flat_parameters {
 
     const pinflow::device& device() const noexcept;
     const std::vector<parameter_spec>& parameters() const noexcept;
+    /// The index of the parameter `name`.
     /// @throws invalid_argument if there is none of that name.
     std::size_t index_of(std::string_view name) const;
     /// The settings of a group, with the rate that was set last.
@@ -114,7 +114,9 @@ class flat_parameters {
     /// buffer.
     void check_views(std::span<const void* const> parameters, std::span<const void* const> gradients) const;
 
-    /// @throws what all members below throw: invalid_argument for a stream of another device; device_error.
+    /// Sets all gradients to zero.
+    /// @throws what all members below that take a stream throw: invalid_argument for a stream of another
+    /// device; device_error.
     void zero_gradients_async(stream_view stream);
     /// Scales the gradients of the next step so that the Euclidean norm of all gradients together is at most
     /// `max_norm`, as torch.nn.utils.clip_grad_norm_. The step computes the norm, in a second kernel; the
@@ -134,7 +136,7 @@ class flat_parameters {
     /// For mixed precision: later steps divide the gradients by *scale, before they are clipped, and change
     /// nothing if *found is not 0; such steps count as skipped. These are the two tensors of
     /// torch.amp.GradScaler: float32 in memory of this device, valid until the stream has passed the last
-    /// step that reads them. Null: 1 and 0.
+    /// step that reads them. A null `scale` counts as 1, a null `found` as 0.
     void use_scale(const float* scale, const float* found);
 
     struct progress {
