@@ -7,8 +7,8 @@ namespace pinflow {
 
 // Settings of an optimizer, for one group of parameters. The update rules are those of torch.optim
 // (PyTorch 2.11, implementation for single tensors), and so are the default values; `rate` is called `lr`
-// there. With `maximize`, gradients are negated. `weight_decay` times the parameter is added to the gradient;
-// where decay is decoupled, the parameter is multiplied by 1 - rate * weight_decay instead (Loshchilov and
+// there. With `maximize`, gradients are negated. `weight_decay` times the parameter is added to the gradient.
+// If decay is decoupled, the parameter is multiplied by 1 - rate * weight_decay instead (Loshchilov and
 // Hutter, Decoupled Weight Decay Regularization, 2019).
 
 struct sgd {
@@ -149,9 +149,11 @@ double rate_of(const optimizer& settings) noexcept;
 /// The same settings with another rate, for schedules.
 optimizer with_rate(optimizer settings, double rate) noexcept;
 
+/// Checks the settings of a rule.
 /// @throws invalid_argument for a number that is not finite or outside the rule's range. Ranges are those of
 /// torch.optim, but rprop needs 0 <= min_step <= max_step, asgd needs decay_term and average_from from 0 on,
-/// and sparse_adam allows a rate and an epsilon of 0. flat_parameters also refuses betas above 1 - 2^-20.
+/// and sparse_adam allows a rate and an epsilon of 0. flat_parameters and embedding_table also refuse betas
+/// above 1 - 2^-20.
 void check_settings(const optimizer& settings);
 
 }  // namespace pinflow
