@@ -53,23 +53,24 @@ struct tensor_slice {
 /// One tensor to load.
 struct tensor_request {
     std::string name;
-    /// The part of the tensor to load. Only this part is read; from storage also gaps of up to 16 KiB in it.
-    /// A tensor that must be decoded or reordered (compressed, big-endian, Fortran order) is read as a whole.
+    /// The part of the tensor to load. Only this part is read. Short gaps in it may be read too: of less
+    /// than 3 KiB, or of up to 16 KiB from storage. A tensor that must be decoded or reordered (compressed,
+    /// big-endian, Fortran order) is read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
     /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does. Empty: the type
     /// in the file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     /// Memory of the device for all elements in C order, aligned to the size of an element; used by the
-    /// load's own stream, so other work on it must have finished. After an error it may be half written.
-    /// Null: the load allocates memory.
+    /// load's own stream, so other work on this memory must have finished. After an error it may be half
+    /// written. Null: the load allocates memory.
     std::byte* destination = nullptr;
 };
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `staged`. But `both` if all of these hold: there are fewer than 8 cores or threads (4 for files on
-    /// tmpfs); 32 MiB or more can take the route `copy`; and of the pages that are looked at, three quarters
-    /// are in the page cache.
+    /// `both` if all of these hold: there are fewer than 8 cores or threads (4 for files on tmpfs); 32 MiB or
+    /// more can take the route `copy`; and of the sampled pages, at least three quarters are in the page
+    /// cache. Otherwise `staged`.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
     /// bytes that need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more,
@@ -105,8 +106,8 @@ struct load_options {
 };
 
 /// A tensor in device memory, in C order and little-endian. Copies share the memory, which outlives files,
-/// streams and whatever else took part in the load. The last copy frees it, on any thread; in a forked
-/// process it does nothing. Work that uses the memory must have finished by then, or used_on names its
+/// streams and whatever else took part in the load. The last copy frees it, on any thread, except in a
+/// forked process. Work that uses the memory must have finished by then, or used_on names its
 /// streams.
 ///
 /// Tensors of less than 1 MiB share blocks of up to 32 MiB, each at a multiple of 256 bytes. A block is freed
@@ -127,9 +128,9 @@ class device_tensor {
     std::byte* data() const noexcept { return data_; }
     /// Whether the elements are a private mapping of the file.
     bool is_mapped() const noexcept;
-    /// Names a stream whose work uses the memory: it is freed after the work that is enqueued there by then.
-    /// The stream must live until the last tensor of the block has gone. No effect on a caller's own memory
-    /// and on mappings.
+    /// Names a stream whose work uses the memory. The memory is freed only after the work that is enqueued
+    /// there when the last tensor of the block goes. The stream must live until the last tensor of the block
+    /// has gone. No effect on a caller's own memory and on mappings.
     /// @throws invalid_argument for a stream of another device.
     void used_on(stream_view stream) const;
     /// Keeps the memory alive. Empty for a caller's own memory.
@@ -165,6 +166,7 @@ struct loaded_tensors {
     load_report report;
     std::unordered_map<std::string, std::size_t> indices;  ///< of `tensors`, by name
 
+    /// The tensor `name`.
     /// @throws invalid_argument if there is no such tensor.
     const device_tensor& operator[](const std::string& name) const;
 };
@@ -179,33 +181,35 @@ class tensor_files {
 
     const std::vector<std::filesystem::path>& files() const noexcept;
     /// All tensors that can be loaded, file by file, as list_arrays orders them: by offset in safetensors
-    /// files, by directory in .npz files, by name in HDF5 files. A HDF5 dataset with several hard links has
+    /// files, by directory in .npz files, by name in HDF5 files. An HDF5 dataset with several hard links has
     /// the name of the first.
     const std::vector<tensor_description>& tensors() const noexcept;
     /// Checks that every tensor of the files can be loaded.
-    /// @throws unsupported, with the reason, for the first one that cannot.
+    /// @throws unsupported, with the reason, for the first tensor that cannot.
     void require_all() const;
-    /// @throws invalid_argument if there is no such tensor; unsupported, with the reason, if there is one
-    /// that cannot be loaded.
+    /// The description of the tensor `name`.
+    /// @throws invalid_argument if there is no such tensor; unsupported, with the reason, if it cannot be
+    /// loaded.
     const tensor_description& tensor(std::string_view name) const;
     /// The names of the tensors that names or patterns (load_options::names) select, in the order of
     /// `tensors`.
-    /// @throws invalid_argument for one that selects nothing; unsupported for one that selects a tensor that
-    /// cannot be loaded.
+    /// @throws invalid_argument for a pattern that selects nothing; unsupported for a pattern that selects a
+    /// tensor that cannot be loaded.
     std::vector<std::string> select(std::span<const std::string> patterns) const;
     /// The text metadata of the safetensors files. If several have the same key, that of the first.
     const std::map<std::string, std::string>& metadata() const noexcept;
 
-    /// Loads tensors to `device`, and waits until they are complete. On a GPU, the
-    /// routes `copy` and `both` page-lock the pages of the files, until shortly after the call, and up to 160
-    /// MiB of page-locked staging buffers are kept for later loads to the device. All tensors are whole, or
-    /// an error is thrown and all memory is freed.
+    /// Loads tensors to `device`, and waits until they are complete. On a GPU, the routes `copy` and `both`
+    /// page-lock the pages of the files, until shortly after the call, and up to 160 MiB of page-locked
+    /// staging buffers are kept for later loads to the device. All tensors are whole, or an error is thrown
+    /// and all memory is freed.
     /// @throws invalid_argument for an unknown name, a slice outside its axis, a type that the elements
     /// cannot be cast to, and a tensor that is requested twice.
     /// @throws data_changed for a file that has changed since it was opened; format_error for one whose
     /// content is damaged; system_failure; device_error if a GPU is out of memory.
     /// @throws unsupported if the route is `copy` and pages cannot be page-locked, or some of the tensors are
-    /// not for it; and for compressed elements of more than 4 MiB each on a GPU.
+    /// not for this route; on a GPU, also for elements of more than 4 MiB each that must be decoded or
+    /// reordered.
     loaded_tensors load(std::span<const tensor_request> requests, const pinflow::device& device,
                         const load_options& options = {}) const;
 
