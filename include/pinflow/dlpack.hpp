@@ -29,7 +29,7 @@ struct version {
 /// The version that `to_dlpack` writes.
 inline constexpr version current_version{1, 1};
 
-/// Where the elements lie. Further values are published; pinflow takes no tensors there.
+/// Where the elements lie. DLPack defines further values, whose tensors pinflow refuses.
 enum class device_type : std::int32_t {
     cpu = 1,
     cuda = 2,
@@ -41,7 +41,7 @@ struct device {
     std::int32_t device_id;  ///< the ordinal of a CUDA device; 0 for host memory
 };
 
-/// The kind of an element. Further values are published; pinflow has no such types.
+/// The kind of an element. DLPack defines further values, for types that pinflow lacks.
 enum class type_code : std::uint8_t {
     signed_integer = 0,
     unsigned_integer = 1,
@@ -184,7 +184,7 @@ dlpack::exported_tensor<Managed> to_dlpack(const flat_parameters& flat, std::siz
 /// use it, or wait for it.
 class foreign_tensor {
  public:
-    /// Takes over a tensor, also if this throws.
+    /// Takes over a tensor. If the constructor throws, the tensor's deleter has been called.
     /// @throws invalid_argument for null pointers, lengths below 0, more than 64 axes, and strides or sizes
     /// of 2^63 bytes or more.
     /// @throws unsupported for another major version of DLPack, for memory that is neither host memory nor a
@@ -223,7 +223,7 @@ class foreign_tensor {
 
 /// A parameter with the type, the shape and the values of a tensor, for flat_parameters: its constructor
 /// copies the values, so the tensor must live until then. On a GPU, the work that writes the tensor must come
-/// before on the constructor's stream.
+/// earlier on the constructor's stream.
 /// @throws invalid_argument if the tensor is not in C order.
 parameter_spec to_parameter(std::string name, const foreign_tensor& tensor, std::size_t group = 0);
 
