@@ -43,8 +43,8 @@ class invalid_argument : public error {
     using error::error;
 };
 
-/// A saved state does not fit: a loader's was saved for other data or another order, that of flat_parameters
-/// for other parameters or another rule.
+/// A saved state does not fit. The state of a loader was saved for other data or another order; the state of
+/// flat_parameters, for other parameters or another rule.
 class state_mismatch : public invalid_argument {
  public:
     using invalid_argument::invalid_argument;
