@@ -26,7 +26,7 @@ struct loader_options {
     std::uint64_t batch_rows = 64;
     /// sequential, shuffled or windowed. For any other order, set `sampler`.
     pinflow::order order = order::sequential;
-    /// Of the shuffled and the windowed order.
+    /// The seed of the shuffled and the windowed order.
     std::uint64_t seed = 0;
     /// Window of the windowed order, in rows. 0: 64 MiB of samples. Other orders need 0.
     std::uint64_t window_rows = 0;
