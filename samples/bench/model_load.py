@@ -3,12 +3,12 @@
 
     python3 samples/bench/model_load.py [--dir DIR] [--gb N] [--only WORDS] [--cold]
 
-Writes 270 tensors of a transformer in bfloat16 to DIR, in three files (10.6 GB), and reads them once, so that they are in
-the page cache. Then each loader loads all of them five times; loaders that are not installed are named. Prints the first
-call of the process and the median of the others in GB/s, beside the rate of the link: the median of 9 copies of 256 MiB
-from page-locked memory. The bytes of each loader's tensors are compared with those written. Last come half of every
-tensor along axis 1, 20,000 tensors of 64 KiB in one file, and save_file. With --cold, the page cache forgets the files
-before each load, and `dd` reads them beside it with 1 to 16 readers, through the page cache and past it.
+Writes 270 tensors of a transformer in bfloat16 to DIR, in three files (10.6 GB), and reads them once, so that they are
+in the page cache. Then each loader loads all of them six times; loaders that are not installed are named. Prints the
+seconds of the first load and the median rate of the others in GB/s, beside the rate of the link: the median of 9 copies
+of 256 MiB from page-locked memory. The first load is checked: by the sum of each tensor's bytes. Last come half of
+every tensor along axis 1, 20,000 tensors of 64 KiB in one file, and save_file. With --cold, only pinflow and `dd` read
+the files, which the page cache forgets before each run; `dd` has 1 to 16 readers, through the page cache and past it.
 """
 
 import argparse
