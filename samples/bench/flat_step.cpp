@@ -1,11 +1,11 @@
 // flat_step [DEVICE]
 //
-// Measures steps of flat parameters on DEVICE (the default: the best one). For each model it prints one "name
-// value unit" a line: the rate of a copy of 1 GiB on the device (2 x bytes / time; on the host by memcpy on
-// all threads), then for Adam the median of steps that are waited for, of steps enqueued back to back, of
-// steps after other memory was written (so that no cache has any of it), and of clipping and step together;
-// for rates a step counts 7 times the bytes of the parameters. The first step of the two smaller models is
-// checked.
+// Measures steps of flat parameters on DEVICE (the default: the best one). Prints one "name value unit" a
+// line. First comes the rate of a copy of 1 GiB on the device (2 x bytes / time; on the host by memcpy on all
+// threads). Then come, for each model, the median times of a step of Adam that is waited for, of one after
+// other memory was written (so that no cache has any of it), and of one of many enqueued back to back, and
+// the time of clipping and step together, divided by that of a step. For rates a step counts 7 times the
+// bytes of the parameters. The first step of the two smaller models is checked.
 
 #include <algorithm>
 #include <chrono>
