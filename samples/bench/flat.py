@@ -4,10 +4,11 @@
     python3 samples/bench/flat.py
 
 On the first GPU, in one process, for 1000 parameters of 4096 float32 and 160 of 160000: Adam of PyTorch for each
-parameter (foreach, fused), over one flat parameter (contiguous_params' way), and FlatParameters. Prints the median of 21
-steps that are waited for and of 200 that are not, GB/s by 7 times the bytes of the parameters (Adam reads four arrays
-and writes three), the host's time for a call, and the rate of a copy of 1 GiB on the device (2 x bytes / time). Every
-optimizer starts with the same values, and the results after all steps are compared. Steps are NVTX ranges.
+parameter (foreach, fused), over one flat parameter (contiguous_params' way), and FlatParameters. Prints the median of
+21 steps that are waited for, the time of a step in three runs of 200 that are not (their median), GB/s by 7 times the
+bytes of the parameters (Adam reads four arrays and writes three), the host's time for a call, and the rate of a copy of
+1 GiB on the device (2 x bytes / time). Every optimizer starts with the same values, and the results after all steps are
+compared. Steps are NVTX ranges.
 """
 
 import statistics
