@@ -85,7 +85,7 @@ settings parse(int argc, char** argv) {
     return parsed;
 }
 
-/// Of all threads of the process.
+/// The CPU seconds of all threads of the process.
 double cpu_seconds() {
     ::rusage usage{};
     ::getrusage(RUSAGE_SELF, &usage);
