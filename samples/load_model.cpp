@@ -30,7 +30,8 @@ void load_all(const std::vector<std::filesystem::path>& files, const pinflow::de
               << " (" << model.report.reason << ")\n";
 }
 
-/// The upper half of the rows of the largest tensor, as a rank of two would load it.
+/// Loads and saves the second half of the rows of the largest tensor, as the second of two ranks would load
+/// it.
 void load_half(const std::vector<std::filesystem::path>& files, const pinflow::device& device) {
     const pinflow::tensor_files model(files);  // reads the headers
     const auto& tensors = model.tensors();
