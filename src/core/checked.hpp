@@ -5,7 +5,7 @@
 /// Arithmetic of sizes. It detects overflow, unless noted.
 namespace pinflow::detail {
 
-/// @return whether a * b fits; `result` is set only then. May alias an operand.
+/// @return whether a * b fits. `result` is set only then, and may alias an operand.
 [[nodiscard]] constexpr bool multiply(std::uint64_t a, std::uint64_t b, std::uint64_t& result) noexcept {
     std::uint64_t product = 0;
     if (__builtin_mul_overflow(a, b, &product)) return false;
@@ -13,7 +13,7 @@ namespace pinflow::detail {
     return true;
 }
 
-/// @return whether a + b fits; `result` is set only then. May alias an operand.
+/// @return whether a + b fits. `result` is set only then, and may alias an operand.
 [[nodiscard]] constexpr bool add(std::uint64_t a, std::uint64_t b, std::uint64_t& result) noexcept {
     std::uint64_t sum = 0;
     if (__builtin_add_overflow(a, b, &sum)) return false;
