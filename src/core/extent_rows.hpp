@@ -16,7 +16,7 @@ namespace pinflow::detail {
 /// @throws as side_by_side_mapping.
 side_by_side_mapping map_extents(std::span<row_extent> extents, std::uint64_t row_size_bytes);
 
-/// Whether all rows of a source lie in files as they are delivered; so do those of a source without rows.
+/// Whether all rows of a source lie in files as they are delivered. True for a source without rows.
 bool lies_in_files(const row_source& source);
 
 /// Concatenates sources for which lies_in_files is true. Keeps their extents, mapped again side by side, but
