@@ -49,7 +49,7 @@ bool is_of_instruction(const siginfo_t& info) {
 
 /// Has the effect that the signal would have without our handler.
 void pass_on(int signal, siginfo_t* info, void* context) {
-    const bool is_fault = is_of_instruction(*info);  // which would fault again
+    const bool is_fault = is_of_instruction(*info);  // the instruction would fault again
     // for either value of SA_SIGINFO: the two handlers share a union
     const bool has_function = previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN;
     if (!has_function) {
