@@ -64,8 +64,8 @@ thread_allowance threads_within_memory(unsigned requested, unsigned default_coun
 /// Bytes of all live regions of memory_region::anonymous, touched or not.
 inline std::atomic<std::uint64_t> region_memory_bytes = 0;
 
-/// Whether a live region of memory_region::anonymous ends at `end`. What is behind it in its last page
-/// belongs to nobody. Thread-safe.
+/// Whether a live region of memory_region::anonymous ends at `end`. No other object uses the rest of the
+/// region's last page. Thread-safe.
 bool is_region_end(const std::byte* end);
 
 /// For tests: sets the available memory for its lifetime. Only one may exist at a time.
