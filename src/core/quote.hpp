@@ -9,7 +9,7 @@
 namespace pinflow::detail {
 
 /// Whether a terminal obeys the character instead of showing it: control characters (C0, DEL and C1),
-/// separators of lines, and those that change the direction of text.
+/// separators of lines, and characters that change the direction of text.
 bool is_terminal_control(std::uint32_t code_point) noexcept;
 
 /// Returns the character at `position`, escaped if it is unsafe on a terminal, and moves `position` past it.
