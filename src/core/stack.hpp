@@ -10,7 +10,7 @@
 namespace pinflow::detail {
 
 /// A whole array as one row; the array may have no axes, or be in Fortran order. Big-endian elements are
-/// delivered little-endian, and other orders in C order; such a row has no extent.
+/// delivered little-endian, and elements in Fortran order are reordered to C order; such a row has no extent.
 std::shared_ptr<const row_source> one_row_of(const array& source);
 
 /// All rows of a source as one row. Has an extent if the source has exactly one.
