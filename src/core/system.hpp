@@ -18,8 +18,8 @@
 
 /// System calls on files, memory, threads and signals. Checks their status, retries interrupted calls, and
 /// formats the error messages. Tests can inject a failure into each kind of `call`, but not into `close`,
-/// `unmap` and the functions on resource limits. All functions throw system_failure unless they say
-/// otherwise, and may be called from any thread.
+/// `unmap`, `read_ahead` and the functions on resource limits. All functions throw system_failure unless they
+/// say otherwise, and may be called from any thread.
 ///
 /// Boost maps single files (mapped_file.cpp) and segments (map_for_writing in src/shared), and the tool
 /// spawns its child process. `fail_if_injected` is called before each of the three. Other calls made
