@@ -4,8 +4,9 @@
 
 namespace pinflow::detail {
 
-/// Appends a copy, joined with the last one if it continues it at both ends. CUDA refuses copies across two
-/// allocations, which may lie side by side, so the caller must know that both copies have the same one.
+/// Appends `next`, or joins it with the last copy if `next` continues that copy at both ends. CUDA refuses
+/// copies across two allocations, which may lie side by side, so the caller must know that both copies are
+/// within the same allocations.
 /// @tparam Range copy_range or host_copy_range
 template <typename Range>
 void append_joined(std::vector<Range>& copies, const Range& next) {
