@@ -13,7 +13,7 @@ class context {
 
     /// The context in which host memory is registered for `device`: a second context, not the primary one.
     /// While a registration runs in a context, all other calls in that context block, even enqueuing a copy.
-    /// Unregistering waits for all work in it. Registered memory is known in every context.
+    /// Unregistering waits for all work in that context. Registered memory is known in every context.
     /// The first call creates the context. That takes 0.1 s and some 520 MiB of device memory. If the device
     /// has less than 10 GiB in all or less than 1 GiB free, or if creation fails, the primary context is used
     /// from then on.
