@@ -68,8 +68,8 @@ __device__ __noinline__ void prepare_block(const flat_step& work, const flat_seg
     step.skipped = skips_step(work);
 }
 
-/// The packs of one segment that this thread updates: from pack `at` on, every `stride`-th. Returns the first
-/// one behind the segment.
+/// Updates this thread's packs of one segment: from pack `at` on, every `stride`-th. Returns the first one
+/// behind the segment.
 template <typename Rule, typename Stored, typename Real>
 __device__ std::uint64_t update_segment(const flat_step& work, const flat_segment& segment, std::uint64_t at,
                                         std::uint64_t stride) {
