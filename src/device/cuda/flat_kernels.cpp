@@ -9,8 +9,8 @@ namespace pinflow::detail::cuda {
 
 namespace {
 
-/// As many blocks as the work has use for, at most `blocks_per_multiprocessor`: the kernels loop over the
-/// rest.
+/// As many blocks as the work has use for, at most `blocks_per_multiprocessor` for each multiprocessor: the
+/// kernels loop over the rest.
 unsigned blocks_for(std::uint64_t work, std::uint64_t work_of_block, unsigned multiprocessors,
                     unsigned blocks_per_multiprocessor) noexcept {
     const std::uint64_t needed = (work + work_of_block - 1) / work_of_block;
