@@ -25,8 +25,7 @@ class host_functions {
     host_functions(const host_functions&) = delete;
     host_functions& operator=(const host_functions&) = delete;
 
-    /// Allocates flags ahead, so that `enqueue` allocates none while at most some hundred functions are
-    /// enqueued.
+    /// Allocates flags ahead, so that `enqueue` allocates none for the next 512 functions.
     /// @throws device_error if there is no pinned memory for them.
     void reserve();
     /// Runs `work` once `stream` has completed the work enqueued so far. Later work on the stream waits for
