@@ -47,7 +47,7 @@ std::uint64_t other_ids_bytes(std::uint64_t count) noexcept {
     return aligned(count * sizeof(std::uint64_t));
 }
 
-/// The first part of CUB's: the numbers 0, 1, 2, ...
+/// The first part of the scratch memory of CUB's sort: the numbers 0, 1, 2, ...
 std::uint64_t numbers_bytes(std::uint64_t count) noexcept {
     return aligned(count * sizeof(std::uint32_t));
 }
