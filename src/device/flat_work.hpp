@@ -54,12 +54,13 @@ struct flat_buffers {
     std::uint64_t pack_count = 0;
     std::byte* parameters = nullptr;
     const std::byte* gradients = nullptr;
-    /// The rule's states; then, if has_masters, a float for each element of the 16-bit types.
+    /// The rule's states; then, if has_masters, the master copies, which only elements of the 16-bit types
+    /// use. All have the same size.
     std::byte* states[max_rule_states + 1] = {};
     bool has_masters = false;
     bool has_doubles = false;  ///< whether there are segments of float64
     flat_control* control = nullptr;
-    double* sums = nullptr;  ///< norm_sum_count(pack_count)
+    double* sums = nullptr;  ///< norm_sum_count(pack_count) of them
     /// A scale by which the gradients are too large, and a number that is not 0 if the caller found some that
     /// are not finite: torch.amp.GradScaler's. Null: 1 and 0.
     const float* scale = nullptr;
@@ -85,8 +86,8 @@ struct flat_step {
 
 // The order in which the norm is summed, on every device. Thread t of a chunk reads the packs t, t +
 // norm_threads and so on. Its sum e takes the squares of element e of each pack; then it adds its sums as
-// (0 + 1) + (2 + 3). The sums of the threads are added in pairs at half the distance, a quarter, and so on.
-// The sums of the chunks are added in the same way.
+// (0 + 1) + (2 + 3). The sums of the threads are added in pairs at a distance of norm_threads / 2,
+// norm_threads / 4, and so on. The sums of the chunks are added in the same way.
 inline constexpr unsigned norm_threads = 256;
 inline constexpr unsigned norm_rounds = 4;
 inline constexpr std::uint64_t packs_of_chunk = std::uint64_t{norm_threads} * norm_rounds;
