@@ -147,7 +147,8 @@ void pin_job::judge(pin_order& order, const process_mappings& mappings) {
         judged_piece& judged = pieces_[index];
         page_verdict verdict = mappings.judge(judged.piece.pages());
         if (verdict.refusal.empty() && mappings.may_share_last_page(judged.piece.tracked->range.bytes)) {
-            // all pieces: a copy of the array itself would end in the page that was left out
+            // this applies to all pieces of the array: a copy of the array would end in the page that was
+            // left out
             verdict.refusal =
                 "other memory of the process may begin in its last page, and CUDA would refuse copies of "
                 "that "

@@ -48,7 +48,7 @@ class pin_job {
     // ---- for the two threads ----
 
     void run() noexcept;
-    /// Unregisters what `run` has registered, after it has returned.
+    /// Unregisters what `run` has registered. Call it after `run` has returned.
     void release() noexcept;
 
     // ---- for its owner ----
