@@ -218,8 +218,8 @@ struct adagrad_rule {
     }
 };
 
-/// torchrec.optim.RowWiseAdagrad. State: the sum of the mean squares of a row's gradients, which is that of
-/// the step when `update` is called: see add_mean_square.
+/// torchrec.optim.RowWiseAdagrad. State: the sum of the mean squares of a row's gradients. `add_mean_square`
+/// adds those of a step before `update` is called.
 struct rowwise_adagrad_rule {
     static constexpr unsigned state_count = 1;
     template <typename Real>
