@@ -23,8 +23,8 @@ class engine_transfer final : public call_transfer {
     }
 
  private:
-    /// Calls `add(position, address, is_first)` with the addresses of rows in their batches, and whether they
-    /// are the first of those `positions` in theirs.
+    /// Calls `add(position, address, is_first)` for each position, with the address of its row in its batch.
+    /// `is_first` tells whether it is the first of `positions` in that batch.
     /// @param positions in ascending order
     template <typename Positions, typename Add>
     static void for_each_row(const row_call& call, const Positions& positions, Add add) {
@@ -76,8 +76,8 @@ class engine_transfer final : public call_transfer {
         }
     }
 
-    /// The position of the last occurrence of each index, in ascending order. Copies of one batch run in any
-    /// order, so only this row of equal indices is copied.
+    /// The position of the last occurrence of each index, in ascending order. CUDA makes the copies of one
+    /// call in any order, so only this row of equal indices is copied.
     static std::vector<std::uint32_t> last_occurrences(std::span<const std::uint64_t> ids) {
         std::vector<std::uint32_t> order(ids.size());
         for (std::uint32_t i = 0; i < ids.size(); ++i)
