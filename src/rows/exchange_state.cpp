@@ -177,7 +177,7 @@ exchange_state::pending_calls exchange_state::enqueue(const call_request& reques
     return enqueue(request, *calls_);
 }
 
-/// Enqueues batches by this plan, or else by the planner's.
+/// Enqueues batches by `plan`, or by the planner's plan if it is null.
 exchange_state::pending_calls exchange_state::enqueue(const call_request& request, calls_in_flight& calls,
                                                       const transfer_plan* plan) {
     check_source();
