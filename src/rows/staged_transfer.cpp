@@ -162,8 +162,9 @@ void staged_transfer::gather_unsorted(row_call& call, std::uint64_t begin, std::
                });
 }
 
-/// Enqueues the copy of the order's indices to host memory. They can be read once the copy stream has made
-/// it. The index before `begin` is copied too: equal indices are found by comparing neighbours.
+/// Enqueues the copy of the order's indices to host memory. They can be read once the copy stream has
+/// completed the copy. The index before `begin` is copied too: equal indices are found by comparing
+/// neighbours.
 row_piece staged_transfer::order_for_cpu(const row_call& call, std::uint64_t begin, std::uint64_t end) const {
     const std::uint64_t known = begin == 0 ? 0 : begin - 1;
     std::uint64_t* const ids = call.ids_for_cpu();
