@@ -195,8 +195,8 @@ class calls_in_flight {
 };
 
 /// "WHAT: 3 of 131072 indices are outside the table, which has 10 rows: the first is 12, at position 7".
-/// If further indices of the group, in device memory, were not checked, says so: `count` does not include
-/// them, `position` does.
+/// If further indices of the group, in device memory, were not checked, the sentence says so. `count` does
+/// not include them, and `position` counts them.
 std::string outside_sentence(const std::string& what, std::uint64_t outside_count, std::uint64_t count,
                              std::uint64_t row_count, std::uint64_t id, std::uint64_t position,
                              std::uint64_t unchecked_count = 0);
