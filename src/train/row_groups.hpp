@@ -6,12 +6,13 @@
 
 namespace pinflow::detail {
 
-/// Where group_rows writes, in memory for `max` ids: starts has one number more.
+/// Where row_grouper::group writes. Each list has memory for all ids of the batch, `starts` for one number
+/// more.
 struct row_groups {
     std::uint64_t* ids = nullptr;        ///< different ones, in ascending order
     std::int64_t* groups = nullptr;      ///< for each position, the index of its id in `ids`
     std::uint32_t* starts = nullptr;     ///< of each id, in `positions`; then the end
-    std::uint32_t* positions = nullptr;  ///< sorted by id, equal ids in ascending order
+    std::uint32_t* positions = nullptr;  ///< sorted by id, those of equal ids in ascending order
 };
 
 /// Sorts the ids of a batch by least significant digits. For one thread; keeps its memory.
