@@ -53,7 +53,7 @@ void embedding_table::state::free_dropped() {
     });
 }
 
-/// Ends the wish of a step to be patched.
+/// Drops the commits that a step was to be patched with.
 void embedding_table::state::forget_newer(table_step& step) noexcept {
     for (table_step* const commit : step.newer)
         --commit->readers;
@@ -138,7 +138,7 @@ std::span<const std::uint64_t> embedding_table::state::exchanged_ids(const table
     return exchanged_;
 }
 
-/// Of the rows of a step that lie in device memory.
+/// The transfer of the rows of a step that lie in device memory.
 detail::row_transfer embedding_table::state::transfer_of(const table_step& step, std::uint64_t count) const {
     detail::row_transfer transfer;
     transfer.table = {first_rows_.data(), options.device_rows, layout.size_bytes};
@@ -152,7 +152,7 @@ detail::row_transfer embedding_table::state::transfer_of(const table_step& step,
 
 /// Enqueues the gather of step.requested.
 void embedding_table::state::gather(table_step& step) {
-    // whoever used the memory before: uploads have been read, writes and readers have passed
+    // waits for earlier users of the memory: uploads, writes and readers
     if (!step.gathered.done()) step.gathered.synchronize();
     const stream_view stream = gathers_;
     stream.wait(step.written);

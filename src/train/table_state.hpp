@@ -18,7 +18,8 @@ namespace pinflow {
 /// Gathers run on one stream and writes on another, so that the rows of a prefetched step may be gathered
 /// while an earlier step is computed or written. The gather then reads old records, and on a GPU half-written
 /// ones. Each fetch replaces them by those of the commits that its gather may have missed, which stay in
-/// device memory for that long. So does each commit with what others have committed since its fetch.
+/// device memory for that long. Each commit does the same with the records that other leases have committed
+/// since its fetch.
 struct embedding_table::state {
     state(embedding_options chosen, const pinflow::device& where);
     ~state();
