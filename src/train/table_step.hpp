@@ -17,19 +17,19 @@ struct table_step {
         free,
         prefetched,  ///< its rows are being gathered
         leased,
-        dropped,    ///< without a commit; the next call of the table frees it
+        dropped,    ///< without a commit; a later prefetch, fetch or commit frees it
         committed,  ///< its rows are being written, or have been
     };
 
     table_step(std::uint64_t max_ids, std::uint64_t record_bytes, stream_view stream,
                const std::shared_ptr<memory_resource>& resource);
 
-    /// The rows' parts of host memory, and of device memory.
+    /// The step's indices in host memory, and in device memory.
     row_groups host_groups() const noexcept { return groups_at(host.data()); }
     row_groups device_groups() const noexcept { return groups_at(indices.data()); }
     std::span<const std::uint64_t> ids() const noexcept { return {host_groups().ids, row_count}; }
     record_rows rows() const noexcept { return {records.data(), device_groups().ids, row_count}; }
-    /// Copies the indices of host memory to the device.
+    /// Copies the indices from host memory to the device.
     void upload(stream_view stream) const;
 
     phase now = phase::free;
