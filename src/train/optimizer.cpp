@@ -29,7 +29,7 @@ struct names {
     std::string_view operator()(const rowwise_adagrad&) const { return "rowwise_adagrad/1"; }
 };
 
-/// Refuses the settings of one rule.
+/// Refuses settings of one rule that are out of range.
 class settings_check {
  public:
     explicit settings_check(std::string_view rule) : rule_(rule.substr(0, rule.find('/'))) {}
