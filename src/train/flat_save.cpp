@@ -59,9 +59,9 @@ std::vector<saved_tensor> tensors_of(const flat_parameters& flat) {
     std::unordered_set<std::string_view> names;
     for (const saved_tensor& each : tensors) {
         if (!names.insert(each.tensor.name).second)
-            throw invalid_argument(
-                fmt::format("cannot save: '{}' is the name of a parameter and of the state of another one",
-                            each.tensor.name));
+            throw invalid_argument(fmt::format(
+                "cannot save or load: '{}' is the name of a parameter and of the state of another one",
+                each.tensor.name));
     }
     return tensors;
 }
