@@ -76,9 +76,9 @@ class loaded_block {
     std::span<std::byte> bytes() const noexcept {
         return mapping_ ? mapping_->bytes() : std::span(memory_.data(), memory_.size_bytes());
     }
-    /// Thread-safe.
+    /// Adds a stream that uses the memory: see the destructor. Thread-safe.
     void use_on(stream_view stream);
-    /// The memory is freed in the order of this stream, which must have nothing to do with the load.
+    /// Frees the memory in the order of `stream`, on which the load must not enqueue anything.
     void set_stream(stream_view stream) {
         if (!is_mapped()) memory_.set_stream(stream);
     }
@@ -130,7 +130,7 @@ struct load_unit {
 struct load_block {
     std::uint64_t size_bytes = 0;
     std::byte* destination = nullptr;  ///< the caller's memory; null if the load allocates it
-    /// On the host device, if the one tensor of the block is a mapping of the file.
+    /// Where the block's one tensor begins in its file, if it is a mapping of the file (host device only).
     std::optional<file_position> mapped = std::nullopt;
 };
 
