@@ -124,7 +124,7 @@ class planner {
             const load_unit unit = small_unit(next);
             (is_copyable(unit) ? plan_.copyable : plan_.others).push_back(unit);
         }
-        // these take longest
+        // decoded units take longest, so they come first
         plan_.others.insert(plan_.others.begin(), decoded_.begin(), decoded_.end());
     }
 
@@ -227,7 +227,7 @@ class planner {
     const opened_tensors& opened_;
     pinflow::device device_;
     std::optional<std::size_t> shared_block_;
-    std::vector<std::uint64_t> raw_bytes_;  ///< for each file, of whole tensors that need no decoding
+    std::vector<std::uint64_t> raw_bytes_;  ///< for each file, of contiguous tensors and slices as stored
     std::vector<std::size_t> small_;
     std::vector<load_unit> decoded_;
 };
