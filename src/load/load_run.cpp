@@ -57,7 +57,7 @@ void load_run::begin_pages() {
 
 // ---- threads ---------------------------------------------------------------------------------------------
 
-/// Starts threads until there are so many.
+/// Starts threads until there are `count`.
 void load_run::start_threads(unsigned count) {
     threads_.reserve(count);
     while (started_threads_ < count) {
