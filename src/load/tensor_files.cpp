@@ -138,7 +138,7 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
     return opened;
 }
 
-/// The tensors that a name or pattern selects. @throws invalid_argument if there are none.
+/// Marks the tensors that a name or pattern selects. @throws invalid_argument if there are none.
 void select_matching(const opened_tensors& opened, const std::string& pattern,
                      std::vector<bool>& is_selected) {
     if (const auto found = opened.by_name.find(pattern); found != opened.by_name.end()) {
