@@ -101,7 +101,7 @@ void tensor_reader::read_runs(const load_job& job, std::uint64_t begin_bytes,
     const input_file& file = *opened_.files[first.file];
     const int descriptor = descriptor_of(first.file).get();
     const bool reads_ahead = job.stride_bytes - job.run_bytes <= max_read_ahead_gap_bytes;
-    std::uint64_t ahead = 0;  // of the file
+    std::uint64_t ahead = 0;  // read-ahead was requested up to this offset of the file
     while (!destination.empty()) {
         const std::uint64_t skipped = begin_bytes % job.run_bytes;
         const std::uint64_t offset =

@@ -37,8 +37,8 @@ class tensor_reader {
  public:
     tensor_reader(const opened_tensors& opened, const load_plan& plan) : opened_(opened), plan_(plan) {}
 
-    /// Fills `destination` with the bytes of a job from `begin_bytes` on. The job must not be decoded. If it
-    /// is cast, both must be whole elements.
+    /// Fills `destination` with the bytes of a job from `begin_bytes` on. The job must not be decoded. If the
+    /// job is cast, `begin_bytes` and the size of `destination` must be multiples of an element.
     /// @throws data_changed, system_failure.
     void read(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
 
