@@ -121,7 +121,7 @@ hdf5_chunk_writer::hdf5_chunk_writer(std::size_t grid_axis, const shape_vector& 
     start_worker_threads();
     // two chunks for each core: one is encoded, the other waits for its turn to be stored
     const auto threads = static_cast<std::uint64_t>(tbb::this_task_arena::max_concurrency());
-    // encoders take three times as much
+    // half of the memory that is left, in four parts: one for the rows, three for the encoders
     const std::uint64_t batch_bytes = std::min(max_batch_bytes, read_available_memory().size_bytes / 2 / 4);
     const std::uint64_t max_chunks = std::max<std::uint64_t>(batch_bytes / grid_.chunk_bytes(), 1);
     const std::uint64_t encoders = std::min(max_chunks, 2 * threads);

@@ -30,11 +30,11 @@ using hdf5_store_chunk = std::function<void(std::span<const std::uint64_t> first
 /// them in order. Chunks at the edges are full-size, with zeros outside the dataset. A chunk that does not
 /// shrink is stored unfiltered.
 ///
-/// Takes memory for the rows of one band of chunks (the chunks that share the same rows; leading axes along
-/// which chunks have length 1 do not enlarge it). With enough cores it takes up to 64 MiB more for rows.
-/// Encoding takes three times the size of the chunks that are being encoded or wait to be stored: of one
-/// chunk, or of up to 64 MiB of chunks. Not thread-safe. `store` is called on one thread at a time, which
-/// need not be the thread that calls `write`.
+/// A band is the set of chunks that share the same rows; leading axes along which chunks have length 1 do not
+/// enlarge it. Collects the rows of whole bands: those of two chunks per core, or of 1 MiB of chunks if that
+/// is more. They take at most 64 MiB, unless one band is larger. Encoding takes three times the size of the
+/// chunks that are being encoded or wait to be stored: of one chunk, or of up to 64 MiB of chunks. Not
+/// thread-safe. `store` is called on one thread at a time, which need not be the thread that calls `write`.
 class hdf5_chunk_writer {
  public:
     /// `shape` and `chunk_shape` must have the same number of axes. No length may be 0, and no chunk may be
