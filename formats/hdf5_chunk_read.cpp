@@ -21,9 +21,9 @@ using clock = std::chrono::steady_clock;
 
 /// One thread copies up to this many bytes as fast as several, the time to start them included.
 constexpr std::uint64_t max_serial_bytes = 256 << 10;
-/// The fixed cost of a read: it takes as long as this many more bytes of a longer read.
+/// The fixed cost of a read, in bytes: reading this many more bytes takes as long as one more read.
 constexpr std::uint64_t read_costs_bytes = 4096;
-/// The fixed cost of a scattered piece: it takes as long as copying this many consecutive elements.
+/// The fixed cost of a scattered piece, in elements: copying this many consecutive elements takes as long.
 constexpr std::uint64_t unit_costs_elements = 64;
 /// Rows are read in blocks of at most this size, or one by one, before the wanted parts are copied out.
 constexpr std::uint64_t scratch_bytes = 1 << 20;

@@ -55,7 +55,7 @@ struct hdf5_description {
     std::vector<std::byte> compact_data;  ///< compact: every element, in C order
     std::vector<std::byte> fill;          ///< one element; empty means zeros
     shape_vector chunk_shape;             ///< chunked; also library, if there are chunks
-    std::vector<hdf5_filter> filters;     ///< as chunk_shape; in the order in which writing applied them
+    std::vector<hdf5_filter> filters;     ///< if there are chunks, in the order in which writing applied them
     std::vector<hdf5_chunk> chunks;       ///< chunked: one for each box of the chunk grid, in C order
 
     friend bool operator==(const hdf5_description&, const hdf5_description&) = default;

@@ -87,7 +87,8 @@ extern "C" ::herr_t pinflow_collect_link(::hid_t /*group*/, const char* name, co
     return 0;
 }
 
-/// What to say about a group that lacks a name: "; 'GROUP' has 'a', 'b'". Empty if that cannot be found out.
+/// The names that a group has, for a message about a name that it lacks: "; 'GROUP' has 'a', 'b'". Empty if
+/// they cannot be read.
 std::string names_in(const open_file& file, const std::string& group, const link_access& links) {
     // in the file's order: for any other, libhdf5 reads and sorts as many links as the file claims to have
     constexpr std::size_t max_names = 10;
