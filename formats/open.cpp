@@ -90,7 +90,7 @@ array_listing list_npy(const std::filesystem::path& path) {
             .reason = opened.reason()};
 }
 
-/// If `path` may be a pattern, the error says which function takes patterns.
+/// Opens a file. If there is none and `path` may be a pattern, the error says which function takes patterns.
 std::shared_ptr<const input_file> open_one_file(const std::filesystem::path& path) {
     try {
         return std::make_shared<const input_file>(path);
