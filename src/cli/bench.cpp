@@ -94,9 +94,9 @@ double parse_staged_share(const std::string& text) {
 std::optional<bench_arguments> parse_bench_arguments(const argument_list& arguments) {
     CLI::App app(
         "Measures the link to the device and back, and the rates of streams, shuffled batches, and rows\n"
-        "gathered and scattered by index, and of loading a model. Streamed, exchanged and loaded data is\n"
-        "checked, each repetition uses new indices, and rates are medians (epoch 1 is one run). Ratios are\n"
-        "to the link's rate in the same run.\n"
+        "gathered and scattered by index, and of loading a model. Streamed and exchanged data and the first\n"
+        "load are checked. Each repetition uses new indices. Rates are medians, but those of epoch 1 and of\n"
+        "the first load are of one run. Ratios are to the link's rate in the same run.\n"
         "By default the table takes 4.8 GiB of page-locked memory, and the batches take "
         "up to 4 GiB of device "
         "memory\n"

@@ -10,15 +10,16 @@
 #include "pinflow/device.hpp"
 #include "pinflow/rows.hpp"
 
-/// What `pinflow bench` measures. Streamed and exchanged rows are checked, each repetition uses new indices,
-/// and rates are medians (epoch 1 is one run). Ratios are to the link's rate in the same run.
+/// What `pinflow bench` measures. Streamed and exchanged rows and the first load are checked. Each repetition
+/// uses new indices. Rates are medians, but those of epoch 1 and of the first load are of one run. Ratios are
+/// to the link's rate in the same run.
 namespace pinflow::cli {
 
 struct bench_options {
     pinflow::device device = device::best();
     std::vector<std::string> load_files;  ///< load: the files of a model
     std::string file;                     ///< empty: stream and shuffled make a temporary file, pin uses none
-    std::uint64_t table_bytes = 0;        ///< size of tables, and of the file that is made
+    std::uint64_t table_bytes = 0;        ///< size of tables, and of the file that is made; 0: the usual size
     std::uint64_t row_bytes = 0;          ///< 0: the usual value for the work
     std::uint64_t batch_rows = 0;         ///< 0: the usual value for the work
     std::uint64_t batches = 64;  ///< gather, scatter, duplex: per repetition; plan: bound on its group

@@ -39,7 +39,7 @@ constexpr std::array commands{
     command{"list", list, "lists the copies in shared memory"},
     command{"clean", clean, "removes leftovers and damaged segments from shared memory"},
     command{"devices", list_devices, "lists the devices that batches can be streamed to"},
-    command{"bench", bench, "measures this machine: the link, streams, rows by index"},
+    command{"bench", bench, "measures this machine: the link, streams, rows by index, loading a model"},
 };
 
 std::string help() {
