@@ -53,7 +53,8 @@ class DataChanged(Error, OSError):
 
 
 class AllSlotsLeased(Error):
-    """Batches or tensors that are kept hold every slot of the loader. Release some, or give it more slots."""
+    """Batches or tensors that are kept hold every slot of a loader: release some, or give it more slots. Or leases hold
+    every step of an EmbeddingTable: commit or release some."""
 
 
 class DeviceError(Error, RuntimeError):
