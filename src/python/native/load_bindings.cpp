@@ -85,7 +85,7 @@ std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& 
     };
 }
 
-/// (name, slice axis, begin, end, type), of which an axis of -1 and an empty type mean all and none.
+/// (name, slice axis, begin, end, type). An axis of -1 means the whole tensor, an empty type no cast.
 using python_request = std::tuple<file_name, std::int64_t, std::uint64_t, std::uint64_t, std::string>;
 
 std::vector<tensor_request> requests_of(const std::vector<python_request>& wanted) {

@@ -37,15 +37,15 @@ _FORMAT_NAMES = {
 
 class LoadedTensors(Dict[str, Any]):
     """Tensors by name, and `report`: bytes, copied_bytes (by the copy engine from pages of the files), staged_bytes
-    (through buffers), mapped_bytes (on the CPU), threads, seconds, and the reason for the way they took."""
+    (through buffers), mapped_bytes (on the CPU), threads, seconds, and the reason for the route."""
 
     report: Dict[str, Any]
 
 
 class DeviceTensor:
     """A loaded tensor in GPU or host memory, which framework='dlpack' gives: for `cupy.from_dlpack(tensor)`,
-    `jax.dlpack.from_dlpack(tensor)` or `tensor.torch()`. The memory is freed when this tensor and everything made of it are gone, after the work that is
-    then enqueued on every stream that a consumer named."""
+    `jax.dlpack.from_dlpack(tensor)` or `tensor.torch()`. The memory is freed when this tensor and everything made of it
+    are gone, after the work that is then enqueued on every stream that a consumer named."""
 
     __slots__ = ("_tensor", "__weakref__")
 
@@ -114,7 +114,8 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     Types that safetensors has and pinflow lacks (F4, F6, F8_E8M0, F8_*FNUZ) are refused: name the other tensors.
 
     Args:
-        filenames: the files. No two may have a tensor of the same name. The array of a .npy file is called as the file.
+        filenames: the files. No two may have a tensor of the same name. The array of a .npy file has the
+            name of the file without .npy.
         device: 'cpu', 'cuda', 'cuda:N', a number of a GPU, or a torch.device.
         names: names or shell patterns of the tensors to load; all if not given.
         dtype: the type that float16, bfloat16, float32 and float64 tensors are cast to. Others keep their type.
@@ -266,8 +267,8 @@ class TensorSlice:
 
     def __getitem__(self, key: Any) -> Any:
         """The elements that `key` selects. Of the first axis that a number or a slice of step 1 restricts, only the needed
-        range is read. All other axes are read whole, and indexed afterwards. With None or a mask, the whole tensor is
-        read."""
+        range is read. All other axes are read whole, and indexed afterwards. With any other key, such as None, a list
+        or a mask, the whole tensor is read."""
         request, rest = self._request_of(key)
         if self._opened._framework != "dlpack":
             return self._opened._load(request)[rest]
