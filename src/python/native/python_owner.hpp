@@ -37,7 +37,7 @@ void drop_given_up() noexcept;
 void begin_ending() noexcept;
 /// Whether that has been called.
 bool is_ending() noexcept;
-/// Drops what was given up, and from then on nothing any more.
+/// Drops the references that were given up. Those given up later are never dropped.
 void stop_dropping() noexcept;
 
 /// Releases the GIL while it lives. Once Python is ending, a thread that wants the GIL back is stopped for

@@ -8,7 +8,7 @@
 
 `Loader` streams batches; `RowTable` gathers and scatters rows by index; `load_file` loads the tensors of a model, and
 `FlatParameters` updates them; `EmbeddingTable` trains embeddings larger than the GPU; `open`, `list`, `save`,
-`concatenate`, `stack` and `convert` are for files; `devices` lists what can consume.
+`concatenate`, `stack` and `convert` are for files; `devices` lists the devices that can consume batches.
 `python -m pinflow` is the command line tool.
 """
 

@@ -33,9 +33,9 @@ class RowSource(Protocol):
                 rows[:] = numpy.asarray(ids)[:, None] ** 2      # all of it: `out` holds old bytes
 
     Threads of a loader call `read_rows`, one at a time, for a part of a batch or all of it, ahead of the consumer, and
-    again for the same rows in later epochs. To tell whether the data is the same, `state_dict` and `load_state_dict` call it for up to 16 rows. An
-    exception that it raises ends the loop over the loader, which raises it. A call that never returns keeps
-    `Loader.close`, and the end of Python, from returning.
+    again for the same rows in later epochs. To tell whether the data is the same, `state_dict` and
+    `load_state_dict` call it for up to 16 rows. An exception that it raises ends the loop over the loader, which raises
+    it. If a call never returns, `Loader.close` does not return either, and Python does not end.
     """
 
     @property

@@ -26,7 +26,7 @@ class EmbeddingLease:
 
     @property
     def weights(self) -> Any:
-        """A tensor of shape (rows, columns) in the memory of the lease; rows lie apart. Valid until the commit."""
+        """A tensor of shape (rows, columns) in the memory of the lease; not contiguous. Valid until the commit."""
         torch = _torch()
         rows, stride = self._lease.row_count, self._lease.stride_bytes
         raw = self._view(self._lease.weights_address, rows * stride).view(rows, stride)
@@ -82,9 +82,9 @@ class EmbeddingTable:
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
         max_batch_ids: the most ids of one fetch.
         look_ahead: how many steps `prefetch` may be ahead. The device holds 2 + 2 * look_ahead batches.
-        device_rows: so many rows, the first ones, stay in device memory.
+        device_rows: how many rows, from the first on, stay in device memory.
 
-    Each row counts its own steps: see the C++ class. One thread at a time may use a table.
+    Each row counts its own steps: see pinflow::embedding_table in C++. One thread at a time may use a table.
 
     Raises:
         InvalidArgument, Unsupported: numbers, rules, settings or types that do not work.
@@ -179,7 +179,7 @@ class EmbeddingTable:
         return rows
 
     def set_rate(self, lr: float) -> None:
-        """The rate from the next commit on."""
+        """Sets the rate of all later commits."""
         stream, _ = consumer_stream(None, self._gpu)
         self._table.set_rate(lr, stream)
 

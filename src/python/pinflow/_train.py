@@ -70,8 +70,9 @@ def _numbers(settings: Dict[str, Any]) -> Dict[str, float]:
 
 class FlatParameters:
     """An optimizer over one buffer that holds all parameters of a PyTorch model, and a second one for their gradients. One
-    kernel updates the whole model; `clip_grad_norm`, nonfinite='skip' and nonfinite='refuse' take a second one. It is a torch.optim.Optimizer, for
-    torch.amp.GradScaler and for schedulers of `lr`. All other settings are fixed when it is made.
+    kernel updates the whole model; `clip_grad_norm`, nonfinite='skip' and nonfinite='refuse' take a second kernel. The
+    object is a torch.optim.Optimizer, for torch.amp.GradScaler and for schedulers of `lr`. All other settings are fixed
+    when it is made.
 
         optimizer = pinflow.FlatParameters(model.parameters(), rule="adamw", lr=1e-3)
         for x, y in loader:
@@ -210,7 +211,7 @@ class FlatParameters:
         return consumer_stream(None, self._gpu)[0]
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """One step of the rule for every parameter. Rates are those of `param_groups`.
+        """Makes one step of the rule for every parameter, at the rates of `param_groups`.
 
         Raises:
             InvalidArgument: a parameter or its gradient has left the buffers. The first step checks all, each later one
