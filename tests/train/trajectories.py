@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the reference trajectories of tests/optimizer_test.cpp with PyTorch 2.11 (for single tensors, on the CPU):
+"""Makes the reference trajectories of tests/api/train/trajectories_test.cpp with PyTorch 2.11 (for single tensors, on
+the CPU):
 
     python3 tests/train/trajectories.py
 
