@@ -38,7 +38,7 @@ using pinflow::input_file;
 using pinflow::detail::hdf5_description;
 using pinflow::detail::hdf5_storage;
 
-// ---- children that are none -------------------------------------------------------------------------------
+// ---- shells in the place of the child ---------------------------------------------------------------------
 
 /// A shell that runs `script` as the child; its answers are the bytes written to descriptor 3.
 hdf5_child_options shell(const std::string& script, std::vector<std::string> arguments = {},
@@ -160,7 +160,7 @@ TEST_CASE("hdf5 child: a child that reads no request does not block its sender")
     CHECK(contains(message_of<hdf5_child_lost>([&] { child.ask(request); }), "did not finish within 0.1 s"));
 }
 
-TEST_CASE("hdf5 child: is killed if there is no memory for its answer: the rest would be read as the next") {
+TEST_CASE("hdf5 child: is killed if memory is short for its answer, whose rest would be the next answer") {
     if (sanitized) return;
     const some_file file;
     const std::string head_path = file.folder / "head";

@@ -90,7 +90,7 @@ rows_pointer open_stacked(const std::string& text) {
 // ---- many files -------------------------------------------------------------------------------------------
 
 // first, while this process has no other threads: a child would have none of them
-TEST_CASE("open patterns: thousands of files open in a process that may open few") {
+TEST_CASE("open patterns: a thousand files open in a process that may open few") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     write_parts(folder, 1'000, "(3, 2)", 6);

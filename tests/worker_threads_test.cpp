@@ -143,7 +143,7 @@ TEST_CASE("threads: a loader uses the threads that can be started, and reports w
     }));
 }
 
-TEST_CASE("threads: where only a few threads may run, a loader and its consumer's stream run with fewer") {
+TEST_CASE("threads: if only a few threads may run, a loader and its consumer's stream run with fewer") {
     for (std::size_t few = 9; few < 24; few += 2) {
         CAPTURE(few);
         CHECK(holds_in_child([few] {

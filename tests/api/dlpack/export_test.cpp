@@ -127,7 +127,7 @@ TEST_CASE("dlpack: strides count elements, in any order of the axes") {
     CHECK_NOTHROW(to_dlpack(array_of_type(odd).field("b")));
 }
 
-TEST_CASE("dlpack: no axes and no elements are tensors, too") {
+TEST_CASE("dlpack: arrays without axes or without elements are tensors, too") {
     const auto scalar = to_dlpack(array_of<float>({3}, {}));
     CHECK(scalar->dl_tensor.ndim == 0);
     CHECK(*static_cast<const float*>(scalar->dl_tensor.data) == 3);

@@ -134,7 +134,7 @@ TEST_CASE("foreign tensor: a tensor that pinflow cannot read is refused and dele
     SUBCASE("lengths below 0") {
         check_refused<invalid_argument>(*made(float32, {2, -1}));
     }
-    SUBCASE("fewer than no axes") {
+    SUBCASE("a negative number of axes") {
         const auto tensor = made(float32, {2});
         tensor->managed.dl_tensor.ndim = -1;
         check_refused<invalid_argument>(*tensor);
