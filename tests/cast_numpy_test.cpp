@@ -1,5 +1,5 @@
-// Elements are cast as numpy casts them, where numpy's result is defined, and as ml_dtypes does, where that
-// is installed. Exits with 77 (skipped) where the distribution's Python has no numpy.
+// Elements are cast as numpy casts them, if numpy's result is defined, and as ml_dtypes does, if that is
+// installed. Exits with 77 (skipped) if the distribution's Python has no numpy.
 #ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif

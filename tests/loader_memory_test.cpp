@@ -17,7 +17,7 @@
 #include "src/core/memory_limits.hpp"
 #include "tests/support/file_bytes.hpp"
 
-// Loaders and row exchanges where memory is short.
+// Loaders and row exchanges if memory is short.
 using namespace pinflow;
 using detail::scoped_available_memory;
 

@@ -375,7 +375,7 @@ TEST_CASE("scalar: float and double become each other as the hardware says, roun
             REQUIRE(cast_scalar<double>(single) == static_cast<double>(single));
             REQUIRE(cast_scalar<float>(cast_scalar<double>(single)) == single);
             if (std::isinf(single)) continue;
-            // halfway to the next one, where that can be
+            // halfway to the next number towards 0
             const float next = std::nextafter(single, 0.0F);
             const double middle = (static_cast<double>(single) + static_cast<double>(next)) / 2;
             const bool even = std::bit_cast<std::uint32_t>(single) % 2 == 0;

@@ -325,7 +325,7 @@ TEST_CASE("slots: a lease can wait for the slot's data, and the wait counts as l
     };
     const auto check = [&](const device& device, bool with_data) {
         bool is_the_links = false;
-        for (const int milliseconds : {50, 200, 800}) {  // longer, where other work holds the threads up
+        for (const int milliseconds : {50, 200, 800}) {  // longer, if other work holds the threads up
             const slot_pool::statistics collected =
                 waited(device, with_data, std::chrono::milliseconds(milliseconds));
             CHECK(collected.waits.link + collected.consumer_wait <= collected.wall);

@@ -4,8 +4,9 @@
 # Kills `pinflow convert` with SIGKILL, KILLS times (10). It replaces another file, of each format in turn, or its own
 # input, a .npy file. In every second pass over these targets, a kill comes soon after convert began to write:
 # within a tenth of the time of an undisturbed run. In the other passes, a kill comes at any moment. Afterwards the file
-# must be the old one or the new one, byte for byte. A kill may leave a temporary file beside it. If the filesystem has files
-# without a name (O_TMPFILE), at most KILLS / 20 + 1 kills may leave one. SEED, from the environment, repeats a run.
+# must be the old one or the new one, byte for byte. A kill may leave a temporary file beside it. If the filesystem has
+# files without a name (O_TMPFILE), at most KILLS / 20 + 1 kills may leave one. SEED, from the environment, repeats a
+# run.
 set -euo pipefail
 
 pinflow=$(realpath -- "${1:?usage: convert_kill.sh PINFLOW [KILLS]}")
