@@ -6,8 +6,9 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Gathers rows with the CPU. On a GPU, into the slot's staging side, from which the copy engine copies them.
-/// On the host device, only `staged` uses the staging side; all other transfers write to the device side.
+/// Gathers rows with the CPU. On a GPU, into staging buffers or the slot's staging side, from which the copy
+/// engine copies them. On the host device, only `staged` uses the staging side; all other transfers write to
+/// the device side.
 class cpu_transfer final : public array_transfer {
  public:
     cpu_transfer(const sample_array& array, const loader_setup& setup)
@@ -20,8 +21,13 @@ class cpu_transfer final : public array_transfer {
         const std::uint64_t size_bytes = filling.row_ids.size() * array_.row_bytes();
         if (size_bytes == 0) return;
         std::byte* const on_device = filling.device_side + array_.offset_bytes;
+        if (array_.plan.is_buffered) {
+            group.jobs.push_back({&filling, &reader_, filling.row_ids, nullptr, on_device});
+            group.has_buffered = true;
+            return;
+        }
         std::byte* const target = is_staged_ ? filling.host_side + array_.offset_bytes : on_device;
-        group.jobs.push_back({&filling, &reader_, filling.row_ids, target});
+        group.jobs.push_back({&filling, &reader_, filling.row_ids, target, nullptr});
         if (is_staged_) group.copies.push_back({on_device, target, size_bytes});
     }
 

@@ -91,7 +91,9 @@ void loader::pipeline::plan() {
             fmt::format("the route {} cannot be taken: {}", to_string(options_.route), refusal.what()));
     }
     const detail::group_plan groups = detail::plan_groups(sample, plans, layout_.side_bytes);
-    detail::slot_sizes sizes = detail::size_slots(options_, sources_, layout_, budget, plans, groups);
+    const detail::staging_plan staging = detail::plan_staging(plans, workers_.count());
+    detail::slot_sizes sizes =
+        detail::size_slots(options_, sources_, layout_, budget, plans, groups, staging);
     slots_reason_ = sizes.reason;
     // with few slots a group has a quarter of them, so that one group is filled while another is consumed
     group_size_ = std::clamp<std::size_t>(sizes.count / 4, 1, groups.batches);
@@ -123,11 +125,13 @@ void loader::pipeline::plan() {
         transfers_.push_back(detail::make_transfer(arrays_.back(), setup));
     }
     allocation_stream.synchronize();  // from here on, any stream may use the memory
+    if (staging.count > 0) buffers_.emplace(options_.device, staging.count, staging.buffer_bytes);
     // the most groups that can be in flight
-    const std::size_t max_groups = std::max<std::size_t>(2, sizes.count / group_size_);
-    stages_.emplace(
-        detail::stages::parts{*pool_, schedule_, *options_.sampler, arrays_, transfers_, checks_, setup.held},
-        max_groups);
+    const std::size_t max_groups =
+        std::clamp<std::size_t>(sizes.count / group_size_, 2, detail::link_profile{}.max_groups_in_stages);
+    stages_.emplace(detail::stages::parts{*pool_, schedule_, *options_.sampler, arrays_, transfers_, checks_,
+                                          setup.held, buffers_ ? &*buffers_ : nullptr},
+                    max_groups);
 }
 
 void loader::pipeline::refuse_forked() const {

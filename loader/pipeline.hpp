@@ -76,6 +76,7 @@ class loader::pipeline {
     std::shared_ptr<detail::slot_pool> pool_;
     std::vector<std::unique_ptr<detail::array_transfer>> transfers_;
     detail::file_checks checks_;
+    std::optional<detail::staging_buffers> buffers_;
     std::optional<detail::stages> stages_;  ///< its streams finish their copies before members above go
     std::thread driver_;                    // last: it uses everything above
 };

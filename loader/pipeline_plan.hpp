@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -16,6 +17,16 @@ struct group_plan {
 };
 group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
                        std::uint64_t batch_bytes, const link_profile& profile = {});
+
+/// The staging buffers that all batches share.
+struct staging_plan {
+    std::size_t count = 0;
+    std::uint64_t buffer_bytes = 0;
+
+    std::uint64_t size_bytes() const noexcept { return count * buffer_bytes; }
+};
+staging_plan plan_staging(std::span<const transfer_plan> plans, unsigned threads,
+                          const link_profile& profile = {}) noexcept;
 
 /// The current work of the CPU.
 struct work_facts {

@@ -103,7 +103,7 @@ class registered_transfer : public array_transfer {
     }
     /// Counts staged bytes and adds the job.
     void stage(slot& filling, slot_group& group, std::span<const std::uint64_t> ids, std::byte* target) {
-        group.jobs.push_back({&filling, &reader_, ids, target});
+        group.jobs.push_back({&filling, &reader_, ids, target, nullptr});
         note_staged(ids.size() * array_.row_bytes());
     }
     void note_staged(std::uint64_t size_bytes) { staged_bytes_ += size_bytes; }

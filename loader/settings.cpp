@@ -239,10 +239,11 @@ std::string held_part(std::uint64_t held_bytes) {
 
 slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
                       const slot_budget& budget, std::span<const transfer_plan> plans,
-                      const group_plan& groups) {
+                      const group_plan& groups, const staging_plan& staging) {
     const auto is_staged = [](const transfer_plan& plan) {
-        return plan.fallback || plan.main() == transfer::staged || plan.main() == transfer::decode ||
-               plan.main() == transfer::read;
+        return plan.fallback ||
+               (!plan.is_buffered && (plan.main() == transfer::staged || plan.main() == transfer::decode ||
+                                      plan.main() == transfer::read));
     };
     const bool on_host = options.device.kind() == device_kind::host;
     const bool has_views = plans.front().main() == transfer::view;
@@ -259,8 +260,9 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
     const auto fitting_in = [](std::uint64_t whole, std::uint64_t taken, std::uint64_t part) {
         return (whole - std::min(whole, taken)) / std::max<std::uint64_t>(1, part);
     };
-    const std::uint64_t allowed = fitting_in(
-        budget.setting_bytes == 0 ? default_memory_bytes : budget.setting_bytes, held_bytes, each.size_bytes);
+    const std::uint64_t allowed =
+        fitting_in(budget.setting_bytes == 0 ? default_memory_bytes : budget.setting_bytes,
+                   saturated(staging.count, staging.buffer_bytes, held_bytes), each.size_bytes);
     const unsigned needed = options.slots == 0 ? 2 : options.slots;
     const char* const fewer_slots = options.slots > 2 ? ", or ask for fewer slots" : "";
     if (budget.setting_bytes != 0 && allowed < needed) {
@@ -269,14 +271,14 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
             needed, each.size_bytes, budget.setting_bytes, held_part(held_bytes), fewer_slots));
     }
     // the limit of the machine
-    const std::uint64_t held_host_bytes = on_host ? held_bytes : 0;
-    if (fitting_in(budget.available_bytes, held_host_bytes, each.host_bytes) < needed) {
+    const std::uint64_t taken_host_bytes = on_host ? held_bytes : staging.size_bytes();
+    if (fitting_in(budget.available_bytes, taken_host_bytes, each.host_bytes) < needed) {
         throw system_failure(
             fmt::format(
                 "{} slots of {} bytes take {} bytes of memory{}, more than the {} bytes that {}: make "
                 "batches smaller{}",
-                needed, each.host_bytes, saturated(needed, each.host_bytes, held_host_bytes),
-                held_part(held_host_bytes), budget.available_bytes, budget.bound, fewer_slots),
+                needed, each.host_bytes, saturated(needed, each.host_bytes, taken_host_bytes),
+                held_part(on_host ? held_bytes : 0), budget.available_bytes, budget.bound, fewer_slots),
             std::make_error_code(std::errc::not_enough_memory));
     }
     if (options.slots != 0) {
@@ -285,7 +287,7 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
         // by default a loader leaves half of the memory to others
         const std::uint64_t part = budget.setting_bytes == 0 ? 2 : 1;
         const std::uint64_t fitting =
-            fitting_in(budget.available_bytes / part, held_host_bytes, each.host_bytes);
+            fitting_in(budget.available_bytes / part, taken_host_bytes, each.host_bytes);
         const auto clamped = [&](std::uint64_t count) {
             return static_cast<unsigned>(std::clamp<std::uint64_t>(count, 2, groups.max_slots));
         };

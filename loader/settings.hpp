@@ -54,6 +54,6 @@ std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t row
 /// @throws system_failure if they exceed the available memory.
 slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
                       const slot_budget& budget, std::span<const transfer_plan> plans,
-                      const group_plan& groups);
+                      const group_plan& groups, const staging_plan& staging);
 
 }  // namespace pinflow::detail

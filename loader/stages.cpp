@@ -1,7 +1,6 @@
 #include "loader/stages.hpp"
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
 #include <tbb/parallel_for_each.h>
 #include <tbb/parallel_invoke.h>
 #include <tbb/task_arena.h>
@@ -12,8 +11,8 @@
 #include <utility>
 
 #include "loader/ranges.hpp"
+#include "loader/run_jobs.hpp"
 #include "pinflow/error.hpp"
-#include "src/core/descriptor_cache.hpp"
 #include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
@@ -25,7 +24,6 @@ using clock = std::chrono::steady_clock;
 /// Row ids per task (some 20 us in a shuffled order), and the number above which several threads are used.
 constexpr std::size_t rows_of_sample_task = 2048;
 constexpr std::size_t min_parallel_rows = 4 * rows_of_sample_task;
-constexpr std::uint64_t bytes_of_fill_task = std::uint64_t{1} << 20;
 
 constexpr range range_of(stage where) noexcept {
     switch (where) {
@@ -37,18 +35,6 @@ constexpr range range_of(stage where) noexcept {
             break;
     }
     return range::deliver;
-}
-
-/// Cuts jobs into parts of the size of a task.
-std::vector<read_job> parts_of(std::span<const read_job> jobs) {
-    std::vector<read_job> parts;
-    for (const read_job& job : jobs) {
-        const std::uint64_t row_bytes = std::max<std::uint64_t>(1, job.reader->source().row_size_bytes());
-        const std::size_t rows = std::max<std::uint64_t>(1, bytes_of_fill_task / row_bytes);
-        for (std::size_t first = 0; first < job.ids.size(); first += rows)
-            parts.push_back(job.part(first, std::min(rows, job.ids.size() - first)));
-    }
-    return parts;
 }
 
 }  // namespace
@@ -101,6 +87,7 @@ void stages::give_back(slot_group& group) {
     group.slots.clear();
     group.jobs.clear();
     group.copies.clear();
+    group.has_buffered = false;
     group.reached = slot_group::state::idle;
     const std::lock_guard lock(mutex_);
     idle_.push_back(&group);
@@ -211,7 +198,7 @@ void stages::fill(slot_group& group) {
     for (slot* const each : group.slots)
         run(stage::fill, *each, [&] { prepare(*each, group); });
     try {
-        do_jobs(group);
+        run_jobs(group, what_.pool, what_.buffers, copies_.first);
     } catch (...) {
         set_error(group, std::current_exception());
     }
@@ -238,68 +225,6 @@ void stages::show_arrays(slot& slot) const {
         shape_vector shape = source.row_shape();
         shape.insert(shape.begin(), slot.row_ids.size());
         slot.arrays.emplace_back(what_.transfers[i]->data_of(slot), source.dtype(), std::move(shape));
-    }
-}
-
-/// Runs the jobs of all slots, in parallel if there are several tasks.
-void stages::do_jobs(slot_group& group) const {
-    if (group.jobs.empty()) return;
-    const std::vector<read_job> pieces = parts_of(group.jobs);
-    // small parts share one task
-    std::vector<std::span<const read_job>> tasks;
-    for (std::size_t first = 0; first < pieces.size();) {
-        std::size_t last = first;
-        for (std::uint64_t bytes = 0; last < pieces.size() && (last == first || bytes < bytes_of_fill_task);
-             ++last)
-            bytes += pieces[last].size_bytes();
-        tasks.push_back(std::span(pieces).subspan(first, last - first));
-        first = last;
-    }
-    std::atomic<std::int64_t> storage_ns = 0;
-    std::atomic<std::int64_t> files_ns = 0;  // reopening closed files
-    std::atomic<std::int64_t> total_ns = 0;
-    std::mutex errors;
-    const auto do_task = [&](std::span<const read_job> task) {
-        const auto before = clock::now();
-        const std::chrono::nanoseconds opening_before = time_spent_opening();
-        std::chrono::nanoseconds waited{};
-        for (const read_job& job : task) {
-            if (what_.pool.stopped()) return;  // this batch will not be delivered
-            try {
-                waited += job.reader->read(job.ids, job.destination);
-            } catch (...) {
-                const std::lock_guard lock(errors);
-                if (!job.filling->error) job.filling->error = std::current_exception();
-            }
-        }
-        storage_ns += waited.count();
-        files_ns += (time_spent_opening() - opening_before).count();
-        total_ns += std::chrono::nanoseconds(clock::now() - before).count();
-    };
-    const auto before = clock::now();
-    if (tasks.size() == 1) {
-        do_task(tasks[0]);
-    } else {
-        // isolated, so that a thread that waits here for the last part does not begin another group meanwhile
-        tbb::this_task_arena::isolate([&] {
-            tbb::parallel_for(
-                std::size_t{0}, tasks.size(), [&](std::size_t i) { do_task(tasks[i]); },
-                tbb::simple_partitioner());
-        });
-    }
-    // the tasks ran in parallel: divide the stage's wall time in proportion to their times
-    const std::chrono::nanoseconds wall = (clock::now() - before) / group.slots.size();
-    const auto share_of = [&](std::int64_t part_ns, std::chrono::nanoseconds whole) {
-        const double share =
-            total_ns > 0 ? static_cast<double>(part_ns) / static_cast<double>(total_ns) : 0.0;
-        return std::chrono::duration_cast<std::chrono::nanoseconds>(whole * std::clamp(share, 0.0, 1.0));
-    };
-    const std::chrono::nanoseconds files = share_of(files_ns, wall);
-    const std::chrono::nanoseconds storage = std::min(share_of(storage_ns, wall), wall - files);
-    for (slot* const each : group.slots) {
-        each->times.files += files;
-        each->times.storage += storage;
-        each->times.cpu += wall - files - storage;
     }
 }
 
@@ -399,14 +324,15 @@ void stages::enqueue_copies(std::span<const copy_range> copies) {
 
 void stages::enqueue(std::span<slot* const> slots, slot_group& group) {
     const bool on_host = what_.pool.device().kind() == device_kind::host;
-    if (on_host && group.copies.empty()) return;
+    const bool has_copies = group.has_buffered || !group.copies.empty();
+    if (on_host && !has_copies) return;
     const bool has_lists = enqueue_lists(slots);
     if (!group.copies.empty()) enqueue_copies(group.copies);
     std::shared_ptr<data_mark> mark = marks_.take();
     if (has_lists) {
         // a stream of their own, so that copies of the next group wait for no kernel
         const stream& kernels = kernels_[next_stream_++ % kernels_.size()];
-        if (!group.copies.empty()) {
+        if (has_copies) {
             copies_.done.record(copies_.first);
             kernels.view().wait(copies_.done);
         }

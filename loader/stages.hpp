@@ -18,6 +18,7 @@
 #include "loader/slot_group.hpp"
 #include "loader/slots.hpp"
 #include "loader/stage_seam.hpp"
+#include "loader/staging_buffers.hpp"
 #include "pinflow/loader/sampler.hpp"
 #include "pinflow/stream.hpp"
 
@@ -27,6 +28,8 @@ namespace pinflow::detail {
 /// no threads of its own and never waits for the consumer. One thread can run it, and several can share it.
 ///
 ///     free slots --sample--> row ids --fill--> rows staged, copies listed --deliver--> enqueued, announced
+///
+/// Rows that pass through staging buffers are copied in the stage fill, when a buffer is full.
 ///
 /// One thread at a time samples, and one delivers, both in the order of the batches. Groups are filled in
 /// parallel. An exception of a batch stays with its slot, so that it reaches the consumer in order. `begin`
@@ -42,6 +45,7 @@ class stages {
         std::span<const std::unique_ptr<array_transfer>> transfers;
         file_checks& checks;
         std::shared_ptr<const device_held> held;  ///< null if there are none
+        staging_buffers* buffers = nullptr;       ///< null if no array's rows pass through them
     };
     /// @param max_groups the most groups that are in the stages at the same time
     stages(const parts& what, std::size_t max_groups);
@@ -96,7 +100,6 @@ class stages {
     void sample_rows(slot_group& group) const;
     void prepare(slot& slot, slot_group& group);
     void show_arrays(slot& slot) const;
-    void do_jobs(slot_group& group) const;
     void check_files(slot_group& group);
     /// Notes that the batches of a group are filled.
     /// @return the slots that completed an epoch: all of its batches are filled now.

@@ -46,7 +46,7 @@ class locking_backend final : public fake_cuda_backend {
     std::atomic<unsigned> sorts = 0;
     std::atomic<unsigned> held_gathers = 0;
     std::atomic<std::uint64_t> copies = 0;
-    /// Called before each call that makes several copies, with their number and stream. May throw.
+    /// Called before each call that makes copies to the device, with their number and stream. May throw.
     std::function<void(std::size_t, void*)> before_copies;
 
     detail::page_locker* locker() override { return &lock; }
@@ -70,6 +70,7 @@ class locking_backend final : public fake_cuda_backend {
         fake_cuda_backend::copy_batch_to_device(ranges, stream);
     }
     void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) override {
+        if (before_copies) before_copies(1, stream);
         const copy_range range{destination, source.data(), source.size()};
         note_copies({&range, 1});
         fake_cuda_backend::copy_to_device(destination, source, stream);
@@ -513,6 +514,51 @@ TEST_CASE(
         loader batches({rows.open()}, options);
         const stream stream(backend.device());
         CHECK(message_of<device_error>([&] { batches.next(stream); }) == "injected");
+        CHECK_FALSE(batches.next(stream));
+    }
+}
+
+TEST_CASE("fake CUDA loader: rows that are read are copied as soon as a staging buffer is full") {
+    const temporary_folder folder;
+    // batches of 3 MiB: two copies each
+    const numbered_file rows(folder, "rows.npy", 480, words_of_64k);
+    for (const route route : {route::read, route::staged}) {
+        CAPTURE(to_string(route));
+        locking_backend backend;
+        std::atomic<int> copies = 0;
+        backend.before_copies = [&](std::size_t count, void*) { copies += static_cast<int>(count); };
+        loader_options options = options_for(backend);
+        options.batch_rows = 48;
+        options.route = route;
+        options.threads = 3;
+        loader batches({rows.open()}, options);
+        CHECK(take_all(batches) == 4 * 480);
+        CHECK(copies == 4 * 10 * 2);
+    }
+}
+
+TEST_CASE(
+    "fake CUDA loader: if rows in a staging buffer cannot be copied, next throws, and the loader ends") {
+    const temporary_folder folder;
+    const numbered_file rows(folder, "rows.npy", 480, words_of_64k);
+    for (const int failing : {0, 1, 5}) {
+        CAPTURE(failing);
+        locking_backend backend;
+        std::atomic<int> calls = 0;
+        backend.before_copies = [&](std::size_t, void*) {
+            if (calls++ == failing) throw device_error("injected");
+        };
+        loader_options options = options_for(backend, order::sequential);
+        options.batch_rows = 48;
+        options.route = route::read;
+        options.threads = 2;
+        options.slots = 2;
+        loader batches({rows.open()}, options);
+        const stream stream(backend.device());
+        CHECK(message_of<device_error>([&] {
+                  while (batches.next(stream)) {
+                  }
+              }) == "injected");
         CHECK_FALSE(batches.next(stream));
     }
 }

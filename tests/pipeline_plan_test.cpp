@@ -37,6 +37,13 @@ TEST_CASE("pipeline plan: batches are filled in groups of some bytes, in a bound
     CHECK(groups(gpu, transfer::kernel, 0) == 64);
     CHECK(groups(host, transfer::slot_copy, 2 * mib) == 2);
     CHECK(groups(gpu, transfer::read, 2 * mib) == 16);
+    std::vector<transfer_plan> buffered{{{{transfer::staged}}, std::nullopt, std::nullopt, {}}};
+    CHECK(plan_staging(buffered, 16).count == 0);
+    buffered[0].is_buffered = true;
+    CHECK(plan_groups(gpu, buffered, 2 * mib).batches == 16);
+    CHECK(plan_groups(gpu, buffered, 2 * mib).max_slots == 8 * 16);
+    CHECK(plan_staging(buffered, 16).count == 32);
+    CHECK(plan_staging(buffered, 16).size_bytes() == 64 * mib);
     sample_facts tiny = gpu;
     tiny.epoch_batches = 20;
     CHECK(planned(tiny, transfer::kernel, 4 * kib).max_slots == 20);

@@ -12,7 +12,9 @@
 
 #include "loader/settings.hpp"
 #include "loader/slot_lease.hpp"
+#include "loader/staging_buffers.hpp"
 #include "pinflow/error.hpp"
+#include "src/rows/link_profile.hpp"
 #include "src/rows/transfer_planner.hpp"
 #include "tests/support/arrays.hpp"
 
@@ -43,6 +45,8 @@ struct fixture {
         const stream allocation_stream(options.device);
         pool =
             std::make_shared<detail::slot_pool>(sizes, sources, detail::device_allocator{allocation_stream});
+        if (plans.front().is_buffered)
+            buffers.emplace(options.device, 2, detail::link_profile{}.staging_buffer_bytes);
         const detail::loader_setup setup{.device = options.device,
                                          .allocator = {allocation_stream},
                                          .slot_count = sizes.count,
@@ -55,9 +59,9 @@ struct fixture {
             transfers.push_back(detail::make_transfer(arrays.back(), setup));
         }
         allocation_stream.synchronize();
-        work.emplace(
-            detail::stages::parts{*pool, order, *options.sampler, arrays, transfers, checks, nullptr},
-            max_groups);
+        work.emplace(detail::stages::parts{*pool, order, *options.sampler, arrays, transfers, checks, nullptr,
+                                           buffers ? &*buffers : nullptr},
+                     max_groups);
         work->begin();
     }
 
@@ -73,6 +77,7 @@ struct fixture {
     std::vector<detail::sample_array> arrays;
     std::vector<std::unique_ptr<detail::array_transfer>> transfers;
     detail::file_checks checks;
+    std::optional<detail::staging_buffers> buffers;
     std::optional<detail::stages> work;
 };
 

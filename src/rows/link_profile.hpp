@@ -47,11 +47,21 @@ struct link_profile {
     // ---- batches that are filled together
     std::uint64_t group_bytes = 16 << 20;       ///< for a GPU: enough to hide the time between two groups
     std::uint64_t read_group_bytes = 32 << 20;  ///< for rows that threads read: 52.7 GB/s, not 48.8
+    /// Staging buffers of a loader, two for each thread. Together they should fit into the CPU's last-level
+    /// cache, and each copy should be long: with 16 threads, buffers of 512 KiB, 1, 2 and 4 MiB reached 28,
+    /// 41, 46 and 36 GB/s.
+    std::uint64_t staging_buffer_bytes = 2 << 20;
+    /// Arrays that have fewer bytes in a batch are staged in the slots, whose copies are enqueued together.
+    std::uint64_t min_buffered_bytes = 1 << 20;
     std::uint64_t host_group_bytes =
         4 << 20;  ///< on the host: copying takes some 200 us, waking a thread only 10 us
     unsigned max_group_batches = 64;
-    unsigned groups_of_slots = 4;       ///< for a GPU: groups that the slots form; 8 are slower
-    unsigned host_groups_of_slots = 4;  ///< on the host: two being filled, one ready, one in use
+    unsigned groups_of_slots = 4;           ///< for a GPU: groups that the slots form; 8 are slower
+    unsigned buffered_groups_of_slots = 8;  ///< the same, if the slots hold no staged rows
+    unsigned host_groups_of_slots = 4;      ///< on the host: two being filled, one ready, one in use
+    /// Groups that are filled at the same time. If they are more, the first ones are late: one epoch of rows
+    /// of 64 KiB with labels took 45 GB/s with eight, 49 with four.
+    unsigned max_groups_in_stages = 4;
     unsigned min_slots = 8;
     /// From this number on, two threads enqueue the copies of a group, if at most one group is still being
     /// copied. One thread takes some 0.9 us a copy, or more, and the link moves 48 KiB in that time.

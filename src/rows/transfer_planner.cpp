@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
-#include <ranges>
+#include <utility>
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
@@ -31,13 +30,12 @@ std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_
     const auto size_of = [&](std::size_t i) { return saturated(arrays[i].row_bytes, arrays[i].row_count); };
     std::vector<std::size_t> by_size(arrays.size());
     std::iota(by_size.begin(), by_size.end(), std::size_t{0});
-    std::ranges::sort(by_size, std::ranges::greater{}, [&](auto i) { return std::pair(size_of(i), ~i); });
-    by_size.erase(by_size.begin());  // the largest array (of equal ones the first) is streamed
+    std::ranges::sort(by_size, {}, [&](auto i) { return std::pair(size_of(i), ~i); });
+    by_size.pop_back();  // the largest array (of equal ones the first) is streamed
     std::uint64_t left = profile.max_held_bytes;
-    // with a memory limit, most of the memory is for slots
-    if (sample.memory_bytes != 0) left = std::min(left, sample.memory_bytes / 4);
+    if (sample.memory_bytes != 0) left = std::min(left, sample.memory_bytes / 4);  // most is for slots
     std::vector<bool> held(arrays.size(), false);
-    for (const std::size_t i : by_size | std::views::reverse) {
+    for (const std::size_t i : by_size) {
         if (!arrays[i].is_file_backed || size_of(i) > left) continue;
         if (arrays[i].bytes_left < size_of(i) / 8) continue;  // most of its rows would never be delivered
         held[i] = true;
@@ -60,8 +58,7 @@ std::string reason_against(transfer how, const sample_facts& sample, const array
     return {};
 }
 
-/// Plans how pages are registered while their rows are delivered.
-/// @return nothing if registration is not worth it.
+/// How pages are registered while their rows are delivered; nothing if that is not worth it.
 std::optional<registration> plan_registration(const sample_facts& sample, const array_facts& array,
                                               const link_profile& profile) {
     const auto size_bytes = static_cast<double>(saturated(array.row_bytes, array.row_count));
@@ -75,8 +72,7 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
         const bool is_over_before = bytes_left / stage_gbps < size_bytes / profile.register_gbps / 2;
         return is_over_before ? std::nullopt : std::optional(registration{});
     }
-    // Pieces are registered ahead of the reader. With one or two cores, rows wait for late pieces. Otherwise
-    // they take the fallback.
+    // pieces are registered ahead of the reader; with one or two cores, rows wait for late pieces
     const bool is_awaited = sample.cores <= profile.registering_cores;
     return registration{.is_awaited = is_awaited,
                         .registers_rest = is_awaited || comes_again,
@@ -155,6 +151,17 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
     return plan;
 }
 
+/// Whether an array has long batches of rows that fit into the loader's staging buffers.
+bool is_buffered(const transfer_plan& plan, const sample_facts& sample, const array_facts& array,
+                 const link_profile& profile) {
+    if (sample.on_host || array.row_bytes > profile.staging_buffer_bytes) return false;
+    const bool by_cpu = plan.main() == transfer::staged || plan.main() == transfer::read;
+    const auto batch_bytes = saturated(array.row_bytes, std::min(sample.batch_rows, array.row_count));
+    const auto buffers_bytes = saturated(2 * profile.staging_buffer_bytes, sample.cores);
+    const bool has_memory = sample.memory_bytes == 0 || buffers_bytes <= sample.memory_bytes / 4;
+    return by_cpu && batch_bytes >= profile.min_buffered_bytes && has_memory;
+}
+
 }  // namespace
 
 std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<const array_facts> arrays,
@@ -171,6 +178,7 @@ std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<con
         if (!refusal.empty()) throw unsupported(refusal);
         plans.push_back(sample.on_host ? plan_on_host(sample, arrays[i])
                                        : plan_on_cuda(sample, arrays[i], profile));
+        plans.back().is_buffered = is_buffered(plans.back(), sample, arrays[i], profile);
     }
     return plans;
 }
@@ -195,8 +203,8 @@ transfer_plan plan_of(row_route route, bool sorted, const call_facts& call, cons
 
 /// Whether rows of a route that was not measured are sorted.
 bool sorts(row_route route, const call_facts& call, const link_profile& profile) {
-    if (call.is_scatter || route == row_route::hybrid) return true;
-    return route == row_route::direct && call.row_bytes < profile.min_long_bytes;
+    return call.is_scatter || route == row_route::hybrid ||
+           (route == row_route::direct && call.row_bytes < profile.min_long_bytes);
 }
 
 }  // namespace

@@ -1,0 +1,176 @@
+#include "loader/run_jobs.hpp"
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "src/core/descriptor_cache.hpp"
+
+namespace pinflow::detail {
+
+namespace {
+
+using run_clock = std::chrono::steady_clock;
+
+/// Bytes of a task whose rows do not pass through a staging buffer.
+constexpr std::uint64_t bytes_of_fill_task = std::uint64_t{1} << 20;
+
+/// The jobs of a group in parts, as tasks for threads.
+class fill_tasks {
+ public:
+    fill_tasks(std::span<const read_job> jobs, std::uint64_t buffer_bytes) : buffer_bytes_(buffer_bytes) {
+        for (const read_job& job : jobs)
+            cut(job);
+        // small parts share one task
+        for (std::size_t first = 0; first < parts_.size();) {
+            const bool buffered = parts_[first].is_buffered();
+            std::uint64_t bytes = parts_[first].size_bytes();
+            std::size_t last = first + 1;
+            while (last < parts_.size() && parts_[last].is_buffered() == buffered &&
+                   bytes + parts_[last].size_bytes() <= task_bytes(buffered))
+                bytes += parts_[last++].size_bytes();
+            tasks_.push_back(std::span(parts_).subspan(first, last - first));
+            first = last;
+        }
+    }
+    std::size_t size() const noexcept { return tasks_.size(); }
+    std::span<const read_job> operator[](std::size_t i) const noexcept { return tasks_[i]; }
+
+ private:
+    std::uint64_t task_bytes(bool buffered) const { return buffered ? buffer_bytes_ : bytes_of_fill_task; }
+    void cut(const read_job& job) {
+        const std::uint64_t row_bytes = std::max<std::uint64_t>(1, job.reader->source().row_size_bytes());
+        const std::size_t rows = std::max<std::uint64_t>(1, task_bytes(job.is_buffered()) / row_bytes);
+        for (std::size_t first = 0; first < job.ids.size(); first += rows)
+            parts_.push_back(job.part(first, std::min(rows, job.ids.size() - first)));
+    }
+
+    std::uint64_t buffer_bytes_;
+    std::vector<read_job> parts_;
+    std::vector<std::span<const read_job>> tasks_;  // of parts_
+};
+
+/// Runs tasks of one group on any number of threads, and measures what they wait for.
+class job_run {
+ public:
+    job_run(const slot_pool& pool, staging_buffers* buffers, stream_view copies)
+        : pool_(pool), buffers_(buffers), copies_(copies) {}
+
+    void run(std::span<const read_job> task) {
+        const auto before = run_clock::now();
+        const std::chrono::nanoseconds opening_before = time_spent_opening();
+        if (task.front().is_buffered()) {
+            fill_buffer(task);
+        } else {
+            for (const read_job& job : task)
+                read(job, job.destination);
+        }
+        files_ns_ += (time_spent_opening() - opening_before).count();
+        total_ns_ += std::chrono::nanoseconds(run_clock::now() - before).count();
+    }
+
+    /// Divides the wall time of all tasks among the slots, in proportion to what the tasks waited for.
+    void note_times(std::span<slot* const> slots, std::chrono::nanoseconds wall_time) const {
+        const std::chrono::nanoseconds wall = wall_time / slots.size();
+        std::chrono::nanoseconds left = wall;
+        const auto take_share = [&](std::int64_t part_ns) {
+            const double share =
+                total_ns_ > 0 ? static_cast<double>(part_ns) / static_cast<double>(total_ns_) : 0.0;
+            const auto part =
+                std::chrono::duration_cast<std::chrono::nanoseconds>(wall * std::clamp(share, 0.0, 1.0));
+            const std::chrono::nanoseconds taken = std::min(part, left);
+            left -= taken;
+            return taken;
+        };
+        const std::chrono::nanoseconds files = take_share(files_ns_);
+        const std::chrono::nanoseconds storage = take_share(storage_ns_);
+        const std::chrono::nanoseconds link = take_share(link_ns_);
+        for (slot* const each : slots) {
+            each->times.files += files;
+            each->times.storage += storage;
+            each->times.link += link;
+            each->times.cpu += left;
+        }
+    }
+
+ private:
+    /// @return whether all rows were read.
+    bool read(const read_job& job, std::byte* destination) {
+        if (pool_.stopped()) return false;  // this batch will not be delivered
+        try {
+            storage_ns_ += job.reader->read(job.ids, destination).count();
+            return true;
+        } catch (...) {
+            set_error(job);
+            return false;
+        }
+    }
+
+    void fill_buffer(std::span<const read_job> task) {
+        try {
+            const auto asked = run_clock::now();
+            const staging_buffers::lease buffer = buffers_->take();
+            link_ns_ += std::chrono::nanoseconds(run_clock::now() - asked).count();
+            std::vector<copy_range> filled;
+            std::byte* next = buffer.data();
+            for (const read_job& job : task) {
+                if (!read(job, next)) continue;
+                filled.push_back({job.on_device, next, job.size_bytes()});
+                next += job.size_bytes();
+            }
+            const auto before = run_clock::now();
+            if (filled.size() == 1) {
+                copy_to_device_async(filled[0].destination, {filled[0].source, filled[0].size_bytes},
+                                     copies_);
+            } else if (!filled.empty()) {
+                copy_batch_to_device_async(filled, copies_);
+            }
+            buffer.record(copies_);
+            link_ns_ += std::chrono::nanoseconds(run_clock::now() - before).count();
+        } catch (...) {
+            set_error(task.front());
+        }
+    }
+
+    void set_error(const read_job& job) {
+        const std::lock_guard lock(errors_);
+        if (!job.filling->error) job.filling->error = std::current_exception();
+    }
+
+    const slot_pool& pool_;
+    staging_buffers* buffers_;
+    stream_view copies_;
+    std::mutex errors_;
+    std::atomic<std::int64_t> storage_ns_ = 0;
+    std::atomic<std::int64_t> files_ns_ = 0;  // reopening closed files
+    std::atomic<std::int64_t> link_ns_ = 0;   // waiting for earlier copies, and enqueueing
+    std::atomic<std::int64_t> total_ns_ = 0;
+};
+
+}  // namespace
+
+void run_jobs(slot_group& group, const slot_pool& pool, staging_buffers* buffers, stream_view copies) {
+    if (group.jobs.empty()) return;
+    const fill_tasks tasks(group.jobs, buffers == nullptr ? 0 : buffers->buffer_bytes());
+    job_run run(pool, buffers, copies);
+    const auto before = run_clock::now();
+    if (tasks.size() == 1) {
+        run.run(tasks[0]);
+    } else {
+        // isolated, so that a thread that waits here for the last part does not begin another group meanwhile
+        tbb::this_task_arena::isolate([&] {
+            tbb::parallel_for(
+                std::size_t{0}, tasks.size(), [&](std::size_t i) { run.run(tasks[i]); },
+                tbb::simple_partitioner());
+        });
+    }
+    run.note_times(group.slots, run_clock::now() - before);
+}
+
+}  // namespace pinflow::detail
