@@ -1,7 +1,11 @@
-// Trains a table of embeddings with Adam: big_table [ROWS COLUMNS BATCH STEPS LOOK_AHEAD DEVICE_ROWS]. The
-// first DEVICE_ROWS rows lie in device memory, the others in page-locked host memory, each with Adam's state
-// beside it. While one step is computed and written back, the rows of the next one are on their way. Fails if
-// a weight of some sampled rows differs from that of a plain loop by 1e-6 or more.
+// Trains a table of embeddings with Adam:
+// big_table [ROWS COLUMNS BATCH STEPS LOOK_AHEAD DEVICE_ROWS] [zipf] [segment]
+//
+// The first DEVICE_ROWS rows lie in device memory, the others in page-locked host memory, or with `segment`
+// in a segment in shared memory, each with Adam's state beside it. While one step is computed and written
+// back, the rows of the next one are on their way. Ids are uniform, or with `zipf` as frequent as words of a
+// language: id i about 1 / (i + 1) times as often as id 0. Fails if a weight of some sampled rows differs
+// from that of a plain loop by 1e-6 or more.
 //
 // The default table is small, so that this takes a second. 10000000 rows of 128 take 15.5 GB.
 
@@ -12,7 +16,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <random>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "pinflow/pinflow.hpp"
@@ -26,18 +33,65 @@ struct settings {
     std::uint64_t steps = 30;
     std::uint64_t look_ahead = 1;
     std::uint64_t device_rows = 10'000;
+    bool is_zipf = false;
+    bool in_segment = false;
 };
 
 settings read_arguments(int count, char** values) {
     settings chosen;
     std::uint64_t* const all[] = {&chosen.rows,  &chosen.columns,    &chosen.batch,
                                   &chosen.steps, &chosen.look_ahead, &chosen.device_rows};
-    for (int i = 1; i < count && i <= 6; ++i)
-        *all[i - 1] = std::strtoull(values[i], nullptr, 10);
+    std::size_t numbers = 0;
+    for (const std::string_view word : std::span(values, values + count).subspan(1)) {
+        if (word == "zipf") {
+            chosen.is_zipf = true;
+        } else if (word == "segment") {
+            chosen.in_segment = true;
+        } else if (numbers < std::size(all)) {
+            *all[numbers++] = std::strtoull(word.data(), nullptr, 10);
+        }
+    }
     for (std::uint64_t* const size : {&chosen.rows, &chosen.columns, &chosen.batch, &chosen.steps})
         *size = std::max<std::uint64_t>(*size, 1);
     chosen.device_rows = std::min(chosen.device_rows, chosen.rows);
     return chosen;
+}
+
+/// Rows of bytes in shared memory, removed at the end.
+class temporary_segment {
+ public:
+    temporary_segment(std::uint64_t rows, std::uint64_t row_bytes)
+        : segment_(
+              pinflow::writable_segment::create(name, pinflow::dtype::of<std::byte>(), {rows, row_bytes})) {}
+    temporary_segment(const temporary_segment&) = delete;
+    temporary_segment& operator=(const temporary_segment&) = delete;
+    ~temporary_segment() {
+        try {
+            pinflow::remove_segment(name);
+        } catch (const std::exception& error) {
+            std::fprintf(stderr, "big_table: %s\n", error.what());
+        }
+    }
+    pinflow::row_table table() const { return segment_.table(); }
+
+ private:
+    static constexpr const char* name = "big_table";
+    pinflow::writable_segment segment_;
+};
+
+std::vector<std::vector<std::uint64_t>> make_batches(const settings& chosen) {
+    std::mt19937_64 random(1);
+    std::uniform_real_distribution<double> fraction;
+    std::vector<std::vector<std::uint64_t>> batches(chosen.steps);
+    for (auto& ids : batches) {
+        ids.resize(chosen.batch);
+        std::ranges::generate(ids, [&]() -> std::uint64_t {
+            if (!chosen.is_zipf) return random() % chosen.rows;
+            const double drawn = std::pow(static_cast<double>(chosen.rows) + 1, fraction(random)) - 1;
+            return std::min(static_cast<std::uint64_t>(drawn), chosen.rows - 1);
+        });
+    }
+    return batches;
 }
 
 /// The rule of Adam for one weight, whose gradients are 1 for each time that its id is in the batch.
@@ -64,12 +118,7 @@ int main(int argument_count, char** arguments) try {
     const pinflow::device device = pinflow::device::best();
     const pinflow::stream stream(device);
 
-    std::mt19937_64 random(1);
-    std::vector<std::vector<std::uint64_t>> batches(chosen.steps);
-    for (auto& ids : batches) {
-        ids.resize(chosen.batch);
-        std::ranges::generate(ids, [&] { return random() % chosen.rows; });
-    }
+    const std::vector<std::vector<std::uint64_t>> batches = make_batches(chosen);
     const pinflow::pinned_buffer ones(chosen.batch * chosen.columns * sizeof(float), device);
     std::fill_n(reinterpret_cast<float*>(ones.data()), chosen.batch * chosen.columns, 1.0F);
     const pinflow::device_buffer gradients(ones.size_bytes(), stream);
@@ -82,14 +131,17 @@ int main(int argument_count, char** arguments) try {
     options.max_batch_ids = chosen.batch;
     options.look_ahead = static_cast<unsigned>(chosen.look_ahead);
     options.device_rows = chosen.device_rows;
-    pinflow::embedding_table table(options, device);
     const std::uint64_t record_bytes = pinflow::embedding_table::record_size_bytes(options);
+    std::optional<temporary_segment> segment;
+    if (chosen.in_segment) options.storage = segment.emplace(chosen.rows, record_bytes).table();
+    pinflow::embedding_table table(options, device);
     std::printf("%llu records of %llu bytes\n", static_cast<unsigned long long>(chosen.rows),
                 static_cast<unsigned long long>(record_bytes));
 
+    using clock = std::chrono::steady_clock;
     std::uint64_t moved_rows = 0;
     std::size_t prefetched = 0;
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = clock::now();
     for (std::size_t step = 0; step < batches.size(); ++step) {
         pinflow::embedding_lease lease = table.fetch(batches[step], stream);
         moved_rows += lease.row_count();
@@ -99,13 +151,20 @@ int main(int argument_count, char** arguments) try {
         // a model would read lease.weights() and lease.positions() on `stream`, and write the gradients
         table.commit(std::move(lease), gradients.data(), pinflow::dtype::of<float>(), stream);
     }
+    const auto called = clock::now();
     table.synchronize();
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    std::printf("%.2f ms a step, %.1f GB/s to %s and back together, %.1f million ids a second\n",
+    const double seconds = std::chrono::duration<double>(clock::now() - start).count();
+    std::printf("%.2f ms a step, %.1f steps a second, %.1f GB/s to %s and back together\n",
                 seconds / static_cast<double>(chosen.steps) * 1e3,
-                2e-9 * static_cast<double>(moved_rows * record_bytes) / seconds, device.name().c_str(),
-                1e-6 * static_cast<double>(chosen.steps * chosen.batch) / seconds);
+                static_cast<double>(chosen.steps) / seconds,
+                2e-9 * static_cast<double>(moved_rows * record_bytes) / seconds, device.name().c_str());
+    std::printf(
+        "%.2f million ids a second, %.2f million different ones; all calls took %.0f %% of the time\n",
+        1e-6 * static_cast<double>(chosen.steps * chosen.batch) / seconds,
+        1e-6 * static_cast<double>(moved_rows) / seconds,
+        100 * std::chrono::duration<double>(called - start).count() / seconds);
 
+    std::mt19937_64 random(2);
     std::vector<std::uint64_t> checked(std::min<std::uint64_t>(chosen.rows, 200));
     std::ranges::generate(checked, [&] { return batches[random() % chosen.steps][random() % chosen.batch]; });
     std::vector<float> weights(checked.size() * chosen.columns);

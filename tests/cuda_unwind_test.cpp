@@ -25,7 +25,7 @@ constexpr std::uint64_t batch_rows = 300;
 constexpr std::uint64_t batch_bytes = batch_rows * row_bytes;
 constexpr std::uint64_t max_calls = 100'000;  ///< far more than a loop makes
 
-/// A loop like that of samples/embedding_rows.cpp. All memory is freed when it ends, also by an exception.
+/// A loop of gathers and scatters. All memory is freed when it ends, also by an exception.
 void train(const device& gpu, row_route route) {
     const pinned_buffer values(batch_bytes, gpu);
     const pinned_buffer memory(row_count * row_bytes, gpu);

@@ -98,7 +98,7 @@ void embedding_table::write_back(embedding_lease lease, stream_view stream) {
     if (lease.state_->table != state_)
         throw invalid_argument("cannot write back a lease of another embedding table");
     table.check_stream(stream);
-    table.write(step, stream);
+    table.write_back(step, stream);
     lease.state_->step = nullptr;
 }
 
@@ -110,6 +110,30 @@ void embedding_table::set_rate(double rate, stream_view stream) {
 
 void embedding_table::read_weights(row_ids ids, std::span<std::byte> destination) {
     valid().read_weights(ids, destination);
+}
+
+void embedding_table::write_weights(row_ids ids, std::span<const std::byte> weights) {
+    valid().write_weights(ids, weights);
+}
+
+void embedding_table::grow(std::uint64_t row_count) {
+    valid().grow(row_count);
+}
+
+void embedding_table::export_weights(const std::filesystem::path& path) {
+    valid().export_weights(path);
+}
+
+void embedding_table::import_weights(const std::filesystem::path& path) {
+    valid().import_weights(path);
+}
+
+void embedding_table::save(const std::filesystem::path& path) {
+    valid().save(path);
+}
+
+void embedding_table::load(const std::filesystem::path& path) {
+    valid().load(path);
 }
 
 void embedding_table::synchronize() {

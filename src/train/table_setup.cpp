@@ -76,21 +76,32 @@ void embedding_table::state::make_storage() {
         if (!storage.writable()) throw unsupported("the storage of an embedding table must be writable");
     }
     if (host_rows == 0) return;
+    if (options.storage) {
+        const std::span<std::byte> all(const_cast<std::byte*>(options.storage->data()),
+                                       options.storage->size_bytes());
+        exchange_rows({all.subspan(options.device_rows * layout.size_bytes), layout.size_bytes,
+                       dtype::of<std::byte>(), options.storage->owner()});
+    } else {
+        const auto memory = std::make_shared<pinned_buffer>(host_rows * layout.size_bytes, device);
+        exchange_rows({memory->bytes(), layout.size_bytes, dtype::of<std::byte>(), memory});
+    }
+}
+
+/// Makes the exchange for the rows from device_rows on.
+void embedding_table::state::exchange_rows(row_table rows) {
     row_exchange_options how;
     how.max_batch_rows = options.max_batch_ids;
     how.max_calls_in_flight = 4 * step_count();  // a stream may use half of them
     how.device_memory = options.resource;
-    std::optional<row_table> rows;
-    if (options.storage) {
-        const std::span<std::byte> all(const_cast<std::byte*>(options.storage->data()),
-                                       options.storage->size_bytes());
-        rows.emplace(all.subspan(options.device_rows * layout.size_bytes), layout.size_bytes,
-                     dtype::of<std::byte>(), options.storage->owner());
-    } else {
-        const auto memory = std::make_shared<pinned_buffer>(host_rows * layout.size_bytes, device);
-        rows.emplace(memory->bytes(), layout.size_bytes, dtype::of<std::byte>(), memory);
-    }
-    exchange_.emplace(std::move(*rows), device, how);
+    row_exchange made(std::move(rows), device, how);
+    exchange_ = std::move(made);
+}
+
+/// The records of the rows from device_rows on.
+std::span<std::byte> embedding_table::state::host_records() noexcept {
+    if (!exchange_) return {};
+    const row_table& rows = exchange_->table();
+    return {const_cast<std::byte*>(rows.data()), rows.size_bytes()};
 }
 
 /// Writes the first records of rows, zeros but for the weights.
@@ -121,9 +132,32 @@ void embedding_table::state::initialise() {
             gathers_.synchronize();
         }
     }
-    if (!exchange_) return;
-    const row_table& rows = exchange_->table();
-    fill(options.device_rows, {const_cast<std::byte*>(rows.data()), rows.size_bytes()});
+    fill(options.device_rows, host_records());
+}
+
+void embedding_table::state::grow(std::uint64_t row_count) {
+    if (row_count < options.row_count)
+        throw invalid_argument(fmt::format("an embedding table of {} rows cannot get {} rows: it only grows",
+                                           options.row_count, row_count));
+    if (options.storage)
+        throw unsupported(
+            "an embedding table grows only in memory of its own: make larger storage, and copy the records");
+    embedding_options grown = options;
+    grown.row_count = row_count;
+    static_cast<void>(detail::lay_out_record(grown));
+    if (row_count == options.row_count) return;
+    const std::uint64_t host_rows = row_count - options.device_rows;
+    const auto memory = std::make_shared<pinned_buffer>(host_rows * layout.size_bytes, device);
+    begin_change();
+    const std::span<const std::byte> old = host_records();
+    tbb::parallel_for(tbb::blocked_range<std::size_t>(0, old.size(), fill_bytes),
+                      [&](const tbb::blocked_range<std::size_t>& bytes) {
+                          std::memcpy(memory->data() + bytes.begin(), old.data() + bytes.begin(),
+                                      bytes.size());
+                      });
+    fill(options.row_count, memory->bytes().subspan(old.size()));
+    exchange_rows({memory->bytes(), layout.size_bytes, dtype::of<std::byte>(), memory});
+    options.row_count = row_count;
 }
 
 /// Makes the numbers of the rule and its tables in device memory.

@@ -26,11 +26,9 @@ void embedding_table::state::check_stream(stream_view stream) const {
                                            device.name(), stream.device().name()));
 }
 
-void embedding_table::state::check_ids(row_ids ids) const {
+/// @throws unsupported for ids in device memory; invalid_argument for ids outside the table.
+void embedding_table::state::check_inside(row_ids ids) const {
     if (ids.on_device()) throw unsupported("an embedding table takes ids in host memory");
-    if (ids.size() > options.max_batch_ids)
-        throw invalid_argument(fmt::format("{} ids are more than max_batch_ids, which is {}", ids.size(),
-                                           options.max_batch_ids));
     const std::span all(ids.data(), ids.size());
     const auto is_outside = [&](std::uint64_t id) { return id >= options.row_count; };
     const auto first = std::ranges::find_if(all, is_outside);
@@ -39,6 +37,14 @@ void embedding_table::state::check_ids(row_ids ids) const {
         fmt::format("{} of {} ids are outside the embedding table of {} rows; the first is ids[{}] = {}",
                     std::ranges::count_if(all, is_outside), all.size(), options.row_count,
                     first - all.begin(), static_cast<std::int64_t>(*first)));
+}
+
+/// The ids of a step.
+void embedding_table::state::check_ids(row_ids ids) const {
+    if (ids.size() > options.max_batch_ids && !ids.on_device())
+        throw invalid_argument(fmt::format("{} ids are more than max_batch_ids, which is {}", ids.size(),
+                                           options.max_batch_ids));
+    check_inside(ids);
 }
 
 // ---- rows to the device ----------------------------------------------------------------------------------
@@ -213,7 +219,6 @@ void embedding_table::state::commit(table_step& step, const std::byte* gradients
     const detail::flat_type gradient_type = detail::weight_type_of(type);
     if (step.row_count != 0 && gradients == nullptr)
         throw invalid_argument("cannot commit null gradients to an embedding table");
-    free_dropped();
     stream.wait(step.ready);
     stream.wait(rate_set_);
     while (!step.newer.empty())  // commits of other leases, since the fetch
@@ -233,11 +238,15 @@ void embedding_table::state::commit(table_step& step, const std::byte* gradients
     write(step, stream);
 }
 
+void embedding_table::state::write_back(table_step& step, stream_view stream) {
+    stream.wait(step.ready);
+    forget_newer(step);  // the caller's weights replace what others have committed
+    write(step, stream);
+}
+
 /// Enqueues the write of records that `stream` has changed.
 void embedding_table::state::write(table_step& step, stream_view stream) {
     free_dropped();
-    stream.wait(step.ready);
-    forget_newer(step);  // the caller's weights replace what others have committed
     step.updated.record(stream);
     writes_.wait(step.updated);
     // The rows of leases are used as they are. Those of prefetched steps are patched, so on a GPU it does not
@@ -308,28 +317,57 @@ void embedding_table::state::set_rate(double rate, stream_view stream) {
     options.rule = changed;
 }
 
-void embedding_table::state::read_weights(row_ids ids, std::span<std::byte> destination) {
-    if (ids.on_device()) throw unsupported("an embedding table takes ids in host memory");
-    const std::span all(ids.data(), ids.size());
-    if (const auto wrong =
-            std::ranges::find_if(all, [&](std::uint64_t id) { return id >= options.row_count; });
-        wrong != all.end())
-        throw invalid_argument(fmt::format("ids[{}] = {} is outside the embedding table of {} rows",
-                                           wrong - all.begin(), static_cast<std::int64_t>(*wrong),
-                                           options.row_count));
-    const std::uint64_t row_bytes = options.columns * options.type.size_bytes();
-    if (destination.size() != all.size() * row_bytes)
-        throw invalid_argument(fmt::format("the weights of {} rows take {} bytes, not {}", all.size(),
-                                           all.size() * row_bytes, destination.size()));
+// ---- rows from and to the host ---------------------------------------------------------------------------
+
+void embedding_table::state::check_weights(row_ids ids, std::uint64_t size_bytes) const {
+    check_inside(ids);
+    const std::uint64_t expected = ids.size() * options.columns * options.type.size_bytes();
+    if (size_bytes != expected)
+        throw invalid_argument(
+            fmt::format("the weights of {} rows take {} bytes, not {}", ids.size(), expected, size_bytes));
+}
+
+/// Prepares for the host to change records: no device work reads or writes them.
+void embedding_table::state::begin_change() {
+    free_dropped();
+    if (!leased_.empty())
+        throw invalid_argument(fmt::format(
+            "the rows of an embedding table cannot be replaced while {} leases are held", leased_.size()));
+    cancel_prefetches();
+    gathers_.synchronize();
     synchronize();
-    for (std::size_t i = 0; i < all.size(); ++i) {
-        std::byte* const to = destination.data() + i * row_bytes;
-        if (all[i] < options.device_rows) {
-            copy_to_host_async({to, row_bytes}, first_rows_.data() + all[i] * layout.size_bytes, writes_);
+}
+
+void embedding_table::state::read_weights(row_ids ids, std::span<std::byte> destination) {
+    check_weights(ids, destination.size());
+    synchronize();
+    const std::uint64_t row_bytes = options.columns * options.type.size_bytes();
+    std::byte* to = destination.data();
+    for (const std::uint64_t id : std::span(ids.data(), ids.size())) {
+        if (id < options.device_rows) {
+            copy_to_host_async({to, row_bytes}, first_rows_.data() + id * layout.size_bytes, writes_);
         } else {
-            std::memcpy(to, exchange_->table().data() + (all[i] - options.device_rows) * layout.size_bytes,
+            std::memcpy(to, host_records().data() + (id - options.device_rows) * layout.size_bytes,
                         row_bytes);
         }
+        to += row_bytes;
+    }
+    writes_.synchronize();
+}
+
+void embedding_table::state::write_weights(row_ids ids, std::span<const std::byte> weights) {
+    check_weights(ids, weights.size());
+    begin_change();
+    const std::uint64_t row_bytes = options.columns * options.type.size_bytes();
+    const std::byte* from = weights.data();
+    for (const std::uint64_t id : std::span(ids.data(), ids.size())) {
+        if (id < options.device_rows) {
+            copy_to_device_async(first_rows_.data() + id * layout.size_bytes, {from, row_bytes}, writes_);
+        } else {
+            std::memcpy(host_records().data() + (id - options.device_rows) * layout.size_bytes, from,
+                        row_bytes);
+        }
+        from += row_bytes;
     }
     writes_.synchronize();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,10 +30,16 @@ struct embedding_table::state {
     void cancel_prefetches();
     void commit(detail::table_step& step, const std::byte* gradients, const pinflow::dtype& type,
                 stream_view stream);
-    void write(detail::table_step& step, stream_view stream);
+    void write_back(detail::table_step& step, stream_view stream);
     void drop(detail::table_step& step, stream_view stream) noexcept;
     void set_rate(double rate, stream_view stream);
     void read_weights(row_ids ids, std::span<std::byte> destination);
+    void write_weights(row_ids ids, std::span<const std::byte> weights);
+    void grow(std::uint64_t row_count);
+    void export_weights(const std::filesystem::path& path);
+    void import_weights(const std::filesystem::path& path);
+    void save(const std::filesystem::path& path);
+    void load(const std::filesystem::path& path);
     void check_stream(stream_view stream) const;
     void synchronize();
 
@@ -46,13 +53,21 @@ struct embedding_table::state {
     void initialise();
     void fill(std::uint64_t first_row, std::span<std::byte> records) const;
     void upload_rule();
+    void exchange_rows(row_table rows);
+    void check_inside(row_ids ids) const;
     void check_ids(row_ids ids) const;
+    void check_weights(row_ids ids, std::uint64_t size_bytes) const;
+    void begin_change();
+    std::span<std::byte> host_records() noexcept;
+    template <typename Work>
+    void for_records(bool changes, Work work);
     detail::table_step::phase phase_of(const detail::table_step& step) const;
     void set_phase(detail::table_step& step, detail::table_step::phase phase) noexcept;
     void free_dropped();
     detail::table_step& take_step();
     void gather(detail::table_step& step);
     void patch(detail::table_step& step, stream_view stream);
+    void write(detail::table_step& step, stream_view stream);
     void scatter(const detail::table_step& step);
     void forget_newer(detail::table_step& step) noexcept;
     unsigned step_count() const noexcept { return 2 + 2 * options.look_ahead; }

@@ -1,5 +1,7 @@
 """Tests of the embedding table, on each device. They need PyTorch."""
 
+import os
+import tempfile
 import threading
 import unittest
 
@@ -204,6 +206,55 @@ class EmbeddingTableTest(unittest.TestCase):
         with self.assertRaises(pinflow.InvalidArgument):
             table.step()
         self.assertEqual(len(table.gradients), 2)
+
+    def test_weights_are_made_by_a_function_replaced_exported_and_imported(self):
+        calls = []
+
+        def numbered(first, end):
+            calls.append((first, end))
+            return np.arange(first, end)[:, None] * np.ones(3)
+
+        for device in DEVICES:
+            with self.subTest(device=device), tempfile.TemporaryDirectory() as folder:
+                calls.clear()
+                table = pinflow.EmbeddingTable(100, 3, weights=numbered, device=device, device_rows=10)
+                self.assertEqual(table.weights([5, 99])[:, 0].tolist(), [5, 99])
+                table.grow(150)
+                self.assertEqual((len(table), calls), (150, [(0, 100), (100, 150)]))
+                self.assertEqual(table.weights([149]).tolist(), [[149] * 3])
+                table.set_weights([7, 140], torch.tensor([[1, 2, 3], [4, 5, 6]]))
+                self.assertEqual(table.weights([140, 7]).tolist(), [[4, 5, 6], [1, 2, 3]])
+                with self.assertRaises(pinflow.InvalidArgument):
+                    table.set_weights([7, 140], torch.zeros(2, 4))
+                path = os.path.join(folder, "weights.npy")
+                table.export_weights(path)
+                exported = np.load(path)
+                self.assertEqual(exported.shape, (150, 3))
+                self.assertEqual(exported[140].tolist(), [4, 5, 6])
+                half = pinflow.EmbeddingTable(150, 3, dtype="float16", device=device)
+                half.import_weights(path)
+                self.assertEqual(half.weights([140]).tolist(), [[4, 5, 6]])
+
+    def test_a_saved_table_goes_on_bit_for_bit(self):
+        for device in DEVICES:
+            with self.subTest(device=device), tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "table")
+                tables = [pinflow.EmbeddingTable(50, 4, weights=("normal", 0, 1), seed=seed, lr=0.1, device=device)
+                          for seed in (1, 2)]
+
+                def train(table):
+                    (table.module()([1, 2, 2, 49]) ** 2).sum().backward()
+                    table.step()
+
+                train(tables[0])
+                tables[0].save(path)
+                tables[1].load(path)
+                for table in tables:
+                    train(table)
+                self.assertTrue(torch.equal(*(table.weights(range(50)) for table in tables)))
+                other = pinflow.EmbeddingTable(50, 4, optimizer="adagrad", device=device)
+                with self.assertRaises(pinflow.StateMismatch):
+                    other.load(path)
 
     def test_a_lease_may_be_dropped_on_another_thread(self):
         for device in DEVICES:

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -161,6 +162,40 @@ class embedding_table {
     /// for all commits.
     /// @throws invalid_argument for ids outside the table, and for a destination of another size.
     void read_weights(row_ids ids, std::span<std::byte> destination);
+    /// Replaces the weights of rows by those in host memory: row ids[i] gets row i of `weights`, of equal ids
+    /// the last one. The rows keep their state and number of steps. Waits for all commits. Forgets what was
+    /// prefetched.
+    /// @throws invalid_argument as read_weights, and while leases are held.
+    void write_weights(row_ids ids, std::span<const std::byte> weights);
+
+    /// Appends rows with their first weights, until the table has `row_count` rows. Until it returns, the
+    /// host needs memory for the old and the new table. Waits and forgets as write_weights.
+    /// @throws invalid_argument for fewer rows, and while leases are held; unsupported for a table with
+    /// `storage`; system_failure or device_error if memory is short. Nothing has changed then.
+    void grow(std::uint64_t row_count);
+
+    /// Writes the weights of all rows as a .npy file of the shape (row_count, columns), atomically, with some
+    /// MiB of memory. Waits for all commits.
+    /// @throws system_failure.
+    void export_weights(const std::filesystem::path& path);
+    /// Replaces the weights of all rows by an array of the shape (row_count, columns), of any type that can
+    /// be cast to the table's, in a file that `open` reads. Rows keep their state and number of steps. Waits
+    /// and forgets as write_weights.
+    /// @throws as `open`; invalid_argument for another shape, and while leases are held; unsupported for
+    /// other types. If reading fails midway, some rows have new weights.
+    void import_weights(const std::filesystem::path& path);
+
+    /// Writes weights, state and numbers of steps as safetensors, atomically, with the name of the rule: the
+    /// tensors "weights", the names of the states in torch.optim, and "step". Waits for all commits.
+    /// @throws system_failure.
+    void save(const std::filesystem::path& path);
+    /// Reads what `save` wrote for a table of as many rows and columns, with the same rule and type, and any
+    /// device_rows and storage. Settings are not saved. Later steps are bit-equal to those without the
+    /// interruption. Waits and forgets as write_weights.
+    /// @throws state_mismatch if rule, type or shape differ, invalid_argument while leases are held; then
+    /// nothing has changed.
+    /// @throws format_error, system_failure; if reading fails midway, the table is part old, part new.
+    void load(const std::filesystem::path& path);
     /// Waits until all commits are written.
     /// @throws device_error; what reading or writing the rows has thrown.
     void synchronize();

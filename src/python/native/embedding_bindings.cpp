@@ -116,6 +116,13 @@ class python_embeddings {
     std::optional<embedding_table> table_;
 };
 
+/// Calls a function of the table that waits, without the GIL.
+template <auto Function, typename Argument>
+void on_table(python_embeddings& self, const Argument& argument) {
+    const gil_release released;
+    (self.table().*Function)(argument);
+}
+
 }  // namespace
 
 void bind_embedding_tables(nb::module_& module) {
@@ -220,6 +227,20 @@ void bind_embedding_tables(nb::module_& module) {
                 self.table().read_weights(ids_at(ids, count), {std::bit_cast<std::byte*>(to), size_bytes});
             },
             nb::arg("ids"), nb::arg("count"), nb::arg("to"), nb::arg("size_bytes"))
+        .def(
+            "write_weights",
+            [](python_embeddings& self, std::uintptr_t ids, std::uint64_t count, std::uintptr_t from,
+               std::uint64_t size_bytes) {
+                const gil_release released;
+                self.table().write_weights(ids_at(ids, count),
+                                           {std::bit_cast<const std::byte*>(from), size_bytes});
+            },
+            nb::arg("ids"), nb::arg("count"), nb::arg("from_address"), nb::arg("size_bytes"))
+        .def("grow", &on_table<&embedding_table::grow, std::uint64_t>, nb::arg("rows"))
+        .def("save", &on_table<&embedding_table::save, std::string>, nb::arg("path"))
+        .def("load", &on_table<&embedding_table::load, std::string>, nb::arg("path"))
+        .def("export_weights", &on_table<&embedding_table::export_weights, std::string>, nb::arg("path"))
+        .def("import_weights", &on_table<&embedding_table::import_weights, std::string>, nb::arg("path"))
         .def("synchronize", [](python_embeddings& self) {
             const gil_release released;
             self.table().synchronize();

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import weakref
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from . import _native
 from ._arrays import Interface, whole_numbers
@@ -14,7 +15,9 @@ from ._train import _TYPES, _numbers
 
 _SIZES = {"<f4": 4, "<f2": 2, "bfloat16": 2}
 _SPELLINGS = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
-Weights = Union[str, Tuple[str, float, float]]
+Weights = Union[str, Tuple[str, float, float], Callable[[int, int], Any]]
+#: bytes of weights that a function returns at once, about
+_PIECE_BYTES = 16 << 20
 
 
 class EmbeddingLease:
@@ -77,8 +80,9 @@ class EmbeddingTable:
         optimizer: a rule of FlatParameters: 'sgd', 'adagrad', 'adadelta', 'rmsprop', 'rprop', 'adam', 'adamw', 'adamax',
             'nadam', 'radam', 'asgd', 'sparse_adam'; or 'rowwise_adagrad'. `lr` and the
             other settings have the names and default values of torch.optim.
-        weights: how they begin: 'zeros', ('uniform', LOW, HIGH) or ('normal', MEAN, DEVIATION); they depend on `seed` and
-            on the row alone.
+        weights: how they begin: 'zeros', ('uniform', LOW, HIGH) or ('normal', MEAN, DEVIATION); these depend on `seed`
+            and on the row alone. Or a function of (first, end) that returns the weights of these rows, as an array
+            of the shape (end - first, columns); it is called for all rows, some at a time, in their order.
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
         max_batch_ids: the most ids of one fetch.
         look_ahead: how many steps `prefetch` may be ahead. The device holds 2 + 2 * look_ahead batches.
@@ -98,12 +102,14 @@ class EmbeddingTable:
         spelling = _TYPES.get(name, _SPELLINGS.get(name))
         if spelling not in _SIZES:
             raise Unsupported(f"weights are float32, float16 or bfloat16, not {name}")
-        kind, first, second = (weights, 0.0, 0.0) if isinstance(weights, str) else weights
+        self._function = weights if callable(weights) else None
+        spec = "zeros" if callable(weights) else weights
+        kind, first, second = (spec, 0.0, 0.0) if isinstance(spec, str) else spec
         numbers = _numbers(settings if lr is None else {"lr": lr, **settings})
         self._table = _native.EmbeddingTable(rows, columns, spelling, optimizer, numbers,
                                              (kind, float(first), float(second), seed), max_batch_ids, look_ahead,
                                              device_rows, device)
-        self.shape = (rows, columns)
+        self.shape: Tuple[int, int] = (rows, columns)
         self.dtype = name.rpartition(".")[2]
         self._spelling = spelling
         self._row_bytes = columns * _SIZES[spelling]
@@ -113,6 +119,7 @@ class EmbeddingTable:
         self._pending: List[Tuple[Optional[EmbeddingLease], Any, Any]] = []
         self._events: List[Any] = []
         self._held: Any = None
+        self._begin(0)
 
     @property
     def device(self) -> str:
@@ -178,6 +185,55 @@ class EmbeddingTable:
         self._table.read_weights(found.ctypes.data, found.size, rows.data_ptr(), found.size * self._row_bytes)
         return rows
 
+    def set_weights(self, ids: Any, weights: Any) -> None:
+        """Replaces the weights of rows. They keep their state and number of steps. Waits for all commits, and forgets what
+        was prefetched.
+
+        Args:
+            weights: an array or tensor of shape (len(ids), columns), of any real type. Of equal ids the last counts.
+
+        Raises:
+            InvalidArgument: another shape, ids outside the table, or leases are held.
+        """
+        torch = _torch()
+        found = _ids(ids)
+        rows = torch.as_tensor(weights).detach().to("cpu", getattr(torch, self.dtype)).contiguous()
+        if tuple(rows.shape) != (found.size, self.shape[1]):
+            raise InvalidArgument(f"the weights of {found.size} rows have the shape ({found.size}, {self.shape[1]}), not "
+                                  f"{tuple(rows.shape)}")
+        self._table.write_weights(found.ctypes.data, found.size, rows.data_ptr(), found.size * self._row_bytes)
+
+    def grow(self, rows: int) -> None:
+        """Appends rows with their first weights, until the table has so many. The host needs memory for the old and
+        the new table meanwhile. Waits and forgets as `set_weights`.
+
+        Raises:
+            InvalidArgument: fewer rows, or leases are held.
+            SystemFailure, DeviceError: memory is short.
+        """
+        before = self.shape[0]
+        self._table.grow(rows)
+        self.shape = (rows, self.shape[1])
+        self._begin(before)
+
+    def export_weights(self, path: Any) -> None:
+        """Writes the weights of all rows as a .npy file, atomically, with some MiB of memory. Waits for all commits."""
+        self._table.export_weights(os.fspath(path))
+
+    def import_weights(self, path: Any) -> None:
+        """Replaces the weights of all rows by an array of the same shape, of any type that can be cast, in a file that
+        pinflow.open reads. Waits and forgets as `set_weights`."""
+        self._table.import_weights(os.fspath(path))
+
+    def save(self, path: Any) -> None:
+        """Writes weights, state and numbers of steps as safetensors, atomically. Waits for all commits."""
+        self._table.save(os.fspath(path))
+
+    def load(self, path: Any) -> None:
+        """Reads what `save` wrote for a table of the same shape, dtype and optimizer. Settings are not saved. Raises
+        StateMismatch if they differ. Waits and forgets as `set_weights`."""
+        self._table.load(os.fspath(path))
+
     def set_rate(self, lr: float) -> None:
         """Sets the rate of all later commits."""
         stream, _ = consumer_stream(None, self._gpu)
@@ -186,6 +242,17 @@ class EmbeddingTable:
     def synchronize(self) -> None:
         """Waits until all commits are written."""
         self._table.synchronize()
+
+    def _begin(self, first: int) -> None:
+        """Sets the first weights of rows from `first` on, if a function makes them."""
+        if self._function is None:
+            return
+        import numpy
+
+        count = max(_PIECE_BYTES // self._row_bytes, 1)
+        for begin in range(first, self.shape[0], count):
+            end = min(begin + count, self.shape[0])
+            self.set_weights(numpy.arange(begin, end), self._function(begin, end))
 
     # ---- autograd
 
