@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pinflow/cuda.hpp"
@@ -19,6 +20,7 @@
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/rows.hpp"
+#include "pinflow/train/embedding_table.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/cuda/api.hpp"
 #include "tests/support/arrays.hpp"
@@ -48,6 +50,8 @@ bool is_forbidden(std::string_view call) {
 /// Notes the forbidden calls while it is listening.
 class listener {
  public:
+    /// @param hears_pool whether it also notes allocations from the pool.
+    explicit listener(bool hears_pool = false) : hears_pool_(hears_pool) {}
     void listen() { listens_ = true; }
     std::set<std::string> heard() {
         listens_ = false;
@@ -56,11 +60,13 @@ class listener {
     }
 
  private:
+    bool hears_pool_;
     std::atomic<bool> listens_ = false;
     std::mutex mutex_;
     std::set<std::string> heard_;
     detail::cuda::scoped_failure_hook hook_{[this](std::string_view call) {
-        if (listens_ && is_forbidden(call)) {
+        const bool is_of_pool = call == "cudaMallocFromPoolAsync" || call == "cudaFreeAsync";
+        if (listens_ && (is_forbidden(call) || (hears_pool_ && is_of_pool))) {
             const std::lock_guard lock(mutex_);
             heard_.emplace(call);
         }
@@ -174,6 +180,42 @@ TEST_CASE("cuda steady: a loader makes no CUDA call that allocates outside the p
         for (const std::string& call : listener.heard())
             FAIL_CHECK(call);
     }
+}
+
+TEST_CASE(
+    "cuda steady: steps of an embedding table make no CUDA call that allocates, frees, creates or waits") {
+    const device gpu = device::cuda(0);
+    embedding_options options;
+    options.row_count = 20'000;
+    options.columns = 32;
+    options.rule = adam{};
+    options.max_batch_ids = 2000;
+    options.look_ahead = 2;
+    options.device_rows = 1000;
+    const stream stream(gpu);
+    const device_buffer gradients(options.max_batch_ids * options.columns * sizeof(float), stream);
+    const std::vector<std::byte> zeros(gradients.size_bytes());
+    copy_to_device_async(gradients.data(), zeros, stream);
+    stream.synchronize();
+    embedding_table table(options, gpu);
+    std::mt19937_64 random(5);
+    std::vector<std::vector<std::uint64_t>> batches(last_step + 2);
+    for (auto& ids : batches) {
+        ids.resize(options.max_batch_ids);
+        std::ranges::generate(ids, [&] { return random() % options.row_count; });
+    }
+    listener calls(true);
+    table.prefetch(batches[0]);
+    table.prefetch(batches[1]);
+    for (int step = 0; step < last_step; ++step) {
+        if (step == first_step) calls.listen();
+        const auto number = static_cast<std::size_t>(step);
+        embedding_lease lease = table.fetch(batches[number], stream);
+        table.prefetch(batches[number + 2]);
+        table.commit(std::move(lease), gradients.data(), dtype::of<float>(), stream);
+    }
+    CHECK(calls.heard() == std::set<std::string>());
+    table.synchronize();
 }
 
 TEST_CASE("cuda steady: a stream that is being captured into a graph is refused, and its capture goes on") {

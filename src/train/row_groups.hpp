@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -15,21 +16,21 @@ struct row_groups {
     std::uint32_t* positions = nullptr;  ///< sorted by id, those of equal ids in ascending order
 };
 
-/// Sorts the ids of a batch by least significant digits. For one thread; keeps its memory.
+/// Sorts the ids of a batch by least significant digits, with several threads if there are many. For one
+/// caller at a time; keeps its memory.
 class row_grouper {
  public:
-    /// @param ids below row_count, fewer than 2^32
+    /// @param ids below row_count; can_group(ids.size(), row_count)
     /// @return the number of different ids.
     std::uint64_t group(std::span<const std::uint64_t> ids, std::uint64_t row_count, const row_groups& to);
 
- private:
-    struct entry {
-        std::uint64_t id;
-        std::uint32_t position;
-    };
-    void sort(std::uint64_t row_count);
+    /// Whether an id and its position fit into 64 bits.
+    static bool can_group(std::uint64_t id_count, std::uint64_t row_count) noexcept;
 
-    std::vector<entry> entries_, others_;
+ private:
+    void sort(unsigned position_bits, std::uint64_t row_count, std::size_t parts);
+
+    std::vector<std::uint64_t> entries_, others_;  ///< the id in the upper bits, its position in the lower
     std::vector<std::uint32_t> counts_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/train/row_groups.hpp"
 #include "src/train/rule_setup.hpp"
 
 namespace pinflow::detail {
@@ -43,6 +44,10 @@ record_layout lay_out_record(const embedding_options& options) {
                                            options.device_rows, options.row_count));
     if (options.keeps_records && (!options.storage || options.device_rows != 0))
         throw invalid_argument("keeps_records needs storage, and no device_rows");
+    if (!row_grouper::can_group(options.max_batch_ids, options.row_count))
+        throw invalid_argument(
+            fmt::format("max_batch_ids of {} is too large for an embedding table of {} rows",
+                        options.max_batch_ids, options.row_count));
     record_layout layout;
     layout.columns = options.columns;
     layout.type = weight_type_of(options.type);

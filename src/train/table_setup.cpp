@@ -9,6 +9,7 @@
 #include "pinflow/error.hpp"
 #include "src/core/cast.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
 #include "src/train/table_layout.hpp"
 #include "src/train/table_state.hpp"
@@ -34,6 +35,7 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
       gathers_(device),
       writes_(device),
       rate_set_(device) {
+    detail::start_worker_threads();
     detail::device_backend& backend = device.backend();
     backend.prepare_rows();
     backend.prepare_records(rule.kind);

@@ -55,29 +55,46 @@ struct alignas(sizeof(T) * lane_elements) numbers_of_lane {
     T values[lane_elements];
 };
 
-/// The sum of the gradients of a row at `count` columns from `column` on.
+/// The sum of the gradients of a row at `count` columns from `column` on. In a batch, a frequent id may come
+/// thousands of times, and one warp adds all of its gradients, in their order: so many are loaded at once,
+/// before they are added.
 template <typename Gradient>
 __device__ void sum_gradients(const record_update& work, std::uint64_t row, std::uint64_t column,
                               unsigned count, bool are_aligned, float (&sums)[lane_elements]) {
     const Gradient* const gradients = reinterpret_cast<const Gradient*>(work.gradients);
     const std::uint32_t begin = work.starts[row];
     const std::uint32_t end = work.starts[row + 1];
-    for (std::uint32_t i = begin; i < end; ++i) {
+    const auto load = [&](std::uint32_t i) {
         const Gradient* const from =
             gradients + std::uint64_t{work.positions[i]} * work.layout.columns + column;
-        float values[lane_elements];
-        if (are_aligned) {
-            const auto loaded = *reinterpret_cast<const numbers_of_lane<Gradient>*>(from);
-            for (unsigned e = 0; e < lane_elements; ++e)
-                values[e] = cast_scalar<float>(loaded.values[e]);
-        } else {
-            for (unsigned e = 0; e < count; ++e)
-                values[e] = cast_scalar<float>(from[e]);
-        }
+        if (are_aligned) return *reinterpret_cast<const numbers_of_lane<Gradient>*>(from);
+        numbers_of_lane<Gradient> values{};
         for (unsigned e = 0; e < lane_elements; ++e) {
-            if (e < count) sums[e] = i == begin ? values[e] : sums[e] + values[e];
+            if (e < count) values.values[e] = from[e];
         }
+        return values;
+    };
+    const auto add = [&](const numbers_of_lane<Gradient>& values) {
+        for (unsigned e = 0; e < lane_elements; ++e)
+            sums[e] += cast_scalar<float>(values.values[e]);
+    };
+    if (begin == end) return;
+    const numbers_of_lane<Gradient> first = load(begin);
+    for (unsigned e = 0; e < lane_elements; ++e)
+        sums[e] = cast_scalar<float>(first.values[e]);  // not 0 + x, which would lose the sign of -0
+    constexpr unsigned loaded_at_once = 16;
+    std::uint32_t i = begin + 1;
+    for (; end - i >= loaded_at_once; i += loaded_at_once) {
+        numbers_of_lane<Gradient> values[loaded_at_once];
+#pragma unroll
+        for (unsigned k = 0; k < loaded_at_once; ++k)
+            values[k] = load(i + k);
+#pragma unroll
+        for (unsigned k = 0; k < loaded_at_once; ++k)
+            add(values[k]);
     }
+    for (; i < end; ++i)
+        add(load(i));
 }
 
 /// What a thread needs of some neighbouring columns.
