@@ -31,7 +31,7 @@ namespace pinflow::detail {
 /// may access it: the pipeline while it is being filled, the consumer while it is leased, the pool otherwise.
 struct slot {
     std::size_t index = 0;             ///< among the slots of the pool
-    std::byte* host_side = nullptr;    ///< pinned staging memory; null if no rows are staged
+    std::byte* host_side = nullptr;    ///< pinned staging memory; null if no rows are staged in slots
     std::byte* device_side = nullptr;  ///< read by the consumer; null for views, and for rows of 0 bytes
     /// Passed when the device side is complete; null: it is complete when delivered.
     std::shared_ptr<const detail::data_mark> data_mark;

@@ -47,8 +47,8 @@ struct loader_report {
     /// `slots` or `memory_bytes` lowers it.
     std::string slots_reason;
     /// Bytes of one full batch, with each array padded to a multiple of 256 bytes. A slot takes this much
-    /// device memory (none if batches are views of a mapping), and as much pinned memory if rows may be
-    /// staged.
+    /// device memory (none if batches are views of a mapping), and as much pinned memory if it has a
+    /// staging buffer (see loader_options::memory_bytes).
     std::uint64_t slot_bytes = 0;
     /// Batches, rows and bytes that `next` has returned.
     std::uint64_t batches = 0;
