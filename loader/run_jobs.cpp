@@ -75,7 +75,8 @@ class job_run {
         total_ns_ += std::chrono::nanoseconds(run_clock::now() - before).count();
     }
 
-    /// Divides the wall time of all tasks among the slots, in proportion to what the tasks waited for.
+    /// Divides the wall time of all tasks equally among the slots, and each slot's part by cause, in
+    /// proportion to what the tasks waited for.
     void note_times(std::span<slot* const> slots, std::chrono::nanoseconds wall_time) const {
         const std::chrono::nanoseconds wall = wall_time / slots.size();
         std::chrono::nanoseconds left = wall;

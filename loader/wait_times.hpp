@@ -7,7 +7,8 @@
 namespace pinflow::detail {
 
 /// The wall time that one batch spent in each part of the pipeline. Sampling and gathering for a group are
-/// divided equally among its batches; enqueueing counts for its first batch.
+/// divided equally among its batches, with the copies from staging buffers; what the stage deliver enqueues
+/// counts for its first batch.
 struct batch_times {
     std::chrono::nanoseconds storage{};  ///< waiting for reads
     std::chrono::nanoseconds files{};    ///< reopening and checking files
