@@ -44,7 +44,8 @@ class invalid_argument : public error {
 };
 
 /// A saved state does not fit. The state of a loader was saved for other data or another order; the state of
-/// flat_parameters, for other parameters or another rule.
+/// flat_parameters, for other parameters or another rule; that of an embedding_table, for another rule, type
+/// or shape.
 class state_mismatch : public invalid_argument {
  public:
     using invalid_argument::invalid_argument;
@@ -58,7 +59,8 @@ class data_changed : public error {
 
 /// No slot of a loader is left: batches and tensors of the consumer have leased them, or they are lost
 /// (loader_report::lost_slots). `next` cannot return another batch until some are released; lost slots never
-/// come back. The message says how many slots tensors alone hold.
+/// come back. The message says how many slots tensors alone hold. An embedding_table throws it, too, if
+/// leases and prefetches hold the memory of all its steps.
 class all_slots_leased : public error {
  public:
     using error::error;
