@@ -47,9 +47,9 @@ struct flat_options {
 };
 
 /// All parameters of a model in one buffer, their gradients in a second one, and the optimizer's state in a
-/// third one. A step is one kernel, whatever the number of parameters, groups and types. Parameters and
-/// gradients are used through views, which begin at multiples of 256 bytes. The model must keep them: see
-/// check_views.
+/// third one. A step is one kernel, or two with clip_norm, `skip` or `refuse`, whatever the number of
+/// parameters, groups and types. Parameters and gradients are used through views, which begin at multiples of
+/// 256 bytes. The model must keep them: see check_views.
 ///
 /// Arithmetic and state are float32, or float64 for float64 parameters. All results except NaNs are the same
 /// bits on every device, in every run. Functions that end in `_async` enqueue work on the stream that they
