@@ -130,7 +130,7 @@ class embedding_table {
     const pinflow::device& device() const;
 
     /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. Waits
-    /// if the memory of an earlier step is still being filled.
+    /// if the memory that it reuses is still being filled for an earlier step.
     /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already.
     void prefetch(row_ids ids);
     /// Forgets what was prefetched and not fetched, for example when the order of batches changes.
@@ -185,8 +185,9 @@ class embedding_table {
     /// other types. If reading fails midway, some rows have new weights.
     void import_weights(const std::filesystem::path& path);
 
-    /// Writes weights, state and numbers of steps as safetensors, atomically, with the name of the rule: the
-    /// tensors "weights", the names of the states in torch.optim, and "step". Waits for all commits.
+    /// Writes weights, state and numbers of steps as safetensors, atomically, with the name of the rule. The
+    /// tensors are "weights", one for each state, with its name in torch.optim, and "step". Waits for all
+    /// commits.
     /// @throws system_failure.
     void save(const std::filesystem::path& path);
     /// Reads what `save` wrote for a table of as many rows and columns, with the same rule and type, and any
