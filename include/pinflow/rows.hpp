@@ -327,8 +327,8 @@ class row_exchange {
                                       stream_view stream);
 
     /// Throws the error of the oldest asynchronous call that has finished with one. Each error is thrown
-    /// once. Does not wait, neither for calls nor for other threads. It keeps the last 1024 errors. Older
-    /// ones are thrown only by exchange_call::check.
+    /// once. Does not wait, neither for calls nor for other threads. The exchange keeps the last 1024 errors.
+    /// Older ones are thrown only by exchange_call::check.
     /// @throws the error in the indices of such a call, or in reading or writing its rows.
     /// @throws data_changed if the table's file has changed.
     void check();
