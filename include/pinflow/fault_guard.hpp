@@ -11,7 +11,7 @@ namespace pinflow {
 /// truncated file raises SIGBUS.
 ///
 /// The handler acts only on a thread that reads mapped rows for pinflow. A copy that fails is repeated with
-/// pread, which throws data_changed or system_failure if rows are lost. If it happens while a
+/// pread, which throws data_changed or system_failure if rows are lost. If a fault happens while a
 /// `digest` reads views of a file, a later call of its `add_async` or `value` throws data_changed. Any other
 /// SIGBUS goes to the previous handler, or has the effect that it would have without ours. If the program
 /// replaces the handler later, pinflow detects that and uses pread again.
