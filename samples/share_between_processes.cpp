@@ -4,8 +4,8 @@
 //     share_between_processes FILE
 //
 // Each reader streams all rows. "of the segment" is the reader's share of the segment's pages (Pss: a page
-// that n processes map counts as 1/n), so the shares add up to one copy. "own" is memory that belongs to it
-// alone.
+// that n processes map counts as 1/n), so the shares add up to one copy. "own" is memory that belongs to
+// that reader alone.
 
 #include <fcntl.h>
 #include <sys/wait.h>
