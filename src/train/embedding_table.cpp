@@ -19,7 +19,8 @@ embedding_lease::~embedding_lease() = default;
 
 const embedding_lease::state& embedding_lease::valid() const {
     if (!state_ || state_->step == nullptr)
-        throw invalid_argument("cannot use a lease of an embedding table that was committed or moved");
+        throw invalid_argument(
+            "cannot use a lease of an embedding table that was committed, written back or moved");
     return *state_;
 }
 
