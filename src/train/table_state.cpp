@@ -95,7 +95,7 @@ table_step& embedding_table::state::take_step() {
     }
     if (oldest == committed_.end())
         throw all_slots_leased(fmt::format(
-            "all {} steps of an embedding table are leased or prefetched, or hold what leases miss: "
+            "all {} steps of an embedding table are leased or prefetched, or hold rows that those need: "
             "commit or drop leases first",
             steps_.size()));
     table_step& step = **oldest;

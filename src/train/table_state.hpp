@@ -18,9 +18,9 @@ namespace pinflow {
 ///
 /// Gathers run on one stream and writes on another, so that the rows of a prefetched step may be gathered
 /// while an earlier step is computed or written. The gather then reads old records, and on a GPU half-written
-/// ones. Each fetch replaces them by those of the commits that its gather may have missed, which stay in
-/// device memory for that long. Each commit does the same with the records that other leases have committed
-/// since its fetch.
+/// ones. Each fetch replaces them with the records of the commits that its gather may have missed. Until
+/// then, these stay in device memory. Each commit does the same with the records that other leases have
+/// committed since its fetch.
 struct embedding_table::state {
     state(embedding_options chosen, const pinflow::device& where);
     ~state();
@@ -103,7 +103,7 @@ struct embedding_lease::state {
     }
 
     std::shared_ptr<embedding_table::state> table;
-    detail::table_step* step;  ///< null once committed
+    detail::table_step* step;  ///< null once committed or written back
     stream_view stream;
 };
 
