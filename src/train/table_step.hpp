@@ -17,7 +17,7 @@ struct table_step {
         free,
         prefetched,  ///< its rows are being gathered
         leased,
-        dropped,    ///< without a commit; a later prefetch, fetch or commit frees it
+        dropped,    ///< not committed; free_dropped frees it
         committed,  ///< its rows are being written, or have been
     };
 
