@@ -14,7 +14,7 @@
 #include "src/train/table_layout.hpp"
 #include "src/train/table_state.hpp"
 
-// How an embedding table is made: storage, first weights, the numbers of the rule.
+// How an embedding table is made (storage, first weights, the numbers of the rule), and how it grows.
 
 namespace pinflow {
 
@@ -22,7 +22,8 @@ namespace {
 
 using detail::table_step;
 
-/// Records that are written to device memory at once, when a table is made.
+/// The size of the records that are written to device memory at once when a table is made, and the grain of
+/// the parallel copy when it grows.
 constexpr std::uint64_t fill_bytes = std::uint64_t{16} << 20;
 
 }  // namespace
@@ -106,7 +107,7 @@ std::span<std::byte> embedding_table::state::host_records() noexcept {
     return {const_cast<std::byte*>(rows.data()), rows.size_bytes()};
 }
 
-/// Writes the first records of rows, zeros but for the weights.
+/// Writes new records for the rows from `first_row` on: the first weights, and zeros for all else.
 void embedding_table::state::fill(std::uint64_t first_row, std::span<std::byte> records) const {
     const tbb::blocked_range<std::uint64_t> all(0, records.size() / layout.size_bytes, 64);
     tbb::parallel_for(all, [&](const tbb::blocked_range<std::uint64_t>& rows) {
