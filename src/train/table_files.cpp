@@ -30,7 +30,7 @@ namespace {
 constexpr std::uint64_t records_bytes = std::uint64_t{16} << 20;
 constexpr const char* table_rule_key = "pinflow.rule";
 
-/// The same numbers of every record.
+/// One part of every record: the weights, a state, or the number of steps.
 struct record_part {
     std::string name;
     pinflow::dtype type;
@@ -78,7 +78,7 @@ void pack(const record_part& part, std::span<const std::byte> records, std::uint
     });
 }
 
-/// The reverse, from numbers of another type perhaps.
+/// The reverse of `pack`. Packed numbers of another type are cast.
 void unpack(const record_part& part, const pinflow::dtype& type, const std::byte* packed,
             std::span<std::byte> records, std::uint64_t record_bytes) {
     const std::uint64_t packed_bytes = part.numbers * type.size_bytes();
@@ -88,7 +88,7 @@ void unpack(const record_part& part, const pinflow::dtype& type, const std::byte
     });
 }
 
-/// Where a saved table's parts are, in the order of `parts`.
+/// Opens the arrays of a saved table, in the order of `parts`.
 /// @throws state_mismatch.
 std::vector<array> open_parts(const std::filesystem::path& path, const std::vector<record_part>& parts,
                               std::uint64_t row_count) {
