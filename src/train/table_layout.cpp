@@ -13,7 +13,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Of each part of a record.
+/// Every part of a record begins at a multiple of this number of bytes.
 constexpr std::uint64_t record_alignment = 16;
 constexpr std::uint64_t max_columns = std::uint64_t{1} << 24;
 constexpr unsigned max_look_ahead = 8;
@@ -32,8 +32,9 @@ flat_type weight_type_of(const pinflow::dtype& type) {
 record_layout lay_out_record(const embedding_options& options) {
     check_settings(options.rule);
     if (options.row_count == 0 || options.columns == 0 || options.columns > max_columns)
-        throw invalid_argument(fmt::format("an embedding table has rows, and 1 to {} columns, not {} x {}",
-                                           max_columns, options.row_count, options.columns));
+        throw invalid_argument(
+            fmt::format("an embedding table has at least 1 row, and 1 to {} columns, not {} x {}",
+                        max_columns, options.row_count, options.columns));
     if (options.max_batch_ids == 0 || options.max_batch_ids > std::numeric_limits<std::uint32_t>::max())
         throw invalid_argument(fmt::format("max_batch_ids is 1 to 2^32 - 1, not {}", options.max_batch_ids));
     if (options.look_ahead > max_look_ahead)

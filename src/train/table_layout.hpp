@@ -5,10 +5,12 @@
 
 namespace pinflow::detail {
 
+/// The type of weights and gradients.
 /// @throws unsupported for a type that is not float32, float16 or bfloat16.
 flat_type weight_type_of(const pinflow::dtype& type);
 
-/// @throws invalid_argument for options out of range; unsupported for other types.
+/// Where the parts of a record lie.
+/// @throws invalid_argument for options out of range; unsupported for a type that weight_type_of rejects.
 record_layout lay_out_record(const embedding_options& options);
 
 }  // namespace pinflow::detail
