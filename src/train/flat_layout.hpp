@@ -9,7 +9,7 @@
 
 namespace pinflow::detail {
 
-/// Where everything of some parameters lies in the flat buffers.
+/// Where parameters, their gradients and their states lie in the flat buffers.
 struct flat_layout {
     /// In bytes from the beginning of the buffers of parameters and gradients, and of each buffer of state.
     struct place {
@@ -23,10 +23,11 @@ struct flat_layout {
     bool has_small_types = false;    ///< float16 or bfloat16
 };
 
-/// Views begin at multiples of this.
+/// Views begin at multiples of this number of bytes.
 inline constexpr std::uint64_t view_alignment = 256;
 
-/// @throws unsupported.
+/// The type of the parameter's elements.
+/// @throws unsupported for a type that flat parameters cannot have.
 flat_type flat_type_of(const parameter_spec& parameter);
 /// The size of a number of the parameter's state.
 std::uint64_t state_size_bytes(flat_type type) noexcept;
