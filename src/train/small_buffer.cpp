@@ -9,7 +9,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Every part begins at a multiple of this.
+/// Every part begins at a multiple of this number of bytes.
 constexpr std::uint64_t part_alignment = 256;
 
 template <typename T>
