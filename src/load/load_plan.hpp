@@ -157,7 +157,7 @@ struct load_plan {
 
 /// The size of a staging buffer, and of the largest piece that is not decoded.
 inline constexpr std::uint64_t load_unit_bytes = std::uint64_t{4} << 20;
-/// Tensors begin at multiples of this in a block.
+/// In a block, tensors begin at multiples of this number of bytes.
 inline constexpr std::uint64_t block_alignment = 256;
 /// The size of the blocks that small tensors share. Each block costs an allocation.
 inline constexpr std::uint64_t shared_block_bytes = std::uint64_t{32} << 20;
