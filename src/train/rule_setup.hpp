@@ -13,7 +13,7 @@ namespace pinflow::detail {
 struct rule_layout {
     rule_kind kind = rule_kind::adam;
     std::vector<std::string_view> states;
-    bool is_rowwise = false;  ///< has a number of each state for a row, not for an element
+    bool is_rowwise = false;  ///< each state has one number for a row, not for an element
 };
 
 /// Settings of one rule can have different layouts: see rule_kind.
