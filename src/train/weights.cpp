@@ -32,7 +32,8 @@ float fraction(std::uint32_t random) {
 
 weight_function uniform_weights(float low, float high, std::uint64_t seed) {
     if (!std::isfinite(low) || !std::isfinite(high) || low > high)
-        throw invalid_argument(fmt::format("uniform weights need low <= high, not {} and {}", low, high));
+        throw invalid_argument(
+            fmt::format("uniform weights need finite numbers with low <= high, not {} and {}", low, high));
     return [=](std::uint64_t row, std::span<float> weights) {
         const double width = static_cast<double>(high) - static_cast<double>(low);
         draw(seed, row, weights.size(), [&](std::size_t first, const auto& random) {
