@@ -10,9 +10,10 @@
 namespace pinflow::detail {
 
 /// Reads the elements of one array once, in C order and little-endian. Its memory does not grow with the
-/// array, except for a deflated .npz member in Fortran order. `pinflow convert` and flat_parameters::load
-/// read from it. So do `publish_file`, for deflated .npz members and for arrays without axes or in Fortran
-/// order, and loads of tensors that must be decoded. Not thread-safe.
+/// array, except for a deflated .npz member in Fortran order. `pinflow convert`, the loads of flat
+/// parameters and embedding tables, and embedding_table::import_weights read from it. So do `publish_file`,
+/// for deflated .npz members and for arrays without axes or in Fortran order, and loads of tensors that must
+/// be decoded. Not thread-safe.
 class element_stream {
  public:
     element_stream() = default;
