@@ -167,8 +167,8 @@ PINFLOW_DETAIL_HOST_DEVICE inline void apply_decay(const decay_step<Real>& step,
 
 // ---- the rules -------------------------------------------------------------------------------------------
 //
-// state_count: numbers kept for each element, all of which are 0 before the first step. `prepare` makes what
-// a step needs; `number` counts from 1.
+// state_count: numbers kept for each element (rowwise_adagrad: for each row), all of which are 0 before the
+// first step. `prepare` makes what a step needs; `number` counts from 1.
 
 /// torch.optim.SGD. State: the momentum buffer, if there is momentum.
 template <bool Momentum>
