@@ -10,7 +10,7 @@ namespace pinflow::detail::cuda {
 
 namespace {
 
-/// A warp for each row, in as many blocks as run at a time, or fewer.
+/// A warp for each row, but at most 8 blocks for each multiprocessor: the kernels loop over the other rows.
 unsigned blocks_for(std::uint64_t rows, unsigned multiprocessors) noexcept {
     constexpr std::uint64_t rows_of_block = record_threads / 32;
     constexpr unsigned blocks_per_multiprocessor = 8;
