@@ -90,8 +90,9 @@ void loader::pipeline::plan() {
         throw unsupported(
             fmt::format("the route {} cannot be taken: {}", to_string(options_.route), refusal.what()));
     }
+    const detail::staging_plan staging =
+        detail::plan_staging(sample, facts, plans, detail::max_staging_bytes(budget));
     const detail::group_plan groups = detail::plan_groups(sample, plans, layout_.side_bytes);
-    const detail::staging_plan staging = detail::plan_staging(plans, workers_.count());
     detail::slot_sizes sizes =
         detail::size_slots(options_, sources_, layout_, budget, plans, groups, staging);
     slots_reason_ = sizes.reason;
@@ -127,8 +128,8 @@ void loader::pipeline::plan() {
     allocation_stream.synchronize();  // from here on, any stream may use the memory
     if (staging.count > 0) buffers_.emplace(options_.device, staging.count, staging.buffer_bytes);
     // the most groups that can be in flight
-    const std::size_t max_groups =
-        std::clamp<std::size_t>(sizes.count / group_size_, 2, detail::link_profile{}.max_groups_in_stages);
+    std::size_t max_groups = std::max<std::size_t>(2, sizes.count / group_size_);
+    if (groups.max_filled != 0) max_groups = std::min<std::size_t>(max_groups, groups.max_filled);
     stages_.emplace(detail::stages::parts{*pool_, schedule_, *options_.sampler, arrays_, transfers_, checks_,
                                           setup.held, buffers_ ? &*buffers_ : nullptr},
                     max_groups);

@@ -1,6 +1,9 @@
 #include "loader/pipeline_plan.hpp"
 
 #include <algorithm>
+#include <cstddef>
+
+#include "src/core/checked.hpp"
 
 namespace pinflow::detail {
 
@@ -9,7 +12,7 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
     const auto has = [&](transfer how) {
         return std::ranges::any_of(plans, [=](const auto& plan) { return plan.find(how) != nullptr; });
     };
-    if (has(transfer::view)) return {1, profile.min_slots};
+    if (has(transfer::view)) return {1, profile.min_slots, 0};
     const bool is_buffered = std::ranges::any_of(plans, &transfer_plan::is_buffered);
     const std::uint64_t wanted_bytes = sample.on_host                       ? profile.host_group_bytes
                                        : is_buffered || has(transfer::read) ? profile.read_group_bytes
@@ -23,13 +26,30 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
     // at most one epoch of slots, because batches read further ahead would miss later changes to the files
     // (but at least min_slots)
     const std::uint64_t slots = std::min<std::uint64_t>(batches * groups, sample.epoch_batches);
-    return {batches, static_cast<unsigned>(std::max<std::uint64_t>(slots, profile.min_slots))};
+    return {batches, static_cast<unsigned>(std::max<std::uint64_t>(slots, profile.min_slots)),
+            is_buffered ? profile.max_groups_filled : 0};
 }
 
-staging_plan plan_staging(std::span<const transfer_plan> plans, unsigned threads,
-                          const link_profile& profile) noexcept {
-    const bool is_buffered = std::ranges::any_of(plans, &transfer_plan::is_buffered);
-    return {is_buffered ? std::size_t{2} * threads : 0, profile.staging_buffer_bytes};
+staging_plan plan_staging(const sample_facts& sample, std::span<const array_facts> arrays,
+                          std::span<transfer_plan> plans, std::uint64_t max_bytes,
+                          const link_profile& profile) {
+    const staging_plan buffers{
+        std::min<std::size_t>(std::size_t{2} * sample.cores, profile.max_staging_buffers),
+        profile.staging_buffer_bytes};
+    bool has_long_batches = false;
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+        if (plans[i].main() == transfer::held) continue;
+        const bool by_cpu = plans[i].main() == transfer::staged || plans[i].main() == transfer::read;
+        // otherwise slots need staging memory anyway
+        if (!by_cpu || arrays[i].row_bytes > buffers.buffer_bytes) return {};
+        const std::uint64_t batch_rows = std::min(sample.batch_rows, arrays[i].row_count);
+        has_long_batches =
+            has_long_batches || saturated(arrays[i].row_bytes, batch_rows) >= profile.min_buffered_bytes;
+    }
+    if (sample.on_host || !has_long_batches || buffers.size_bytes() > max_bytes) return {};
+    for (transfer_plan& plan : plans)
+        plan.is_buffered = plan.main() != transfer::held;
+    return buffers;
 }
 
 unsigned count_threads(const work_facts& work, unsigned threads, const link_profile& profile) noexcept {

@@ -12,9 +12,11 @@ namespace pinflow::detail {
 
 /// The number of batches that are filled, copied and announced together, and the slots for them.
 struct group_plan {
-    unsigned batches = 1;    ///< the most batches of one group
-    unsigned max_slots = 0;  ///< the most slots, unless loader_options::slots is set
+    unsigned batches = 1;     ///< the most batches of one group
+    unsigned max_slots = 0;   ///< the most slots, unless loader_options::slots is set
+    unsigned max_filled = 0;  ///< the most groups that are filled at the same time; 0: as many as slots form
 };
+/// `plans` are those that plan_staging has marked.
 group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan> plans,
                        std::uint64_t batch_bytes, const link_profile& profile = {});
 
@@ -25,8 +27,12 @@ struct staging_plan {
 
     std::uint64_t size_bytes() const noexcept { return count * buffer_bytes; }
 };
-staging_plan plan_staging(std::span<const transfer_plan> plans, unsigned threads,
-                          const link_profile& profile = {}) noexcept;
+/// Plans the buffers, and marks the plans of the arrays whose rows pass through them: on a GPU, if the CPU
+/// brings the rows of all arrays that are not held, if these rows fit, and if an array has long batches.
+/// @param max_bytes memory for the buffers
+staging_plan plan_staging(const sample_facts& sample, std::span<const array_facts> arrays,
+                          std::span<transfer_plan> plans, std::uint64_t max_bytes,
+                          const link_profile& profile = {});
 
 /// The current work of the CPU.
 struct work_facts {

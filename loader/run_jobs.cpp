@@ -121,7 +121,11 @@ class job_run {
             std::vector<copy_range> filled;
             std::byte* next = buffer.data();
             for (const read_job& job : task) {
-                if (!read(job, next)) continue;
+                // isolated: a source may use threads, and while it waits for them this one must not take
+                // another buffer
+                bool is_read = false;
+                tbb::this_task_arena::isolate([&] { is_read = read(job, next); });
+                if (!is_read) continue;
                 filled.push_back({job.on_device, next, job.size_bytes()});
                 next += job.size_bytes();
             }

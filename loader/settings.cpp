@@ -195,6 +195,11 @@ slot_budget find_budget(const loader_options& options) {
     return {options.memory_bytes, available.size_bytes, available.bound};
 }
 
+std::uint64_t max_staging_bytes(const slot_budget& budget) noexcept {
+    const std::uint64_t allowed = budget.setting_bytes == 0 ? default_memory_bytes : budget.setting_bytes;
+    return std::min(allowed, budget.available_bytes / 2) / 4;
+}
+
 namespace {
 
 /// The memory of one slot: its sides and the lists of its rows.

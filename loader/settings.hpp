@@ -41,6 +41,8 @@ struct slot_budget {
     std::string_view bound;             ///< as available_memory::bound
 };
 slot_budget find_budget(const loader_options& options);
+/// How much of it staging buffers that all batches share may take: a quarter.
+std::uint64_t max_staging_bytes(const slot_budget& budget) noexcept;
 
 /// Facts for the planner. `rows_left` is the number of rows still to be delivered, `threads` the number of
 /// threads that the loader may use.

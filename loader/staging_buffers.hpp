@@ -14,7 +14,7 @@
 namespace pinflow::detail {
 
 /// Page-locked buffers of one size, through which the CPU's rows pass to a GPU. Few enough to stay in the
-/// CPU's last-level cache, so that a row crosses the memory bus once. Thread-safe.
+/// CPU's last-level cache, from which the GPU then reads. Thread-safe.
 class staging_buffers {
  public:
     struct buffer {
@@ -42,8 +42,8 @@ class staging_buffers {
     /// @throws device_error if the memory cannot be page-locked.
     staging_buffers(const pinflow::device& device, std::size_t count, std::uint64_t buffer_bytes);
 
-    /// Takes the buffer that was given back first, and waits until the copies from it have finished. With two
-    /// buffers for each thread, only copies are waited for.
+    /// Takes the buffer that was given back first, and waits until the copies from it have finished. If all
+    /// are taken, waits for one: a thread that has a buffer must not take another one.
     /// @throws device_error.
     lease take();
 

@@ -37,17 +37,55 @@ TEST_CASE("pipeline plan: batches are filled in groups of some bytes, in a bound
     CHECK(groups(gpu, transfer::kernel, 0) == 64);
     CHECK(groups(host, transfer::slot_copy, 2 * mib) == 2);
     CHECK(groups(gpu, transfer::read, 2 * mib) == 16);
-    std::vector<transfer_plan> buffered{{{{transfer::staged}}, std::nullopt, std::nullopt, {}}};
-    CHECK(plan_staging(buffered, 16).count == 0);
-    buffered[0].is_buffered = true;
-    CHECK(plan_groups(gpu, buffered, 2 * mib).batches == 16);
-    CHECK(plan_groups(gpu, buffered, 2 * mib).max_slots == 8 * 16);
-    CHECK(plan_staging(buffered, 16).count == 32);
-    CHECK(plan_staging(buffered, 16).size_bytes() == 64 * mib);
     sample_facts tiny = gpu;
     tiny.epoch_batches = 20;
     CHECK(planned(tiny, transfer::kernel, 4 * kib).max_slots == 20);
     CHECK(planned(host, transfer::view, 4 * kib).batches == 1);
+}
+
+TEST_CASE("pipeline plan: long batches that the CPU brings to a GPU pass through buffers that all share") {
+    struct travelling {
+        transfer how;
+        std::uint64_t row_bytes;
+    };
+    const auto plan = [&](const sample_facts& sample, const std::vector<travelling>& arrays,
+                          std::uint64_t max_bytes = 1024 * mib) {
+        std::vector<array_facts> facts;
+        std::vector<transfer_plan> plans;
+        for (const travelling& each : arrays) {
+            array_facts& of_array = facts.emplace_back();
+            of_array.row_bytes = each.row_bytes;
+            of_array.row_count = 100'000;
+            plans.push_back({{{each.how}}, std::nullopt, std::nullopt, {}});
+        }
+        const staging_plan staging = plan_staging(sample, facts, plans, max_bytes);
+        for (std::size_t i = 0; i < plans.size(); ++i)
+            CHECK(plans[i].is_buffered == (staging.count != 0 && arrays[i].how != transfer::held));
+        const group_plan groups = plan_groups(sample, plans, 2 * mib);
+        CHECK(groups.max_filled == (staging.count != 0 ? 4 : 0));
+        if (staging.count != 0) CHECK(groups.max_slots == 8 * groups.batches);
+        return staging.count;
+    };
+    const travelling images{transfer::read, 256 * kib};
+    CHECK(plan(gpu, {images}) == 32);
+    CHECK(plan(gpu, {{transfer::staged, 256 * kib}}) == 32);
+    CHECK(plan(gpu, {images, {transfer::held, 8}}) == 32);
+    CHECK(plan(gpu, {images, {transfer::staged, 8}}) == 32);
+    sample_facts few = gpu;
+    few.cores = 2;
+    CHECK(plan(few, {images}) == 4);
+    few.cores = 200;
+    CHECK(plan(few, {images}) == 32);
+    // slots need staging memory anyway: rows to decode, longer than a buffer, or of unregistered pages
+    CHECK(plan(gpu, {images, {transfer::decode, 8}}) == 0);
+    CHECK(plan(gpu, {images, {transfer::read, 3 * mib}}) == 0);
+    CHECK(plan(gpu, {images, {transfer::kernel, 4 * kib}}) == 0);
+    // short batches, the host device, and little memory
+    CHECK(plan(gpu, {{transfer::staged, 8 * kib}}) == 0);
+    CHECK(plan(gpu, {{transfer::held, 8 * kib}}) == 0);
+    CHECK(plan(host, {images}) == 0);
+    CHECK(plan(gpu, {images}, 64 * mib) == 32);
+    CHECK(plan(gpu, {images}, 64 * mib - 1) == 0);
 }
 
 TEST_CASE("pipeline plan: the number of threads follows the work") {

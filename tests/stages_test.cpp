@@ -12,9 +12,7 @@
 
 #include "loader/settings.hpp"
 #include "loader/slot_lease.hpp"
-#include "loader/staging_buffers.hpp"
 #include "pinflow/error.hpp"
-#include "src/rows/link_profile.hpp"
 #include "src/rows/transfer_planner.hpp"
 #include "tests/support/arrays.hpp"
 
@@ -45,8 +43,6 @@ struct fixture {
         const stream allocation_stream(options.device);
         pool =
             std::make_shared<detail::slot_pool>(sizes, sources, detail::device_allocator{allocation_stream});
-        if (plans.front().is_buffered)
-            buffers.emplace(options.device, 2, detail::link_profile{}.staging_buffer_bytes);
         const detail::loader_setup setup{.device = options.device,
                                          .allocator = {allocation_stream},
                                          .slot_count = sizes.count,
@@ -60,7 +56,7 @@ struct fixture {
         }
         allocation_stream.synchronize();
         work.emplace(detail::stages::parts{*pool, order, *options.sampler, arrays, transfers, checks, nullptr,
-                                           buffers ? &*buffers : nullptr},
+                                           nullptr},
                      max_groups);
         work->begin();
     }
@@ -77,7 +73,6 @@ struct fixture {
     std::vector<detail::sample_array> arrays;
     std::vector<std::unique_ptr<detail::array_transfer>> transfers;
     detail::file_checks checks;
-    std::optional<detail::staging_buffers> buffers;
     std::optional<detail::stages> work;
 };
 

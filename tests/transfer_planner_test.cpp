@@ -156,26 +156,6 @@ TEST_CASE("planner of samples: many cores read large rows whose pages are not re
     CHECK(plan_of(gpu, memory).fallback == transfer::staged);
 }
 
-TEST_CASE("planner of samples: rows of long batches pass through buffers that all batches share") {
-    const array_facts images = mapped(256 * kib, 8 * gib, 1);
-    CHECK(plan_of(gpu, images).main() == transfer::read);
-    CHECK(plan_of(gpu, images).is_buffered);
-    CHECK(plan_of(requested(gpu, transfer::staged), images).is_buffered);
-    CHECK_FALSE(plan_of(host, images).is_buffered);
-    CHECK_FALSE(plan_of(requested(host, transfer::staged), images).is_buffered);
-    // registered pages are copied in place, and single rows of others are staged in the slot
-    CHECK_FALSE(plan_of(gpu, mapped(256 * kib, 8 * gib)).is_buffered);
-    // rows longer than a buffer, and few bytes in each batch
-    CHECK_FALSE(plan_of(gpu, mapped(3 * mib, 9 * gib, 1)).is_buffered);
-    CHECK_FALSE(plan_of(requested(gpu, transfer::staged), mapped(8 * kib, 8 * gib, 1)).is_buffered);
-    // the buffers take at most a quarter of the memory
-    sample_facts bounded = gpu;
-    bounded.memory_bytes = 255 * mib;
-    CHECK_FALSE(plan_of(bounded, images).is_buffered);
-    bounded.memory_bytes = 256 * mib;
-    CHECK(plan_of(bounded, images).is_buffered);
-}
-
 TEST_CASE("planner of samples: small arrays of files are held beside the largest one, 64 MiB in all") {
     const auto transfers = [](const sample_facts& sample, const std::vector<array_facts>& arrays) {
         std::vector<bool> held;

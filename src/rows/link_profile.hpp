@@ -53,6 +53,7 @@ struct link_profile {
     std::uint64_t staging_buffer_bytes = 2 << 20;
     /// Arrays that have fewer bytes in a batch are staged in the slots, whose copies are enqueued together.
     std::uint64_t min_buffered_bytes = 1 << 20;
+    unsigned max_staging_buffers = 32;  ///< more threads than 16 were not measured; they share these
     std::uint64_t host_group_bytes =
         4 << 20;  ///< on the host: copying takes some 200 us, waking a thread only 10 us
     unsigned max_group_batches = 64;
@@ -61,7 +62,7 @@ struct link_profile {
     unsigned host_groups_of_slots = 4;      ///< on the host: two being filled, one ready, one in use
     /// Groups that are filled at the same time. With more, the first ones are late: one epoch of rows of
     /// 64 KiB with labels reached 45 GB/s with eight, and 49 GB/s with four.
-    unsigned max_groups_in_stages = 4;
+    unsigned max_groups_filled = 4;
     unsigned min_slots = 8;
     /// From this number on, two threads enqueue the copies of a group, if at most one group is still being
     /// copied. One thread takes some 0.9 us a copy, or more, and the link moves 48 KiB in that time.

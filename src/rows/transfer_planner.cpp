@@ -151,17 +151,6 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
     return plan;
 }
 
-/// Whether an array has long batches of rows that fit into the loader's staging buffers.
-bool is_buffered(const transfer_plan& plan, const sample_facts& sample, const array_facts& array,
-                 const link_profile& profile) {
-    if (sample.on_host || array.row_bytes > profile.staging_buffer_bytes) return false;
-    const bool by_cpu = plan.main() == transfer::staged || plan.main() == transfer::read;
-    const auto batch_bytes = saturated(array.row_bytes, std::min(sample.batch_rows, array.row_count));
-    const auto buffers_bytes = saturated(2 * profile.staging_buffer_bytes, sample.cores);
-    const bool has_memory = sample.memory_bytes == 0 || buffers_bytes <= sample.memory_bytes / 4;
-    return by_cpu && batch_bytes >= profile.min_buffered_bytes && has_memory;
-}
-
 }  // namespace
 
 std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<const array_facts> arrays,
@@ -178,7 +167,6 @@ std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<con
         if (!refusal.empty()) throw unsupported(refusal);
         plans.push_back(sample.on_host ? plan_on_host(sample, arrays[i])
                                        : plan_on_cuda(sample, arrays[i], profile));
-        plans.back().is_buffered = is_buffered(plans.back(), sample, arrays[i], profile);
     }
     return plans;
 }
