@@ -58,14 +58,16 @@ record_part weights_part(const embedding_options& options) {
     return {"weights", options.type, 0, options.columns};
 }
 
-/// All parts, in the order of their place in a record.
+/// All parts, in the order of a file.
 std::vector<record_part> parts_of(const embedding_options& options, const detail::record_layout& layout,
                                   const detail::rule_layout& rule) {
-    std::vector<record_part> parts{weights_part(options)};
+    std::vector<record_part> parts;
     for (std::size_t k = 0; k < rule.states.size(); ++k)
         parts.push_back({std::string(rule.states[k]), dtype::of<float>(), layout.states_bytes[k],
                          rule.is_rowwise ? 1 : options.columns});
     parts.push_back({"step", dtype::of<std::uint32_t>(), layout.steps_bytes, 1});
+    parts.push_back(
+        weights_part(options));  // last: an odd number of 16-bit weights would misalign the others
     return parts;
 }
 
@@ -168,7 +170,11 @@ void embedding_table::state::import_weights(const std::filesystem::path& path) {
                                            detail::quote(path.string()), fmt::join(weights.shape(), ", "),
                                            fmt::join(expected, ", ")));
     const auto elements = detail::stream_elements(weights, records_bytes);
-    const pinflow::dtype& type = elements->dtype();
+    // .npy files have no bfloat16: it is written as two bytes of any meaning
+    const bool is_opaque =
+        elements->dtype().kind() == dtype_kind::opaque && elements->dtype().size_bytes() == 2;
+    const bool is_bfloat16 = options.type.kind() == dtype_kind::bfloat16 && is_opaque;
+    const pinflow::dtype& type = is_bfloat16 ? options.type : elements->dtype();
     if (!detail::can_cast(type, options.type))
         throw unsupported(fmt::format("{} has elements of the type {}, which cannot be cast to {}",
                                       detail::quote(path.string()), type.descr(), options.type.descr()));

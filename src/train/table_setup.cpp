@@ -149,9 +149,9 @@ void embedding_table::state::grow(std::uint64_t row_count) {
     grown.row_count = row_count;
     static_cast<void>(detail::lay_out_record(grown));
     if (row_count == options.row_count) return;
+    begin_change();
     const std::uint64_t host_rows = row_count - options.device_rows;
     const auto memory = std::make_shared<pinned_buffer>(host_rows * layout.size_bytes, device);
-    begin_change();
     const std::span<const std::byte> old = host_records();
     tbb::parallel_for(tbb::blocked_range<std::size_t>(0, old.size(), fill_bytes),
                       [&](const tbb::blocked_range<std::size_t>& bytes) {

@@ -235,6 +235,33 @@ class EmbeddingTableTest(unittest.TestCase):
                 half.import_weights(path)
                 self.assertEqual(half.weights([140]).tolist(), [[4, 5, 6]])
 
+    def test_a_function_of_first_weights_that_raises_is_called_again_for_the_same_rows(self):
+        def numbered(first, end):
+            if first >= 100 and fails:
+                raise ValueError("not yet")
+            return np.arange(first, end)[:, None] * np.ones(2)
+
+        fails = True
+        table = pinflow.EmbeddingTable(100, 2, weights=numbered, device="host")
+        with self.assertRaisesRegex(ValueError, "not yet"):
+            table.grow(150)
+        fails = False
+        table.grow(150)
+        self.assertEqual(table.weights([99, 149])[:, 0].tolist(), [99, 149])
+        with self.assertRaises(pinflow.InvalidArgument):
+            pinflow.EmbeddingTable(100, 3, weights=numbered, device="host")
+
+    def test_files_of_bfloat16_and_odd_names(self):
+        with tempfile.TemporaryDirectory() as folder:
+            table = pinflow.EmbeddingTable(5, 3, dtype=torch.bfloat16, weights=("normal", 0, 1), device="host")
+            path = os.path.join(os.fsencode(folder), b"odd \xe9")
+            table.save(os.fsdecode(path))
+            table.export_weights(os.path.join(folder, "weights.npy"))
+            for load in ("load", "import_weights"):
+                other = pinflow.EmbeddingTable(5, 3, dtype=torch.bfloat16, device="host")
+                getattr(other, load)(os.fsdecode(path) if load == "load" else os.path.join(folder, "weights.npy"))
+                self.assertTrue(torch.equal(other.weights(range(5)), table.weights(range(5))))
+
     def test_a_saved_table_goes_on_bit_for_bit(self):
         for device in DEVICES:
             with self.subTest(device=device), tempfile.TemporaryDirectory() as folder:

@@ -169,7 +169,8 @@ class embedding_table {
     void write_weights(row_ids ids, std::span<const std::byte> weights);
 
     /// Appends rows with their first weights, until the table has `row_count` rows. Until it returns, the
-    /// host needs memory for the old and the new table. Waits and forgets as write_weights.
+    /// host needs memory for the old and the new table, and the device for two row_exchanges. Waits and
+    /// forgets as write_weights.
     /// @throws invalid_argument for fewer rows, and while leases are held; unsupported for a table with
     /// `storage`; system_failure or device_error if memory is short. Nothing has changed then.
     void grow(std::uint64_t row_count);
@@ -179,7 +180,8 @@ class embedding_table {
     /// @throws system_failure.
     void export_weights(const std::filesystem::path& path);
     /// Replaces the weights of all rows by an array of the shape (row_count, columns), of any type that can
-    /// be cast to the table's, in a file that `open` reads. Rows keep their state and number of steps. Waits
+    /// be cast to the table's, in a file that `open` reads. If the table is one of bfloat16, so are elements
+    /// of two bytes without a type, as .npy files have them. Rows keep their state and number of steps. Waits
     /// and forgets as write_weights.
     /// @throws as `open`; invalid_argument for another shape, and while leases are held; unsupported for
     /// other types. If reading fails midway, some rows have new weights.
@@ -193,8 +195,8 @@ class embedding_table {
     /// Reads what `save` wrote for a table of as many rows and columns, with the same rule and type, and any
     /// device_rows and storage. Settings are not saved. Later steps are bit-equal to those without the
     /// interruption. Waits and forgets as write_weights.
-    /// @throws state_mismatch if rule, type or shape differ, invalid_argument while leases are held; then
-    /// nothing has changed.
+    /// @throws state_mismatch if rule, type or shape differ, unsupported for tensors of a type that pinflow
+    /// lacks, invalid_argument while leases are held; then nothing has changed.
     /// @throws format_error, system_failure; if reading fails midway, the table is part old, part new.
     void load(const std::filesystem::path& path);
     /// Waits until all commits are written.

@@ -17,6 +17,7 @@
 #include "pinflow/dlpack.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/train/embedding_table.hpp"
+#include "src/python/native/file_name.hpp"
 #include "src/python/native/optimizer_settings.hpp"
 #include "src/python/native/python_owner.hpp"
 
@@ -116,11 +117,11 @@ class python_embeddings {
     std::optional<embedding_table> table_;
 };
 
-/// Calls a function of the table that waits, without the GIL.
-template <auto Function, typename Argument>
-void on_table(python_embeddings& self, const Argument& argument) {
+/// Calls a function of the table that takes a path, without the GIL.
+template <auto Function>
+void with_path(python_embeddings& self, const file_name& path) {
     const gil_release released;
-    (self.table().*Function)(argument);
+    (self.table().*Function)(path.bytes);
 }
 
 }  // namespace
@@ -236,11 +237,17 @@ void bind_embedding_tables(nb::module_& module) {
                                            {std::bit_cast<const std::byte*>(from), size_bytes});
             },
             nb::arg("ids"), nb::arg("count"), nb::arg("from_address"), nb::arg("size_bytes"))
-        .def("grow", &on_table<&embedding_table::grow, std::uint64_t>, nb::arg("rows"))
-        .def("save", &on_table<&embedding_table::save, std::string>, nb::arg("path"))
-        .def("load", &on_table<&embedding_table::load, std::string>, nb::arg("path"))
-        .def("export_weights", &on_table<&embedding_table::export_weights, std::string>, nb::arg("path"))
-        .def("import_weights", &on_table<&embedding_table::import_weights, std::string>, nb::arg("path"))
+        .def(
+            "grow",
+            [](python_embeddings& self, std::uint64_t rows) {
+                const gil_release released;
+                self.table().grow(rows);
+            },
+            nb::arg("rows"))
+        .def("save", &with_path<&embedding_table::save>, nb::arg("path"))
+        .def("load", &with_path<&embedding_table::load>, nb::arg("path"))
+        .def("export_weights", &with_path<&embedding_table::export_weights>, nb::arg("path"))
+        .def("import_weights", &with_path<&embedding_table::import_weights>, nb::arg("path"))
         .def("synchronize", [](python_embeddings& self) {
             const gil_release released;
             self.table().synchronize();

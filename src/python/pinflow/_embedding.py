@@ -119,7 +119,9 @@ class EmbeddingTable:
         self._pending: List[Tuple[Optional[EmbeddingLease], Any, Any]] = []
         self._events: List[Any] = []
         self._held: Any = None
-        self._begin(0)
+        #: rows whose first weights are set
+        self._begun = 0
+        self._begin()
 
     @property
     def device(self) -> str:
@@ -205,16 +207,16 @@ class EmbeddingTable:
 
     def grow(self, rows: int) -> None:
         """Appends rows with their first weights, until the table has so many. The host needs memory for the old and
-        the new table meanwhile. Waits and forgets as `set_weights`.
+        the new table meanwhile. Waits and forgets as `set_weights`. If a function of first weights raises, the rows
+        are there, some with zeros; a repeated call sets those.
 
         Raises:
             InvalidArgument: fewer rows, or leases are held.
             SystemFailure, DeviceError: memory is short.
         """
-        before = self.shape[0]
         self._table.grow(rows)
         self.shape = (rows, self.shape[1])
-        self._begin(before)
+        self._begin()
 
     def export_weights(self, path: Any) -> None:
         """Writes the weights of all rows as a .npy file, atomically, with some MiB of memory. Waits for all commits."""
@@ -243,16 +245,17 @@ class EmbeddingTable:
         """Waits until all commits are written."""
         self._table.synchronize()
 
-    def _begin(self, first: int) -> None:
-        """Sets the first weights of rows from `first` on, if a function makes them."""
+    def _begin(self) -> None:
+        """Sets the first weights of the rows that have none yet, if a function makes them."""
         if self._function is None:
             return
         import numpy
 
         count = max(_PIECE_BYTES // self._row_bytes, 1)
-        for begin in range(first, self.shape[0], count):
-            end = min(begin + count, self.shape[0])
-            self.set_weights(numpy.arange(begin, end), self._function(begin, end))
+        while self._begun < self.shape[0]:
+            end = min(self._begun + count, self.shape[0])
+            self.set_weights(numpy.arange(self._begun, end), self._function(self._begun, end))
+            self._begun = end
 
     # ---- autograd
 

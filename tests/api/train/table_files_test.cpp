@@ -221,6 +221,78 @@ TEST_CASE("embedding table: one that grew equals one that had all rows from the 
     });
 }
 
+TEST_CASE("embedding table: tables of many pieces, and of one column, pass through files and growth") {
+    const temporary_folder folder;
+    struct size {
+        std::uint64_t rows, columns, device_rows;
+    };
+    // records of 1,552 bytes, 10,810 in a piece; records of 64 bytes
+    for (const size& size : {size{30'000, 128, 12'000}, size{3000, 1, 10}}) {
+        on_each_device([&](const device& device) {
+            embedding_options options = options_for(size.rows, size.device_rows);
+            options.columns = size.columns;
+            embedding_table table(options, device);
+            train(table, 1, 3, size.rows - 1);
+            table.save(folder / "table");
+            table.export_weights(folder / "weights.npy");
+            embedding_options empty = options;
+            empty.weights = nullptr;
+            empty.device_rows = size.rows / 2;
+            embedding_table loaded(empty, device);
+            loaded.load(folder / "table");
+            CHECK(weights_of(loaded) == weights_of(table));
+            embedding_table imported(empty, device);
+            imported.import_weights(folder / "weights.npy");
+            CHECK(weights_of(imported) == weights_of(table));
+            options.row_count = size.rows / 2;
+            embedding_table grown(options, device);
+            grown.grow(size.rows);
+            options.row_count = size.rows;
+            embedding_table whole(options, device);
+            CHECK(weights_of(grown) == weights_of(whole));
+        });
+    }
+}
+
+TEST_CASE("embedding table: bfloat16 weights come back from .npy files, where they have no type") {
+    const temporary_folder folder;
+    embedding_options options = options_for(7);
+    options.columns = 3;
+    options.type = dtype::parse("bfloat16");
+    embedding_table table(options, device::host());
+    table.export_weights(folder / "weights.npy");
+    table.save(folder / "table");
+    CHECK(bytes_of(open_safetensors(folder / "table", "weights")) == weights_of(table));
+    options.weights = nullptr;
+    embedding_table imported(options, device::host());
+    imported.import_weights(folder / "weights.npy");
+    CHECK(weights_of(imported) == weights_of(table));
+    options.type = dtype::of<float>();
+    embedding_table other(options, device::host());
+    CHECK_THROWS_AS(other.import_weights(folder / "weights.npy"), unsupported);
+}
+
+TEST_CASE("embedding table: nothing is loaded, imported or appended while leases are held") {
+    const temporary_folder folder;
+    on_each_device([&](const device& device) {
+        embedding_table table(options_for(50), device);
+        table.save(folder / "table");
+        table.export_weights(folder / "weights.npy");
+        const stream stream(device);
+        const std::vector<std::uint64_t> ids{1, 2};
+        {
+            const embedding_lease lease = table.fetch(ids, stream);
+            CHECK_THROWS_AS(table.load(folder / "table"), invalid_argument);
+            CHECK_THROWS_AS(table.import_weights(folder / "weights.npy"), invalid_argument);
+            CHECK_THROWS_AS(table.grow(60), invalid_argument);
+        }
+        stream.synchronize();
+        table.load(folder / "table");
+        table.grow(60);
+        CHECK(table.options().row_count == 60);
+    });
+}
+
 TEST_CASE("embedding table: one in storage of the caller does not grow") {
     embedding_options options = options_for(10);
     const pinned_buffer memory(10 * embedding_table::record_size_bytes(options), device::host());
