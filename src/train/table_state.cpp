@@ -31,8 +31,11 @@ void embedding_table::state::check_inside(row_ids ids) const {
     if (ids.on_device()) throw unsupported("an embedding table takes ids in host memory");
     const std::span all(ids.data(), ids.size());
     const auto is_outside = [&](std::uint64_t id) { return id >= options.row_count; };
+    bool has_outside = false;
+    for (const std::uint64_t id : all)  // without a branch for each id
+        has_outside |= is_outside(id);
+    if (!has_outside) return;
     const auto first = std::ranges::find_if(all, is_outside);
-    if (first == all.end()) return;
     throw invalid_argument(
         fmt::format("{} of {} ids are outside the embedding table of {} rows; the first is ids[{}] = {}",
                     std::ranges::count_if(all, is_outside), all.size(), options.row_count,
@@ -190,7 +193,7 @@ void embedding_table::state::gather(table_step& step) {
 }
 
 table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
-    check_ids(ids);
+    if (ids.on_device()) check_ids(ids);
     const auto found = std::ranges::find_if(prefetched_, [&](const table_step* each) {
         return std::ranges::equal(each->requested, std::span(ids.data(), ids.size()));
     });
@@ -199,6 +202,7 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
         step = *found;
         prefetched_.erase(found);
     } else {
+        check_ids(ids);  // those of a prefetch have been checked
         step = &take_step();
         step->requested.assign(ids.data(), ids.data() + ids.size());
         gather(*step);
