@@ -35,7 +35,7 @@ class fill_tasks {
             while (last < parts_.size() && parts_[last].is_buffered() == buffered &&
                    bytes + parts_[last].size_bytes() <= task_bytes(buffered))
                 bytes += parts_[last++].size_bytes();
-            tasks_.push_back(std::span(parts_).subspan(first, last - first));
+            tasks_.emplace_back(parts_.data() + first, last - first);
             first = last;
         }
     }
@@ -65,7 +65,7 @@ class job_run {
     void run(std::span<const read_job> task) {
         const auto before = run_clock::now();
         const std::chrono::nanoseconds opening_before = time_spent_opening();
-        if (task.front().is_buffered()) {
+        if (buffers_ != nullptr && task.front().is_buffered()) {
             fill_buffer(task);
         } else {
             for (const read_job& job : task)

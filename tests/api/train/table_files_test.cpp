@@ -67,7 +67,7 @@ void train(embedding_table& table, unsigned seed, int steps, std::uint64_t max_i
 }
 
 std::vector<std::byte> bytes_of(const array& array) {
-    const array_view view = array.view();
+    const array_view& view = array.view();
     return {view.data(), view.data() + view.size_bytes()};
 }
 
