@@ -272,8 +272,8 @@ class Loader:
             'drop': they are left out, and all ranks have the same number of full batches.
         route: how rows travel, for experiments: 'auto', 'direct' (the device reads the file's pages), 'copy' (the copy
             engine does), 'staged' (the CPU gathers them), 'read' (the same, with reads of the file).
-        memory: the maximum bytes of all slots and of arrays held on the device. None: 1 GiB, less if memory is short;
-            if `slots` is given or a source is a RowSource, the memory that is left.
+        memory: the maximum bytes of all slots, staging buffers and arrays held on the device. None: 1 GiB, less if memory
+            is short; if `slots` is given or a source is a RowSource, the memory that is left.
         stream: the consumer's stream, a handle or an object. None: PyTorch's current stream at each batch if PyTorch is
             loaded, otherwise CUDA's legacy default stream.
         slots: the number of batches that can exist at once, from 2 on; None: the loader chooses, 8 if a source is a
