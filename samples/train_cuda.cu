@@ -127,7 +127,7 @@ int main(int argc, char** argv) try {
     pinflow::loader training = open_digits(
         folder, "train",
         {.device = gpu, .batch_rows = 32, .order = pinflow::order::shuffled, .seed = 1, .epochs = 50});
-    while (const auto batch = training.next(view)) {  // waits for large batches: see loader::next
+    while (const auto batch = training.next(view)) {  // blocks if batches are large: see loader::next
         const auto rows = static_cast<unsigned>(batch->row_count());
         add_gradient<<<rows, pixel_count + 1, 0, stream.get()>>>(
             weights.get(), (*batch)[0].as<std::uint8_t>(), (*batch)[1].as<std::uint8_t>(), gradient.get());
