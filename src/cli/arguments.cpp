@@ -33,7 +33,7 @@ std::string or_else(std::string_view word) {
 }  // namespace
 
 bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
-    // CLI11 takes its arguments last first, and "[a,b]" for a list of two where a list is allowed
+    // CLI11 takes the arguments in reverse order, and splits "[a,b]" in two if an option takes several values
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
     for (std::string& argument : reversed) {
         if (argument.starts_with('[')) argument.insert(0, "./");

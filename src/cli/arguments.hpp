@@ -26,7 +26,7 @@ class usage_error : public error {
 bool parse(CLI::App& app, const std::vector<std::string>& arguments);
 
 /// Reads a whole decimal number from `min` to `max`, without a sign. @throws usage_error for anything else.
-/// Its message names `flag`, and `word`, unless that is empty, as something else that the flag takes.
+/// The message names `flag`. If `word` is not empty, it also says that the flag takes `word`.
 std::uint64_t parse_count(std::string_view flag, std::string_view text, std::uint64_t min = 0,
                           std::uint64_t max = std::numeric_limits<std::uint64_t>::max(),
                           std::string_view word = {});

@@ -63,7 +63,9 @@ void bench_plan(const bench_options& options, const link_rates& link, const benc
 /// Measures load_tensors; the first load is compared with the files.
 void bench_load(const bench_options& options, const link_rates& link, const bench_report& report);
 
-/// @throws usage_error without files.
+/// Checks before any measurement that the headers of the files can be read.
+/// @throws usage_error without files, invalid_argument if no file matches a pattern; what tensor_files
+/// throws.
 void check_load(const bench_options& options);
 
 /// Checks before any measurement that stream and shuffled can make their file.

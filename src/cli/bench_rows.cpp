@@ -131,7 +131,7 @@ class group_stream {
 
  private:
     stream stream_;
-    std::array<event, 2> passed_;  ///< by the last even-numbered group, and the last odd-numbered group
+    std::array<event, 2> passed_;  ///< recorded after the last even-numbered and the last odd-numbered group
     unsigned next_ = 0;
 };
 
@@ -393,7 +393,7 @@ void bench_scatter(const bench_options& options, const link_rates& link, const b
     bench.check_untouched();
     const double rate = sizes.payload_bytes() / median(seconds) / 1e9;
     report({"scatter", rate, rate / link.to_host, median(seconds),
-            fmt::format("{}; {}; LINK is that to the host", sizes.in_words(), plan_in_words(plan))});
+            fmt::format("{}; {}; LINK is the rate to the host", sizes.in_words(), plan_in_words(plan))});
 }
 
 void bench_duplex(const bench_options& options, const link_rates& link, const bench_report& report) {

@@ -213,7 +213,7 @@ void check_stream(const bench_options& options) {
     const std::string folder = temporary_folder();
     std::error_code code;
     const std::filesystem::space_info space = std::filesystem::space(folder, code);
-    // with a last component that only a folder has
+    // with "/." at the end, access also fails if the path is not a folder
     if (!code && ::access((folder + "/.").c_str(), W_OK | X_OK) != 0)
         code = std::error_code(errno, std::generic_category());
     if (code) fail_to_make(code.message(), code);

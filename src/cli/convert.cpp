@@ -112,7 +112,7 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
         "  pinflow convert --dtype float32 a.npy a.safetensors:weights");
     if (!parse(app, arguments)) return std::nullopt;
 
-    // errors that need no look at a file come first
+    // errors that do not depend on IN come first
     target_argument target = parse_target(out);
     target_layout layout;
     if (app.count("--align") > 0) layout.alignment_bytes = parse_byte_count("--align", alignment);

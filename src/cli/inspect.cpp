@@ -43,7 +43,7 @@ void describe(ordered_json& object, const array_listing& listed) {
     object["reason"] = listed.reason;
 }
 
-/// @param has_name whether the array has a name: not that of a whole .npy file, or of a pattern.
+/// @param has_name false for a whole .npy file and for a pattern, whose arrays have no name.
 std::string one_as_json(file_format format, const array_listing& listed, bool has_name,
                         std::size_t file_count = 0) {
     ordered_json object{{"format", to_string(format)}};

@@ -55,11 +55,9 @@ std::string help() {
         "  --version  prints the version\n"
         "  --help     prints this; after a command, what it takes\n"
         "\n"
-        "FILE:NAME means the array NAME in FILE, and shm:NAME a copy that `pin` made. Exit status: 0 done, 1 "
-        "the work failed, 2\n"
-        "the command line is wrong or needs something that this build lacks; for 1 and 2 one line on "
-        "standard "
-        "error says why.\n";
+        "FILE:NAME means the array NAME in FILE, and shm:NAME a copy that `pin` made.\n"
+        "Exit status: 0 done, 1 the work failed, 2 the command line is wrong or needs something that this\n"
+        "build lacks; for 1 and 2 one line on standard error says why.\n";
     return text;
 }
 

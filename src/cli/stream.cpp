@@ -112,7 +112,7 @@ struct stream_result {
     double seconds = 0;
     std::vector<double> epoch_seconds;  ///< of the epochs that this run streamed from
     std::uint64_t digest = 0;
-    std::string stopped_by;  ///< "max-batches", "SIGINT", "SIGTERM"; empty: by the end
+    std::string stopped_by;  ///< "max-batches", "SIGINT", "SIGTERM"; empty if all epochs ended
 
     double rows_per_second() const { return seconds > 0 ? static_cast<double>(rows) / seconds : 0; }
     double gbps() const { return seconds > 0 ? static_cast<double>(bytes) / seconds / 1e9 : 0; }

@@ -105,7 +105,7 @@ writer make_writer(const target_argument& target, std::span<const target_array> 
             datasets.reserve(arrays.size());
             for (const target_array& each : arrays)
                 datasets.push_back(dataset_of(each, layout));
-            result.check(datasets);  // before the first of them has taken its time
+            result.check(datasets);  // before time is spent on writing the first
             return result;
         }
     }

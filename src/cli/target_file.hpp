@@ -26,7 +26,8 @@ struct target_argument {
 };
 
 /// Splits OUT[:NAME] and chooses the format by the file's extension; the file need not exist.
-/// @throws usage_error for another extension, one that this build cannot write, and a NAME in a .npy file.
+/// @throws usage_error for an unknown extension, a format that this build cannot write, an empty NAME, and a
+/// NAME in a .npy file.
 target_argument parse_target(const std::string& text);
 
 /// One array of a file that is to be written: C order, little-endian.
