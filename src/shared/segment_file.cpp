@@ -63,7 +63,7 @@ void release_mapping(std::byte*, std::uint64_t, void* context) noexcept {
     delete mapping;
 }
 
-/// @param taken_bytes what the file itself has of its filesystem: it counts as free.
+/// @param taken_bytes the bytes that the file itself already takes of its filesystem; they count as free.
 [[noreturn]] void fail_full(const std::string& path, std::uint64_t needed_bytes, const std::string& folder,
                             std::uint64_t taken_bytes = 0) {
     const auto free = system::free_bytes(folder);

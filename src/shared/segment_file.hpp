@@ -72,8 +72,8 @@ class segment_file {
     std::string folder_path_;
 };
 
-/// What a segment of `data_size_bytes` takes of its filesystem at least, in whole pages: its header has one
-/// or more.
+/// The minimum that a segment with `data_size_bytes` of data takes of its filesystem: the data in whole
+/// pages, one page for the header, and the trailer.
 std::uint64_t min_file_bytes(std::uint64_t data_size_bytes) noexcept;
 
 /// @throws system_failure as publish if the filesystem or the machine has less room than `size_bytes` for
@@ -85,9 +85,9 @@ void check_room(const checked_folder& folder, const std::filesystem::path& path,
 /// group has it; what checked_folder::lock throws.
 void give_name(const segment_file& file, const checked_folder& folder, const std::string& name, bool replace);
 
-/// The segments of a group, with their names in it.
+/// One segment of a group.
 struct named_file {
-    std::vector<std::string> names;
+    std::vector<std::string> names;  ///< the parts of its name in the group, which has slashes between them
     segment_file file;
 };
 /// Gives the segments of a group their names, all at once.
