@@ -40,11 +40,12 @@
 ///
 /// Runs each scenario in a child process and counts its calls and the call stacks of its allocations. Then it
 /// runs the scenario with each of them failing: in one run only that one, in another all later ones too. Each
-/// run must end in time, without a signal or a leak. It must give the right result, or throw an error of one
-/// sentence and leave nothing half done. Then the scenario must succeed without faults in the same process.
+/// run must end in time, without a signal and (under ASan) without a leak. It must give the right result, or
+/// throw an error of one sentence and leave nothing half done. Then the scenario must succeed without faults
+/// in the same process.
 /// --scenario TEXT runs only the scenario of that name. If there is none, it runs those whose names contain
 /// TEXT. With --seconds, runs are drawn at random for that long. With --jobs, N processes share the runs.
-/// With --part, only every Nth run is made, from the Ith on, so that N calls make all of them.
+/// With --part, only every Nth run is made, from the Ith on: parts 1/N to N/N together are all runs.
 namespace {
 
 namespace fs = std::filesystem;
@@ -82,7 +83,7 @@ struct hidden_failure {
     std::string_view reason;
 };
 constexpr std::array hidden_failures{
-    hidden_failure{"close", "", "what was written is durable before, and reading has ended"},
+    hidden_failure{"close", "", "written data is already durable, and reading has ended"},
     hidden_failure{"madvise", "", "a hint to the kernel"},
     hidden_failure{"mmap", "", "the file is read instead, or memory is asked for in another way"},
     hidden_failure{"open (EMFILE)", "", "idle descriptors are closed, and the file is opened again"},

@@ -17,8 +17,8 @@ file at every multiple of 64 bytes, or at N of these). Runs `pinflow inspect FIL
   whatever free memory was filled with. (How often h5py makes up what the tool refuses is counted.)
 
 h5py reads in a process of its own, as libhdf5 may crash in it. Prints a summary, each violation, and each case in which
-libhdf5 crashed, did not finish or ran out of memory; the damaged files of those are kept in FOLDER. Exits with 77 if
-there is no h5py, and with 1 after a violation.
+libhdf5 crashed, did not finish, ran out of memory or was killed. FOLDER keeps the damaged files of these cases and of
+violations. Exits with 77 if there is no h5py, and with 1 after a violation.
 """
 
 import argparse
@@ -155,7 +155,7 @@ def nbit(file):
     library = ctypes.CDLL("libhdf5_serial.so.103") if h5py.version.hdf5_version.startswith("1.10.") else None
     if library is None:  # h5py does not offer it
         return
-    # only these have bits to spare
+    # of the types used here, only long doubles (f16) have unused bits, which the n-bit filter removes
     with_filter(file, "a", numbers((40, 3)).astype("<f16"), lambda dcpl: library.H5Pset_nbit(ctypes.c_int64(dcpl.id)))
     records = np.zeros(40, np.dtype([("x", "<f16"), ("y", ">i2", (3,)), ("name", "S5")]))
     records["x"], records["y"], records["name"] = numbers(40), numbers((40, 3)), b"abc"
