@@ -45,7 +45,7 @@ void read_rows(const opened_array& self, const nb::object& ids, const nb::object
     const std::span<const std::uint64_t> list(reinterpret_cast<const std::uint64_t*>(bytes.data()),
                                               bytes.size() / sizeof(std::uint64_t));
     if (memory.bytes().size() != list.size() * rows->row_size_bytes())
-        throw invalid_argument("the memory for the rows has another size than they have");
+        throw invalid_argument("the destination does not have the size of the rows");
     without_gil([&] { rows->read_rows(list, memory.bytes()); });
 }
 

@@ -34,7 +34,8 @@ namespace pinflow::python {
 
 namespace {
 
-/// Once Python ends, a thread that asks for the GIL would be ended in a way that C++ cannot pass on.
+/// Once Python is ending, versions before 3.14 end a thread that asks for the GIL, by pthread_exit. That
+/// unwinds the stack, and in a noexcept function it ends the process.
 void check_not_ending() {
     if (is_ending()) throw error("the load is ended, because Python ends");
 }
@@ -57,7 +58,7 @@ class python_memory final : public memory_resource {
             const std::scoped_lock lock(mutex_);
             owners_.emplace(address, keep(made[0]));
         }
-        // idle streams do not use memory that they used before
+        // an idle stream has no work left that uses the memory
         if (const auto view = dlpack::consumer_stream(stream.device(), made_on); view && !view->done()) {
             event usable(stream.device());
             usable.record(*view);
@@ -215,7 +216,7 @@ nb::object export_tensor(const device_tensor& tensor, const nb::object& stream, 
                              : exported(static_cast<dlpack::managed_tensor*>(nullptr));
 }
 
-/// (name, type, shape, address); `owners` are alive as long as the call lasts.
+/// (name, type, shape, address). The caller keeps the memory alive during the call.
 using python_tensor = std::tuple<std::string, std::string, std::vector<std::uint64_t>, std::uintptr_t>;
 
 void save(const file_name& path, const std::vector<python_tensor>& tensors,

@@ -32,7 +32,7 @@ class python_sequence final : public row_sequence {
         if (is_ending()) throw error("Python is about to end, so its order cannot be asked");
         const nb::gil_scoped_acquire acquired;
         try {
-            // memory of Python's own, as in python_rows
+            // a Python object owns the buffer, as in python_rows
             const nb::object bytes =
                 nb::steal(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(rows.size_bytes())));
             if (!bytes.is_valid()) throw nb::python_error();

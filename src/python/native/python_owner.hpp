@@ -41,7 +41,8 @@ bool is_ending() noexcept;
 void stop_dropping() noexcept;
 
 /// Releases the GIL while it lives. Once Python is ending, a thread that wants the GIL back is stopped for
-/// ever: the interpreter would end it in a way that C++ functions cannot pass on.
+/// ever. Versions before 3.14 would end it by pthread_exit, which unwinds the stack, and in a noexcept
+/// function ends the process.
 class gil_release {
  public:
     gil_release() noexcept : state_(PyEval_SaveThread()) {}

@@ -55,7 +55,8 @@ class python_rows final : public row_source {
         const std::lock_guard lock(mutex_);
         const nb::gil_scoped_acquire acquired;
         try {
-            // memory of Python's own: what keeps a view of it, a traceback for example, keeps the memory
+            // Python objects own both buffers, so a view that outlives the call (in a traceback, for example)
+            // stays valid
             const nb::bytes numbers(ids.data(), ids.size_bytes());
             const nb::object out = nb::steal(
                 PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(destination.size())));
