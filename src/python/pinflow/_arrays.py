@@ -177,7 +177,7 @@ _known_types: Dict[str, np.dtype[Any]] = {}
 
 
 def numpy_type(text: str) -> np.dtype[Any]:
-    """The numpy type that the library spells so."""
+    """The numpy type for the library's spelling of a type."""
     known = _known_types.get(text)
     if known is None:
         import numpy
@@ -188,7 +188,7 @@ def numpy_type(text: str) -> np.dtype[Any]:
 
 
 def _numpy_spelling(text: str) -> Any:
-    """What numpy.dtype takes for a type that the library spells so."""
+    """The argument for numpy.dtype, for the library's spelling of a type."""
     if text.startswith("["):
         return ast.literal_eval(text)
     if text not in _BEYOND_NUMPY:

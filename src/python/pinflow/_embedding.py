@@ -136,7 +136,7 @@ class EmbeddingTable:
         return f"<pinflow.EmbeddingTable {self.dtype} {self.shape}, rows on {self.device}>"
 
     def prefetch(self, ids: Any) -> None:
-        """Begins to move the rows of a later fetch of the same ids. Changes no result.
+        """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result.
 
         Raises:
             InvalidArgument: `look_ahead` steps are prefetched already; as `fetch`.
@@ -157,7 +157,7 @@ class EmbeddingTable:
         Raises:
             InvalidArgument: ids outside the table, or more than max_batch_ids.
             Unsupported: ids in device memory: use ids.cpu().
-            AllSlotsLeased: too many leases are held.
+            AllSlotsLeased: leases and prefetches hold the memory of all steps.
         """
         found = _ids(ids)
         stream, _ = consumer_stream(None, self._gpu)
@@ -232,8 +232,8 @@ class EmbeddingTable:
         self._table.save(os.fspath(path))
 
     def load(self, path: Any) -> None:
-        """Reads what `save` wrote for a table of the same shape, dtype and optimizer. Settings are not saved. Raises
-        StateMismatch if they differ. Waits and forgets as `set_weights`."""
+        """Reads what `save` wrote. Raises StateMismatch if the shape, dtype or optimizer differs. Settings such as `lr`
+        are not saved, and stay those of this table. Waits and forgets as `set_weights`."""
         self._table.load(os.fspath(path))
 
     def set_rate(self, lr: float) -> None:

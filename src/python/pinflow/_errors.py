@@ -45,7 +45,7 @@ class InvalidArgument(Error, ValueError):
 
 class StateMismatch(InvalidArgument):
     """A saved state does not fit: a loader's was saved for other data or another order, an optimizer's for other
-    parameters or another rule."""
+    parameters or another rule, an EmbeddingTable's for another shape, dtype or optimizer."""
 
 
 class DataChanged(Error, OSError):
@@ -53,8 +53,8 @@ class DataChanged(Error, OSError):
 
 
 class AllSlotsLeased(Error):
-    """Batches or tensors that are kept hold every slot of a loader: release some, or give it more slots. Or leases hold
-    every step of an EmbeddingTable: commit or release some."""
+    """Batches or tensors that are kept hold every slot of a loader: release some, or give it more slots. Or leases and
+    prefetches hold every step of an EmbeddingTable: commit or release leases."""
 
 
 class DeviceError(Error, RuntimeError):

@@ -127,8 +127,10 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
         progress: called with the bytes done and all bytes, some ten times a second. What it raises ends the load.
 
     Raises:
-        NotFound, FormatError, DataChanged: as `open`. InvalidArgument: two tensors have one name, or a name or pattern
-        selects none. Unsupported: the framework has no such type. DeviceError, or PyTorch's OutOfMemoryError: no memory.
+        NotFound, FormatError: as `open`. DataChanged: a file has changed since it was opened.
+        InvalidArgument: two tensors have one name, or a name or pattern selects none.
+        Unsupported: the framework has no such type, or the route 'copy' cannot be taken.
+        DeviceError, or PyTorch's OutOfMemoryError: no memory.
     """
     if isinstance(filenames, (str, bytes, os.PathLike)):
         raise InvalidArgument("load_files takes a list of files; load_file takes one")
@@ -155,7 +157,7 @@ def _load(load: Callable[..., Any], device: Any, framework: Optional[str], route
           progress: Optional[Progress] = None) -> LoadedTensors:
     """Calls a load function of `_native.TensorFiles`, and makes the tensors of a framework of the result."""
     if not isinstance(threads, int) or not 0 <= threads < 1 << 16:
-        raise InvalidArgument(f"threads is a number from 0 on, not {threads!r}")
+        raise InvalidArgument(f"threads must be a whole number from 0 to 65535, not {threads!r}")
     where = _device_name(device)
     kind = _framework(framework, where)
     loaded = LoadedTensors()
@@ -390,7 +392,8 @@ def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Di
     Takes the place of safetensors.torch.save_file. Tensors of a GPU pass through 32 MiB of host memory.
 
     Args:
-        tensors: PyTorch tensors, all of one device, or numpy arrays. Those that are not contiguous are copied first.
+        tensors: PyTorch tensors, DeviceTensors or numpy arrays, all on one device. Those that are not contiguous are
+            copied first.
         metadata: texts by name.
 
     Raises:

@@ -23,7 +23,8 @@ def handle_of(stream: Any) -> int:
         value = getattr(stream, name, None)
         if value is not None:
             return int(getattr(value, "value", value) or _LEGACY_DEFAULT)
-    raise TypeError(f"a stream is an integer or has cuda_stream, ptr or handle, not {type(stream).__name__}")
+    raise TypeError("a stream is an integer or has __cuda_stream__, cuda_stream, ptr or handle, not "
+                    f"{type(stream).__name__}")
 
 
 def consumer_stream(stream: Any, gpu: Optional[int]) -> Stream:

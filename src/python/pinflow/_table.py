@@ -23,9 +23,10 @@ class RowTable:
 
     Args:
         array: a writable numpy array or CPU tensor, which is written in place; or an Array, a path, or a read-only
-            array, out of which rows are only gathered, and which must be in memory or mapped in one piece: not
-            decoded, not of several files. It is kept. An array of less than 32 MiB that ends within a page may not be
-            page-locked; `reason` then says why, and its rows pass through buffers.
+            array, out of which rows are only gathered. It must be mapped in one piece or in memory: not a chunked HDF5
+            dataset, and not several files. A compressed .npz member is decoded into memory. The array is kept. An array
+            of less than 32 MiB that ends within a page may not be page-locked; `reason` then says why, and its rows
+            pass through buffers.
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
 
     On a GPU, a call takes up to 131,072 rows. Calls may come from several threads.

@@ -99,7 +99,9 @@ class FlatParameters:
         settings: those of the rule in torch.optim, with its names and default values: lr, betas, eps, weight_decay, ...
 
     Raises:
-        InvalidArgument: also for parameters that share memory or are not contiguous. Unsupported, DeviceError.
+        InvalidArgument: rules, settings or names that do not work; parameters that share memory or are not contiguous.
+        Unsupported: types and devices that cannot be used.
+        SystemFailure, DeviceError: memory is short.
 
     Not for several threads at a time. Work is enqueued on PyTorch's current stream.
     """
