@@ -1,4 +1,4 @@
-"""Stops in the middle of an epoch, and goes on with another batch size and two ranks: every sample is delivered once.
+"""Stops in the middle of an epoch, and resumes with another batch size and two ranks: every sample is delivered once.
 
     python resume.py [FILE]        an array with rows, samples/data/digits_train_images.npy by default
 """
@@ -21,10 +21,10 @@ def main() -> None:
         delivered.extend(batch.row_ids.tolist())
         if number == 20:
             break
-    text = json.dumps(loader.state_dict())  # to a file, with the model and the optimizer
+    text = json.dumps(loader.state_dict())  # a training run writes it to a file, with the model and the optimizer
     loader.close()
 
-    for rank in range(2):  # in two processes
+    for rank in range(2):  # a training run has one process for each rank
         resumed = pinflow.Loader(path, batch=50, seed=7, device="host", rank=rank, world=2)
         resumed.load_state_dict(json.loads(text))
         for batch in resumed.batches():
