@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Python package with pip and tests it: the unit tests, the samples, and mypy --strict on the package and
-# the samples. With --wheel, also a repaired wheel, in an empty environment. Exits with 77 if no Python package index can
-# be reached. PYTHON names the interpreter (python3); CUDA_ARCHITECTURES is that of samples/wheel.sh.
+# the samples. With --wheel, also a repaired wheel, in an environment with numpy only. Exits with 77 if no Python
+# package index can be reached. PYTHON names the interpreter (python3); CUDA_ARCHITECTURES the compute capabilities to
+# build for (90; for the wheel those of samples/wheel.sh).
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../setup.sh"
 cd "$root"

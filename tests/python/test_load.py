@@ -24,7 +24,7 @@ def devices():
 
 
 def write_safetensors(path, tensors, metadata=None):
-    """An implementation of the format of its own. `tensors`: name -> (type, shape, bytes)."""
+    """Writes the format without pinflow and without safetensors. `tensors`: name -> (type, shape, bytes)."""
     header, offset = {}, 0
     if metadata:
         header["__metadata__"] = metadata

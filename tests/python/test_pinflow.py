@@ -237,7 +237,7 @@ class LoaderTest(Folder):
             if number == 1:
                 loader.close()
 
-    def test_an_error_of_kept_tensors_loses_no_batch(self):
+    def test_no_batch_is_lost_if_kept_tensors_hold_all_slots(self):
         loader = pinflow.Loader(numbered(), batch=100, device="host", order="sequential", slots=2)
         loop = iter(loader)
         kept = [next(loop), next(loop)]
