@@ -290,7 +290,7 @@ TEST_CASE("array: a file in Fortran order is viewed with its strides") {
     CHECK_FALSE(source.view().c_contiguous());
 }
 
-TEST_CASE("array: fills a file to its last byte, and not one byte more") {
+TEST_CASE("array: may end at the last byte of its file, and not beyond it") {
     const temporary_folder folder;
     const auto file = make_file(folder, 100);
     CHECK_NOTHROW(array::of_file(file, 20, dtype::of<double>(), {10}));

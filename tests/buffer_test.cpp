@@ -90,7 +90,8 @@ TEST_CASE("buffer: a batch of copies moves every piece, of any size and alignmen
     });
 }
 
-TEST_CASE("buffer: memory given back after an event stays until the event has passed" * blocks_copies) {
+TEST_CASE("buffer: memory released after an event is not reused before the event has passed" *
+          blocks_copies) {
     on_each_device([](const device& device) {
         const stream stream(device);
         const pinned_buffer source(1 << 20, device);

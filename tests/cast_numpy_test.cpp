@@ -1,6 +1,6 @@
 // Elements are cast as numpy casts them, if numpy's result is defined, and as ml_dtypes does, if that is
 // installed. Exits with 77 (skipped) if the distribution's Python has no numpy.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include <doctest/doctest.h>

@@ -289,8 +289,8 @@ TEST_CASE("cli: the digest is the same for every order, batch size, slot count, 
 
 TEST_CASE("cli: the digest includes every batch, even a batch that takes longer than the next ones") {
     const temporary_folder folder;
-    const std::string rows =
-        counting_bytes(std::size_t{65} << 18);  // 64 rows for one stream, one for the other
+    // two batches, of 64 rows and of one; the digest of each is computed on a stream of its own
+    const std::string rows = counting_bytes(std::size_t{65} << 18);
     write_file(folder / "a.npy", npy("|u1", "(65, 262144)", rows));
     const std::string expected = expected_digest({rows}, 65);
     for (int repetition = 0; repetition < 5; ++repetition) {

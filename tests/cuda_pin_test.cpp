@@ -157,7 +157,7 @@ TEST_CASE("cuda pin: memory that begins in the last page of an array can still b
     const pinned_pages pages({{array, "an array in memory", memory}}, gpu, generous());
     CHECK_FALSE(pages.wait());
     CHECK_FALSE(known_to_cuda(array.data()));
-    // by other libraries, whose copies are not cut where registered pages end
+    // cudaMemcpy stands for other libraries, which do not split copies where registered pages end
     const stream stream(gpu);
     const device_buffer copy(array.size(), stream);
     stream.synchronize();

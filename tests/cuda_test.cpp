@@ -1,6 +1,6 @@
 // The tests that need a GPU. Those of streams, buffers and loaders that hold on every device are in
 // stream_test.cpp, buffer_test.cpp, api/.
-#ifndef __clang_analyzer__  // which reports leaks of doctest's own strings when it sees how they are made
+#ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
 #include <doctest/doctest.h>

@@ -254,7 +254,7 @@ TEST_CASE("file: a file that shrinks is noticed by reading, with both sizes") {
     CHECK_NOTHROW(file.read(0, std::span(bytes).first(4'000)));
 }
 
-TEST_CASE("file: the largest offsets are not taken for smaller ones") {
+TEST_CASE("file: the largest offsets do not overflow") {
     const temporary_folder folder;
     write_bytes(folder / "data", pattern_bytes(100));
     const input_file file(folder / "data");

@@ -160,7 +160,8 @@ TEST_CASE("hdf5 child: a child that reads no request does not block its sender")
     CHECK(contains(message_of<hdf5_child_lost>([&] { child.ask(request); }), "did not finish within 0.1 s"));
 }
 
-TEST_CASE("hdf5 child: is killed if memory is short for its answer, whose rest would be the next answer") {
+TEST_CASE(
+    "hdf5 child: is killed if memory is short for its answer, so that the rest is not read as the next one") {
     if (sanitized) return;
     const some_file file;
     const std::string head_path = file.folder / "head";
