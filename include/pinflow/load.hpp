@@ -185,16 +185,16 @@ class tensor_files {
     /// the name of the first.
     const std::vector<tensor_description>& tensors() const noexcept;
     /// Checks that every tensor of the files can be loaded.
-    /// @throws unsupported, with the reason, for the first tensor that cannot.
+    /// @throws for the first tensor that cannot: unsupported, or format_error if it is damaged.
     void require_all() const;
     /// The description of the tensor `name`.
-    /// @throws invalid_argument if there is no such tensor; unsupported, with the reason, if it cannot be
-    /// loaded.
+    /// @throws invalid_argument if there is no such tensor; unsupported if it cannot be loaded, or
+    /// format_error if that is because it is damaged.
     const tensor_description& tensor(std::string_view name) const;
     /// The names of the tensors that names or patterns (load_options::names) select, in the order of
     /// `tensors`.
-    /// @throws invalid_argument for a pattern that selects nothing; unsupported for a pattern that selects a
-    /// tensor that cannot be loaded.
+    /// @throws invalid_argument for a pattern that selects nothing; unsupported or format_error, as `tensor`,
+    /// for a pattern that selects a tensor that cannot be loaded.
     std::vector<std::string> select(std::span<const std::string> patterns) const;
     /// The text metadata of the safetensors files. If several have the same key, that of the first.
     const std::map<std::string, std::string>& metadata() const noexcept;
@@ -203,8 +203,8 @@ class tensor_files {
     /// page-lock the pages of the files, until shortly after the call, and up to 160 MiB of page-locked
     /// staging buffers are kept for later loads to the device. All tensors are whole, or an error is thrown
     /// and all memory is freed.
-    /// @throws invalid_argument for an unknown name, a slice outside its axis, a type that the elements
-    /// cannot be cast to, and a tensor that is requested twice.
+    /// @throws as `tensor` for a name; invalid_argument also for a slice outside its axis, a type that the
+    /// elements cannot be cast to, and a tensor that is requested twice.
     /// @throws data_changed for a file that has changed since it was opened; format_error for one whose
     /// content is damaged; system_failure; device_error if a GPU is out of memory.
     /// @throws unsupported if the route is `copy` and pages cannot be page-locked, or some of the tensors are
@@ -224,8 +224,8 @@ class tensor_files {
 };
 
 /// Loads all tensors of several files, or those that load_options::names selects.
-/// @throws as tensor_files and tensor_files::load; unsupported also if a selected tensor cannot be loaded;
-/// invalid_argument if a name or pattern selects nothing.
+/// @throws as tensor_files and tensor_files::load; as tensor_files::require_all, or tensor_files::select if
+/// there are names.
 loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const pinflow::device& device,
                             const load_options& options = {});
 inline loaded_tensors load_tensors(const std::filesystem::path& file, const pinflow::device& device,

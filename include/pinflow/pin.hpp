@@ -88,8 +88,8 @@ struct pin_report {
 };
 
 /// A run of consecutive bytes that are all registered, or all not registered. It may end at the end of a
-/// range, although the next bytes have the same state. Bytes outside the ranges count as not registered, and
-/// so does everything behind them in the same question.
+/// range, although the next bytes have the same state. A run that begins outside the ranges is not
+/// registered, and has all the bytes that were asked for, even if some of them are in a range.
 struct pin_run {
     bool registered = false;
     std::uint64_t size_bytes = 0;

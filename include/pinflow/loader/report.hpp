@@ -57,8 +57,8 @@ struct loader_report {
     /// From the first call of `next`, or of a `wait_for` that had to wait, until `next` returned no batch or
     /// threw the loader's error; until now if it has not.
     std::chrono::nanoseconds wall_time{};
-    /// How long the registration of mapped pages took, in parallel with the first batches: of the array for
-    /// which it took longest. Zero until it has finished, and if nothing was to be registered.
+    /// How long the registration of mapped pages took, in parallel with the first batches: the longest of the
+    /// arrays whose registration has finished. Zero if there is none.
     std::chrono::nanoseconds pin_time{};
     /// Bytes of the pages, of all arrays, that are registered by now.
     std::uint64_t pinned_bytes = 0;

@@ -160,12 +160,13 @@ class embedding_table {
 
     /// Copies the weights of rows to host memory: row i of `destination` gets those of row ids[i]. Waits
     /// for all commits.
-    /// @throws invalid_argument for ids outside the table, and for a destination of another size.
+    /// @throws invalid_argument for ids outside the table, and for a destination of another size; unsupported
+    /// for ids in device memory.
     void read_weights(row_ids ids, std::span<std::byte> destination);
     /// Replaces the weights of rows by those in host memory: row ids[i] gets row i of `weights`, of equal ids
     /// the last one. The rows keep their state and number of steps. Waits for all commits. Forgets what was
     /// prefetched.
-    /// @throws invalid_argument as read_weights, and while leases are held.
+    /// @throws as read_weights; invalid_argument also while leases are held.
     void write_weights(row_ids ids, std::span<const std::byte> weights);
 
     /// Appends rows with their first weights, until the table has `row_count` rows. Until it returns, the
