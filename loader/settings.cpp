@@ -146,8 +146,9 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
         return std::nullopt;
     };
     std::uint64_t planned_bytes = budget.setting_bytes;
-    // Only on the host does the plan depend on the available memory. On a GPU, held arrays are in device
-    // memory, whose free size is not queried; size_slots limits a GPU's staging buffers by host memory.
+    // Only on the host does plan_sample depend on the available memory. On a GPU, held arrays are in device
+    // memory, whose free size is not queried. plan_staging and size_slots limit a GPU's staging buffers by
+    // host memory.
     if (on_host && planned_bytes == 0 && budget.available_bytes / 2 < default_memory_bytes)
         planned_bytes = std::max<std::uint64_t>(budget.available_bytes / 2, 1);
     return {.on_host = on_host,

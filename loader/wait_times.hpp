@@ -6,9 +6,9 @@
 
 namespace pinflow::detail {
 
-/// The wall time that one batch spent in each part of the pipeline. Sampling and gathering for a group are
-/// divided equally among its batches, with the copies from staging buffers; what the stage deliver enqueues
-/// counts for its first batch.
+/// The wall time that one batch spent in each part of the pipeline. The time to sample and gather rows of a
+/// group is divided equally among its batches, and so is the time to enqueue copies from shared staging
+/// buffers. What the stage deliver enqueues counts for the first batch of the group.
 struct batch_times {
     std::chrono::nanoseconds storage{};  ///< waiting for reads
     std::chrono::nanoseconds files{};    ///< reopening and checking files
