@@ -176,7 +176,7 @@ struct found_request {
 /// pinflow lacks its type.
 [[noreturn]] void refuse(const opened_tensors& opened, const std::string& name);
 
-/// @throws invalid_argument for a name that no tensor has; unsupported for one that cannot be loaded.
+/// @throws invalid_argument for a name that no tensor has; as `refuse` for a tensor that cannot be loaded.
 found_request find_request(const opened_tensors& opened, const tensor_request& request);
 
 /// @throws invalid_argument; see tensor_files::load.

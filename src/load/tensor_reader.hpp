@@ -16,8 +16,8 @@
 
 namespace pinflow::detail {
 
-/// A descriptor of a file for one thread: reads of 4 KiB by 16 threads through one description are limited by
-/// its count of users.
+/// A descriptor of a file for one thread, with an open file description of its own: reads of 4 KiB by 16
+/// threads through a shared one are limited by contention for its reference count.
 class thread_descriptor {
  public:
     explicit thread_descriptor(const input_file& file);
