@@ -45,23 +45,27 @@ struct link_profile {
     std::uint64_t piece_bytes = 32 << 20;
 
     // ---- batches that are filled together
-    std::uint64_t group_bytes = 16 << 20;       ///< for a GPU: enough to hide the time between two groups
-    std::uint64_t read_group_bytes = 32 << 20;  ///< for rows that threads read: 52.7 GB/s, not 48.8
+    std::uint64_t group_bytes = 16 << 20;  ///< for a GPU: enough to hide the time between two groups
+    /// For a GPU, if rows are read with pread, or pass through shared staging buffers: one epoch that was
+    /// read reached 52.7 GB/s, and 48.8 in groups of 16 MiB.
+    std::uint64_t read_group_bytes = 32 << 20;
     /// Staging buffers of a loader, two for each thread. Together they should fit into the CPU's last-level
-    /// cache, and each copy should be long: with 16 threads, buffers of 512 KiB, 1, 2 and 4 MiB reached 28,
-    /// 41, 46 and 36 GB/s.
+    /// cache, and each copy should be long: with 16 threads, buffers of 512 KiB, 1, 2 and 4 MiB reached 27,
+    /// 41, 46 and 36 GB/s from ext4 (an H100).
     std::uint64_t staging_buffer_bytes = 2 << 20;
-    /// Arrays that have fewer bytes in a batch are staged in the slots, whose copies are enqueued together.
+    /// If every array that is not held has fewer bytes in a batch, rows are staged in the slots, whose copies
+    /// are enqueued together. Otherwise rows of all of them may pass through the shared buffers.
     std::uint64_t min_buffered_bytes = 1 << 20;
     unsigned max_staging_buffers = 32;  ///< more threads than 16 were not measured; they share these
     std::uint64_t host_group_bytes =
         4 << 20;  ///< on the host: copying takes some 200 us, waking a thread only 10 us
     unsigned max_group_batches = 64;
     unsigned groups_of_slots = 4;           ///< for a GPU: groups that the slots form; 8 are slower
-    unsigned buffered_groups_of_slots = 8;  ///< the same, if the slots hold no staged rows
+    unsigned buffered_groups_of_slots = 8;  ///< the same, if rows pass through shared staging buffers
     unsigned host_groups_of_slots = 4;      ///< on the host: two being filled, one ready, one in use
-    /// Groups that are filled at the same time. With more, the first ones are late: one epoch of rows of
-    /// 64 KiB with labels reached 45 GB/s with eight, and 49 GB/s with four.
+    /// Groups that are filled at the same time, if rows pass through shared staging buffers. With more, the
+    /// first ones are late: one epoch of rows of 64 KiB with labels reached 45 GB/s with eight, and 49 GB/s
+    /// with four.
     unsigned max_groups_filled = 4;
     unsigned min_slots = 8;
     /// From this number on, two threads enqueue the copies of a group, if at most one group is still being

@@ -28,8 +28,8 @@ struct timed_gathers {
 std::uint64_t measured_rows(std::uint64_t row_bytes, std::uint64_t count) noexcept;
 
 /// Measures plans for calls like this one, unless that was done before in this process. Calls are alike if
-/// all of their facts are equal; of row counts (as limited by measured_rows), table sizes and `staging_bytes`
-/// only the lengths of the binary numbers are compared. Only one thread measures at a time; others wait.
+/// all of their facts are equal. Of row counts (as limited by measured_rows), table sizes and `staging_bytes`
+/// only the bit widths are compared. Only one thread measures at a time; others wait.
 /// Takes tenths of a second, and device memory for up to 512 MiB of rows.
 /// @throws device_error, or system_failure on the host device, if memory is short; the errors of `gathers`.
 void tune_call(const call_facts& call, const timed_gathers& gathers);
