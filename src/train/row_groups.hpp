@@ -16,8 +16,8 @@ struct row_groups {
     std::uint32_t* positions = nullptr;  ///< sorted by id, those of equal ids in ascending order
 };
 
-/// Sorts the ids of a batch by least significant digits, with several threads if there are many. For one
-/// caller at a time; keeps its memory.
+/// Groups equal ids of a batch by a radix sort, least significant digit first, with several threads if there
+/// are many ids. For one caller at a time; keeps its memory.
 class row_grouper {
  public:
     /// @param ids below row_count; can_group(ids.size(), row_count)
