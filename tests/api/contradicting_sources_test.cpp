@@ -14,7 +14,7 @@
 #include "pinflow/pinflow.hpp"
 #include "temporary_folder.hpp"
 
-// Sources of a user's own whose members contradict each other: refused before anything is sized by them.
+// A user's own source whose members contradict each other is refused before memory is allocated by its sizes.
 using namespace pinflow;
 
 namespace {
@@ -132,7 +132,7 @@ TEST_CASE("contradicting sources: consistent sources are accepted") {
     const auto extents = std::make_shared<claimed_rows>();
     extents->places = {{nullptr, 0, 0, nullptr}, {nullptr, 0, 1000, memory.data()}};
     CHECK_NOTHROW(loader({extents}, on_host()));
-    // rows without bytes, and no rows, need no place
+    // rows of 0 bytes need no address, and a source without rows needs no extents
     const auto without_bytes = std::make_shared<claimed_rows>();
     without_bytes->shape = {huge, huge, 0};
     without_bytes->row_bytes = 0;

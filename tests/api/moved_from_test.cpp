@@ -46,14 +46,14 @@ TEST_CASE("moved from: a region, a buffer and a pinned buffer have no bytes") {
     CHECK(pinned.data() == nullptr);
     CHECK(pinned.bytes().empty());
     CHECK(buffer_now.size_bytes() == size_bytes);
-    // and an event that was moved from is nothing to wait for
+    // release_after skips an event that was moved from
     event gone(device::host());
     const event now = std::move(gone);
     buffer_now.release_after({&gone, 1});
     CHECK(buffer_now.data() == nullptr);
 }
 
-TEST_CASE("moved from: a stream is no alias of the other one") {
+TEST_CASE("moved from: a stream refuses work until another one is moved to it") {
     stream gone(device::host());
     stream now = std::move(gone);
     event mark(device::host());

@@ -152,7 +152,7 @@ TEST_CASE("dlpack: the lease ends with the last of the batch and its tensors") {
         CHECK(again.find("all 2") != std::string::npos);
         CHECK(again.find("held by tensors") == std::string::npos);
 
-        // a batch that is assigned to lets go as one that is released
+        // assigning to a batch releases it
         one = to_dlpack(*second, 0, stream);
         second = std::move(third);
         CHECK(message_of_next(loader, stream).find("1 of them held by tensors") != std::string::npos);

@@ -294,7 +294,8 @@ TEST_CASE("load: the host device maps whole tensors, and writing to them does no
     check_equal(load_tensors(folder / "a.safetensors", device::host()), tensors);
 }
 
-TEST_CASE("load: the host device reads less than 1 MiB of a file, and maps more") {
+TEST_CASE(
+    "load: on the host device, a file is read if less than 1 MiB of it is loaded, and mapped otherwise") {
     const temporary_folder folder;
     std::vector<model_tensor> tensors;
     for (int i = 0; i < 40; ++i)

@@ -34,7 +34,7 @@ inline std::uint64_t row_hash(std::span<const std::byte> row) {
     return hash;
 }
 
-/// Of the same row of arrays 0, 1, ...
+/// The term of one sample: `rows` are those of its arrays 0, 1, ...
 inline std::uint64_t sample_hash(std::span<const std::span<const std::byte>> rows) {
     std::uint64_t parts = 0;
     for (std::size_t a = 0; a < rows.size(); ++a)

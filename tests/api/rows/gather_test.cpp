@@ -239,7 +239,7 @@ TEST_CASE("rows: the last rows of tables above 4 GiB, and above 2^32 rows, are g
             const std::uint64_t registered_piece = (std::uint64_t{64} << 20) / row_bytes;
             id_vector ids{0,
                           1,
-                          registered_piece,  // may lie across the edge of what was registered at once
+                          registered_piece,  // may lie across a boundary between registered pieces
                           70 * registered_piece,
                           first_behind - 1,
                           first_behind,
@@ -332,7 +332,7 @@ TEST_CASE("row_ids: borrows any contiguous range of 64-bit integers in host memo
     CHECK(borrows(std::span<const std::uint64_t>(), nullptr, 0));
     CHECK(row_ids(with_sign).data()[1] == to_id(-1));
 
-    // copies are of the view, those of numbers on a device too
+    // copying a row_ids copies the pointer, the count and on_device, not the indices
     row_ids ids = row_ids::on_device(numbers.data(), 3);
     const row_ids copy = ids;
     CHECK(copy.on_device());

@@ -66,7 +66,7 @@ TEST_CASE("overlap: rows cannot be gathered into their table, or scattered from 
                 const std::vector<row_gather> group{{ids, overlapping}};
                 check_refused(told, [&] { exchange.gather_group_async(group, stream); });
             }
-            // no rows overlap nothing
+            // a batch without rows does not overlap the table
             const std::vector<std::uint64_t> none;
             exchange.gather(none, begin);
             stream.synchronize();

@@ -40,7 +40,7 @@ std::size_t mapping_count() {
 
 }  // namespace
 
-TEST_CASE("open_segment: a segment that is not there is told apart from one that is refused") {
+TEST_CASE("open_segment: a missing folder, segment or array is no_such_file_or_directory") {
     const test_segments segments;
     CHECK(fails_with(std::errc::no_such_file_or_directory, [&] { segments.open("a"); }));  // no folder yet
     CHECK(segments.list().empty());
@@ -190,7 +190,7 @@ TEST_CASE("list_segments: lists all segments in order, and files that are no seg
     CHECK(segments.files() == std::vector<std::string>{"a.npy", "b.npy", "g", "g/x.npy", "notes.txt"});
 }
 
-TEST_CASE("clean_segments: a whole segment stays, whatever prevents that it is opened") {
+TEST_CASE("clean_segments: a complete segment stays, even if it cannot be opened") {
     const test_segments segments;
     const auto path = segments.publish("a", numbered_rows(5)).path;
     REQUIRE(::chmod(path.c_str(), 0644) == 0);

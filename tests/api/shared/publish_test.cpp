@@ -183,7 +183,7 @@ TEST_CASE("publish: of several publishers of one name exactly one succeeds, and 
     }
 }
 
-TEST_CASE("publish: names that are no names of segments are refused") {
+TEST_CASE("publish: invalid names of segments are refused") {
     const test_segments segments;
     const array numbers = numbered_rows(1);
     for (const std::string& name :
@@ -263,7 +263,7 @@ TEST_CASE("publish: progress counts every byte once") {
     CHECK(copied.back() == numbers.size_bytes());
 }
 
-TEST_CASE("publish: whoever streams a segment goes on when it is replaced or removed") {
+TEST_CASE("publish: a loader of a segment continues when the segment is replaced or removed") {
     on_each_device([](const device& device) {
         const test_segments segments;
         segments.publish("a", numbered_rows(1000));

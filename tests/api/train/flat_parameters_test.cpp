@@ -382,7 +382,7 @@ TEST_CASE("flat parameters: gradients that are not finite update, skip or refuse
 }
 
 TEST_CASE(
-    "flat parameters: gradients are divided by the caller's scale, and the caller's findings skip a step") {
+    "flat parameters: gradients are divided by the caller's scale, and the caller's `found` skips a step") {
     on_each_device([](const device& device) {
         const stream stream(device);
         flat_parameters flat = one_parameter<float>(8, sgd{.rate = 1}, stream);
@@ -525,7 +525,7 @@ TEST_CASE("flat parameters: without elements a step counts and nothing else happ
     });
 }
 
-TEST_CASE("flat parameters: what was saved for others is refused, and changes nothing") {
+TEST_CASE("flat parameters: a file of other parameters or another rule is refused, and changes nothing") {
     on_each_device([](const device& device) {
         const temporary_folder folder;
         const stream stream(device);

@@ -114,7 +114,7 @@ TEST_CASE("embedding table: a saved one has weights, states and steps as tensors
     CHECK(steps[49] == 0);  // not trained
 }
 
-TEST_CASE("embedding table: what another rule, type or shape has saved is refused, and nothing changes") {
+TEST_CASE("embedding table: a file of another rule, type or shape is refused, and nothing changes") {
     const temporary_folder folder;
     embedding_table saved(options_for(50), device::host());
     saved.save(folder / "table");
