@@ -191,11 +191,11 @@ class tensor_files {
     /// @throws invalid_argument if there is no such tensor; unsupported if it cannot be loaded, or
     /// format_error if that is because it is damaged.
     const tensor_description& tensor(std::string_view name) const;
-    /// The names of the tensors that names or patterns (load_options::names) select, in the order of
-    /// `tensors`.
+    /// What load_tensors would load: a request for each tensor that load_options::names selects, in the order
+    /// of `tensors`, with the cast to load_options::dtype. Other options are not looked at.
     /// @throws invalid_argument for a pattern that selects nothing; unsupported or format_error, as `tensor`,
-    /// for a pattern that selects a tensor that cannot be loaded.
-    std::vector<std::string> select(std::span<const std::string> patterns) const;
+    /// if a selected tensor cannot be loaded.
+    std::vector<tensor_request> select(const load_options& options) const;
     /// The text metadata of the safetensors files. If several have the same key, that of the first.
     const std::map<std::string, std::string>& metadata() const noexcept;
 

@@ -5,7 +5,10 @@
 #include <tbb/task_group.h>
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "formats/safetensors_header.hpp"
 #include "pinflow/error.hpp"
@@ -161,8 +164,11 @@ void select_matching(const opened_tensors& opened, const std::string& pattern,
                                            opened.descriptions.size()));
 }
 
-bool is_floating(const dtype& type) {
-    return type.kind() == dtype_kind::floating || type.kind() == dtype_kind::bfloat16;
+/// What load_options::dtype makes of an element's type: empty for a type that stays.
+std::optional<dtype> cast_of(const dtype& type, const load_options& options) {
+    const bool is_cast = type.kind() == dtype_kind::bfloat16 ||
+                         (type.kind() == dtype_kind::floating && type.size_bytes() <= 8);
+    return is_cast ? options.dtype : std::nullopt;
 }
 
 }  // namespace
@@ -266,42 +272,42 @@ loaded_tensors tensor_files::load_found(std::span<const detail::found_request> r
 }
 
 std::vector<std::size_t> tensor_files::select_indices(std::span<const std::string> patterns) const {
+    std::vector<std::size_t> indices;
+    if (patterns.empty()) {
+        require_all();
+        indices.resize(opened_->descriptions.size());
+        std::iota(indices.begin(), indices.end(), 0);
+        return indices;
+    }
     std::vector<bool> is_selected(opened_->descriptions.size(), false);
     for (const std::string& each : patterns)
         select_matching(*opened_, each, is_selected);
-    std::vector<std::size_t> indices;
     for (std::size_t i = 0; i < is_selected.size(); ++i) {
         if (is_selected[i]) indices.push_back(i);
     }
     return indices;
 }
 
-std::vector<std::string> tensor_files::select(std::span<const std::string> patterns) const {
-    std::vector<std::string> names;
-    for (const std::size_t i : select_indices(patterns))
-        names.push_back(opened_->descriptions[i].name);
-    return names;
+std::vector<tensor_request> tensor_files::select(const load_options& options) const {
+    const std::vector<std::size_t> indices = select_indices(options.names);
+    std::vector<tensor_request> requests(indices.size());
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+        const tensor_description& tensor = opened_->descriptions[indices[i]];
+        requests[i].name = tensor.name;
+        requests[i].dtype = cast_of(tensor.dtype, options);
+    }
+    return requests;
 }
 
 loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const device& device,
                             const load_options& options) {
     const auto start = std::chrono::steady_clock::now();
     const tensor_files opened({files.begin(), files.end()});
-    const auto& tensors = opened.tensors();
-    std::vector<detail::found_request> requests;
-    const auto add = [&](std::size_t i) {
-        detail::found_request& request = requests.emplace_back();
-        request.tensor = i;
-        if (options.dtype && is_floating(tensors[i].dtype)) request.dtype = options.dtype;
-    };
-    if (options.names.empty()) {
-        opened.require_all();
-        requests.reserve(tensors.size());
-        for (std::size_t i = 0; i < tensors.size(); ++i)
-            add(i);
-    } else {
-        for (const std::size_t i : opened.select_indices(options.names))
-            add(i);
+    const std::vector<std::size_t> indices = opened.select_indices(options.names);
+    std::vector<detail::found_request> requests(indices.size());
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+        requests[i].tensor = indices[i];
+        requests[i].dtype = cast_of(opened.tensors()[indices[i]].dtype, options);
     }
     loaded_tensors loaded = opened.load_found(requests, device, options);
     loaded.report.duration = std::chrono::steady_clock::now() - start;

@@ -121,32 +121,18 @@ nb::dict dict_of(const load_report& report) {
     return made;
 }
 
-/// What a load of all tensors, or of those that names and patterns select, requests. Floats of 16 to 64 bits
-/// are cast.
+/// What a load of all tensors, or of those that names and patterns select, requests.
 std::vector<tensor_request> requests_of_all(const tensor_files& files,
                                             const std::optional<std::vector<file_name>>& names,
                                             const std::string& type) {
-    std::vector<tensor_request> requests;
-    const auto cast = type.empty() ? std::nullopt : std::optional(dtype::parse(type));
-    const auto add = [&](const tensor_description& tensor) {
-        const dtype_kind kind = tensor.dtype.kind();
-        tensor_request& request = requests.emplace_back();
-        request.name = tensor.name;
-        if (kind == dtype_kind::floating || kind == dtype_kind::bfloat16) request.dtype = cast;
-    };
+    if (names && names->empty()) return {};
+    load_options options;
+    if (!type.empty()) options.dtype = dtype::parse(type);
     if (names) {
-        std::vector<std::string> patterns;
         for (const file_name& each : *names)
-            patterns.push_back(each.bytes);
-        for (const std::string& name : files.select(patterns))
-            add(files.tensor(name));
-    } else {
-        files.require_all();
-        requests.reserve(files.tensors().size());
-        for (const tensor_description& each : files.tensors())
-            add(each);
+            options.names.push_back(each.bytes);
     }
-    return requests;
+    return files.select(options);
 }
 
 /// How a load is done, and what its tensors become.

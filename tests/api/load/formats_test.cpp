@@ -55,6 +55,35 @@ TEST_CASE("load: .npy files give tensors of their names, in C order, little-endi
     });
 }
 
+TEST_CASE("load: a cast of all tensors leaves integers and long doubles as they are") {
+    const temporary_folder folder;
+    const float value = 1.5F;
+    const long double wide = 2.5L;
+    const std::int32_t number = 3;
+    write_npy(folder / "value.npy", {reinterpret_cast<const std::byte*>(&value), dtype::of<float>(), {1}});
+    write_npy(folder / "wide.npy", {reinterpret_cast<const std::byte*>(&wide), dtype::parse("<f16"), {1}});
+    write_npy(folder / "number.npy",
+              {reinterpret_cast<const std::byte*>(&number), dtype::of<std::int32_t>(), {1}});
+    const std::vector<std::filesystem::path> files{folder / "value.npy", folder / "wide.npy",
+                                                   folder / "number.npy"};
+    on_each_device([&](const device& device) {
+        load_options options;
+        options.dtype = dtype::of<double>();
+        const loaded_tensors loaded = load_tensors(files, device, options);
+        CHECK(values_of<double>(loaded["value"]) == std::vector<double>{1.5});
+        CHECK(loaded["wide"].dtype() == dtype::parse("<f16"));
+        CHECK(values_of<std::int32_t>(loaded["number"]) == std::vector<std::int32_t>{3});
+
+        options.names = {"[vn]*"};
+        const std::vector<tensor_request> selected = tensor_files(files).select(options);
+        REQUIRE(selected.size() == 2);
+        CHECK(selected[0].name == "value");
+        CHECK(selected[0].dtype == dtype::of<double>());
+        CHECK(selected[1].name == "number");
+        CHECK_FALSE(selected[1].dtype);
+    });
+}
+
 TEST_CASE("load: members of .npz files are tensors") {
     const temporary_folder folder;
     const auto large = random_tensor("large", dtype::of<double>(), {700'000});
