@@ -460,6 +460,18 @@ class SourceTest(Folder):
             np.testing.assert_array_equal(squares.numpy(), (numbers.numpy() ** 2)[:, None].repeat(3, 1))
         np.testing.assert_array_equal(np.asarray(pinflow.concatenate([self.Squares()]))[:, 0], np.arange(ROWS) ** 2)
 
+    def test_a_loader_of_rows_of_python_has_few_slots_and_so_has_one_of_their_concatenation(self):
+        parts = pinflow.concatenate([self.Squares(), self.Squares()])
+        for source in (self.Squares(), parts, pinflow.stack([parts])):
+            loader = pinflow.Loader(source, batch=1, device="host")
+            self.assertEqual(loader.report().values["slots"], 8)
+
+    def test_a_tensor_of_another_type_is_a_copy_which_numpy_may_forbid(self):
+        ((rows,),) = pinflow.Loader(np.arange(4), batch=4, device="host", order="sequential", epochs=1)
+        np.testing.assert_array_equal(rows.__array__(np.float64), np.arange(4.0))
+        with self.assertRaises(ValueError):
+            rows.__array__(np.float64, copy=False)
+
     def test_types_and_mistakes_of_sources(self):
         for dtype in (np.dtype("int64"), np.int64, "int64", "<i8"):
             source = self.Squares()

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -129,8 +130,11 @@ void bind_arrays(nb::module_& module) {
             sources.reserve(parts.size());
             for (const shared_array& each : parts)
                 sources.push_back(each->rows());
-            return opened_array::of_rows(stacked ? stack(std::move(sources))
-                                                 : concatenate(std::move(sources)));
+            auto made =
+                opened_array::of_rows(stacked ? stack(std::move(sources)) : concatenate(std::move(sources)));
+            made->has_python_rows =
+                std::ranges::any_of(parts, [](const auto& each) { return each->has_python_rows; });
+            return made;
         });
     });
     module.def("save_npy", [](const file_name& path, const nb::object& elements, const std::string& type,

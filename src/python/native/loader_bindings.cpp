@@ -205,7 +205,7 @@ std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<ope
     // sooner
     constexpr unsigned slots_of_python_rows = 8;
     const bool is_python =
-        std::ranges::any_of(arrays, [](const auto& each) { return each->kept != nullptr; });
+        std::ranges::any_of(arrays, [](const auto& each) { return each->has_python_rows; });
     options.slots = value_of<unsigned>(given, "slots").value_or(is_python ? slots_of_python_rows : 0);
     options.first_epoch = nb::cast<std::uint64_t>(given["first_epoch"]);
     options.threads = value_of<unsigned>(given, "threads").value_or(0);

@@ -37,6 +37,8 @@ class opened_array {
     const array& elements() const;
     /// The Python object that the rows come from, if they do. Loaders share it.
     std::shared_ptr<PyObject> kept;
+    /// Whether a Python object reads rows: of this array, or of a part of it.
+    bool has_python_rows = false;
 
     /// The elements if they were in memory or mapped when the array was opened; otherwise null, also after
     /// `elements`.

@@ -114,6 +114,7 @@ std::shared_ptr<opened_array> array_of_source(const nb::object& source, const st
     std::shared_ptr<PyObject> kept = keep(source);
     auto made = opened_array::of_rows(std::make_shared<python_rows>(kept, element, shape, description));
     made->kept = std::move(kept);
+    made->has_python_rows = true;
     return made;
 }
 

@@ -59,6 +59,8 @@ class Tensor(_native.Tensor):
         """For numpy, which uses the array interface on the host. Raises on a GPU, as `numpy` does."""
         array = self.numpy()
         if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"elements of {array.dtype} cannot be of {dtype} without a copy")
             return array.astype(dtype)
         return array.copy() if copy else array
 
