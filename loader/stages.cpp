@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "loader/ranges.hpp"
@@ -147,8 +148,10 @@ void stages::begin_batch(slot& slot) const {
     try {
         slot.row_ids.resize(rows);
     } catch (const std::exception&) {
-        throw invalid_argument(
-            fmt::format("a batch of {} rows is too large for this machine's memory", rows));
+        throw system_failure(
+            fmt::format("the ids of a batch of {} rows take {} bytes of memory, which are not there", rows,
+                        rows * sizeof(std::uint64_t)),
+            std::make_error_code(std::errc::not_enough_memory));
     }
 }
 
