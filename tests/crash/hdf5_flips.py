@@ -377,7 +377,7 @@ def check(settings, path, name, undamaged):
 
 
 def kind_of_failure(sentence):
-    for part in ("crashed", "did not finish", "ran out of memory", "went wrong", "was killed", "has ended"):
+    for part in ("crashed", "did not finish", "ran out of memory", "sent a malformed answer", "was killed", "has ended"):
         if part in sentence:
             return f"refused, libhdf5 {part}"
     return "refused"
