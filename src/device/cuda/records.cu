@@ -55,36 +55,44 @@ struct alignas(sizeof(T) * lane_elements) numbers_of_lane {
     T values[lane_elements];
 };
 
-/// The sum of the gradients of a row at `count` columns from `column` on. In a batch, a frequent id may come
+/// The gradients of a row: those at positions[begin] ... positions[end - 1].
+struct gradients_of_row {
+    const std::byte* gradients;
+    const std::uint32_t* positions;
+    std::uint64_t columns;
+    std::uint32_t begin, end;
+    flat_type type;
+    bool are_aligned;
+};
+
+/// The sum of a row's gradients at `count` columns from `column` on. In a batch, a frequent id may come
 /// thousands of times, and one warp adds all of its gradients, in their order: so many are loaded at once,
 /// before they are added.
 template <typename Gradient>
-__device__ void sum_gradients(const record_update& work, std::uint64_t row, std::uint64_t column,
-                              unsigned count, bool are_aligned, float (&sums)[lane_elements]) {
+__device__ numbers_of_lane<float> sum_of_type(const gradients_of_row& work, std::uint64_t column,
+                                              unsigned count) {
     const Gradient* const gradients = reinterpret_cast<const Gradient*>(work.gradients);
-    const std::uint32_t begin = work.starts[row];
-    const std::uint32_t end = work.starts[row + 1];
     const auto load = [&](std::uint32_t i) {
-        const Gradient* const from =
-            gradients + std::uint64_t{work.positions[i]} * work.layout.columns + column;
-        if (are_aligned) return *reinterpret_cast<const numbers_of_lane<Gradient>*>(from);
+        const Gradient* const from = gradients + std::uint64_t{work.positions[i]} * work.columns + column;
+        if (work.are_aligned) return *reinterpret_cast<const numbers_of_lane<Gradient>*>(from);
         numbers_of_lane<Gradient> values{};
         for (unsigned e = 0; e < lane_elements; ++e) {
             if (e < count) values.values[e] = from[e];
         }
         return values;
     };
+    numbers_of_lane<float> sums{};
     const auto add = [&](const numbers_of_lane<Gradient>& values) {
         for (unsigned e = 0; e < lane_elements; ++e)
-            sums[e] += cast_scalar<float>(values.values[e]);
+            sums.values[e] += cast_scalar<float>(values.values[e]);
     };
-    if (begin == end) return;
-    const numbers_of_lane<Gradient> first = load(begin);
+    if (work.begin == work.end) return sums;
+    const numbers_of_lane<Gradient> first = load(work.begin);
     for (unsigned e = 0; e < lane_elements; ++e)
-        sums[e] = cast_scalar<float>(first.values[e]);  // not 0 + x, which would lose the sign of -0
+        sums.values[e] = cast_scalar<float>(first.values[e]);  // not 0 + x, which would lose the sign of -0
     constexpr unsigned loaded_at_once = 16;
-    std::uint32_t i = begin + 1;
-    for (; end - i >= loaded_at_once; i += loaded_at_once) {
+    std::uint32_t i = work.begin + 1;
+    for (; work.end - i >= loaded_at_once; i += loaded_at_once) {
         numbers_of_lane<Gradient> values[loaded_at_once];
 #pragma unroll
         for (unsigned k = 0; k < loaded_at_once; ++k)
@@ -93,37 +101,41 @@ __device__ void sum_gradients(const record_update& work, std::uint64_t row, std:
         for (unsigned k = 0; k < loaded_at_once; ++k)
             add(values[k]);
     }
-    for (; i < end; ++i)
+    for (; i < work.end; ++i)
         add(load(i));
+    return sums;
+}
+
+/// Not inlined: in every rule with every type of weights, it would be most of the code.
+__device__ __noinline__ numbers_of_lane<float> sum_gradients(gradients_of_row work, std::uint64_t column,
+                                                             unsigned count) {
+    switch (work.type) {
+        case flat_type::float16:
+            return sum_of_type<half_bits>(work, column, count);
+        case flat_type::bfloat16:
+            return sum_of_type<bfloat16_bits>(work, column, count);
+        default:
+            return sum_of_type<float>(work, column, count);
+    }
 }
 
 /// What a thread needs of some neighbouring columns.
 template <typename Stored>
 struct lane_columns {
     numbers_of_lane<Stored> weights;
-    float gradients[lane_elements];
+    numbers_of_lane<float> gradients;
     unsigned count;
 };
 
 /// The weights and summed gradients at `column`. The padding of a part may be read and written: parts begin
 /// at multiples of 16 bytes.
 template <typename Stored>
-__device__ lane_columns<Stored> load_columns(const record_update& work, std::uint64_t row,
-                                             const std::byte* record, std::uint64_t column,
-                                             bool are_aligned) {
+__device__ lane_columns<Stored> load_columns(const gradients_of_row& gradients, const std::byte* record,
+                                             std::uint64_t column) {
     lane_columns<Stored> columns{};
-    const std::uint64_t left = work.layout.columns - column;
+    const std::uint64_t left = gradients.columns - column;
     columns.count = left < lane_elements ? static_cast<unsigned>(left) : lane_elements;
-    switch (work.gradient_type) {
-        case flat_type::float16:
-            sum_gradients<half_bits>(work, row, column, columns.count, are_aligned, columns.gradients);
-            break;
-        case flat_type::bfloat16:
-            sum_gradients<bfloat16_bits>(work, row, column, columns.count, are_aligned, columns.gradients);
-            break;
-        default:
-            sum_gradients<float>(work, row, column, columns.count, are_aligned, columns.gradients);
-    }
+    columns.gradients = sum_gradients(gradients, column, columns.count);
     columns.weights = reinterpret_cast<const numbers_of_lane<Stored>*>(record)[column / lane_elements];
     return columns;
 }
@@ -131,16 +143,16 @@ __device__ lane_columns<Stored> load_columns(const record_update& work, std::uin
 /// Adds the squares of a row's gradients to its state, as record_work.hpp says. @return the new state, to all
 /// lanes.
 template <typename Rule, typename Stored>
-__device__ float add_squares(const record_update& work, std::uint64_t row, std::byte* record,
-                             const record_step<Rule>& now, bool gradients_are_aligned) {
+__device__ float add_squares(const record_update& work, const gradients_of_row& gradients, std::byte* record,
+                             const record_step<Rule>& now) {
     static_assert(square_sums == warp_threads && columns_of_turn == lane_elements);
     float total = 0;
     for (std::uint64_t column = std::uint64_t{lane()} * lane_elements; column < work.layout.columns;
          column += std::uint64_t{warp_threads} * lane_elements) {
-        const auto columns = load_columns<Stored>(work, row, record, column, gradients_are_aligned);
+        const auto columns = load_columns<Stored>(gradients, record, column);
         for (unsigned e = 0; e < columns.count; ++e) {
             float value = cast_scalar<float>(columns.weights.values[e]);
-            float slope = columns.gradients[e];
+            float slope = columns.gradients.values[e];
             apply_decay(now.decay, value, slope);
             total += slope * slope;
         }
@@ -157,16 +169,14 @@ __device__ float add_squares(const record_update& work, std::uint64_t row, std::
 }
 
 template <typename Rule, typename Stored>
-__device__ void update_record(const record_update& work, std::uint64_t row, const record_step<Rule>& now,
-                              bool gradients_are_aligned) {
+__device__ void update_record(const record_update& work, const gradients_of_row& gradients, std::byte* record,
+                              const record_step<Rule>& now) {
     const record_layout& layout = work.layout;
-    std::byte* const record = work.rows.records + row * layout.size_bytes;
     float row_state = 0;
-    if constexpr (is_rowwise<Rule>)
-        row_state = add_squares<Rule, Stored>(work, row, record, now, gradients_are_aligned);
+    if constexpr (is_rowwise<Rule>) row_state = add_squares<Rule, Stored>(work, gradients, record, now);
     for (std::uint64_t column = std::uint64_t{lane()} * lane_elements; column < layout.columns;
          column += std::uint64_t{warp_threads} * lane_elements) {
-        auto columns = load_columns<Stored>(work, row, record, column, gradients_are_aligned);
+        auto columns = load_columns<Stored>(gradients, record, column);
         const auto states_at = [&](unsigned k) {
             return reinterpret_cast<numbers_of_lane<float>*>(record + layout.states_bytes[k]) +
                    column / lane_elements;
@@ -177,7 +187,7 @@ __device__ void update_record(const record_update& work, std::uint64_t row, cons
         for (unsigned e = 0; e < lane_elements; ++e) {
             if (e >= columns.count) continue;
             float value = cast_scalar<float>(columns.weights.values[e]);
-            float slope = columns.gradients[e];
+            float slope = columns.gradients.values[e];
             float own[Rule::state_count + 1];
             for (unsigned k = 0; k != Rule::state_count; ++k)
                 own[k] = is_rowwise<Rule> ? row_state : states[k].values[e];
@@ -201,20 +211,23 @@ __global__ void __launch_bounds__(record_threads) update_records(const __grid_co
     const bool gradients_are_aligned = layout.columns % lane_elements == 0 &&
                                        reinterpret_cast<std::uintptr_t>(work.gradients) % lane_bytes == 0;
     for (std::uint64_t row = warp_of_grid(); row < work.rows.count; row += warps_of_grid()) {
-        auto* const steps = reinterpret_cast<std::uint32_t*>(work.rows.records + row * layout.size_bytes +
-                                                             layout.steps_bytes);
+        std::byte* const record = work.rows.records + row * layout.size_bytes;
+        const gradients_of_row gradients{work.gradients,       work.positions,       layout.columns,
+                                         work.starts[row],     work.starts[row + 1], work.gradient_type,
+                                         gradients_are_aligned};
+        auto* const steps = reinterpret_cast<std::uint32_t*>(record + layout.steps_bytes);
         const std::uint32_t number = *steps + 1;
         const record_step<Rule> now{Rule::template prepare<float>(*work.numbers, number),
                                     prepare_decay<float>(*work.numbers)};
         switch (layout.type) {
             case flat_type::float16:
-                update_record<Rule, half_bits>(work, row, now, gradients_are_aligned);
+                update_record<Rule, half_bits>(work, gradients, record, now);
                 break;
             case flat_type::bfloat16:
-                update_record<Rule, bfloat16_bits>(work, row, now, gradients_are_aligned);
+                update_record<Rule, bfloat16_bits>(work, gradients, record, now);
                 break;
             default:
-                update_record<Rule, float>(work, row, now, gradients_are_aligned);
+                update_record<Rule, float>(work, gradients, record, now);
         }
         __syncwarp();
         if (lane() == 0) *steps = number;
