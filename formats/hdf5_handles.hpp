@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 #include <hdf5.h>
-#if __has_include(<H5FDdevelop.h>)  // since 1.14, what writers of drivers need
+#if __has_include(<H5FDdevelop.h>)  // since 1.14: declarations for file drivers
 #include <H5FDdevelop.h>
 #endif
 

@@ -141,7 +141,7 @@ open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
     const property_handle access(::H5Pcreate(H5P_FILE_ACCESS), "its properties cannot be made");
     checked(::H5Pset_driver(access.id(), driver_.id(), nullptr), "its driver cannot be chosen");
     checked(::H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), "its properties cannot be set");
-    // primes, as the library's manual advises; per open dataset
+    // each open dataset has a cache of its own; libhdf5's manual advises a prime number of hash entries
     const std::size_t hash_entries = chunk_cache_bytes > default_chunk_cache_bytes ? 12'421 : 521;
     checked(::H5Pset_cache(access.id(), 0, hash_entries, chunk_cache_bytes, 0.75),
             "its properties cannot be set");

@@ -33,8 +33,9 @@ using hdf5_store_chunk = std::function<void(std::span<const std::uint64_t> first
 /// A band is the set of chunks that share the same rows; leading axes along which chunks have length 1 do not
 /// enlarge it. Collects the rows of whole bands: those of two chunks per core, or of 1 MiB of chunks if that
 /// is more. They take at most 64 MiB, unless one band is larger. Encoding takes three times the size of the
-/// chunks that are being encoded or wait to be stored: of one chunk, or of up to 64 MiB of chunks. Not
-/// thread-safe. `store` is called on one thread at a time, which need not be the thread that calls `write`.
+/// chunks that are being encoded or wait to be stored. These are at most 64 MiB of chunks, or one larger
+/// chunk. Not thread-safe. `store` is called on one thread at a time, which need not be the thread that calls
+/// `write`.
 class hdf5_chunk_writer {
  public:
     /// `shape` and `chunk_shape` must have the same number of axes. No length may be 0, and no chunk may be

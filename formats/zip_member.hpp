@@ -13,7 +13,8 @@
 namespace pinflow::detail {
 
 /// Checks that a member can be read.
-/// @throws unsupported for a member that is encrypted or uses an unknown compression method.
+/// @throws unsupported for a member that is encrypted, is a patch of other data, uses an unknown compression
+/// method, or needs a later version of the format than 6.3.
 /// @throws format_error if its compressed and uncompressed sizes contradict each other.
 void check_zip_member_readable(const zip_entry& entry);
 
