@@ -86,7 +86,8 @@ struct type_name {
     std::uint64_t size_bytes;
 };
 
-/// numpy's type names with a size; their meaning is the same on every platform.
+/// numpy's type names with a size, which is the same on every platform (unlike that of "long" or
+/// "longdouble").
 constexpr type_name type_names[] = {
     {"bool", dtype_kind::boolean, 1},
     {"int8", dtype_kind::signed_integer, 1},

@@ -42,8 +42,9 @@ int open_again(int descriptor, const std::string& path);
 /// Makes the file at least this large, and takes the space for these bytes, so that no later write to them
 /// can find the filesystem full.
 void allocate(int descriptor, const std::string& path, std::uint64_t size_bytes);
-/// Allocates the pages of a part of a shared, writable mapping of a file, from the beginning of a page on
-/// (MADV_POPULATE_WRITE): huge pages if `advise` has requested them and the filesystem allows them.
+/// Allocates the pages of a part of a shared, writable mapping of a file (MADV_POPULATE_WRITE). `data` must
+/// be the beginning of a page. The pages are huge pages if `advise` has requested them and the filesystem
+/// allows them.
 /// @return false if the system does not know the request (before Linux 5.14).
 /// @throws system_failure, with errc::no_space_on_device if there is too little space.
 bool allocate_mapped(std::byte* data, std::uint64_t size_bytes, const std::string& path);
