@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(norm_threads) check_gradients(const __grid_con
         const double sum = sum_of_threads(sums);
         if (threadIdx.x == 0) buffers.sums[chunk] = sum;
     }
-    // blocks that found nothing leave the mark alone
+    // only threads that found a gradient that is not finite use an atomic
     if (!finite) atomicOr(&control.found_now, 1U);
     if (!is_last_block(control)) return;
     double sums[pack_elements] = {};

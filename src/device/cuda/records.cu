@@ -66,8 +66,8 @@ struct gradients_of_row {
 };
 
 /// The sum of a row's gradients at `count` columns from `column` on. In a batch, a frequent id may come
-/// thousands of times, and one warp adds all of its gradients, in their order: so many are loaded at once,
-/// before they are added.
+/// thousands of times, and one warp adds all of its gradients, in their order. It loads 16 at a
+/// time before it adds them, to have several loads in flight.
 template <typename Gradient>
 __device__ numbers_of_lane<float> sum_of_type(const gradients_of_row& work, std::uint64_t column,
                                               unsigned count) {

@@ -433,7 +433,8 @@ __global__ void __launch_bounds__(row_threads) repeat(row_launch launch) {
 
 // ---- sums ------------------------------------------------------------------------------------------------
 
-/// The type that sums are computed in. Sums of 16-bit floats are rounded once.
+/// The type that sums are computed in. 16-bit floats are added as floats; only the total is rounded to 16
+/// bits.
 template <typename Value>
 struct accumulator {
     using type = Value;
