@@ -49,8 +49,8 @@ class device_backend {
     virtual void destroy_stream(void* stream) noexcept = 0;
     virtual void synchronize_stream(void* stream) = 0;
     virtual bool stream_done(void* stream) = 0;
-    /// Whether work enqueued on the stream now would not be executed, because it would be recorded in a CUDA
-    /// graph, or refused while another stream is captured.
+    /// Whether work enqueued on the stream now would be recorded in a CUDA graph instead of being executed,
+    /// or refused because another stream is being captured.
     virtual bool is_capturing(void* stream) = 0;
     /// The stream in which any thread can record an event after the work enqueued on `stream`: `stream`
     /// itself. For cudaStreamPerThread, whose handle means another stream on each thread, it is the legacy
@@ -155,6 +155,7 @@ class device_backend {
     virtual void check_gradients(const gradient_check& work, void* stream) = 0;
     /// Updates all parameters, with one kernel.
     virtual void update_parameters(const flat_step& work, void* stream) = 0;
+
     // Records of embedding tables. record_work.hpp says where the memory of the structures is; otherwise as
     // for flat parameters.
 

@@ -43,7 +43,7 @@ struct flat_control {
     std::uint32_t finished_blocks = 0;  ///< of the running kernel
 };
 
-/// The buffers of one object. All of it is in device memory.
+/// The buffers of one object. All pointers are to device memory.
 struct flat_buffers {
     const flat_segment* segments = nullptr;
     std::uint32_t segment_count = 0;
@@ -61,9 +61,10 @@ struct flat_buffers {
     bool has_doubles = false;  ///< whether there are segments of float64
     flat_control* control = nullptr;
     double* sums = nullptr;  ///< norm_sum_count(pack_count) of them
-    /// A scale by which the gradients are too large, and a number that is not 0 if the caller found some that
-    /// are not finite: torch.amp.GradScaler's. Null: 1 and 0.
+    /// The factor by which the loss, and so each gradient, was multiplied (torch.amp.GradScaler's scale).
+    /// Null: 1.
     const float* scale = nullptr;
+    /// Not 0 if the caller found gradients that are not finite (GradScaler's found_inf). Null: 0.
     const float* found = nullptr;
 };
 

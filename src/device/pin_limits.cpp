@@ -119,9 +119,9 @@ bool process_mappings::may_share_last_page(std::span<const std::byte> bytes) con
     const auto last = std::ranges::upper_bound(mappings_, address - 1, {}, &mapping::end);
     if (last == mappings_.end() || !is_own_memory(*last)) return false;
     if (address < last->end) return true;
-    // An array that begins in the last page of a mapping also ends in it, so that all of it is registered,
-    // unless the next mapping continues this one. Mappings of one heap can differ, for example in
-    // MADV_HUGEPAGE.
+    // The last page of `bytes` is the last page of its mapping. Another array that begins in it also ends in
+    // it, so all of that array is registered. Exception: the next mapping continues this one, because
+    // mappings of one heap can differ, for example in MADV_HUGEPAGE.
     const auto next = std::next(last);
     return next != mappings_.end() && next->begin == address && is_own_memory(*next);
 }
