@@ -388,7 +388,7 @@ TEST_CASE("pin order: after a reader restarts, skipped pieces are registered ahe
 }
 
 TEST_CASE("pin order: a reader faster than registration finds most pieces registered in time") {
-    // so many pieces are read while another is registered, and three are under way
+    // the number of pieces read while one is registered, with three more already taken
     for (const double read_per_piece : {1.3, 2.0, 2.5}) {
         CAPTURE(read_per_piece);
         constexpr std::size_t count = 600;

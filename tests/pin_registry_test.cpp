@@ -132,14 +132,14 @@ TEST_CASE("pin: the budget is shared by all holders") {
     CHECK(registry.reserve(pages_at(memory, 0, 6), 10 * page));
     CHECK_FALSE(registry.reserve(pages_at(memory, 6, 5), 10 * page));
     CHECK(registry.reserve(pages_at(memory, 6, 4), 10 * page));
-    CHECK_FALSE(registry.reserve(pages_at(memory, 10, 1), 5 * page));  // below what is set aside already
+    CHECK_FALSE(registry.reserve(pages_at(memory, 10, 1), 5 * page));  // less than is reserved already
     registry.give_back(pages_at(memory, 0, 6));
     CHECK(registry.reserved_bytes() == 4 * page);
     CHECK(registry.reserve(pages_at(memory, 0, 6), 10 * page));
     CHECK(registry.reserve({}, 0));
 }
 
-TEST_CASE("pin: pages that several holders set aside count once, until the last has given them back") {
+TEST_CASE("pin: pages that several holders reserve count once, until the last has given them back") {
     pin_registry registry;
     const memory_region memory = memory_region::anonymous(32 * page);
     const auto pages = [&](std::uint64_t first, std::uint64_t count) {
@@ -209,7 +209,7 @@ TEST_CASE("pin: reservations that begin and end anywhere are counted as page by 
     CHECK(reservations.size_bytes() == 0);
 }
 
-TEST_CASE("pin: a hundred holders can set thousands of pieces aside") {
+TEST_CASE("pin: a hundred holders can reserve thousands of pieces") {
     // The addresses are never accessed. If reserve() copied all reservations on each call, this test would
     // time out.
     constexpr std::uintptr_t begin = std::uintptr_t{1} << 40;

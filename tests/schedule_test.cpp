@@ -321,7 +321,7 @@ TEST_CASE("schedule: is right for numbers that need all of 64 bits") {
     // tails of nearly a step
     check(1001 * (std::uint64_t{world} << 20) - 1, std::uint64_t{1} << 20);
     check(2 * (std::uint64_t{world} << 29) - 1, std::uint64_t{1} << 29);
-    // steps that are longer than an epoch, or than any number
+    // steps that are longer than an epoch, or whose row count overflows 64 bits
     check((std::uint64_t{1} << 62) - 1, (std::uint64_t{1} << 31));
     check((std::uint64_t{1} << 62) - 1, ~std::uint64_t{0});
 }

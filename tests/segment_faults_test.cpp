@@ -120,7 +120,7 @@ TEST_CASE("segments: each system call of a group's publisher may fail, which lea
     CHECK(calls > 20);
 }
 
-TEST_CASE("segments: each system call of who removes, lists or cleans may fail, which loses no segment") {
+TEST_CASE("segments: each system call of cleaning, listing and removing may fail, which loses no segment") {
     const test_segments segments;
     const array numbers = numbered_rows(100);
     segments.publish("a", numbers);

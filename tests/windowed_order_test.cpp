@@ -75,8 +75,8 @@ row_list runs_of(row_list window, std::uint64_t row_count) {
     return lengths;
 }
 
-/// Whether `rows` are windows of so many chunks, each made of whole chunks, but for the one short chunk,
-/// which is in the window of number `short_window`.
+/// Whether `rows` are windows of whole chunks, as many as `chunks_of_window` says. One chunk lacks
+/// `missing_rows` rows, and is in window number `short_window`.
 bool consists_of(const row_list& rows, const row_list& chunks_of_window, std::uint64_t chunk_rows,
                  std::uint64_t missing_rows, std::uint64_t short_window) {
     auto begin = rows.begin();
@@ -139,7 +139,7 @@ TEST_CASE("windowed: windows are whole chunks, no more rows than asked for, and 
         CAPTURE(drawn.row_count);
         CAPTURE(drawn.window_rows);
         const std::uint64_t chunk_rows = chunk_rows_of(drawn.window_rows);
-        if (drawn.row_count <= drawn.window_rows || chunk_rows == 1) continue;  // any order is of such chunks
+        if (drawn.row_count <= drawn.window_rows || chunk_rows == 1) continue;  // every order passes
         const std::uint64_t chunk_count = (drawn.row_count + chunk_rows - 1) / chunk_rows;
         const std::uint64_t max_chunks = drawn.window_rows / chunk_rows;
         const std::uint64_t window_count = (chunk_count + max_chunks - 1) / max_chunks;

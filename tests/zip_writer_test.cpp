@@ -59,7 +59,7 @@ std::uint64_t number_at(const std::string& bytes, std::size_t offset, unsigned s
 
 }  // namespace
 
-TEST_CASE("zip writer: what it writes is read back, each member where it was to lie") {
+TEST_CASE("zip writer: what it writes is read back, each member at its alignment") {
     const temporary_folder folder;
     // the thresholds of zip64, and such low ones that this archive needs it
     for (const zip64_thresholds thresholds : {zip64_thresholds{},
