@@ -181,9 +181,9 @@ class embedding_table {
     /// @throws system_failure.
     void export_weights(const std::filesystem::path& path);
     /// Replaces the weights of all rows by an array of the shape (row_count, columns), of any type that can
-    /// be cast to the table's, in a file that `open` reads. If the table is one of bfloat16, so are elements
-    /// of two bytes without a type, as .npy files have them. Rows keep their state and number of steps. Waits
-    /// and forgets as write_weights.
+    /// be cast to the table's, in a file that `open` reads. A bfloat16 table reads `|V2` as bfloat16, because
+    /// .npy files lack that type. Rows keep their state and number of steps. Waits and forgets as
+    /// write_weights.
     /// @throws as `open`; invalid_argument for another shape, and while leases are held; unsupported for
     /// other types. If reading fails midway, some rows have new weights.
     void import_weights(const std::filesystem::path& path);

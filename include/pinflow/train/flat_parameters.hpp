@@ -157,7 +157,8 @@ class flat_parameters {
     /// Reads what `save` wrote, for parameters of the same names, types and shapes in any order. Settings are
     /// not saved. Later steps are bit-equal to those without the interruption. Forgets clipping that was
     /// asked for, and skipped steps. Waits for `stream`.
-    /// @throws state_mismatch if parameters, the rule or its states differ; then nothing has changed.
+    /// @throws state_mismatch if parameters, the rule or its states differ, unsupported for tensors of a type
+    /// that pinflow lacks; then nothing has changed.
     /// @throws format_error, system_failure; if reading fails midway, the parameters are part old, part new.
     void load(const std::filesystem::path& path, stream_view stream);
 
