@@ -67,8 +67,9 @@ class loaded_block {
         : mapping_(std::move(mapping)), process_(::getpid()) {}
     loaded_block(const loaded_block&) = delete;
     loaded_block& operator=(const loaded_block&) = delete;
-    /// Frees the memory once the streams of use_on have passed their work so far. In a forked process it does
-    /// nothing.
+    /// Frees the memory once the streams of use_on have passed their work so far. Device memory is leaked in
+    /// a forked process, and if no event can be recorded in one of the streams: it is being captured, or the
+    /// device has failed.
     ~loaded_block();
 
     bool is_mapped() const noexcept { return mapping_ != nullptr; }

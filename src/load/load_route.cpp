@@ -73,8 +73,8 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
         chosen.is_small = plan.total_bytes - plan.mapped_bytes <= max_small_bytes &&
                           std::ranges::none_of(plan.others, &load_unit::is_decoded);
         chosen.reason = fmt::format(
-            "{} are mapped; {} are read, as are all tensors that must be gathered, decoded or cast, are not "
-            "aligned, are less than 1 MiB of a file, or have a destination",
+            "{} are mapped, {} are read: tensors are mapped unless they must be gathered, decoded or cast, "
+            "are not aligned or have a destination, or less than 1 MiB of their file is loaded",
             in_binary_units(plan.mapped_bytes), in_binary_units(plan.total_bytes - plan.mapped_bytes));
     } else if (chosen.route == load_route::copy) {
         if (!plan.others.empty())

@@ -35,8 +35,8 @@ class load_run {
     /// Ends the threads, and waits for the copies.
     ~load_run();
 
-    /// Allocates all blocks, not far ahead of the threads that fill them, and then begins to page-lock, if
-    /// the route says so.
+    /// Allocates all blocks. On the route `staged` to a GPU, waits so that not much more memory is allocated
+    /// than filled. On the routes `copy` and `both`, begins to page-lock afterwards.
     void allocate();
     /// Waits until all is done.
     /// @throws the first error of any thread.

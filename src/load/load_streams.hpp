@@ -9,8 +9,8 @@ namespace pinflow::detail {
 /// thread. Memory is freed in its order, and nothing waits for it.
 stream_view load_host_stream();
 
-/// A stream in whose order memory is freed after a load, never destroyed. With its own stream, each tensor
-/// that is loaded by itself would keep one alive.
+/// The stream in whose order memory is freed after a load; it is never destroyed. If the memory were freed in
+/// the order of the load's own stream, every tensor that is loaded by itself would keep a stream alive.
 stream_view load_release_stream(const device& device);
 
 }  // namespace pinflow::detail
