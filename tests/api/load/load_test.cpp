@@ -106,7 +106,7 @@ TEST_CASE("load: large tensors arrive whole by every route, from several files")
     });
 }
 
-TEST_CASE("load: thousands of small tensors share blocks, in which each begins at a multiple of 256 bytes") {
+TEST_CASE("load: thousands of small tensors are loaded whole, with few allocations on a GPU") {
     const temporary_folder folder;
     std::vector<model_tensor> tensors;
     for (unsigned i = 0; i < 3000; ++i)

@@ -406,7 +406,7 @@ TEST_CASE("next: a consumer waits for a limited time, and its waits are those of
 }
 
 TEST_CASE(
-    "resume: a loader that is stopped returns nothing, also to a thread that waits, and keeps its leases") {
+    "resume: a stopped loader ends, also for a thread that waits in next, and leased batches stay valid") {
     auto source = std::make_shared<scripted_rows>(100);
     const gate gate;
     source->before_read = [&](std::uint64_t first) {

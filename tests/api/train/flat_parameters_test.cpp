@@ -582,7 +582,8 @@ TEST_CASE("flat parameters: every type is saved and loaded, with master copies")
     });
 }
 
-TEST_CASE("flat parameters: memory comes from the caller's resource, and is shared with who uses the views") {
+TEST_CASE(
+    "flat parameters: memory comes from the caller's resource, and the result of share keeps it alive") {
     on_each_device([](const device& device) {
         const auto resource = std::make_shared<counting_resource>();
         {

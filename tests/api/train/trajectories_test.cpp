@@ -15,7 +15,8 @@
 #include "pinflow/formats/safetensors.hpp"
 #include "temporary_folder.hpp"
 
-// Every rule against PyTorch. tests/train/trajectories.py has made the files, with the same settings.
+// Every rule of torch.optim that pinflow has, against PyTorch. tests/train/trajectories.py has made the
+// files, with the same settings.
 
 using namespace pinflow;
 
@@ -133,7 +134,7 @@ std::vector<T> trajectory(const device& device, const optimizer& settings, unsig
 
 }  // namespace
 
-TEST_CASE("optimizers: every rule follows PyTorch for 200 steps, in float32 and float64") {
+TEST_CASE("optimizers: every rule of torch.optim follows PyTorch for 200 steps, in float32 and float64") {
     std::ifstream names(folder_of_references() / "settings.txt");
     const auto of_torch32 = reference<float>("torch32.npy");
     const auto of_torch64 = reference<double>("torch64.npy");
