@@ -7,9 +7,9 @@
 TAKE_BATCHES is the program made from take_batches.cpp, PINFLOW the tool. Every cell makes its files in a folder below
 DIR, which is removed at the end, and reads them into the page cache. A GPU cell streams them for five epochs (one in
 the cells "one epoch"). The digest reads every batch on the GPU. If a batch has less than 1 MiB, the digest is computed
-in a run that is not timed, because its kernel takes as long as the batch. A host cell streams them for three epochs, in
-turns with one numpy thread that gathers the rows of np.load(mmap_mode="r"). If a cell has many files, numpy reads one
-file of 1 GiB instead. The cells "one epoch" and "first of five" count the first epoch, all others the median of the
+in a run that is not timed, because its CUDA calls take as long as the batch. A host cell streams them for three epochs,
+in turns with one numpy thread that gathers the rows of np.load(mmap_mode="r"). If a cell has many files, numpy reads
+one file of 1 GiB instead. The cells "one epoch" and "first of five" count the first epoch, all others the median of the
 later epochs. Contents are checked by the digest, which must be that of `pinflow stream --device host --route read`; on
 the host in a run that is not timed. LINK is the rate of a 256 MiB copy from pinned memory in the same run. An unknown
 name in --cells prints all names. With --results the table between two marks in that file is replaced, unless something

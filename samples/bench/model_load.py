@@ -4,11 +4,12 @@
     python3 samples/bench/model_load.py [--dir DIR] [--gb N] [--only WORDS] [--cold]
 
 Writes 270 tensors of a transformer in bfloat16 to DIR, in three files (10.6 GB), and reads them once, so that they are
-in the page cache. Then each loader loads all of them six times; loaders that are not installed are named. Prints the
-seconds of the first load and the median rate of the others in GB/s, beside the rate of the link: the median of 9 copies
-of 256 MiB from page-locked memory. The first load is checked: by the sum of each tensor's bytes. Last come half of
-every tensor along axis 1, 20,000 tensors of 64 KiB in one file, and save_file. With --cold, only pinflow and `dd` read
-the files, which the page cache forgets before each run; `dd` has 1 to 16 readers, through the page cache and past it.
+in the page cache. Then each loader loads all of them six times; for a loader that fails or is not installed, the error
+is printed. Prints the seconds of the first load and the median rate of the others in GB/s, beside the rate of the link:
+the median of 9 copies of 256 MiB from page-locked memory. The first load is checked by a checksum of each tensor. Last
+come half of every tensor along axis 1, 20,000 tensors of 64 KiB in one file (of the first load, every 97th is
+compared), and save_file. With --cold, only pinflow and `dd` read the files, which the page cache forgets before each
+run; `dd` has 1 to 16 readers, through the page cache and past it.
 """
 
 import argparse
@@ -27,8 +28,8 @@ BLOCK = {"q": (4096, 4096), "k": (4096, 1024), "v": (4096, 1024), "o": (4096, 40
 
 
 def write_models(folder, layers):
-    """Three files whose tensors hold different numbers. Returns their paths, and sums of the bytes of each tensor and of
-    its half along axis 1."""
+    """Writes three files whose tensors hold different numbers. Returns their paths, and the checksums of each tensor
+    and of its half along axis 1."""
     torch.manual_seed(28)
     noise = torch.randn(11008 * 4096 + 4096).to(torch.bfloat16)
     on_device = noise.cuda()
@@ -50,6 +51,7 @@ def write_models(folder, layers):
 
 
 def checksum(tensor):
+    """The sum of the 16-bit words, weighted by their position, so that words in another order are detected."""
     words = tensor.flatten().view(torch.int16).to(torch.int64)
     return int((words * (torch.arange(words.numel(), device=words.device) % 8191 + 1)).sum())
 
@@ -177,7 +179,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", default="/dev/shm", help="where the files are written")
     parser.add_argument("--gb", type=float, default=10.6, help="the size of the model")
-    parser.add_argument("--only", default="", help="of the peers, those whose name contains one of these words")
+    parser.add_argument("--only", default="",
+                        help="measure only peers whose name contains one of these words, separated by commas")
     parser.add_argument("--cold", action="store_true", help="measure only loads of files outside the page cache, and dd")
     arguments = parser.parse_args()
     layers = max(3, round(arguments.gb / 10.6 * 30 / 3) * 3)

@@ -59,7 +59,7 @@ std::span<std::byte> map_plain_pages(std::uint64_t size_bytes) {
     return {static_cast<std::byte*>(data), size_bytes};
 }
 
-/// Words that are a function of their place.
+/// Fills the table with words that are a function of their index.
 void fill(std::span<std::byte> table) {
     auto* const words = reinterpret_cast<std::uint64_t*>(table.data());
     for (std::uint64_t i = 0; i < table.size() / sizeof(std::uint64_t); ++i)
