@@ -53,7 +53,7 @@ std::string help() {
     text +=
         "\n"
         "  --version  prints the version\n"
-        "  --help     prints this; after a command, what it takes\n"
+        "  --help     prints this text; after a command, the command's own help\n"
         "\n"
         "FILE:NAME means the array NAME in FILE, and shm:NAME a copy that `pin` made.\n"
         "Exit status: 0 done, 1 the work failed, 2 the command line is wrong or needs something that this\n"

@@ -110,7 +110,7 @@ struct stream_result {
     std::uint64_t bytes = 0;
     std::uint64_t batches = 0;
     double seconds = 0;
-    std::vector<double> epoch_seconds;  ///< of the epochs that this run streamed from
+    std::vector<double> epoch_seconds;  ///< of each epoch that this run streamed, also in part
     std::uint64_t digest = 0;
     std::string stopped_by;  ///< "max-batches", "SIGINT", "SIGTERM"; empty if all epochs ended
 
