@@ -36,7 +36,7 @@ auto without_gil(Function function) {
     return function();
 }
 
-/// Copies rows to memory of the caller's, of ids.size() rows.
+/// Copies the rows of `ids`, a buffer of 64-bit numbers, to `out`, which must have exactly their size.
 void read_rows(const opened_array& self, const nb::object& ids, const nb::object& out) {
     std::shared_ptr<const row_source> rows;
     without_gil([&] { rows = self.rows(); });

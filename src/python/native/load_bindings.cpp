@@ -121,7 +121,7 @@ nb::dict dict_of(const load_report& report) {
     return made;
 }
 
-/// What a load of all tensors, or of those that names and patterns select, requests.
+/// The requests of a load of all tensors, or of those that names and patterns select.
 std::vector<tensor_request> requests_of_all(const tensor_files& files,
                                             const std::optional<std::vector<file_name>>& names,
                                             const std::string& type) {

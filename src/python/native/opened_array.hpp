@@ -35,7 +35,7 @@ class opened_array {
     std::shared_ptr<const row_source> rows() const;
     /// The elements, which may have to be decoded or gathered first.
     const array& elements() const;
-    /// The Python object that the rows come from, if they do. Loaders share it.
+    /// The Python object that reads the rows, which their row_source keeps, too. Null for other arrays.
     std::shared_ptr<PyObject> kept;
     /// Whether a Python object reads rows: of this array, or of a part of it.
     bool has_python_rows = false;

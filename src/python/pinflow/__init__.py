@@ -2,7 +2,7 @@
 
     import pinflow
 
-    images = pinflow.open("images.npy")                      # what numpy.load opens, mapped
+    images = pinflow.open("images.npy")                      # maps the file; numpy.load would read it
     for x, y in pinflow.Loader(images, "labels.npy"):        # one shuffled epoch, on the GPU if there is one
         train(x.torch(), y.torch())
 

@@ -22,7 +22,7 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 
 class RowSource(Protocol):
-    """Rows that a Python object reads: any object with these three members, no subclass.
+    """Rows that a Python object reads: any object with these three members. It need not be a subclass.
 
         class Squares:
             dtype = "float32"

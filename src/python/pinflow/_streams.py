@@ -36,7 +36,7 @@ def consumer_stream(stream: Any, gpu: Optional[int]) -> Stream:
         return handle_of(stream), stream
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_initialized():  # it has no stream yet, nor perhaps CUDA
+    if cuda is None or not cuda.is_initialized():  # PyTorch has no current stream yet, or no CUDA
         return None, None
     # PyTorch never destroys the streams of its pool, and whoever made an ExternalStream keeps it alive. So the handle
     # is enough, and reading it takes a tenth of the time of current_stream.
