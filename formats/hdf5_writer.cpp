@@ -32,6 +32,10 @@ constexpr std::size_t piece_bytes = std::size_t{1} << 20;
 /// The paths that are already in the file.
 class path_tree {
  public:
+    /// @return the groups that the path leads through.
+    /// @throws invalid_argument if no dataset can have this path.
+    std::vector<std::string> check(const std::string& path) const;
+    /// Adds a path that has been checked.
     void add(const std::string& path);
 
  private:
@@ -39,7 +43,7 @@ class path_tree {
     std::set<std::string, std::less<>> groups_;
 };
 
-void path_tree::add(const std::string& path) {
+std::vector<std::string> path_tree::check(const std::string& path) const {
     if (path.empty()) throw invalid_argument("has an empty name");
     if (path.find('\0') != path.npos) throw invalid_argument("has a zero byte in its name");
     if (!detail::count_code_points(path)) throw invalid_argument("has a name that is not UTF-8");
@@ -62,7 +66,12 @@ void path_tree::add(const std::string& path) {
             throw invalid_argument(fmt::format("cannot be in {}, which is a dataset", quote(group)));
         }
     }
-    groups_.insert(leads_through.begin(), leads_through.end());
+    return leads_through;
+}
+
+void path_tree::add(const std::string& path) {
+    const std::vector<std::string> groups = check(path);
+    groups_.insert(groups.begin(), groups.end());
     datasets_.insert(path);
 }
 
@@ -111,14 +120,14 @@ void check_type(const dtype& type) {
 }
 
 /// @return the bytes of the elements.
-std::uint64_t check_dataset(const dataset& of, path_tree& paths) {
+std::uint64_t check_dataset(const dataset& of, const path_tree& paths) {
     const std::uint64_t payload_bytes = payload_bytes_of(of);
     if (of.shape.size() > H5S_MAX_RANK) {
         throw unsupported(fmt::format("has {} axes: HDF5 allows {}", of.shape.size(), H5S_MAX_RANK));
     }
     check_chunks(of, payload_bytes);
     check_type(of.dtype);
-    paths.add(of.name);
+    static_cast<void>(paths.check(of.name));
     return payload_bytes;
 }
 
@@ -133,7 +142,7 @@ struct hdf5_writer::state {
     /// "cannot write 'a.h5'"
     std::string attempt() const { return fmt::format("cannot write '{}'", file.path()); }
     void check_complete() const;
-    std::uint64_t check(const dataset& of, path_tree& among) const;
+    std::uint64_t check(const dataset& of, const path_tree& among) const;
     void write_contiguous(std::span<const std::byte> bytes);
 
     detail::hdf5::output file;
@@ -157,7 +166,7 @@ void hdf5_writer::state::check_complete() const {
     }
 }
 
-std::uint64_t hdf5_writer::state::check(const dataset& of, path_tree& among) const {
+std::uint64_t hdf5_writer::state::check(const dataset& of, const path_tree& among) const {
     const auto sentence = [&](const error& failure) {
         return fmt::format("{}: the dataset {} {}", attempt(), quote(of.name), failure.what());
     };
@@ -214,8 +223,10 @@ hdf5_writer::state& hdf5_writer::valid_state() const {
 void hdf5_writer::check(std::span<const dataset> datasets) const {
     state& own = valid_state();
     path_tree paths = own.paths;
-    for (const dataset& each : datasets)
+    for (const dataset& each : datasets) {
         own.check(each, paths);
+        paths.add(each.name);
+    }
 }
 
 void hdf5_writer::begin(const dataset& begun) {
@@ -233,9 +244,11 @@ void hdf5_writer::begin(const dataset& begun) {
                                               std::uint32_t filter_mask, std::span<const std::byte> stored) {
                                file.write_chunk(first_element, filter_mask, stored);
                            });
+        now.paths.add(begun.name);  // from here on, a failure ends the file
         now.file.create_chunked(begun.name, begun.dtype, begun.shape, chunk_shape,
                                 std::min(begun.deflate_level, max_zlib_level));
     } else {
+        now.paths.add(begun.name);
         now.offset_bytes = now.file.create_contiguous(begun.name, begun.dtype, begun.shape, payload_bytes,
                                                       now.alignment_bytes);
     }

@@ -17,6 +17,7 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/formats/hdf5.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/system.hpp"
 #include "tests/hdf5_writing.hpp"
 #include "tests/npy_bytes.hpp"
@@ -154,6 +155,22 @@ TEST_CASE("hdf5 writer: impossible chunks, levels, shapes and alignments are ref
     writer.begin({"x", f4, {0, 5}, 1, {7, 7}});  // without elements there are no chunks
     writer.finish();
     CHECK(names_in(folder.path()) == std::set<std::string>{"a.h5"});
+}
+
+TEST_CASE("hdf5 writer: a dataset whose chunks do not fit into memory can be begun again with smaller ones") {
+    const temporary_folder folder;
+    hdf5_writer writer(folder / "a.h5");
+    dataset large{"group/x", dtype::parse("|u1"), {1U << 28}, 1, {1U << 28}};
+    {
+        const pinflow::detail::scoped_available_memory little(64 << 20);
+        CHECK_THROWS_AS(writer.begin(large), pinflow::system_failure);
+    }
+    large.shape = {100};
+    large.chunk_shape = {10};
+    writer.begin(large);
+    writer.write(std::vector<std::byte>(100));
+    writer.begin({"group", dtype::parse("|u1"), {0}, 0});
+    writer.finish();
 }
 
 TEST_CASE("hdf5 writer: a dataset takes all of its elements and no more, and a file ends once") {
