@@ -193,7 +193,8 @@ std::pair<std::exception_ptr, std::string> run_all(const std::vector<const bench
 
 double median(std::vector<double> values) {
     std::ranges::sort(values);
-    return values[values.size() / 2];
+    const std::size_t middle = values.size() / 2;
+    return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 void bench(const argument_list& arguments) {

@@ -87,6 +87,7 @@ void check_rows(const bench_options& options, row_ways ways);
 
 // ---- what they share -------------------------------------------------------------------------------------
 
+/// @param values at least one. Of an even number, the mean of the two in the middle is returned.
 double median(std::vector<double> values);
 
 }  // namespace pinflow::cli
