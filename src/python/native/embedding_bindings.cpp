@@ -197,8 +197,8 @@ void bind_embedding_tables(nb::module_& module) {
             "commit",
             [](python_embeddings& self, python_lease& lease, std::uintptr_t gradients,
                const std::string& type, stream_number stream) {
-                embedding_lease taken = lease.take();
                 const dtype of_gradients = dtype::parse(type);
+                embedding_lease taken = lease.take();
                 self.run(stream, [&](embedding_table& table, stream_view on) {
                     table.commit(std::move(taken), std::bit_cast<const std::byte*>(gradients), of_gradients,
                                  on);
