@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <functional>
 #include <istream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -318,6 +319,9 @@ void header_reader::complete_tensor() {
 // ---- the tensors together ---------------------------------------------------------------------------------
 
 void check_names(const std::vector<safetensors_entry>& tensors) {
+    // most files have the names in order
+    if (std::ranges::adjacent_find(tensors, std::greater_equal{}, &safetensors_entry::name) == tensors.end())
+        return;
     std::unordered_set<std::string_view> names;
     names.reserve(tensors.size());
     for (const safetensors_entry& tensor : tensors) {

@@ -234,6 +234,15 @@ class planner {
 
 }  // namespace
 
+const std::unordered_map<std::string_view, std::size_t>& opened_tensors::by_name() const {
+    std::call_once(by_name_made_, [&] {
+        by_name_.reserve(descriptions.size());
+        for (std::size_t i = 0; i < descriptions.size(); ++i)
+            by_name_.emplace(descriptions[i].name, i);
+    });
+    return by_name_;
+}
+
 file_position position_of(const opened_tensors& opened, const load_job& job) {
     const stored_tensor& stored = opened.stored[job.tensor];
     return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};
@@ -246,8 +255,8 @@ void refuse(const opened_tensors& opened, const std::string& name) {
 }
 
 found_request find_request(const opened_tensors& opened, const tensor_request& request) {
-    const auto found = opened.by_name.find(request.name);
-    if (found == opened.by_name.end()) {
+    const auto found = opened.by_name().find(request.name);
+    if (found == opened.by_name().end()) {
         if (opened.refused.contains(request.name)) refuse(opened, request.name);
         throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
                                            quote(request.name, max_label_name), opened.descriptions.size(),

@@ -46,11 +46,18 @@ struct opened_tensors {
     std::vector<std::filesystem::path> absolute_paths;     ///< to open the files again
     std::vector<std::shared_ptr<const input_file>> files;  ///< for each path
     std::vector<tensor_description> descriptions;
-    std::vector<stored_tensor> stored;                          ///< for each description
-    std::unordered_map<std::string_view, std::size_t> by_name;  ///< names of `descriptions`
-    std::unordered_map<std::string, refusal> refused;           ///< tensors that cannot be loaded, by name
-    std::string first_refused;                                  ///< the name of the first one
+    std::vector<stored_tensor> stored;                 ///< for each description
+    std::unordered_map<std::string, refusal> refused;  ///< tensors that cannot be loaded, by name
+    std::string first_refused;                         ///< the name of the first one
     std::map<std::string, std::string> metadata;
+
+    /// The indices of `descriptions` by name, made by the first call: a load of all tensors of one file needs
+    /// none. Thread-safe.
+    const std::unordered_map<std::string_view, std::size_t>& by_name() const;
+
+ private:
+    mutable std::once_flag by_name_made_;
+    mutable std::unordered_map<std::string_view, std::size_t> by_name_;
 };
 
 struct file_position {

@@ -93,6 +93,30 @@ std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_
     return array.offset_bytes;
 }
 
+[[noreturn]] void refuse_second(const std::vector<std::filesystem::path>& paths, const std::string& name,
+                                std::size_t first_file, std::size_t second_file) {
+    throw invalid_argument(fmt::format("two tensors are called {}: one of {}, one of {}",
+                                       quote(name, detail::max_label_name),
+                                       quote(paths[first_file].string(), detail::max_shown_path),
+                                       quote(paths[second_file].string(), detail::max_shown_path)));
+}
+
+/// @throws invalid_argument for two tensors of one name.
+void check_names(const opened_tensors& opened) {
+    const auto& by_name = opened.by_name();
+    for (std::size_t i = 0; i < opened.descriptions.size(); ++i) {
+        const tensor_description& tensor = opened.descriptions[i];
+        const tensor_description& first = opened.descriptions[by_name.at(tensor.name)];
+        if (&first != &tensor) refuse_second(opened.paths, tensor.name, first.file, tensor.file);
+    }
+    for (const auto& [name, why] : opened.refused) {
+        const auto other = by_name.find(name);
+        if (other == by_name.end()) continue;
+        const std::size_t file = opened.descriptions[other->second].file;
+        refuse_second(opened.paths, name, std::min(file, why.file), std::max(file, why.file));
+    }
+}
+
 std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path> paths) {
     if (paths.empty()) throw invalid_argument("cannot load tensors of no files");
     auto opened = std::make_shared<opened_tensors>();
@@ -102,29 +126,20 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
         count += file.arrays.size();
     opened->descriptions.reserve(count);
     opened->stored.reserve(count);
-    opened->by_name.reserve(count);
     for (std::size_t i = 0; i < paths.size(); ++i) {
         opened->files.push_back(listed[i].file);
         opened->metadata.merge(listed[i].metadata);
         for (array_listing& array : listed[i].arrays) {
             const bool is_npy = listed[i].format == file_format::npy;
             std::string name = is_npy ? paths[i].stem().string() : std::move(array.name);
-            const auto other = opened->by_name.find(name);
-            const bool is_refused = opened->refused.contains(name);
-            if (other != opened->by_name.end() || is_refused) {
-                const std::size_t first =
-                    is_refused ? opened->refused.at(name).file : opened->descriptions[other->second].file;
-                throw invalid_argument(fmt::format("two tensors are called {}: one of {}, one of {}",
-                                                   quote(name, detail::max_label_name),
-                                                   quote(paths[first].string(), detail::max_shown_path),
-                                                   quote(paths[i].string(), detail::max_shown_path)));
-            }
             if (!array.dtype) {
                 const std::string reason =
                     fmt::format("cannot load {} of {}: {}", quote(name, detail::max_label_name),
                                 quote(paths[i].string(), detail::max_shown_path), array.reason);
                 if (opened->refused.empty()) opened->first_refused = name;
-                opened->refused.emplace(std::move(name), detail::refusal{i, reason});
+                const auto [other, is_new] =
+                    opened->refused.emplace(std::move(name), detail::refusal{i, reason});
+                if (!is_new) refuse_second(paths, other->first, other->second.file, i);
                 continue;
             }
             opened->stored.push_back({i, is_npy, raw_offset(array, *listed[i].file)});
@@ -132,19 +147,21 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
                 array.dtype->is_little_endian() ? std::move(*array.dtype) : array.dtype->little_endian();
             opened->descriptions.push_back(
                 {std::move(name), std::move(type), std::move(array.shape), i, array.size_bytes});
-            opened->by_name.emplace(opened->descriptions.back().name, opened->descriptions.size() - 1);
         }
     }
     for (const std::filesystem::path& path : paths)
         opened->absolute_paths.push_back(std::filesystem::absolute(path));
     opened->paths = std::move(paths);
+    // the reader of safetensors headers has compared the names of a file
+    const bool may_be_equal = listed.size() > 1 || listed[0].format != file_format::safetensors;
+    if (may_be_equal) check_names(*opened);
     return opened;
 }
 
 /// Marks the tensors that a name or pattern selects. @throws invalid_argument if there are none.
 void select_matching(const opened_tensors& opened, const std::string& pattern,
                      std::vector<bool>& is_selected) {
-    if (const auto found = opened.by_name.find(pattern); found != opened.by_name.end()) {
+    if (const auto found = opened.by_name().find(pattern); found != opened.by_name().end()) {
         is_selected[found->second] = true;
         return;
     }
@@ -228,7 +245,7 @@ const std::map<std::string, std::string>& tensor_files::metadata() const noexcep
 
 const tensor_description& tensor_files::tensor(std::string_view name) const {
     const std::string text(name);
-    if (const auto found = opened_->by_name.find(name); found != opened_->by_name.end())
+    if (const auto found = opened_->by_name().find(name); found != opened_->by_name().end())
         return opened_->descriptions[found->second];
     if (opened_->refused.contains(text)) detail::refuse(*opened_, text);
     throw invalid_argument(fmt::format("none of the {} tensors is called {}", opened_->descriptions.size(),

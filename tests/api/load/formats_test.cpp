@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "devices.hpp"
@@ -32,6 +33,16 @@ std::vector<T> values_of(const device_tensor& tensor) {
     std::vector<T> values(bytes.size() / sizeof(T));
     if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
+}
+
+/// Writes a safetensors file of a tensor of 3 bytes and one of a type that pinflow lacks.
+void write_good_and_bad(const std::filesystem::path& path, const std::string& good, const std::string& bad) {
+    const std::string header = "{\"" + good + R"(":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},")" + bad +
+                               R"(":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[3,5]}})";
+    std::ofstream file(path, std::ios::binary);
+    const std::uint64_t length = header.size();
+    file.write(reinterpret_cast<const char*>(&length), sizeof length);
+    file << header << "abcde";
 }
 
 }  // namespace
@@ -129,13 +140,7 @@ TEST_CASE("load: datasets of HDF5 files are tensors, and compressed ones are dec
 
 TEST_CASE("load: a tensor of a type that pinflow lacks is refused by name, and others can be loaded") {
     const temporary_folder folder;
-    const std::string header =
-        R"({"good":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"bad":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[3,5]}})";
-    std::ofstream file(folder / "a.safetensors", std::ios::binary);
-    const std::uint64_t length = header.size();
-    file.write(reinterpret_cast<const char*>(&length), sizeof length);
-    file << header << "abcde";
-    file.close();
+    write_good_and_bad(folder / "a.safetensors", "good", "bad");
     CHECK_THROWS_WITH_AS(load_tensors(folder / "a.safetensors", device::host()), doctest::Contains("'bad'"),
                          unsupported);
     load_options options;
@@ -146,6 +151,21 @@ TEST_CASE("load: a tensor of a type that pinflow lacks is refused by name, and o
     CHECK(files.tensor("good").size_bytes == 3);
     CHECK_THROWS_AS(files.tensor("bad"), unsupported);
     CHECK_THROWS_AS(files.tensor("none"), invalid_argument);
+}
+
+TEST_CASE("load: two tensors of one name are refused, whether they could be loaded or not") {
+    const temporary_folder folder;
+    write_good_and_bad(folder / "a.safetensors", "x", "y");
+    for (const auto& [good, bad] : {std::pair("x", "z"), std::pair("z", "x"), std::pair("z", "y")}) {
+        CAPTURE(good);
+        CAPTURE(bad);
+        write_good_and_bad(folder / "b.safetensors", good, bad);
+        const std::string both = bad == std::string("y") ? "y" : "x";
+        CHECK_THROWS_WITH_AS(tensor_files({folder / "a.safetensors", folder / "b.safetensors"}),
+                             doctest::Contains(("'" + both + "'").c_str()), invalid_argument);
+    }
+    write_good_and_bad(folder / "b.safetensors", "v", "w");
+    CHECK(tensor_files({folder / "a.safetensors", folder / "b.safetensors"}).tensors().size() == 2);
 }
 
 TEST_CASE("save: what was saved is loaded again, with its metadata, tensors of no elements too") {
