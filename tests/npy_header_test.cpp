@@ -14,6 +14,7 @@
 #include "tests/fuzz/npy_header_invariants.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/support/file_bytes.hpp"
+#include "tests/support/sanitized.hpp"
 
 // ---- the largest allocation, counted for the whole executable ---------------------------------------------
 
@@ -625,7 +626,8 @@ TEST_CASE("npy header: the invariants hold for the fuzzer's seeds, findings and 
             std::string bytes = npy_bytes::read_file(entry.path().string());
             ++files;
             CHECK(npy_header_invariants::broken_for(as_bytes(bytes)) == "");
-            for (std::size_t at = 0; at < bytes.size(); ++at) {
+            constexpr std::size_t step = sanitized ? 5 : 1;  // the fuzzers go on under sanitizers
+            for (std::size_t at = 0; at < bytes.size(); at += step) {
                 const char original = bytes[at];
                 for (const char replacement : {'\0', ' ', '\'', '(', ',', '0', 'L', '\\', '\xFF'}) {
                     bytes[at] = replacement;

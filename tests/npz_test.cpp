@@ -19,6 +19,7 @@
 #include "tests/fuzz/zip_directory_invariants.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/support/file_bytes.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
 
@@ -635,7 +636,8 @@ TEST_CASE("npz: the invariants hold for the fuzzer's seeds, findings and their m
             std::string bytes = read_file(entry.path().string());
             ++files;
             CHECK(zip_directory_invariants::broken_for(npy_bytes::as_bytes(bytes)) == "");
-            for (std::size_t at = 0; at < bytes.size(); ++at) {
+            constexpr std::size_t step = sanitized ? 5 : 1;  // the fuzzers go on under sanitizers
+            for (std::size_t at = 0; at < bytes.size(); at += step) {
                 const char original = bytes[at];
                 for (const char replacement : {'\0', '\1', '\x08', '\x7F', '\xFF'}) {
                     bytes[at] = replacement;

@@ -17,6 +17,7 @@
 #include "tests/npy_bytes.hpp"
 #include "tests/safetensors_bytes.hpp"
 #include "tests/support/file_bytes.hpp"
+#include "tests/support/sanitized.hpp"
 
 namespace {
 
@@ -362,7 +363,8 @@ TEST_CASE("safetensors header: the invariants hold for the fuzzer's seeds, findi
             std::string bytes = npy_bytes::read_file(file.path().string());
             ++files;
             CHECK(safetensors_header_invariants::broken_for(bytes) == "");
-            for (std::size_t at = 0; at < bytes.size(); ++at) {
+            constexpr std::size_t step = sanitized ? 5 : 1;  // the fuzzers go on under sanitizers
+            for (std::size_t at = 0; at < bytes.size(); at += step) {
                 const char original = bytes[at];
                 for (const char replacement : {'\0', ' ', '"', '{', '[', ',', '0', '9', '\\', '\xFF'}) {
                     bytes[at] = replacement;

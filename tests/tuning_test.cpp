@@ -269,7 +269,7 @@ TEST_CASE("tuning: a failed measurement is repeated at the next request") {
 }
 
 TEST_CASE("tuning: measures with a million rows at most, however small they are" *
-          doctest::skip(sanitizes_threads)) {  // minutes under TSan, for one thread
+          doctest::skip(sanitized)) {  // minutes under sanitizers, for one thread
     constexpr std::uint64_t million = std::uint64_t{1} << 20;
     measured_backend backend;
     const guarded_table table(device::host(), 4 * million);
