@@ -27,8 +27,9 @@ struct guard_frame {
 constexpr unsigned no_key = ~0U;
 
 /// The pthread key under which each thread has the guard_frame of its guarded copy, while there is one. Not a
-/// thread_local: a signal handler must not allocate, which the first access to one may do, unless it is in
-/// static thread-local storage. There is no room for that in a library that is loaded late, such as Python's.
+/// thread_local: a signal handler must not allocate, but the first access to a thread_local may, unless it is
+/// in static thread-local storage. A library that is loaded late, such as the Python module, may find no room
+/// there.
 std::atomic<unsigned> frame_key = no_key;
 static_assert(std::is_same_v<::pthread_key_t, unsigned>);
 

@@ -11,12 +11,13 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Storage and page cache read whole pages: a gap between two units of one page costs nothing.
+/// Gaps between units up to this size are read too. Storage and page cache read whole pages, so that reading
+/// a gap of at most a page costs less than another read.
 constexpr std::uint64_t max_gap_bytes = 4096;
 /// From this size on, units are read directly to their destination.
 constexpr std::uint64_t large_unit_bytes = 16 << 10;
-/// Bytes written together when reordering: a few cache lines, because neighbouring writes share the line
-/// between them.
+/// Contiguous bytes to write at a time when reordering. Several cache lines, because two neighbouring writes
+/// may both write to the line at their border.
 constexpr std::uint64_t write_bytes = 256;
 constexpr std::uint64_t cache_line_bytes = 64;
 

@@ -34,7 +34,7 @@ class scratch_memory {
 /// together. Keeps the array alive. Thread-safe.
 class strided_reader {
  public:
-    /// At most so many bytes are read before they are reordered; few enough to stay in a core's cache.
+    /// The maximum number of bytes that are read before they are reordered. They stay in a core's cache.
     static constexpr std::uint64_t scratch_bytes = 512 << 10;
 
     explicit strided_reader(array source);
