@@ -47,7 +47,7 @@ struct flat_control {
 struct flat_buffers {
     const flat_segment* segments = nullptr;
     std::uint32_t segment_count = 0;
-    /// The first segments again, which a kernel has with its arguments, without reading memory.
+    /// Copies of the first segments. A kernel gets them with its arguments, without a load from memory.
     static constexpr unsigned max_near_segments = 4;
     flat_segment near_segments[max_near_segments] = {};
     const rule_numbers* groups = nullptr;
@@ -79,8 +79,8 @@ struct gradient_check {
 struct flat_step {
     flat_buffers buffers;
     rule_kind rule = rule_kind::adam;
-    bool skips =
-        false;  ///< changes nothing if the last check, which was of these gradients, found some not finite
+    /// The step changes nothing if the last check, of the same gradients, found any that are not finite.
+    bool skips = false;
     bool clamps = false;
     double max_magnitude = 0;  ///< of each element of the gradients, if `clamps`
 };

@@ -13,7 +13,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// The most pieces that are populated ahead of the piece being registered. Populating is faster than
+/// The maximum number of pieces populated ahead of the piece being registered. Populating is faster than
 /// registering (40 to 50 GB/s against 30), so a few are enough.
 constexpr std::size_t max_pieces_ahead = 3;
 /// After this many refusals the rest is not tried: all remaining pages of a truncated file would be refused.

@@ -136,7 +136,7 @@ inline bool is_aligned(const row_transfer& transfer) noexcept {
     return aligned;
 }
 
-/// The row that is written if several have the same index.
+/// What a scatter writes if several rows have the same index: the last of them, or their sum.
 enum class repeated_rows : std::uint8_t { last, sum };
 
 /// The element type of a sum. Integers wrap around.

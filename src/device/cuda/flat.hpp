@@ -11,8 +11,8 @@ constexpr unsigned update_blocks(bool doubles) {
     return doubles ? 1 : 2;
 }
 
-/// kernel(flat_step), one for each rule: launch blocks of update_threads. All blocks read the control block
-/// before the last one changes it. `doubles`: whether there are float64 parameters.
+/// kernel(flat_step), one for each rule: launch blocks of update_threads. All thread blocks read
+/// flat_control before the last one changes it. `doubles`: whether there are float64 parameters.
 const void* update_flat(rule_kind rule, bool doubles);
 /// kernel(gradient_check): launch blocks of norm_threads.
 const void* check_flat();

@@ -12,8 +12,8 @@ namespace pinflow::detail::cuda {
 
 namespace {
 
-/// The most blocks of kernels that check indices or repeat rows, and of a held gather for each of its tables.
-/// This many are faster than the link, and leave room for other kernels.
+/// The maximum number of blocks of a kernel that checks indices or repeats rows, and of a held gather for
+/// each of its tables. This many are faster than the link, and leave room for other kernels.
 constexpr unsigned max_local_blocks = 64;
 
 /// Threads that move one row.
@@ -24,8 +24,8 @@ unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
         std::min(std::bit_ceil((row_size_bytes + word_bytes - 1) / word_bytes), max_lanes));
 }
 
-/// The most blocks of a sort by one kernel. While each has one tile of indices at most, the kernel is as fast
-/// as CUB; with two tiles a block, CUB is faster by a third to a half (an H200).
+/// The maximum number of blocks of a sort by one kernel. If no block has more than one tile of indices, the
+/// kernel is as fast as CUB. With two tiles a block, CUB is faster by a third to a half (an H200).
 constexpr unsigned max_sort_blocks = 64;
 constexpr std::uint64_t max_short_list = std::uint64_t{max_sort_blocks} * ids_of_sort_tile;
 

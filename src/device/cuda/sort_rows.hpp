@@ -7,7 +7,8 @@
 
 #include "src/device/row_work.hpp"
 
-/// The two sorts of indices: sort_rows.cu has one kernel, sort_by_cub.cu calls CUB, which takes several.
+/// Two ways to sort indices: with one kernel (sort_rows.cu), or with CUB, which launches several
+/// (sort_by_cub.cu).
 namespace pinflow::detail::cuda {
 
 inline constexpr unsigned sort_threads = 512;  ///< per block

@@ -36,8 +36,8 @@ host_event& event_of(void* handle) {
     return *static_cast<host_event*>(handle);
 }
 
-/// The text after the colon in the first line of a /proc file that begins with `key` and has such text; empty
-/// without such a line.
+/// The text after the colon in a line of a /proc file that begins with `key`: the first such line that has
+/// any text there. Empty if there is none.
 std::string proc_value(const char* path, std::string_view key) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
