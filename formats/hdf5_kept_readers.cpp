@@ -41,7 +41,7 @@ std::mutex readers_mutex;
 /// Open readers, most recently used first. Guarded by the mutex, which is not held while readers are opened
 /// or closed, since that may take long.
 std::list<open_reader>& readers() {
-    static auto& readers = *new std::list<open_reader>;  // never destroyed: datasets may outlive it
+    static auto& readers = *new std::list<open_reader>;  // never destroyed: static objects may hold datasets
     return readers;
 }
 

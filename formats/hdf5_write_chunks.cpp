@@ -142,7 +142,7 @@ hdf5_chunk_writer::hdf5_chunk_writer(std::size_t grid_axis, const shape_vector& 
 
 hdf5_chunk_writer::~hdf5_chunk_writer() = default;
 
-/// Where a band begins in all of the bytes.
+/// The offset of a band in the dataset's elements, in bytes.
 std::uint64_t hdf5_chunk_writer::band_begin(std::uint64_t band) const noexcept {
     const std::uint64_t rows =
         band / bands_per_block_ * grid_.shape()[0] + band % bands_per_block_ * grid_.rows_per_chunk();

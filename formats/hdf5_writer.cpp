@@ -244,7 +244,7 @@ void hdf5_writer::begin(const dataset& begun) {
                                               std::uint32_t filter_mask, std::span<const std::byte> stored) {
                                file.write_chunk(first_element, filter_mask, stored);
                            });
-        now.paths.add(begun.name);  // from here on, a failure ends the file
+        now.paths.add(begun.name);  // after a failure from here on, nothing can be written
         now.file.create_chunked(begun.name, begun.dtype, begun.shape, chunk_shape,
                                 std::min(begun.deflate_level, max_zlib_level));
     } else {

@@ -13,7 +13,8 @@ constexpr std::size_t max_axes = 64;
 /// Larger metadata is left to the parser that bounds its memory.
 constexpr std::size_t max_metadata_bytes = 1 << 16;
 
-/// Takes tokens off the front of a text. Each function returns false, at any position, for what is not plain.
+/// Takes tokens off the front of a text. Each function returns false if the text is not plain; the position
+/// is unspecified after that.
 class plain_text {
  public:
     explicit plain_text(std::string_view text) : at_(text.data()), end_(text.data() + text.size()) {}
