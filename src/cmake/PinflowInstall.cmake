@@ -70,7 +70,7 @@ install(FILES ${PROJECT_BINARY_DIR}/pinflow.pc DESTINATION ${pc_folder})
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-# the folders whose pages README.md links to
+# the folders of the pages that README.md links to, and of those that src/README.md links to
 foreach(folder IN ITEMS include/pinflow formats loader src src/cli src/shared samples samples/bench samples/python)
   file(GLOB pages ${PROJECT_SOURCE_DIR}/${folder}/*.md ${PROJECT_SOURCE_DIR}/${folder}/*.svg)
   install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
