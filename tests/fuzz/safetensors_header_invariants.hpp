@@ -94,10 +94,10 @@ inline std::string differs_for(std::string_view bytes, std::uint64_t file_size_b
         return parse_safetensors_text([&] { return std::exchange(text, {}); }, data_offset, file_size_bytes,
                                       safetensors_metadata::kept);
     });
-    if (first.error != second.error) return "two parsers give other errors";
+    if (first.error != second.error) return "two parsers give different errors";
     const bool are_equal =
         first.header.tensors == second.header.tensors && first.header.metadata == second.header.metadata;
-    return are_equal ? "" : "two parsers give other tensors";
+    return are_equal ? "" : "two parsers give different tensors";
 }
 
 /// The same for a file that begins with `bytes` and has that size.
