@@ -178,7 +178,7 @@ class exchange_bench {
         return seconds_since(start);
     }
 
-    /// Gathers one group while another is scattered, each on a stream of its own; in step, as in training.
+    /// Gathers and scatters on a stream each. Groups are enqueued alternately on the two, as in training.
     double duplex(const std::vector<id_list>& gathered, const std::vector<id_list>& scattered) {
         const auto start = clock::now();
         for (std::uint64_t first = 0; first < gathered.size(); first += sizes_.together()) {

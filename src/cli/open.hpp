@@ -12,7 +12,7 @@
 
 namespace pinflow::cli {
 
-/// What stands before the name of a segment where a FILE is taken.
+/// The prefix by which a FILE argument names a segment.
 inline constexpr std::string_view segment_prefix = "shm:";
 
 /// FILE[:NAME] or shm:NAME on the command line.

@@ -199,7 +199,8 @@ void unpin(const argument_list& arguments) {
 }
 
 void list(const argument_list& arguments) {
-    CLI::App app("Lists the segments of this user, and files in their folder that are none.", "pinflow list");
+    CLI::App app("Lists the segments of this user, and files in their folder that are not segments.",
+                 "pinflow list");
     bool json = false;
     app.add_flag("--json", json, "Print one JSON object")->disable_flag_override();
     if (!parse(app, arguments)) return;
