@@ -71,7 +71,8 @@ class python_lease {
     std::optional<embedding_lease> lease_;
 };
 
-/// A table with a stream for the host.
+/// A table. On the host device it owns the stream that all calls use. On CUDA, a call without a stream uses
+/// the legacy default stream.
 class python_embeddings {
  public:
     python_embeddings(embedding_options options, const std::string& device_name) {

@@ -38,7 +38,8 @@ nonfinite_gradients policy_of(const std::string& name) {
     throw invalid_argument("nonfinite is 'update', 'skip' or 'refuse', not '" + name + "'");
 }
 
-/// Flat parameters with a stream for calls that name none: the host's own, and CUDA's legacy default stream.
+/// Flat parameters. On the host device they own the stream that all calls use. On CUDA, a call without a
+/// stream uses the legacy default stream.
 class python_flat {
  public:
     using spec = std::tuple<std::string, std::string, std::vector<std::uint64_t>, std::size_t>;

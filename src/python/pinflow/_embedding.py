@@ -16,7 +16,7 @@ from ._train import _TYPES, _numbers
 _SIZES = {"<f4": 4, "<f2": 2, "bfloat16": 2}
 _SPELLINGS = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
 Weights = Union[str, Tuple[str, float, float], Callable[[int, int], Any]]
-#: bytes of weights that a function returns at once, about
+#: about as many bytes of weights are requested from a function of first weights at a time
 _PIECE_BYTES = 16 << 20
 
 
@@ -139,7 +139,7 @@ class EmbeddingTable:
         """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result.
 
         Raises:
-            InvalidArgument: `look_ahead` steps are prefetched already; as `fetch`.
+            InvalidArgument: `look_ahead` steps are prefetched already. Otherwise as `fetch`.
         """
         found = _ids(ids)
         self._table.prefetch(found.ctypes.data, found.size)
@@ -300,7 +300,8 @@ class EmbeddingTable:
         self._pending, self._events = [], []
 
     def _keep(self, lease: EmbeddingLease) -> Optional[EmbeddingLease]:
-        """The lease of a forward pass, unless another one is held: then `step` fetches its rows again."""
+        """Remembers the lease of a forward pass, and returns it. If another lease is held, releases this one and
+        returns None: then `step` fetches its rows again."""
         held = self._held() if self._held is not None else None
         if held is not None and held._lease.is_valid():
             lease.release()

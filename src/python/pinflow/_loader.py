@@ -132,8 +132,8 @@ class Batch:
 
     @property
     def index(self) -> int:
-        """The number of this batch within its epoch, counted from 0. After a resume at a position it begins at
-        position // (batch * world), the whole steps of all ranks before it."""
+        """The number of this batch within its epoch, counted from 0. After a resume within an epoch, the first batch
+        has the index position // (batch * world), as if the whole epoch were delivered with this batch size."""
         return self._batch.index
 
     def state_dict(self) -> Dict[str, Any]:

@@ -216,8 +216,8 @@ class FlatParameters:
         """Makes one step of the rule for every parameter, at the rates of `param_groups`.
 
         Raises:
-            InvalidArgument: a parameter or its gradient has left the buffers. The first step checks all, each later one
-                another 2 of them.
+            InvalidArgument: a parameter or its gradient has left the buffers. The first step checks all
+                parameters, each later step two of them, in turn.
         """
         if self._is_watched():
             return self._watched_step(closure)
@@ -291,7 +291,8 @@ class FlatParameters:
             self._rates[number] = rate
 
     def _check_some_views(self) -> None:
-        """Looks at a few parameters, others in each step: data_ptr of all would take longer than the step."""
+        """Checks all parameters in the first step, and two in each later one, in turn: data_ptr of all would take
+        longer than the step."""
         count = len(self._addresses)
         for _ in range(min(count, 2) if self._checked else count):
             self._next = (self._next + 1) % count
