@@ -48,7 +48,7 @@ rows, _ = next(iter(kept))
 functions = {"Tensor.numpy()": ("numpy", rows.numpy), "np.from_dlpack(tensor)": ("numpy", lambda: np.from_dlpack(rows))}
 if device != "host":
     functions = {"Tensor.cupy()": ("cupy", rows.cupy)}
-functions["Tensor.torch()"] = ("torch", rows.torch)  # last: then iteration asks for its current stream, too
+functions["Tensor.torch()"] = ("torch", rows.torch)  # last: with PyTorch, iteration asks for its stream
 for name, (package, function) in functions.items():
     try:
         importlib.import_module(package)

@@ -4,8 +4,8 @@
 // plain anonymous pages, of a file in a tmpfs, and of huge pages of 2 MiB if the kernel has any
 // (nr_hugepages). Prints one line for each: the seconds until it is allocated, zeroed and written, the
 // seconds of making a row exchange, which page-locks it (pinned_buffer already is), and the rate of gathering
-// rows of 512 bytes from it: 64 batches of 131072 fresh rows, 8 together. Compares one of the 64 batches with
-// the table. Exit 77 without a CUDA device.
+// rows of 512 bytes from it: 64 batches of 131072 fresh rows, 8 together. In each repetition, compares one of
+// the 64 batches with the table. Exit 77 without a CUDA device.
 
 #include <sys/mman.h>
 #include <unistd.h>
