@@ -3,8 +3,8 @@
 # Python 3.11 gives a wheel for 3.11, Python 3.12 or later one for 3.12 and all later versions; PYTHON names the
 # interpreter (python3). HDF5 is built from the distribution's source, without network drivers, in build/wheel-hdf5.
 # If a CUDA toolkit is found, its runtime is inside, with code for compute capabilities 7.5 to 12.0
-# (CUDA_ARCHITECTURES names others; 7.5 serves only beside a first GPU of 8.0 or later). Prints the tag, the driver
-# that CUDA needs, and the files. A Python package index must be reachable.
+# (CUDA_ARCHITECTURES names others). A GPU of 7.5 can be used only if cuda:0 has 8.0 or later. Prints the tag, the
+# driver that CUDA needs, and the files. A Python package index must be reachable.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../tests/setup.sh"
 
