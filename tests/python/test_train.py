@@ -59,7 +59,7 @@ class FlatParametersTest(unittest.TestCase):
             optimizer.step()
         self.assertIn("Optimizer.step#FlatParameters.step", [each.name for each in profile.function_events])
 
-    def test_every_rule_follows_torch(self):
+    def test_rules_for_dense_gradients_follow_torch(self):
         rules = {"sgd": "SGD", "adagrad": "Adagrad", "adadelta": "Adadelta", "rmsprop": "RMSprop", "rprop": "Rprop",
                  "adam": "Adam", "adamw": "AdamW", "adamax": "Adamax", "nadam": "NAdam", "radam": "RAdam", "asgd": "ASGD"}
         options = {"sgd": {"lr": 0.1, "momentum": 0.9, "nesterov": True}, "adam": {"betas": (0.8, 0.9)},
