@@ -53,9 +53,9 @@ struct tensor_slice {
 /// One tensor to load.
 struct tensor_request {
     std::string name;
-    /// The part of the tensor to load. Only this part is read. Short gaps in it may be read too: of less
-    /// than 3 KiB, or of up to 16 KiB from storage. A tensor that must be decoded or reordered (compressed,
-    /// big-endian, Fortran order) is read as a whole.
+    /// The part of the tensor to load. Only this part is read. Gaps of less than 3 KiB in it may be read
+    /// too, and the kernel may read ahead across gaps of up to 16 KiB. A tensor that must be decoded or
+    /// reordered (compressed, big-endian, Fortran order) is read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
     /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does. Empty: the type
     /// in the file, little-endian.

@@ -71,9 +71,9 @@ struct publish_options {
 
 /// Copies all rows of `source` into a new segment, by all cores, and computes its checksum on the way. Rows
 /// that only `read_rows` can give (compressed ones) are decoded straight into it. Whether there is room is
-/// checked before the first byte is copied. Each piece then takes its memory, so the filesystem can still be
-/// full if others fill it meanwhile; nothing is left then. If RLIMIT_FSIZE is less than the size of the file,
-/// the system sends SIGXFSZ. Transparent huge pages are used if the system allows them on advice.
+/// checked before the first byte is copied. Each piece then takes its memory, so the call can still fail
+/// if others fill the filesystem meanwhile. It then leaves no file. If RLIMIT_FSIZE is less than the size of
+/// the file, the system sends SIGXFSZ. Transparent huge pages are used if the system allows them on advice.
 /// @throws invalid_argument for an invalid name, for a name with a slash, and for an inconsistent source.
 /// @throws system_failure with std::errc::file_exists if the name is in use and `replace` is not set, or if
 /// it is in use for arrays that were published together; with no_space_on_device if the filesystem is too

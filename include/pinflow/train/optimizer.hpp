@@ -54,6 +54,8 @@ struct rmsprop {
     double epsilon = 1e-8;
     double weight_decay = 0;
     double momentum = 0;
+    /// Divides by the standard deviation instead of the root of the mean square. Unlike in torch.optim, a
+    /// variance that rounding makes negative counts as 0.
     bool centered = false;
     bool maximize = false;
 };
