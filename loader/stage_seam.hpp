@@ -11,8 +11,8 @@ namespace pinflow::detail {
 enum class stage : std::uint8_t { sample, fill, deliver };
 
 /// Called at the beginning of each stage of each batch, numbered from 0 over all epochs. Not called for a
-/// batch that has an error, nor in `deliver` for later batches of its group. May throw or wait.
-/// May be called from several threads at once.
+/// batch that has an error, nor, in `deliver`, for batches of its group after one that failed in an earlier
+/// stage. May throw or wait. May be called from several threads at once.
 using stage_hook = std::function<void(stage where, std::uint64_t batch)>;
 
 /// Installs a hook for its lifetime. For tests.

@@ -149,8 +149,8 @@ void stages::begin_batch(slot& slot) const {
         slot.row_ids.resize(rows);
     } catch (const std::exception&) {
         throw system_failure(
-            fmt::format("the ids of a batch of {} rows take {} bytes of memory, which are not there", rows,
-                        rows * sizeof(std::uint64_t)),
+            fmt::format("cannot allocate the row ids of a batch of {} rows: they take {} bytes of memory",
+                        rows, rows * sizeof(std::uint64_t)),
             std::make_error_code(std::errc::not_enough_memory));
     }
 }
