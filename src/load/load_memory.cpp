@@ -10,8 +10,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Memory that is allocated before threads have filled it. While CUDA allocates, threads cannot enqueue
-/// copies: all allocations one after the other would leave the link idle.
+/// The most memory that is allocated and not yet filled by the threads. While CUDA allocates, threads cannot
+/// enqueue copies, so making all allocations at once would leave the link idle.
 constexpr std::uint64_t max_ahead_bytes = std::uint64_t{512} << 20;
 constexpr std::chrono::microseconds allocation_interval{200};
 

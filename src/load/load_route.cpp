@@ -23,8 +23,8 @@ constexpr unsigned max_threads = 16;
 /// (samples/bench/NOTEBOOK.md).
 constexpr unsigned min_staging_cores = 8;
 constexpr unsigned min_staging_cores_on_tmpfs = 4;
-/// On the host device the calling thread reads up to so many bytes itself: to start threads would take
-/// longer.
+/// On the host device the calling thread reads up to this many bytes itself, because starting threads would
+/// take longer.
 constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
 
 /// Whether at least three quarters of the sampled pages are in the page cache: those of some 256 units of all

@@ -13,11 +13,11 @@ namespace pinflow::detail {
 
 namespace {
 
-/// A read of a run by itself costs as much as reading and copying so many bytes more.
+/// A system call for one more run takes as long as reading and copying this many bytes.
 constexpr std::uint64_t read_cost_bytes = 3 << 10;
 /// The largest read of runs and gaps.
 constexpr std::uint64_t max_joined_read_bytes = 1 << 20;
-/// The kernel is asked to read ahead so many bytes of runs and gaps, if the gaps are short: storage reads a
+/// If the gaps are short, the kernel is asked to read ahead this many bytes of runs and gaps: storage reads a
 /// few pages as fast as one.
 constexpr std::uint64_t read_ahead_bytes = 1 << 20;
 constexpr std::uint64_t max_read_ahead_gap_bytes = 16 << 10;
