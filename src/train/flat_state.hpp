@@ -17,7 +17,7 @@ struct flat_parameters::state_type {
     state_type(std::vector<parameter_spec> specs, std::vector<optimizer> settings, stream_view stream,
                flat_options flat);
 
-    /// Checks a stream that a call was given, in whose order the buffers are freed from now on.
+    /// Checks the stream of a call. From now on the buffers are freed in the order of this stream.
     void use(stream_view stream);
     const detail::flat_layout::place& place_of(std::size_t index) const;
     bool is_master(std::size_t state) const noexcept {

@@ -8,7 +8,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Bits of a digit: where the entries of each value of a digit are written next stays in the cache.
+/// The most bits of a digit: the write positions, one for each value of a digit, then stay in the cache.
 constexpr unsigned max_digit_bits = 12;
 
 }  // namespace

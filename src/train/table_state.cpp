@@ -42,7 +42,7 @@ void embedding_table::state::check_inside(row_ids ids) const {
                     first - all.begin(), static_cast<std::int64_t>(*first)));
 }
 
-/// The ids of a step.
+/// Checks the ids of a step: as check_inside, and that they are at most max_batch_ids.
 void embedding_table::state::check_ids(row_ids ids) const {
     if (ids.size() > options.max_batch_ids && !ids.on_device())
         throw invalid_argument(fmt::format("{} ids are more than max_batch_ids, which is {}", ids.size(),
