@@ -20,7 +20,7 @@ namespace {
 
 using namespace detail;
 
-/// The content of rows that it keeps alive.
+/// The content of a row source, which it keeps alive.
 class owned_rows final : public segment_content {
  public:
     explicit owned_rows(std::shared_ptr<const row_source> rows)
