@@ -374,7 +374,7 @@ TEST_CASE("resume: the first epoch may be any, and gives the batches that a resu
     });
 }
 
-TEST_CASE("next: a consumer waits for a limited time, and its waits are those of the report") {
+TEST_CASE("wait_for: waits for a limited time, and its waits count in the report") {
     using namespace std::chrono_literals;
     auto source = std::make_shared<scripted_rows>(20);
     const gate gate;

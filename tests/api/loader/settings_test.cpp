@@ -46,7 +46,7 @@ TEST_CASE("loader: refuses contradictory options in one sentence") {
     });
 }
 
-TEST_CASE("loader: its memory is bounded by its reported slots") {
+TEST_CASE("loader: memory_bytes limits the number of slots, and the option slots sets it") {
     const array rows = numbered_rows(1000, 128);  // 1 KiB a row
     on_each_device([&](const device& device) {
         const loader few({rows}, {.device = device,
