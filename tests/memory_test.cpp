@@ -62,7 +62,7 @@ TEST_CASE("memory: a region made from nothing is empty and gives nothing back") 
     CHECK(region.bytes().empty());
 }
 
-TEST_CASE("memory: a region is given back once, with what it was made of") {
+TEST_CASE("memory: a region is released once, with its own data, size and context") {
     struct record {
         std::byte* data = nullptr;
         std::uint64_t size_bytes = 0;

@@ -144,8 +144,7 @@ TEST_CASE("stages: one thread runs all batches of several epochs, in groups of a
     }
 }
 
-TEST_CASE(
-    "stages: errors of the order and of rows stay with their batch, and earlier batches are delivered") {
+TEST_CASE("stages: an exception in any stage stays with its batch, and earlier batches are delivered") {
     for (const auto where : {detail::stage::sample, detail::stage::fill, detail::stage::deliver}) {
         CAPTURE(static_cast<int>(where));
         const detail::scoped_stage_hook hook([=](detail::stage at, std::uint64_t batch) {
