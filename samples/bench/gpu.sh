@@ -124,6 +124,7 @@ measure() {
     if ! output=$(timeout --kill-after=10 120 "$build/bin/pinflow" stream "$@" --json); then
         failures=$((failures + 1))
         table+=("FAILED      $name")
+        first=0 rest=0 digest=none
         return
     fi
     printf '%s\n' "$output"
