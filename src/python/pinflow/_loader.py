@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made", covariant=True)
 
-#: More epochs than anybody trains, and the most rows of all epochs that the library counts.
+#: More epochs than anybody trains.
 _ENDLESS = 1 << 32
-_MOST_ROWS = (1 << 64) - 1
+#: The maximum number of rows of all epochs that the library counts.
+_MAX_ROWS = (1 << 64) - 1
 
 
 class Tensor(_native.Tensor):
@@ -321,7 +322,7 @@ class Loader:
         self._options: Dict[str, Any] = {
             "batch": batch, "order": self._order_of(order), "seed": seed, "device": device, "rank": rank,
             "world": world, "tail": tail, "route": route, "memory": memory, "slots": slots, "threads": threads,
-            "window": window, "epochs": min(_ENDLESS, _MOST_ROWS // rows) if epochs is None else epochs,
+            "window": window, "epochs": min(_ENDLESS, _MAX_ROWS // rows) if epochs is None else epochs,
             "state": None, "first_epoch": 0,
         }
         self._loader = _native.make_loader(self._arrays, self._options)
