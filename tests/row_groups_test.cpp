@@ -37,11 +37,11 @@ void check(row_grouper& grouper, const std::vector<std::uint64_t>& ids, std::uin
 
 }  // namespace
 
-TEST_CASE("row groups: ids of any number and range are grouped as by a map") {
+TEST_CASE("row groups: ids of any number and range are grouped as by a map, with one thread and several") {
     row_grouper grouper;
     std::mt19937_64 random(3);
     for (const std::uint64_t row_count : {1ULL, 2ULL, 1000ULL, 4096ULL, 4097ULL, 10'000'000ULL, 1ULL << 40}) {
-        for (const std::size_t id_count : {0U, 1U, 2U, 100U, 4096U, 100'000U}) {
+        for (const std::size_t id_count : {0U, 1U, 2U, 100U, 8192U, 16'384U, 16'385U, 100'000U}) {
             CAPTURE(row_count);
             CAPTURE(id_count);
             std::vector<std::uint64_t> ids(id_count);
@@ -50,7 +50,7 @@ TEST_CASE("row groups: ids of any number and range are grouped as by a map") {
             check(grouper, ids, row_count);
         }
     }
-    // in descending order, each as often
+    // groups that end at the edges of parts, and across them
     for (const std::size_t repeated : {1U, 8192U, 50'000U}) {
         std::vector<std::uint64_t> ids(100'000);
         for (std::size_t i = 0; i < ids.size(); ++i)

@@ -16,8 +16,8 @@ struct row_groups {
     std::uint32_t* positions = nullptr;  ///< sorted by id, those of equal ids in ascending order
 };
 
-/// Groups equal ids of a batch by a radix sort, least significant digit first. For one caller at a time;
-/// keeps its memory.
+/// Groups equal ids of a batch by a radix sort, least significant digit first, with several threads if there
+/// are many ids. For one caller at a time; keeps its memory.
 class row_grouper {
  public:
     /// @param ids below row_count; can_group(ids.size(), row_count)
@@ -28,7 +28,7 @@ class row_grouper {
     static bool can_group(std::uint64_t id_count, std::uint64_t row_count) noexcept;
 
  private:
-    void sort(std::span<const std::uint64_t> ids, std::uint64_t row_count, unsigned position_bits);
+    void sort(unsigned position_bits, std::uint64_t row_count, std::size_t parts);
 
     std::vector<std::uint64_t> entries_, others_;  ///< the id in the upper bits, its position in the lower
     std::vector<std::uint32_t> counts_;
