@@ -32,6 +32,13 @@
 #include "tests/npy_bytes.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
+#define PINFLOW_CHECKS_LEAKS 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define PINFLOW_CHECKS_LEAKS 1
+#endif
+#endif
+#ifdef PINFLOW_CHECKS_LEAKS
 #include <sanitizer/lsan_interface.h>
 #endif
 
@@ -303,7 +310,7 @@ class campaign {
             result.add_finding("the files of the run after it are wrong");
         if (const std::string after = printed_so_far(); scenarios::comparable(after) != right.printed)
             result.add_finding(fmt::format("the run after it printed {}", after));
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef PINFLOW_CHECKS_LEAKS
         __lsan_do_leak_check();  // ends the process if there is a leak
 #endif
     }

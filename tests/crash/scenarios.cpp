@@ -269,8 +269,8 @@ std::vector<scenario> all(const std::string& device_name) {
     for (const auto& [name, route] : {std::pair{"exchange", pinflow::row_route::automatic},
                                       std::pair{"exchange direct", pinflow::row_route::direct},
                                       std::pair{"exchange staged", pinflow::row_route::staged}}) {
-        found.push_back({name, [device_name, route = route](const fs::path& inputs, const fs::path&) {
-                             exchange_rows(device::parse(device_name), inputs, route);
+        found.push_back({name, [device_name, by = route](const fs::path& inputs, const fs::path&) {
+                             exchange_rows(device::parse(device_name), inputs, by);
                          }});
     }
     return found;
