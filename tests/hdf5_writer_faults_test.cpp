@@ -169,8 +169,19 @@ TEST_CASE("hdf5 writer: a dataset whose chunks do not fit into memory can be beg
     large.chunk_shape = {10};
     writer.begin(large);
     writer.write(std::vector<std::byte>(100));
-    writer.begin({"group", dtype::parse("|u1"), {0}, 0});
     writer.finish();
+    CHECK(pinflow::list_hdf5(folder / "a.h5").size() == 1);
+
+    // nor is its group in the file
+    hdf5_writer other(folder / "b.h5");
+    {
+        const pinflow::detail::scoped_available_memory little(64 << 20);
+        large.shape = large.chunk_shape = {1U << 28};
+        CHECK_THROWS_AS(other.begin(large), pinflow::system_failure);
+    }
+    other.begin({"group", dtype::parse("|u1"), {0}, 0});
+    other.finish();
+    CHECK(pinflow::list_hdf5(folder / "b.h5").size() == 1);
 }
 
 TEST_CASE("hdf5 writer: a dataset takes all of its elements and no more, and a file ends once") {

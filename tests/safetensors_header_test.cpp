@@ -183,6 +183,11 @@ TEST_CASE("safetensors header: refuses every bad header with one sentence that s
         {"metadata null twice", file_of(R"({"__metadata__":null,"__metadata__":{}})"), "__metadata__ twice"},
         {"a string twice", file_of(R"({"__metadata__":{"a":"b","a":"b"}})"), "two strings named 'a'"},
         {"a tensor twice", file_of("{" + one + "," + one + "}", "xx"), "two tensors named 'a'"},
+        {"a tensor twice, another between",
+         file_of("{" + one + "," + entry("b", "U8", "[0]", "[1,1]") + "," + entry("a", "U8", "[1]", "[1,2]") +
+                     "}",
+                 "xx"),
+         "two tensors named 'a'"},
         {"an empty tensor twice",
          file_of("{" + entry("b", "U8", "[0]", "[0,0]") + "," + entry("b", "I8", "[0]", "[0,0]") + "}"),
          "two tensors named 'b'"},

@@ -77,6 +77,7 @@ class LoadTest(unittest.TestCase):
         numpy.testing.assert_array_equal(loaded["b"], values)
         numpy.testing.assert_array_equal(loaded["bias"], values)
         self.assertEqual(seen[-1][0], seen[-1][1])
+        self.assertEqual(pinflow.load_files([self.other("rest.npz")], framework="np", names=[]), {})
         chosen = pinflow.load_files([self.other("rest.npz")], framework="np", names=["[ab]"])
         self.assertEqual(sorted(chosen), ["a", "b"])
 
