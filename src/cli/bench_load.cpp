@@ -74,7 +74,7 @@ void bench_load(const bench_options& options, const link_rates& link, const benc
             seconds.push_back(std::chrono::duration<double>(last.duration).count());
         }
     }
-    // what is only mapped has no rate
+    // a load that maps tensors has no rate: nothing is read until they are used
     const bool is_moved = last.mapped_bytes == 0;
     const auto rate = [&](double of) {
         return is_moved ? static_cast<double>(last.size_bytes) / of / 1e9 : 0.0;

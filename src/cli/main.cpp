@@ -37,7 +37,8 @@ constexpr std::array commands{
     command{"pin", pin, "copies arrays into shared memory, for all processes of the user"},
     command{"unpin", unpin, "removes a copy that `pin` made"},
     command{"list", list, "lists the copies in shared memory"},
-    command{"clean", clean, "removes leftovers and damaged segments from shared memory"},
+    command{"clean", clean,
+            "removes what killed processes left in shared memory, and .npy files that are no segments"},
     command{"devices", list_devices, "lists the devices that batches can be streamed to"},
     command{"bench", bench, "measures this machine: the link, streams, rows by index, loading a model"},
 };

@@ -17,7 +17,7 @@ inline constexpr std::string_view segment_prefix = "shm:";
 
 /// FILE[:NAME] or shm:NAME on the command line.
 struct source_argument {
-    std::string path;                   ///< or all of FILE[:NAME], if FILE is a pattern
+    std::string path;                   ///< of the file; all of FILE[:NAME] if FILE is a pattern
     std::optional<std::string> name;    ///< of an array in the file
     std::optional<file_format> format;  ///< nothing for a pattern
     std::optional<dtype> type;          ///< of a segment, whose .npy header may not be able to say it
@@ -27,7 +27,7 @@ struct source_argument {
 /// Splits FILE[:NAME] and detects the file's format. A pattern is returned unsplit, without looking for the
 /// files that match.
 /// `shm:NAME` becomes the path of the segment.
-/// @throws invalid_argument for an empty path; what find_segment and format_of throw.
+/// @throws invalid_argument for an empty path; what find_segment, open_segment and format_of throw.
 source_argument find_source(const std::string& text);
 
 /// @throws usage_error if --stack was given, but `source` is not a pattern.

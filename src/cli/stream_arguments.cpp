@@ -152,10 +152,10 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "(read); auto: the fastest that works. On the host, direct delivers views of the file. A route that\n"
         "cannot work is an error");
     add("--memory", memory, "BYTES",
-        "Memory limit for slots, arrays held on the device, and decoded HDF5 chunks. Up to half goes to\n"
-        "chunks, divided equally among the FILEs, or more if a dataset needs it. BYTES may end in KiB, MiB,\n"
-        "GiB or TiB (default: 1GiB for slots and held arrays, or what --slots needs, and up to 512MiB of\n"
-        "chunks for each FILE; less if memory is short)");
+        "Memory limit for slots, staging buffers, arrays held on the device, and decoded HDF5 chunks. Up to\n"
+        "half goes to chunks, divided equally among the FILEs, or more if a dataset needs it. BYTES may end\n"
+        "in KiB, MiB, GiB or TiB (default: 1GiB for all but chunks, or what --slots needs, and up to 512MiB\n"
+        "of chunks for each FILE; less if memory is short)");
     add("--pin-budget", pin_budget, "BYTES|ulimit",
         "Limit on the memory that pinflow page-locks. Pinned buffers are allocated in any case, and count;\n"
         "pages of files get the rest. Default: pages of files get 3/4 of the memory that the machine and "
@@ -163,9 +163,8 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "cgroup have left, whatever the buffers take. ulimit: as the default, but no more than `ulimit -l`\n"
         "minus the pinned buffers");
     add("--slots", slots, "N",
-        "Batches that can exist at once (being filled, ready or in use), from 2 on (default: 8, up to 256 "
-        "of\n"
-        "small batches, fewer if memory is short)");
+        "Batches that can exist at once (being filled, ready or in use), from 2 on (default: 8, or more if\n"
+        "batches are small or the CPU stages them, at most 256; fewer if memory is short)");
     add("--threads", threads, "N",
         "The most threads that gather rows at the same time (default: one per core)");
     add("--rank", rank, "R", "Rank of this process, from 0 to W - 1; ranks take batches in turn");
