@@ -52,7 +52,7 @@ std::shared_ptr<opened_array> opened_array::open(const std::string& text, bool s
 
 std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, const std::string& name) {
     const std::optional<array_listing> listed = listing_of(path, name);
-    // mapped arrays, and the errors of arrays that are not there, come from `open`
+    // `open` maps an array, and throws the error if it does not exist or cannot be opened
     if (!listed || !listed->dtype || listed->mappable)
         return of_array(name.empty() ? pinflow::open(path) : pinflow::open(path, name));
     const std::shared_ptr<opened_array> made(new opened_array(*listed->dtype));

@@ -16,7 +16,7 @@ from ._train import _TYPES, _numbers
 _SIZES = {"<f4": 4, "<f2": 2, "bfloat16": 2}
 _SPELLINGS = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
 Weights = Union[str, Tuple[str, float, float], Callable[[int, int], Any]]
-#: about as many bytes of weights are requested from a function of first weights at a time
+#: about how many bytes of weights a function that makes first weights is asked for in one call
 _PIECE_BYTES = 16 << 20
 
 
@@ -206,8 +206,8 @@ class EmbeddingTable:
         self._table.write_weights(found.ctypes.data, found.size, rows.data_ptr(), found.size * self._row_bytes)
 
     def grow(self, rows: int) -> None:
-        """Appends rows with their first weights, until the table has so many. The host needs memory for the old and
-        the new table meanwhile. Waits and forgets as `set_weights`. If a function of first weights raises, the rows
+        """Appends rows with their first weights, until the table has `rows` rows. Meanwhile the host needs memory for
+        the old and the new table. Waits and forgets as `set_weights`. If a function of first weights raises, the rows
         are there, some with zeros; a repeated call sets those.
 
         Raises:

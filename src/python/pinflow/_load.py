@@ -111,7 +111,8 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     tensor never changes its file; if the file is written to, such a tensor may change, and if it is truncated, reading the
     lost part ends the process (SIGBUS).
 
-    Types that safetensors has and pinflow lacks (F4, F6, F8_E8M0, F8_*FNUZ) are refused: name the other tensors.
+    Types that safetensors has and pinflow lacks (F4, F6, F8_E8M0, F8_*FNUZ) are refused: select the other tensors
+    by `names`.
 
     Args:
         filenames: the files. No two may have a tensor of the same name. The array of a .npy file has the
