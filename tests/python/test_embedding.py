@@ -25,7 +25,7 @@ def on(device):
 
 @unittest.skipIf(torch is None, "PyTorch is not installed")
 class EmbeddingTableTest(unittest.TestCase):
-    def test_rows_that_all_take_part_move_as_with_torch(self):
+    def test_rules_follow_torch_if_every_row_is_in_each_batch(self):
         for device in DEVICES:
             for rule, made, settings in (("sparse_adam", torch.optim.SparseAdam, {"lr": 0.01}),
                                          ("adam", torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.95)}),
