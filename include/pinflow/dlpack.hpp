@@ -129,9 +129,9 @@ std::optional<stream_view> consumer_stream(const pinflow::device& device,
 /// marked read-only.
 ///
 /// `Managed` is dlpack::managed_tensor_versioned or, for older consumers, dlpack::managed_tensor.
-/// @throws invalid_argument as batch::operator[] and batch::used_on.
-/// @throws unsupported for types without a code (dlpack::type_of), and for read-only elements in the older
-/// structure, which cannot say so.
+/// @throws as batch::operator[] and batch::used_on.
+/// @throws unsupported also for types without a code (dlpack::type_of), and for read-only elements in the
+/// older structure, which cannot say so.
 template <typename Managed = dlpack::managed_tensor_versioned>
 dlpack::exported_tensor<Managed> to_dlpack(batch& batch, std::size_t index, stream_view stream);
 

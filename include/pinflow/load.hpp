@@ -114,9 +114,10 @@ struct load_options {
 /// with its last tensor.
 ///
 /// On the host device, contiguous tensors that need no decoding and no cast, and are aligned for their type,
-/// are private mappings of the file, if at least 1 MiB of it is loaded. Their pages are those of the page
-/// cache until they are written to, which does not change the file. If the file is truncated, reading the
-/// lost pages raises SIGBUS; if it is written to, the tensor may change.
+/// are private mappings of the file, if at least 1 MiB of the file is loaded without being gathered, decoded
+/// or cast. Their pages are those of the page cache until they are written to, which does not change the
+/// file. If the file is truncated, reading the lost pages raises SIGBUS; if it is written to, the tensor may
+/// change.
 class device_tensor {
  public:
     const std::string& name() const noexcept { return name_; }
@@ -128,9 +129,9 @@ class device_tensor {
     std::byte* data() const noexcept { return data_; }
     /// Whether the elements are a private mapping of the file.
     bool is_mapped() const noexcept;
-    /// Names a stream whose work uses the memory. The memory is freed only after the work that is enqueued
-    /// there when the last tensor of the block goes. The stream must live until the last tensor of the block
-    /// has gone. No effect on a caller's own memory and on mappings.
+    /// Names a stream whose work uses the memory. When the last tensor of the block goes, the memory is freed
+    /// after all work that is then enqueued on this stream. The stream must live until the last tensor of the
+    /// block has gone. No effect on a caller's own memory and on mappings.
     /// @throws invalid_argument for a stream of another device.
     void used_on(stream_view stream) const;
     /// Keeps the memory alive. Empty for a caller's own memory.

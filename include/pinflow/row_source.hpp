@@ -49,8 +49,9 @@ class row_source {
     virtual bool file_backed() const noexcept { return false; }
     /// Upper bound, in bytes, on the memory that this source takes for cached decoded chunks and for
     /// decoding. Sources that one call opened share it. 0 if the source only copies rows.
-    /// The result of `concatenate` or `stack` reports the maximum of its sources. That is an upper bound only
-    /// if one call opened them. Otherwise, use the sum of the sources.
+    /// The result of `concatenate` or `stack` reports the maximum of the sources that it keeps, or 0 if it
+    /// keeps none. The maximum is an upper bound only if one call opened them. Otherwise, use the sum of the
+    /// sources.
     virtual std::uint64_t memory_bytes() const noexcept { return 0; }
 
     /// Copies the rows with the indices `ids`, in that order, to contiguous host memory of ids.size() *

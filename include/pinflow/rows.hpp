@@ -97,7 +97,7 @@ class row_table {
     /// The rows of a mapped file, or of an array in memory, for gathering.
     /// @throws invalid_argument for a null pointer, and for an inconsistent source (its sizes, row counts or
     /// extents disagree).
-    /// @throws unsupported unless all rows are one extent that is in the address space.
+    /// @throws unsupported unless all rows are one extent that is in the address space, or have no bytes.
     explicit row_table(std::shared_ptr<const row_source> source);
     /// A writable table: `rows` is the process's own memory, preferably a pinned_buffer. `element` is the
     /// element type of a row; only duplicate_policy::sum needs it. `owner` keeps the memory alive. Without an
@@ -143,8 +143,8 @@ struct row_exchange_options {
     /// take more than 64 MiB of device memory, fewer have it, but at least 2. A larger asynchronous call
     /// throws invalid_argument; a larger synchronous call, of up to 2^32 - 1 rows, allocates its memory.
     std::uint64_t max_batch_rows = std::uint64_t{1} << 17;
-    /// The maximum number of calls in flight, that is, not passed by their stream yet; 1 to 4096. A call
-    /// blocks until there is room for it. One stream may use half of the number (rounded up),
+    /// The maximum number of calls in flight, that is, calls that their stream has not passed yet; 1 to 4096.
+    /// A call blocks until there is room for it. One stream may use half of the number (rounded up),
     /// less if other streams use some, so that one stalled stream does not block all others. Several stalled
     /// streams together can use up the number: six by default. The number is lowered, but not below 2, if the
     /// page-locked memory of the calls would be more than an eighth of the host memory that is left.

@@ -31,9 +31,9 @@ class digest {
 
     /// Adds the samples of `batch`, enqueued on `stream`, which must have been given to `loader::next` or
     /// `batch::used_on` for this batch. Does not wait; the lease may end right after. The destructor waits
-    /// for the stream. On the host a batch may be a view of a mapped file. If that file is truncated before
-    /// it is read, a later call or `value` throws data_changed. Without the fault guard, reading it raises
-    /// SIGBUS (see install_fault_guard).
+    /// until all samples are added. On the host a batch may be a view of a mapped file. If that file is
+    /// truncated before it is read, a later call or `value` throws data_changed. Without the fault guard,
+    /// reading it raises SIGBUS (see install_fault_guard).
     /// @throws invalid_argument for a stream of another device; data_changed if rows of an earlier batch were
     /// lost.
     void add_async(const batch& batch, stream_view stream);

@@ -90,8 +90,8 @@ class embedding_lease {
 /// A table of embeddings larger than the device, with the optimizer's state beside the weights of each row.
 /// A step fetches the rows that a batch needs, and commits their gradients:
 ///
-///     table.prefetch(next_ids);                        // moves rows while the device computes
 ///     embedding_lease lease = table.fetch(ids, stream);
+///     table.prefetch(next_ids);                        // moves rows while the device computes
 ///     ...                                              // forward and backward, on `stream`
 ///     table.commit(std::move(lease), gradients, dtype::of<float>(), stream);
 ///
@@ -163,9 +163,9 @@ class embedding_table {
     /// @throws invalid_argument for ids outside the table, and for a destination of another size; unsupported
     /// for ids in device memory.
     void read_weights(row_ids ids, std::span<std::byte> destination);
-    /// Replaces the weights of rows by those in host memory: row ids[i] gets row i of `weights`, of equal ids
-    /// the last one. The rows keep their state and number of steps. Waits for all commits. Forgets what was
-    /// prefetched.
+    /// Replaces the weights of rows by those in host memory: row ids[i] gets row i of `weights`. If an id
+    /// repeats, its last row counts. The rows keep their state and number of steps. Waits for all commits.
+    /// Forgets what was prefetched.
     /// @throws as read_weights; invalid_argument also while leases are held.
     void write_weights(row_ids ids, std::span<const std::byte> weights);
 

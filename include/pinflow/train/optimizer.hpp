@@ -155,7 +155,7 @@ optimizer with_rate(optimizer settings, double rate) noexcept;
 /// @throws invalid_argument for a number that is not finite or outside the rule's range. Ranges are those of
 /// torch.optim, but rprop needs 0 <= min_step <= max_step, asgd needs decay_term and average_from from 0 on,
 /// and sparse_adam allows a rate and an epsilon of 0. flat_parameters and embedding_table also refuse betas
-/// above 1 - 2^-20.
+/// above 1 - 2^-20, and for nadam a beta1 too close to 1 with a large momentum_decay.
 void check_settings(const optimizer& settings);
 
 }  // namespace pinflow
