@@ -51,8 +51,8 @@ bool allocate_mapped(std::byte* data, std::uint64_t size_bytes, const std::strin
 
 // ---- locks ------------------------------------------------------------------------------------------------
 
-/// Locks a folder against all who open it again and do the same, until every copy of the descriptor is closed
-/// (flock). Does not wait.
+/// Locks a folder with flock, until every copy of the descriptor is closed. This excludes only others that
+/// open the folder themselves and call this function. Does not wait.
 /// @return false if it is locked already.
 bool lock_folder(int descriptor, const std::string& path);
 /// Locks a file for one writer, until every copy of the descriptor is closed, in all processes (F_OFD_SETLK).
