@@ -4,9 +4,9 @@
 
 namespace pinflow::detail {
 
-/// Unregisters the pages on a thread of its own, since that takes half as long as registering them. Copies
-/// from them must have finished. If no thread can be started, it unregisters them before it returns. The
-/// process waits for such threads before it exits.
+/// Unregisters the pages on a thread of its own, because it is slow: it takes half as long as registering
+/// them. Copies from them must have finished. If no thread can be started, it unregisters them before it
+/// returns. The process waits for such threads before it exits.
 void release_in_background(pinned_pages pages) noexcept;
 
 /// Waits until all pages given to release_in_background are unregistered. Thread-safe.

@@ -41,8 +41,8 @@ PINFLOW_DETAIL_HOST_DEVICE inline double power_of(const power_table& table, std:
 struct rule_numbers {
     double rate = 0;  ///< lr
     double weight_decay = 0;
-    bool decoupled =
-        false;  ///< decay shrinks the parameter by rate * weight_decay, instead of joining the gradient
+    bool decoupled = false;  ///< decay multiplies the parameter by 1 - rate * weight_decay, instead of
+                             ///< joining the gradient
     bool maximize = false;
     bool nesterov = false;
     double momentum = 0;
