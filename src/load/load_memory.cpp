@@ -33,8 +33,8 @@ void load_run::allocate() {
     if (wants_pages() && !stopped_) begin_pages();
 }
 
-/// Waits while more than max_ahead_bytes of the allocated ones are not filled, unless a thread waits for a
-/// block, or all threads have ended.
+/// Waits while more than max_ahead_bytes of the allocated memory are not filled. Returns at once if a thread
+/// waits for a block, or if the load is stopped or all threads have ended.
 void load_run::wait_until_filled(std::uint64_t allocated_bytes) {
     while (allocated_bytes > staged_bytes_ + max_ahead_bytes) {
         say_progress(false);

@@ -175,8 +175,8 @@ class planner {
         return is_multiple(place.offset_bytes, std::max<std::uint64_t>(alignment, 1));
     }
 
-    /// One unit of as many small tensors as fit; moves `next` past them. Within a block, the staging buffer
-    /// has the layout of the block.
+    /// One unit of as many small tensors as fit, all of them contiguous or none; moves `next` past them.
+    /// Within a block, the staging buffer has the layout of the block.
     load_unit small_unit(std::size_t& next) {
         load_unit unit{plan_.pieces.size()};
         std::uint64_t end = 0;

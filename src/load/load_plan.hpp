@@ -187,7 +187,7 @@ struct found_request {
 /// @throws invalid_argument for a name that no tensor has; as `refuse` for a tensor that cannot be loaded.
 found_request find_request(const opened_tensors& opened, const tensor_request& request);
 
-/// @throws invalid_argument; see tensor_files::load.
+/// @throws invalid_argument, unsupported; see tensor_files::load.
 load_plan plan_load(const opened_tensors& opened, std::span<const found_request> requests,
                     const pinflow::device& device);
 

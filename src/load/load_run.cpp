@@ -41,7 +41,8 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
     start_threads(way_.threads);
 }
 
-/// Begins to register pages. Files that cannot be mapped are staged.
+/// Begins to register pages. If a file cannot be mapped, all files are staged, or, if the route `copy` was
+/// requested, this throws.
 void load_run::begin_pages() {
     try {
         pages_.emplace(opened_, plan_, device_, options_);
@@ -97,7 +98,7 @@ void load_run::work_on_units() {
         } catch (const error&) {
             const std::scoped_lock lock(mutex_);
             if (!buffer_failure_) buffer_failure_ = std::current_exception();
-            return;  // other threads, or the copy engine, may do without this one
+            return;  // other threads or the copy engine may do its work
         }
     }
     // the copies must end before their buffers are used by another load
