@@ -19,7 +19,7 @@ constexpr unsigned max_digit_bits = 12;
 constexpr std::size_t min_part_ids = 8192;
 constexpr std::size_t max_parts = 8;
 
-/// Calls work(part, begin, end) for each of `parts` parts of `count` elements, on as many threads.
+/// Calls work(part, begin, end) for each of `parts` parts of `count` elements, on up to as many threads.
 template <typename Work>
 void for_parts(std::size_t parts, std::size_t count, Work work) {
     const auto begin_of = [&](std::size_t part) { return count * part / parts; };
