@@ -23,8 +23,8 @@ class slot_lease {
     slot_lease(const slot_lease&) = delete;
     slot_lease& operator=(const slot_lease&) = delete;
     /// Records an event in each stream and returns the slot. Does not wait for a stream: if no event can be
-    /// recorded, also because a stream is being captured, the slot is lost. In a forked process, does
-    /// neither.
+    /// recorded, for example because a stream is being captured, the slot is lost. In a forked process,
+    /// neither records nor returns anything.
     ~slot_lease();
 
     /// Makes `stream` wait for the data. The slot is filled again only after `stream` has completed the work
