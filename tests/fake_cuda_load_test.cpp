@@ -172,7 +172,7 @@ TEST_CASE("load: no copy crosses two allocations that lie side by side") {
     }
 }
 
-TEST_CASE("load: memory is allocated ahead of the threads, even if they begin with the last tensor") {
+TEST_CASE("load: threads that begin with the last tensor get its memory, which comes after 600 MiB") {
     const temporary_folder folder;
     constexpr std::uint64_t large_bytes = std::uint64_t{200} << 20;
     std::string header = "{";
@@ -218,7 +218,7 @@ TEST_CASE("load: without staging buffers, whole pages are still copied, and the 
     }
 }
 
-TEST_CASE("load: neighbours in the file travel in one copy") {
+TEST_CASE("load: neighbours in the file travel in at most two copies") {
     const temporary_folder folder;
     std::vector<model_tensor> model;
     for (unsigned i = 0; i < 64; ++i)

@@ -362,8 +362,7 @@ TEST_CASE("fake CUDA loader: the copy engine copies no piece below 32 KiB of a f
     }
 }
 
-TEST_CASE(
-    "fake CUDA loader: arrays in memory, of other byte orders and of custom sources travel beside files") {
+TEST_CASE("fake CUDA loader: arrays in memory and rows of a custom source travel beside files") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 200, words_of_64k);
     const auto custom = std::make_shared<scripted_rows>(200, 3);

@@ -81,7 +81,9 @@ TEST_CASE(
     CHECK(loader({sources}, smaller).report().slots == 2);
 }
 
-TEST_CASE("loader memory: explicit slots, memory and threads that do not fit are refused, not reduced") {
+TEST_CASE(
+    "loader memory: explicit slots and threads that do not fit are refused; memory_bytes is only an upper "
+    "bound") {
     const auto sources = large_rows();
     const scoped_available_memory available(30 * mebibyte);
     loader_options options = on_host();
