@@ -85,6 +85,18 @@ TEST_CASE("pin: the copy is opened as shm:NAME wherever a file is") {
     CHECK(contains(gone.errors, "there is no segment"));
 }
 
+TEST_CASE("pin: the name of a segment may begin with a bracket") {
+    const temporary_folder folder;
+    const std::string path = folder / "a.npy";
+    write_npy(path, numbered_rows(10, 5).view());
+    const std::string name = "[pinflow-test-" + std::to_string(::getpid()) + "]";
+    const tool_result pinned = run_tool({"pin", path, name});
+    CHECK(pinned.errors.empty());
+    CHECK(digest_of_stream({"shm:" + name}) == digest_of_stream({path}));
+    CHECK(run_tool({"unpin", name}).status == 0);
+    CHECK(run_tool({"unpin", name}).status == 1);
+}
+
 TEST_CASE("pin: the arrays of a file become NAME/ARRAY, and list names them") {
     const temporary_folder folder;
     const own_segment segment("set");

@@ -31,6 +31,7 @@ using nlohmann::ordered_json;
 /// The name of a segment. SEGMENT may be NAME or `shm:NAME`, which is how a FILE names a segment.
 /// @throws usage_error if no segment can have that name.
 std::string checked_name(std::string text) {
+    if (text.starts_with("./[")) text.erase(0, 2);  // see `parse`
     if (text.starts_with(segment_prefix)) text.erase(0, segment_prefix.size());
     try {
         static_cast<void>(pinflow::detail::parse_segment_name(text));
