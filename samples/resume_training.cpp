@@ -100,7 +100,7 @@ int main(int argc, char** argv) try {
         if (steps % 50 == 0) save(checkpoint, weights, batch->state());  // now and then, in case of a crash
     }
     save(checkpoint, weights, loader.state());
-    std::printf("%s after %llu steps, checksum %08x\n", steps < max_steps ? "finished" : "stopped",
+    std::printf("%s after %llu steps, checksum %08x\n", loader.next() ? "stopped" : "finished",
                 static_cast<unsigned long long>(steps), checksum(weights));
     return 0;
 } catch (const std::exception& error) {
