@@ -35,7 +35,7 @@ class path_tree {
     /// @return the groups that the path leads through.
     /// @throws invalid_argument if no dataset can have this path.
     std::vector<std::string> check(const std::string& path) const;
-    /// Adds a path that has been checked.
+    /// Adds a path. @throws as check.
     void add(const std::string& path);
 
  private:
