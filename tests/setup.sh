@@ -62,7 +62,8 @@ configure_and_build() {
         if [[ $word == -D* ]]; then options+=("$word"); else targets+=("$word"); fi
     done
     if command -v ccache >/dev/null; then
-        export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache CCACHE_SLOPPINESS=pch_defines,time_macros
+        export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+        export CCACHE_SLOPPINESS=pch_defines,time_macros
     fi
     (cd "$root" && cmake --preset "$preset" "${options[@]}" &&
         cmake --build --preset "$preset" ${targets:+--target "${targets[@]}"})
