@@ -204,8 +204,9 @@ void flat_parameters::check_views(std::span<const void* const> parameters,
                                                  {gradients, "gradient of parameter", own.buffer_bytes}}) {
         if (addresses.empty()) continue;
         if (addresses.size() != own.parameters.size())
-            throw invalid_argument(fmt::format("{} addresses of {}s were given for {} parameters",
-                                               addresses.size(), what, own.parameters.size()));
+            throw invalid_argument(fmt::format("{} addresses of {} were given for {} parameters",
+                                               addresses.size(), begin == 0 ? "parameters" : "gradients",
+                                               own.parameters.size()));
         for (std::size_t i = 0; i < addresses.size(); ++i) {
             const parameter_spec& spec = own.parameters[i];
             if (addresses[i] == parameter(i) + begin || detail::parameter_size_bytes(spec) == 0) continue;

@@ -336,7 +336,9 @@ void embedding_table::state::begin_change() {
     free_dropped();
     if (!leased_.empty())
         throw invalid_argument(fmt::format(
-            "the rows of an embedding table cannot be replaced while {} leases are held", leased_.size()));
+            "cannot change the rows of an embedding table while leases are held ({} now): commit or "
+            "drop them first",
+            leased_.size()));
     cancel_prefetches();
     gathers_.synchronize();
     synchronize();
