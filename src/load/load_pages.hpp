@@ -30,7 +30,8 @@ class load_pages {
     const std::byte* data_of(std::size_t file) const { return mappings_[file]->data(); }
     /// Whether all these pages are registered. Does not wait.
     bool cover(const std::vector<copy_range>& ranges) const;
-    /// Waits until they are, or until the time has passed. @return false if they will not be.
+    /// Waits until all these pages are registered, or until the time has passed. @return false if they will
+    /// not be registered.
     bool wait_for(const std::vector<copy_range>& ranges, std::chrono::nanoseconds timeout) const;
     /// Why pages could not be registered.
     std::string reason() const { return pages_->report().reason; }

@@ -28,9 +28,9 @@ constexpr unsigned min_staging_cores_on_tmpfs = 4;
 /// take longer.
 constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
 
-/// Whether at least three quarters of the sampled pages are in the page cache: one page of each unit of all
-/// files together, or, if there are 512 units or more, of 256 to 384 of them. True if the file system cannot
-/// tell.
+/// Whether at least three quarters of the sampled pages are in the page cache. The samples are the first page
+/// of each copyable unit, or, if there are 512 such units or more, of 256 to 384 of them. True if the file
+/// system cannot tell.
 bool is_in_page_cache(const opened_tensors& opened, const load_plan& plan) {
     constexpr std::size_t max_samples = 256;
     const std::size_t step = std::max<std::size_t>(plan.copyable.size() / max_samples, 1);
