@@ -213,8 +213,10 @@ std::optional<transfer_plan> plan_call(const call_facts& call, const link_profil
     if (call.requested != row_route::automatic) return plan(call.requested, "requested in the options");
     if (!call.not_reached_reason.empty()) return plan(row_route::staged, call.not_reached_reason);
     if (call.on_host && call.is_file_backed)
-        return plan(row_route::staged,
-                    "the CPU copies rows of a file safely, as it may be truncated at any time");
+        return plan(
+            row_route::staged,
+            "the file may be truncated at any time, so the CPU copies its rows under the fault guard, or "
+            "reads them");
     if (call.on_host)
         return plan_of(row_route::direct, call.is_scatter, call, profile,
                        "the host device copies rows directly");
