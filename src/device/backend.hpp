@@ -29,8 +29,8 @@ struct digest_array {
 /// Streams and events are opaque pointers made by the backend. A stream may also be a foreign handle of the
 /// backend's kind.
 /// On CUDA, members that enqueue work block while the stream's queue is full.
-/// Members that are not noexcept throw device_error. The host's throw system_failure if it lacks memory or a
-/// thread, and invalid_argument if they need a stream and its handle is null.
+/// Members that are not noexcept throw device_error. On the host, they also throw system_failure if memory or
+/// a thread is lacking, and invalid_argument for a null handle of a stream.
 class device_backend {
  public:
     virtual ~device_backend() = default;

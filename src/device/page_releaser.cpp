@@ -18,7 +18,8 @@ namespace {
 class running_releases {
  public:
     running_releases() noexcept {
-        // CUDA ends after this: its own function for the end of the process was registered before
+        // atexit functions run in reverse order: CUDA registered its own earlier, so CUDA still works in this
+        // one
         static_cast<void>(std::atexit(&wait_for_released_pages));
     }
 
