@@ -9,7 +9,7 @@
 
 namespace pinflow::python {
 
-/// An exception that Python code raised on a thread of pinflow's. Raised again where it reaches Python.
+/// An exception that Python code raised on one of pinflow's threads. Raised again where it reaches Python.
 class python_failure final : public error {
  public:
     /// Takes the exception of the caller's thread. Needs the GIL.
@@ -21,7 +21,7 @@ class python_failure final : public error {
     std::shared_ptr<PyObject> exception_;
 };
 
-/// Makes pinflow's exceptions those of `errors`, a module with a class for each of them.
+/// Translates pinflow's C++ exceptions to the classes of `errors`, a Python module with one class for each.
 void register_errors(const nanobind::module_& errors);
 
 }  // namespace pinflow::python

@@ -16,7 +16,7 @@ from ._train import _TYPES, _numbers
 _SIZES = {"<f4": 4, "<f2": 2, "bfloat16": 2}
 _SPELLINGS = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
 Weights = Union[str, Tuple[str, float, float], Callable[[int, int], Any]]
-#: about how many bytes of weights a function that makes first weights is asked for in one call
+#: a function of first weights makes about this many bytes in one call
 _PIECE_BYTES = 16 << 20
 
 

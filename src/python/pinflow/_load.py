@@ -106,10 +106,10 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
                progress: Optional[Progress] = None) -> LoadedTensors:
     """Loads the tensors of safetensors, .npz, .npy and HDF5 files, and waits until they are complete.
 
-    On a GPU, PyTorch's allocator gives the memory; tensors of less than 1 MiB share blocks of up to 32 MiB. On the CPU,
-    uncompressed and aligned tensors are private mappings of the file, if at least 1 MiB of it is loaded. Writing to a
-    tensor never changes its file; if the file is written to, such a tensor may change, and if it is truncated, reading the
-    lost part ends the process (SIGBUS).
+    On a GPU, the memory of PyTorch tensors comes from PyTorch's allocator; tensors of less than 1 MiB share blocks of
+    up to 32 MiB. On the CPU, aligned tensors that need no decoding and no cast are private mappings of the file, if at
+    least 1 MiB of it is loaded without decoding or cast. Writing to a tensor never changes its file. If the file is
+    written to, a mapped tensor may change. If it is truncated, reading the lost part ends the process (SIGBUS).
 
     Types that safetensors has and pinflow lacks (F4, F6, F8_E8M0, F8_*FNUZ) are refused: select the other tensors
     by `names`.

@@ -21,7 +21,7 @@ _Made = TypeVar("_Made", covariant=True)
 
 #: More epochs than anybody trains.
 _ENDLESS = 1 << 32
-#: The maximum number of rows of all epochs that the library counts.
+#: The library counts the rows of all epochs together in 64 bits.
 _MAX_ROWS = (1 << 64) - 1
 
 

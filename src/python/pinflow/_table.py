@@ -25,8 +25,8 @@ class RowTable:
         array: a writable numpy array or CPU tensor, which is written in place; or an Array, a path, or a read-only
             array, out of which rows are only gathered. It must be mapped in one piece or in memory: not a chunked HDF5
             dataset, and not several files. A compressed .npz member is decoded into memory. The array is kept. An array
-            of less than 32 MiB that ends within a page may not be page-locked; `reason` then says why, and its rows
-            pass through buffers.
+            of less than 32 MiB that ends within a page is page-locked only if no other array can begin in its last
+            page; otherwise its rows pass through buffers, and `reason` says why.
         device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
 
     On a GPU, a call takes up to 131,072 rows. Calls may come from several threads.
