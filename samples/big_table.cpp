@@ -4,8 +4,8 @@
 // The first DEVICE_ROWS rows lie in device memory, the others in page-locked host memory, or with `segment`
 // in a segment in shared memory, each with Adam's state beside it. While one step is computed and written
 // back, the rows of the next one are on their way. Ids are uniform, or with `zipf` as frequent as words of a
-// language: id i about 1 / (i + 1) times as often as id 0. Fails if a weight of some sampled rows differs
-// from that of a plain loop by 1e-6 or more.
+// language: the frequency of id i is roughly proportional to 1 / (i + 1). Fails if a weight of some sampled
+// rows differs from that of a plain loop by 1e-6 or more.
 //
 // The default table is small, so that this takes a second. 10000000 rows of 128 take 15.5 GB.
 
