@@ -157,7 +157,7 @@ delivery reply(server& serve, const hdf5_request& request) {
         if (request.question != hdf5_question::read && content.size() > max_answer_bytes) {
             return send_sentence(
                 hdf5_answer_kind::unsupported,
-                fmt::format("cannot open '{}': its description takes {} bytes, and at most {} are read",
+                fmt::format("cannot open '{}': the answer of libhdf5 takes {} bytes, and at most {} are read",
                             request.path, content.size(), max_answer_bytes));
         }
         return send_answer(hdf5_child_socket, hdf5_answer_kind::answered, content);

@@ -126,8 +126,9 @@ std::string as_text(const std::vector<segment_info>& listed) {
 void pin(const argument_list& arguments) {
     CLI::App app(
         "Copies arrays into shared memory, once for all processes of this user, until `unpin SEGMENT`.\n"
-        "shm:SEGMENT then opens the copy wherever a FILE is taken. Several arrays of a file become\n"
-        "SEGMENT/NAME. Compressed arrays are decoded. The segment appears complete or not at all.",
+        "shm:SEGMENT then opens the copy wherever a FILE is taken, except by `bench load`. Several arrays\n"
+        "of a file become SEGMENT/NAME. Compressed arrays are decoded. The segment appears complete or not\n"
+        "at all.",
         "pinflow pin");
     std::string file, segment;
     publish_options options;
