@@ -88,7 +88,9 @@ TEST_CASE("foreign tensor: what is exported comes back") {
     }
 }
 
-TEST_CASE("foreign tensor: a tensor that pinflow cannot read is refused and deleted") {
+TEST_CASE(
+    "foreign tensor: a tensor that pinflow cannot read is refused and deleted, but a later minor "
+    "version can be read") {
     std::array<float, 8> elements{};
     const auto made = [&](dlpack::data_type type, std::vector<std::int64_t> shape,
                           std::vector<std::int64_t> strides = {}) {
