@@ -20,7 +20,8 @@ using namespace pinflow;
 
 namespace {
 
-/// All types of the format that pinflow has, in shapes that are no multiples of anything.
+/// A tensor of each safetensors type that pinflow has, then a scalar, empty tensors, and one that is not
+/// aligned.
 std::vector<model_tensor> one_of_each_type() {
     std::vector<model_tensor> tensors;
     for (const char* const type : {"<f8", "<i8", "<u8", "<c8", "<f4", "<i4", "<u4", "<f2", "bfloat16", "<i2",
@@ -259,7 +260,7 @@ TEST_CASE("load: a caller's memory receives a tensor") {
     });
 }
 
-TEST_CASE("load: tensors outlive files, options and streams, and are dropped on another thread") {
+TEST_CASE("load: tensors outlive their tensor_files and requests, and can be dropped on another thread") {
     const temporary_folder folder;
     const std::vector<model_tensor> tensors{random_tensor("w", dtype::of<float>(), {2'000'000}),
                                             random_tensor("b", dtype::of<float>(), {9})};
