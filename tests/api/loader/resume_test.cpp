@@ -183,7 +183,7 @@ TEST_CASE("resume: the ranks deliver every position of every epoch once, togethe
 }
 
 TEST_CASE(
-    "resume: after any interruption, exactly the rows that were left come, at any world and batch size") {
+    "resume: after any interruption, the rows that were left come, for any number of ranks and batch size") {
     for_draws(2, [](const array& rows, loader_options options, std::mt19937_64& random) {
         const std::vector<run> runs = deliver_by_all(rows, options);
         const run& stopped = runs[random() % runs.size()];

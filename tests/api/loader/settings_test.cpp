@@ -72,7 +72,7 @@ TEST_CASE("loader: memory_bytes limits the number of slots, and the option slots
     });
 }
 
-TEST_CASE("loader: the lists of rows count as its memory too") {
+TEST_CASE("loader: the lists of row numbers count as its memory too, and a null source is refused") {
     on_each_device([](const device& device) {
         CHECK_THROWS_AS(loader({array_of(std::vector<std::uint8_t>(100'000), {100'000})},
                                {.device = device, .batch_rows = 50'000, .memory_bytes = 150'000}),
