@@ -112,7 +112,8 @@ TEST_CASE("call handles: a group of more batches than one launch takes has one h
     });
 }
 
-TEST_CASE("call handles: errors that nobody asks for are bounded, the newest are kept") {
+TEST_CASE(
+    "call handles: an exchange keeps 1024 unread errors or more, but not all, and a handle keeps its own") {
     on_each_device([](const device& device) {
         exchanged with(device);
         constexpr int call_count = 1500;

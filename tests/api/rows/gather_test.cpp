@@ -104,7 +104,7 @@ TEST_CASE("rows: a repeated row is gathered to all of its positions, for any siz
               {2048, 40, 3},
               {2048, 40, 64},
               {4092, 300, 1000},
-              {std::uint64_t{16} << 10, 40, 64},  // not sorted, as the next
+              {std::uint64_t{16} << 10, 40, 64},  // rows of 4096 bytes or more are not sorted
               {4100, 300, 1000}}) {
             const auto content = random_bytes(row_count * row_bytes, random);
             const guarded_table table(device, content);

@@ -237,7 +237,7 @@ TEST_CASE("rows: repeated rows are added up, whatever their type and number") {
     });
 }
 
-TEST_CASE("rows: sums are added up in the order of the indices, small floats as float and rounded once") {
+TEST_CASE("rows: sums are added up in the order of the indices, 16-bit floats in float32 and rounded once") {
     on_each_summing_route([](const device& device, row_route route) {
         CHECK(sum_of<float>(device, route, {1e8F, 1.0F, -1e8F}) == 0.0F);
         CHECK(sum_of<float>(device, route, {1e8F, -1e8F, 1.0F}) == 1.0F);
