@@ -100,7 +100,7 @@ TEST_CASE("publish: a segment holds the rows of its source, whatever gives them"
     CHECK(listed[2].checksum != listed[0].checksum);
 }
 
-TEST_CASE("publish: a segment is a .npy file whose data begins at 4096") {
+TEST_CASE("publish: a segment is a .npy file whose data begins at byte 4096") {
     const test_segments segments;
     const array numbers = numbered_rows(10, 3);
     const segment_info info = segments.publish("numbers", numbers);

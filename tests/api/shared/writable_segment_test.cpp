@@ -43,7 +43,8 @@ TEST_CASE("writable_segment: begins as zeros, and readers see what is written") 
     CHECK_THROWS_AS(verify_segment("table", segments.folder()), unsupported);
 }
 
-TEST_CASE("writable_segment: rows that are written are streamed meanwhile") {
+TEST_CASE(
+    "writable_segment: writing, which changes the time of the file, does not end a loader of the segment") {
     const test_segments segments;
     const auto made = writable_segment::create("table", dtype::of<float>(), {10'000, 64}, segments.folder());
     loader batches({segments.open("table")}, {.device = device::host(), .batch_rows = 100, .epochs = 3});
@@ -60,7 +61,7 @@ TEST_CASE("writable_segment: rows that are written are streamed meanwhile") {
     CHECK(rows == 30'000);
 }
 
-TEST_CASE("writable_segment: outlives its writer, and the next writer goes on") {
+TEST_CASE("writable_segment: outlives its writer, and the next writer finds what was written") {
     const test_segments segments;
     {
         const auto made = writable_segment::create("table", dtype::of<float>(), {4, 2}, segments.folder());
