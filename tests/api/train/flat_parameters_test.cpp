@@ -261,7 +261,7 @@ TEST_CASE("flat parameters: what others write to a 16-bit parameter replaces its
     });
 }
 
-TEST_CASE("flat parameters: what was asked of the next step is forgotten by load") {
+TEST_CASE("flat parameters: load cancels clip_norm and clip_value of the next step") {
     const temporary_folder folder;
     on_each_device([&](const device& device) {
         const stream stream(device);

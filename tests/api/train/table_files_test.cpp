@@ -73,7 +73,9 @@ std::vector<std::byte> bytes_of(const array& array) {
 
 }  // namespace
 
-TEST_CASE("embedding table: one that was saved and loaded goes on bit for bit, wherever its rows lie") {
+TEST_CASE(
+    "embedding table: a loaded table trains to the same bits as the saved table, for any number of device "
+    "rows") {
     const temporary_folder folder;
     on_each_device([&](const device& device) {
         for (const bool is_rowwise : {false, true}) {
@@ -140,7 +142,7 @@ TEST_CASE("embedding table: a file of another rule, type or shape is refused, an
     CHECK_THROWS_AS(saved.load(folder / "missing"), system_failure);
 }
 
-TEST_CASE("embedding table: weights are exported, and imported from any file and type that can be cast") {
+TEST_CASE("embedding table: weights are exported to a .npy file, imported from it, and cast from float64") {
     const temporary_folder folder;
     on_each_device([&](const device& device) {
         embedding_table table(options_for(300, 40), device);
@@ -169,7 +171,9 @@ TEST_CASE("embedding table: weights are exported, and imported from any file and
     });
 }
 
-TEST_CASE("embedding table: weights are replaced row by row, and states stay") {
+TEST_CASE(
+    "embedding table: write_weights replaces rows, also prefetched rows, and is refused while a lease is "
+    "held") {
     on_each_device([&](const device& device) {
         embedding_table table(options_for(100, 30), device);
         const std::vector<std::uint64_t> ids{99, 2, 31, 2};
@@ -199,7 +203,7 @@ TEST_CASE("embedding table: weights are replaced row by row, and states stay") {
     });
 }
 
-TEST_CASE("embedding table: one that grew equals one that had all rows from the beginning") {
+TEST_CASE("embedding table: a table that grew has the weights of a table that began with all rows") {
     on_each_device([&](const device& device) {
         for (const std::uint64_t device_rows : {0U, 20U, 100U}) {
             CAPTURE(device_rows);

@@ -134,7 +134,9 @@ std::vector<T> trajectory(const device& device, const optimizer& settings, unsig
 
 }  // namespace
 
-TEST_CASE("optimizers: every rule of torch.optim follows PyTorch for 200 steps, in float32 and float64") {
+TEST_CASE(
+    "optimizers: the rules of torch.optim that pinflow has follow PyTorch for 200 steps, in float32 and "
+    "float64") {
     std::ifstream names(folder_of_references() / "settings.txt");
     const auto of_torch32 = reference<float>("torch32.npy");
     const auto of_torch64 = reference<double>("torch64.npy");
