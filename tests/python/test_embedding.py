@@ -262,7 +262,7 @@ class EmbeddingTableTest(unittest.TestCase):
                 getattr(other, load)(os.fsdecode(path) if load == "load" else os.path.join(folder, "weights.npy"))
                 self.assertTrue(torch.equal(other.weights(range(5)), table.weights(range(5))))
 
-    def test_a_saved_table_goes_on_bit_for_bit(self):
+    def test_a_loaded_table_trains_to_the_same_bits_as_the_saved_table(self):
         for device in DEVICES:
             with self.subTest(device=device), tempfile.TemporaryDirectory() as folder:
                 path = os.path.join(folder, "table")
