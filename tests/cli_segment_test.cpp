@@ -49,7 +49,7 @@ std::string digest_of_stream(const std::vector<std::string>& files) {
 
 }  // namespace
 
-TEST_CASE("pin: the copy is opened as shm:NAME wherever a file is") {
+TEST_CASE("pin: stream, inspect, verify and convert open the copy as shm:NAME") {
     const temporary_folder folder;
     const own_segment segment("a");
     const std::string path = folder / "a.npy";

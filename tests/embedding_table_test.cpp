@@ -458,7 +458,7 @@ TEST_CASE("embedding table: prefetches are cancelled, and leases outlive the tab
     });
 }
 
-TEST_CASE("embedding table: a table goes on with the records that its storage holds") {
+TEST_CASE("embedding table: a table continues from the records in its storage") {
     on_each_device([&](const device& device) {
         embedding_options options;
         options.row_count = 64;

@@ -172,7 +172,7 @@ TEST_CASE("hdf5 writer: a dataset whose chunks do not fit into memory can be beg
     writer.finish();
     CHECK(pinflow::list_hdf5(folder / "a.h5").size() == 1);
 
-    // nor is its group in the file
+    // a dataset that was refused leaves no group in the file
     hdf5_writer other(folder / "b.h5");
     {
         const pinflow::detail::scoped_available_memory little(64 << 20);
