@@ -24,6 +24,8 @@ void embedding_table::state::check_stream(stream_view stream) const {
     if (!(stream.device() == device))
         throw invalid_argument(fmt::format("the embedding table is on {}, and the stream is one of {}",
                                            device.name(), stream.device().name()));
+    if (is_on_host() && stream.native_handle() == nullptr)
+        throw invalid_argument("a null handle is no stream of the host device");
 }
 
 /// @throws unsupported for ids in device memory; invalid_argument for ids outside the table.
@@ -207,12 +209,17 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
         step->requested.assign(ids.data(), ids.data() + ids.size());
         gather(*step);
     }
-    stream.wait(step->gathered);
-    while (!step->newer.empty())
-        patch(*step, stream);
-    step->ready.record(stream);
     set_phase(*step, table_step::phase::leased);
     leased_.push_back(step);
+    try {
+        stream.wait(step->gathered);
+        while (!step->newer.empty())
+            patch(*step, stream);
+        step->ready.record(stream);
+    } catch (...) {
+        drop(*step, stream);
+        throw;
+    }
     return *step;
 }
 
