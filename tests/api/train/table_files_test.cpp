@@ -171,6 +171,29 @@ TEST_CASE("embedding table: weights are exported to a .npy file, imported from i
     });
 }
 
+TEST_CASE("embedding table: write_weights replaces weights, and optimizer states and steps stay") {
+    on_each_device([&](const device& device) {
+        embedding_table trained(options_for(100, 30), device);
+        embedding_table fresh(options_for(100, 30), device);
+        train(trained, 5, 3, 99);
+        const std::vector<std::uint64_t> ids = all_ids(trained);
+        const std::vector<float> rows(100 * 6, 1.0F);
+        const auto weights = std::as_bytes(std::span(rows));
+        for (embedding_table* const each : {&trained, &fresh})
+            each->write_weights(ids, weights);
+        REQUIRE(weights_of(trained) == weights_of(fresh));
+        for (embedding_table* const each : {&trained, &fresh})
+            train(*each, 1, 1, 99);
+        CHECK(weights_of(trained) != weights_of(fresh));
+        // the same states as in a table that was trained alike and has the same weights
+        embedding_table other(options_for(100, 30), device);
+        train(other, 5, 3, 99);
+        other.write_weights(ids, weights);
+        train(other, 1, 1, 99);
+        CHECK(weights_of(trained) == weights_of(other));
+    });
+}
+
 TEST_CASE(
     "embedding table: write_weights replaces rows, also prefetched rows, and is refused while a lease is "
     "held") {
