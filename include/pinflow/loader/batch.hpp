@@ -83,7 +83,7 @@ class batch {
     /// reused before the stream has passed the end of the lease. The stream must outlive the lease. `owner`,
     /// if not null, is kept until the lease ends, to keep the stream alive. It is then destroyed on any
     /// thread, so its destructor must not wait. For a pinflow::stream, pass `stream::share()`. Thread-safe.
-    /// @throws invalid_argument for a stream of another device.
+    /// @throws invalid_argument for a stream of another device, and once released.
     /// @throws unsupported for a stream that is being captured into a CUDA graph; device_error.
     void used_on(stream_view stream, std::shared_ptr<const void> owner = nullptr);
     /// Ends the lease, unless tensors of the batch still hold it. The batch is empty afterwards.
