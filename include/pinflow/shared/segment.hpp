@@ -170,7 +170,7 @@ class writable_segment {
     /// The elements in C order, in shared memory; valid while this object, or a table of it, lives.
     std::span<std::byte> bytes() const noexcept;
     /// The rows, for a row_exchange; they keep the memory and the lock.
-    /// @throws unsupported if the array has no axes.
+    /// @throws unsupported if the array has no axes; invalid_argument if a row has no bytes.
     row_table table() const;
 
  private:
