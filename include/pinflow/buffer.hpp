@@ -81,8 +81,8 @@ class device_buffer {
 ///
 /// The first pinned_buffer or pinned_pages of a CUDA device takes a tenth of a second and some 520 MiB of
 /// device memory: pinflow creates a second CUDA context and registers host memory there. Registering in the
-/// primary context would block all other users of it. If the device has less than 10 GiB in all, or less than
-/// 1 GiB free, the primary context is used instead.
+/// primary context would block all other users of it. The primary context is used instead if the device has
+/// less than 10 GiB in all or less than 1 GiB free, or if the second context cannot be created.
 class pinned_buffer {
  public:
     pinned_buffer() noexcept = default;

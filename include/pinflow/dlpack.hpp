@@ -189,7 +189,7 @@ class foreign_tensor {
     /// of 2^63 bytes or more.
     /// @throws unsupported for another major version of DLPack, for memory that is neither host memory nor a
     /// CUDA device's, and for element types that pinflow does not have.
-    /// @throws device_error if there is no such CUDA device.
+    /// @throws as device::cuda, if the memory is a CUDA device's.
     explicit foreign_tensor(dlpack::managed_tensor_versioned* tensor);
     explicit foreign_tensor(dlpack::managed_tensor* tensor);
     foreign_tensor(foreign_tensor&& other) noexcept = default;

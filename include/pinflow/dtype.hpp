@@ -112,7 +112,8 @@ struct dtype_field {
     std::uint64_t offset_bytes = 0;    ///< within the element
 
     /// The size of the field in bytes.
-    /// @throws invalid_argument if it is larger than numpy allows.
+    /// @throws invalid_argument if numpy does not allow the field: it is too large, has more than 64 axes, or
+    /// is an array of elements of 0 bytes (`|S0`, `<U0`, `|V0`).
     std::uint64_t size_bytes() const;
     friend bool operator==(const dtype_field&, const dtype_field&) = default;
 };

@@ -81,7 +81,7 @@ class input_file {
     const file_identity& identity() const noexcept { return identity_; }
 
     /// Keeps the descriptor open while the lease lives.
-    /// @throws data_changed if the file must be reopened and is another file by now.
+    /// @throws data_changed if the file must be reopened and has changed or been replaced by then.
     /// @throws system_failure if it cannot be reopened.
     descriptor_lease lease_descriptor() const;
 

@@ -84,11 +84,11 @@ enum class load_route {
 std::string_view to_string(load_route route) noexcept;
 
 struct load_options {
-    /// Tensors to load: names, or patterns with `*`, `?` and `[...]` as in the shell. Empty: all. For
-    /// load_tensors only.
+    /// Tensors to load: names, or patterns with `*`, `?` and `[...]` as in the shell. Empty: all. Only
+    /// load_tensors and tensor_files::select use it; tensor_files::load has requests instead.
     std::vector<std::string> names;
     /// Casts float16, bfloat16, float32 and float64 tensors to this type, as tensor_request::dtype. Other
-    /// tensors keep their type. For load_tensors only.
+    /// tensors keep their type. Only load_tensors and tensor_files::select use it.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
     /// CPU threads that read, decode and cast. 0: all cores, at most 16; one fewer, but at least one, while
@@ -106,9 +106,10 @@ struct load_options {
 };
 
 /// A tensor in device memory, in C order and little-endian. Copies share the memory, which outlives files,
-/// streams and whatever else took part in the load. The last copy frees it, on any thread, except in a
-/// forked process. Work that uses the memory must have finished by then, or used_on names its
-/// streams.
+/// streams and whatever else took part in the load. The last copy frees it, on any thread. Work that uses the
+/// memory must have finished by then, or used_on names its streams. Device memory is never freed in a forked
+/// process, nor if no event can be recorded in one of these streams: it is being captured into a CUDA graph,
+/// or the device has failed.
 ///
 /// Tensors of less than 1 MiB share blocks of up to 32 MiB, each at a multiple of 256 bytes. A block is freed
 /// with its last tensor.
@@ -134,7 +135,7 @@ class device_tensor {
     /// block has gone. No effect on a caller's own memory and on mappings.
     /// @throws invalid_argument for a stream of another device.
     void used_on(stream_view stream) const;
-    /// Keeps the memory alive. Empty for a caller's own memory.
+    /// Keeps the memory alive. Empty for a caller's own memory, and if there are no elements.
     std::shared_ptr<const void> share() const;
 
  private:

@@ -144,10 +144,10 @@ struct row_exchange_options {
     /// throws invalid_argument; a larger synchronous call, of up to 2^32 - 1 rows, allocates its memory.
     std::uint64_t max_batch_rows = std::uint64_t{1} << 17;
     /// The maximum number of calls in flight, that is, calls that their stream has not passed yet; 1 to 4096.
-    /// A call blocks until there is room for it. One stream may use half of the number (rounded up),
-    /// less if other streams use some, so that one stalled stream does not block all others. Several stalled
-    /// streams together can use up the number: six by default. The number is lowered, but not below 2, if the
-    /// page-locked memory of the calls would be more than an eighth of the host memory that is left.
+    /// A call blocks until there is room for it. A stream may have in flight at most half (rounded up) of the
+    /// calls that other streams leave, so that one stalled stream does not block all others. With the default
+    /// of 32, six stalled streams together can take all of them. The maximum is lowered, but not below 2, if
+    /// the page-locked memory of the calls would be more than an eighth of the host memory that is left.
     unsigned max_calls_in_flight = 32;
     /// Page-locked memory of the staging buffers of one stream, in bytes. If it exceeds an eighth of the host
     /// memory that is left, that eighth is used. It is divided into 2 to 16 buffers of up to 8 MiB each, so
