@@ -27,8 +27,8 @@ loaded_block::~loaded_block() {
             is_known_unused = !backend.is_capturing(handle);
             if (is_known_unused) events_[i].record({streams_[i].device(), handle});
         }
-    } catch (const error&) {
-        is_known_unused = false;  // the device has failed, or the process ends
+    } catch (...) {
+        is_known_unused = false;  // the device has failed, memory is short, or the process ends
     }
     if (is_known_unused) {
         memory_.release_after(events_);
