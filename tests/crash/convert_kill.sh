@@ -24,7 +24,7 @@ fail() {
     exit 1
 }
 
-# 24 MiB after a header made by hand: 118 characters after the magic, the version and their number, 0x76
+# 24 MiB after a header made by hand: 118 characters (0x76) after the magic, the version and the header's length
 {
     printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "{'descr': '|u1', 'fortran_order': False, 'shape': (24576, 1024), }"
     head -c $((24 << 20)) /dev/urandom

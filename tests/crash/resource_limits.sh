@@ -35,7 +35,7 @@ exit_with() {
 
 # ---- what is read ----------------------------------------------------------------------------------------------------
 
-# npy_header DESCR SHAPE: 118 characters after the magic, the version and their number, 0x76
+# npy_header DESCR SHAPE: 118 characters (0x76) after the magic, the version and the header's length
 npy_header() {
     printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "{'descr': '$1', 'fortran_order': False, 'shape': $2, }"
 }

@@ -25,7 +25,7 @@ fail() {
 
 digest_of() { "$pinflow" stream --json --device host "$1" | grep -o '"digest":"[0-9a-f]*"'; }
 
-# two arrays of 24 MiB, after a header made by hand: 118 characters after the magic, the version and their number, 0x76
+# two arrays of 24 MiB, headers made by hand: 118 characters (0x76) after the magic, the version and the header's length
 for file in first second; do
     {
         printf '\x93NUMPY\x01\x00\x76\x00%-117s\n' "{'descr': '|u1', 'fortran_order': False, 'shape': (24576, 1024), }"
