@@ -114,7 +114,7 @@ def late_step(name, number, first, gradients, states, dtype):
     is_number = not isinstance(state["step"], torch.Tensor)
     state["step"] = number - 1 if is_number else torch.tensor(float(number - 1), dtype=torch.float64)
     if "mu_product" in state:
-        state["mu_product"].fill_(0.0)  # to the last bit of a double, it is
+        state["mu_product"].fill_(0.0)  # in a double, the product of so many factors is 0
     if "eta" in state:
         group = optimizer.param_groups[0]
         state["eta"].fill_(group["lr"] / (1 + group["lambd"] * group["lr"] * (number - 1)) ** group["alpha"])
