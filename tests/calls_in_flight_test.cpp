@@ -129,7 +129,8 @@ TEST_CASE("calls_in_flight: a call that is not listed reports to its handle only
     });
 }
 
-TEST_CASE("calls_in_flight: the first exception of a thread is reported, before wrong indices") {
+TEST_CASE(
+    "calls_in_flight: a call with exceptions and wrong indices reports one exception, and nothing else") {
     on_each_device([](const device& device) {
         logged with(device);
         const auto call = with.add(1);

@@ -100,7 +100,7 @@ class running_bench {
     }
     void wait_a_little() const {
         if (clock::now() - start_ > std::chrono::minutes(2))
-            throw std::runtime_error("the tool does not come so far");
+            throw std::runtime_error("the tool did not get that far within two minutes");
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
 

@@ -38,7 +38,7 @@ nlohmann::json bench(const cli::arguments& more, const std::string& batches = "4
 
 }  // namespace
 
-TEST_CASE("bench: measures every kind of work if none is named, and the link of the same run") {
+TEST_CASE("bench: measures all work but load if none is named, and the link of the same run") {
     const temporary_folder folder;
     ::setenv("TMPDIR", folder.path().c_str(), 1);
     const nlohmann::json all = bench({});
@@ -118,7 +118,7 @@ TEST_CASE("bench: half of the batches of --known travel together, at most as man
     }
 }
 
-TEST_CASE("bench: less than 2 and more than 64 batches known ahead are refused") {
+TEST_CASE("bench: fewer than 2 or more than 64 batches known ahead are refused") {
     for (const std::string known : {"0", "1", "65"}) {
         cli::check_fails(2, small_bench({"gather"}, "4", known),
                          {"--known takes a whole number from 2 to 64, not '" + known + "'"});

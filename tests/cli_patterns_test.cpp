@@ -61,7 +61,7 @@ TEST_CASE("cli patterns: convert writes the rows of all files into one, in the o
     CHECK(run_json({"inspect", cast})["dtype"] == "<i4");
 }
 
-TEST_CASE("cli patterns: members of archives are named after the pattern") {
+TEST_CASE("cli patterns: NAME behind a pattern is the member of each archive") {
     const temporary_folder folder;
     const std::string rows = write_parts(folder, 3);
     for (const char* const number : {"0", "1", "2"}) {
@@ -73,7 +73,8 @@ TEST_CASE("cli patterns: members of archives are named after the pattern") {
     CHECK(payload_of(whole, rows) == rows);
 }
 
-TEST_CASE("cli patterns: files of any format, byte order and order of axes are joined, also empty ones") {
+TEST_CASE(
+    "cli patterns: files of several formats, byte orders and orders of axes are joined, also empty ones") {
     const temporary_folder folder;
     const std::string plain("\1\0\2\0\3\0\4\0", 8), big("\0\1\0\2\0\3\0\4", 8);
     const std::string fortran("\1\0\3\0\2\0\4\0", 8);

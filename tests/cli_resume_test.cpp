@@ -274,7 +274,7 @@ TEST_CASE("cli: a state that is absent, damaged or cannot be written is a one-li
                      {"stream", "--device", "host", rows.file, "--save-state", rows.folder.path().string(),
                       "--epochs", "1000000"},
                      {"directory"});
-    // nothing but a state is replaced by one
+    // a file that is not a state is not overwritten
     const std::string rows_before = read_file(rows.file);
     cli::check_fails(1, {"stream", "--device", "host", rows.file, "--save-state", rows.file},
                      {"cannot be read as a state"});

@@ -261,7 +261,8 @@ TEST_CASE("cli: the report tells the arrays of one file apart") {
           "'" + archive + ":x' to '" + std::string(folder / "b.npz") + ":x' (2 sources)");
 }
 
-TEST_CASE("cli: the digest is the same for every order, batch size, slot count, thread count and route") {
+TEST_CASE(
+    "cli: the digest is the same sequential and shuffled, for any batch size, slots, threads and route") {
     const temporary_folder folder;
     const std::string rows = counting_bytes(std::size_t{1000} * 1003);
     const std::string file = folder / "a.npy";

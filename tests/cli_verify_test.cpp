@@ -141,7 +141,7 @@ TEST_CASE("verify: a file that changes during the check is an error") {
     CHECK(cli::names_in(folder.path()) == std::set<std::string>{"a"});
 }
 
-TEST_CASE("verify: an existing checksum is replaced, and kept when the new one cannot be written") {
+TEST_CASE("verify: an existing checksum is replaced, and a folder in its place is an error") {
     const temporary_folder folder;
     const std::string path = folder / "a";
     write_file(path, "hello");

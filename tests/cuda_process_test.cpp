@@ -1,4 +1,4 @@
-// What a process can go through: sticky errors, fork, exit with everything still held, hundreds of beginnings
+// What a process can go through: sticky errors, fork, exit with everything still held, a hundred beginnings
 // and ends.
 #include "tests/cuda_process_test.hpp"
 

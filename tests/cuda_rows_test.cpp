@@ -195,7 +195,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("cuda rows: foreign streams carry rows, the default streams too") {
+TEST_CASE("cuda rows: the default streams carry rows, legacy and per-thread") {
     const device gpu = device::cuda(0);
     REQUIRE(::cudaSetDevice(0) == cudaSuccess);
     std::mt19937_64 random(64);

@@ -84,7 +84,7 @@ void close_all_others(const temporary_folder& folder) {
 
 // ---- the bound --------------------------------------------------------------------------------------------
 
-TEST_CASE("descriptor_cache: any number of files keeps at most the bound of descriptors open") {
+TEST_CASE("descriptor_cache: any number of files keeps no more descriptors open than the bound") {
     const temporary_folder folder;
     const scoped_descriptor_limit limit(20);
     const std::size_t before = open_descriptors();

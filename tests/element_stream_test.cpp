@@ -145,10 +145,10 @@ TEST_CASE("element_stream: blocks, runs and tiles that are cut off anywhere fit 
              {"|u1", {2'111, 1'003}},  // short runs of many rows
              {"|u1", {7, 300'007}},    // rows larger than some of the memory below
              {"|u1", {300'007, 7}},    // whole columns at once
-             {">i2", {1'031, 1'033}},  // lines of caches shared between tiles
+             {">i2", {1'031, 1'033}},  // cache lines shared between tiles
              {"<f4", {91, 83, 71}},    // neighbours along two axes
              {">f8", {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}},
-             {"|S300", {97, 89}},  // units larger than a line
+             {"|S300", {97, 89}},  // units larger than a cache line
              {"|S70000", {5, 6}},  // and larger than a block has to be
          }) {
         const auto [source, expected] =

@@ -98,7 +98,8 @@ class plain_table {
         });
     }
 
-    /// The squares of each fourth group of columns by themselves, in the order of record_work.hpp.
+    /// Adds the mean square of the gradient to the row's state, in the order of record_work.hpp: column c
+    /// belongs to sum (c / 4) % 32, and the sums are added in pairs.
     template <typename Step>
     void add_mean_square(std::uint64_t row, const std::vector<float>& gradient, const Step& now,
                          const detail::decay_step<float>& decay) {

@@ -78,7 +78,7 @@ class side_by_side final : public memory_resource {
     std::uint64_t used_ = 0;
 };
 
-/// Its staging buffers outlive a test.
+/// A backend that is never destroyed: its staging buffers outlive a test.
 locking_backend& new_backend() {
     static auto& all = *new std::vector<locking_backend*>;
     all.push_back(new locking_backend);
@@ -172,7 +172,8 @@ TEST_CASE("load: no copy crosses two allocations that lie side by side") {
     }
 }
 
-TEST_CASE("load: threads that begin with the last tensor get its memory, which comes after 600 MiB") {
+TEST_CASE(
+    "load: threads that begin with the last tensor wait for its memory, allocated after 600 MiB of others") {
     const temporary_folder folder;
     constexpr std::uint64_t large_bytes = std::uint64_t{200} << 20;
     std::string header = "{";

@@ -106,7 +106,7 @@ std::string fill_of(const hdf5_description& description) {
     return fill;
 }
 
-/// Decoded; the fill value where it was never written.
+/// The elements of a chunk, decoded; the fill value if it was never written.
 std::string chunk_of(const hdf5_description& description, const input_file& file, std::size_t index) {
     using namespace pinflow::detail;
     const hdf5_chunk& chunk = description.chunks[index];

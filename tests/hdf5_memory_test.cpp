@@ -207,7 +207,7 @@ TEST_CASE("hdf5_memory: returned chunks are reused up to a limit, and may outliv
     left.reset();
 }
 
-TEST_CASE("hdf5_memory: as many threads decode as memory allows, at least one, in their order") {
+TEST_CASE("hdf5_memory: as many threads decode as memory allows, at least one") {
     hdf5_memory memory(0, 100);
     CHECK(memory.size_bytes() == 100);
     CHECK(memory.try_begin_decoding(60));

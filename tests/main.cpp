@@ -1,5 +1,5 @@
-// main for every doctest executable: doctest's own, except that a run without any case fails, so that a
-// filter that matches nothing is no success.
+// main for the doctest executables that have none of their own: doctest's own, except that a run without any
+// case fails, so that a filter that matches nothing is no success.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 

@@ -626,7 +626,7 @@ TEST_CASE("npy header: the invariants hold for the fuzzer's seeds, findings and 
             std::string bytes = npy_bytes::read_file(entry.path().string());
             ++files;
             CHECK(npy_header_invariants::broken_for(as_bytes(bytes)) == "");
-            constexpr std::size_t step = sanitized ? 5 : 1;  // the fuzzers go on under sanitizers
+            constexpr std::size_t step = sanitized ? 5 : 1;  // the fuzz targets run under sanitizers, too
             for (std::size_t at = 0; at < bytes.size(); at += step) {
                 const char original = bytes[at];
                 for (const char replacement : {'\0', ' ', '\'', '(', ',', '0', 'L', '\\', '\xFF'}) {

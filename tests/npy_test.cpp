@@ -306,7 +306,7 @@ TEST_CASE("npy: writes views without either order in C order") {
     }
 }
 
-TEST_CASE("npy: writes a strided view larger than what it collects") {
+TEST_CASE("npy: writes a strided view larger than the buffer that collects its elements") {
     const temporary_folder folder;
     const auto values = counted(1 << 20);
     pinflow::write_npy(folder / "a.npy",

@@ -255,7 +255,7 @@ TEST_CASE("npz: a member answers to its name with and without .npy") {
                    "two members are arrays named 'a'"));
 }
 
-TEST_CASE("npz: several members are opened in the order asked for, deflated members in parallel") {
+TEST_CASE("npz: several members are opened in the order asked for, stored and deflated") {
     const temporary_folder folder;
     std::vector<zip_bytes::member> members;
     std::vector<std::string> names;
@@ -636,7 +636,7 @@ TEST_CASE("npz: the invariants hold for the fuzzer's seeds, findings and their m
             std::string bytes = read_file(entry.path().string());
             ++files;
             CHECK(zip_directory_invariants::broken_for(npy_bytes::as_bytes(bytes)) == "");
-            constexpr std::size_t step = sanitized ? 5 : 1;  // the fuzzers go on under sanitizers
+            constexpr std::size_t step = sanitized ? 5 : 1;  // the fuzz targets run under sanitizers, too
             for (std::size_t at = 0; at < bytes.size(); at += step) {
                 const char original = bytes[at];
                 for (const char replacement : {'\0', '\1', '\x08', '\x7F', '\xFF'}) {

@@ -191,7 +191,7 @@ TEST_CASE("open patterns: the first bad file in the order of the paths is report
     CHECK(first_bad().empty());
 }
 
-TEST_CASE("open patterns: files of all formats can be mixed, and stay mapped") {
+TEST_CASE("open patterns: .npy and .npz files can be mixed, and stay mapped") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     write_npy(folder / "a1", counting(0, 2), {2});
@@ -225,7 +225,7 @@ TEST_CASE("open patterns: files of one number each become a vector") {
     CHECK_THROWS_AS(open_stacked(at + "/part-0.npy"), pinflow::unsupported);
 }
 
-TEST_CASE("open patterns: a named file is opened as without patterns") {
+TEST_CASE("open patterns: stacking does not apply to a file that is named") {
     const temporary_folder folder;
     write_parts(folder, 2, "(3, 2)", 6);
     const rows_pointer rows = open_stacked(folder / "part-1.npy");
@@ -357,7 +357,7 @@ TEST_CASE("open patterns: datasets of HDF5 files are stacked, however they are s
     CHECK_THROWS_AS(open_rows(at + "/part-*.h5:label"), pinflow::unsupported);
 }
 
-TEST_CASE("open patterns: other formats also keep at most the bound of descriptors open") {
+TEST_CASE("open patterns: files of other formats, too, keep no more descriptors open than the bound") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     const pinflow::detail::scoped_descriptor_limit limit(16);

@@ -413,7 +413,7 @@ TEST_CASE("open: a NAME after a pattern applies to every file") {
                    "no file has that name or matches it"));
 }
 
-TEST_CASE("open: files of a pattern must be alike, and each must have rows") {
+TEST_CASE("open: files of a pattern must be alike, and each must have an axis") {
     const temporary_folder folder;
     const std::string at = folder.path().string();
     write_npy(folder / "a1.npy", counting(0, 6), {2, 3});

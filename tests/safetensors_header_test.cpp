@@ -305,7 +305,7 @@ TEST_CASE("safetensors header: is parsed from pieces of any size, without its me
     }
 }
 
-TEST_CASE("safetensors header: an error in metadata that is not kept is reported at the same byte") {
+TEST_CASE("safetensors header: wrong metadata is refused in the same words, kept or only checked") {
     const auto refusals = [](const std::string& json) {
         const std::string file = file_of(json);
         const auto refused = [&](pinflow::detail::safetensors_metadata wanted) {
@@ -322,7 +322,8 @@ TEST_CASE("safetensors header: an error in metadata that is not kept is reported
         CAPTURE(wrong);
         const auto [kept, checked] = refusals(beginning + wrong + R"(","b":"c"}})");
         CHECK(contains(kept, "not valid JSON at byte 9"));
-        CHECK(checked.substr(0, 37) == kept.substr(0, 37));  // the parser counts to the end of an escape
+        // without the byte: the JSON library counts to the end of an escape
+        CHECK(checked.substr(0, 37) == kept.substr(0, 37));
     }
     // behind a string that was left out
     const auto [kept, checked] = refusals(beginning + "\"}   ,   ;}");
@@ -368,7 +369,7 @@ TEST_CASE("safetensors header: the invariants hold for the fuzzer's seeds, findi
             std::string bytes = npy_bytes::read_file(file.path().string());
             ++files;
             CHECK(safetensors_header_invariants::broken_for(bytes) == "");
-            constexpr std::size_t step = sanitized ? 5 : 1;  // the fuzzers go on under sanitizers
+            constexpr std::size_t step = sanitized ? 5 : 1;  // the fuzz targets run under sanitizers, too
             for (std::size_t at = 0; at < bytes.size(); at += step) {
                 const char original = bytes[at];
                 for (const char replacement : {'\0', ' ', '"', '{', '[', ',', '0', '9', '\\', '\xFF'}) {

@@ -1,5 +1,5 @@
-// Every conversion against an oracle that knows nothing of bits: the values of all codes of a small float in
-// a table, computed from the definition, and a search for the nearest.
+// Conversions to small floats are compared with an oracle that does no rounding of bits: a table with the
+// values of all codes of a small float, computed from the definition, and a search for the nearest.
 #include "src/core/scalar.hpp"
 
 #include <doctest/doctest.h>

@@ -262,7 +262,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("schedule: counts its batches and rows") {
+TEST_CASE("schedule: counts its rows, and the batches of a whole epoch") {
     std::mt19937_64 random(6);
     for (int i = 0; i < 200; ++i) {
         schedule_terms terms = draw(random);

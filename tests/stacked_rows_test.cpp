@@ -73,7 +73,7 @@ const row_ids some_ids{0, 3, 3, 1, 2, 0};
 
 }  // namespace
 
-TEST_CASE("stacked_rows: each file is one row, mapped side by side with the others") {
+TEST_CASE("stacked_rows: each file is one row, with an extent in its mapping") {
     const temporary_folder folder;
     const auto given = make_samples(folder, 4, "<f4", {5, 3});
     const rows_pointer rows = stack(given.sources());
@@ -192,7 +192,7 @@ TEST_CASE("stacked_rows: arrays in memory stay where they are") {
     CHECK((read(*stacked, {0, 1}) == wanted));
 }
 
-TEST_CASE("stacked_rows: a source of many rows is read in pieces") {
+TEST_CASE("stacked_rows: a source of more rows than are read at once is read whole") {
     const temporary_folder folder;
     const auto given = make_samples(folder, 2, ">i2", {150'000});
     CHECK((read(*stack(given.sources()), {1, 0}) == given.rows_of({1, 0})));

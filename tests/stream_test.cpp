@@ -106,7 +106,8 @@ TEST_CASE("event: a wait means the record made before it, not a later one") {
     });
 }
 
-TEST_CASE("event: recorded on a second stream, it has not passed on the first") {
+TEST_CASE(
+    "event: a wait for its record on one stream stays, although it is recorded on another stream since") {
     on_each_device([](const device& device) {
         const stream first(device);
         const stream second(device);

@@ -50,7 +50,7 @@ std::size_t thread_count() {
     return static_cast<std::size_t>(std::distance(begin(threads), end(threads)));
 }
 
-/// The same once a thread was started: a sanitizer starts one of its own with the first.
+/// thread_count() once a thread was started: a sanitizer starts its own thread with the first.
 std::size_t first_thread_count() {
     seam::count_startable_threads(1, 1 << 20);
     return thread_count();
@@ -163,7 +163,8 @@ TEST_CASE("threads: if only a few threads may run, a loader and its consumer's s
     }
 }
 
-TEST_CASE("threads: whichever thread is refused, a loader delivers every row or throws system_failure") {
+TEST_CASE(
+    "threads: however few threads can be started, a loader delivers every row or throws system_failure") {
     for (int count = 0; count < 20; ++count) {
         CAPTURE(count);
         CHECK(holds_in_child([count] {
@@ -182,7 +183,7 @@ TEST_CASE("threads: whichever thread is refused, a loader delivers every row or 
     }
 }
 
-TEST_CASE("threads: whichever thread is refused, an exchange gathers right or throws system_failure") {
+TEST_CASE("threads: however few threads can be started, an exchange gathers right or throws system_failure") {
     for (int count = 0; count < 20; ++count) {
         CAPTURE(count);
         CHECK(holds_in_child([count] {

@@ -22,7 +22,8 @@ std::vector<zip_entry> read(std::string_view bytes) {
     return read_zip_directory(bytes.size(), reader(bytes));
 }
 
-/// What reading the directory, and then each member's header, ends with. Anything but format_error passes.
+/// The format_error of reading the directory and each member's header; "read" if there is none. Other
+/// exceptions propagate.
 std::string refusal(std::string_view bytes) {
     try {
         for (const zip_entry& entry : read(bytes))
@@ -73,7 +74,7 @@ TEST_CASE("zip directory: a comment may be as long as its length can say, and lo
         CHECK(read(zip_bytes::make({{.name = "a", .content = "b"}}, comment).bytes).size() == 1);
         CHECK(read(zip_bytes::make({{.name = "a", .content = "b"}}, comment, true).bytes).size() == 1);
     }
-    // an end within the comment that fits is the one that every reader finds
+    // a whole archive in the comment: every reader finds its end record first
     const archive inner = zip_bytes::make({});
     const std::string outer = zip_bytes::make({{.name = "a", .content = "b"}}, inner.bytes).bytes;
     CHECK(contains(refusal(outer), "were put before"));
@@ -195,7 +196,7 @@ TEST_CASE("zip directory: refuses bytes before the archive, as numpy does") {
 }
 
 TEST_CASE("zip directory: refuses bytes that cannot be an archive") {
-    // part of an archive, offset in it, value, size of the field, and what the sentence says
+    // part of an archive, offset in it, value, size of the field, and what the error says ("read": accepted)
     enum class part : std::uint8_t { local, entry, end64, locator, end };
     struct {
         part where;

@@ -48,7 +48,8 @@ std::string inflate(const zip_entry& entry, std::string_view data) {
     return content;
 }
 
-/// The sentence that both ways of inflating end with; they need not agree on the words.
+/// The error of reading the member in pieces; empty if there is none. Inflating it at once must fail too,
+/// perhaps in other words.
 std::string refusal(const zip_entry& entry, std::string_view data) {
     const std::string piecewise =
         message_of<pinflow::format_error>([&] { read_in_pieces(entry, data, 1000, 4096); });
@@ -169,7 +170,7 @@ TEST_CASE("zip member: whatever byte is changed, the CRC-32 or the inflating sho
     }
 }
 
-TEST_CASE("zip member: refuses sizes that cannot both be true before anything is allocated") {
+TEST_CASE("zip member: refuses sizes that cannot both be true") {
     zip_entry entry = entry_of(fixed_codes, fixed_codes_content);
     entry.size_bytes = 1032 * fixed_codes.size();
     check_zip_member_readable(entry);
