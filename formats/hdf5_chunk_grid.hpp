@@ -81,7 +81,8 @@ struct hdf5_chunk_part {
                        std::uint64_t rows) const noexcept;
     /// The number of units in one row.
     std::uint64_t units_per_row() const noexcept;
-    /// Fills the same bytes with copies of one element, or with zeros if `element` is empty.
+    /// Fills the bytes that `copy` would write with copies of one element, or with zeros if `element` is
+    /// empty.
     void fill(std::span<const std::byte> element, std::byte* destination, std::uint64_t destination_stride,
               std::uint64_t rows) const noexcept;
 };

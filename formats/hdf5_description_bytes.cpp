@@ -94,7 +94,7 @@ class reader {
     /// How many items follow, each of `min_bytes` or more.
     std::size_t count(std::uint64_t min_bytes) {
         const std::uint64_t value = number();
-        if (value > rest_.size() / min_bytes) fail("it declares more than follows");
+        if (value > rest_.size() / min_bytes) fail("it declares more items or bytes than follow");
         return static_cast<std::size_t>(value);
     }
     template <std::unsigned_integral Narrow>

@@ -59,7 +59,7 @@ type_handle floating_type(const dtype& type) {
         default:
             break;
     }
-    // x86's long double, whose highest bit of the mantissa is stored
+    // x86's long double, which stores the leading bit of its mantissa (no implied bit)
     if (type.order() == std::endian::big)
         throw_unsupported("holds {}, which HDF5 has no type for", type.descr());
     type_handle result = floating_type(16, 15, 64, type.order());

@@ -183,8 +183,8 @@ void hdf5_chunk_decoder::decode_down_to(std::size_t first, const hdf5_pipeline& 
                                         std::span<std::byte> destination) {
     using method = hdf5_pipeline::method;
     const hdf5_pipeline::stage_list list = pipeline.stages_of(filter_mask);
-    // the last stage that writes to other memory produces the chunk itself, unless a checksum was applied
-    // before it
+    // Only fletcher32 needs no output. Of the other stages, the one undone last writes to the destination,
+    // unless its output still has a checksum.
     std::size_t last_output = first;
     while (last_output < list.count && list.stages[last_output].what.how == method::fletcher32)
         ++last_output;

@@ -23,8 +23,8 @@
 namespace pinflow::detail {
 
 /// Lists the datasets of a file, in groups and subgroups, by their paths; each object once, under the first
-/// of its hard links. Objects of unsupported types, and links that lead to other files or nowhere, are listed
-/// with the reason.
+/// of its hard links. Datasets of unsupported types, and links that lead to other files or nowhere, are
+/// listed with the reason.
 /// @throws system_failure, format_error, data_changed, unsupported (too many links); messages name the path.
 std::vector<array_listing> list_hdf5_datasets(const input_file& file);
 

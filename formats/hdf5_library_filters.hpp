@@ -24,10 +24,12 @@ class hdf5_library_filters {
     ~hdf5_library_filters();
 
     /// Checks `stored`, the bytes of one chunk in the file.
-    /// @return true if libhdf5 will write every byte of the decoded chunk and read no byte beyond `stored`;
-    /// false if that cannot be known: for szip, for filters that only an application knows, for lzf that was
-    /// applied after a filter that only libhdf5 has, for any filter except shuffle that was applied before
-    /// such a filter, and for an n-bit filter with 256 or more parameters.
+    /// @return true if libhdf5 will write every byte of the decoded chunk and read no byte beyond `stored`.
+    /// False if that cannot be known:
+    /// - for szip, and for filters that only an application knows
+    /// - for an n-bit filter with 256 or more parameters
+    /// - if lzf was applied after a filter that pinflow cannot decode
+    /// - if a filter other than shuffle was applied before the last filter that pinflow cannot decode
     /// @throws format_error if the bytes or the filter parameters are found to be damaged. The message
     /// continues after the chunk's name, as in hdf5_chunk_decoder.
     bool check(std::uint32_t filter_mask, std::span<const std::byte> stored);

@@ -30,11 +30,15 @@ using hdf5_store_chunk = std::function<void(std::span<const std::uint64_t> first
 /// them in order. Chunks at the edges are full-size, with zeros outside the dataset. A chunk that does not
 /// shrink is stored unfiltered.
 ///
-/// A band is the set of chunks that share the same rows; leading axes along which chunks have length 1 do not
-/// enlarge it. Collects the rows of whole bands: those of two chunks per core, or of 1 MiB of chunks if that
-/// is more. They take at most 64 MiB, unless one band is larger. Encoding takes three times the size of the
-/// chunks that are being encoded or wait to be stored. These are at most 64 MiB of chunks, or one larger
-/// chunk. Not thread-safe. `store` is called on one thread at a time, which need not be the thread that calls
+/// A row is one index of the first axis along which chunks are longer than 1 (of the last axis if there is
+/// none), at one index of each axis before it. A band is the set of chunks that hold the same rows.
+///
+/// The writer collects the elements of whole bands: of as many as have two chunks per core, or 1 MiB of
+/// chunks if that is more, and of fewer if memory is short. They take at most 64 MiB, unless one band is
+/// larger. Encoding takes three times the size of the chunks that are being encoded or wait to be stored.
+/// These are at most 64 MiB of chunks, or one larger chunk.
+///
+/// Not thread-safe. `store` is called on one thread at a time, which need not be the thread that calls
 /// `write`.
 class hdf5_chunk_writer {
  public:

@@ -195,7 +195,7 @@ std::string format_npy_header(const dtype& type, std::span<const std::uint64_t> 
         text.append(max_digits - std::to_string(fortran_order ? shape.back() : shape.front()).size(), ' ');
     }
 
-    const auto latin_1 = as_latin_1(text);  // for version 1.0; names beyond it take UTF-8, of version 3.0
+    const auto latin_1 = as_latin_1(text);  // for version 1.0; other names need UTF-8 and version 3.0
     if (latin_1) text = *latin_1;
     const std::size_t length_size = latin_1 ? 2 : 4;
     const std::size_t unpadded = 8 + length_size + text.size() + 1;

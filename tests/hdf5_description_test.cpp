@@ -229,7 +229,8 @@ TEST_CASE("hdf5 description: contradictory fields are refused") {
     contradicts(of_library(), [](auto& d) { d.chunks.resize(6); });
 }
 
-TEST_CASE("hdf5 description: counts of more than follows, unknown kinds and control characters are refused") {
+TEST_CASE(
+    "hdf5 description: counts of more items than follow, unknown kinds and control characters are refused") {
     hdf5_description empty;
     empty.fill = {};
     const auto with_number = [&](std::size_t at, std::uint64_t value) {
@@ -244,7 +245,7 @@ TEST_CASE("hdf5 description: counts of more than follows, unknown kinds and cont
     for (const std::size_t at : {1u, 5u, 6u, 8u, 10u, 11u, 12u, 13u, 14u}) {
         CAPTURE(at);
         for (const std::uint64_t value : {std::uint64_t{20 * 8}, std::uint64_t{1} << 61, std::uint64_t(-1)})
-            CHECK(contains(with_number(at, value), "declares more than follows"));
+            CHECK(contains(with_number(at, value), "declares more items or bytes than follow"));
     }
     CHECK(contains(with_number(0, 1), "known magic number"));
     CHECK(contains(with_number(2, 'x'), "unknown kind"));
