@@ -288,7 +288,7 @@ class kernel_transfer final : public registered_transfer {
             addresses_.upload_async(*run[0], rows, lists);
             if (part_.sorted) {
                 // sorted by the low bits of the addresses, enough of them to tell the rows of the array
-                // apart; rows in the staging buffer may come anywhere among these
+                // apart; rows in the staging sides may come anywhere among these
                 setup().device.backend().sort_rows({addresses_.on_device(*run[0]),
                                                     rows,
                                                     address_range_,

@@ -51,8 +51,8 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
 std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t rows_left);
 
 /// Chooses the number of slots, as the memory allows, and the sides that these plans need.
-/// @throws invalid_argument if the slots asked for (two if none are) exceed the memory set in the options, or
-/// 64 bits.
+/// @throws invalid_argument if `options.slots` slots (2 if it is 0) exceed the memory set in the options, or
+/// if the size of all slots exceeds 64 bits.
 /// @throws system_failure if they exceed the available memory.
 slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
                       const slot_budget& budget, std::span<const transfer_plan> plans,

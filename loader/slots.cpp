@@ -20,8 +20,8 @@ namespace {
 /// loader stops.
 constexpr std::chrono::microseconds look_again_interval{200};
 
-/// How long a consumer without batches waits for a full group of slots before fewer slots are filled. Longer
-/// than a group of small batches takes.
+/// How long a consumer without batches waits for a full group of slots before fewer slots are filled. The
+/// device copies a group of small batches in less time.
 constexpr std::chrono::microseconds max_group_wait{500};
 
 /// How long a consumer waits for data before it checks that the data is still that of the next batch. Another

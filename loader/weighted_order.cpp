@@ -36,7 +36,7 @@ std::vector<std::uint64_t> whole_numbers(std::span<const double> weights) {
     }
     std::vector<std::uint64_t> result(weights.size());
     if (largest == 0) return result;
-    // first scale all weights below 1, so that their sum is finite
+    // first scale all weights to values below 1, so that their sum is finite
     const int to_one = -std::ilogb(largest) - 1;
     double sum = 0;
     for (const double weight : weights) {
