@@ -56,8 +56,8 @@ struct word_pair {
 // ---- formats: IEEE 754-2019, 3.4; OFP8 1.0, 5 ---------------------------------------------------
 
 /// What the bits of a float mean: a sign, an exponent field, and the mantissa_bits below it. `highest`,
-/// `overflow` and `quiet_nan` are magnitudes: the largest finite number, what lies beyond it, and the NaN
-/// made here.
+/// `overflow` and `quiet_nan` are magnitudes: the largest finite number, the result of an overflow, and the
+/// NaN made here.
 template <typename Float>
 struct float_format {
     static constexpr bool exists = false;
