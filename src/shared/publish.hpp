@@ -9,7 +9,7 @@
 #include "pinflow/shared/segment.hpp"
 #include "src/shared/segment_content.hpp"
 
-/// Publishing content of any kind; everything else is as with the public functions.
+/// Publishes content of any kind. Names, options and errors are those of pinflow::publish and publish_group.
 namespace pinflow::detail {
 
 segment_info publish_content(std::string_view name, segment_content& content, const publish_options& options);

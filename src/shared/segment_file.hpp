@@ -96,7 +96,7 @@ struct named_file {
 void give_names(std::span<const named_file> files, const checked_folder& folder, const std::string& group,
                 bool replace);
 
-/// Checks that a segment or a group can get this name. Removes the folder of a group if it is empty.
+/// Checks that a segment or a group can get this name. For a group, removes an empty folder of that name.
 /// @throws system_failure with errc::file_exists if a segment or group of this name would be in the way.
 void check_name_is_free(const checked_folder& folder, const std::string& name, bool is_group, bool replace);
 
@@ -110,7 +110,7 @@ opened_segment open_checked(const checked_folder& folder, const std::vector<std:
 /// The same by its name, which is checked before the folder.
 opened_segment open_named(std::string_view name, const std::filesystem::path& folder);
 
-/// What a trailer and a header say.
+/// Makes the segment_info of a segment from what its header and its trailer say.
 segment_info info_of(std::string name, const std::filesystem::path& path, std::uint64_t file_size_bytes,
                      const dtype& type, const shape_vector& shape, const segment_trailer& trailer);
 
