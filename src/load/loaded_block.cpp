@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <new>
 
-#include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
 #include "src/load/load_plan.hpp"
 
