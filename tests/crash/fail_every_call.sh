@@ -3,7 +3,7 @@
 #
 # Runs fail_every_call on every core: all runs, or runs drawn at random for SECONDS. All runs took 1,396 s under ASan on
 # 2 cores of an AMD EPYC virtual machine (2026-11-23, host device). SEED, from the environment, repeats a draw. Options
-# are passed on: --scenario TEXT, --calls, --allocations, --device cuda:0, --jobs N, --part I/N.
+# are passed on: --scenario TEXT, --calls, --cuda-calls, --allocations, --device cuda:0, --jobs N, --part I/N.
 set -euo pipefail
 
 program=$(realpath -- "${1:?usage: fail_every_call.sh FAIL_EVERY_CALL [SECONDS] [OPTION...]}")
