@@ -1,5 +1,5 @@
-// Feeds arbitrary bytes to the readers of descriptions of HDF5 datasets. Run it with the folder of seeds
-// beside this file:
+// Feeds arbitrary bytes to the readers of descriptions of HDF5 datasets. Run it with the folder of seeds and
+// the dictionary beside this file:
 //   hdf5_description_fuzz -max_len=4096 -dict=hdf5_description.dict CORPUS seeds/hdf5_description
 // The seeds are those of tests/hdf5_description_test.cpp, which writes them when it is run with
 // PINFLOW_WRITE_SEEDS set.

@@ -100,7 +100,7 @@ inline std::string differs_for(std::string_view bytes, std::uint64_t file_size_b
     return are_equal ? "" : "two parsers give different tensors";
 }
 
-/// The same for a file that begins with `bytes` and has that size.
+/// @return an empty string, or what does not hold for a file of `file_size_bytes` that begins with `bytes`.
 inline std::string broken_for(std::string_view bytes, std::uint64_t file_size_bytes) {
     try {
         const std::string difference = differs_for(bytes, file_size_bytes);
