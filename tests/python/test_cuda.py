@@ -229,7 +229,7 @@ class TableTest(CudaTest):
         torch.cuda.synchronize()
         self.assertEqual([float(weights[row, 5]) for row in (7, 8, 9)], [2.0, 0.0, 1.0])
 
-    def test_numbers_on_the_device_are_checked_there(self):
+    def test_indices_on_the_device_are_checked_there(self):
         table = pinflow.RowTable(numbered(ROWS, WIDTH))
         table.gather(torch.tensor([1, ROWS], device="cuda"))
         torch.cuda.synchronize()

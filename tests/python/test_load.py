@@ -73,7 +73,7 @@ class LoadTest(unittest.TestCase):
                                     dtype=numpy.float64, progress=lambda done, total: seen.append((done, total)))
         self.assertEqual(sorted(loaded), ["a", "b", "bias"])
         self.assertEqual(loaded["a"].dtype, numpy.float64)
-        self.assertEqual(loaded["b"].dtype, numpy.int32)  # no float
+        self.assertEqual(loaded["b"].dtype, numpy.int32)  # `dtype` casts floats only
         numpy.testing.assert_array_equal(loaded["b"], values)
         numpy.testing.assert_array_equal(loaded["bias"], values)
         self.assertEqual(seen[-1][0], seen[-1][1])
@@ -262,7 +262,7 @@ class TorchLoadTest(unittest.TestCase):
             thread.join()
             os.replace(self.path + ".moved", self.path)
 
-    def test_complex_numbers_that_are_not_aligned_or_conjugated(self):
+    def test_complex_numbers_that_are_misaligned_or_conjugated(self):
         numbers = torch.randn(300_000, dtype=torch.complex64)
         for begin in (0, 4):
             write_safetensors(self.path, {"first": ("U8", (begin,), bytes(begin)),

@@ -715,7 +715,7 @@ class PackageTest(Folder):
     def test_its_library_can_be_loaded_after_others(self):
         dynamic = subprocess.run(["readelf", "-d", pinflow._native.__file__], capture_output=True, text=True, check=True)
         self.assertIn("NEEDED", dynamic.stdout)
-        self.assertNotIn("STATIC_TLS", dynamic.stdout)  # of which a process has little left at run time
+        self.assertNotIn("STATIC_TLS", dynamic.stdout)  # little is left for libraries loaded later
 
     def test_devices(self):
         self.assertEqual(pinflow.devices()[0]["name"], "host")
