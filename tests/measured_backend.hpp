@@ -15,7 +15,6 @@ class measured_backend final : public fake_cuda_backend {
     /// The largest piece of device memory, and of page-locked memory.
     std::uint64_t max_allocated_bytes = ~std::uint64_t{0};
     std::uint64_t max_pinned_bytes = ~std::uint64_t{0};
-    bool broken = false;
     /// Called before device memory is allocated, the first step of a measurement.
     std::function<void()> before_allocating = [] {};
     unsigned refused = 0;         ///< allocations
@@ -31,7 +30,6 @@ class measured_backend final : public fake_cuda_backend {
 
     std::byte* allocate(std::uint64_t size_bytes, void* stream) override {
         before_allocating();
-        if (broken) throw pinflow::fatal_device_error("the device is broken");
         if (size_bytes > max_allocated_bytes) {
             ++refused;
             throw pinflow::device_error("the device has no such memory");

@@ -322,8 +322,13 @@ TEST_CASE("safetensors header: wrong metadata is refused in the same words, kept
         CAPTURE(wrong);
         const auto [kept, checked] = refusals(beginning + wrong + R"(","b":"c"}})");
         CHECK(contains(kept, "not valid JSON at byte 9"));
-        // without the byte: the JSON library counts to the end of an escape
-        CHECK(checked.substr(0, 37) == kept.substr(0, 37));
+        // the JSON library counts to the end of an escape, which has 12 characters at most
+        const auto byte_of = [](const std::string& message) {
+            const std::string before = "not valid JSON at byte ";
+            REQUIRE(contains(message, before));
+            return std::stoll(message.substr(message.find(before) + before.size()));
+        };
+        CHECK(std::abs(byte_of(checked) - byte_of(kept)) <= 12);
     }
     // behind a string that was left out
     const auto [kept, checked] = refusals(beginning + "\"}   ,   ;}");
